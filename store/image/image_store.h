@@ -1,0 +1,111 @@
+// Image files: immutable byte strings that the kernel can be handed. One directory of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/base/file.h"
+
+namespace ptc {
+
+/// 16 hexadecimal digits, never used twice.
+struct ImageId {
+  std::string text;
+  friend bool operator==(const ImageId&, const ImageId&) = default;
+};
+
+/// An image that exists. Holds its file open: the bytes stay readable through this object even
+/// after the image was removed from the store, and go when the last holder lets go.
+/// Threads: any.
+class Image {
+ public:
+  Image(ImageId id, UniqueFd fd, uint64_t bytes) : id_(std::move(id)), fd_(std::move(fd)), bytes_(bytes) {}
+  ~Image();
+
+  const ImageId& id() const { return id_; }
+  uint64_t bytes() const { return bytes_; }
+  /// Open read-only; for passthrough, sendfile and pread.
+  int fd() const { return fd_.get(); }
+  /// The whole image in memory, mapped when first asked for. Empty image: empty span.
+  Result<std::span<const std::byte>> map() const;
+
+ private:
+  ImageId id_;
+  UniqueFd fd_;
+  uint64_t bytes_;
+  mutable std::mutex mutex_;
+  mutable const std::byte* mapping_ = nullptr;  // guarded by mutex_
+};
+using ImageRef = std::shared_ptr<const Image>;
+
+/// An image being written: mapped read-write at its full size, filled with zeros. Removed again
+/// unless published.
+class ImageWriter {
+ public:
+  ImageWriter(ImageWriter&&) noexcept;
+  ImageWriter& operator=(ImageWriter&&) = delete;
+  ~ImageWriter();
+
+  std::span<std::byte> bytes() { return {mapping_, size_}; }
+  const ImageId& id() const { return id_; }
+
+ private:
+  friend class ImageStore;
+  ImageWriter() = default;
+  class ImageStore* store_ = nullptr;
+  ImageId id_;
+  UniqueFd fd_;
+  std::byte* mapping_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`).
+/// Threads: any. Crash: a `.part` file and an image that no metadata names are rubbish; the owner
+/// of the metadata calls remove_all_but() at start.
+class ImageStore {
+ public:
+  /// Creates `dir` if need be.
+  static Result<std::unique_ptr<ImageStore>> open(const std::string& dir);
+
+  /// kNoSpace before anything is written when the file system has less than `bytes` free.
+  Result<ImageWriter> create(uint64_t bytes);
+  /// Makes it durable, read-only and visible under its id.
+  Result<ImageRef> publish(ImageWriter writer);
+
+  /// Links the file `path` under `dir_fd` (same file system) as a new image, without a copy; the
+  /// old name stays until the caller removes it. Nobody may write the file any more.
+  Result<ImageRef> adopt(int dir_fd, const std::string& path);
+
+  /// kNotFound when there is none. The same object while anybody holds it. kCorrupt when its size
+  /// is not `expected_bytes`.
+  Result<ImageRef> open(const ImageId& id, uint64_t expected_bytes);
+
+  /// Takes the name away; holders keep reading. Not there: ok.
+  Result<> remove(const ImageId& id);
+  Result<> remove_all_but(const std::vector<ImageId>& keep);
+
+  /// Makes all published and adopted names durable: fsync of the directory.
+  Result<> sync();
+
+  struct Space {
+    uint64_t total_bytes, free_bytes;
+  };
+  Result<Space> space() const;
+  const std::string& directory() const { return dir_; }
+
+ private:
+  explicit ImageStore(std::string dir, UniqueFd dir_fd) : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
+  std::string dir_;
+  UniqueFd dir_fd_;
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<const Image>> open_;  // guarded by mutex_
+};
+
+}  // namespace ptc
