@@ -1,0 +1,64 @@
+// layout.json, and the name of a layout in a path: "tp4-pp2-dp2".
+#pragma once
+
+#include <boost/json/fwd.hpp>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/ptc/parallel_config.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+enum class Naming { kGlobal, kStage };
+enum class OptimizerCut { kReplicated, kZero1, kFsdp };
+
+/// The part of a layout that decides what the files of a rank hold: two layouts with equal specs
+/// have equal files. Everything under checkpoints/<name>/layouts/ depends on it alone.
+struct LayoutSpec {
+  ParallelConfig sizes;
+  RankOrder order;
+  std::vector<uint32_t> stages;  // layers per stage; empty: as even as possible
+  Naming naming = Naming::kGlobal;
+  OptimizerCut optimizer = OptimizerCut::kReplicated;
+  friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
+
+  RankCoords coords(uint64_t global_rank) const { return order.coords(sizes, global_rank); }
+
+  /// "tp4-pp2-dp2", with "-ep4" and "-cp2" where they are not 1, and "+<8 hex>" (of the other
+  /// fields, canonically written) where any of those is not the default. Stable for ever.
+  std::string name() const;
+  /// The spec of a name without a "+" suffix, in any canonical form name() returns: nothing else
+  /// ("tp02", missing parts) is accepted, so that one layout has one path. kInvalidArgument.
+  static Result<LayoutSpec> from_name(std::string_view name);
+
+  /// For files and metadata: the fields that are not default. from_json believes what it reads.
+  boost::json::object to_json() const;
+  static Result<LayoutSpec> from_json(const boost::json::object& object);
+};
+
+/// Everything in layout.json.
+struct Layout {
+  LayoutSpec spec;
+  std::vector<std::string> devices;  // global rank → "node:device"; empty: ptcfs places
+  uint32_t replicas = 0;             // further copies on other nodes
+  uint32_t keep = 0;                 // newest checkpoints that stay; 0: all
+
+  /// Parses and checks all that can be checked without a model: JSON (strict, no duplicate keys,
+  /// ≤ 1 MiB), keys (an unknown one names the nearest), types, ranges, format, order, that devices
+  /// are as many as ranks (each "node:index"), stages as many as pp and none zero. tp, pp and dp are
+  /// required, the rest has defaults. Errors: kInvalidArgument, "line 2, column 3: …".
+  static Result<Layout> parse(std::string_view text);
+};
+
+/// Layers of each pipeline stage: `stages` if given (they must add up to `layers`), else as even as
+/// possible, the first stages taking the remainder. Returns pp + 1 boundaries: stage s has layers
+/// [b[s], b[s+1]). More stages than layers: the last stages are empty.
+Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t layers);
+
+/// The text of a new job's layout.json: one rank.
+std::string default_layout_text();
+
+}  // namespace ptc

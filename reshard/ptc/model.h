@@ -1,0 +1,131 @@
+// A model: its tensors, and which part of each every rank holds under any layout: the slicing and
+// partitioning functions of the PTC.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/ptc/layout.h"
+#include "reshard/ptc/rule_set.h"
+#include "reshard/ptc/slicing.h"
+#include "store/base/error.h"
+#include "store/tensor/box.h"
+#include "store/tensor/dtype.h"
+
+namespace ptc {
+
+/// One logical tensor. Identity: (file, name); one job may have `w` in two files.
+struct TensorInfo {
+  std::string file;  // of a rank's files the one it is in, under every layout: "model.safetensors"
+  std::string name;  // global
+  DType dtype = DType::kF32;
+  Shape shape;       // global, without padding
+  // How a padded vocabulary was found to be padded (0: by its rule).
+  uint64_t vocab_multiple = 0;
+  bool pad_single_rank = false;
+};
+
+/// Coordinates that decide the content of a rank's files. dp and cp replicas share one state.
+struct StateCoords {
+  uint32_t tp = 0, pp = 0, ep = 0;
+  friend bool operator==(const StateCoords&, const StateCoords&) = default;
+};
+inline StateCoords state_of(const RankCoords& rank) { return {rank.tp, rank.pp, rank.ep}; }
+/// Position among the tp·pp·ep states, tp fastest, then ep, then pp.
+uint32_t state_index(const ParallelConfig& sizes, const StateCoords& state);
+StateCoords state_at(const ParallelConfig& sizes, uint32_t index);
+inline uint32_t state_count(const ParallelConfig& sizes) { return sizes.tp * sizes.pp * sizes.ep; }
+
+/// What one rank wrote of one tensor.
+struct WrittenTensor {
+  std::string file;
+  std::string name;  // as written: stage-local if the layout says so
+  DType dtype = DType::kF32;
+  Shape shape;       // local
+};
+struct WrittenRank {
+  uint64_t global_rank = 0;
+  RankCoords coords;
+  std::vector<WrittenTensor> tensors;
+};
+
+/// Immutable; threads: any.
+class Model {
+ public:
+  /// Binds tensors to rules. A tensor is bound by, in this order: a rule that matches its name; a
+  /// parameter that it follows (optimizer state: its name ends in the parameter's name at a
+  /// component's border, or contains it after "state."; same shape: same cut; one element:
+  /// replicated; in both cases the parameter's stage); nothing (`uncovered`).
+  static Result<Model> bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                            std::vector<TensorInfo> tensors);
+
+  /// The model that `ranks` wrote under `spec`: finds global names and shapes, and checks that each
+  /// rank wrote what it holds under `spec`: nothing missing, nothing else, shapes as cut, the same
+  /// dtype everywhere, all states written at least once (replicas may be missing). Errors are
+  /// kInvalidArgument, one sentence with rank, file, tensor, found and expected.
+  struct Inferred;
+  static Result<Inferred> infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                                const LayoutSpec& spec, const std::vector<WrittenRank>& ranks);
+
+  const RuleSet& rules() const { return *rules_; }
+  std::shared_ptr<const RuleSet> rules_ptr() const { return rules_; }
+  const RuleSet::Facts& facts() const { return facts_; }
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  uint32_t layers() const { return layers_; }  // for pipeline stages
+
+  /// True for parameters and buffers; false for what follows a parameter (optimizer state).
+  bool is_parameter(uint32_t tensor) const;
+
+  /// Whether every tensor can be cut under `spec`; kInvalidArgument names the first that cannot,
+  /// its axis' length and the size that does not divide it, or the fact that is not known and where
+  /// to give it, or the tensors no rule covers.
+  Result<> check(const LayoutSpec& spec) const;
+
+  /// Pipeline stages that hold the tensor: one; all; or first and last (a tied embedding).
+  bool on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
+
+  /// What the state holds of the tensor: nullopt if nothing (other stage, other expert rank).
+  Result<std::optional<SubTensor>> slice(uint32_t tensor, const LayoutSpec& spec,
+                                         const StateCoords& state) const;
+
+  struct Held {
+    uint32_t tensor;
+    SubTensor part;
+  };
+  /// All that a state holds, in the order of tensors().
+  Result<std::vector<Held>> hold(const LayoutSpec& spec, const StateCoords& state) const;
+
+  /// The tensor's name in the files of a stage.
+  std::string local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
+
+  /// One line on how tp and ep cut the tensor; for `ptc rules`.
+  std::string describe(uint32_t tensor) const;
+
+ private:
+  struct Bound {
+    const Rule* rule = nullptr;       // nullptr: uncovered
+    uint32_t follows = UINT32_MAX;    // parameter, if it follows one
+    NameMatch name;                   // layer_begin/_end point into this tensor's own name
+    std::optional<ResolvedCut> cut;   // of tp; nullopt: replicated, or facts missing
+    std::string missing_fact;         // the fact without which cut is not known
+    bool tied_copy = false;           // also on the last stage
+  };
+  std::shared_ptr<const RuleSet> rules_;
+  RuleSet::Facts facts_;
+  std::vector<TensorInfo> tensors_;
+  std::vector<Bound> bound_;  // by tensor
+  uint32_t layers_ = 0;
+  uint32_t experts_ = 0;      // per-expert tensors: number of experts
+};
+
+struct Model::Inferred {
+  Model model;
+  /// [position in ranks][position in its tensors] → index in model.tensors().
+  std::vector<std::vector<uint32_t>> tensor_of;
+};
+
+}  // namespace ptc

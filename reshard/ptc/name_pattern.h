@@ -1,0 +1,43 @@
+// Patterns for tensor names in rule sets: "layers.{layer}.self_attn.{q,k,v}_proj.{weight,bias}".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// What a name matched: the numbers that {layer} and {expert} stood for.
+struct NameMatch {
+  std::optional<uint32_t> layer;
+  std::optional<uint32_t> expert;
+  // Where {layer}'s digits are in the name; for renaming to and from stage-local numbers.
+  size_t layer_begin = 0;
+  size_t layer_end = 0;
+};
+
+/// `*` stands for one or more characters other than '.'; `**` for any characters at all (also
+/// none); {layer} and {expert} for decimal digits without superfluous leading zeros; {a,b,} for one
+/// of the alternatives, which hold literal characters only. Everything else stands for itself. The
+/// whole name must match. Matching takes O(pattern × name) at worst, whatever the input.
+class NamePattern {
+ public:
+  static Result<NamePattern> parse(std::string_view text);
+  std::optional<NameMatch> match(std::string_view name) const;
+  const std::string& text() const { return text_; }
+
+ private:
+  struct Token {
+    enum class Kind { kLiteral, kStar, kDoubleStar, kLayer, kExpert, kAlternatives } kind;
+    std::string literal;
+    std::vector<std::string> alternatives;
+  };
+  std::string text_;
+  std::vector<Token> tokens_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,49 @@
+// Sizes of the parallel dimensions, and how global ranks and coordinates map to each other.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// Tensor, pipeline, data, expert and context parallel sizes. Every dimension is one of its own:
+/// world_size is their product. Parameters that are not experts' are replicated over ep, and all
+/// parameters over dp and cp.
+struct ParallelConfig {
+  uint32_t tp = 1, pp = 1, dp = 1, ep = 1, cp = 1;
+  uint64_t world_size() const { return uint64_t{tp} * pp * dp * ep * cp; }
+  friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
+};
+
+/// Most ranks a layout may have; keeps world_size far from overflow.
+inline constexpr uint64_t kMaxWorldSize = 1 << 20;
+
+struct RankCoords {
+  uint32_t tp = 0, pp = 0, dp = 0, ep = 0, cp = 0;
+  friend bool operator==(const RankCoords&, const RankCoords&) = default;
+};
+
+/// Which dimension varies fastest with the global rank; Megatron's notation, "tp-cp-ep-dp-pp".
+class RankOrder {
+ public:
+  RankOrder() = default;  // tp-cp-ep-dp-pp
+  /// All five dimensions, each once; kInvalidArgument otherwise.
+  static Result<RankOrder> parse(std::string_view text);
+
+  RankCoords coords(const ParallelConfig& sizes, uint64_t global_rank) const;
+  uint64_t global_rank(const ParallelConfig& sizes, const RankCoords& coords) const;
+  std::string to_string() const;
+  friend bool operator==(const RankOrder&, const RankOrder&) = default;
+
+ private:
+  enum class Dim : uint8_t { kTp, kCp, kEp, kDp, kPp };
+  static uint32_t& of(RankCoords& coords, Dim dim);
+  static uint32_t size_of(const ParallelConfig& sizes, Dim dim);
+  std::array<Dim, 5> fastest_first_{Dim::kTp, Dim::kCp, Dim::kEp, Dim::kDp, Dim::kPp};
+};
+
+}  // namespace ptc

@@ -1,0 +1,65 @@
+// One axis under one cut: which stretches of the global axis a rank holds, and the inverse.
+//
+// An axis of n elements has parts p of length L_p = n · size_p / Σ size. Of h_p heads over tp ranks,
+// rank r holds [r·L_p/tp, (r+1)·L_p/tp) when tp ≤ h_p (tp must divide h_p), and, when heads are
+// shared, head ⌊r·h_p/tp⌋ when tp > h_p (h_p must divide tp). The local axis is the parts' stretches
+// behind each other. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r holds the rows
+// of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "reshard/ptc/rule_set.h"
+#include "store/base/error.h"
+#include "store/tensor/box.h"
+
+namespace ptc {
+
+/// A stretch of an axis: global [global_offset, +extent) at local [local_offset, +extent).
+struct AxisSegment {
+  uint64_t global_offset = 0;
+  uint64_t local_offset = 0;
+  uint64_t extent = 0;
+  friend bool operator==(const AxisSegment&, const AxisSegment&) = default;
+};
+
+struct AxisSlice {
+  uint64_t local_extent = 0;  // with padding
+  std::vector<AxisSegment> segments;
+
+  static AxisSlice whole(uint64_t extent);
+};
+
+/// A TensorCut with every fact looked up.
+struct ResolvedCut {
+  struct Part {
+    uint64_t size = 1;
+    uint64_t heads = 0;  // 0: every element is one
+    bool share = false;
+  };
+  uint32_t axis = 0;
+  std::vector<Part> parts;
+  uint64_t vocab_multiple = 0;    // 0: no vocabulary
+  bool pad_single_rank = false;   // vocabulary: padded with tp = 1 too
+  uint64_t block = 1;
+};
+
+/// What tp rank `rank` of `ranks` holds of an axis of `extent`. kInvalidArgument says which length
+/// is not divisible by what, without the tensor's name (the caller adds it).
+Result<AxisSlice> slice_axis(const ResolvedCut& cut, uint64_t extent, uint32_t rank,
+                             uint32_t ranks);
+
+/// The global length of an axis of which each of `ranks` ranks holds `local_extent`. For a
+/// vocabulary of `vocab` rows (0: unknown) also finds the padding in use, and stores it in `cut`:
+/// the rule's multiple, with one rank padded or not, else a smaller power of two, else none.
+Result<uint64_t> global_extent(ResolvedCut& cut, uint64_t local_extent, uint32_t ranks,
+                               uint64_t vocab);
+
+/// Every `ranks`-th part of an axis of `extent` experts, contiguous.
+Result<AxisSlice> slice_experts(uint64_t extent, uint32_t rank, uint32_t ranks);
+
+/// The sub-tensor whose axis a is cut as slices[a]: the product of the axes' segments.
+SubTensor product(const std::vector<AxisSlice>& slices);
+
+}  // namespace ptc
