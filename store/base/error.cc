@@ -39,7 +39,7 @@ Error errno_error(int errno_value, std::string_view what) {
     case EIO: case ETIMEDOUT: case ECONNRESET: case EPIPE: code = Code::kUnavailable; break;
     default: break;
   }
-  return Error(code, fmt::format("{}: {}", what, std::strerror(errno_value)));
+  return Error(code, fmt::format("{}: {}", what, std::strerror(errno_value)), errno_value);
 }
 
 void check_failed(const char* condition, const char* file, int line) {

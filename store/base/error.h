@@ -40,9 +40,12 @@ std::string_view code_name(Code code);
 /// A code, and a message for people that says what happened, where, and what to do.
 class [[nodiscard]] Error {
  public:
-  Error(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  Error(Code code, std::string message, int errno_value = 0)
+      : code_(code), errno_value_(errno_value), message_(std::move(message)) {}
 
   Code code() const { return code_; }
+  /// The errno of the system call that failed, where that is what happened; 0 otherwise.
+  int errno_value() const { return errno_value_; }
   const std::string& message() const { return message_; }
 
   /// The same error with "context: " in front of its message, added as it rises.
@@ -53,6 +56,7 @@ class [[nodiscard]] Error {
 
  private:
   Code code_;
+  int errno_value_ = 0;
   std::string message_;
 };
 

@@ -1,0 +1,107 @@
+// One job: its layout, its checkpoints, and the reshard that runs in the background.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "reshard/exec/executor.h"
+#include "reshard/job/checkpoint.h"
+#include "reshard/ptc/layout.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+#include "store/meta/meta_client.h"
+
+namespace ptc {
+
+/// What a job needs from its surroundings. All outlive it.
+struct JobServices {
+  MetaClient* meta;
+  ImageStore* images;
+  Executor* executor;
+  std::string node;  // this node's name
+};
+
+/// Somebody who shows the job to the world and must hear when what it shows has changed.
+struct JobListener {
+  virtual ~JobListener() = default;
+  /// `current` points elsewhere, or came into being, or is gone.
+  virtual void current_changed(const std::string& job) = 0;
+  /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint is gone.
+  virtual void checkpoint_changed(const std::string& job, const std::string& checkpoint) = 0;
+};
+
+/// Threads: any. Calls that change something are serialised per job; reading never waits for them.
+class Job {
+ public:
+  ~Job();
+
+  const std::string& name() const { return name_; }
+  /// Directory of the host with the job's ordinary files: what is written beside layout.json, and
+  /// incoming/. Owner, mode and times of it are those of the job directory.
+  const std::string& files_dir() const { return files_dir_; }
+
+  /// layout.json as last accepted.
+  std::string layout_text() const;
+  /// Takes an edit: parses, checks against model, rules, nodes and free memory; records it durably
+  /// under the next revision and starts the reshard. Same content: nothing happens. Refused:
+  /// kInvalidArgument; status.json says why until the next edit.
+  Result<> save_layout(const std::string& text);
+
+  /// rules.json, if the job has one.
+  std::optional<std::string> rules_text() const;
+  Result<> save_rules(const std::string& text);
+  Result<> remove_rules();
+
+  std::string status_json() const;
+  std::string plan_json() const;  // "{}" before the first plan
+
+  /// Where `current` points, relative to the job directory; nullopt while there is no checkpoint.
+  std::optional<std::string> current_target() const;
+
+  std::vector<CheckpointRef> checkpoints() const;  // by time of commit
+  CheckpointRef find_checkpoint(std::string_view name) const;
+
+  /// The spec that a directory name under layouts/ means: canonical names, and the custom ones this
+  /// job has used. kNotFound for names that are no layout of this model.
+  Result<LayoutSpec> find_layout(const Checkpoint& checkpoint, std::string_view name) const;
+  /// Names under layouts/ that are materialised now.
+  std::vector<std::string> materialised_layouts(const Checkpoint& checkpoint) const;
+
+  /// mv incoming/<incoming> checkpoints/<name>: SPEC §4. On success the bytes belong to the
+  /// checkpoint and incoming/<incoming> is gone. On kInvalidArgument nothing was changed and
+  /// incoming/<incoming>.error says why.
+  Result<> commit(const std::string& incoming, const std::string& name);
+  /// A file of incoming/ was closed after writing: read its header and hash it in the background, so
+  /// that commit() need not. `path` is relative to incoming/.
+  void note_closed(const std::string& path);
+
+  Result<> remove_checkpoint(std::string_view name);
+
+  /// What changing to `layout_text` would move, as plan.json; changes nothing.
+  Result<std::string> dry_run(const std::string& layout_text) const;
+  /// Reads every stored byte of a checkpoint and compares checksums. kCorrupt names the tensors.
+  Result<std::string> verify(std::string_view checkpoint) const;
+
+  /// Until no reshard is running or pending; for tests.
+  void wait_settled();
+
+ private:
+  friend class JobStore;
+  struct State;
+  struct Impl;
+  Job(std::string name, std::string dir, JobServices services, JobListener* listener);
+  std::string name_;
+  std::string files_dir_;
+  std::unique_ptr<Impl> impl_;
+};
+using JobRef = std::shared_ptr<Job>;
+
+}  // namespace ptc

@@ -1,0 +1,53 @@
+// All jobs of a node, over one store directory:
+//
+//   <store>/meta.db                                  what exists (embedded metadata)
+//   <store>/images/<id>                              tensor bytes, immutable
+//   <store>/jobs/<job>/files/                        what users write: incoming/, editors' files
+//   <store>/jobs/<job>/checkpoints/<id>/             manifest.json, headers.bin
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/job/job.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+struct JobStoreOptions {
+  std::string directory;
+  std::string node;          // empty: the host's name
+  unsigned copy_threads = 0;  // 0: as many as cores
+};
+
+/// Threads: any.
+class JobStore {
+ public:
+  /// Opens or creates the store; finishes or takes back what a crash left half-done; resumes
+  /// reshards. kBusy when another daemon has it open. `listener` may be null and outlives the store.
+  static Result<std::unique_ptr<JobStore>> open(const JobStoreOptions& options,
+                                                JobListener* listener);
+  ~JobStore();
+
+  /// A job name: 1 to 255 bytes, UTF-8, no '/', not beginning with '.'.
+  Result<JobRef> create_job(const std::string& name);
+  /// kBusy ("holds 3 checkpoints") unless empty: no checkpoints, nothing in incoming/, no files of
+  /// the user's own. `force` removes all of it.
+  Result<> remove_job(std::string_view name, bool force);
+  JobRef find(std::string_view name) const;
+  std::vector<JobRef> jobs() const;  // by name
+
+  const std::string& node() const;
+  ImageStore& images();
+  const std::string& directory() const;
+
+ private:
+  struct Impl;
+  explicit JobStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ptc
