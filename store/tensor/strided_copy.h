@@ -33,7 +33,8 @@ struct StridedCopy {
   std::array<Level, kMaxAxes> levels{};
 
   uint64_t total_bytes() const;
-  /// One past the last target byte touched.
+  /// One past the last byte touched on either side.
+  uint64_t source_end() const;
   uint64_t target_end() const;
 };
 

@@ -1,0 +1,102 @@
+// Carries plans out: fills new images from old ones, in parallel, and checks what came out.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/thread_pool.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "reshard/exec/gather.h"
+#include "reshard/plan/planner.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+#include "store/tensor/checksum.h"
+#include "store/tensor/dtype.h"
+#include "store/transport/transport.h"
+
+namespace ptc {
+
+/// What is known of a tensor independent of any layout.
+struct TensorFacts {
+  DType dtype = DType::kF32;
+  Shape shape;
+  Checksum checksum;  // of all its bytes
+};
+
+/// Adds up the checksums of a tensor's boxes. Equal boxes, held more than once, must agree; the sum
+/// over distinct boxes must be the tensor's. Not thread-safe.
+class ChecksumLedger {
+ public:
+  /// kCorrupt when an equal box had another checksum.
+  Result<> add(uint32_t tensor, const Box& box, const Checksum& checksum);
+  /// Over all distinct boxes added, and how many elements those have.
+  Checksum total(uint32_t tensor) const;
+  uint64_t elements(uint32_t tensor) const;
+
+ private:
+  struct Part {
+    Box box;
+    Checksum checksum;
+  };
+  std::vector<std::vector<Part>> parts_;  // by tensor
+};
+
+/// Threads: any; calls run at the same time and share the threads of one pool.
+class Executor {
+ public:
+  Executor(unsigned threads, std::unique_ptr<Transport> transport);
+  ~Executor();
+
+  Transport& transport() { return *transport_; }
+  unsigned threads() const { return threads_; }
+
+  /// Runs body(0) … body(count − 1) on the pool and waits; the first error stops the rest that have
+  /// not begun. Not to be called from within a body.
+  Result<> parallel_for(size_t count, std::function<Result<>(size_t)> body,
+                        std::stop_token stop = {});
+
+  struct Target {
+    const ImageLayout* layout;
+    const GatherProgram* program;
+  };
+  /// Writes the targets as new images, published in the order given. Chunks of all images are
+  /// spread over the pool; then every array of the new images is read again and its checksum added
+  /// to `ledger`. `bytes_done` grows as bytes are written. On an error or cancellation no image
+  /// stays behind. Peak memory: the images.
+  Result<std::vector<ImageRef>> materialise(ImageStore& images, const std::vector<Target>& targets,
+                                            const std::vector<TensorFacts>& tensors,
+                                            ChecksumLedger& ledger,
+                                            std::atomic<uint64_t>& bytes_done,
+                                            std::stop_token stop);
+
+  struct StoredArrays {
+    const ImageLayout* layout;
+    const Image* image;
+  };
+  /// Reads every array of the images and adds the checksums of its pieces to `ledger`.
+  Result<> hash_images(const std::vector<StoredArrays>& images,
+                       const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
+                       std::stop_token stop);
+
+ private:
+  struct HashTask;
+  static Result<> list_hash_tasks(const ImageLayout& layout, std::span<const std::byte> image,
+                                  const std::vector<TensorFacts>& tensors,
+                                  std::vector<HashTask>& tasks);
+  Result<> hash(const std::vector<HashTask>& tasks, ChecksumLedger& ledger, std::stop_token stop);
+
+  unsigned threads_;
+  std::unique_ptr<Transport> transport_;
+  boost::asio::thread_pool pool_;
+};
+
+/// kCorrupt, naming up to three tensors, unless ledger totals equal the tensors' checksums. `name`
+/// gives a tensor's name for the message.
+Result<> compare_checksums(const ChecksumLedger& ledger, const std::vector<TensorFacts>& tensors,
+                           const std::function<std::string(uint32_t)>& name);
+
+}  // namespace ptc

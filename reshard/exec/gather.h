@@ -1,0 +1,47 @@
+// A file that is described, not stored: a header and arrays, gathered out of images when read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "reshard/plan/planner.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+#include "store/transport/transport.h"
+
+namespace ptc {
+
+/// Immutable; threads: any. Holds its source images, so it can be read whatever happens to them in
+/// the store.
+class GatherProgram {
+ public:
+  /// `sources[i]` is the image that transfers call i; entries that no transfer uses may be null.
+  GatherProgram(std::string header, uint64_t bytes, std::vector<Transfer> transfers,
+                std::vector<ImageRef> sources);
+
+  uint64_t bytes() const { return bytes_; }
+
+  /// Fills `out` with the bytes from `offset` on; all of it lies within bytes(). Touches only the
+  /// runs that fall into the window: O(log transfers + runs).
+  Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out,
+                std::stop_token stop = {}) const;
+
+  /// The same into memory that is known to hold zeros.
+  Result<> read_onto_zeros(Transport& transport, uint64_t offset, std::span<std::byte> out,
+                           std::stop_token stop = {}) const;
+
+ private:
+  std::string header_;
+  uint64_t bytes_;
+  std::vector<Transfer> transfers_;       // by target_offset
+  std::vector<uint64_t> end_so_far_;      // greatest target_end of transfers 0 … i
+  std::vector<ImageRef> sources_;
+  uint64_t transferred_bytes_ = 0;        // header and all transfers; < bytes_: there is padding
+};
+
+}  // namespace ptc

@@ -1,0 +1,108 @@
+// The planner: which bytes go where. Pure functions of what images hold and what images are wanted.
+//
+// For every array of a target image, each of its pieces (a box of the global tensor) is covered by
+// boxes that source images hold: the box is intersected with what a source has, and what is left of
+// it is looked for further on. Every target byte is written exactly once; bytes that no source is
+// asked for are padding. Sources on the target's own node come first; of equals the one that was
+// asked for the fewest bytes so far, so that the load spreads over all holders.
+//
+// Cost: O(tensors × shards of a tensor that overlap), independent of the number of replicas' ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/tensor/box.h"
+#include "store/tensor/strided_copy.h"
+
+namespace ptc {
+
+/// A local array inside an image.
+struct ArraySlot {
+  uint32_t tensor = 0;
+  uint64_t byte_offset = 0;
+  SubTensor part;
+  friend bool operator==(const ArraySlot&, const ArraySlot&) = default;
+};
+
+/// What one image holds, or shall hold: a header, then arrays.
+struct ImageLayout {
+  uint32_t node = 0;
+  uint64_t bytes = 0;
+  std::string header;             // the bytes from 0 on
+  std::vector<ArraySlot> arrays;  // by byte_offset
+  friend bool operator==(const ImageLayout&, const ImageLayout&) = default;
+};
+
+struct Transfer {
+  uint32_t source_image = 0;
+  StridedCopy copy;  // target offsets from the start of the target image
+};
+
+/// How one target image comes into being.
+struct ImagePlan {
+  std::optional<uint32_t> kept;     // this source image is it already, on the same node
+  std::vector<Transfer> transfers;  // by target offset; empty when kept
+};
+
+struct TransferPlan {
+  std::vector<ImagePlan> images;  // one per target image
+
+  struct Totals {
+    uint64_t total_bytes = 0;    // of all target images
+    uint64_t kept_bytes = 0;     // in images that stay as they are
+    uint64_t local_bytes = 0;    // copied within a node
+    uint64_t moved_bytes = 0;    // between nodes
+    uint64_t minimum_bytes = 0;  // between nodes: needed there and not held there, once per node
+    uint32_t kept_images = 0;
+    uint32_t written_images = 0;
+  };
+  Totals totals;
+  struct Pair {
+    uint32_t source_node, target_node;
+    uint64_t bytes;
+  };
+  std::vector<Pair> pairs;  // where bytes > 0, by (source, target)
+};
+
+/// Which images hold which part of each tensor. Immutable; threads: any.
+class SourceIndex {
+ public:
+  /// `images` must outlive the index. Tensors are numbered 0 … element_bits.size() − 1.
+  SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits);
+
+  /// The transfers of one target image. `load` (one entry per source image) counts the bytes asked
+  /// of each so far; null: not balanced. kCorrupt when some part is held by nobody: the message
+  /// gives the tensor's number and the box.
+  Result<std::vector<Transfer>> plan_image(const ImageLayout& target,
+                                           std::vector<uint64_t>* load = nullptr) const;
+
+  /// Bytes of `wanted` (disjoint boxes of the tensor) that no image on `node` holds.
+  uint64_t missing_on_node(uint32_t tensor, uint32_t node, std::vector<Box> wanted) const;
+
+  std::span<const ImageLayout> images() const { return images_; }
+
+ private:
+  struct Holder {
+    uint32_t image;
+    uint32_t slot;
+  };
+  std::span<const ImageLayout> images_;
+  std::vector<uint8_t> element_bits_;
+  std::vector<uint32_t> first_;  // tensor → first of its holders; size tensors + 1
+  std::vector<Holder> holders_;
+};
+
+/// The least that any plan must move between nodes: for each node what the targets on it need and
+/// no source on it holds, every byte once per node.
+uint64_t minimum_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> target);
+
+/// The whole plan. Target images that are source images already, on the same node, are kept.
+Result<TransferPlan> plan_transfers(const SourceIndex& source, std::span<const ImageLayout> target);
+
+}  // namespace ptc
