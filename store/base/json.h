@@ -23,13 +23,18 @@ struct JsonLimits {
 /// Errors are kInvalidArgument, "line 3, column 7: …".
 Result<json::value> parse_json(std::string_view text, const JsonLimits& limits = {});
 
-/// "line 3, column 7" of the value (or, with `key`, of the member's key) that `path` leads to in a
+/// "line 3, column 7" of the value (with kKey: of the last member's key) that `path` leads to in a
 /// text that parse_json accepted: {"rules", "0", "axis"}. The innermost part that exists is used.
-std::string json_place(std::string_view text, const std::vector<std::string>& path);
+enum class JsonPart { kValue, kKey };
+std::string json_place(std::string_view text, const std::vector<std::string>& path,
+                       JsonPart part = JsonPart::kValue);
 
 /// A key's value as an unsigned number ≤ max; absent: nullopt; anything else: kInvalidArgument.
 Result<std::optional<uint64_t>> json_uint(const json::object& object, std::string_view key,
                                           uint64_t max = UINT64_MAX);
+
+/// 'text' for a message: control characters as \xNN, at most 200 bytes of it.
+std::string quoted(std::string_view text);
 
 /// Of `candidates` the one with the smallest edit distance to `word`, if it is close enough to be
 /// meant; for "unknown key 'tpp' (did you mean 'tp'?)".

@@ -76,7 +76,7 @@ class ImageStore {
 
   /// kNoSpace before anything is written when the file system has less than `bytes` free.
   Result<ImageWriter> create(uint64_t bytes);
-  /// Makes it durable, read-only and visible under its id.
+  /// Makes the bytes durable and read-only, and visible under the id (the name lasts after sync()).
   Result<ImageRef> publish(ImageWriter writer);
 
   /// Links the file `path` under `dir_fd` (same file system) as a new image, without a copy; the
@@ -101,6 +101,9 @@ class ImageStore {
   const std::string& directory() const { return dir_; }
 
  private:
+  friend class ImageWriter;
+  Result<ImageRef> open_linked(const ImageId& id, const std::string& path);
+
   explicit ImageStore(std::string dir, UniqueFd dir_fd) : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
   std::string dir_;
   UniqueFd dir_fd_;

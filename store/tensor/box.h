@@ -40,8 +40,11 @@ class Dims {
 };
 using Shape = Dims;
 
-/// Product of all counts; 1 for a scalar. Overflow is kInvalidArgument.
+/// Product of all counts; 1 for a scalar. Overflow is kInvalidArgument, also of the counts beside
+/// a zero.
 Result<uint64_t> num_elements(const Shape& shape);
+/// Bits of an array. Overflow is kInvalidArgument.
+Result<uint64_t> num_bits(const Shape& shape, uint32_t element_bits);
 
 struct Box {
   Dims offset;

@@ -1,8 +1,8 @@
 // A checksum of a tensor that does not depend on how the tensor is cut.
 //
 // Let w(p) be the p-th little-endian 32-bit word of the tensor's logical bytes (C order, zero
-// padded at the end). With fixed pseudo-random tables T₁, T₂ of 1024 odd 32-bit keys and a 64-bit
-// mixing function M (always odd), each of two lanes is
+// padded at the end). With fixed pseudo-random tables T₁, T₂ of 1024 odd 32-bit keys and 64-bit
+// mixing functions M₁, M₂ (always odd), each of two lanes is
 //
 //     H = Σ_b M(b) · Σ_{i<1024} T[i] · w(1024·b + i)      (mod 2⁶⁴)
 //
@@ -10,8 +10,10 @@
 // alignment, by different threads or nodes, and the sums added: any partition of a tensor into
 // disjoint boxes gives the same value. That is what lets one value travel with a tensor through
 // every layout and be checked without bringing the tensor together. A single changed word is
-// always found, any other error but for about 2⁻⁶². (Multilinear hashing after Carter and Wegman,
-// two levels; not cryptographic.) Persisted: the tables and M never change.
+// always found, any other error but for about 2⁻⁶². Each lane has its own M: with a common one, two
+// sign flips at the same place of two blocks would escape both lanes or neither (2⁻³²). Trailing
+// zeros do not count, so dtype and shape are compared beside it. (Multilinear hashing after Carter
+// and Wegman, two levels; not cryptographic.) Persisted: the tables and M never change.
 //
 // Cost: one multiply-add per word and lane, tables in the L1 cache; bound by memory bandwidth.
 #pragma once

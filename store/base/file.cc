@@ -1,0 +1,148 @@
+#include "store/base/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+
+namespace ptc {
+namespace {
+
+std::string parent_of(const std::string& path) {
+  size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Result<> write_new_file(int dir_fd, const std::string& path, std::string_view text) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_WRONLY | O_CREAT | O_EXCL, 0600));
+  PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0));
+  if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync " + path);
+  return ok();
+}
+
+Result<> remove_directory_content(UniqueFd dir, const std::string& path) {
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(dir.get()), &::closedir);
+  if (!stream) return errno_error(errno, "reading directory " + path);
+  int fd = dir.release();  // now the stream's
+  for (;;) {
+    errno = 0;
+    dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr) {
+      if (errno != 0) return errno_error(errno, "reading directory " + path);
+      return ok();
+    }
+    std::string name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    auto removed = remove_tree(fd, name);
+    if (!removed) return std::move(removed).error().with_context(path);
+  }
+}
+
+}  // namespace
+
+void UniqueFd::reset(int fd) {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = fd;
+}
+
+Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_t mode) {
+  for (;;) {
+    int fd = ::openat(dir_fd, path.c_str(), flags | O_CLOEXEC, mode);
+    if (fd >= 0) return UniqueFd(fd);
+    if (errno != EINTR) return errno_error(errno, "opening " + path);
+  }
+}
+
+Result<> read_exactly(int fd, std::span<std::byte> buffer, uint64_t offset) {
+  size_t done = 0;
+  while (done < buffer.size()) {
+    ssize_t got = ::pread(fd, buffer.data() + done, buffer.size() - done,
+                          static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_error(errno, fmt::format("reading at byte {}", offset + done));
+    if (got == 0) {
+      return make_error(Code::kCorrupt, "the file ends at byte {}, but {} bytes at {} are needed",
+                        offset + done, buffer.size(), offset);
+    }
+    done += static_cast<size_t>(got);
+  }
+  return ok();
+}
+
+Result<> write_exactly(int fd, std::span<const std::byte> data, uint64_t offset) {
+  size_t done = 0;
+  while (done < data.size()) {
+    ssize_t put =
+        ::pwrite(fd, data.data() + done, data.size() - done, static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return errno_error(errno, fmt::format("writing at byte {}", offset + done));
+    done += static_cast<size_t>(put);
+  }
+  return ok();
+}
+
+Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY));
+  std::string text;
+  for (;;) {
+    // One byte more than allowed is asked for, so that a file that is too long shows; files in
+    // /proc have no size to ask for first.
+    size_t room = std::min<size_t>(limit + 1 - text.size(), 64 << 10);
+    size_t old_size = text.size();
+    text.resize(old_size + room);
+    ssize_t got = ::pread(fd.get(), text.data() + old_size, room, static_cast<off_t>(old_size));
+    if (got < 0 && errno != EINTR) return errno_error(errno, "reading " + path);
+    text.resize(old_size + (got > 0 ? static_cast<size_t>(got) : 0));
+    if (text.size() > limit)
+      return invalid_argument("{} is longer than {} bytes, the most that is read", path, limit);
+    if (got == 0) return text;
+  }
+}
+
+Result<> write_file_atomically(int dir_fd, const std::string& path, std::string_view text) {
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != sizeof random)
+    return errno_error(errno, "getrandom");
+  std::string temporary = fmt::format("{}.tmp-{:016x}", path, random);
+  Result<> written = write_new_file(dir_fd, temporary, text);
+  if (written && ::renameat(dir_fd, temporary.c_str(), dir_fd, path.c_str()) != 0)
+    written = errno_error(errno, "renaming a file to " + path);
+  if (!written) {
+    ::unlinkat(dir_fd, temporary.c_str(), 0);
+    return std::move(written).error().with_context("writing " + path);
+  }
+  return sync_directory(dir_fd, parent_of(path));
+}
+
+Result<> make_directory(int dir_fd, const std::string& path, mode_t mode) {
+  if (::mkdirat(dir_fd, path.c_str(), mode) == 0) return ok();
+  int reason = errno;
+  struct stat info {};
+  if (reason == EEXIST && ::fstatat(dir_fd, path.c_str(), &info, 0) == 0 && S_ISDIR(info.st_mode))
+    return ok();
+  return errno_error(reason, "making directory " + path);
+}
+
+Result<> remove_tree(int dir_fd, const std::string& path) {
+  if (::unlinkat(dir_fd, path.c_str(), 0) == 0 || errno == ENOENT) return ok();
+  if (errno != EISDIR && errno != EPERM) return errno_error(errno, "removing " + path);
+  PTC_TRY(auto dir, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  PTC_TRY(remove_directory_content(std::move(dir), path));
+  if (::unlinkat(dir_fd, path.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
+    return errno_error(errno, "removing directory " + path);
+  return ok();
+}
+
+Result<> sync_directory(int dir_fd, const std::string& path) {
+  PTC_TRY(auto dir, open_file(dir_fd, path.empty() ? "." : path, O_RDONLY | O_DIRECTORY));
+  if (::fsync(dir.get()) != 0) return errno_error(errno, "fsync of directory " + path);
+  return ok();
+}
+
+}  // namespace ptc

@@ -1,0 +1,238 @@
+#include "store/image/image_store.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kIdDigits = 16;
+constexpr std::string_view kPartSuffix = ".part";
+constexpr uint64_t kSpaceSlack = 64 << 10;  // for the file system's own records
+
+bool is_image_id(std::string_view text) {
+  return text.size() == kIdDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+Result<ImageId> new_id() {
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != sizeof random)
+    return errno_error(errno, "getrandom");
+  return ImageId{fmt::format("{:016x}", random)};
+}
+
+std::string part_name(const ImageId& id) { return id.text + std::string(kPartSuffix); }
+
+/// Gives a new file its size, with the space behind it: a full file system must show here and not
+/// as a SIGBUS of whoever writes the mapping.
+Result<> allocate(int fd, uint64_t bytes, const std::string& name) {
+  if (bytes == 0) return ok();
+  int status = 0;
+  do {
+    status = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  } while (status != 0 && errno == EINTR);
+  if (status != 0 && errno == EOPNOTSUPP) status = ::ftruncate(fd, static_cast<off_t>(bytes));
+  if (status != 0)
+    return errno_error(errno, fmt::format("allocating {} for image {}", format_size(bytes), name));
+  return ok();
+}
+
+}  // namespace
+
+Image::~Image() {
+  if (mapping_ != nullptr) ::munmap(const_cast<std::byte*>(mapping_), bytes_);
+}
+
+Result<std::span<const std::byte>> Image::map() const {
+  std::lock_guard lock(mutex_);
+  if (mapping_ == nullptr && bytes_ > 0) {
+    struct stat info {};
+    if (::fstat(fd_.get(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
+    if (static_cast<uint64_t>(info.st_size) != bytes_) {
+      return make_error(Code::kCorrupt,
+                        "image {} has {} bytes instead of {}: its file was changed from outside; "
+                        "take the image from another copy",
+                        id_.text, info.st_size, bytes_);
+    }
+    void* mapping = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_.get(), 0);
+    if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + id_.text);
+    ::madvise(mapping, bytes_, MADV_HUGEPAGE);  // a hint; refused by some file systems
+    mapping_ = static_cast<const std::byte*>(mapping);
+  }
+  return std::span<const std::byte>(mapping_, bytes_);
+}
+
+ImageWriter::ImageWriter(ImageWriter&& other) noexcept
+    : store_(std::exchange(other.store_, nullptr)),
+      id_(std::move(other.id_)),
+      fd_(std::move(other.fd_)),
+      mapping_(std::exchange(other.mapping_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+ImageWriter::~ImageWriter() {
+  if (mapping_ != nullptr) ::munmap(mapping_, size_);
+  if (store_ != nullptr) ::unlinkat(store_->dir_fd_.get(), part_name(id_).c_str(), 0);
+}
+
+Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir) {
+  PTC_TRY(make_directory(AT_FDCWD, dir));
+  PTC_TRY(auto fd, open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY));
+  return std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(fd)));
+}
+
+Result<ImageWriter> ImageStore::create(uint64_t bytes) {
+  PTC_TRY(auto free_space, space());
+  if (bytes > free_space.free_bytes || free_space.free_bytes - bytes < kSpaceSlack) {
+    return make_error(Code::kNoSpace,
+                      "an image of {} does not fit into the {} that are free in {}; "
+                      "remove checkpoints or give the store more room",
+                      format_size(bytes), format_size(free_space.free_bytes), dir_);
+  }
+  ImageWriter writer;
+  PTC_TRY(writer.id_, new_id());
+  std::string name = part_name(writer.id_);
+  PTC_TRY(writer.fd_, open_file(dir_fd_.get(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
+  writer.store_ = this;  // from here on the destructor removes the file
+  PTC_TRY(allocate(writer.fd_.get(), bytes, writer.id_.text));
+  if (bytes > 0) {
+    void* mapping =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writer.fd_.get(), 0);
+    if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + name);
+    ::madvise(mapping, bytes, MADV_HUGEPAGE);  // a hint; refused by some file systems
+    writer.mapping_ = static_cast<std::byte*>(mapping);
+    writer.size_ = bytes;
+  }
+  return writer;
+}
+
+Result<ImageRef> ImageStore::publish(ImageWriter writer) {
+  const std::string& name = writer.id_.text;
+  uint64_t bytes = writer.size_;
+  if (writer.mapping_ != nullptr) {
+    ::munmap(writer.mapping_, writer.size_);  // the kernel keeps the dirty pages; fsync writes them
+    writer.mapping_ = nullptr;
+  }
+  if (::fchmod(writer.fd_.get(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
+  if (::fsync(writer.fd_.get()) != 0) return errno_error(errno, "fsync of image " + name);
+  if (::renameat(dir_fd_.get(), part_name(writer.id_).c_str(), dir_fd_.get(), name.c_str()) != 0)
+    return errno_error(errno, "publishing image " + name);
+  writer.store_ = nullptr;
+  return open(writer.id_, bytes);
+}
+
+Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
+  PTC_TRY(auto id, new_id());
+  if (::linkat(dir_fd, path.c_str(), dir_fd_.get(), id.text.c_str(), 0) != 0) {
+    int reason = errno;
+    if (reason == EXDEV) {
+      return invalid_argument(
+          "{} is on another file system than the image directory {}, so it cannot be linked there; "
+          "keep both on one file system",
+          path, dir_);
+    }
+    return errno_error(reason, fmt::format("linking {} into {}", path, dir_));
+  }
+  auto image = open_linked(id, path);
+  if (!image) ::unlinkat(dir_fd_.get(), id.text.c_str(), 0);
+  return image;
+}
+
+Result<ImageRef> ImageStore::open_linked(const ImageId& id, const std::string& path) {
+  // Not blocking: the file may turn out to be a pipe.
+  PTC_TRY(auto fd, open_file(dir_fd_.get(), id.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
+  if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
+  if (::fchmod(fd.get(), 0400) != 0) return errno_error(errno, "chmod of " + path);
+  if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
+  return open(id, static_cast<uint64_t>(info.st_size));
+}
+
+Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {
+  if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
+  std::lock_guard lock(mutex_);
+  ImageRef image;
+  if (auto found = open_.find(id.text); found != open_.end()) image = found->second.lock();
+  if (!image) {
+    auto fd = open_file(dir_fd_.get(), id.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    if (!fd) return std::move(fd).error().with_context("image directory " + dir_);
+    struct stat info {};
+    if (::fstat(fd.value().get(), &info) != 0)
+      return errno_error(errno, "fstat of image " + id.text);
+    if (!S_ISREG(info.st_mode))
+      return make_error(Code::kCorrupt, "image {} in {} is not a regular file", id.text, dir_);
+    image = std::make_shared<const Image>(id, std::move(fd).value(),
+                                          static_cast<uint64_t>(info.st_size));
+  }
+  if (image->bytes() != expected_bytes) {
+    return make_error(Code::kCorrupt,
+                      "image {} in {} has {} bytes instead of {}; take it from another copy",
+                      id.text, dir_, image->bytes(), expected_bytes);
+  }
+  // Entries of images that nobody holds go when the map would grow for them.
+  if (static_cast<float>(open_.size() + 1) >
+      static_cast<float>(open_.bucket_count()) * open_.max_load_factor())
+    std::erase_if(open_, [](const auto& entry) { return entry.second.expired(); });
+  open_[id.text] = image;
+  return image;
+}
+
+Result<> ImageStore::remove(const ImageId& id) {
+  if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
+  std::lock_guard lock(mutex_);
+  open_.erase(id.text);
+  if (::unlinkat(dir_fd_.get(), id.text.c_str(), 0) != 0 && errno != ENOENT)
+    return errno_error(errno, fmt::format("removing image {} from {}", id.text, dir_));
+  return ok();
+}
+
+Result<> ImageStore::remove_all_but(const std::vector<ImageId>& keep) {
+  std::set<std::string_view> kept;
+  for (const ImageId& id : keep) kept.insert(id.text);
+  PTC_TRY(auto fd, open_file(dir_fd_.get(), ".", O_RDONLY | O_DIRECTORY));
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
+  if (!stream) return errno_error(errno, "reading directory " + dir_);
+  fd.release();  // now the stream's
+  std::vector<std::string> rubbish;
+  errno = 0;
+  while (dirent* entry = ::readdir(stream.get())) {
+    std::string_view name = entry->d_name;
+    std::string_view id = name.substr(0, kIdDigits), rest = name.substr(id.size());
+    if (is_image_id(id) && (rest == kPartSuffix || (rest.empty() && !kept.contains(id))))
+      rubbish.emplace_back(name);
+    errno = 0;
+  }
+  if (errno != 0) return errno_error(errno, "reading directory " + dir_);
+  std::lock_guard lock(mutex_);
+  for (const std::string& name : rubbish) {
+    open_.erase(name);
+    if (::unlinkat(dir_fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT)
+      return errno_error(errno, fmt::format("removing {} from {}", name, dir_));
+  }
+  return ok();
+}
+
+Result<> ImageStore::sync() {
+  if (::fsync(dir_fd_.get()) != 0) return errno_error(errno, "fsync of directory " + dir_);
+  return ok();
+}
+
+Result<ImageStore::Space> ImageStore::space() const {
+  struct statvfs info {};
+  if (::fstatvfs(dir_fd_.get(), &info) != 0) return errno_error(errno, "statvfs of " + dir_);
+  return Space{uint64_t{info.f_blocks} * info.f_frsize, uint64_t{info.f_bavail} * info.f_frsize};
+}
+
+}  // namespace ptc
