@@ -48,7 +48,8 @@ class MetaClient {
   virtual Result<std::optional<MetaEntry>> get(std::string_view key) = 0;
   /// Every key that begins with `prefix`, in byte order.
   virtual Result<std::vector<MetaEntry>> list(std::string_view prefix) = 0;
-  /// The new revision. kConflict when a compare fails: nothing was written.
+  /// The new revision; the old one when there was nothing to change. Revisions only grow. A key
+  /// may be written once. kConflict when a compare fails: nothing was written.
   virtual Result<int64_t> commit(const MetaTransaction& transaction) = 0;
 
   /// Calls `on_event` for every change under `prefix` committed after this call, in order of
@@ -61,7 +62,8 @@ class MetaClient {
 /// The reference: a std::map. Documents the interface; keeps nothing.
 std::unique_ptr<MetaClient> make_memory_meta();
 
-/// The embedded store of a cluster of one: an SQLite database file, WAL, synchronous=FULL.
+/// The embedded store of a cluster of one: an SQLite database file, WAL, synchronous=FULL. Several
+/// processes may use it; watches see the commits of their own client only.
 Result<std::unique_ptr<MetaClient>> open_sqlite_meta(const std::string& path);
 
 }  // namespace ptc

@@ -1,0 +1,146 @@
+#include "store/meta/backend.h"
+
+#include <algorithm>
+#include <list>
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxKeyBytes = 4096;
+constexpr size_t kMaxValueBytes = 1 << 20;
+
+Result<> check_key(std::string_view key) {
+  if (key.empty()) return invalid_argument("a metadata key is empty");
+  if (key.size() > kMaxKeyBytes)
+    return invalid_argument("a metadata key has {} bytes, but at most {} are allowed: '{}…'",
+                            key.size(), kMaxKeyBytes, key.substr(0, 80));
+  return ok();
+}
+
+}  // namespace
+
+Result<> check_transaction(const MetaTransaction& transaction) {
+  std::vector<std::string_view> written;
+  for (const auto& compare : transaction.compares) {
+    PTC_TRY(check_key(compare.key));
+  }
+  for (const auto& [key, value] : transaction.puts) {
+    PTC_TRY(check_key(key));
+    if (value.size() > kMaxValueBytes)
+      return invalid_argument("the value of '{}' has {} bytes, but at most {} are allowed; put it "
+                              "into a file and its name here",
+                              key, value.size(), kMaxValueBytes);
+    written.push_back(key);
+  }
+  for (const std::string& key : transaction.deletes) {
+    PTC_TRY(check_key(key));
+    written.push_back(key);
+  }
+  std::sort(written.begin(), written.end());
+  if (auto twice = std::adjacent_find(written.begin(), written.end()); twice != written.end())
+    return invalid_argument("a transaction writes the key '{}' twice", *twice);
+  return ok();
+}
+
+Error compare_failed(std::string_view key, int64_t expected_revision, int64_t found_revision) {
+  auto text = [](int64_t revision) {
+    return revision == 0 ? std::string("absent") : fmt::format("at revision {}", revision);
+  };
+  return make_error(Code::kConflict, "metadata key '{}' is {}, not {}: somebody else changed it",
+                    key, text(found_revision), text(expected_revision));
+}
+
+std::string prefix_end(std::string_view prefix) {
+  std::string end(prefix);
+  while (!end.empty() && end.back() == '\xFF') end.pop_back();
+  if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
+  return end;
+}
+
+struct WatchHub::State {
+  std::mutex mutex;
+  std::condition_variable changed;  // the queue, `stopping` or `running`
+  std::list<std::shared_ptr<Watcher>> watchers;  // guarded by mutex, as all below
+  std::deque<MetaEvent> queue;
+  uint64_t next_event = 0;  // number of the next event to be published
+  bool stopping = false;
+  Watcher* running = nullptr;  // whose on_event is being called
+};
+
+/// Takes its watcher away when the last copy of it goes.
+class WatchHub::Handle {
+ public:
+  Handle(std::shared_ptr<State> state, std::shared_ptr<Watcher> watcher)
+      : state_(std::move(state)), watcher_(std::move(watcher)) {}
+  Handle(const Handle&) = delete;
+  ~Handle() {
+    std::unique_lock lock(state_->mutex);
+    state_->watchers.remove(watcher_);
+    state_->changed.wait(lock, [this] { return state_->running != watcher_.get(); });
+  }
+
+ private:
+  std::shared_ptr<State> state_;
+  std::shared_ptr<Watcher> watcher_;
+};
+
+WatchHub::WatchHub() : state_(std::make_shared<State>()) {
+  thread_ = std::thread([state = state_] { dispatch(state); });
+}
+
+WatchHub::~WatchHub() {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->changed.notify_all();
+  thread_.join();
+}
+
+std::shared_ptr<void> WatchHub::watch(std::string prefix, MetaClient::OnEvent on_event) {
+  std::lock_guard lock(state_->mutex);
+  auto watcher = std::make_shared<Watcher>(
+      Watcher{std::move(prefix), std::move(on_event), state_->next_event});
+  state_->watchers.push_back(watcher);
+  return std::make_shared<Handle>(state_, std::move(watcher));
+}
+
+void WatchHub::publish(std::vector<MetaEvent> events) {
+  {
+    std::lock_guard lock(state_->mutex);
+    for (MetaEvent& event : events) state_->queue.push_back(std::move(event));
+    state_->next_event += events.size();
+  }
+  state_->changed.notify_all();
+}
+
+void WatchHub::dispatch(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  for (;;) {
+    state->changed.wait(lock, [&] { return state->stopping || !state->queue.empty(); });
+    if (state->stopping) return;
+    uint64_t number = state->next_event - state->queue.size();
+    MetaEvent event = std::move(state->queue.front());
+    state->queue.pop_front();
+    std::vector<std::weak_ptr<Watcher>> wanted;
+    for (const auto& watcher : state->watchers)
+      if (watcher->first_event <= number && event.key.starts_with(watcher->prefix))
+        wanted.push_back(watcher);
+    for (const auto& weak : wanted) {
+      // A handle destroyed meanwhile took its watcher from the list; then it must not be called.
+      std::shared_ptr<Watcher> watcher = weak.lock();
+      if (std::find(state->watchers.begin(), state->watchers.end(), watcher) ==
+          state->watchers.end())
+        continue;
+      state->running = watcher.get();
+      lock.unlock();
+      watcher->on_event(event);
+      lock.lock();
+      state->running = nullptr;
+      state->changed.notify_all();
+      if (state->stopping) return;
+    }
+  }
+}
+
+}  // namespace ptc

@@ -1,0 +1,65 @@
+#include <map>
+#include <mutex>
+
+#include "store/meta/backend.h"
+
+namespace ptc {
+namespace {
+
+class MemoryMeta : public MetaClient {
+ public:
+  Result<std::optional<MetaEntry>> get(std::string_view key) override {
+    std::lock_guard lock(mutex_);
+    auto found = entries_.find(key);
+    if (found == entries_.end()) return std::optional<MetaEntry>();
+    return std::optional<MetaEntry>(found->second);
+  }
+
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    std::lock_guard lock(mutex_);
+    std::vector<MetaEntry> found;
+    for (auto it = entries_.lower_bound(prefix);
+         it != entries_.end() && it->first.starts_with(prefix); ++it)
+      found.push_back(it->second);
+    return found;
+  }
+
+  Result<int64_t> commit(const MetaTransaction& transaction) override {
+    PTC_TRY(check_transaction(transaction));
+    std::lock_guard lock(mutex_);
+    for (const auto& compare : transaction.compares) {
+      auto found = entries_.find(compare.key);
+      int64_t revision = found == entries_.end() ? 0 : found->second.revision;
+      if (revision != compare.revision)
+        return compare_failed(compare.key, compare.revision, revision);
+    }
+    int64_t revision = revision_ + 1;
+    std::vector<MetaEvent> events;
+    for (const auto& [key, value] : transaction.puts) {
+      entries_[key] = {key, value, revision};
+      events.push_back({key, value, revision});
+    }
+    for (const std::string& key : transaction.deletes)
+      if (entries_.erase(key) > 0) events.push_back({key, std::nullopt, revision});
+    if (!events.empty()) revision_ = revision;
+    watches_.publish(std::move(events));
+    return revision_;
+  }
+
+  Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
+    std::lock_guard lock(mutex_);
+    return watches_.watch(std::move(prefix), std::move(on_event));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, MetaEntry, std::less<>> entries_;  // guarded by mutex_
+  int64_t revision_ = 0;                                   // guarded by mutex_
+  WatchHub watches_;                                       // last: its calls end first
+};
+
+}  // namespace
+
+std::unique_ptr<MetaClient> make_memory_meta() { return std::make_unique<MemoryMeta>(); }
+
+}  // namespace ptc

@@ -1,0 +1,300 @@
+#include <sqlite3.h>
+
+#include <mutex>
+
+#include "store/meta/backend.h"
+
+namespace ptc {
+namespace {
+
+constexpr int kBusyTimeoutMs = 5000;
+
+// Persisted: the layout of the database. Keys are blobs, so that they sort by bytes.
+constexpr int kFormat = 1;
+constexpr const char* kCreateTables = R"(
+  CREATE TABLE kv(key BLOB PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL)
+    WITHOUT ROWID;
+  CREATE TABLE counter(id INTEGER PRIMARY KEY CHECK(id = 1), revision INTEGER NOT NULL);
+  INSERT INTO counter VALUES(1, 0);
+  PRAGMA user_version = 1;)";
+
+struct CloseDatabase {
+  void operator()(sqlite3* database) const { sqlite3_close_v2(database); }
+};
+struct FinalizeStatement {
+  void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+};
+
+Code code_of(int status) {
+  switch (status & 0xFF) {
+    case SQLITE_BUSY: case SQLITE_LOCKED: return Code::kBusy;
+    case SQLITE_FULL: case SQLITE_NOMEM: return Code::kNoSpace;
+    case SQLITE_READONLY: return Code::kReadOnly;
+    case SQLITE_PERM: case SQLITE_AUTH: return Code::kPermissionDenied;
+    case SQLITE_CANTOPEN: return Code::kNotFound;
+    case SQLITE_IOERR: return Code::kUnavailable;
+    case SQLITE_CORRUPT: case SQLITE_NOTADB: return Code::kCorrupt;
+    default: return Code::kInternal;
+  }
+}
+
+/// An open database and the path for its messages.
+class Database {
+ public:
+  explicit Database(std::string path) : path_(std::move(path)) {}
+
+  Result<> open() {
+    sqlite3* opened = nullptr;
+    int status = sqlite3_open_v2(
+        path_.c_str(), &opened,
+        SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
+        nullptr);
+    database_.reset(opened);  // there even when opening failed, with the reason
+    if (status != SQLITE_OK) return error(status);
+    sqlite3_busy_timeout(opened, kBusyTimeoutMs);
+    return ok();
+  }
+
+  Result<> run(const char* statements) {
+    int status = sqlite3_exec(get(), statements, nullptr, nullptr, nullptr);
+    if (status != SQLITE_OK) return error(status);
+    return ok();
+  }
+
+  Error error(int status) const {
+    std::string reason =
+        database_ ? sqlite3_errmsg(database_.get()) : std::string(sqlite3_errstr(status));
+    return code_of(status) == Code::kCorrupt ? damaged(reason)
+                                             : make_error(code_of(status), "metadata database {}: {}",
+                                                          path_, reason);
+  }
+
+  Error damaged(std::string_view reason) const {
+    return make_error(
+        Code::kCorrupt,
+        "metadata database {} is damaged ({}); stop the daemon, copy the file, then restore it from "
+        "a backup or rescue its rows with: sqlite3 {} .recover",
+        path_, reason, path_);
+  }
+
+  sqlite3* get() const { return database_.get(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::unique_ptr<sqlite3, CloseDatabase> database_;
+};
+
+/// A prepared statement; one use of it at a time, a Query.
+class Statement {
+ public:
+  Result<> prepare(const Database& database, const char* text) {
+    sqlite3_stmt* prepared = nullptr;
+    int status = sqlite3_prepare_v3(database.get(), text, -1, SQLITE_PREPARE_PERSISTENT, &prepared,
+                                    nullptr);
+    if (status != SQLITE_OK) return database.error(status);
+    statement_.reset(prepared);
+    return ok();
+  }
+  sqlite3_stmt* get() const { return statement_.get(); }
+
+ private:
+  std::unique_ptr<sqlite3_stmt, FinalizeStatement> statement_;
+};
+
+/// One run of a statement. Bound text must outlive it.
+class Query {
+ public:
+  Query(const Database& database, const Statement& statement)
+      : database_(database), statement_(statement.get()) {}
+  Query(const Query&) = delete;
+  ~Query() {
+    sqlite3_reset(statement_);
+    sqlite3_clear_bindings(statement_);
+  }
+
+  Query& bind(std::string_view bytes) {
+    // A null pointer would bind NULL; an empty blob is meant.
+    const char* data = bytes.empty() ? "" : bytes.data();
+    note(sqlite3_bind_blob64(statement_, ++bound_, data, bytes.size(), SQLITE_STATIC));
+    return *this;
+  }
+  Query& bind(int64_t number) {
+    note(sqlite3_bind_int64(statement_, ++bound_, number));
+    return *this;
+  }
+
+  /// True: there is a row to read. False: the end.
+  Result<bool> step() {
+    if (status_ == SQLITE_OK) note(sqlite3_step(statement_));
+    int status = std::exchange(status_, SQLITE_OK);
+    if (status == SQLITE_ROW) return true;
+    if (status == SQLITE_DONE) return false;
+    return database_.error(status);
+  }
+
+  std::string bytes(int column) const {
+    const void* data = sqlite3_column_blob(statement_, column);
+    return {static_cast<const char*>(data),
+            static_cast<size_t>(sqlite3_column_bytes(statement_, column))};
+  }
+  int64_t number(int column) const { return sqlite3_column_int64(statement_, column); }
+  MetaEntry entry() const { return {bytes(0), bytes(1), number(2)}; }
+
+ private:
+  void note(int status) {
+    if (status_ == SQLITE_OK) status_ = status;
+  }
+
+  const Database& database_;
+  sqlite3_stmt* statement_;
+  int bound_ = 0;
+  int status_ = SQLITE_OK;
+};
+
+class SqliteMeta : public MetaClient {
+ public:
+  explicit SqliteMeta(const std::string& path) : database_(path) {}
+
+  Result<> open() {
+    PTC_TRY(database_.open());
+    PTC_TRY(database_.run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"));
+    PTC_TRY(check_or_create_tables());
+    PTC_TRY(get_.prepare(database_, "SELECT key, value, revision FROM kv WHERE key = ?1"));
+    PTC_TRY(list_.prepare(database_,
+                          "SELECT key, value, revision FROM kv WHERE key >= ?1 ORDER BY key"));
+    PTC_TRY(list_until_.prepare(database_,
+                                "SELECT key, value, revision FROM kv "
+                                "WHERE key >= ?1 AND key < ?2 ORDER BY key"));
+    PTC_TRY(put_.prepare(database_,
+                         "INSERT INTO kv(key, value, revision) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
+                         "DO UPDATE SET value = excluded.value, revision = excluded.revision"));
+    PTC_TRY(delete_.prepare(database_, "DELETE FROM kv WHERE key = ?1"));
+    PTC_TRY(counter_.prepare(database_, "SELECT revision FROM counter"));
+    PTC_TRY(set_counter_.prepare(database_, "UPDATE counter SET revision = ?1"));
+    return ok();
+  }
+
+  Result<std::optional<MetaEntry>> get(std::string_view key) override {
+    std::lock_guard lock(mutex_);
+    return find(key);
+  }
+
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    std::lock_guard lock(mutex_);
+    std::string end = prefix_end(prefix);
+    Query query(database_, end.empty() ? list_ : list_until_);
+    query.bind(prefix);
+    if (!end.empty()) query.bind(end);
+    std::vector<MetaEntry> found;
+    for (;;) {
+      PTC_TRY(bool row, query.step());
+      if (!row) return found;
+      found.push_back(query.entry());
+    }
+  }
+
+  Result<int64_t> commit(const MetaTransaction& transaction) override {
+    PTC_TRY(check_transaction(transaction));
+    std::lock_guard lock(mutex_);
+    std::vector<MetaEvent> events;
+    auto revision = write(transaction, events);
+    if (!revision) {
+      if (sqlite3_get_autocommit(database_.get()) == 0) {
+        auto rolled_back = database_.run("ROLLBACK");
+        if (!rolled_back) return std::move(revision).error().with_context(
+            "and taking it back failed (" + rolled_back.error().message() + ")");
+      }
+      return revision;
+    }
+    watches_.publish(std::move(events));
+    return revision;
+  }
+
+  Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
+    std::lock_guard lock(mutex_);
+    return watches_.watch(std::move(prefix), std::move(on_event));
+  }
+
+ private:
+  Result<> check_or_create_tables() {
+    Statement version_statement, check_statement;
+    PTC_TRY(version_statement.prepare(database_, "PRAGMA user_version"));
+    PTC_TRY(check_statement.prepare(database_, "PRAGMA quick_check(1)"));
+    int64_t version = 0;
+    {
+      PTC_TRY(database_.run("BEGIN IMMEDIATE"));
+      Query query(database_, version_statement);
+      PTC_TRY(bool row, query.step());
+      version = row ? query.number(0) : 0;
+    }
+    if (version == 0) {
+      PTC_TRY(database_.run(kCreateTables));
+    }
+    PTC_TRY(database_.run("COMMIT"));
+    if (version > kFormat) {
+      return invalid_argument(
+          "metadata database {} has format {}, but this program knows {} at most; use a newer one",
+          database_.path(), version, kFormat);
+    }
+    Query query(database_, check_statement);
+    PTC_TRY(bool row, query.step());
+    std::string verdict = row ? query.bytes(0) : "no verdict";
+    if (verdict != "ok") return database_.damaged(verdict);
+    return ok();
+  }
+
+  Result<std::optional<MetaEntry>> find(std::string_view key) {
+    Query query(database_, get_);
+    PTC_TRY(bool row, query.bind(key).step());
+    return row ? std::optional<MetaEntry>(query.entry()) : std::nullopt;
+  }
+
+  /// The transaction from BEGIN to COMMIT; on an error the caller rolls back.
+  Result<int64_t> write(const MetaTransaction& transaction, std::vector<MetaEvent>& events) {
+    PTC_TRY(database_.run("BEGIN IMMEDIATE"));
+    for (const auto& compare : transaction.compares) {
+      PTC_TRY(auto found, find(compare.key));
+      int64_t found_revision = found ? found->revision : 0;
+      if (found_revision != compare.revision)
+        return compare_failed(compare.key, compare.revision, found_revision);
+    }
+    PTC_TRY(int64_t last_revision, read_counter());
+    int64_t revision = last_revision + 1;
+    for (const auto& [key, value] : transaction.puts) {
+      PTC_TRY(Query(database_, put_).bind(key).bind(value).bind(revision).step());
+      events.push_back({key, value, revision});
+    }
+    for (const std::string& key : transaction.deletes) {
+      PTC_TRY(Query(database_, delete_).bind(key).step());
+      if (sqlite3_changes(database_.get()) > 0) events.push_back({key, std::nullopt, revision});
+    }
+    if (!events.empty()) {
+      PTC_TRY(Query(database_, set_counter_).bind(revision).step());
+    }
+    PTC_TRY(database_.run("COMMIT"));
+    return events.empty() ? last_revision : revision;
+  }
+
+  Result<int64_t> read_counter() {
+    Query query(database_, counter_);
+    PTC_TRY(bool row, query.step());
+    if (!row) return database_.damaged("its revision counter is gone");
+    return query.number(0);
+  }
+
+  std::mutex mutex_;  // guards the database and its statements
+  Database database_;
+  Statement get_, list_, list_until_, put_, delete_, counter_, set_counter_;
+  WatchHub watches_;  // last: its calls end first
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MetaClient>> open_sqlite_meta(const std::string& path) {
+  auto meta = std::make_unique<SqliteMeta>(path);
+  PTC_TRY(meta->open());
+  return std::unique_ptr<MetaClient>(std::move(meta));
+}
+
+}  // namespace ptc
