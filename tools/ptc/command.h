@@ -1,0 +1,33 @@
+// What a subcommand of `ptc` is: it adds its options to the parser and leaves behind what to run.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "store/base/error.h"
+
+namespace ptc::cli {
+
+/// Exit codes. 2 means that the command line itself was wrong.
+enum ExitCode : int { kDone = 0, kFailed = 1, kUsage = 2, kTimedOut = 124 };
+
+/// Shared by all subcommands; filled while the command line is parsed.
+struct Context {
+  std::string mount_option;            // -C
+  std::function<Result<int>()> run;    // of the subcommand that was named; returns the exit code
+};
+
+/// Each adds its subcommand to `app`; `context` outlives the app.
+void add_status(CLI::App& app, Context& context);
+void add_wait(CLI::App& app, Context& context);
+void add_ls(CLI::App& app, Context& context);
+void add_plan(CLI::App& app, Context& context);
+void add_layout(CLI::App& app, Context& context);
+void add_import(CLI::App& app, Context& context);
+void add_export(CLI::App& app, Context& context);
+void add_verify(CLI::App& app, Context& context);
+void add_rm(CLI::App& app, Context& context);
+
+}  // namespace ptc::cli

@@ -1,0 +1,130 @@
+#include "tools/ptc/copy_tree.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "store/base/file.h"
+
+namespace ptc::cli {
+namespace {
+
+constexpr size_t kCopyBytes = 4 << 20;
+
+class Lister {
+ public:
+  Lister(CopyList& list, std::string prefix, const std::function<bool(const std::string&)>& skip)
+      : list_(list), prefix_(std::move(prefix)), skip_(skip) {}
+
+  Result<> walk(const std::string& directory, const std::string& relative) {
+    struct stat info {};
+    if (::stat(directory.c_str(), &info) != 0) return errno_error(errno, directory);
+    auto identity = std::pair(info.st_dev, info.st_ino);
+    if (!open_.insert(identity).second)
+      return invalid_argument("{}: a symbolic link leads back to a directory above it", directory);
+    PTC_TRY(auto names, names_in(directory));
+    for (const std::string& name : names) {
+      std::string path = directory + "/" + name;
+      std::string below = relative.empty() ? name : relative + "/" + name;
+      if (skip_(below)) continue;
+      if (::stat(path.c_str(), &info) != 0) return errno_error(errno, path);
+      if (S_ISDIR(info.st_mode)) {
+        PTC_TRY(walk(path, below));
+      } else if (S_ISREG(info.st_mode)) {
+        auto bytes = static_cast<uint64_t>(info.st_size);
+        list_.items.push_back({path, prefix_.empty() ? below : prefix_ + "/" + below, bytes});
+        list_.bytes += bytes;
+      } else {
+        list_.skipped.push_back(path);
+      }
+    }
+    open_.erase(identity);
+    return ok();
+  }
+
+ private:
+  static Result<std::vector<std::string>> names_in(const std::string& directory) {
+    std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory.c_str()), &::closedir);
+    if (!dir) return errno_error(errno, directory);
+    std::vector<std::string> names;
+    errno = 0;
+    while (dirent* entry = ::readdir(dir.get())) {
+      std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(std::move(name));
+      errno = 0;
+    }
+    if (errno != 0) return errno_error(errno, "reading directory " + directory);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  CopyList& list_;
+  std::string prefix_;
+  const std::function<bool(const std::string&)>& skip_;
+  std::set<std::pair<dev_t, ino_t>> open_;
+};
+
+Result<> copy_bytes(int source, int target, const CopyItem& item, std::span<std::byte> buffer,
+                    Progress& progress) {
+  uint64_t offset = 0;
+  for (;;) {
+    ssize_t got = ::read(source, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_error(errno, "reading " + item.source);
+    if (got == 0) break;
+    auto data = std::span<const std::byte>(buffer.data(), static_cast<size_t>(got));
+    auto written = write_exactly(target, data, offset);
+    if (!written) return std::move(written).error().with_context(item.target);
+    offset += data.size();
+    progress.add(data.size());
+  }
+  if (offset != item.bytes)
+    return make_error(Code::kCorrupt, "{} changed its size while it was copied", item.source);
+  return ok();
+}
+
+Result<> copy_file(const CopyItem& item, const std::string& target_dir,
+                   std::span<std::byte> buffer, Progress& progress) {
+  std::string path = target_dir + "/" + item.target;
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (error) return errno_error(error.value(), "making the directory of " + path);
+  PTC_TRY(auto source, open_file(AT_FDCWD, item.source, O_RDONLY));
+  ::posix_fadvise(source.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  PTC_TRY(auto target, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0666));
+  PTC_TRY(copy_bytes(source.get(), target.get(), item, buffer, progress));
+  // A file system may say only here that the bytes did not arrive.
+  if (::close(target.release()) != 0) return errno_error(errno, path);
+  return ok();
+}
+
+}  // namespace
+
+Result<CopyList> list_files(const std::string& directory, const std::string& prefix,
+                            const std::function<bool(const std::string&)>& skip) {
+  CopyList list;
+  PTC_TRY(Lister(list, prefix, skip).walk(directory, ""));
+  return list;
+}
+
+Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress) {
+  std::error_code error;
+  std::filesystem::create_directories(target_dir, error);
+  if (error) return errno_error(error.value(), "making " + target_dir);
+  auto buffer = std::make_unique<std::byte[]>(kCopyBytes);
+  for (const CopyItem& item : list.items) {
+    PTC_TRY(copy_file(item, target_dir, {buffer.get(), kCopyBytes}, progress));
+  }
+  return ok();
+}
+
+}  // namespace ptc::cli

@@ -1,0 +1,35 @@
+// Copies trees of files into and out of the mount, following symbolic links.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "store/base/error.h"
+#include "tools/ptc/progress.h"
+
+namespace ptc::cli {
+
+struct CopyItem {
+  std::string source;  // path to open
+  std::string target;  // relative to the target directory
+  uint64_t bytes = 0;
+};
+
+struct CopyList {
+  std::vector<CopyItem> items;  // regular files, by path
+  std::vector<std::string> skipped;  // neither file nor directory
+  uint64_t bytes = 0;
+};
+
+/// All regular files under `directory`, symbolic links followed (a Hugging Face cache is made of
+/// them), with `prefix` in front of their targets. `skip` is asked with each path relative to
+/// `directory`. A link that leads nowhere or round in a circle is an error.
+Result<CopyList> list_files(const std::string& directory, const std::string& prefix,
+                            const std::function<bool(const std::string&)>& skip);
+
+/// Copies to `target_dir`, which it creates as needed. Existing files are replaced.
+Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress);
+
+}  // namespace ptc::cli

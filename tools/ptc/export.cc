@@ -1,0 +1,133 @@
+// ptc export: copies a checkpoint out of the mount, in any of its shapes.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/statvfs.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "store/base/file.h"
+#include "store/base/size_text.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/copy_tree.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/layout_edit.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string target;
+  std::string destination;
+  bool hf = false;
+  bool model = false;
+  std::string layout;
+  std::optional<uint64_t> rank;
+  bool force = false;
+};
+
+bool is_nothing_skipped(const std::string&) { return false; }
+
+/// The sub-tensors one by one are the same bytes again.
+bool is_tensor_tree(const std::string& path) {
+  return path == "tensors" || path.ends_with("/tensors");
+}
+
+Result<CopyList> files_of(const Target& target, const Options& options) {
+  std::string top = target.checkpoint_dir();
+  if (options.model) return list_files(top + "/model", "", is_nothing_skipped);
+  if (options.layout.empty()) return list_files(top + "/hf", "", is_nothing_skipped);
+  std::string ranks = top + "/layouts/" + options.layout + "/rank";
+  if (options.rank)
+    return list_files(fmt::format("{}/{}", ranks, *options.rank), "", is_tensor_tree);
+  return list_files(ranks, "rank", is_tensor_tree);
+}
+
+Result<> check_destination(const std::string& destination, uint64_t bytes, bool force) {
+  std::error_code error;
+  if (fs::exists(destination, error)) {
+    if (!fs::is_directory(destination, error))
+      return make_error(Code::kAlreadyExists, "{} is no directory", destination);
+    bool empty = fs::is_empty(destination, error);
+    if (error) return errno_error(error.value(), destination);
+    if (!empty && !force)
+      return make_error(Code::kAlreadyExists, "{} is not empty; --force writes into it all the same",
+                        destination);
+  }
+  fs::path existing = fs::absolute(destination);
+  while (!fs::exists(existing, error) && existing != existing.parent_path())
+    existing = existing.parent_path();
+  struct statvfs space {};
+  if (::statvfs(existing.c_str(), &space) == 0) {
+    uint64_t free_bytes = uint64_t{space.f_bavail} * space.f_frsize;
+    if (free_bytes < bytes)
+      return make_error(Code::kNoSpace, "{} has {} free, {} are needed", existing.string(),
+                        format_size(free_bytes), format_size(bytes));
+  }
+  return ok();
+}
+
+/// Beside rank/, so that the copy can be imported again.
+Result<> write_layout(const Options& options) {
+  if (options.layout.empty() || options.rank) return ok();
+  auto layout = layout_of_name(options.layout);
+  if (!layout) return ok();
+  return write_file_atomically(AT_FDCWD, options.destination + "/layout.json",
+                               pretty_json(layout.value()));
+}
+
+Result<int> run_export(const Context& context, Options options) {
+  PTC_TRY(auto found, find_target(context.mount_option, options.target));
+  PTC_TRY(auto target, with_checkpoint(std::move(found)));
+  if (options.layout == "current") {
+    PTC_TRY(auto status, read_status(target));
+    options.layout = status.layout;
+  }
+  PTC_TRY(auto list, files_of(target, options));
+  PTC_TRY(check_destination(options.destination, list.bytes, options.force));
+  Progress progress("exporting " + target.name(), list.bytes);
+  auto copied = copy_files(list, options.destination, progress);
+  progress.finish();
+  PTC_TRY(std::move(copied));
+  PTC_TRY(write_layout(options));
+  double seconds = progress.seconds();
+  fmt::print("{}: {} in {} file{} written to {} in {}\n", target.name(), format_size(list.bytes),
+             list.items.size(), list.items.size() == 1 ? "" : "s", options.destination,
+             format_duration(seconds));
+  return kDone;
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("export", "Copy a checkpoint out of the mount");
+  command->add_option("JOB[/CHECKPOINT]", options->target,
+                      "without a checkpoint, the one that 'current' shows")->required();
+  command->add_option("DEST", options->destination, "a new or empty directory")->required();
+  auto* hf = command->add_flag("--hf", options->hf, "as Hugging Face files (the default)");
+  auto* model = command->add_flag("--model", options->model, "every tensor as one .npy");
+  auto* layout = command->add_option("--layout", options->layout,
+                                     "as the ranks' files of this layout, or 'current'")
+                     ->type_name("SPEC");
+  command->add_option("--rank", options->rank, "of that layout this rank only")
+      ->type_name("R")->needs(layout);
+  hf->excludes(model)->excludes(layout);
+  model->excludes(layout);
+  command->add_flag("--force", options->force, "write into a directory that is not empty");
+  command->footer(
+      "Examples:\n  ptc export llama /srv/models/llama\n"
+      "  ptc export llama/step500 out --layout tp8-pp1-dp1\n"
+      "  ptc export llama out --layout current --rank 3");
+  command->callback([&context, options] {
+    context.run = [&context, options] { return run_export(context, *options); };
+  });
+}
+
+}  // namespace ptc::cli

@@ -1,0 +1,199 @@
+// ptc import: copies a directory into incoming/ and commits it.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "store/base/file.h"
+#include "store/base/size_text.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/copy_tree.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/layout_edit.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string job;
+  std::string directory;
+  std::string name = "base";
+  std::optional<uint32_t> rank;
+  std::string layout;
+  bool move = false;
+  bool force = false;
+};
+
+bool is_directory(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+bool exists(const std::string& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0;
+}
+
+/// A model's folder in a Hugging Face cache holds its files under snapshots/<what refs/main says>.
+std::string inside_hub_cache(const std::string& directory) {
+  auto reference = read_text_file(AT_FDCWD, directory + "/refs/main", 256);
+  if (!reference) return directory;
+  std::string commit = reference.value().substr(0, reference.value().find('\n'));
+  std::string snapshot = directory + "/snapshots/" + commit;
+  return !commit.empty() && is_directory(snapshot) ? snapshot : directory;
+}
+
+bool has_ranks(const std::string& directory) {
+  auto names = list_directory(directory + "/rank");
+  if (!names) return false;
+  return std::any_of(names.value().begin(), names.value().end(), [](const std::string& name) {
+    return name.find_first_not_of("0123456789") == std::string::npos;
+  });
+}
+
+bool is_rubbish(const std::string& path) {
+  size_t slash = path.find_last_of('/');
+  std::string_view name = std::string_view(path).substr(slash == std::string::npos ? 0 : slash + 1);
+  return name == ".git" || name == ".cache";
+}
+
+Result<CopyList> files_of(const Options& options) {
+  std::string directory = inside_hub_cache(options.directory);
+  if (options.rank) return list_files(directory, fmt::format("rank/{}", *options.rank), is_rubbish);
+  if (!has_ranks(directory)) return list_files(directory, "rank/0", is_rubbish);
+  std::vector<std::string> others;
+  auto list = list_files(directory, "", [&](const std::string& path) {
+    bool ours = path == "rank" || path.starts_with("rank/") || path == "layout.json";
+    if (!ours) others.push_back(path);
+    return !ours || is_rubbish(path);
+  });
+  if (list && !others.empty())
+    fmt::print(stderr, "ptc: not under rank/, left out: {}\n", fmt::join(others, ", "));
+  return list;
+}
+
+/// Makes room for the copy: the job, and a fresh incoming/<name>.
+Result<> prepare(const Target& target, const std::string& incoming, const Options& options) {
+  if (!exists(target.job_dir())) {
+    if (::mkdir(target.job_dir().c_str(), 0777) != 0)
+      return errno_error(errno, "making job " + target.job);
+    fmt::print("{}: new job\n", target.job);
+  }
+  if (exists(target.checkpoint_dir())) {
+    return make_error(Code::kAlreadyExists, "{} is already committed; another name: --name NAME",
+                      target.name());
+  }
+  if (!exists(incoming)) return ok();
+  if (!options.force) {
+    return make_error(Code::kAlreadyExists,
+                      "{} is there from an earlier attempt. Commit it (mv {} {}/checkpoints/), or "
+                      "replace it with --force", incoming, incoming, target.job_dir());
+  }
+  return remove_tree(AT_FDCWD, incoming);
+}
+
+Result<> write_layout(const std::string& incoming, const std::string& layout) {
+  if (layout.empty()) return ok();
+  PTC_TRY(auto object, layout_of_file_or_name(layout));
+  std::string text = pretty_json(object);
+  PTC_TRY(auto fd, open_file(AT_FDCWD, incoming + "/layout.json", O_WRONLY | O_CREAT | O_TRUNC, 0666));
+  PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0));
+  if (::close(fd.release()) != 0) return errno_error(errno, incoming + "/layout.json");
+  return ok();
+}
+
+Result<> commit(const Target& target, const std::string& incoming) {
+  if (::rename(incoming.c_str(), target.checkpoint_dir().c_str()) == 0) return ok();
+  int reason = errno;
+  if (reason != EINVAL) return errno_error(reason, "committing " + target.name());
+  auto why = read_text_file(AT_FDCWD, incoming + ".error", 1 << 20);
+  std::string text = why ? why.value() : "no reason was given";
+  while (text.ends_with('\n')) text.pop_back();
+  return invalid_argument(
+      "{} was not committed: {}\nNothing is lost: mend {} and commit it with\n  mv {} {}/checkpoints/",
+      target.name(), text, incoming, incoming, target.job_dir());
+}
+
+void remove_sources(const CopyList& list) {
+  for (const CopyItem& item : list.items) {
+    if (::unlink(item.source.c_str()) != 0)
+      fmt::print(stderr, "ptc: {} stays: {}\n", item.source, std::strerror(errno));
+  }
+}
+
+Result<> refuse_special_files(const CopyList& list, const std::string& directory) {
+  for (const std::string& path : list.skipped)
+    fmt::print(stderr, "ptc: neither file nor directory, left out: {}\n", path);
+  if (list.items.empty()) return invalid_argument("{} holds no files", directory);
+  return ok();
+}
+
+Result<int> run_import(const Context& context, const Options& options) {
+  PTC_TRY(auto target, find_target(context.mount_option, options.job, true));
+  if (target.checkpoint.empty()) target.checkpoint = options.name;
+  if (!is_directory(options.directory))
+    return make_error(Code::kNotFound, "{} is no directory", options.directory);
+  PTC_TRY(auto list, files_of(options));
+  PTC_TRY(refuse_special_files(list, options.directory));
+
+  std::string incoming = target.job_dir() + "/incoming/" + target.checkpoint;
+  PTC_TRY(prepare(target, incoming, options));
+  Progress progress("importing " + target.name(), list.bytes);
+  auto copied = copy_files(list, incoming, progress);
+  progress.finish();
+  if (copied) copied = write_layout(incoming, options.layout);
+  if (!copied) {
+    // Half a copy is of no use, and may be what fills the store.
+    (void)remove_tree(AT_FDCWD, incoming);
+    return std::move(copied).error();
+  }
+  double copy_seconds = progress.seconds();
+  Progress commit_time("");
+  PTC_TRY(commit(target, incoming));
+  double commit_seconds = commit_time.seconds();
+  if (options.move) remove_sources(list);
+
+  fmt::print("{}: {} in {} file{} copied in {}, committed in {}\n", target.name(),
+             format_size(list.bytes), list.items.size(), list.items.size() == 1 ? "" : "s",
+             format_duration(copy_seconds), format_duration(commit_seconds));
+  return kDone;
+}
+
+}  // namespace
+
+void add_import(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("import", "Copy a checkpoint in and commit it");
+  command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
+  command->add_option("DIR", options->directory,
+                      "a model's directory, or one with a rank/R/ for each rank")->required();
+  command->add_option("--name", options->name, "name of the checkpoint")
+      ->type_name("NAME")->capture_default_str();
+  command->add_option("--rank", options->rank, "DIR holds what this rank wrote")->type_name("R");
+  command->add_option("--layout", options->layout,
+                      "layout it was written in, when not the job's: a file or a name")
+      ->type_name("L");
+  command->add_flag("--move", options->move, "remove the files from DIR once they are committed");
+  command->add_flag("--force", options->force, "replace what an earlier attempt left in incoming/");
+  command->footer(
+      "Symbolic links are followed, so that a snapshot of a Hugging Face cache can be given.\n"
+      "Refused checkpoints stay in incoming/ with the reason beside them.\n"
+      "\nExamples:\n  ptc import llama ~/models/Llama-3.1-8B\n"
+      "  ptc import llama run7/step500 --name step500 --layout tp4-pp2-dp1");
+  command->callback([&context, options] {
+    context.run = [&context, options] { return run_import(context, *options); };
+  });
+}
+
+}  // namespace ptc::cli

@@ -1,0 +1,82 @@
+#include "tools/ptc/job_status.h"
+
+#include <chrono>
+#include <thread>
+
+#include "store/base/size_text.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/progress.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+
+Result<JobStatus> read_status(const Target& target) {
+  PTC_TRY(auto raw, read_json_file(target.job_dir() + "/status.json"));
+  JobStatus status;
+  status.job = target.job;
+  status.state = text_field(raw, "state");
+  status.revision = number_field(raw, "revision");
+  status.in_force_revision = number_field(raw, "in_force_revision");
+  status.layout = text_field(raw, "layout");
+  status.wanted = text_field(raw, "wanted");
+  status.checkpoint = text_field(raw, "checkpoint");
+  status.last_error = text_field(object_field(raw, "last_error"), "what");
+  status.raw = std::move(raw);
+  return status;
+}
+
+std::string phase_text(const json::object& progress) {
+  std::string phase = text_field(progress, "phase");
+  std::string checkpoint = text_field(progress, "checkpoint");
+  if (phase.empty()) phase = "resharding";
+  return checkpoint.empty() ? phase : phase + " " + checkpoint;
+}
+
+Result<JobStatus> wait_until_settled(const Target& target, double timeout_seconds) {
+  using Clock = std::chrono::steady_clock;
+  auto start = Clock::now();
+  auto pause = std::chrono::milliseconds(10);
+  Progress bar(target.job);
+  for (;;) {
+    PTC_TRY(auto status, read_status(target));
+    if (status.settled()) return status;
+    double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    if (timeout_seconds > 0 && elapsed >= timeout_seconds) {
+      bar.finish();
+      return make_error(Code::kCancelled, "{}: not settled after {}: {} is in force, {} wanted",
+                        target.job, format_duration(timeout_seconds), status.layout, status.wanted);
+    }
+    const json::object& progress = object_field(status.raw, "progress");
+    bar.set_label(fmt::format("{}: {}", target.job, phase_text(progress)));
+    bar.set(number_field(progress, "bytes_done"), number_field(progress, "bytes_total"));
+    if (timeout_seconds > 0) {
+      auto left = std::chrono::duration<double>(timeout_seconds - elapsed);
+      std::this_thread::sleep_for(
+          std::min(left, std::chrono::duration<double>(pause)));
+    } else {
+      std::this_thread::sleep_for(pause);
+    }
+    // A reshard of a small job is over at once; a long one need not be asked for so often.
+    pause = std::min(pause * 2, std::chrono::milliseconds(160));
+  }
+}
+
+std::string settled_text(const JobStatus& status) {
+  if (status.state == "failed") {
+    return fmt::format("{}: failed: {}. {} stays in force.", status.job,
+                       status.last_error.empty() ? "no reason was given" : status.last_error,
+                       status.layout);
+  }
+  std::string text =
+      fmt::format("{}: {} in force (revision {})", status.job, status.layout, status.revision);
+  const json::object& last = object_field(status.raw, "last_reshard");
+  if (!last.empty() && text_field(last, "to") == status.layout) {
+    text += fmt::format("; {}: {} kept, {} written in {}", text_field(last, "checkpoint"),
+                        format_size(number_field(last, "bytes_kept")),
+                        format_size(number_field(last, "bytes_written")),
+                        format_duration(real_field(last, "seconds")));
+  }
+  return text;
+}
+
+}  // namespace ptc::cli

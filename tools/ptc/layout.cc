@@ -1,0 +1,188 @@
+// ptc layout: print, set and edit layout.json, and hear why an edit was refused.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "store/base/file.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/layout_edit.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+constexpr size_t kMaxLayoutBytes = 1 << 20;
+
+/// Saves as an editor would. Refused: kInvalidArgument with the reason from status.json.
+Result<> save_layout(const Target& target, const std::string& text) {
+  std::string path = target.job_dir() + "/layout.json";
+  PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY | O_TRUNC));
+  auto written = write_exactly(fd.get(), std::as_bytes(std::span(text)), 0);
+  // The close is what saves; its error is the answer.
+  int closed = ::close(fd.release());
+  int reason = errno;
+  if (!written) return std::move(written).error().with_context(path);
+  if (closed == 0) return ok();
+  if (reason != EINVAL && reason != ENOSPC) return errno_error(reason, path);
+  PTC_TRY(auto status, read_status(target));
+  return make_error(Code::kInvalidArgument, "{}",
+                    status.last_error.empty() ? "refused without a reason" : status.last_error);
+}
+
+Result<int> report_saved(const Target& target, bool wait) {
+  PTC_TRY(auto status, read_status(target));
+  if (wait) {
+    PTC_TRY(status, wait_until_settled(target, 0));
+    fmt::print(status.state == "failed" ? stderr : stdout, "{}\n", settled_text(status));
+    return status.state == "failed" ? kFailed : kDone;
+  }
+  if (status.settled()) {
+    fmt::print("{}\n", settled_text(status));
+  } else {
+    fmt::print("{}: {} wanted (revision {}); ptc wait {} shows when it is in force\n", target.job,
+               status.wanted, status.revision, target.job);
+  }
+  return kDone;
+}
+
+int refused(const Error& error) {
+  fmt::print(stderr, "ptc: layout.json refused: {}\n", error.message());
+  return kFailed;
+}
+
+Result<int> run_print(const Context& context, const std::string& job) {
+  PTC_TRY(auto target, find_job(context.mount_option, job));
+  PTC_TRY(auto text, read_text_file(AT_FDCWD, target.job_dir() + "/layout.json", kMaxLayoutBytes));
+  fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+  return kDone;
+}
+
+Result<int> run_set(const Context& context, const std::string& job, const LayoutEdit& edit,
+                    bool wait) {
+  PTC_TRY(auto target, find_job(context.mount_option, job));
+  PTC_TRY(auto layout, read_json_file(target.job_dir() + "/layout.json"));
+  std::vector<std::string> notes;
+  auto text = pretty_json(edited_layout(std::move(layout), edit, notes));
+  for (const std::string& note : notes) fmt::print(stderr, "ptc: {}\n", note);
+  auto saved = save_layout(target, text);
+  if (!saved && saved.error().code() == Code::kInvalidArgument) return refused(saved.error());
+  PTC_TRY(std::move(saved));
+  return report_saved(target, wait);
+}
+
+/// A file of its own in $TMPDIR that goes with this object.
+class TemporaryFile {
+ public:
+  static Result<TemporaryFile> create(const std::string& job, const std::string& text) {
+    const char* dir = std::getenv("TMPDIR");
+    std::string path = fmt::format("{}/{}-layout-XXXXXX.json",
+                                   dir != nullptr && *dir != '\0' ? dir : "/tmp", job);
+    UniqueFd fd(::mkostemps(path.data(), 5, O_CLOEXEC));
+    if (!fd.valid()) return errno_error(errno, path);
+    TemporaryFile file(path);
+    PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0));
+    return file;
+  }
+  TemporaryFile(TemporaryFile&& other) noexcept : path_(std::exchange(other.path_, "")) {}
+  ~TemporaryFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+Result<> run_editor(const std::string& path) {
+  std::string editor;
+  for (const char* variable : {"VISUAL", "EDITOR"}) {
+    const char* value = std::getenv(variable);
+    if (editor.empty() && value != nullptr) editor = value;
+  }
+  if (editor.empty()) editor = "vi";
+  // Through the shell, since $EDITOR may hold arguments; the path is not part of the command's text.
+  std::string command = editor + " \"$1\"";
+  pid_t child = ::fork();
+  if (child < 0) return errno_error(errno, "starting the editor");
+  if (child == 0) {
+    ::execl("/bin/sh", "sh", "-c", command.c_str(), "sh", path.c_str(), nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return ok();
+  return make_error(Code::kCancelled, "the editor ({}) failed; layout.json was not changed", editor);
+}
+
+bool ask_to_edit_again() {
+  fmt::print(stderr, "Edit again? [Y/n] ");
+  std::fflush(stderr);
+  int first = std::getchar();
+  for (int c = first; c != '\n' && c != EOF;) c = std::getchar();
+  return first == '\n' || first == 'y' || first == 'Y';
+}
+
+Result<int> run_edit(const Context& context, const std::string& job, bool wait) {
+  PTC_TRY(auto target, find_job(context.mount_option, job));
+  PTC_TRY(auto text, read_text_file(AT_FDCWD, target.job_dir() + "/layout.json", kMaxLayoutBytes));
+  PTC_TRY(auto file, TemporaryFile::create(target.job, text));
+  for (;;) {
+    PTC_TRY(run_editor(file.path()));
+    PTC_TRY(auto edited, read_text_file(AT_FDCWD, file.path(), kMaxLayoutBytes));
+    if (edited == text) {
+      fmt::print("{}: layout.json unchanged\n", target.job);
+      return kDone;
+    }
+    auto saved = save_layout(target, edited);
+    if (saved) return report_saved(target, wait);
+    if (saved.error().code() != Code::kInvalidArgument) return std::move(saved).error();
+    refused(saved.error());
+    if (!is_live_terminal(0) || !ask_to_edit_again()) return kFailed;
+  }
+}
+
+}  // namespace
+
+void add_layout(CLI::App& app, Context& context) {
+  struct Options {
+    std::string job;
+    LayoutEdit edit;
+    bool wait = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("layout", "Print, set or edit a job's layout.json");
+  command->add_option("JOB", options->job, "a job, or a path into it")->required();
+  command->footer(
+      "A layout that cannot be is refused with the reason, and nothing changes.\n"
+      "\nExamples:\n  ptc layout llama\n  ptc layout llama set --tp 2 --pp 4 --wait\n"
+      "  ptc layout llama edit");
+  CLI::App* set = command->add_subcommand("set", "Change these fields and keep the others");
+  CLI::App* edit = command->add_subcommand("edit", "Open layout.json in $VISUAL or $EDITOR");
+  for (CLI::App* sub : {set, edit}) {
+    sub->add_flag("--wait", options->wait, "wait until it is in force");
+    sub->fallthrough();
+  }
+  add_layout_options(*set, options->edit, true);
+  command->require_subcommand(0, 1);
+  command->callback([&context, options, set, edit] {
+    if (set->parsed() && options->edit.empty())
+      throw CLI::RequiredError("set: at least one of --tp, --pp, …");
+    context.run = [&context, options, set, edit]() -> Result<int> {
+      if (set->parsed()) return run_set(context, options->job, options->edit, options->wait);
+      if (edit->parsed()) return run_edit(context, options->job, options->wait);
+      return run_print(context, options->job);
+    };
+  });
+}
+
+}  // namespace ptc::cli

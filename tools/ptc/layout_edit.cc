@@ -1,0 +1,146 @@
+#include "tools/ptc/layout_edit.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <charconv>
+#include <sstream>
+#include <utility>
+
+#include "store/base/file.h"
+#include "tools/ptc/fields.h"
+
+namespace ptc::cli {
+namespace {
+
+constexpr const char* kSizes[] = {"tp", "pp", "dp", "ep", "cp"};
+
+std::vector<std::pair<std::string, uint32_t>> sizes_of_name(std::string_view name) {
+  std::vector<std::pair<std::string, uint32_t>> sizes;
+  std::istringstream parts{std::string(name.substr(0, name.find('+')))};
+  for (std::string part; std::getline(parts, part, '-');) {
+    for (const char* size : kSizes) {
+      uint32_t value = 0;
+      const char* end = part.data() + part.size();
+      if (part.starts_with(size) && std::from_chars(part.data() + 2, end, value).ptr == end)
+        sizes.emplace_back(size, value);
+    }
+  }
+  return sizes;
+}
+
+uint64_t size_or_one(const json::object& layout, std::string_view key) {
+  return std::max<uint64_t>(1, number_field(layout, key));
+}
+
+void set_size(json::object& layout, std::string_view key, std::optional<uint32_t> value) {
+  if (value) layout.insert_or_assign(key, *value);
+}
+
+json::array json_list(const auto& values) {
+  json::array list;
+  for (const auto& value : values) list.emplace_back(value);
+  return list;
+}
+
+}  // namespace
+
+bool LayoutEdit::empty() const {
+  return !tp && !pp && !dp && !ep && !cp && stages.empty() && !order && !naming && !optimizer &&
+         devices.empty() && !replicas && !keep;
+}
+
+void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
+  const char* group = "Layout";
+  app.add_option("--tp", edit.tp, "tensor-parallel size")->type_name("N")->group(group);
+  app.add_option("--pp", edit.pp, "pipeline stages")->type_name("N")->group(group);
+  app.add_option("--dp", edit.dp, "data-parallel replicas")->type_name("N")->group(group);
+  app.add_option("--ep", edit.ep, "expert-parallel size")->type_name("N")->group(group);
+  app.add_option("--cp", edit.cp, "context-parallel size")->type_name("N")->group(group);
+  app.add_option("--stages", edit.stages, "layers of each pipeline stage")
+      ->type_name("A,B")->expected(1)->delimiter(',')->group(group);
+  if (!all) return;
+  app.add_option("--devices", edit.devices, "node:device of each rank")
+      ->type_name("W:D,W:D")->expected(1)->delimiter(',')->group(group);
+  app.add_option("--order", edit.order, "rank order, fastest first: tp-cp-ep-dp-pp")
+      ->type_name("O")->group(group);
+  app.add_option("--naming", edit.naming, "tensor names: global or stage")
+      ->type_name("X")->group(group);
+  app.add_option("--optimizer", edit.optimizer, "replicated, zero1 or fsdp")
+      ->type_name("X")->group(group);
+  app.add_option("--replicas", edit.replicas, "further copies on other nodes")
+      ->type_name("N")->group(group);
+  app.add_option("--keep", edit.keep, "newest checkpoints that stay; 0: all")
+      ->type_name("N")->group(group);
+}
+
+json::object edited_layout(json::object layout, const LayoutEdit& edit,
+                           std::vector<std::string>& notes) {
+  set_size(layout, "tp", edit.tp);
+  set_size(layout, "pp", edit.pp);
+  set_size(layout, "dp", edit.dp);
+  set_size(layout, "ep", edit.ep);
+  set_size(layout, "cp", edit.cp);
+  if (!edit.stages.empty()) layout.insert_or_assign("stages", json_list(edit.stages));
+  if (!edit.devices.empty()) layout.insert_or_assign("devices", json_list(edit.devices));
+  if (edit.order) layout.insert_or_assign("order", *edit.order);
+  if (edit.naming) layout.insert_or_assign("naming", *edit.naming);
+  if (edit.optimizer) layout.insert_or_assign("optimizer", *edit.optimizer);
+  if (edit.replicas) layout.insert_or_assign("replicas", *edit.replicas);
+  if (edit.keep) layout.insert_or_assign("keep", *edit.keep);
+
+  uint64_t pp = size_or_one(layout, "pp");
+  const json::array& stages = array_field(layout, "stages");
+  if (edit.stages.empty() && !stages.empty() && stages.size() != pp) {
+    notes.push_back(fmt::format("\"stages\" was for {} stages and is left out: as even as possible",
+                                stages.size()));
+    layout.erase("stages");
+  }
+  uint64_t ranks = 1;
+  for (const char* size : kSizes) ranks *= size_or_one(layout, size);
+  const json::array& devices = array_field(layout, "devices");
+  if (edit.devices.empty() && !devices.empty() && devices.size() != ranks) {
+    notes.push_back(fmt::format("\"devices\" was for {} ranks and is left out: ptcfs places them",
+                                devices.size()));
+    layout.erase("devices");
+  }
+  return layout;
+}
+
+void set_sizes_of_name(json::object& layout, std::string_view name) {
+  auto sizes = sizes_of_name(name);
+  if (sizes.empty()) return;
+  // A name leaves ep and cp out where they are 1.
+  for (const char* optional_size : {"ep", "cp"}) {
+    if (layout.contains(optional_size)) layout[optional_size] = 1;
+  }
+  for (const auto& [key, value] : sizes) layout.insert_or_assign(key, value);
+}
+
+Result<json::object> layout_of_name(std::string_view name) {
+  json::object layout{{"format", "ptc-layout/1"}, {"tp", 0}, {"pp", 0}, {"dp", 0}};
+  for (const auto& [key, value] : sizes_of_name(name)) layout.insert_or_assign(key, value);
+  std::string again = fmt::format("tp{}-pp{}-dp{}", number_field(layout, "tp"),
+                                  number_field(layout, "pp"), number_field(layout, "dp"));
+  for (const char* key : {"ep", "cp"}) {
+    if (uint64_t value = number_field(layout, key)) again += fmt::format("-{}{}", key, value);
+  }
+  if (again != name || number_field(layout, "tp") == 0 || number_field(layout, "pp") == 0 ||
+      number_field(layout, "dp") == 0) {
+    return invalid_argument("'{}' is no layout's name, such as tp4-pp2-dp1", name);
+  }
+  return layout;
+}
+
+Result<json::object> layout_of_file_or_name(const std::string& text) {
+  auto named = layout_of_name(text);
+  if (named) return named;
+  PTC_TRY(auto content, read_text_file(AT_FDCWD, text, 1 << 20));
+  auto value = parse_json(content);
+  if (!value) return std::move(value).error().with_context(text);
+  if (!value.value().is_object()) return invalid_argument("{}: not a JSON object", text);
+  return std::move(value.value().get_object());
+}
+
+}  // namespace ptc::cli

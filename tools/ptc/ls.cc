@@ -1,0 +1,87 @@
+// ptc ls: jobs, or the checkpoints of one job, a line each.
+#include <fmt/core.h>
+
+#include <boost/json/array.hpp>
+#include <memory>
+
+#include "store/base/size_text.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+using Align = Table::Align;
+
+Result<int> list_all_jobs(const std::string& mount) {
+  PTC_TRY(auto names, list_jobs(mount));
+  Table table({{"JOB"}, {"STATE"}, {"LAYOUT"}, {"CHECKPOINTS", Align::kRight},
+               {"SIZE", Align::kRight}, {"NEWEST", Align::kRight}});
+  for (const std::string& name : names) {
+    PTC_TRY(auto status, read_status(Target{mount, name, ""}));
+    const json::array& checkpoints = array_field(status.raw, "checkpoints");
+    uint64_t bytes = 0;
+    std::string age = "-";
+    for (const json::value& value : checkpoints) {
+      if (!value.is_object()) continue;
+      bytes += number_field(value.get_object(), "bytes");
+      age = format_age(value.get_object().if_contains("time"));
+    }
+    table.add({name, status.state, status.layout, fmt::format("{}", checkpoints.size()),
+               format_size(bytes), age});
+  }
+  if (table.empty()) {
+    fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
+  } else {
+    fmt::print("{}", table.to_string(0, terminal_width(1)));
+  }
+  return kDone;
+}
+
+Result<int> list_checkpoints(const Target& target) {
+  PTC_TRY(auto status, read_status(target));
+  Table table({{"CHECKPOINT"}, {"AGE", Align::kRight}, {"TENSORS", Align::kRight},
+               {"SIZE", Align::kRight}, {""}, {"LAYOUTS"}});
+  for (const json::value& value : array_field(status.raw, "checkpoints")) {
+    if (!value.is_object()) continue;
+    const json::object& checkpoint = value.get_object();
+    std::string name = text_field(checkpoint, "name");
+    table.add({name, format_age(checkpoint.if_contains("time")),
+               fmt::format("{}", number_field(checkpoint, "tensors")),
+               format_size(number_field(checkpoint, "bytes")),
+               name == status.checkpoint ? "current" : "",
+               fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
+  }
+  if (table.empty()) {
+    fmt::print("{} has no checkpoint yet.\n", target.job);
+  } else {
+    fmt::print("{}", table.to_string(0, terminal_width(1)));
+  }
+  return kDone;
+}
+
+Result<int> run_ls(const Context& context, const std::string& job) {
+  if (job.empty()) {
+    PTC_TRY(auto mount, find_mount(context.mount_option));
+    return list_all_jobs(mount);
+  }
+  PTC_TRY(auto target, find_job(context.mount_option, job));
+  return list_checkpoints(target);
+}
+
+}  // namespace
+
+void add_ls(CLI::App& app, Context& context) {
+  auto job = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("ls", "List the jobs, or the checkpoints of one");
+  command->add_option("JOB", *job, "a job, or a path into it");
+  command->footer("Examples:\n  ptc ls\n  ptc ls llama");
+  command->callback([&context, job] {
+    context.run = [&context, job] { return run_ls(context, *job); };
+  });
+}
+
+}  // namespace ptc::cli

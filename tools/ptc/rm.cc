@@ -1,0 +1,81 @@
+// ptc rm: removes a checkpoint or a job.
+#include <fmt/core.h>
+
+#include <boost/json/array.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "store/base/size_text.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+struct Options {
+  std::string target;
+  bool force = false;
+  bool yes = false;
+};
+
+/// "checkpoint llama/base (2.1 GiB)", "job llama with 3 checkpoints (6.3 GiB)".
+Result<std::string> description(const Target& target) {
+  PTC_TRY(auto status, read_status(target));
+  uint64_t bytes = 0, count = 0;
+  for (const json::value& value : array_field(status.raw, "checkpoints")) {
+    if (!value.is_object()) continue;
+    if (!target.checkpoint.empty() && text_field(value.get_object(), "name") != target.checkpoint)
+      continue;
+    bytes += number_field(value.get_object(), "bytes");
+    ++count;
+  }
+  if (!target.checkpoint.empty())
+    return fmt::format("checkpoint {} ({})", target.name(), format_size(bytes));
+  if (count == 0) return fmt::format("job {} (no checkpoints)", target.job);
+  return fmt::format("job {} with {} checkpoint{} ({})", target.job, count, count == 1 ? "" : "s",
+                     format_size(bytes));
+}
+
+bool confirmed(const std::string& what) {
+  fmt::print(stderr, "Remove {}? [y/N] ", what);
+  std::fflush(stderr);
+  int first = std::getchar();
+  for (int c = first; c != '\n' && c != EOF;) c = std::getchar();
+  return first == 'y' || first == 'Y';
+}
+
+Result<int> run_rm(const Context& context, const Options& options) {
+  PTC_TRY(auto target, find_target(context.mount_option, options.target));
+  if (!target.checkpoint.empty()) {
+    PTC_TRY(target, with_checkpoint(std::move(target)));
+  }
+  PTC_TRY(auto what, description(target));
+  if (!options.yes && is_live_terminal(0) && !confirmed(what)) {
+    fmt::print(stderr, "ptc: nothing removed\n");
+    return kFailed;
+  }
+  json::object request{{"do", "remove"}, {"job", target.job}, {"force", options.force}};
+  if (!target.checkpoint.empty()) request["checkpoint"] = target.checkpoint;
+  PTC_TRY(ask(target.mount, request));
+  fmt::print("removed {}\n", what);
+  return kDone;
+}
+
+}  // namespace
+
+void add_rm(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("rm", "Remove a checkpoint or a job");
+  command->add_option("JOB[/CHECKPOINT]", options->target, "what to remove")->required();
+  command->add_flag("-f,--force", options->force, "also a job that still holds something");
+  command->add_flag("-y,--yes", options->yes, "do not ask (it asks on a terminal only)");
+  command->footer("Examples:\n  ptc rm llama/step100\n  ptc rm llama --force --yes");
+  command->callback([&context, options] {
+    context.run = [&context, options] { return run_rm(context, *options); };
+  });
+}
+
+}  // namespace ptc::cli

@@ -1,0 +1,132 @@
+// ptc status: what a job is doing, as its status.json says it.
+#include <fmt/core.h>
+
+#include <boost/json/array.hpp>
+#include <memory>
+
+#include "store/base/size_text.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/progress.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+constexpr size_t kIndent = 15;  // "  " and the longest label
+
+void print_line(std::string_view label, std::string_view text) {
+  fmt::print("  {:<13}{}\n", label, wrapped(text, kIndent, terminal_width(1)));
+}
+
+Colour colour_of(const std::string& state) {
+  if (state == "idle") return Colour::kGreen;
+  return state == "failed" ? Colour::kRed : Colour::kYellow;
+}
+
+std::string error_text(const json::object& error) {
+  std::string age = format_age(error.if_contains("time"));
+  std::string what = text_field(error, "what");
+  if (age.empty()) return what;
+  return (age == "just now" ? age : age + " ago") + ": " + what;
+}
+
+void print_status(const JobStatus& status) {
+  const json::object& raw = status.raw;
+  fmt::print("{}: {}\n", coloured(status.job, Colour::kBold),
+             coloured(status.state, colour_of(status.state)));
+  print_line("layout", fmt::format("{} (revision {})", status.layout, status.in_force_revision));
+  if (status.revision != status.in_force_revision || status.wanted != status.layout)
+    print_line("wanted", fmt::format("{} (revision {})", status.wanted, status.revision));
+  print_line("checkpoint", status.checkpoint.empty() ? "none yet" : status.checkpoint);
+
+  if (has_object(raw, "progress")) {
+    const json::object& progress = object_field(raw, "progress");
+    ProgressView view{phase_text(progress), number_field(progress, "bytes_done"),
+                      number_field(progress, "bytes_total"), 0};
+    double seconds = real_field(progress, "seconds");
+    if (seconds > 0) view.bytes_per_second = static_cast<double>(view.done) / seconds;
+    print_line("progress", progress_text(view));
+  }
+  if (has_object(raw, "last_reshard")) {
+    const json::object& last = object_field(raw, "last_reshard");
+    print_line("last reshard",
+               fmt::format("{}: {} to {}, {} kept, {} written in {}", text_field(last, "checkpoint"),
+                           text_field(last, "from"), text_field(last, "to"),
+                           format_size(number_field(last, "bytes_kept")),
+                           format_size(number_field(last, "bytes_written")),
+                           format_duration(real_field(last, "seconds"))));
+  }
+  if (has_object(raw, "last_error"))
+    print_line("last error", error_text(object_field(raw, "last_error")));
+  std::string nodes;
+  for (const json::value& node : array_field(raw, "nodes")) {
+    if (!node.is_object()) continue;
+    nodes += fmt::format("{}{} {}", nodes.empty() ? "" : ", ", text_field(node.get_object(), "name"),
+                         text_field(node.get_object(), "state"));
+  }
+  if (!nodes.empty()) print_line("nodes", nodes);
+
+  Table table({{"CHECKPOINT"}, {"AGE", Table::Align::kRight}, {"TENSORS", Table::Align::kRight},
+               {"SIZE", Table::Align::kRight}, {"MATERIALISED LAYOUTS"}});
+  for (const json::value& value : array_field(raw, "checkpoints")) {
+    if (!value.is_object()) continue;
+    const json::object& checkpoint = value.get_object();
+    table.add({text_field(checkpoint, "name"), format_age(checkpoint.if_contains("time")),
+               fmt::format("{}", number_field(checkpoint, "tensors")),
+               format_size(number_field(checkpoint, "bytes")),
+               fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
+  }
+  if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));
+}
+
+Result<int> run_status(const Context& context, const std::string& job, bool as_json) {
+  std::vector<Target> targets;
+  if (!job.empty()) {
+    PTC_TRY(auto target, find_job(context.mount_option, job));
+    targets.push_back(std::move(target));
+  } else {
+    PTC_TRY(auto mount, find_mount(context.mount_option));
+    PTC_TRY(auto names, list_jobs(mount));
+    for (auto& name : names) targets.push_back({mount, std::move(name), ""});
+    if (targets.empty() && !as_json)
+      fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
+  }
+  json::array all;
+  bool first = true;
+  for (const Target& target : targets) {
+    PTC_TRY(auto status, read_status(target));
+    if (as_json) {
+      all.emplace_back(status.raw);
+      continue;
+    }
+    if (!first) fmt::print("\n");
+    first = false;
+    print_status(status);
+  }
+  if (as_json) fmt::print("{}", job.empty() ? pretty_json(all) : pretty_json(all.at(0)));
+  return kDone;
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, Context& context) {
+  struct Options {
+    std::string job;
+    bool as_json = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("status", "Show what a job, or every job, is doing");
+  command->add_option("JOB", options->job, "a job, or a path into it; all jobs if left out");
+  command->add_flag("--json", options->as_json, "print status.json as it is");
+  command->footer("Example:\n  ptc status llama");
+  command->callback([&context, options] {
+    context.run = [&context, options] {
+      return run_status(context, options->job, options->as_json);
+    };
+  });
+}
+
+}  // namespace ptc::cli

@@ -1,0 +1,61 @@
+// Text for people: tables, ages, colours, paragraphs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/json.h"
+
+namespace ptc::cli {
+
+/// Columns a UTF-8 text takes, every code point counted as one.
+size_t text_width(std::string_view text);
+/// The text's beginning in at most `width` columns, "…" (or "...") for what was cut off.
+std::string shortened(std::string_view text, size_t width);
+std::string padded(std::string_view text, size_t width);
+/// Whether the locale's characters are UTF-8.
+bool utf8_terminal();
+
+/// Columns of the terminal behind `fd`; $COLUMNS, then 80, when there is none.
+size_t terminal_width(int fd);
+/// Whether to animate and colour: a terminal that is not "dumb".
+bool is_live_terminal(int fd);
+
+enum class Colour { kGreen, kYellow, kRed, kBold, kDim };
+/// `text` coloured for `fd` if that is a terminal and NO_COLOR is not set.
+std::string coloured(std::string_view text, Colour colour, int fd = 1);
+
+/// "0:07", "12:30", "3:04:05".
+std::string format_clock(double seconds);
+/// "850 ms", "2.1 s", "3 min 20 s", "5 h 10 min".
+std::string format_duration(double seconds);
+/// "just now", "45 s", "3 min", "2 h", "5 d": how long ago. `time` is ISO 8601 in UTC or seconds
+/// since 1970; "" when it is neither.
+std::string format_age(const json::value* time);
+
+/// Breaks `text` at spaces into lines of at most `width` columns, all but the first behind
+/// `indent` spaces. A longer word stays whole.
+std::string wrapped(std::string_view text, size_t indent, size_t width);
+
+/// Columns aligned to their widest cell, two spaces between, no trailing spaces.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  struct Column {
+    std::string title;
+    Align align = Align::kLeft;
+  };
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  bool empty() const { return rows_.empty(); }
+  /// The last column is cut to `width`; every line begins with `indent` spaces.
+  std::string to_string(size_t indent, size_t width) const;
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace ptc::cli

@@ -1,0 +1,256 @@
+// ptc verify: reads a whole checkpoint through the mount and compares checksums.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <boost/json/array.hpp>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "store/base/file.h"
+#include "store/base/size_text.h"
+#include "store/codec/safetensors.h"
+#include "store/tensor/checksum.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/progress.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+constexpr uint64_t kPieceBytes = 64 << 20;   // of one file, for one thread
+constexpr uint64_t kBufferBytes = 4 << 20;
+
+/// One file to read, and what its content must sum up to.
+struct Subject {
+  std::string name;        // for people
+  std::string path;
+  bool is_npy = false;     // with a header in front of the bytes
+  uint64_t bytes = 0;
+  Checksum expected;
+  Checksum sum;            // guarded by Verifier's mutex, as is the next
+  std::string problem;     // empty: none yet
+};
+
+Result<uint64_t> npy_data_offset(int fd) {
+  std::byte start[12];
+  PTC_TRY(read_exactly(fd, start, 0));
+  auto byte = [&](int i) { return static_cast<uint64_t>(start[i]); };
+  if (byte(0) != 0x93 || byte(1) != 'N' || byte(5) != 'Y')
+    return make_error(Code::kCorrupt, "not a .npy file");
+  if (byte(6) == 1) return 10 + (byte(8) | byte(9) << 8);
+  return 12 + (byte(8) | byte(9) << 8 | byte(10) << 16 | byte(11) << 24);
+}
+
+Result<uint64_t> tensor_bytes(const json::object& tensor) {
+  PTC_TRY(auto dtype, parse_dtype(text_field(tensor, "dtype")));
+  Shape shape;
+  for (const json::value& extent : array_field(tensor, "shape")) {
+    if (shape.size() == kMaxAxes || !(extent.is_int64() || extent.is_uint64()))
+      return invalid_argument("odd shape");
+    shape.push_back(extent.to_number<uint64_t>());
+  }
+  return array_bytes(shape, dtype);
+}
+
+Result<uint64_t> file_bytes(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return errno_error(errno, "fstat");
+  return static_cast<uint64_t>(info.st_size);
+}
+
+/// Reads all subjects in pieces, by several threads.
+class Verifier {
+ public:
+  explicit Verifier(std::vector<Subject>& subjects, Progress& progress)
+      : subjects_(subjects), progress_(progress) {
+    for (size_t i = 0; i < subjects_.size(); ++i) {
+      uint64_t offset = 0;
+      do {
+        pieces_.push_back({i, offset, std::min(kPieceBytes, subjects_[i].bytes - offset)});
+        offset += kPieceBytes;
+      } while (offset < subjects_[i].bytes);
+    }
+  }
+
+  void run() {
+    size_t count = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 16);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+    for (std::thread& thread : threads) thread.join();
+    for (Subject& subject : subjects_) {
+      if (subject.problem.empty() && !(subject.sum == subject.expected))
+        subject.problem = "the bytes differ from their checksum";
+    }
+  }
+
+ private:
+  struct Piece {
+    size_t subject;
+    uint64_t offset;
+    uint64_t bytes;
+  };
+
+  void work() {
+    auto buffer = std::make_unique<std::byte[]>(kBufferBytes);
+    for (;;) {
+      size_t next = next_++;
+      if (next >= pieces_.size()) return;
+      const Piece& piece = pieces_[next];
+      auto sum = read_piece(piece, {buffer.get(), kBufferBytes});
+      std::lock_guard lock(mutex_);
+      Subject& subject = subjects_[piece.subject];
+      if (sum) {
+        subject.sum += sum.value();
+      } else {
+        subject.problem = sum.error().message();
+      }
+    }
+  }
+
+  Result<Checksum> read_piece(const Piece& piece, std::span<std::byte> buffer) {
+    const Subject& subject = subjects_[piece.subject];
+    PTC_TRY(auto fd, open_file(AT_FDCWD, subject.path, O_RDONLY));
+    PTC_TRY(auto size, file_bytes(fd.get()));
+    uint64_t data_offset = 0;
+    if (subject.is_npy) {
+      PTC_TRY(data_offset, npy_data_offset(fd.get()));
+    }
+    if (size != data_offset + subject.bytes)
+      return make_error(Code::kCorrupt, "{} bytes, but {} were expected", size,
+                        data_offset + subject.bytes);
+    Checksum sum;
+    for (uint64_t done = 0; done < piece.bytes;) {
+      auto part = buffer.first(std::min<uint64_t>(buffer.size(), piece.bytes - done));
+      PTC_TRY(read_exactly(fd.get(), part, data_offset + piece.offset + done));
+      sum += checksum_of_run(part, piece.offset + done);
+      done += part.size();
+      progress_.add(part.size());
+    }
+    return sum;
+  }
+
+  std::vector<Subject>& subjects_;
+  Progress& progress_;
+  std::vector<Piece> pieces_;
+  std::atomic<size_t> next_{0};
+  std::mutex mutex_;
+};
+
+Result<std::vector<Subject>> subjects_of(const Target& target, const json::object& meta) {
+  std::vector<Subject> subjects;
+  std::string top = target.checkpoint_dir();
+  for (const json::value& value : array_field(meta, "tensors")) {
+    if (!value.is_object()) return make_error(Code::kCorrupt, "meta.json: odd entry in tensors");
+    const json::object& tensor = value.get_object();
+    Subject subject;
+    subject.name = text_field(tensor, "name");
+    subject.path = top + "/model/" + text_field(tensor, "path");
+    subject.is_npy = true;
+    auto bytes = tensor_bytes(tensor);
+    if (!bytes) return std::move(bytes).error().with_context("meta.json: " + subject.name);
+    subject.bytes = bytes.value();
+    PTC_TRY(subject.expected, Checksum::from_hex(text_field(tensor, "checksum")));
+    subjects.push_back(std::move(subject));
+  }
+  for (const json::value& value : array_field(meta, "files")) {
+    if (!value.is_object()) return make_error(Code::kCorrupt, "meta.json: odd entry in files");
+    const json::object& file = value.get_object();
+    Subject subject;
+    subject.name = fmt::format("rank/{}/{}", number_field(file, "rank"), text_field(file, "path"));
+    subject.path =
+        fmt::format("{}/layouts/{}/{}", top, text_field(meta, "written_as"), subject.name);
+    subject.bytes = number_field(file, "bytes");
+    PTC_TRY(subject.expected, Checksum::from_hex(text_field(file, "checksum")));
+    subjects.push_back(std::move(subject));
+  }
+  return subjects;
+}
+
+struct Outcome {
+  uint64_t tensors = 0, files = 0, bytes = 0;
+  double seconds = 0;
+  std::vector<const Subject*> bad;
+  std::string daemon_error;  // empty: the stored bytes are right
+  bool good() const { return bad.empty() && daemon_error.empty(); }
+};
+
+void print_outcome(const Target& target, const Outcome& outcome) {
+  for (const Subject* subject : outcome.bad) fmt::print("{}: {}\n", subject->name, subject->problem);
+  if (!outcome.daemon_error.empty()) fmt::print("stored bytes: {}\n", outcome.daemon_error);
+  fmt::print("{}: {}: {} tensors and {} other files, {} read in {}\n", target.name(),
+             outcome.good() ? coloured("good", Colour::kGreen) : coloured("BAD", Colour::kRed),
+             outcome.tensors, outcome.files, format_size(outcome.bytes),
+             format_duration(outcome.seconds));
+}
+
+void print_outcome_json(const Target& target, const Outcome& outcome) {
+  json::array bad;
+  for (const Subject* subject : outcome.bad)
+    bad.emplace_back(json::object{{"name", subject->name}, {"what", subject->problem}});
+  json::object report{{"format", "ptc-verify/1"}, {"job", target.job},
+                      {"checkpoint", target.checkpoint}, {"good", outcome.good()},
+                      {"tensors", outcome.tensors}, {"files", outcome.files},
+                      {"bytes", outcome.bytes}, {"seconds", outcome.seconds}, {"bad", bad}};
+  report["stored"] = outcome.daemon_error.empty() ? json::value("good")
+                                                  : json::value(outcome.daemon_error);
+  fmt::print("{}", pretty_json(report));
+}
+
+Result<int> run_verify(const Context& context, const std::string& text, bool as_json) {
+  PTC_TRY(auto found, find_target(context.mount_option, text));
+  PTC_TRY(auto target, with_checkpoint(std::move(found)));
+  PTC_TRY(auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
+  PTC_TRY(auto subjects, subjects_of(target, meta));
+
+  Outcome outcome;
+  for (const Subject& subject : subjects) outcome.bytes += subject.bytes;
+  outcome.tensors = array_field(meta, "tensors").size();
+  outcome.files = array_field(meta, "files").size();
+  Progress progress("verifying " + target.name(), outcome.bytes);
+  Verifier(subjects, progress).run();
+  progress.finish();
+  for (const Subject& subject : subjects) {
+    if (!subject.problem.empty()) outcome.bad.push_back(&subject);
+  }
+  auto answer =
+      ask(target.mount, {{"do", "verify"}, {"job", target.job}, {"checkpoint", target.checkpoint}});
+  if (!answer) outcome.daemon_error = answer.error().message();
+  outcome.seconds = progress.seconds();
+  if (as_json) {
+    print_outcome_json(target, outcome);
+  } else {
+    print_outcome(target, outcome);
+  }
+  return outcome.good() ? kDone : kFailed;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Context& context) {
+  struct Options {
+    std::string target;
+    bool as_json = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("verify", "Read a checkpoint and compare its checksums");
+  command->add_option("JOB[/CHECKPOINT]", options->target,
+                      "without a checkpoint, the one that 'current' shows")->required();
+  command->add_flag("--json", options->as_json, "print the outcome as JSON");
+  command->footer(
+      "Every tensor is read through the mount; then the daemon reads every byte it stores.\n"
+      "Exit status: 0 all good, 1 something differs (named).\n"
+      "\nExample:\n  ptc verify llama/step500");
+  command->callback([&context, options] {
+    context.run = [&context, options] {
+      return run_verify(context, options->target, options->as_json);
+    };
+  });
+}
+
+}  // namespace ptc::cli
