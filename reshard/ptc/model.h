@@ -56,17 +56,19 @@ struct WrittenRank {
 /// Immutable; threads: any.
 class Model {
  public:
-  /// Binds tensors to rules. A tensor is bound by, in this order: a rule that matches its name; a
-  /// parameter that it follows (optimizer state: its name ends in the parameter's name at a
-  /// component's border, or contains it after "state."; same shape: same cut; one element:
-  /// replicated; in both cases the parameter's stage); nothing (`uncovered`).
+  /// Binds tensors to rules. A tensor is bound by, in this order: a rule that matches its name; the
+  /// weight whose block scales it holds; a parameter that it follows (optimizer state: its name has
+  /// the parameter's, with or without the family's prefix, between borders of components:
+  /// "exp_avg.<parameter>", "state.<parameter>.step"; same shape: same cut; one element: not cut;
+  /// in both cases the parameter's stage and expert); nothing, but it has one element: replicated;
+  /// nothing (`uncovered`: cannot be cut).
   static Result<Model> bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                             std::vector<TensorInfo> tensors);
 
   /// The model that `ranks` wrote under `spec`: finds global names and shapes, and checks that each
   /// rank wrote what it holds under `spec`: nothing missing, nothing else, shapes as cut, the same
-  /// dtype everywhere, all states written at least once (replicas may be missing). Errors are
-  /// kInvalidArgument, one sentence with rank, file, tensor, found and expected.
+  /// dtype everywhere, all states written at least once (replicas may be missing, or have written no
+  /// tensors). Errors are kInvalidArgument, one sentence with rank, file, tensor, found and expected.
   struct Inferred;
   static Result<Inferred> infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                                 const LayoutSpec& spec, const std::vector<WrittenRank>& ranks);
@@ -106,18 +108,35 @@ class Model {
   std::string describe(uint32_t tensor) const;
 
  private:
+  class Binder;
+  class Inference;
+  static constexpr uint32_t kNone = UINT32_MAX;
   struct Bound {
-    const Rule* rule = nullptr;       // nullptr: uncovered
-    uint32_t follows = UINT32_MAX;    // parameter, if it follows one
-    NameMatch name;                   // layer_begin/_end point into this tensor's own name
-    std::optional<ResolvedCut> cut;   // of tp; nullopt: replicated, or facts missing
-    std::string missing_fact;         // the fact without which cut is not known
-    bool tied_copy = false;           // also on the last stage
+    const Rule* rule = nullptr;  // of the tensor or of what it follows; nullptr: not bound
+    uint32_t cut = kNone;        // in cuts_; kNone: replicated over tp
+    uint32_t follows = kNone;    // parameter, if it follows one
+    NameMatch name;              // layer_begin and layer_end point into this tensor's own name
+    bool one_element = false;    // of optimizer state, or bound to nothing: not cut
+    bool scales = false;         // holds the block scales of `follows`
+    bool tied_copy = false;      // also on the last stage
   };
+  struct RuleCut {
+    std::optional<ResolvedCut> cut;
+    std::string missing_fact;    // the fact without which cut is not known
+  };
+  bool covered(const Bound& bound) const { return bound.rule != nullptr || bound.one_element; }
+  Result<AxisSlice> tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  Result<> cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  Result<> cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  Result<std::optional<SubTensor>> slice_unnamed(uint32_t tensor, const LayoutSpec& spec,
+                                                 const StateCoords& state) const;
+  Error uncovered_error() const;
+
   std::shared_ptr<const RuleSet> rules_;
   RuleSet::Facts facts_;
   std::vector<TensorInfo> tensors_;
   std::vector<Bound> bound_;  // by tensor
+  std::shared_ptr<const std::vector<RuleCut>> cuts_;
   uint32_t layers_ = 0;
   uint32_t experts_ = 0;      // per-expert tensors: number of experts
 };

@@ -23,12 +23,17 @@ struct NameMatch {
 /// `*` stands for one or more characters other than '.'; `**` for any characters at all (also
 /// none); {layer} and {expert} for decimal digits without superfluous leading zeros; {a,b,} for one
 /// of the alternatives, which hold literal characters only. Everything else stands for itself. The
-/// whole name must match. Matching takes O(pattern × name) at worst, whatever the input.
+/// whole name must match; {layer} and {expert} may be in a pattern once each, and their numbers are
+/// below 2³¹. Matching takes O(pattern × name) at worst, whatever the input; names of more than
+/// kMaxNameLength bytes match nothing.
 class NamePattern {
  public:
+  static constexpr size_t kMaxNameLength = 4096;
+
   static Result<NamePattern> parse(std::string_view text);
   std::optional<NameMatch> match(std::string_view name) const;
   const std::string& text() const { return text_; }
+  bool has_layer() const { return has_layer_; }
 
  private:
   struct Token {
@@ -36,8 +41,11 @@ class NamePattern {
     std::string literal;
     std::vector<std::string> alternatives;
   };
+  class Parser;
+  class Matcher;
   std::string text_;
   std::vector<Token> tokens_;
+  bool has_layer_ = false;
 };
 
 }  // namespace ptc

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -16,12 +17,13 @@
 
 namespace ptc {
 
-/// A number in a rule: given, or the name of a fact of the model ("kv_heads").
+/// A number in a rule: given, or a fact of the model ("kv_heads"), or a product of facts and numbers
+/// ("mamba_heads*mamba_head_dim").
 using RuleNumber = std::variant<uint64_t, std::string>;
 
 /// One of several blocks that lie behind each other on the axis that is cut.
 struct CutPart {
-  RuleNumber size = uint64_t{1};          // relative to the other parts
+  RuleNumber size = uint64_t{1};          // relative to the other parts; 0: no such part
   std::optional<RuleNumber> heads;        // indivisible units in this part; absent: its elements
   bool share = false;                     // more ranks than heads: neighbours hold the same head
 };
@@ -31,6 +33,7 @@ struct TensorCut {
   uint32_t axis = 0;
   std::vector<CutPart> parts;
   std::optional<uint64_t> vocab_multiple;  // padded to a multiple of this × tp
+  bool pad_single_rank = false;            // a vocabulary: padded with tp = 1 too
   uint64_t block = 1;                      // cuts fall on multiples of this many elements only
 };
 
@@ -46,8 +49,18 @@ struct Rule {
   std::optional<TensorCut> cut;          // nullopt: replicated over tp
   std::optional<uint32_t> expert_axis;   // stacked experts: cut over ep on this axis
   StagePlace stage = StagePlace::kLayer;
-  std::optional<NamePattern> tied_head;  // also on the last stage where the head is tied (see Model)
+  // Also on the last stage, where the model's head is tied, no tensor matches tied_head, and some
+  // tensor matches tied_when if there is one.
+  std::optional<NamePattern> tied_head;
+  std::optional<NamePattern> tied_when;
   std::string description;               // one line for people: `ptc rules`
+};
+
+/// Scales of block-wise quantised weights: tensor `P<suffix>` has one element for each block of
+/// `block` elements on every axis of tensor P (fewer at the end), and is cut as P is.
+struct BlockScales {
+  std::string suffix;
+  uint64_t block = 0;
 };
 
 /// A parsed rule set. Immutable.
@@ -71,12 +84,18 @@ class RuleSet {
   const std::vector<Rule>& rules() const { return rules_; }
   const std::vector<std::string>& model_types() const { return model_types_; }
 
+  const std::optional<BlockScales>& scales() const { return scales_; }
+
   struct Match {
     const Rule* rule;
     NameMatch name;
+    size_t prefix_length = 0;  // of the family's prefix in the name
   };
-  /// The first rule that matches, also behind one of the family's prefixes ("bert.").
+  /// The first rule that matches, also behind one of the family's prefixes ("bert."). For many names
+  /// use a RuleFinder.
   std::optional<Match> find(std::string_view tensor_name) const;
+  /// Whether the pattern matches, also behind one of the prefixes.
+  bool matches(const NamePattern& pattern, std::string_view tensor_name) const;
 
   /// Facts of a model from its config.json (fact → keys tried in turn), under the rule set's own.
   /// `config_text` empty: only those. A config.json that is no JSON object is kInvalidArgument.
@@ -92,6 +111,9 @@ class RuleSet {
 
  private:
   friend class RuleSetParser;
+  friend class RuleFinder;
+  std::optional<Match> match_rule(size_t rule, std::string_view tensor_name) const;
+
   std::string family_;
   std::vector<std::string> model_types_;
   std::vector<std::string> prefixes_;
@@ -100,7 +122,22 @@ class RuleSet {
   std::map<std::string, uint64_t, std::less<>> fixed_facts_;
   std::string tied_key_;
   std::optional<bool> tied_default_;
+  std::optional<BlockScales> scales_;
+  bool numbers_matter_ = false;  // some pattern names a number, "mlp.0.weight"
   std::string text_;
+};
+
+/// RuleSet::find for many names: remembers the rule of names that differ only in their numbers.
+/// Threads: one. Lifetime: the rule set outlives it.
+class RuleFinder {
+ public:
+  explicit RuleFinder(const RuleSet& rules) : rules_(rules) {}
+  std::optional<RuleSet::Match> find(std::string_view tensor_name);
+
+ private:
+  const RuleSet& rules_;
+  std::unordered_map<std::string, uint32_t> rule_of_;  // by name without numbers
+  std::string key_;
 };
 
 /// model_type of a config.json, if it says one.

@@ -52,12 +52,21 @@ Result<AxisSlice> slice_axis(const ResolvedCut& cut, uint64_t extent, uint32_t r
 
 /// The global length of an axis of which each of `ranks` ranks holds `local_extent`. For a
 /// vocabulary of `vocab` rows (0: unknown) also finds the padding in use, and stores it in `cut`:
-/// the rule's multiple, with one rank padded or not, else a smaller power of two, else none.
+/// the rule's multiple, with one rank padded or not, else a smaller power of two (1: none), else a
+/// larger one. kInvalidArgument where no padding of `vocab` rows explains what several ranks hold;
+/// one rank may hold any number of rows.
 Result<uint64_t> global_extent(ResolvedCut& cut, uint64_t local_extent, uint32_t ranks,
                                uint64_t vocab);
 
 /// Every `ranks`-th part of an axis of `extent` experts, contiguous.
 Result<AxisSlice> slice_experts(uint64_t extent, uint32_t rank, uint32_t ranks);
+
+/// Cuts an axis of `part` that is whole so far down to `slice`.
+void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice);
+
+/// The slice of the scales of an axis: `weight` in blocks of `block` elements. kInvalidArgument when
+/// a cut of the weight is off the grid of blocks.
+Result<AxisSlice> slice_of_blocks(const AxisSlice& weight, uint64_t weight_extent, uint64_t block);
 
 /// The sub-tensor whose axis a is cut as slices[a]: the product of the axes' segments.
 SubTensor product(const std::vector<AxisSlice>& slices);

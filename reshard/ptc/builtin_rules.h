@@ -1,0 +1,17 @@
+// The rule sets that the program carries: reshard/rules/*.json, embedded by rules/embed.cmake.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace ptc {
+
+struct BuiltinRules {
+  std::string_view family;  // the file's name without ".json"
+  std::string_view text;
+};
+
+/// Sorted by family.
+std::span<const BuiltinRules> builtin_rules();
+
+}  // namespace ptc

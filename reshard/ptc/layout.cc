@@ -1,0 +1,340 @@
+#include "reshard/ptc/layout.h"
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <charconv>
+#include <optional>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kFormat = "ptc-layout/1";
+constexpr size_t kMaxLayoutBytes = 1 << 20;
+constexpr uint64_t kMaxReplicas = 64;
+constexpr uint64_t kMaxDeviceIndex = 9999;
+
+const std::vector<std::string> kKeys = {"format", "tp",     "pp",        "dp",       "ep",  "cp",
+                                        "order",  "devices", "stages",   "naming",   "optimizer",
+                                        "replicas", "keep"};
+
+std::string_view naming_name(Naming naming) {
+  return naming == Naming::kStage ? "stage" : "global";
+}
+std::string_view optimizer_name(OptimizerCut cut) {
+  switch (cut) {
+    case OptimizerCut::kZero1: return "zero1";
+    case OptimizerCut::kFsdp: return "fsdp";
+    case OptimizerCut::kReplicated: break;
+  }
+  return "replicated";
+}
+std::optional<Naming> parse_naming(std::string_view text) {
+  for (Naming value : {Naming::kGlobal, Naming::kStage}) {
+    if (naming_name(value) == text) return value;
+  }
+  return std::nullopt;
+}
+std::optional<OptimizerCut> parse_optimizer(std::string_view text) {
+  for (OptimizerCut value :
+       {OptimizerCut::kReplicated, OptimizerCut::kZero1, OptimizerCut::kFsdp}) {
+    if (optimizer_name(value) == text) return value;
+  }
+  return std::nullopt;
+}
+
+/// Persisted in the names of layouts: never changes.
+uint32_t name_hash(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return static_cast<uint32_t>(hash ^ (hash >> 32));
+}
+
+/// Persisted in the names of layouts: never changes. Empty where all these fields are default.
+std::string custom_fields(const LayoutSpec& spec) {
+  std::string text;
+  if (spec.order != RankOrder()) text += "order=" + spec.order.to_string() + ";";
+  if (!spec.stages.empty()) text += fmt::format("stages={};", fmt::join(spec.stages, ","));
+  if (spec.naming != Naming::kGlobal) text += fmt::format("naming={};", naming_name(spec.naming));
+  if (spec.optimizer != OptimizerCut::kReplicated) {
+    text += fmt::format("optimizer={};", optimizer_name(spec.optimizer));
+  }
+  return text;
+}
+
+std::optional<uint64_t> whole_number(const json::value& value) {
+  if (value.is_uint64()) return value.get_uint64();
+  if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
+  return std::nullopt;
+}
+
+bool fits_world_size(const ParallelConfig& sizes) {
+  uint64_t product = 1;
+  for (uint64_t size : {sizes.tp, sizes.pp, sizes.dp, sizes.ep, sizes.cp}) {
+    product *= size;
+    if (product > kMaxWorldSize) return false;
+  }
+  return true;
+}
+
+/// "node:index"
+bool is_device(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  const std::string_view node = text.substr(0, colon);
+  const std::string_view index = text.substr(colon + 1);
+  const bool plain = std::all_of(node.begin(), node.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           c == '.' || c == '-' || c == '_';
+  });
+  if (!plain || index.empty() || (index.size() > 1 && index[0] == '0')) return false;
+  uint64_t number = 0;
+  auto [end, error] = std::from_chars(index.data(), index.data() + index.size(), number);
+  return error == std::errc() && end == index.data() + index.size() && number <= kMaxDeviceIndex;
+}
+
+/// Reads layout.json; every error has its place.
+class LayoutParser {
+ public:
+  LayoutParser(std::string_view text, const json::object& object) : text_(text), object_(object) {}
+
+  Result<Layout> parse() {
+    PTC_TRY(check_keys());
+    Layout layout;
+    LayoutSpec& spec = layout.spec;
+    ParallelConfig& sizes = spec.sizes;
+    PTC_TRY(size("tp", true, sizes.tp));
+    PTC_TRY(size("pp", true, sizes.pp));
+    PTC_TRY(size("dp", true, sizes.dp));
+    PTC_TRY(size("ep", false, sizes.ep));
+    PTC_TRY(size("cp", false, sizes.cp));
+    if (!fits_world_size(sizes)) {
+      return error({"tp"}, fmt::format("the sizes make more than {} ranks", kMaxWorldSize));
+    }
+    PTC_TRY(words(spec));
+    PTC_TRY(stages(spec));
+    PTC_TRY(devices(layout));
+    PTC_TRY(number("replicas", 0, kMaxReplicas, layout.replicas));
+    PTC_TRY(number("keep", 0, UINT32_MAX, layout.keep));
+    return layout;
+  }
+
+ private:
+  Error error(const std::vector<std::string>& path, std::string_view message) const {
+    return invalid_argument("{}: {}", json_place(text_, path), message);
+  }
+
+  Result<> check_keys() const {
+    for (const auto& member : object_) {
+      const std::string key(member.key());
+      if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
+      const auto nearest = nearest_name(key, kKeys);
+      return invalid_argument(
+          "{}: unknown key '{}'{}", json_place(text_, {key}, JsonPart::kKey), key,
+          nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
+    }
+    return ok();
+  }
+
+  Result<> number(const std::string& key, uint64_t min, uint64_t max, uint32_t& target) const {
+    const json::value* value = object_.if_contains(key);
+    if (!value) return ok();
+    const std::optional<uint64_t> found = whole_number(*value);
+    if (!found || *found < min || *found > max) {
+      return error({key},
+                   fmt::format("'{}' must be a whole number from {} to {}", key, min, max));
+    }
+    target = static_cast<uint32_t>(*found);
+    return ok();
+  }
+
+  Result<> size(const std::string& key, bool required, uint32_t& target) const {
+    if (required && !object_.contains(key)) {
+      return error({}, fmt::format("'{}' is missing: tp, pp and dp are required", key));
+    }
+    return number(key, 1, kMaxWorldSize, target);
+  }
+
+  Result<std::optional<std::string_view>> text_of(const std::string& key) const {
+    const json::value* value = object_.if_contains(key);
+    if (!value) return std::optional<std::string_view>();
+    if (!value->is_string()) return error({key}, fmt::format("'{}' must be a text", key));
+    return std::optional<std::string_view>(std::string_view(value->get_string()));
+  }
+
+  Result<> words(LayoutSpec& spec) const {
+    PTC_TRY(const auto format, text_of("format"));
+    if (format && *format != kFormat) {
+      return error({"format"}, fmt::format("'format' must be \"{}\"", kFormat));
+    }
+    PTC_TRY(const auto order, text_of("order"));
+    if (order) {
+      auto parsed = RankOrder::parse(*order);
+      if (!parsed) return error({"order"}, parsed.error().message());
+      spec.order = parsed.value();
+    }
+    PTC_TRY(const auto naming, text_of("naming"));
+    if (naming) {
+      const auto parsed = parse_naming(*naming);
+      if (!parsed) return error({"naming"}, "'naming' must be \"global\" or \"stage\"");
+      spec.naming = *parsed;
+    }
+    PTC_TRY(const auto optimizer, text_of("optimizer"));
+    if (optimizer) {
+      const auto parsed = parse_optimizer(*optimizer);
+      if (!parsed) {
+        return error({"optimizer"},
+                     "'optimizer' must be \"replicated\", \"zero1\" or \"fsdp\"");
+      }
+      spec.optimizer = *parsed;
+    }
+    return ok();
+  }
+
+  Result<> stages(LayoutSpec& spec) const {
+    const json::value* value = object_.if_contains("stages");
+    if (!value) return ok();
+    if (!value->is_array()) return error({"stages"}, "'stages' must be a list of layer counts");
+    const json::array& list = value->get_array();
+    if (list.size() != spec.sizes.pp) {
+      return error({"stages"}, fmt::format("'stages' has {} entries, but pp is {}", list.size(),
+                                           spec.sizes.pp));
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::optional<uint64_t> layers = whole_number(list[i]);
+      if (!layers || *layers == 0 || *layers > UINT32_MAX) {
+        return error({"stages", std::to_string(i)},
+                     "a stage's number of layers must be a whole number, at least 1");
+      }
+      spec.stages.push_back(static_cast<uint32_t>(*layers));
+    }
+    return ok();
+  }
+
+  Result<> devices(Layout& layout) const {
+    const json::value* value = object_.if_contains("devices");
+    if (!value) return ok();
+    if (!value->is_array()) {
+      return error({"devices"}, "'devices' must be a list of \"node:device\", one for each rank");
+    }
+    const json::array& list = value->get_array();
+    const ParallelConfig& sizes = layout.spec.sizes;
+    if (list.size() != sizes.world_size()) {
+      return error({"devices"},
+                   fmt::format("'devices' has {} entries, but tp·pp·dp·ep·cp = {} ranks",
+                               list.size(), sizes.world_size()));
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!list[i].is_string() || !is_device(std::string_view(list[i].get_string()))) {
+        return error({"devices", std::to_string(i)},
+                     "a device must be \"node:index\", such as \"w0:3\"");
+      }
+      layout.devices.emplace_back(std::string_view(list[i].get_string()));
+    }
+    return ok();
+  }
+
+  std::string_view text_;
+  const json::object& object_;
+};
+
+/// Takes "<word><number>" off the front; the number has no superfluous zeros.
+std::optional<uint32_t> take_size(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return std::nullopt;
+  const std::string_view rest = text.substr(word.size());
+  uint32_t number = 0;
+  auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  if (error != std::errc() || number == 0 || number > kMaxWorldSize || rest[0] == '0') {
+    return std::nullopt;
+  }
+  text.remove_prefix(word.size() + static_cast<size_t>(end - rest.data()));
+  return number;
+}
+
+}  // namespace
+
+std::string LayoutSpec::name() const {
+  std::string text = fmt::format("tp{}-pp{}-dp{}", sizes.tp, sizes.pp, sizes.dp);
+  if (sizes.ep != 1) text += fmt::format("-ep{}", sizes.ep);
+  if (sizes.cp != 1) text += fmt::format("-cp{}", sizes.cp);
+  const std::string custom = custom_fields(*this);
+  if (!custom.empty()) text += fmt::format("+{:08x}", name_hash(custom));
+  return text;
+}
+
+Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
+  LayoutSpec spec;
+  std::string_view rest = name;
+  const auto tp = take_size(rest, "tp");
+  const auto pp = take_size(rest, "-pp");
+  const auto dp = take_size(rest, "-dp");
+  if (tp && pp && dp) {
+    spec.sizes = {.tp = *tp, .pp = *pp, .dp = *dp};
+    if (const auto ep = take_size(rest, "-ep")) spec.sizes.ep = *ep;
+    if (const auto cp = take_size(rest, "-cp")) spec.sizes.cp = *cp;
+    if (rest.empty() && fits_world_size(spec.sizes) && spec.name() == name) return spec;
+  }
+  return invalid_argument(
+      "'{}' does not name a layout: expected tp<N>-pp<N>-dp<N>, with -ep<N> and -cp<N> where they "
+      "are not 1",
+      name);
+}
+
+json::object LayoutSpec::to_json() const {
+  json::object object{{"tp", sizes.tp}, {"pp", sizes.pp}, {"dp", sizes.dp}};
+  if (sizes.ep != 1) object["ep"] = sizes.ep;
+  if (sizes.cp != 1) object["cp"] = sizes.cp;
+  if (order != RankOrder()) object["order"] = order.to_string();
+  if (!stages.empty()) object["stages"] = json::array(stages.begin(), stages.end());
+  if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
+  if (optimizer != OptimizerCut::kReplicated) object["optimizer"] = optimizer_name(optimizer);
+  return object;
+}
+
+Result<LayoutSpec> LayoutSpec::from_json(const json::object& object) {
+  const std::string text = json::serialize(object);
+  PTC_TRY(Layout layout, Layout::parse(text));
+  return std::move(layout.spec);
+}
+
+Result<Layout> Layout::parse(std::string_view text) {
+  PTC_TRY(const json::value value, parse_json(text, {.max_bytes = kMaxLayoutBytes}));
+  if (!value.is_object()) {
+    return invalid_argument("{}: a layout is a JSON object: {{ … }}", json_place(text, {}));
+  }
+  return LayoutParser(text, value.get_object()).parse();
+}
+
+Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t layers) {
+  const uint32_t stage_count = spec.sizes.pp;
+  std::vector<uint32_t> boundaries = {0};
+  boundaries.reserve(stage_count + size_t{1});
+  if (spec.stages.empty()) {
+    for (uint32_t stage = 0; stage < stage_count; ++stage) {
+      boundaries.push_back(boundaries.back() + layers / stage_count +
+                           (stage < layers % stage_count ? 1 : 0));
+    }
+    return boundaries;
+  }
+  if (spec.stages.size() != stage_count) {
+    return invalid_argument("'stages' has {} entries, but pp is {}", spec.stages.size(),
+                            stage_count);
+  }
+  uint64_t sum = 0;
+  for (uint32_t count : spec.stages) {
+    sum += count;
+    if (sum <= layers) boundaries.push_back(static_cast<uint32_t>(sum));
+  }
+  if (sum != layers) {
+    return invalid_argument("'stages' [{}] adds up to {} layers, but the model has {}",
+                            fmt::join(spec.stages, ", "), sum, layers);
+  }
+  return boundaries;
+}
+
+std::string default_layout_text() {
+  return "{\n  \"format\": \"ptc-layout/1\",\n  \"tp\": 1, \"pp\": 1, \"dp\": 1\n}\n";
+}
+
+}  // namespace ptc

@@ -1,0 +1,291 @@
+#include "reshard/ptc/model.h"
+
+#include <algorithm>
+
+#include "reshard/ptc/model_bind.h"
+
+namespace ptc {
+namespace {
+
+uint32_t stage_begin(const LayoutSpec& spec, uint32_t layers, uint32_t stage) {
+  if (spec.stages.empty()) {
+    const uint32_t each = layers / spec.sizes.pp;
+    return stage * each + std::min(stage, layers % spec.sizes.pp);
+  }
+  uint32_t begin = 0;
+  for (uint32_t s = 0; s < stage && s < spec.stages.size(); ++s) begin += spec.stages[s];
+  return begin;
+}
+
+/// Layers behind the last that is counted belong to the last stage.
+uint32_t stage_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer) {
+  const uint32_t last = spec.sizes.pp - 1;
+  if (layer >= layers) return last;
+  if (spec.stages.empty()) {
+    const uint32_t each = layers / spec.sizes.pp;
+    const uint32_t longer = layers % spec.sizes.pp;
+    const uint32_t in_longer = longer * (each + 1);
+    return layer < in_longer ? layer / (each + 1) : longer + (layer - in_longer) / each;
+  }
+  uint64_t end = 0;
+  for (uint32_t stage = 0; stage < last && stage < spec.stages.size(); ++stage) {
+    end += spec.stages[stage];
+    if (layer < end) return stage;
+  }
+  return last;
+}
+
+std::string fact_in_words(const std::string& fact) {
+  if (fact == "heads") return "the number of attention heads";
+  if (fact == "kv_heads") return "the number of key-value heads";
+  if (fact == "gated") return "whether the MLP is gated (1) or not (0)";
+  return fmt::format("'{}'", fact);
+}
+
+}  // namespace
+
+uint32_t state_index(const ParallelConfig& sizes, const StateCoords& state) {
+  return state.tp + sizes.tp * (state.ep + sizes.ep * state.pp);
+}
+
+StateCoords state_at(const ParallelConfig& sizes, uint32_t index) {
+  return {.tp = index % sizes.tp,
+          .pp = index / sizes.tp / sizes.ep,
+          .ep = index / sizes.tp % sizes.ep};
+}
+
+Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                          std::vector<TensorInfo> tensors) {
+  Model model;
+  model.rules_ = std::move(rules);
+  model.facts_ = std::move(facts);
+  model.tensors_ = std::move(tensors);
+  PTC_TRY(Binder(model).bind());
+  return model;
+}
+
+bool Model::is_parameter(uint32_t tensor) const {
+  const Bound& bound = bound_[tensor];
+  return bound.follows == kNone || bound.scales;
+}
+
+Error Model::uncovered_error() const {
+  std::vector<std::string_view> names;
+  size_t count = 0;
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    if (covered(bound_[tensor])) continue;
+    if (++count <= 3) names.push_back(tensors_[tensor].name);
+  }
+  return invalid_argument(
+      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): give rules.json a rule for "
+      "{}, or keep tp, pp and ep at 1",
+      rules_->family(), fmt::join(names, ", "), count > names.size() ? ", …" : "", count,
+      count == 1 ? "" : "s", count == 1 ? "it" : "them");
+}
+
+Result<> Model::check(const LayoutSpec& spec) const {
+  const ParallelConfig& sizes = spec.sizes;
+  if (spec.optimizer != OptimizerCut::kReplicated) {
+    return invalid_argument(
+        "'optimizer' must be \"replicated\": cutting optimizer state over dp is not supported");
+  }
+  if (sizes.pp > 1) {
+    PTC_TRY(stage_boundaries(spec, layers_));
+  }
+  if (state_count(sizes) == 1) return ok();
+  for (const Bound& bound : bound_) {
+    if (!covered(bound)) return uncovered_error();
+  }
+  if (sizes.tp == 1 && sizes.ep == 1) return ok();
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    const Bound& bound = bound_[tensor];
+    if (!bound.rule || (bound.one_element && !bound.name.expert)) continue;
+    if (bound.cut == kNone && !bound.name.expert && !bound.rule->expert_axis) continue;
+    StateCoords state;
+    if (bound.name.expert && experts_ % sizes.ep == 0) {
+      state.ep = *bound.name.expert / (experts_ / sizes.ep);
+    }
+    for (uint32_t tp : {uint32_t{0}, sizes.tp - 1}) {
+      state.tp = tp;
+      LayoutSpec one_stage;
+      one_stage.sizes = {.tp = sizes.tp, .ep = sizes.ep};
+      PTC_TRY(slice(tensor, one_stage, state));
+    }
+  }
+  return ok();
+}
+
+bool Model::on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
+  const Bound& bound = bound_[tensor];
+  const uint32_t last = spec.sizes.pp - 1;
+  if (!bound.rule || last == 0) return true;
+  switch (bound.rule->stage) {
+    case StagePlace::kFirst: return stage == 0 || (bound.tied_copy && stage == last);
+    case StagePlace::kLast: return stage == last;
+    case StagePlace::kAll: return true;
+    case StagePlace::kLayer: break;
+  }
+  return stage_of_layer(spec, layers_, bound.name.layer.value_or(0)) == stage;
+}
+
+/// What tp cuts of the axis that the tensor's rule (or that of what it follows) names.
+Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks) const {
+  const TensorInfo& info = tensors_[tensor];
+  const Bound& bound = bound_[tensor];
+  const RuleCut& rule_cut = (*cuts_)[bound.cut];
+  const uint32_t axis = bound.rule->cut->axis;
+  if (axis >= info.shape.size()) {
+    return invalid_argument("its rule cuts axis {}, but its shape is {}", axis,
+                            info.shape.to_string());
+  }
+  const uint64_t extent = info.shape[axis];
+  if (!rule_cut.cut) {
+    if (ranks == 1) return AxisSlice::whole(extent);
+    return invalid_argument(
+        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or \"facts\": "
+        "{{\"{}\": …}} into rules.json",
+        fact_in_words(rule_cut.missing_fact), rule_cut.missing_fact);
+  }
+  if (rule_cut.cut->vocab_multiple == 0 || info.vocab_multiple == 0) {
+    return slice_axis(*rule_cut.cut, extent, rank, ranks);
+  }
+  ResolvedCut vocabulary;
+  vocabulary.axis = axis;
+  vocabulary.vocab_multiple = info.vocab_multiple;
+  vocabulary.pad_single_rank = info.pad_single_rank;
+  return slice_axis(vocabulary, extent, rank, ranks);
+}
+
+Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank,
+                            uint32_t ranks) const {
+  const Bound& bound = bound_[tensor];
+  if (bound.cut == kNone || (ranks == 1 && !bound.rule->cut->vocab_multiple)) return ok();
+  const uint32_t axis = bound.rule->cut->axis;
+  if (!bound.scales) {
+    PTC_TRY(const AxisSlice slice, tp_slice(tensor, rank, ranks));
+    cut_axis(part, axis, slice);
+    return ok();
+  }
+  PTC_TRY(AxisSlice slice, tp_slice(bound.follows, rank, ranks));
+  const uint64_t weight_extent = tensors_[bound.follows].shape[axis];
+  if (tensors_[tensor].shape[axis] != weight_extent) {
+    PTC_TRY(slice, slice_of_blocks(slice, weight_extent, rules_->scales()->block));
+  }
+  cut_axis(part, axis, slice);
+  return ok();
+}
+
+Result<> Model::cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank,
+                            uint32_t ranks) const {
+  const std::optional<uint32_t>& axis = bound_[tensor].rule->expert_axis;
+  if (!axis || ranks == 1) return ok();
+  const Shape& shape = tensors_[tensor].shape;
+  if (*axis >= shape.size()) {
+    return invalid_argument("its rule has experts on axis {}, but its shape is {}", *axis,
+                            shape.to_string());
+  }
+  PTC_TRY(const AxisSlice slice, slice_experts(shape[*axis], rank, ranks));
+  cut_axis(part, *axis, slice);
+  return ok();
+}
+
+Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const LayoutSpec& spec,
+                                                      const StateCoords& state) const {
+  const Bound& bound = bound_[tensor];
+  const ParallelConfig& sizes = spec.sizes;
+  if (bound.name.expert && sizes.ep > 1) {
+    if (experts_ % sizes.ep != 0) {
+      return invalid_argument("the {} experts are not divisible by ep = {}", experts_, sizes.ep);
+    }
+    if (*bound.name.expert / (experts_ / sizes.ep) != state.ep) return std::optional<SubTensor>();
+  }
+  std::optional<SubTensor> part = SubTensor::whole(tensors_[tensor].shape);
+  if (!bound.rule || bound.one_element) return part;
+  PTC_TRY(cut_over_ep(*part, tensor, state.ep, sizes.ep));
+  PTC_TRY(cut_over_tp(*part, tensor, state.tp, sizes.tp));
+  return part;
+}
+
+Result<std::optional<SubTensor>> Model::slice(uint32_t tensor, const LayoutSpec& spec,
+                                              const StateCoords& state) const {
+  if (!covered(bound_[tensor]) && state_count(spec.sizes) > 1) return uncovered_error();
+  if (!on_stage(tensor, spec, state.pp)) return std::optional<SubTensor>();
+  auto part = slice_unnamed(tensor, spec, state);
+  if (!part) return std::move(part).error().with_context(tensors_[tensor].name);
+  return part;
+}
+
+Result<std::vector<Model::Held>> Model::hold(const LayoutSpec& spec,
+                                             const StateCoords& state) const {
+  std::vector<Held> held;
+  held.reserve(tensors_.size() / spec.sizes.pp);
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    PTC_TRY(std::optional<SubTensor> part, slice(tensor, spec, state));
+    if (part) held.push_back({tensor, *std::move(part)});
+  }
+  return held;
+}
+
+std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
+  const Bound& bound = bound_[tensor];
+  std::string name = tensors_[tensor].name;
+  if (spec.naming == Naming::kGlobal || !bound.rule || !bound.name.layer ||
+      bound.rule->stage != StagePlace::kLayer) {
+    return name;
+  }
+  const uint32_t begin = stage_begin(spec, layers_, stage);
+  if (*bound.name.layer < begin) return name;  // not on this stage
+  name.replace(bound.name.layer_begin, bound.name.layer_end - bound.name.layer_begin,
+               std::to_string(*bound.name.layer - begin));
+  return name;
+}
+
+std::string Model::describe(uint32_t tensor) const {
+  const Bound& bound = bound_[tensor];
+  if (!covered(bound)) return "no rule: cannot be cut";
+  if (!bound.rule) return "one element: on every rank";
+  std::string text;
+  if (bound.scales) text += fmt::format("scales of {}: ", tensors_[bound.follows].name);
+  if (bound.follows != kNone && !bound.scales) {
+    text += fmt::format("follows {}: ", tensors_[bound.follows].name);
+  }
+  if (bound.one_element || bound.cut == kNone) {
+    text += "the same on every tp rank";
+  } else {
+    const RuleCut& rule_cut = (*cuts_)[bound.cut];
+    text += fmt::format("tp cuts axis {}", bound.rule->cut->axis);
+    if (!rule_cut.cut) {
+      text += fmt::format(" ('{}' is not known)", rule_cut.missing_fact);
+    } else if (rule_cut.cut->vocab_multiple > 0) {
+      const uint64_t multiple = tensors_[tensor].vocab_multiple;
+      text += fmt::format(", a vocabulary padded to multiples of {}·tp",
+                          multiple > 0 ? multiple : rule_cut.cut->vocab_multiple);
+    } else {
+      std::vector<std::string> parts;
+      for (const ResolvedCut::Part& part : rule_cut.cut->parts) {
+        if (part.size == 0) continue;
+        parts.push_back(part.heads == 0 ? "elements"
+                                        : fmt::format("{} heads{}", part.heads,
+                                                      part.share ? " (shared when tp is more)"
+                                                                 : ""));
+      }
+      text += fmt::format(", by {}", fmt::join(parts, " + "));
+    }
+  }
+  if (bound.name.expert) text += fmt::format("; expert {} of {}", *bound.name.expert, experts_);
+  if (bound.rule->expert_axis && !bound.one_element) {
+    text += fmt::format("; ep cuts axis {}", *bound.rule->expert_axis);
+  }
+  switch (bound.rule->stage) {
+    case StagePlace::kFirst:
+      text += bound.tied_copy ? "; first stage, and last (tied head)" : "; first stage";
+      break;
+    case StagePlace::kLast: text += "; last stage"; break;
+    case StagePlace::kAll: text += "; all stages"; break;
+    case StagePlace::kLayer: text += fmt::format("; layer {}", bound.name.layer.value_or(0)); break;
+  }
+  if (!bound.rule->description.empty()) text += fmt::format(" ({})", bound.rule->description);
+  return text;
+}
+
+}  // namespace ptc

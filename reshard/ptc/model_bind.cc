@@ -1,0 +1,186 @@
+#include "reshard/ptc/model_bind.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kLargestNumber = UINT32_MAX;
+
+/// Looks up the facts in a rule's numbers; remembers the first that is not known.
+class Facts {
+ public:
+  explicit Facts(const RuleSet::Facts& facts) : facts_(facts) {}
+
+  std::optional<uint64_t> number(const RuleNumber& number, uint64_t min) {
+    if (const auto* value = std::get_if<uint64_t>(&number)) return *value;
+    const std::string_view text = std::get<std::string>(number);
+    uint64_t product = 1;
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t end = std::min(text.find('*', begin), text.size());
+      const std::optional<uint64_t> value = factor(text.substr(begin, end - begin), min);
+      if (!value) return std::nullopt;
+      product = std::min(product * std::min(*value, kLargestNumber), kLargestNumber);
+      begin = end + 1;
+    }
+    return product;
+  }
+  const std::string& missing() const { return missing_; }
+
+ private:
+  std::optional<uint64_t> factor(std::string_view text, uint64_t min) {
+    uint64_t value = 0;
+    auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failed == std::errc() && end == text.data() + text.size()) return value;
+    const auto found = facts_.numbers.find(text);
+    if (found != facts_.numbers.end() && found->second >= min) return found->second;
+    if (missing_.empty()) missing_ = text;
+    return std::nullopt;
+  }
+
+  const RuleSet::Facts& facts_;
+  std::string missing_;
+};
+
+}  // namespace
+
+uint32_t Model::Binder::cut_of_rule(const Rule& rule) {
+  if (!rule.cut) return kNone;
+  uint32_t& index = cut_of_rule_[static_cast<size_t>(&rule - model_.rules_->rules().data())];
+  if (index != kNone) return index;
+  index = static_cast<uint32_t>(cuts_.size());
+  Facts facts(model_.facts_);
+  ResolvedCut cut;
+  cut.axis = rule.cut->axis;
+  cut.block = rule.cut->block;
+  cut.vocab_multiple = rule.cut->vocab_multiple.value_or(0);
+  cut.pad_single_rank = rule.cut->pad_single_rank;
+  for (const CutPart& part : rule.cut->parts) {
+    ResolvedCut::Part resolved;
+    resolved.size = facts.number(part.size, 0).value_or(0);
+    if (part.heads) resolved.heads = facts.number(*part.heads, 1).value_or(0);
+    resolved.share = part.share;
+    cut.parts.push_back(resolved);
+  }
+  RuleCut result;
+  result.missing_fact = facts.missing();
+  if (result.missing_fact.empty()) result.cut = std::move(cut);
+  cuts_.push_back(std::move(result));
+  return index;
+}
+
+/// Megatron's and Hugging Face's way to tie: the embedding serves as the head, so that the last
+/// stage needs it as well, unless the head is there under a name of its own.
+bool Model::Binder::tied_copy(const Rule& rule) const {
+  if (!rule.tied_head || !model_.facts_.tied.value_or(false)) return false;
+  bool wanted = !rule.tied_when;
+  for (const TensorInfo& tensor : model_.tensors_) {
+    if (model_.rules_->matches(*rule.tied_head, tensor.name)) return false;
+    wanted = wanted || model_.rules_->matches(*rule.tied_when, tensor.name);
+  }
+  return wanted;
+}
+
+Result<> Model::Binder::bind() {
+  const uint32_t count = static_cast<uint32_t>(model_.tensors_.size());
+  model_.bound_.resize(count);
+  one_element_.resize(count);
+  cut_of_rule_.assign(model_.rules_->rules().size(), kNone);
+  for (uint32_t tensor = 0; tensor < count; ++tensor) {
+    const TensorInfo& info = model_.tensors_[tensor];
+    auto elements = num_elements(info.shape);
+    if (!elements) return std::move(elements).error().with_context(info.name);
+    one_element_[tensor] = elements.value() == 1;
+  }
+  bind_to_rules();
+  for (uint32_t tensor = 0; tensor < count; ++tensor) {
+    if (!model_.bound_[tensor].rule) bind_scales(tensor);
+  }
+  for (uint32_t tensor = 0; tensor < count; ++tensor) {
+    Bound& bound = model_.bound_[tensor];
+    if (!bound.rule) bind_to_parameter(tensor);
+    if (!bound.rule) bound.one_element = one_element_[tensor];
+  }
+  count_layers_and_experts();
+  model_.cuts_ = std::make_shared<const std::vector<RuleCut>>(std::move(cuts_));
+  return ok();
+}
+
+void Model::Binder::bind_to_rules() {
+  RuleFinder finder(*model_.rules_);
+  std::vector<const Rule*> tied;
+  for (const Rule& rule : model_.rules_->rules()) {
+    if (tied_copy(rule)) tied.push_back(&rule);
+  }
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    const std::string& name = model_.tensors_[tensor].name;
+    const auto match = finder.find(name);
+    if (!match) continue;
+    Bound& bound = model_.bound_[tensor];
+    bound.rule = match->rule;
+    bound.cut = cut_of_rule(*match->rule);
+    bound.name = match->name;
+    bound.tied_copy = std::find(tied.begin(), tied.end(), match->rule) != tied.end();
+    parameters_.add(name, match->prefix_length, tensor);
+  }
+}
+
+void Model::Binder::bind_scales(uint32_t tensor) {
+  const auto& scales = model_.rules_->scales();
+  const TensorInfo& info = model_.tensors_[tensor];
+  if (!scales || !info.name.ends_with(scales->suffix)) return;
+  const std::string_view name = info.name;
+  const auto weight = parameters_.exact(name.substr(0, name.size() - scales->suffix.size()));
+  if (!weight) return;
+  const Shape& shape = model_.tensors_[*weight].shape;
+  if (shape.size() != info.shape.size()) return;
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    const uint64_t blocks = shape[axis] / scales->block + (shape[axis] % scales->block != 0);
+    if (info.shape[axis] != shape[axis] && info.shape[axis] != blocks) return;
+  }
+  Bound& bound = model_.bound_[tensor];
+  bound = model_.bound_[*weight];
+  bound.follows = *weight;
+  bound.scales = true;
+}
+
+void Model::Binder::bind_to_parameter(uint32_t tensor) {
+  const TensorInfo& info = model_.tensors_[tensor];
+  parameters_.find(info.name, [&](const ParameterNames::Entry& entry, size_t offset) {
+    const bool same_shape = model_.tensors_[entry.parameter].shape == info.shape;
+    if (!same_shape && !one_element_[tensor]) return false;
+    Bound& bound = model_.bound_[tensor];
+    bound = model_.bound_[entry.parameter];
+    bound.follows = entry.parameter;
+    bound.one_element = !same_shape;
+    if (bound.name.layer) {
+      bound.name.layer_begin += offset - entry.dropped;
+      bound.name.layer_end += offset - entry.dropped;
+    }
+    return true;
+  });
+}
+
+void Model::Binder::count_layers_and_experts() {
+  uint32_t layers = 0;
+  uint32_t experts = 0;
+  for (const Bound& bound : model_.bound_) {
+    if (!bound.rule) continue;
+    if (bound.name.layer && bound.rule->stage == StagePlace::kLayer) {
+      layers = std::max(layers, *bound.name.layer + 1);
+    }
+    if (bound.name.expert) experts = std::max(experts, *bound.name.expert + 1);
+  }
+  auto fact = [&](std::string_view name) -> uint32_t {
+    const auto found = model_.facts_.numbers.find(name);
+    return found == model_.facts_.numbers.end()
+               ? 0
+               : static_cast<uint32_t>(std::min<uint64_t>(found->second, INT32_MAX));
+  };
+  const uint32_t layers_fact = fact("layers");
+  model_.layers_ = layers_fact > 0 ? layers_fact : layers;
+  model_.experts_ = std::max(experts, fact("experts"));
+}
+
+}  // namespace ptc

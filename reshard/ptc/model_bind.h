@@ -1,0 +1,34 @@
+// How Model::bind finds what binds each tensor. For model.cc and model_infer.cc only.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reshard/ptc/model.h"
+#include "reshard/ptc/parameter_names.h"
+
+namespace ptc {
+
+/// Fills in a model of which rules_, facts_ and tensors_ are set.
+class Model::Binder {
+ public:
+  explicit Binder(Model& model) : model_(model) {}
+  Result<> bind();
+
+ private:
+  void bind_to_rules();
+  void bind_scales(uint32_t tensor);
+  void bind_to_parameter(uint32_t tensor);
+  uint32_t cut_of_rule(const Rule& rule);
+  bool tied_copy(const Rule& rule) const;
+  void count_layers_and_experts();
+
+  Model& model_;
+  ParameterNames parameters_;
+  std::vector<bool> one_element_;        // by tensor
+  std::vector<uint32_t> cut_of_rule_;    // by rule: index in cuts
+  std::vector<RuleCut> cuts_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,357 @@
+// Model::infer: from what every rank wrote to the global tensors.
+//
+// Global names come first (stage-local layer numbers are shifted), then a model is bound as if the
+// local shapes were global, which tells the cut of each tensor; inverting the cuts gives the global
+// shapes. Whatever that guessed wrong shows in the last step, which cuts the model found and
+// compares with what was written.
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "reshard/ptc/model.h"
+#include "reshard/ptc/parameter_names.h"
+
+namespace ptc {
+namespace {
+
+std::string state_text(const StateCoords& state) {
+  return fmt::format("tp rank {}, pp rank {}, ep rank {}", state.tp, state.pp, state.ep);
+}
+
+std::string place(const WrittenRank& rank, const WrittenTensor& tensor) {
+  return fmt::format("rank {}, {}: {}", rank.global_rank, tensor.file, tensor.name);
+}
+
+}  // namespace
+
+class Model::Inference {
+ public:
+  Inference(const LayoutSpec& spec, const std::vector<WrittenRank>& ranks)
+      : spec_(spec), ranks_(ranks) {}
+
+  Result<Inferred> run(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts) {
+    PTC_TRY(check_ranks());
+    PTC_TRY(find_stage_offsets(*rules, facts));
+    PTC_TRY(collect());
+    PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_)));
+    PTC_TRY(widen());
+    PTC_TRY(model_.check(spec_));
+    PTC_TRY(compare());
+    return Inferred{std::move(model_), std::move(tensor_of_)};
+  }
+
+ private:
+  struct Writer {
+    uint32_t rank;    // position in ranks_
+    uint32_t tensor;  // position in its tensors
+  };
+  /// Where a stage-local name has its layer number.
+  struct LocalLayer {
+    uint32_t layer = 0;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
+  const WrittenTensor& written(const Writer& writer) const {
+    return ranks_[writer.rank].tensors[writer.tensor];
+  }
+
+  Result<> check_ranks();
+  Result<> find_stage_offsets(const RuleSet& rules, const RuleSet::Facts& facts);
+  Result<> set_offsets(const std::vector<uint32_t>& layers_of_stage, const RuleSet::Facts& facts);
+  std::string global_name(uint32_t rank, uint32_t tensor) const;
+  Result<> collect();
+  Result<> widen();
+  Result<uint64_t> widen_axis(uint32_t tensor);
+  Result<> compare();
+  Result<> compare_rank(uint32_t rank, const std::vector<Held>& held);
+
+  const LayoutSpec& spec_;
+  const std::vector<WrittenRank>& ranks_;
+  std::vector<uint32_t> order_;                  // positions in ranks_, by state
+  std::vector<uint32_t> stage_offsets_;          // empty: names are global
+  std::vector<std::vector<LocalLayer>> layers_;  // by rank and tensor; end = 0: no layer
+  std::vector<TensorInfo> tensors_;              // with local shapes
+  std::vector<Writer> first_writer_;             // by tensor
+  std::vector<std::vector<uint32_t>> tensor_of_;
+  Model model_;
+};
+
+Result<> Model::Inference::check_ranks() {
+  const ParallelConfig& sizes = spec_.sizes;
+  std::vector<bool> seen(state_count(sizes));
+  for (const WrittenRank& rank : ranks_) {
+    const RankCoords& at = rank.coords;
+    if (at.tp >= sizes.tp || at.pp >= sizes.pp || at.ep >= sizes.ep || at.dp >= sizes.dp ||
+        at.cp >= sizes.cp) {
+      return invalid_argument("rank {} is not one of the {} ranks of layout {}", rank.global_rank,
+                              sizes.world_size(), spec_.name());
+    }
+    seen[state_index(sizes, state_of(at))] = true;
+  }
+  const auto missing = std::find(seen.begin(), seen.end(), false);
+  if (missing != seen.end()) {
+    const StateCoords state = state_at(sizes, static_cast<uint32_t>(missing - seen.begin()));
+    const uint64_t rank =
+        spec_.order.global_rank(sizes, {.tp = state.tp, .pp = state.pp, .ep = state.ep});
+    return invalid_argument("rank {} ({}) of layout {} wrote nothing, nor did any replica of it",
+                            rank, state_text(state), spec_.name());
+  }
+  order_.resize(ranks_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
+    const uint32_t state_a = state_index(sizes, state_of(ranks_[a].coords));
+    const uint32_t state_b = state_index(sizes, state_of(ranks_[b].coords));
+    return state_a != state_b ? state_a < state_b : ranks_[a].global_rank < ranks_[b].global_rank;
+  });
+  return ok();
+}
+
+/// With stage-local names: finds each name's layer number, and the layers before each stage.
+Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSet::Facts& facts) {
+  if (spec_.naming == Naming::kGlobal) return ok();
+  RuleFinder finder(rules);
+  std::vector<ParameterNames> parameters(spec_.sizes.pp);
+  std::vector<LocalLayer> parameter_layers;
+  layers_.resize(ranks_.size());
+  auto locate = [&](std::string_view name) {
+    auto match = finder.find(name);
+    const auto& scales = rules.scales();
+    if (!match && scales && name.ends_with(scales->suffix)) {
+      match = finder.find(name.substr(0, name.size() - scales->suffix.size()));
+    }
+    return match;
+  };
+  std::vector<Writer> followers;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    layers_[rank].resize(ranks_[rank].tensors.size());
+    for (uint32_t tensor = 0; tensor < ranks_[rank].tensors.size(); ++tensor) {
+      const std::string& name = ranks_[rank].tensors[tensor].name;
+      const auto match = locate(name);
+      if (!match) {
+        followers.push_back({rank, tensor});
+        continue;
+      }
+      LocalLayer& layer = layers_[rank][tensor];
+      if (match->name.layer && match->rule->stage == StagePlace::kLayer) {
+        layer = {*match->name.layer, match->name.layer_begin, match->name.layer_end};
+      }
+      parameters[ranks_[rank].coords.pp].add(name, match->prefix_length,
+                                             static_cast<uint32_t>(parameter_layers.size()));
+      parameter_layers.push_back(layer);
+    }
+  }
+  for (const Writer& writer : followers) {
+    auto follow = [&](const ParameterNames::Entry& entry, size_t offset) {
+      LocalLayer layer = parameter_layers[entry.parameter];
+      if (layer.end > 0) {
+        layer.begin += offset - entry.dropped;
+        layer.end += offset - entry.dropped;
+      }
+      layers_[writer.rank][writer.tensor] = layer;
+      return true;
+    };
+    parameters[ranks_[writer.rank].coords.pp].find(written(writer).name, follow);
+  }
+
+  std::vector<uint32_t> layers_of_stage(spec_.sizes.pp);
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (const LocalLayer& layer : layers_[rank]) {
+      uint32_t& count = layers_of_stage[ranks_[rank].coords.pp];
+      if (layer.end > 0) count = std::max(count, layer.layer + 1);
+    }
+  }
+  return set_offsets(layers_of_stage, facts);
+}
+
+Result<> Model::Inference::set_offsets(const std::vector<uint32_t>& layers_of_stage,
+                                       const RuleSet::Facts& facts) {
+  uint64_t total = std::accumulate(layers_of_stage.begin(), layers_of_stage.end(), uint64_t{0});
+  const auto fact = facts.numbers.find("layers");
+  const bool known = fact != facts.numbers.end();
+  if (known) total = fact->second;
+  if (total > INT32_MAX) return invalid_argument("a model of {} layers is too deep", total);
+  PTC_TRY(stage_offsets_, stage_boundaries(spec_, static_cast<uint32_t>(total)));
+  for (uint32_t stage = 0; stage < layers_of_stage.size(); ++stage) {
+    const uint32_t expected = stage_offsets_[stage + 1] - stage_offsets_[stage];
+    const uint32_t found = layers_of_stage[stage];
+    // Layers behind those that are counted are the last stage's.
+    const bool extra = known && stage + 1 == layers_of_stage.size() && found > expected;
+    if (found == expected || extra) continue;
+    return invalid_argument(
+        "pipeline stage {} wrote {} layers, but layout {} gives it {} of {}: mend \"stages\", or "
+        "\"naming\" if the names are global",
+        stage, found, spec_.name(), expected, total);
+  }
+  return ok();
+}
+
+std::string Model::Inference::global_name(uint32_t rank, uint32_t tensor) const {
+  std::string name = ranks_[rank].tensors[tensor].name;
+  if (stage_offsets_.empty()) return name;
+  const LocalLayer& layer = layers_[rank][tensor];
+  if (layer.end == 0) return name;
+  const uint64_t number = uint64_t{layer.layer} + stage_offsets_[ranks_[rank].coords.pp];
+  name.replace(layer.begin, layer.end - layer.begin, std::to_string(number));
+  return name;
+}
+
+/// Numbers the tensors in the order of states; checks what copies of a tensor must have in common.
+Result<> Model::Inference::collect() {
+  std::unordered_map<std::string, uint32_t> index_of;
+  std::vector<uint32_t> last_rank;  // by tensor: position in ranks_ that wrote it last
+  tensor_of_.resize(ranks_.size());
+  for (uint32_t rank : order_) {
+    tensor_of_[rank].reserve(ranks_[rank].tensors.size());
+    for (uint32_t i = 0; i < ranks_[rank].tensors.size(); ++i) {
+      const WrittenTensor& tensor = ranks_[rank].tensors[i];
+      std::string name = global_name(rank, i);
+      std::string key = tensor.file;
+      key += '\0';
+      key += name;
+      auto [found, is_new] =
+          index_of.try_emplace(std::move(key), static_cast<uint32_t>(tensors_.size()));
+      const uint32_t index = found->second;
+      tensor_of_[rank].push_back(index);
+      if (is_new) {
+        tensors_.push_back({tensor.file, std::move(name), tensor.dtype, tensor.shape});
+        first_writer_.push_back({rank, i});
+        last_rank.push_back(rank);
+        continue;
+      }
+      if (last_rank[index] == rank) {
+        return invalid_argument("{} is there twice", place(ranks_[rank], tensor));
+      }
+      last_rank[index] = rank;
+      const Writer& first = first_writer_[index];
+      if (tensor.dtype != tensors_[index].dtype) {
+        return invalid_argument("{} is {}, but {} on rank {}", place(ranks_[rank], tensor),
+                                dtype_name(tensor.dtype), dtype_name(tensors_[index].dtype),
+                                ranks_[first.rank].global_rank);
+      }
+      if (tensor.shape != tensors_[index].shape) {
+        return invalid_argument("{} has shape {}, but {} on rank {}, and all ranks' parts of a "
+                                "tensor have one shape",
+                                place(ranks_[rank], tensor), tensor.shape.to_string(),
+                                tensors_[index].shape.to_string(),
+                                ranks_[first.rank].global_rank);
+      }
+    }
+  }
+  return ok();
+}
+
+/// The global length of the axis that tp cuts; for a vocabulary also finds its padding.
+Result<uint64_t> Model::Inference::widen_axis(uint32_t tensor) {
+  const Bound& bound = model_.bound_[tensor];
+  const RuleCut& rule_cut = (*model_.cuts_)[bound.cut];
+  TensorInfo& info = model_.tensors_[tensor];
+  const uint64_t local = info.shape[bound.rule->cut->axis];
+  if (!rule_cut.cut) return local;  // with tp > 1, check() will say what is missing
+  ResolvedCut cut = *rule_cut.cut;
+  const auto vocab = model_.facts_.numbers.find("vocab");
+  PTC_TRY(const uint64_t extent,
+          global_extent(cut, local, spec_.sizes.tp,
+                        vocab == model_.facts_.numbers.end() ? 0 : vocab->second));
+  if (cut.vocab_multiple != rule_cut.cut->vocab_multiple ||
+      cut.pad_single_rank != rule_cut.cut->pad_single_rank) {
+    info.vocab_multiple = cut.vocab_multiple;
+    info.pad_single_rank = cut.pad_single_rank;
+  }
+  return extent;
+}
+
+/// Turns the local shapes into global ones.
+Result<> Model::Inference::widen() {
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    const Bound& bound = model_.bound_[tensor];
+    if (!bound.rule || bound.one_element) continue;
+    Shape& shape = model_.tensors_[tensor].shape;
+    const auto& expert_axis = bound.rule->expert_axis;
+    if (expert_axis && *expert_axis < shape.size()) {
+      if (shape[*expert_axis] > (uint64_t{1} << 40)) {
+        return invalid_argument("{}: axis {} is too long", model_.tensors_[tensor].name,
+                                *expert_axis);
+      }
+      shape[*expert_axis] *= spec_.sizes.ep;
+    }
+    if (bound.cut == kNone || bound.rule->cut->axis >= shape.size()) continue;
+    auto extent = widen_axis(tensor);
+    if (!extent) {
+      const Writer& writer = first_writer_[tensor];
+      return std::move(extent).error().with_context(place(ranks_[writer.rank], written(writer)));
+    }
+    shape[bound.rule->cut->axis] = extent.value();
+    auto elements = num_elements(shape);
+    if (!elements) return std::move(elements).error().with_context(model_.tensors_[tensor].name);
+  }
+  return ok();
+}
+
+Result<> Model::Inference::compare() {
+  for (size_t begin = 0; begin < order_.size();) {
+    const StateCoords state = state_of(ranks_[order_[begin]].coords);
+    PTC_TRY(const std::vector<Held> held, model_.hold(spec_, state));
+    bool any = held.empty();
+    size_t end = begin;
+    for (; end < order_.size() && state_of(ranks_[order_[end]].coords) == state; ++end) {
+      if (ranks_[order_[end]].tensors.empty() && !held.empty()) continue;
+      PTC_TRY(compare_rank(order_[end], held));
+      any = true;
+    }
+    if (!any) {
+      return invalid_argument(
+          "rank {} ({}) of layout {} wrote no tensors, nor did any replica of it; it should hold {} "
+          "and {} more",
+          ranks_[order_[begin]].global_rank, state_text(state), spec_.name(),
+          model_.tensors_[held.front().tensor].name, held.size() - 1);
+    }
+    begin = end;
+  }
+  return ok();
+}
+
+Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& held) {
+  std::unordered_map<uint32_t, const SubTensor*> expected;
+  expected.reserve(held.size());
+  for (const Held& each : held) expected.emplace(each.tensor, &each.part);
+  const WrittenRank& writer = ranks_[rank];
+  const StateCoords state = state_of(writer.coords);
+  for (uint32_t i = 0; i < writer.tensors.size(); ++i) {
+    const uint32_t tensor = tensor_of_[rank][i];
+    const auto found = expected.find(tensor);
+    if (found == expected.end()) {
+      return invalid_argument("{} does not belong on {} under layout {}; how it is cut: {}",
+                              place(writer, writer.tensors[i]), state_text(state), spec_.name(),
+                              model_.describe(tensor));
+    }
+    if (found->second->local_shape != writer.tensors[i].shape) {
+      return invalid_argument("{} has shape {}, but under layout {} it should be {} of {}",
+                              place(writer, writer.tensors[i]),
+                              writer.tensors[i].shape.to_string(), spec_.name(),
+                              found->second->local_shape.to_string(),
+                              model_.tensors_[tensor].shape.to_string());
+    }
+    expected.erase(found);
+  }
+  if (expected.empty()) return ok();
+  const auto first = std::min_element(expected.begin(), expected.end(),
+                                      [](const auto& a, const auto& b) { return a.first < b.first; });
+  const Writer& other = first_writer_[first->first];
+  return invalid_argument(
+      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives it "
+      "too",
+      writer.global_rank, state_text(state),
+      model_.local_name(first->first, spec_, state.pp), model_.tensors_[first->first].file,
+      expected.size(), expected.size() == 1 ? "" : "s", ranks_[other.rank].global_rank,
+      spec_.name());
+}
+
+Result<Model::Inferred> Model::infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                                     const LayoutSpec& spec,
+                                     const std::vector<WrittenRank>& ranks) {
+  return Inference(spec, ranks).run(std::move(rules), std::move(facts));
+}
+
+}  // namespace ptc

@@ -1,0 +1,93 @@
+#include "reshard/ptc/parallel_config.h"
+
+#include <optional>
+
+namespace ptc {
+namespace {
+
+constexpr std::array<std::string_view, 5> kDimNames = {"tp", "cp", "ep", "dp", "pp"};
+
+Error bad_order(std::string_view text) {
+  return invalid_argument(
+      "order '{}' must name tp, cp, ep, dp and pp once each, fastest first, as in "
+      "'tp-cp-ep-dp-pp'",
+      text);
+}
+
+}  // namespace
+
+Result<RankOrder> RankOrder::parse(std::string_view text) {
+  RankOrder order;
+  std::array<bool, 5> seen{};
+  std::string_view rest = text;
+  for (size_t i = 0; i < order.fastest_first_.size(); ++i) {
+    const size_t dash = rest.find('-');
+    if ((dash == std::string_view::npos) != (i + 1 == order.fastest_first_.size())) {
+      return bad_order(text);
+    }
+    const std::string_view word = rest.substr(0, dash);
+    rest = dash == std::string_view::npos ? std::string_view() : rest.substr(dash + 1);
+    std::optional<size_t> dim;
+    for (size_t d = 0; d < kDimNames.size(); ++d) {
+      if (kDimNames[d] == word) dim = d;
+    }
+    if (!dim || seen[*dim]) return bad_order(text);
+    seen[*dim] = true;
+    order.fastest_first_[i] = static_cast<Dim>(*dim);
+  }
+  return order;
+}
+
+uint32_t& RankOrder::of(RankCoords& coords, Dim dim) {
+  switch (dim) {
+    case Dim::kTp: return coords.tp;
+    case Dim::kCp: return coords.cp;
+    case Dim::kEp: return coords.ep;
+    case Dim::kDp: return coords.dp;
+    case Dim::kPp: break;
+  }
+  return coords.pp;
+}
+
+uint32_t RankOrder::size_of(const ParallelConfig& sizes, Dim dim) {
+  switch (dim) {
+    case Dim::kTp: return sizes.tp;
+    case Dim::kCp: return sizes.cp;
+    case Dim::kEp: return sizes.ep;
+    case Dim::kDp: return sizes.dp;
+    case Dim::kPp: break;
+  }
+  return sizes.pp;
+}
+
+RankCoords RankOrder::coords(const ParallelConfig& sizes, uint64_t global_rank) const {
+  RankCoords result;
+  for (Dim dim : fastest_first_) {
+    const uint32_t size = size_of(sizes, dim);
+    of(result, dim) = static_cast<uint32_t>(global_rank % size);
+    global_rank /= size;
+  }
+  return result;
+}
+
+uint64_t RankOrder::global_rank(const ParallelConfig& sizes, const RankCoords& coords) const {
+  RankCoords copy = coords;
+  uint64_t rank = 0;
+  uint64_t stride = 1;
+  for (Dim dim : fastest_first_) {
+    rank += of(copy, dim) * stride;
+    stride *= size_of(sizes, dim);
+  }
+  return rank;
+}
+
+std::string RankOrder::to_string() const {
+  std::string text;
+  for (Dim dim : fastest_first_) {
+    if (!text.empty()) text += '-';
+    text += kDimNames[static_cast<size_t>(dim)];
+  }
+  return text;
+}
+
+}  // namespace ptc

@@ -1,0 +1,235 @@
+#include "reshard/ptc/rule_set.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "reshard/ptc/builtin_rules.h"
+#include "reshard/ptc/rule_set_parser.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr uint32_t kNoRule = UINT32_MAX;
+constexpr int kMaxExtends = 4;
+constexpr std::string_view kNone = "none";
+
+const JsonLimits kConfigLimits = {.max_bytes = 4 << 20, .max_depth = 32};
+
+/// `name` with every component that is a number as '#'.
+void without_numbers(std::string_view name, std::string& key) {
+  key.clear();
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view component = name.substr(begin, end - begin);
+    // Only what {layer} and {expert} accept too: no superfluous zeros, below 2³¹.
+    const bool number = !component.empty() && component.size() <= 9 &&
+                        (component[0] != '0' || component.size() == 1) &&
+                        std::all_of(component.begin(), component.end(),
+                                    [](char c) { return c >= '0' && c <= '9'; });
+    key += number ? std::string_view("#") : component;
+    if (end < name.size()) key += '.';
+    begin = end + 1;
+  }
+}
+
+Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth);
+
+Result<std::shared_ptr<const RuleSet>> parse_builtin(std::string_view family, int depth) {
+  if (family == kNone) return RuleSet::none();
+  for (const BuiltinRules& rules : builtin_rules()) {
+    if (rules.family != family) continue;
+    if (depth > kMaxExtends) return invalid_argument("rule sets extend each other in a circle");
+    auto parsed = parse_with_base(rules.text, depth);
+    if (!parsed) return std::move(parsed).error().with_context(fmt::format("{}.json", family));
+    return parsed;
+  }
+  const std::vector<std::string> families = RuleSet::builtin_families();
+  const auto nearest = nearest_name(family, families);
+  return make_error(Code::kNotFound, "no rule set '{}' is built in{}; there are {}", family,
+                    nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string(),
+                    fmt::join(families, ", "));
+}
+
+Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth) {
+  return RuleSetParser(text, [depth](std::string_view family) {
+           return parse_builtin(family, depth + 1);
+         }).parse();
+}
+
+using Builtins = std::vector<Result<std::shared_ptr<const RuleSet>>>;
+
+/// Parsed once, in the order of builtin_rules().
+const Builtins& parsed_builtins() {
+  static const Builtins all = [] {
+    Builtins parsed;
+    for (const BuiltinRules& rules : builtin_rules()) {
+      parsed.push_back(parse_builtin(rules.family, 0));
+    }
+    return parsed;
+  }();
+  return all;
+}
+
+std::optional<uint64_t> fact_value(const json::value& value) {
+  if (value.is_bool()) return value.get_bool() ? 1 : 0;
+  uint64_t number = UINT64_MAX;
+  if (value.is_uint64()) number = value.get_uint64();
+  if (value.is_int64() && value.get_int64() >= 0) {
+    number = static_cast<uint64_t>(value.get_int64());
+  }
+  if (number > UINT32_MAX) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const RuleSet>> RuleSet::parse(std::string_view text) {
+  return parse_with_base(text, 0);
+}
+
+Result<std::shared_ptr<const RuleSet>> RuleSet::builtin(std::string_view family) {
+  for (size_t i = 0; i < builtin_rules().size(); ++i) {
+    if (builtin_rules()[i].family == family) return parsed_builtins()[i];
+  }
+  return parse_builtin(family, 0);
+}
+
+std::vector<std::string> RuleSet::builtin_families() {
+  std::vector<std::string> families;
+  for (const BuiltinRules& rules : builtin_rules()) families.emplace_back(rules.family);
+  return families;
+}
+
+std::shared_ptr<const RuleSet> RuleSet::none() {
+  static const std::shared_ptr<const RuleSet> rules = [] {
+    auto parsed = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "none", "rules": []})");
+    PTC_CHECK(parsed.has_value());
+    return parsed.value();
+  }();
+  return rules;
+}
+
+std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> model_type,
+                                               const std::vector<std::string>& tensor_names) {
+  if (model_type) {
+    for (const auto& rules : parsed_builtins()) {
+      if (!rules) continue;
+      const auto& types = rules.value()->model_types();
+      if (std::find(types.begin(), types.end(), *model_type) != types.end()) return rules.value();
+    }
+    return nullptr;
+  }
+  std::unordered_set<std::string> kinds;
+  std::vector<std::string_view> names;  // one of each kind
+  std::string key;
+  for (const std::string& name : tensor_names) {
+    without_numbers(name, key);
+    if (kinds.insert(key).second) names.push_back(name);
+  }
+  std::shared_ptr<const RuleSet> best;
+  size_t best_covered = 0;
+  double best_share = 0;
+  for (const auto& parsed : parsed_builtins()) {
+    if (!parsed) continue;
+    const RuleSet& rules = *parsed.value();
+    RuleFinder finder(rules);
+    std::unordered_set<const Rule*> used;
+    size_t covered = 0;
+    bool layers = false;
+    for (std::string_view name : names) {
+      const auto match = finder.find(name);
+      if (!match) continue;
+      ++covered;
+      used.insert(match->rule);
+      layers |= match->name.layer.has_value();
+    }
+    const double share = static_cast<double>(used.size()) / static_cast<double>(rules.rules_.size());
+    if (!layers || covered < best_covered || (covered == best_covered && share <= best_share)) {
+      continue;
+    }
+    best = parsed.value();
+    best_covered = covered;
+    best_share = share;
+  }
+  return best;
+}
+
+std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, std::string_view name) const {
+  for (const std::string& prefix : prefixes_) {
+    if (!name.starts_with(prefix)) continue;
+    for (const NamePattern& pattern : rules_[rule].names) {
+      std::optional<NameMatch> match = pattern.match(name.substr(prefix.size()));
+      if (!match) continue;
+      if (match->layer) {
+        match->layer_begin += prefix.size();
+        match->layer_end += prefix.size();
+      }
+      return Match{&rules_[rule], *match, prefix.size()};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const {
+  for (size_t rule = 0; rule < rules_.size(); ++rule) {
+    if (auto match = match_rule(rule, tensor_name)) return match;
+  }
+  return std::nullopt;
+}
+
+bool RuleSet::matches(const NamePattern& pattern, std::string_view tensor_name) const {
+  return std::any_of(prefixes_.begin(), prefixes_.end(), [&](const std::string& prefix) {
+    return tensor_name.starts_with(prefix) &&
+           pattern.match(tensor_name.substr(prefix.size())).has_value();
+  });
+}
+
+std::optional<RuleSet::Match> RuleFinder::find(std::string_view tensor_name) {
+  if (rules_.numbers_matter_ || tensor_name.find('#') != std::string_view::npos) {
+    return rules_.find(tensor_name);
+  }
+  without_numbers(tensor_name, key_);
+  auto [known, is_new] = rule_of_.try_emplace(key_, kNoRule);
+  if (!is_new) {
+    if (known->second == kNoRule) return std::nullopt;
+    return rules_.match_rule(known->second, tensor_name);
+  }
+  auto match = rules_.find(tensor_name);
+  if (match) known->second = static_cast<uint32_t>(match->rule - rules_.rules_.data());
+  return match;
+}
+
+Result<RuleSet::Facts> RuleSet::facts(std::string_view config_text) const {
+  Facts facts;
+  facts.tied = tied_default_;
+  if (!config_text.empty()) {
+    auto parsed = parse_json(config_text, kConfigLimits);
+    if (!parsed) return std::move(parsed).error().with_context("config.json");
+    if (!parsed.value().is_object()) return invalid_argument("config.json is not a JSON object");
+    const json::object& config = parsed.value().get_object();
+    for (const auto& [fact, keys] : fact_keys_) {
+      for (const std::string& key : keys) {
+        const json::value* value = config.if_contains(key);
+        const auto number = value ? fact_value(*value) : std::nullopt;
+        if (!number) continue;
+        facts.numbers[fact] = *number;
+        break;
+      }
+    }
+    const json::value* tied = tied_key_.empty() ? nullptr : config.if_contains(tied_key_);
+    if (tied && tied->is_bool()) facts.tied = tied->get_bool();
+  }
+  for (const auto& [fact, number] : fixed_facts_) facts.numbers[fact] = number;
+  return facts;
+}
+
+std::optional<std::string> model_type_of(std::string_view config_text) {
+  const auto parsed = parse_json(config_text, kConfigLimits);
+  if (!parsed || !parsed.value().is_object()) return std::nullopt;
+  const json::value* type = parsed.value().get_object().if_contains("model_type");
+  if (!type || !type->is_string()) return std::nullopt;
+  return std::string(std::string_view(type->get_string()));
+}
+
+}  // namespace ptc

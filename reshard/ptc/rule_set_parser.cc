@@ -1,0 +1,412 @@
+#include "reshard/ptc/rule_set_parser.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kFormat = "ptc-rules/1";
+constexpr uint64_t kMaxRuleNumber = UINT32_MAX;
+constexpr uint64_t kMaxMultiple = 1 << 20;
+
+using Path = std::vector<std::string>;
+
+Path operator/(Path path, std::string part) {
+  path.push_back(std::move(part));
+  return path;
+}
+Path operator/(Path path, size_t index) { return std::move(path) / std::to_string(index); }
+
+std::optional<uint64_t> whole_number(const json::value& value) {
+  if (value.is_uint64()) return value.get_uint64();
+  if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
+  return std::nullopt;
+}
+
+/// Whether a run of letters and digits of the pattern is digits only: a number written out.
+bool names_number(std::string_view pattern) {
+  bool digit = false;
+  bool other = false;
+  for (size_t i = 0; i <= pattern.size(); ++i) {
+    const char c = i < pattern.size() ? pattern[i] : '.';
+    const bool is_digit = c >= '0' && c <= '9';
+    const bool is_other = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-';
+    if (!is_digit && !is_other) {
+      if (digit && !other) return true;
+      digit = other = false;
+    }
+    digit |= is_digit;
+    other |= is_other;
+  }
+  return false;
+}
+
+}  // namespace
+
+Error RuleSetParser::error(const Path& path, std::string_view message) const {
+  return invalid_argument("{}: {}", json_place(text_, path), message);
+}
+
+Result<> RuleSetParser::known_keys(const json::object& object, const Path& path,
+                                   const std::vector<std::string>& keys) const {
+  for (const auto& member : object) {
+    const std::string key(member.key());
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
+    const auto nearest = nearest_name(key, keys);
+    return invalid_argument("{}: unknown key '{}'{}",
+                            json_place(text_, path / key, JsonPart::kKey), key,
+                            nearest ? fmt::format(" (did you mean '{}'?)", *nearest)
+                                    : fmt::format("; known are {}", fmt::join(keys, ", ")));
+  }
+  return ok();
+}
+
+Result<std::string> RuleSetParser::text_member(const json::object& object, const std::string& key,
+                                               const Path& path) const {
+  const json::value* value = object.if_contains(key);
+  if (!value) return std::string();
+  if (!value->is_string() || value->get_string().empty()) {
+    return error(path / key, fmt::format("'{}' must be a text that is not empty", key));
+  }
+  return std::string(std::string_view(value->get_string()));
+}
+
+Result<std::vector<std::string>> RuleSetParser::texts(const json::value& value,
+                                                      const Path& path) const {
+  if (!value.is_array()) {
+    return error(path, fmt::format("'{}' must be a list of texts", path.back()));
+  }
+  std::vector<std::string> result;
+  for (const json::value& item : value.get_array()) {
+    if (!item.is_string()) return error(path / result.size(), "expected a text");
+    result.emplace_back(std::string_view(item.get_string()));
+  }
+  return result;
+}
+
+Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
+  PTC_TRY(const json::value value, parse_json(text_));
+  if (!value.is_object()) return error({}, "a rule set is a JSON object: { … }");
+  const json::object& object = value.get_object();
+  PTC_TRY(known_keys(object, {},
+                     {"format", "family", "extends", "description", "model_types", "prefixes",
+                      "facts", "tied", "scales", "rules"}));
+  PTC_TRY(header(object));
+  PTC_TRY(facts(object));
+  PTC_TRY(tied(object));
+  PTC_TRY(scales(object));
+  PTC_TRY(rules(object));
+  set_->text_ = extended_ ? merged_text(object) : std::string(text_);
+  return std::shared_ptr<const RuleSet>(std::move(set_));
+}
+
+Result<> RuleSetParser::header(const json::object& object) {
+  PTC_TRY(const std::string format, text_member(object, "format", {}));
+  if (format != kFormat) {
+    return error({"format"}, fmt::format("'format' must be \"{}\"", kFormat));
+  }
+  PTC_TRY(text_member(object, "description", {}));
+  PTC_TRY(const std::string base, text_member(object, "extends", {}));
+  if (!base.empty()) {
+    auto found = base_(base);
+    if (!found) return error({"extends"}, found.error().message());
+    extended_ = std::move(found).value();
+    *set_ = *extended_;
+    set_->rules_.clear();
+  } else {
+    set_->family_ = "custom";
+    set_->prefixes_ = {""};
+  }
+  PTC_TRY(std::string family, text_member(object, "family", {}));
+  if (!family.empty()) set_->family_ = std::move(family);
+  if (const json::value* types = object.if_contains("model_types")) {
+    PTC_TRY(set_->model_types_, texts(*types, {"model_types"}));
+  }
+  if (const json::value* prefixes = object.if_contains("prefixes")) {
+    PTC_TRY(set_->prefixes_, texts(*prefixes, {"prefixes"}));
+    auto& all = set_->prefixes_;
+    if (std::find(all.begin(), all.end(), "") == all.end()) all.insert(all.begin(), "");
+  }
+  return ok();
+}
+
+Result<> RuleSetParser::facts(const json::object& object) {
+  const json::value* value = object.if_contains("facts");
+  if (!value) return ok();
+  if (!value->is_object()) return error({"facts"}, "'facts' must be an object");
+  for (const auto& member : value->get_object()) {
+    const std::string name(member.key());
+    const Path path = {"facts", name};
+    const bool plain = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+    });
+    if (!plain || (name[0] >= '0' && name[0] <= '9')) {
+      return error(path, "a fact's name has small letters, digits and '_' only");
+    }
+    if (const auto number = whole_number(member.value())) {
+      if (*number > kMaxRuleNumber) return error(path, "this number is too large");
+      set_->fixed_facts_[name] = *number;
+    } else if (member.value().is_array()) {
+      PTC_TRY(set_->fact_keys_[name], texts(member.value(), path));
+      set_->fixed_facts_.erase(name);
+    } else {
+      return error(path, fmt::format("'{}' must be a whole number, or a list of config.json's keys "
+                                     "that give it",
+                                     name));
+    }
+  }
+  return ok();
+}
+
+Result<> RuleSetParser::tied(const json::object& object) {
+  const json::value* value = object.if_contains("tied");
+  if (!value) return ok();
+  if (value->is_bool()) {
+    set_->tied_key_.clear();
+    set_->tied_default_ = value->get_bool();
+    return ok();
+  }
+  if (!value->is_object()) {
+    return error({"tied"}, "'tied' must be true, false or {\"key\": …, \"default\": …}");
+  }
+  const json::object& tied = value->get_object();
+  PTC_TRY(known_keys(tied, {"tied"}, {"key", "default"}));
+  PTC_TRY(set_->tied_key_, text_member(tied, "key", {"tied"}));
+  set_->tied_default_.reset();
+  if (tied.contains("default")) {
+    PTC_TRY(set_->tied_default_, flag(tied, "default", {"tied"}));
+  }
+  return ok();
+}
+
+Result<> RuleSetParser::scales(const json::object& object) {
+  const json::value* value = object.if_contains("scales");
+  if (!value) return ok();
+  if (!value->is_object()) {
+    return error({"scales"}, "'scales' must be {\"suffix\": …, \"block\": …}");
+  }
+  const json::object& scales = value->get_object();
+  PTC_TRY(known_keys(scales, {"scales"}, {"suffix", "block"}));
+  PTC_TRY(std::string suffix, text_member(scales, "suffix", {"scales"}));
+  PTC_TRY(const auto block, whole(scales, "block", {"scales"}, 1, kMaxMultiple));
+  if (suffix.empty() || !block) return error({"scales"}, "'scales' needs 'suffix' and 'block'");
+  set_->scales_ = BlockScales{std::move(suffix), *block};
+  return ok();
+}
+
+Result<> RuleSetParser::rules(const json::object& object) {
+  if (const json::value* value = object.if_contains("rules")) {
+    if (!value->is_array()) return error({"rules"}, "'rules' must be a list of objects");
+    for (const json::value& item : value->get_array()) {
+      PTC_TRY(Rule parsed, rule(item, {"rules", std::to_string(set_->rules_.size())}));
+      set_->rules_.push_back(std::move(parsed));
+    }
+  }
+  if (extended_) {
+    set_->rules_.insert(set_->rules_.end(), extended_->rules_.begin(), extended_->rules_.end());
+  }
+  for (const Rule& rule : set_->rules_) {
+    for (const NamePattern& name : rule.names) set_->numbers_matter_ |= names_number(name.text());
+  }
+  for (const std::string& prefix : set_->prefixes_) set_->numbers_matter_ |= names_number(prefix);
+  return ok();
+}
+
+Result<NamePattern> RuleSetParser::pattern(const json::value& value, const Path& path) const {
+  if (!value.is_string()) return error(path, "a name pattern must be a text");
+  auto parsed = NamePattern::parse(std::string_view(value.get_string()));
+  if (!parsed) return error(path, parsed.error().message());
+  return parsed;
+}
+
+Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) const {
+  if (!value.is_object()) return error(path, "a rule must be an object");
+  const json::object& object = value.get_object();
+  PTC_TRY(known_keys(object, path,
+                     {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when",
+                      "description"}));
+  Rule rule;
+  PTC_TRY(rule.stage, stage(object, path));
+  const json::value* names = object.if_contains("names");
+  if (!names || !names->is_array() || names->get_array().empty()) {
+    return error(path / "names", "a rule needs 'names', a list of name patterns");
+  }
+  for (const json::value& name : names->get_array()) {
+    const Path place = path / "names" / rule.names.size();
+    PTC_TRY(NamePattern parsed, pattern(name, place));
+    if (rule.stage == StagePlace::kLayer && !parsed.has_layer()) {
+      return error(place, fmt::format("name pattern '{}' has no {{layer}}: say on which pipeline "
+                                      "stage its tensors are, \"stage\": \"first\", \"last\" or "
+                                      "\"all\"",
+                                      parsed.text()));
+    }
+    rule.names.push_back(std::move(parsed));
+  }
+  if (const json::value* found = object.if_contains("cut")) {
+    PTC_TRY(rule.cut, cut(*found, path / "cut"));
+  }
+  PTC_TRY(const auto expert_axis, whole(object, "expert_axis", path, 0, 7));
+  if (expert_axis) rule.expert_axis = static_cast<uint32_t>(*expert_axis);
+  if (rule.cut && rule.expert_axis == rule.cut->axis) {
+    return error(path / "expert_axis", "'expert_axis' and the cut's 'axis' must differ");
+  }
+  if (const json::value* found = object.if_contains("tied_head")) {
+    PTC_TRY(rule.tied_head, pattern(*found, path / "tied_head"));
+  }
+  if (const json::value* found = object.if_contains("tied_when")) {
+    PTC_TRY(rule.tied_when, pattern(*found, path / "tied_when"));
+    if (!rule.tied_head) return error(path / "tied_when", "'tied_when' needs 'tied_head'");
+  }
+  PTC_TRY(rule.description, text_member(object, "description", path));
+  return rule;
+}
+
+Result<StagePlace> RuleSetParser::stage(const json::object& object, const Path& path) const {
+  PTC_TRY(const std::string word, text_member(object, "stage", path));
+  if (word.empty() || word == "layer") return StagePlace::kLayer;
+  if (word == "first") return StagePlace::kFirst;
+  if (word == "last") return StagePlace::kLast;
+  if (word == "all") return StagePlace::kAll;
+  return error(path / "stage", "'stage' must be \"layer\", \"first\", \"last\" or \"all\"");
+}
+
+Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path) const {
+  if (!value.is_object()) return error(path, "'cut' must be an object");
+  const json::object& object = value.get_object();
+  PTC_TRY(known_keys(object, path,
+                     {"axis", "heads", "share", "parts", "block", "vocab_multiple",
+                      "pad_single_rank"}));
+  TensorCut cut;
+  PTC_TRY(const auto axis, whole(object, "axis", path, 0, 7));
+  if (!axis) return error(path, "'cut' needs 'axis'");
+  cut.axis = static_cast<uint32_t>(*axis);
+  PTC_TRY(const auto block, whole(object, "block", path, 1, kMaxMultiple));
+  cut.block = block.value_or(1);
+  PTC_TRY(vocabulary(object, path, cut));
+  const json::value* parts = object.if_contains("parts");
+  if (!parts) {
+    PTC_TRY(CutPart single, part(object, path));
+    cut.parts.push_back(std::move(single));
+    return cut;
+  }
+  for (const char* key : {"heads", "share", "vocab_multiple"}) {
+    if (object.contains(key)) {
+      return error(path / key, fmt::format("'{}' and 'parts' exclude each other", key));
+    }
+  }
+  if (!parts->is_array() || parts->get_array().empty()) {
+    return error(path / "parts", "'parts' must be a list of objects");
+  }
+  for (const json::value& item : parts->get_array()) {
+    const Path place = path / "parts" / cut.parts.size();
+    if (!item.is_object()) return error(place, "a part must be an object");
+    PTC_TRY(known_keys(item.get_object(), place, {"size", "heads", "share"}));
+    PTC_TRY(CutPart parsed, part(item.get_object(), place));
+    cut.parts.push_back(std::move(parsed));
+  }
+  return cut;
+}
+
+Result<> RuleSetParser::vocabulary(const json::object& object, const Path& path,
+                                   TensorCut& cut) const {
+  PTC_TRY(cut.vocab_multiple, whole(object, "vocab_multiple", path, 1, kMaxMultiple));
+  PTC_TRY(cut.pad_single_rank, flag(object, "pad_single_rank", path));
+  if (cut.pad_single_rank && !cut.vocab_multiple) {
+    return error(path / "pad_single_rank", "'pad_single_rank' needs 'vocab_multiple'");
+  }
+  if (cut.vocab_multiple && (object.contains("heads") || cut.block != 1)) {
+    return error(path / "vocab_multiple", "a vocabulary has neither 'heads' nor 'block'");
+  }
+  return ok();
+}
+
+Result<CutPart> RuleSetParser::part(const json::object& object, const Path& path) const {
+  CutPart part;
+  if (const json::value* size = object.if_contains("size")) {
+    PTC_TRY(part.size, rule_number(*size, path / "size", 0));
+  }
+  if (const json::value* heads = object.if_contains("heads")) {
+    PTC_TRY(part.heads, rule_number(*heads, path / "heads", 1));
+  }
+  PTC_TRY(part.share, flag(object, "share", path));
+  if (part.share && !part.heads) return error(path / "share", "'share' needs 'heads'");
+  return part;
+}
+
+Result<RuleNumber> RuleSetParser::rule_number(const json::value& value, const Path& path,
+                                              uint64_t min) const {
+  if (const auto number = whole_number(value)) {
+    if (*number < min || *number > kMaxRuleNumber) {
+      return error(path, fmt::format("this number must be from {} to {}", min, kMaxRuleNumber));
+    }
+    return RuleNumber(*number);
+  }
+  if (!value.is_string()) return error(path, "expected a whole number or a fact's name");
+  const std::string_view text(value.get_string());
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('*', begin), text.size());
+    const std::string_view factor = text.substr(begin, end - begin);
+    begin = end + 1;
+    uint32_t number = 0;
+    auto [last, failed] = std::from_chars(factor.data(), factor.data() + factor.size(), number);
+    if (failed == std::errc() && last == factor.data() + factor.size() && number > 0) continue;
+    std::vector<std::string> known;
+    for (const auto& fact : set_->fact_keys_) known.push_back(fact.first);
+    for (const auto& fact : set_->fixed_facts_) known.push_back(fact.first);
+    if (std::find(known.begin(), known.end(), factor) != known.end()) continue;
+    const auto nearest = nearest_name(factor, known);
+    return error(path, fmt::format("unknown fact '{}'{}", factor,
+                                   nearest ? fmt::format(" (did you mean '{}'?)", *nearest)
+                                           : std::string("; name it in 'facts'")));
+  }
+  return RuleNumber(std::string(text));
+}
+
+Result<std::optional<uint64_t>> RuleSetParser::whole(const json::object& object,
+                                                     const std::string& key, const Path& path,
+                                                     uint64_t min, uint64_t max) const {
+  const json::value* value = object.if_contains(key);
+  if (!value) return std::optional<uint64_t>();
+  const auto number = whole_number(*value);
+  if (!number || *number < min || *number > max) {
+    return error(path / key, fmt::format("'{}' must be a whole number from {} to {}", key, min,
+                                         max));
+  }
+  return number;
+}
+
+Result<bool> RuleSetParser::flag(const json::object& object, const std::string& key,
+                                 const Path& path) const {
+  const json::value* value = object.if_contains(key);
+  if (!value) return false;
+  if (!value->is_bool()) return error(path / key, fmt::format("'{}' must be true or false", key));
+  return value->get_bool();
+}
+
+std::string RuleSetParser::merged_text(const json::object& object) const {
+  auto base = parse_json(extended_->text());
+  PTC_CHECK(base.has_value());  // it was parsed before
+  json::object merged = std::move(base.value().as_object());
+  merged["family"] = set_->family_;
+  for (const char* key : {"description", "model_types", "prefixes", "tied", "scales"}) {
+    if (const json::value* value = object.if_contains(key)) merged[key] = *value;
+  }
+  if (const json::value* facts = object.if_contains("facts")) {
+    if (!merged.contains("facts")) merged["facts"] = json::object();
+    for (const auto& fact : facts->get_object()) {
+      merged["facts"].as_object()[fact.key()] = fact.value();
+    }
+  }
+  json::array rules;
+  if (const json::value* own = object.if_contains("rules")) rules = own->get_array();
+  if (const json::value* inherited = merged.if_contains("rules")) {
+    for (const json::value& rule : inherited->get_array()) rules.push_back(rule);
+  }
+  merged["rules"] = std::move(rules);
+  return pretty_json(merged);
+}
+
+}  // namespace ptc
