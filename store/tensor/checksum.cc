@@ -1,16 +1,13 @@
 #include "store/tensor/checksum.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
 #include "store/tensor/strided_copy.h"
 
-// The compiler makes the inner loop for each vector width and the loader chooses. The sanitizers'
-// runtime is not up yet when it does.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define PTC_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define PTC_VECTOR_CLONES
+#if defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 namespace ptc {
@@ -57,16 +54,58 @@ struct BlockSum {
 };
 
 /// Σ keys[i] · words[i] for both lanes.
-PTC_VECTOR_CLONES
-BlockSum sum_words(const AnyWord* words, const uint32_t* keys0, const uint32_t* keys1,
-                   size_t count) {
-  uint64_t sum0 = 0, sum1 = 0;
+using SumWords = BlockSum (*)(const AnyWord* words, const uint32_t* keys0, const uint32_t* keys1,
+                              size_t count);
+
+BlockSum sum_words_plain(const AnyWord* words, const uint32_t* keys0, const uint32_t* keys1,
+                         size_t count) {
+  BlockSum sum{{0, 0}};
   for (size_t i = 0; i < count; ++i) {
     uint64_t word = words[i];
-    sum0 += word * keys0[i];
-    sum1 += word * keys1[i];
+    sum.lane[0] += word * keys0[i];
+    sum.lane[1] += word * keys1[i];
   }
-  return {{sum0, sum1}};
+  return sum;
+}
+
+#if defined(__x86_64__)
+// By hand, since GCC 12 makes shuffles between the words of the loop above, at half the speed of
+// memory. _mm256_mul_epu32 multiplies the words at even places; a shift brings the odd ones there.
+// The far prefetch doubles the rate from memory, since the hardware's own stops at each page.
+__attribute__((target("avx2"))) BlockSum sum_words_avx2(const AnyWord* words, const uint32_t* keys0,
+                                                        const uint32_t* keys1, size_t count) {
+  constexpr size_t kStep = 8;
+  constexpr uintptr_t kPrefetchBytes = 4096;
+  __m256i even0 = _mm256_setzero_si256(), odd0 = even0, even1 = even0, odd1 = even0;
+  size_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    _mm_prefetch(
+        reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(words + i) + kPrefetchBytes),
+        _MM_HINT_T0);
+    __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(words + i));
+    __m256i key0 = _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(keys0 + i));
+    __m256i key1 = _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(keys1 + i));
+    even0 = _mm256_add_epi64(even0, _mm256_mul_epu32(word, key0));
+    even1 = _mm256_add_epi64(even1, _mm256_mul_epu32(word, key1));
+    word = _mm256_srli_epi64(word, 32);
+    odd0 = _mm256_add_epi64(odd0, _mm256_mul_epu32(word, _mm256_srli_epi64(key0, 32)));
+    odd1 = _mm256_add_epi64(odd1, _mm256_mul_epu32(word, _mm256_srli_epi64(key1, 32)));
+  }
+  BlockSum sum = sum_words_plain(words + i, keys0 + i, keys1 + i, count - i);
+  alignas(32) uint64_t parts[2][4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(parts[0]), _mm256_add_epi64(even0, odd0));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(parts[1]), _mm256_add_epi64(even1, odd1));
+  for (size_t lane = 0; lane < 2; ++lane)
+    for (uint64_t part : parts[lane]) sum.lane[lane] += part;
+  return sum;
+}
+#endif
+
+SumWords choose_sum_words() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return sum_words_avx2;
+#endif
+  return sum_words_plain;
 }
 
 void add_block_sum(Checksum& sum, uint64_t block, const BlockSum& block_sum) {
@@ -86,6 +125,7 @@ void add_part_of_word(Checksum& sum, uint64_t index, size_t first, const std::by
 }  // namespace
 
 Checksum checksum_of_run(std::span<const std::byte> bytes, uint64_t logical_offset) {
+  static const SumWords sum_words = choose_sum_words();
   Checksum sum;
   const std::byte* at = bytes.data();
   size_t left = bytes.size();

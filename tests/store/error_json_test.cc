@@ -1,0 +1,191 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <cerrno>
+#include <cmath>
+
+#include "expect_error.h"
+#include "store/base/file.h"
+#include "store/base/json.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+Result<int> half(int number) {
+  if (number % 2 != 0) return invalid_argument("{} is odd", number);
+  return number / 2;
+}
+Result<int> quarter(int number) {
+  PTC_TRY(int once, half(number));
+  return half(once);
+}
+
+TEST(Error, TryPassesTheErrorUpOrGoesOn) {
+  EXPECT_EQ(quarter(8).value(), 2);
+  EXPECT_TRUE(has_error(quarter(6), Code::kInvalidArgument, "3 is odd"));
+}
+
+TEST(Error, ContextComesFirstAndKeepsTheCode) {
+  Error error = errno_error(ENOSPC, "writing x").with_context("committing");
+  EXPECT_EQ(error.code(), Code::kNoSpace);
+  EXPECT_EQ(error.message(), "committing: writing x: No space left on device");
+}
+
+TEST(Json, ParsesEveryKindOfValue) {
+  auto value = parse_json(R"( {"a": [1, -2, 18446744073709551615, 1.5, true, null, "é"]} )");
+  ASSERT_TRUE(is_ok(value));
+  EXPECT_EQ(json::serialize(value.value()),
+            R"({"a":[1,-2,18446744073709551615,1.5E0,true,null,"é"]})");
+}
+
+struct BadJson {
+  std::string text;
+  const char* message;
+};
+class JsonRefuses : public testing::TestWithParam<BadJson> {};
+TEST_P(JsonRefuses, WithThePlace) {
+  EXPECT_TRUE(has_error(parse_json(GetParam().text, {.max_bytes = 1000, .max_depth = 8}),
+                        Code::kInvalidArgument, GetParam().message));
+}
+INSTANTIATE_TEST_SUITE_P(
+    Texts, JsonRefuses,
+    testing::Values(
+        BadJson{"", "line 1, column 1: not valid JSON"}, BadJson{"{\"a\": 1,\n \"b\": }", "line 2, column 7"},
+        BadJson{"{\"é\": x}", "line 1, column 7"}, BadJson{"{\"a\": 1} x", "column 10"},
+        BadJson{"{\"a\": NaN}", "column 7"}, BadJson{"[1", "too early"},
+        BadJson{"[[[[[[[[[1]]]]]]]]]", "nested deeper than 8"},
+        BadJson{std::string(1001, ' '), "1001 bytes of JSON, but at most 1000"},
+        BadJson{"{\"a\": \"\xff\"}", "line 1, column 8"}, BadJson{"// x\n1", "column 1"},
+        BadJson{"{\"a\": {\"b\": 1, \"c\": \":\",\n  \"b\": 2}}", "line 2, column 3: the key 'b' is there twice"},
+        BadJson{R"({"ab": {"a": 1}, "x": [{"ab": 1}], "\u0061b": {}})", "column 36: the key 'ab' is there twice"},
+        BadJson{R"({"a\"": 1, "a\"": [{"z": 1}]})", "is there twice"}));
+
+TEST(Json, EqualKeysOfDifferentObjectsAreNoDuplicates) {
+  EXPECT_TRUE(is_ok(parse_json(R"({"a": {"a": 1}, "b": [{"a": 1}, {"a": ":{\"a\":"}], ":": "\\"})")));
+}
+
+TEST(Json, FindsPlaces) {
+  std::string_view text = "{\"x\": [1, 2],\n \"rules\": [ {\"a\": {}},\n  {\"ax\\u0069s\": 7} ]}";
+  ASSERT_TRUE(is_ok(parse_json(text)));
+  EXPECT_EQ(json_place(text, {}), "line 1, column 1");
+  EXPECT_EQ(json_place(text, {"x", "1"}), "line 1, column 11");
+  EXPECT_EQ(json_place(text, {"rules"}), "line 2, column 11");
+  EXPECT_EQ(json_place(text, {"rules", "1", "axis"}), "line 3, column 17");
+  EXPECT_EQ(json_place(text, {"rules", "1", "axis"}, JsonPart::kKey), "line 3, column 4");
+  EXPECT_EQ(json_place(text, {"rules", "1", "none"}), "line 3, column 3");
+  EXPECT_EQ(json_place(text, {"rules", "5"}), "line 2, column 11");
+  EXPECT_EQ(json_place(text, {"x", "1", "deeper"}), "line 1, column 11");
+}
+
+TEST(Json, ReadsUnsignedNumbers) {
+  json::value value = parse_json(R"({"a": 7, "b": -1, "c": 1.0, "d": "7", "e": 18446744073709551615})").value();
+  const json::object& object = value.as_object();
+  EXPECT_EQ(json_uint(object, "a").value(), 7u);
+  EXPECT_EQ(json_uint(object, "none").value(), std::nullopt);
+  EXPECT_EQ(json_uint(object, "e").value(), UINT64_MAX);
+  EXPECT_TRUE(has_error(json_uint(object, "a", 6), Code::kInvalidArgument, "from 0 to 6, not 7"));
+  for (const char* key : {"b", "c", "d"})
+    EXPECT_TRUE(has_error(json_uint(object, key), Code::kInvalidArgument, "whole number")) << key;
+}
+
+TEST(Json, NamesTheNearestKey) {
+  std::vector<std::string> keys = {"tp", "pp", "dp", "devices", "optimizer", "order"};
+  EXPECT_EQ(nearest_name("tpp", keys), "tp");
+  EXPECT_EQ(nearest_name("optimiser", keys), "optimizer");
+  EXPECT_EQ(nearest_name("ordre", keys), "order");
+  EXPECT_EQ(nearest_name("colour", keys), std::nullopt);
+  EXPECT_EQ(nearest_name(std::string(100000, 'x'), keys), std::nullopt);
+}
+
+TEST(Json, PrettyTextReadsBackAndIsStable) {
+  json::value value = parse_json(
+      R"({"tp":2,"x":1.5,"y":4.0,"devices":["a","b"],"o":{},"l":[],"deep":[{"a":[1,[2]]}],"s":"é\n"})").value();
+  std::string text = pretty_json(value);
+  EXPECT_EQ(text,
+            "{\n  \"tp\": 2,\n  \"x\": 1.5,\n  \"y\": 4.0,\n  \"devices\": [\"a\", \"b\"],\n  \"o\": {},\n"
+            "  \"l\": [],\n  \"deep\": [\n    {\n      \"a\": [\n        1,\n        [2]\n      ]\n    }\n"
+            "  ],\n  \"s\": \"é\\n\"\n}\n");
+  EXPECT_EQ(parse_json(text).value(), value);
+  EXPECT_EQ(pretty_json(json::value(std::nan(""))), "null\n");
+}
+
+TEST(Json, LongArraysGetOneLineAnElement) {
+  json::array array;
+  for (int i = 0; i < 60; ++i) array.push_back(i);
+  std::string text = pretty_json(array);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 62);
+}
+
+TEST(SizeText, Reads) {
+  EXPECT_EQ(parse_size("4096").value(), 4096u);
+  EXPECT_EQ(parse_size("64G").value(), uint64_t{64} << 30);
+  EXPECT_EQ(parse_size("1.5 GiB").value(), uint64_t{3} << 29);
+  EXPECT_EQ(parse_size("1.5t").value(), uint64_t{3} << 39);
+  EXPECT_EQ(parse_size("312 B").value(), 312u);
+  EXPECT_EQ(parse_size("18446744073709551615").value(), UINT64_MAX);
+  for (const char* bad : {"", "G", ".", "-1", "1.2.3", "1X", "64GG", "0x10", "1e3", "64 G x",
+                          "18446744073709551616", "16E", "99999999999999999999999999"})
+    EXPECT_TRUE(has_error(parse_size(bad), Code::kInvalidArgument)) << bad;
+}
+
+TEST(SizeText, Writes) {
+  EXPECT_EQ(format_size(312), "312 B");
+  EXPECT_EQ(format_size(1024), "1.0 KiB");
+  EXPECT_EQ(format_size(uint64_t{3} << 29), "1.5 GiB");
+  EXPECT_EQ(format_size((uint64_t{1} << 30) - 1), "1.0 GiB");
+  EXPECT_EQ(format_size(UINT64_MAX), "16.0 EiB");
+}
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(::mkdtemp(path_.data()), nullptr);
+    dir_ = open_file(AT_FDCWD, path_, O_RDONLY | O_DIRECTORY).value();
+  }
+  void TearDown() override { EXPECT_TRUE(is_ok(remove_tree(AT_FDCWD, path_))); }
+  int dir() const { return dir_.get(); }
+
+  std::string path_ = testing::TempDir() + "ptc-files-XXXXXX";
+  UniqueFd dir_;
+};
+
+TEST_F(Files, AreReplacedAtomicallyAndReadUpToALimit) {
+  ASSERT_TRUE(is_ok(make_directory(dir(), "a")));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "a")));
+  ASSERT_TRUE(is_ok(write_file_atomically(dir(), "a/f", "old")));
+  ASSERT_TRUE(is_ok(write_file_atomically(dir(), "a/f", "newer")));
+  EXPECT_EQ(read_text_file(dir(), "a/f", 5).value(), "newer");
+  EXPECT_TRUE(has_error(read_text_file(dir(), "a/f", 4), Code::kInvalidArgument, "longer than 4"));
+  EXPECT_TRUE(has_error(read_text_file(dir(), "a/g", 4), Code::kNotFound, "a/g"));
+  EXPECT_TRUE(has_error(write_file_atomically(dir(), "none/f", "x"), Code::kNotFound, "none/f"));
+  EXPECT_TRUE(has_error(make_directory(dir(), "a/f"), Code::kAlreadyExists));
+}
+
+TEST_F(Files, ShortReadsAreCorrupt) {
+  ASSERT_TRUE(is_ok(write_file_atomically(dir(), "f", "12345")));
+  UniqueFd fd = open_file(dir(), "f", O_RDONLY).value();
+  std::byte buffer[3];
+  EXPECT_TRUE(is_ok(read_exactly(fd.get(), buffer, 2)));
+  EXPECT_EQ(buffer[2], std::byte{'5'});
+  EXPECT_TRUE(has_error(read_exactly(fd.get(), buffer, 3), Code::kCorrupt, "ends at byte 5"));
+}
+
+TEST_F(Files, TreesAreRemovedWithoutFollowingLinks) {
+  ASSERT_TRUE(is_ok(make_directory(dir(), "keep")));
+  ASSERT_TRUE(is_ok(write_file_atomically(dir(), "keep/f", "x")));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t")));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t/u")));
+  ASSERT_TRUE(is_ok(write_file_atomically(dir(), "t/u/f", "x")));
+  ASSERT_EQ(::symlinkat("../keep", dir(), "t/link"), 0);
+  EXPECT_TRUE(is_ok(remove_tree(dir(), "t")));
+  EXPECT_TRUE(is_ok(remove_tree(dir(), "t")));
+  EXPECT_EQ(::faccessat(dir(), "t", F_OK, 0), -1);
+  EXPECT_EQ(read_text_file(dir(), "keep/f", 10).value(), "x");
+}
+
+}  // namespace
+}  // namespace ptc
