@@ -15,8 +15,8 @@ enum ExitCode : int { kDone = 0, kFailed = 1, kUsage = 2, kTimedOut = 124 };
 
 /// Shared by all subcommands; filled while the command line is parsed.
 struct Context {
-  std::string mount_option;            // -C
-  std::function<Result<int>()> run;    // of the subcommand that was named; returns the exit code
+  std::string mount_option;          // -C
+  std::function<Result<int>()> run;  // of the subcommand that was named; returns the exit code
 };
 
 /// Each adds its subcommand to `app`; `context` outlives the app.

@@ -92,8 +92,8 @@ Result<> copy_bytes(int source, int target, const CopyItem& item, std::span<std:
   return ok();
 }
 
-Result<> copy_file(const CopyItem& item, const std::string& target_dir,
-                   std::span<std::byte> buffer, Progress& progress) {
+Result<> copy_file(const CopyItem& item, const std::string& target_dir, std::span<std::byte> buffer,
+                   Progress& progress) {
   std::string path = target_dir + "/" + item.target;
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);

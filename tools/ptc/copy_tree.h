@@ -18,7 +18,7 @@ struct CopyItem {
 };
 
 struct CopyList {
-  std::vector<CopyItem> items;  // regular files, by path
+  std::vector<CopyItem> items;       // regular files, by path
   std::vector<std::string> skipped;  // neither file nor directory
   uint64_t bytes = 0;
 };

@@ -57,8 +57,8 @@ Result<> check_destination(const std::string& destination, uint64_t bytes, bool 
     bool empty = fs::is_empty(destination, error);
     if (error) return errno_error(error.value(), destination);
     if (!empty && !force)
-      return make_error(Code::kAlreadyExists, "{} is not empty; --force writes into it all the same",
-                        destination);
+      return make_error(Code::kAlreadyExists,
+                        "{} is not empty; --force writes into it all the same", destination);
   }
   fs::path existing = fs::absolute(destination);
   while (!fs::exists(existing, error) && existing != existing.parent_path())
@@ -108,16 +108,20 @@ Result<int> run_export(const Context& context, Options options) {
 void add_export(CLI::App& app, Context& context) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("export", "Copy a checkpoint out of the mount");
-  command->add_option("JOB[/CHECKPOINT]", options->target,
-                      "without a checkpoint, the one that 'current' shows")->required();
+  command
+      ->add_option("JOB[/CHECKPOINT]", options->target,
+                   "without a checkpoint, the one that 'current' shows")
+      ->required();
   command->add_option("DEST", options->destination, "a new or empty directory")->required();
   auto* hf = command->add_flag("--hf", options->hf, "as Hugging Face files (the default)");
   auto* model = command->add_flag("--model", options->model, "every tensor as one .npy");
-  auto* layout = command->add_option("--layout", options->layout,
-                                     "as the ranks' files of this layout, or 'current'")
+  auto* layout = command
+                     ->add_option("--layout", options->layout,
+                                  "as the ranks' files of this layout, or 'current'")
                      ->type_name("SPEC");
   command->add_option("--rank", options->rank, "of that layout this rank only")
-      ->type_name("R")->needs(layout);
+      ->type_name("R")
+      ->needs(layout);
   hf->excludes(model)->excludes(layout);
   model->excludes(layout);
   command->add_flag("--force", options->force, "write into a directory that is not empty");

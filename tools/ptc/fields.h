@@ -1,5 +1,5 @@
-// Members of the daemon's JSON answers, read leniently: a missing or odd member reads as its default,
-// so that an older `ptc` still shows what it knows of a newer daemon's file.
+// Members of the daemon's JSON answers, read leniently: a missing or odd member reads as its
+// default, so that an older `ptc` still shows what it knows of a newer daemon's file.
 #pragma once
 
 #include <cstdint>

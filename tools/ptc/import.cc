@@ -98,7 +98,8 @@ Result<> prepare(const Target& target, const std::string& incoming, const Option
   if (!options.force) {
     return make_error(Code::kAlreadyExists,
                       "{} is there from an earlier attempt. Commit it (mv {} {}/checkpoints/), or "
-                      "replace it with --force", incoming, incoming, target.job_dir());
+                      "replace it with --force",
+                      incoming, incoming, target.job_dir());
   }
   return remove_tree(AT_FDCWD, incoming);
 }
@@ -107,7 +108,8 @@ Result<> write_layout(const std::string& incoming, const std::string& layout) {
   if (layout.empty()) return ok();
   PTC_TRY(auto object, layout_of_file_or_name(layout));
   std::string text = pretty_json(object);
-  PTC_TRY(auto fd, open_file(AT_FDCWD, incoming + "/layout.json", O_WRONLY | O_CREAT | O_TRUNC, 0666));
+  PTC_TRY(auto fd,
+          open_file(AT_FDCWD, incoming + "/layout.json", O_WRONLY | O_CREAT | O_TRUNC, 0666));
   PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0));
   if (::close(fd.release()) != 0) return errno_error(errno, incoming + "/layout.json");
   return ok();
@@ -121,7 +123,8 @@ Result<> commit(const Target& target, const std::string& incoming) {
   std::string text = why ? why.value() : "no reason was given";
   while (text.ends_with('\n')) text.pop_back();
   return invalid_argument(
-      "{} was not committed: {}\nNothing is lost: mend {} and commit it with\n  mv {} {}/checkpoints/",
+      "{} was not committed: {}\nNothing is lost: mend {} and commit it with\n  mv {} "
+      "{}/checkpoints/",
       target.name(), text, incoming, incoming, target.job_dir());
 }
 
@@ -176,13 +179,17 @@ void add_import(CLI::App& app, Context& context) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("import", "Copy a checkpoint in and commit it");
   command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
-  command->add_option("DIR", options->directory,
-                      "a model's directory, or one with a rank/R/ for each rank")->required();
+  command
+      ->add_option("DIR", options->directory,
+                   "a model's directory, or one with a rank/R/ for each rank")
+      ->required();
   command->add_option("--name", options->name, "name of the checkpoint")
-      ->type_name("NAME")->capture_default_str();
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("--rank", options->rank, "DIR holds what this rank wrote")->type_name("R");
-  command->add_option("--layout", options->layout,
-                      "layout it was written in, when not the job's: a file or a name")
+  command
+      ->add_option("--layout", options->layout,
+                   "layout it was written in, when not the job's: a file or a name")
       ->type_name("L");
   command->add_flag("--move", options->move, "remove the files from DIR once they are committed");
   command->add_flag("--force", options->force, "replace what an earlier attempt left in incoming/");

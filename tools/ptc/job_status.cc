@@ -51,8 +51,7 @@ Result<JobStatus> wait_until_settled(const Target& target, double timeout_second
     bar.set(number_field(progress, "bytes_done"), number_field(progress, "bytes_total"));
     if (timeout_seconds > 0) {
       auto left = std::chrono::duration<double>(timeout_seconds - elapsed);
-      std::this_thread::sleep_for(
-          std::min(left, std::chrono::duration<double>(pause)));
+      std::this_thread::sleep_for(std::min(left, std::chrono::duration<double>(pause)));
     } else {
       std::this_thread::sleep_for(pause);
     }

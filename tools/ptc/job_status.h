@@ -16,7 +16,7 @@ struct JobStatus {
   std::string state;  // idle, resharding, failed
   uint64_t revision = 0;
   uint64_t in_force_revision = 0;
-  std::string layout;      // in force
+  std::string layout;  // in force
   std::string wanted;
   std::string checkpoint;  // that `current` shows; empty: none
   std::string last_error;  // empty: none

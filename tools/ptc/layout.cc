@@ -83,8 +83,8 @@ class TemporaryFile {
  public:
   static Result<TemporaryFile> create(const std::string& job, const std::string& text) {
     const char* dir = std::getenv("TMPDIR");
-    std::string path = fmt::format("{}/{}-layout-XXXXXX.json",
-                                   dir != nullptr && *dir != '\0' ? dir : "/tmp", job);
+    std::string path =
+        fmt::format("{}/{}-layout-XXXXXX.json", dir != nullptr && *dir != '\0' ? dir : "/tmp", job);
     UniqueFd fd(::mkostemps(path.data(), 5, O_CLOEXEC));
     if (!fd.valid()) return errno_error(errno, path);
     TemporaryFile file(path);
@@ -109,7 +109,8 @@ Result<> run_editor(const std::string& path) {
     if (editor.empty() && value != nullptr) editor = value;
   }
   if (editor.empty()) editor = "vi";
-  // Through the shell, since $EDITOR may hold arguments; the path is not part of the command's text.
+  // Through the shell, since $EDITOR may hold arguments; the path is not part of the command's
+  // text.
   std::string command = editor + " \"$1\"";
   pid_t child = ::fork();
   if (child < 0) return errno_error(errno, "starting the editor");
@@ -121,7 +122,8 @@ Result<> run_editor(const std::string& path) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return ok();
-  return make_error(Code::kCancelled, "the editor ({}) failed; layout.json was not changed", editor);
+  return make_error(Code::kCancelled, "the editor ({}) failed; layout.json was not changed",
+                    editor);
 }
 
 bool ask_to_edit_again() {

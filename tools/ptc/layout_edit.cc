@@ -59,20 +59,31 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
   app.add_option("--ep", edit.ep, "expert-parallel size")->type_name("N")->group(group);
   app.add_option("--cp", edit.cp, "context-parallel size")->type_name("N")->group(group);
   app.add_option("--stages", edit.stages, "layers of each pipeline stage")
-      ->type_name("A,B")->expected(1)->delimiter(',')->group(group);
+      ->type_name("A,B")
+      ->expected(1)
+      ->delimiter(',')
+      ->group(group);
   if (!all) return;
   app.add_option("--devices", edit.devices, "node:device of each rank")
-      ->type_name("W:D,W:D")->expected(1)->delimiter(',')->group(group);
+      ->type_name("W:D,W:D")
+      ->expected(1)
+      ->delimiter(',')
+      ->group(group);
   app.add_option("--order", edit.order, "rank order, fastest first: tp-cp-ep-dp-pp")
-      ->type_name("O")->group(group);
+      ->type_name("O")
+      ->group(group);
   app.add_option("--naming", edit.naming, "tensor names: global or stage")
-      ->type_name("X")->group(group);
+      ->type_name("X")
+      ->group(group);
   app.add_option("--optimizer", edit.optimizer, "replicated, zero1 or fsdp")
-      ->type_name("X")->group(group);
+      ->type_name("X")
+      ->group(group);
   app.add_option("--replicas", edit.replicas, "further copies on other nodes")
-      ->type_name("N")->group(group);
+      ->type_name("N")
+      ->group(group);
   app.add_option("--keep", edit.keep, "newest checkpoints that stay; 0: all")
-      ->type_name("N")->group(group);
+      ->type_name("N")
+      ->group(group);
 }
 
 json::object edited_layout(json::object layout, const LayoutEdit& edit,

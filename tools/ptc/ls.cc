@@ -18,8 +18,12 @@ using Align = Table::Align;
 
 Result<int> list_all_jobs(const std::string& mount) {
   PTC_TRY(auto names, list_jobs(mount));
-  Table table({{"JOB"}, {"STATE"}, {"LAYOUT"}, {"CHECKPOINTS", Align::kRight},
-               {"SIZE", Align::kRight}, {"NEWEST", Align::kRight}});
+  Table table({{"JOB"},
+               {"STATE"},
+               {"LAYOUT"},
+               {"CHECKPOINTS", Align::kRight},
+               {"SIZE", Align::kRight},
+               {"NEWEST", Align::kRight}});
   for (const std::string& name : names) {
     PTC_TRY(auto status, read_status(Target{mount, name, ""}));
     const json::array& checkpoints = array_field(status.raw, "checkpoints");
@@ -43,8 +47,12 @@ Result<int> list_all_jobs(const std::string& mount) {
 
 Result<int> list_checkpoints(const Target& target) {
   PTC_TRY(auto status, read_status(target));
-  Table table({{"CHECKPOINT"}, {"AGE", Align::kRight}, {"TENSORS", Align::kRight},
-               {"SIZE", Align::kRight}, {""}, {"LAYOUTS"}});
+  Table table({{"CHECKPOINT"},
+               {"AGE", Align::kRight},
+               {"TENSORS", Align::kRight},
+               {"SIZE", Align::kRight},
+               {""},
+               {"LAYOUTS"}});
   for (const json::value& value : array_field(status.raw, "checkpoints")) {
     if (!value.is_object()) continue;
     const json::object& checkpoint = value.get_object();
@@ -79,9 +87,8 @@ void add_ls(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("ls", "List the jobs, or the checkpoints of one");
   command->add_option("JOB", *job, "a job, or a path into it");
   command->footer("Examples:\n  ptc ls\n  ptc ls llama");
-  command->callback([&context, job] {
-    context.run = [&context, job] { return run_ls(context, *job); };
-  });
+  command->callback(
+      [&context, job] { context.run = [&context, job] { return run_ls(context, *job); }; });
 }
 
 }  // namespace ptc::cli

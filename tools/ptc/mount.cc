@@ -76,7 +76,8 @@ Error no_mount_at(const std::string& dir, std::string_view named_by) {
     if (errno == ENOTCONN) {
       return make_error(Code::kUnavailable,
                         "the daemon behind {} is gone; unmount it (umount {}) and start it again "
-                        "(ptcfs … {})", dir, dir, dir);
+                        "(ptcfs … {})",
+                        dir, dir, dir);
     }
     return errno_error(errno, fmt::format("{} ({})", dir, named_by));
   }
@@ -113,7 +114,8 @@ Result<> check_job_exists(const Target& target) {
   std::string hint;
   if (jobs && jobs.value().empty()) hint = "; there is none yet (mkdir makes one)";
   if (jobs) {
-    if (auto near = nearest_name(target.job, jobs.value())) hint = fmt::format("; is it '{}'?", *near);
+    if (auto near = nearest_name(target.job, jobs.value()))
+      hint = fmt::format("; is it '{}'?", *near);
   }
   return make_error(Code::kNotFound, "no job '{}' in {}{}", target.job, target.mount, hint);
 }
@@ -220,7 +222,9 @@ Result<std::vector<std::string>> list_directory(const std::string& path) {
   return names;
 }
 
-Result<std::vector<std::string>> list_jobs(const std::string& mount) { return list_directory(mount); }
+Result<std::vector<std::string>> list_jobs(const std::string& mount) {
+  return list_directory(mount);
+}
 
 Result<json::object> read_json_file(const std::string& path) {
   PTC_TRY(auto text, read_text_file(AT_FDCWD, path, kMaxJsonBytes));
@@ -241,8 +245,8 @@ Result<json::object> ask(const std::string& mount, const json::object& request) 
   for (;;) {
     size_t old_size = answer.size();
     answer.resize(old_size + (64 << 10));
-    ssize_t got = ::pread(fd.get(), answer.data() + old_size, 64 << 10,
-                          static_cast<off_t>(old_size));
+    ssize_t got =
+        ::pread(fd.get(), answer.data() + old_size, 64 << 10, static_cast<off_t>(old_size));
     if (got < 0 && errno == ESPIPE) got = ::read(fd.get(), answer.data() + old_size, 64 << 10);
     if (got < 0 && errno != EINTR) return errno_error(errno, "reading the answer from " + path);
     answer.resize(old_size + (got > 0 ? static_cast<size_t>(got) : 0));

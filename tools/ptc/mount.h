@@ -45,8 +45,8 @@ Result<Target> with_checkpoint(Target target);
 Result<std::vector<std::string>> list_directory(const std::string& path);
 Result<std::vector<std::string>> list_jobs(const std::string& mount);
 
-/// A JSON file of the mount, which must be an object. Checkpoints of large models have long meta.json
-/// files, so the limit is wide.
+/// A JSON file of the mount, which must be an object. Checkpoints of large models have long
+/// meta.json files, so the limit is wide.
 Result<json::object> read_json_file(const std::string& path);
 
 /// Sends a request to the daemon through .ptc/ask and returns its "result". An answer that is not

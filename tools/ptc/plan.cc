@@ -33,7 +33,8 @@ void print_plan(const json::object& plan) {
     uint64_t value = number_field(bytes, key);
     std::string share = "-";
     if (total > 0)
-      share = fmt::format("{:.0f}%", 100.0 * static_cast<double>(value) / static_cast<double>(total));
+      share =
+          fmt::format("{:.0f}%", 100.0 * static_cast<double>(value) / static_cast<double>(total));
     table.add({key, format_size(value), share, remark});
   };
   add("total", "the new layout's files");

@@ -43,9 +43,12 @@ std::string bar_text(double fraction, size_t columns, bool utf8) {
   size_t full = halves / 2;
   std::string bar;
   for (size_t i = 0; i < columns; ++i) {
-    if (i < full) bar += utf8 ? "━" : "#";
-    else if (i == full && halves % 2 == 1 && utf8) bar += "╸";
-    else bar += utf8 ? "─" : ".";
+    if (i < full)
+      bar += utf8 ? "━" : "#";
+    else if (i == full && halves % 2 == 1 && utf8)
+      bar += "╸";
+    else
+      bar += utf8 ? "─" : ".";
   }
   return bar;
 }
@@ -71,7 +74,8 @@ std::string progress_bar(const ProgressView& view, size_t width, bool utf8) {
 
 std::string progress_text(const ProgressView& view) {
   std::string line = view.label + ": ";
-  if (view.total == 0) line += format_size(view.done);
+  if (view.total == 0)
+    line += format_size(view.done);
   else
     line += fmt::format("{}, {} of {}", percent_text(view), format_size(view.done),
                         format_size(view.total));
@@ -115,15 +119,14 @@ void Progress::set_label(std::string label) {
   label_ = std::move(label);
 }
 
-double Progress::seconds() const {
-  return duration<double>(Clock::now() - start_).count();
-}
+double Progress::seconds() const { return duration<double>(Clock::now() - start_).count(); }
 
 double Progress::rate(Clock::time_point now) {
   samples_.emplace_back(now, done_.load());
   while (samples_.size() > 2 && now - samples_.front().first > kRateWindow) samples_.pop_front();
   double elapsed = duration<double>(now - samples_.front().first).count();
-  uint64_t since = samples_.back().second - std::min(samples_.front().second, samples_.back().second);
+  uint64_t since =
+      samples_.back().second - std::min(samples_.front().second, samples_.back().second);
   return elapsed < 0.05 ? 0 : static_cast<double>(since) / elapsed;
 }
 

@@ -1,4 +1,5 @@
-// A progress bar with rate and time left on a terminal; plain lines, at most one a second, in a log.
+// A progress bar with rate and time left on a terminal; plain lines, at most one a second, in a
+// log.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,7 @@ namespace ptc::cli {
 struct ProgressView {
   std::string label;
   uint64_t done = 0;
-  uint64_t total = 0;        // 0: not known
+  uint64_t total = 0;           // 0: not known
   double bytes_per_second = 0;  // 0: not known yet
 };
 
@@ -56,7 +57,7 @@ class Progress {
   std::atomic<uint64_t> done_{0};
   std::atomic<int64_t> next_show_ns_{0};  // since start_; checked before the mutex is asked for
   std::mutex mutex_;
-  std::string label_;                                           // guarded by mutex_, as all below
+  std::string label_;  // guarded by mutex_, as all below
   uint64_t total_;
   std::deque<std::pair<Clock::time_point, uint64_t>> samples_;  // of the last seconds
   bool shown_ = false;

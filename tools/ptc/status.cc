@@ -53,9 +53,9 @@ void print_status(const JobStatus& status) {
   if (has_object(raw, "last_reshard")) {
     const json::object& last = object_field(raw, "last_reshard");
     print_line("last reshard",
-               fmt::format("{}: {} to {}, {} kept, {} written in {}", text_field(last, "checkpoint"),
-                           text_field(last, "from"), text_field(last, "to"),
-                           format_size(number_field(last, "bytes_kept")),
+               fmt::format("{}: {} to {}, {} kept, {} written in {}",
+                           text_field(last, "checkpoint"), text_field(last, "from"),
+                           text_field(last, "to"), format_size(number_field(last, "bytes_kept")),
                            format_size(number_field(last, "bytes_written")),
                            format_duration(real_field(last, "seconds"))));
   }
@@ -64,13 +64,17 @@ void print_status(const JobStatus& status) {
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {
     if (!node.is_object()) continue;
-    nodes += fmt::format("{}{} {}", nodes.empty() ? "" : ", ", text_field(node.get_object(), "name"),
-                         text_field(node.get_object(), "state"));
+    nodes +=
+        fmt::format("{}{} {}", nodes.empty() ? "" : ", ", text_field(node.get_object(), "name"),
+                    text_field(node.get_object(), "state"));
   }
   if (!nodes.empty()) print_line("nodes", nodes);
 
-  Table table({{"CHECKPOINT"}, {"AGE", Table::Align::kRight}, {"TENSORS", Table::Align::kRight},
-               {"SIZE", Table::Align::kRight}, {"MATERIALISED LAYOUTS"}});
+  Table table({{"CHECKPOINT"},
+               {"AGE", Table::Align::kRight},
+               {"TENSORS", Table::Align::kRight},
+               {"SIZE", Table::Align::kRight},
+               {"MATERIALISED LAYOUTS"}});
   for (const json::value& value : array_field(raw, "checkpoints")) {
     if (!value.is_object()) continue;
     const json::object& checkpoint = value.get_object();

@@ -80,11 +80,21 @@ std::string coloured(std::string_view text, Colour colour, int fd) {
   if (!is_live_terminal(fd) || (no_color != nullptr && *no_color != '\0')) return std::string(text);
   const char* code = "0";
   switch (colour) {
-    case Colour::kGreen: code = "32"; break;
-    case Colour::kYellow: code = "33"; break;
-    case Colour::kRed: code = "31"; break;
-    case Colour::kBold: code = "1"; break;
-    case Colour::kDim: code = "2"; break;
+    case Colour::kGreen:
+      code = "32";
+      break;
+    case Colour::kYellow:
+      code = "33";
+      break;
+    case Colour::kRed:
+      code = "31";
+      break;
+    case Colour::kBold:
+      code = "1";
+      break;
+    case Colour::kDim:
+      code = "2";
+      break;
   }
   return fmt::format("\033[{}m{}\033[0m", code, text);
 }
@@ -152,8 +162,10 @@ std::string Table::to_string(size_t indent, size_t width) const {
       bool last = i + 1 == columns_.size();
       if (last) cell = shortened(cell, std::max<size_t>(8, width > used ? width - used : 0));
       size_t fill = widths[i] > text_width(cell) ? widths[i] - text_width(cell) : 0;
-      if (columns_[i].align == Align::kRight) line += std::string(fill, ' ') + cell;
-      else line += cell + std::string(fill, ' ');
+      if (columns_[i].align == Align::kRight)
+        line += std::string(fill, ' ') + cell;
+      else
+        line += cell + std::string(fill, ' ');
       line += "  ";
       used += widths[i] + 2;
     }

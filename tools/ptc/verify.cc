@@ -23,18 +23,18 @@
 namespace ptc::cli {
 namespace {
 
-constexpr uint64_t kPieceBytes = 64 << 20;   // of one file, for one thread
+constexpr uint64_t kPieceBytes = 64 << 20;  // of one file, for one thread
 constexpr uint64_t kBufferBytes = 4 << 20;
 
 /// One file to read, and what its content must sum up to.
 struct Subject {
-  std::string name;        // for people
+  std::string name;  // for people
   std::string path;
-  bool is_npy = false;     // with a header in front of the bytes
+  bool is_npy = false;  // with a header in front of the bytes
   uint64_t bytes = 0;
   Checksum expected;
-  Checksum sum;            // guarded by Verifier's mutex, as is the next
-  std::string problem;     // empty: none yet
+  Checksum sum;         // guarded by Verifier's mutex, as is the next
+  std::string problem;  // empty: none yet
 };
 
 Result<uint64_t> npy_data_offset(int fd) {
@@ -181,7 +181,8 @@ struct Outcome {
 };
 
 void print_outcome(const Target& target, const Outcome& outcome) {
-  for (const Subject* subject : outcome.bad) fmt::print("{}: {}\n", subject->name, subject->problem);
+  for (const Subject* subject : outcome.bad)
+    fmt::print("{}: {}\n", subject->name, subject->problem);
   if (!outcome.daemon_error.empty()) fmt::print("stored bytes: {}\n", outcome.daemon_error);
   fmt::print("{}: {}: {} tensors and {} other files, {} read in {}\n", target.name(),
              outcome.good() ? coloured("good", Colour::kGreen) : coloured("BAD", Colour::kRed),
@@ -193,12 +194,12 @@ void print_outcome_json(const Target& target, const Outcome& outcome) {
   json::array bad;
   for (const Subject* subject : outcome.bad)
     bad.emplace_back(json::object{{"name", subject->name}, {"what", subject->problem}});
-  json::object report{{"format", "ptc-verify/1"}, {"job", target.job},
-                      {"checkpoint", target.checkpoint}, {"good", outcome.good()},
-                      {"tensors", outcome.tensors}, {"files", outcome.files},
-                      {"bytes", outcome.bytes}, {"seconds", outcome.seconds}, {"bad", bad}};
-  report["stored"] = outcome.daemon_error.empty() ? json::value("good")
-                                                  : json::value(outcome.daemon_error);
+  json::object report{
+      {"format", "ptc-verify/1"}, {"job", target.job},          {"checkpoint", target.checkpoint},
+      {"good", outcome.good()},   {"tensors", outcome.tensors}, {"files", outcome.files},
+      {"bytes", outcome.bytes},   {"seconds", outcome.seconds}, {"bad", bad}};
+  report["stored"] =
+      outcome.daemon_error.empty() ? json::value("good") : json::value(outcome.daemon_error);
   fmt::print("{}", pretty_json(report));
 }
 
@@ -239,8 +240,10 @@ void add_verify(CLI::App& app, Context& context) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("verify", "Read a checkpoint and compare its checksums");
-  command->add_option("JOB[/CHECKPOINT]", options->target,
-                      "without a checkpoint, the one that 'current' shows")->required();
+  command
+      ->add_option("JOB[/CHECKPOINT]", options->target,
+                   "without a checkpoint, the one that 'current' shows")
+      ->required();
   command->add_flag("--json", options->as_json, "print the outcome as JSON");
   command->footer(
       "Every tensor is read through the mount; then the daemon reads every byte it stores.\n"

@@ -39,7 +39,8 @@ void add_wait(CLI::App& app, Context& context) {
       app.add_subcommand("wait", "Block until the layout wanted is in force, or has failed");
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--timeout", options->timeout_seconds, "give up after this many seconds")
-      ->type_name("S")->check(CLI::PositiveNumber);
+      ->type_name("S")
+      ->check(CLI::PositiveNumber);
   command->footer(
       "Exit status: 0 settled, 1 failed (the reason on standard error), 124 timed out.\n"
       "\nExample:\n  ptc layout llama set --tp 8 && ptc wait llama && sbatch restart.sh");

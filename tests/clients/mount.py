@@ -1,0 +1,246 @@
+"""A real daemon on temporary directories, for the tests of this folder.
+
+    class Things(mount.TestCase):        # one daemon for the tests of a class
+        def test_it(self):
+            job = self.mount.job("llama")
+            models.Llama().write_hf(job.incoming("base") + "/rank/0")
+            job.commit("base")
+
+PTC_BIN_DIR says where `ptcfs` and `ptc` are. Where no daemon can be mounted the script exits with
+77, which ctest counts as skipped.
+"""
+import errno
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SKIP = 77
+START_SECONDS = 20
+SETTLE_SECONDS = 60
+
+
+def skip(reason):
+    print("skipped:", reason)
+    sys.exit(SKIP)
+
+
+def require(module):
+    """Imports a module, or skips the whole script."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return skip(f"Python has no {module} here (tests/run installs it where it can be had)")
+
+
+def require_program(name):
+    path = shutil.which(name)
+    return path or skip(f"{name} is not installed")
+
+
+def bin_dir():
+    path = os.environ.get("PTC_BIN_DIR", "")
+    if not os.access(os.path.join(path, "ptcfs"), os.X_OK):
+        skip(f"PTC_BIN_DIR ({path or 'not set'}) holds no ptcfs")
+    return path
+
+
+def is_mounted(path):
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        return any(line.split()[4] == path for line in file)
+
+
+def read_text(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def same_bytes(a, b):
+    with open(a, "rb") as left, open(b, "rb") as right:
+        while True:
+            one, other = left.read(1 << 20), right.read(1 << 20)
+            if one != other:
+                return False
+            if not one:
+                return True
+
+
+class Mount:
+    """`ptcfs` in the foreground on a fresh mount point; `with` unmounts it again."""
+
+    def __init__(self):
+        if not os.path.exists("/dev/fuse"):
+            skip("this machine has no /dev/fuse")
+        self.bin = bin_dir()
+        self.top = tempfile.mkdtemp(prefix="ptcfs-test-")
+        self.path = os.path.join(self.top, "mnt")
+        self.store = os.path.join(self.top, "store")
+        self.log = os.path.join(self.top, "log")
+        os.mkdir(self.path)
+        os.mkdir(self.store)
+        self.process = None
+
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def start(self):
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store, self.path],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while not (is_mounted(self.path) and os.path.exists(self.path + "/.ptc/version")):
+            if self.process.poll() is not None:
+                text = read_text(self.log)
+                if "Operation not permitted" in text or "Permission denied" in text:
+                    skip("mounting is not allowed here: " + text.strip().splitlines()[-1])
+                raise RuntimeError("ptcfs ended:\n" + text)
+            if time.monotonic() > deadline:
+                raise RuntimeError("ptcfs is not ready:\n" + read_text(self.log))
+            time.sleep(0.02)
+
+    def stop(self, kill=False):
+        """Ends the daemon: by unmounting, as an administrator would, or at once."""
+        if self.process is None:
+            return
+        if kill:
+            self.process.kill()
+            self.process.wait()
+        self.unmount()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+    def unmount(self):
+        for _ in range(50):
+            if not is_mounted(self.path):
+                return
+            command = ["umount"] if os.getuid() == 0 else ["fusermount3", "-u"]
+            subprocess.run([*command, self.path], stderr=subprocess.DEVNULL, check=False)
+            if is_mounted(self.path):
+                time.sleep(0.1)
+        subprocess.run(["umount", "-l", self.path], check=False)
+
+    def __exit__(self, *_):
+        self.stop()
+        if sys.exc_info()[0] is not None and os.path.exists(self.log):
+            sys.stderr.write(read_text(self.log))
+        shutil.rmtree(self.top, ignore_errors=True)
+
+    def ptc(self, *arguments, check=True, env=None):
+        """Runs `ptc`; returns its completed process, text captured."""
+        done = subprocess.run(
+            [os.path.join(self.bin, "ptc"), "-C", self.path, *map(str, arguments)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+            env={**os.environ, **(env or {})})
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f"ptc {arguments} gave {done.returncode}: {done.stdout}{done.stderr}")
+        return done
+
+    def job(self, name):
+        job = Job(self, name)
+        os.mkdir(job.path)
+        return job
+
+
+class Job:
+    """A job directory and the steps a user takes in it."""
+
+    def __init__(self, mount, name):
+        self.mount, self.name = mount, name
+        self.path = os.path.join(mount.path, name)
+
+    def file(self, *parts):
+        return os.path.join(self.path, *map(str, parts))
+
+    def incoming(self, name):
+        return self.file("incoming", name)
+
+    def commit(self, name):
+        os.rename(self.incoming(name), self.file("checkpoints", name))
+
+    def checkpoint(self, name, *parts):
+        return self.file("checkpoints", name, *parts)
+
+    def rank_file(self, checkpoint, layout, rank, name="model.safetensors"):
+        return self.checkpoint(checkpoint, "layouts", layout, "rank", rank, name)
+
+    def status(self):
+        return json.loads(read_text(self.file("status.json")))
+
+    def error(self):
+        return (self.status().get("last_error") or {}).get("what", "")
+
+    def commit_error(self, name):
+        return read_text(self.incoming(name) + ".error")
+
+    def set_layout(self, **fields):
+        """Saves a layout of these fields and waits until it is in force."""
+        with open(self.file("layout.json"), "w", encoding="utf-8") as file:
+            json.dump({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1, **fields}, file)
+        return self.wait()
+
+    def wait(self):
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            status = self.status()
+            if status["state"] == "failed":
+                raise AssertionError(f"reshard failed: {status['last_error']}")
+            if status["state"] == "idle" and status["in_force_revision"] == status["revision"]:
+                return status
+            time.sleep(0.02)
+        raise AssertionError(f"not settled: {self.status()}")
+
+
+def error_of(call, *arguments):
+    """The errno name of the OSError that a call raises; "" when it raises none."""
+    try:
+        call(*arguments)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error.errno))
+    return ""
+
+
+class TestCase(unittest.TestCase):
+    """One daemon for all tests of the class; every test makes a job of its own name."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.mount = Mount()
+        cls.mount.__enter__()
+        cls.addClassCleanup(cls.mount.__exit__)
+
+    def setUp(self):
+        self.scratch = tempfile.mkdtemp(prefix="ptcfs-scratch-")
+        self.addCleanup(shutil.rmtree, self.scratch, ignore_errors=True)
+
+    def tearDown(self):
+        if self.mount.process.poll() is not None:
+            self.fail("the daemon ended:\n" + read_text(self.mount.log))
+
+    def temporary(self, name):
+        return os.path.join(self.scratch, name)
+
+    def new_job(self):
+        return self.mount.job(self.id().rsplit(".", 1)[-1])
+
+    def assert_same_file(self, a, b):
+        self.assertTrue(same_bytes(a, b), f"{a} differs from {b}")
+
+
+def main():
+    unittest.main(verbosity=2)

@@ -1,0 +1,206 @@
+"""The command line against a real mount."""
+import json
+import os
+import shutil
+import stat
+
+import models
+import mount
+
+
+class Ptc(mount.TestCase):
+    def import_model(self, model=None, name="base"):
+        job = mount.Job(self.mount, self.id().rsplit(".", 1)[-1])
+        (model or models.Llama()).write_hf(self.temporary("model"))
+        self.mount.ptc("import", job.name, self.temporary("model"), "--name", name)
+        return job
+
+    def test_import_makes_the_job_and_commits(self):
+        job = self.import_model()
+        self.assertEqual(os.listdir(job.file("checkpoints")), ["base"])
+        found = models.read_safetensors(job.rank_file("base", "tp1-pp1-dp1", 0))
+        self.assertEqual(found, {t.name: t for t in models.Llama().tensors})
+        again = self.mount.ptc("import", job.name, self.temporary("model"), check=False)
+        self.assertEqual(again.returncode, 1)
+        self.assertIn("already", again.stderr)
+
+    def test_import_follows_links_and_leaves_rubbish_out(self):
+        models.Bert().write_hf(self.temporary("blobs"))
+        models.write_file(self.temporary("hub/refs/main"), "abc")
+        snapshot = self.temporary("hub/snapshots/abc")
+        os.makedirs(snapshot + "/.git")
+        models.write_file(snapshot + "/.git/HEAD", "x")
+        models.write_file(snapshot + "/.cache/y", "x")
+        for name in ("model.safetensors", "config.json"):
+            os.symlink(self.temporary("blobs/" + name), os.path.join(snapshot, name))
+        self.mount.ptc("import", "links", self.temporary("hub"))
+        job = mount.Job(self.mount, "links")
+        self.assertEqual(sorted(os.listdir(job.checkpoint("base", "layouts/tp1-pp1-dp1/rank/0"))),
+                         ["config.json", "model.safetensors", "tensors"])
+
+    def test_import_of_ranks_with_their_layout(self):
+        model = models.Gpt2()
+        model.write_ranks(self.temporary("ranks"), 2, 3)
+        self.mount.ptc("import", "ranks/step7", self.temporary("ranks"), "--layout", "tp2-pp3-dp1",
+                       "--move")
+        job = mount.Job(self.mount, "ranks")
+        found = models.read_safetensors(job.rank_file("step7", "tp1-pp1-dp1", 0))
+        self.assertEqual(found, {t.name: t for t in model.tensors})
+        self.assertEqual([f for _, _, files in os.walk(self.temporary("ranks")) for f in files], [])
+
+    def test_import_that_is_refused_says_why(self):
+        models.write_file(self.temporary("bad/model.safetensors"), b"\x10\0\0\0\0\0\0\0{")
+        done = self.mount.ptc("import", "bad", self.temporary("bad"), check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("model.safetensors", done.stderr)
+        self.assertIn("mv ", done.stderr)
+
+    def test_export(self):
+        job = self.import_model()
+        model = models.Llama()
+        self.mount.ptc("layout", job.name, "set", "--tp", 2, "--pp", 2, "--wait")
+        self.mount.ptc("export", job.name, self.temporary("hf"))
+        index = json.loads(mount.read_text(self.temporary("hf/model.safetensors.index.json")))
+        found = {}
+        for shard in set(index["weight_map"].values()):
+            found.update(models.read_safetensors(self.temporary("hf/" + shard)))
+        self.assertEqual(found, {t.name: t for t in model.tensors})
+        self.assertEqual(mount.read_text(self.temporary("hf/config.json")), model.config_text())
+        refused = self.mount.ptc("export", job.name, self.temporary("hf"), check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("--force", refused.stderr)
+        self.mount.ptc("export", job.name, self.temporary("hf"), "--force")
+        # As the ranks load it, and in again under that layout.
+        self.mount.ptc("export", f"{job.name}/base", self.temporary("ranks"), "--layout", "current")
+        for rank in range(4):
+            found = models.read_safetensors(self.temporary(f"ranks/rank/{rank}/model.safetensors"))
+            held = model.rank_tensors(2, 2, rank % 2, rank // 2)
+            self.assertEqual(found, {t.name: t for t in held})
+        self.mount.ptc("import", "again", self.temporary("ranks"))
+        self.mount.ptc("export", "again", self.temporary("one"), "--layout", "tp1-pp1-dp1",
+                       "--rank", 0)
+        found = models.read_safetensors(self.temporary("one/model.safetensors"))
+        self.assertEqual(found, {t.name: t for t in model.tensors})
+        self.mount.ptc("export", job.name, self.temporary("npy"), "--model")
+        self.assertTrue(os.path.exists(self.temporary("npy/model/norm/weight.npy")))
+
+    def test_status_and_ls(self):
+        job = self.import_model()
+        status = json.loads(self.mount.ptc("status", job.name, "--json").stdout)
+        self.assertEqual(status, job.status())
+        text = self.mount.ptc("status", job.path).stdout
+        self.assertTrue(all(len(line) <= 80 for line in text.splitlines()), text)
+        for word in ("idle", "tp1-pp1-dp1", "base"):
+            self.assertIn(word, text)
+        self.assertIn(job.name, self.mount.ptc("ls").stdout)
+        self.assertIn("base", self.mount.ptc("ls", job.name).stdout)
+        self.assertIn(job.name + ":", self.mount.ptc("status").stdout)
+
+    def test_wait(self):
+        job = self.import_model()
+        with open(job.file("layout.json"), "w", encoding="utf-8") as file:
+            file.write('{"tp": 4, "pp": 1, "dp": 1}')
+        done = self.mount.ptc("wait", job.name, "--timeout", 60)
+        self.assertIn("tp4-pp1-dp1 in force", done.stdout)
+        self.assertEqual(job.status()["layout"], "tp4-pp1-dp1")
+
+    def test_plan(self):
+        job = self.import_model()
+        before = job.status()
+        plan = json.loads(self.mount.ptc("plan", job.name, "--tp", 2, "--json").stdout)
+        self.assertEqual((plan["from"], plan["to"], plan["state"]),
+                         ("tp1-pp1-dp1", "tp2-pp1-dp1", "dry-run"))
+        self.assertEqual(job.status(), before)
+        self.assertIn("least possible", self.mount.ptc("plan", job.name, "--tp", 2).stdout)
+        same = json.loads(self.mount.ptc("plan", job.name, "--tp", 1, "--json").stdout)
+        self.assertEqual(same["files"]["written"], 0)
+        bad = self.mount.ptc("plan", job.name, "--tp", 3, check=False)
+        self.assertEqual(bad.returncode, 1)
+        self.assertIn("model.layers.", bad.stderr)
+        self.mount.ptc("layout", job.name, "set", "--tp", 2, "--wait")
+        done = json.loads(self.mount.ptc("plan", job.name, "--json").stdout)
+        self.assertEqual((done["state"], done["to"]), ("done", "tp2-pp1-dp1"))
+        self.assertEqual(done["bytes"], plan["bytes"])
+
+    def test_layout(self):
+        job = self.import_model()
+        self.assertEqual(self.mount.ptc("layout", job.name).stdout.strip(),
+                         mount.read_text(job.file("layout.json")).strip())
+        job.set_layout(tp=1, pp=2, stages=[2, 3], keep=5)
+        done = self.mount.ptc("layout", job.name, "set", "--pp", 5, "--wait")
+        self.assertIn("stages", done.stderr)
+        layout = json.loads(mount.read_text(job.file("layout.json")))
+        self.assertEqual((layout["pp"], layout["keep"], "stages" in layout), (5, 5, False))
+        refused = self.mount.ptc("layout", job.name, "set", "--tp", 3, check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("refused", refused.stderr)
+        self.assertIn("model.layers.", refused.stderr)
+        edited = self.mount.ptc("layout", job.name, "edit", "--wait", env={
+            "EDITOR": "sed -i 's/\"tp\": 1/\"tp\": 2/'", "VISUAL": ""})
+        self.assertIn("tp2-pp5-dp1 in force", edited.stdout)
+
+    def test_verify(self):
+        job = self.import_model()
+        for layout in ({"tp": 1}, {"tp": 4, "pp": 2}):
+            job.set_layout(**layout)
+            self.assertIn("good", self.mount.ptc("verify", job.name).stdout)
+        report = json.loads(self.mount.ptc("verify", f"{job.name}/base", "--json").stdout)
+        self.assertEqual((report["good"], report["tensors"]), (True, len(models.Llama().tensors)))
+
+    def test_verify_finds_a_changed_byte(self):
+        with mount.Mount() as other:
+            models.Llama().write_hf(self.temporary("model"))
+            other.ptc("import", "llama", self.temporary("model"))
+            images = os.path.join(other.store, "images")
+            path = max((os.path.join(images, name) for name in os.listdir(images)),
+                       key=os.path.getsize)
+            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+            with open(path, "r+b") as file:
+                file.seek(os.path.getsize(path) - 100)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 1]))
+            done = other.ptc("verify", "llama", check=False)
+            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+            self.assertIn("BAD", done.stdout)
+            self.assertIn("model.norm.weight", done.stdout)
+
+    def test_rm(self):
+        job = self.import_model()
+        self.mount.ptc("import", job.name, self.temporary("model"), "--name", "second")
+        self.mount.ptc("rm", f"{job.name}/base", "--yes")
+        self.assertEqual(os.listdir(job.file("checkpoints")), ["second"])
+        refused = self.mount.ptc("rm", job.name, "--yes", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.mount.ptc("rm", job.name, "--yes", "--force")
+        self.assertFalse(os.path.exists(job.path))
+
+    def test_finding_the_mount(self):
+        job = self.import_model()
+        program = shutil.which("ptc", path=self.mount.bin)
+        environment = {**os.environ, "PTC_MOUNT": self.mount.path}
+
+        def run(*arguments, cwd="/", env=None):
+            return mount.subprocess.run([program, *arguments], cwd=cwd, text=True, check=False,
+                                        capture_output=True, env=env or dict(os.environ))
+
+        self.assertEqual(run("ls", env=environment).returncode, 0)
+        self.assertEqual(run("ls", cwd=job.file("checkpoints")).returncode, 0)
+        self.assertIn("idle", run("status", ".", cwd=job.path).stdout)
+        self.assertIn("idle", run("status", job.path).stdout)
+        lost = run("-C", "/", "ls")
+        self.assertEqual(lost.returncode, 1)
+        self.assertIn(".ptc/version", lost.stderr)
+        near = self.mount.ptc("status", job.name + "x", check=False)
+        self.assertIn(f"is it '{job.name}'?", near.stderr)
+
+    def test_usage(self):
+        for arguments in ((), ("nope",), ("status", "--nope"), ("layout", "x", "set"),
+                          ("export", "a", "b", "--hf", "--model")):
+            self.assertEqual(self.mount.ptc(*arguments, check=False).returncode, 2, arguments)
+        self.assertIn("Examples", self.mount.ptc("--help").stdout)
+        self.assertRegex(self.mount.ptc("--version").stdout, r"^ptc \d+\.\d+")
+
+
+if __name__ == "__main__":
+    mount.main()
