@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -54,7 +55,11 @@ using FileSetRef = std::shared_ptr<const FileSet>;
 /// a reshard is committed.
 class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
  public:
-  Checkpoint(Manifest manifest, std::string headers, StoredState stored);
+  /// `headers` are the headers of the written files, one behind the other; `transport` outlives the
+  /// checkpoint and everything opened from it. Call replace_stored() before anything is read.
+  /// `other_images`: the images of the files without tensors, by id; nullptr: lost.
+  Checkpoint(Manifest manifest, std::string headers,
+             std::unordered_map<std::string, ImageRef> other_images, Transport* transport);
 
   const std::string& name() const { return manifest_.name; }
   const Manifest& manifest() const { return manifest_; }
@@ -72,21 +77,52 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.
   Result<FileSetRef> rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const;
 
-  /// Where the bytes lie now.
-  std::shared_ptr<const StoredState> stored() const;
-  void replace_stored(std::shared_ptr<const StoredState> stored);
-
   /// The files of one state under `spec` with their arrays and headers, as they would be stored:
   /// the target side of a plan. Pure function of checkpoint and spec.
   Result<std::vector<StateFile>> state_files(const LayoutSpec& spec, const StateCoords& state) const;
+  /// The files of all states under `spec`, and what else must be stored (path ""), in the order of
+  /// StoredState::images.
+  struct TargetImage {
+    uint32_t state;
+    StateFile file;
+  };
+  Result<std::vector<TargetImage>> target_images(const LayoutSpec& spec) const;
+
+  /// Where the bytes lie now.
+  std::shared_ptr<const StoredState> stored() const;
+  void replace_stored(std::shared_ptr<const StoredState> stored);
+  /// Completes a description of where bytes lie: what each image holds. Images are put in order.
+  Result<std::shared_ptr<const StoredState>> make_stored(const LayoutSpec& spec,
+                                                         std::vector<StoredImage> images) const;
+
+  /// Tensors of which some part is stored nowhere any more, by name.
+  std::vector<std::string> lost_tensors() const;
+
+  /// True while a file of it is open (its FileContent lives).
+  bool in_use() const { return open_token_.use_count() > 1; }
 
  private:
-  friend class GatheredSet;
+  friend class ContentSource;
+  Result<FileSetRef> cached(const std::string& key,
+                            const std::function<Result<FileSetRef>()>& build) const;
+  Result<ImageLayout> written_layout(uint32_t file) const;
+  Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
+                            const LayoutSpec& spec, const StateCoords& state) const;
+  ImageLayout padding_layout() const;
+  std::vector<const WrittenFile*> other_files(const RankCoords& coords) const;
+  Result<ImageRef> other_image(const WrittenFile& file) const;
+  void build_meta_json();
+
   Manifest manifest_;
-  std::string headers_;    // of the written files, one behind the other (manifest has the offsets)
+  std::string headers_;
+  std::unordered_map<std::string, ImageRef> other_images_;
+  Transport* transport_;
   std::string meta_json_;
+  std::vector<std::string> model_paths_;  // by tensor: its path under model/
+  std::vector<bool> primary_;             // by tensor: its name is in no earlier file
+  std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;
-  std::shared_ptr<const StoredState> stored_;                                       // guarded
+  std::shared_ptr<const StoredState> stored_;                                        // guarded
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
 };
 using CheckpointRef = std::shared_ptr<Checkpoint>;

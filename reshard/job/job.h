@@ -95,9 +95,16 @@ class Job {
 
  private:
   friend class JobStore;
-  struct State;
   struct Impl;
   Job(std::string name, std::string dir, JobServices services, JobListener* listener);
+  /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
+  Result<> load();
+  /// Images that this job needs.
+  std::vector<ImageId> images_in_use() const;
+  /// Starts the threads. Not before all jobs are loaded.
+  void start();
+  void stop();
+
   std::string name_;
   std::string files_dir_;
   std::unique_ptr<Impl> impl_;

@@ -1,0 +1,297 @@
+#include "reshard/job/checkpoint.h"
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <map>
+#include <set>
+#include <unordered_set>
+
+#include "store/base/json.h"
+#include "store/codec/npy.h"
+#include "store/codec/safetensors.h"
+#include "store/codec/tensor_path.h"
+
+namespace ptc {
+namespace {
+
+std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+bool is_npy(std::string_view path) { return path.ends_with(".npy"); }
+
+// A file name as one component of a path under model/.
+std::string escape_slashes(std::string_view path) {
+  std::string escaped;
+  for (char c : path) c == '/' ? escaped += "%2F" : escaped += c;
+  return escaped;
+}
+
+std::string iso_time(int64_t time_ns) {
+  std::time_t seconds = time_ns / 1'000'000'000;
+  std::tm tm{};
+  gmtime_r(&seconds, &tm);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", tm.tm_year + 1900, tm.tm_mon + 1,
+                     tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, time_ns / 1'000'000 % 1000);
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(Manifest manifest, std::string headers,
+                       std::unordered_map<std::string, ImageRef> other_images,
+                       Transport* transport)
+    : manifest_(std::move(manifest)),
+      headers_(std::move(headers)),
+      other_images_(std::move(other_images)),
+      transport_(transport) {
+  // Where two files have a tensor of the same name, the model's file comes first: model.safetensors
+  // before optim.safetensors. The others' tensors go under model/<file>/.
+  const std::vector<TensorInfo>& tensors = model().tensors();
+  std::unordered_map<std::string_view, uint32_t> owner;
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    auto [it, fresh] = owner.try_emplace(tensors[t].name, t);
+    if (!fresh && tensors[t].file.starts_with("model") &&
+        !tensors[it->second].file.starts_with("model"))
+      it->second = t;
+  }
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    primary_.push_back(owner.at(tensors[t].name) == t);
+    std::string prefix = primary_[t] ? "" : escape_slashes(tensors[t].file) + "/";
+    Result<std::string> path = tensor_path(tensors[t].name);
+    PTC_CHECK(path.has_value());  // commit() refuses names without a path
+    model_paths_.push_back(prefix + path.value());
+  }
+  build_meta_json();
+}
+
+void Checkpoint::build_meta_json() {
+  json::object meta{{"format", "ptc-checkpoint/1"},
+                    {"name", manifest_.name},
+                    {"time", iso_time(manifest_.time_ns)},
+                    {"family", model().rules().family()},
+                    {"written_as", manifest_.written_spec.name()},
+                    {"checksum", "ptc-linear-1"}};
+  json::array tensors;
+  for (uint32_t t = 0; t < model().tensors().size(); ++t) {
+    const TensorInfo& tensor = model().tensors()[t];
+    json::array shape;
+    for (uint64_t extent : tensor.shape) shape.push_back(extent);
+    tensors.push_back(json::object{{"name", tensor.name},
+                                   {"file", tensor.file},
+                                   {"dtype", dtype_name(tensor.dtype)},
+                                   {"shape", std::move(shape)},
+                                   {"checksum", manifest_.checksums[t].to_hex()},
+                                   {"path", "model/" + model_paths_[t]}});
+  }
+  meta["tensors"] = std::move(tensors);
+  json::array files;
+  for (const WrittenFile& file : manifest_.files) {
+    json::object object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.bytes}};
+    if (!file.has_tensors) object["checksum"] = file.checksum.to_hex();
+    files.push_back(std::move(object));
+  }
+  meta["files"] = std::move(files);
+  meta_json_ = pretty_json(meta);
+}
+
+std::shared_ptr<const StoredState> Checkpoint::stored() const {
+  std::lock_guard lock(mutex_);
+  return stored_;
+}
+
+void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
+  std::lock_guard lock(mutex_);
+  stored_ = std::move(stored);
+}
+
+Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index) const {
+  const WrittenFile& file = manifest_.files[file_index];
+  const LayoutSpec& spec = manifest_.written_spec;
+  const StateCoords state = state_of(spec.coords(file.rank));
+  const std::string& group = file.set.empty() ? file.path : file.set;
+
+  ImageLayout layout;
+  layout.bytes = file.bytes;
+  if (file.header_offset > headers_.size() || file.header_bytes > headers_.size() - file.header_offset)
+    return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
+  layout.header = headers_.substr(file.header_offset, file.header_bytes);
+
+  PTC_TRY(auto held, model().hold(spec, state));
+  std::unordered_map<std::string, Model::Held*> by_name;
+  for (Model::Held& part : held) {
+    if (model().tensors()[part.tensor].file != group) continue;
+    by_name.emplace(is_npy(group) ? "" : model().local_name(part.tensor, spec, state.pp), &part);
+  }
+  std::vector<TensorEntry> entries;
+  if (is_npy(group)) {
+    PTC_TRY(auto entry, parse_npy(as_bytes(layout.header), file.bytes,
+                                  by_name.empty() ? std::optional<DType>()
+                                                  : model().tensors()[by_name.begin()->second->tensor].dtype));
+    entries.push_back(std::move(entry));
+  } else {
+    PTC_TRY(auto header, parse_safetensors(as_bytes(layout.header), file.bytes));
+    entries = std::move(header.tensors);
+  }
+  for (const TensorEntry& entry : entries) {
+    auto it = by_name.find(entry.name);
+    if (it == by_name.end() || it->second->part.local_shape != entry.shape)
+      return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
+                        entry.name);
+    layout.arrays.push_back({it->second->tensor, entry.offset, it->second->part});
+  }
+  for (uint32_t i = 0; i < manifest_.padding.size(); ++i) {
+    const Padding& pad = manifest_.padding[i];
+    if (pad.file != file_index) continue;
+    for (size_t a = 0, count = layout.arrays.size(); a < count; ++a) {
+      if (layout.arrays[a].tensor != pad.tensor) continue;
+      ArraySlot slot = layout.arrays[a];
+      slot.tensor = model().tensors().size() + i;
+      slot.part.pieces = {{Box::whole(pad.local.extent), pad.local.offset}};
+      layout.arrays.push_back(std::move(slot));
+    }
+  }
+  return layout;
+}
+
+Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
+                                      const LayoutSpec& spec, const StateCoords& state) const {
+  StateFile file;
+  file.path = path;
+  if (is_npy(path)) {
+    const Model::Held& part = held.front();
+    const TensorInfo& tensor = model().tensors()[part.tensor];
+    file.layout.header = write_npy_header(tensor.dtype, part.part.local_shape);
+    PTC_TRY(auto bytes, array_bytes(part.part.local_shape, tensor.dtype));
+    file.layout.bytes = file.layout.header.size() + bytes;
+    file.layout.arrays.push_back({part.tensor, file.layout.header.size(), part.part});
+    return file;
+  }
+  std::vector<TensorEntry> entries;
+  std::unordered_map<std::string, Model::Held*> by_name;
+  for (Model::Held& part : held) {
+    TensorEntry entry;
+    entry.name = model().local_name(part.tensor, spec, state.pp);
+    entry.dtype = model().tensors()[part.tensor].dtype;
+    entry.shape = part.part.local_shape;
+    by_name.emplace(entry.name, &part);
+    entries.push_back(std::move(entry));
+  }
+  PTC_TRY(file.layout.header, write_safetensors_header(entries, {{"format", "pt"}}));
+  file.layout.bytes = file.layout.header.size();
+  for (const TensorEntry& entry : entries) {
+    Model::Held* part = by_name.at(entry.name);
+    file.layout.bytes = std::max(file.layout.bytes, entry.offset + entry.bytes);
+    file.layout.arrays.push_back({part->tensor, entry.offset, std::move(part->part)});
+  }
+  return file;
+}
+
+Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
+                                                       const StateCoords& state) const {
+  std::vector<StateFile> files;
+  const bool as_written = state_key(spec) == state_key(manifest_.written_spec);
+  std::unordered_set<std::string> done;
+  if (as_written) {
+    for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
+      const WrittenFile& file = manifest_.files[i];
+      if (!file.has_tensors || !file.set.empty() ||
+          state_of(manifest_.written_spec.coords(file.rank)) != state)
+        continue;
+      PTC_TRY(auto layout, written_layout(i));
+      files.push_back({file.path, std::move(layout)});
+      done.insert(file.path);
+    }
+  }
+  PTC_TRY(auto held, model().hold(spec, state));
+  std::map<std::string, std::vector<Model::Held>> groups;
+  for (Model::Held& part : held) {
+    const TensorInfo& tensor = model().tensors()[part.tensor];
+    if (done.contains(tensor.file)) continue;
+    std::string path = tensor.file;
+    if (is_npy(path) && spec.naming == Naming::kStage) {
+      PTC_TRY(path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
+    }
+    groups[path].push_back(std::move(part));
+  }
+  for (auto& [path, parts] : groups) {
+    PTC_TRY(auto file, compose(path, std::move(parts), spec, state));
+    files.push_back(std::move(file));
+  }
+  std::sort(files.begin(), files.end(),
+            [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
+  return files;
+}
+
+ImageLayout Checkpoint::padding_layout() const {
+  ImageLayout layout;
+  for (uint32_t i = 0; i < manifest_.padding.size(); ++i) {
+    const Padding& pad = manifest_.padding[i];
+    layout.arrays.push_back({static_cast<uint32_t>(model().tensors().size() + i), layout.bytes,
+                             SubTensor::whole(pad.local.extent)});
+    layout.bytes += pad.local.volume() * dtype_bits(model().tensors()[pad.tensor].dtype) / 8;
+  }
+  return layout;
+}
+
+Result<std::vector<Checkpoint::TargetImage>> Checkpoint::target_images(
+    const LayoutSpec& spec) const {
+  std::vector<TargetImage> targets;
+  if (!manifest_.padding.empty() && state_key(spec) != state_key(manifest_.written_spec))
+    targets.push_back({0, {"", padding_layout()}});
+  for (uint32_t state = 0; state < state_count(spec.sizes); ++state) {
+    PTC_TRY(auto files, state_files(spec, state_at(spec.sizes, state)));
+    for (StateFile& file : files) targets.push_back({state, std::move(file)});
+  }
+  return targets;
+}
+
+Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
+    const LayoutSpec& spec, std::vector<StoredImage> images) const {
+  auto stored = std::make_shared<StoredState>();
+  stored->spec = spec;
+  std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
+    return std::tie(a.state, a.path, a.written) < std::tie(b.state, b.path, b.written);
+  });
+  uint32_t files_state = UINT32_MAX;
+  std::vector<StateFile> files;  // of files_state
+  for (const StoredImage& image : images) {
+    ImageLayout layout;
+    if (image.written >= 0) {
+      if (static_cast<size_t>(image.written) >= manifest_.files.size())
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
+      PTC_TRY(layout, written_layout(image.written));
+    } else if (image.path.empty()) {
+      layout = padding_layout();
+    } else {
+      if (files_state != image.state) {
+        PTC_TRY(files, state_files(spec, state_at(spec.sizes, image.state)));
+        files_state = image.state;
+      }
+      auto file = std::find_if(files.begin(), files.end(),
+                               [&](const StateFile& f) { return f.path == image.path; });
+      if (file == files.end())
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
+      layout = file->layout;
+    }
+    if (image.image == nullptr) layout.arrays.clear();
+    stored->layouts.push_back(std::move(layout));
+  }
+  stored->images = std::move(images);
+  stored->index = std::make_unique<SourceIndex>(stored->layouts, manifest_.element_bits());
+  return std::shared_ptr<const StoredState>(std::move(stored));
+}
+
+std::vector<std::string> Checkpoint::lost_tensors() const {
+  std::shared_ptr<const StoredState> now = stored();
+  std::vector<std::string> lost;
+  if (std::all_of(now->images.begin(), now->images.end(),
+                  [](const StoredImage& image) { return image.image != nullptr; }))
+    return lost;
+  for (uint32_t t = 0; t < model().tensors().size(); ++t)
+    if (now->index->missing_on_node(t, 0, {Box::whole(model().tensors()[t].shape)}) > 0)
+      lost.push_back(model().tensors()[t].name);
+  return lost;
+}
+
+}  // namespace ptc

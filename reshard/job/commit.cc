@@ -1,0 +1,449 @@
+#include "reshard/job/commit.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "reshard/job/file_hash.h"
+#include "store/base/file.h"
+#include "store/base/json.h"
+#include "store/codec/npy.h"
+#include "store/codec/tensor_path.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxConfigBytes = 8 << 20;
+constexpr size_t kMaxIndexBytes = 256 << 20;
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+/// A file below rank/<r>/.
+struct Found {
+  uint64_t rank = 0;
+  std::string path;  // below the rank's directory
+  FileVersion version;
+  uint64_t links = 0;
+  bool has_tensors = false;
+  bool index = false;  // the index of a set; says nothing that the set does not
+  std::string set;
+  // With tensors:
+  UniqueFd fd;
+  uint64_t header_bytes = 0;
+  std::string header;
+  std::vector<TensorEntry> tensors;
+  std::vector<uint32_t> model_tensor;  // by position in tensors
+  std::vector<SubTensor> parts;
+
+  std::string source() const { return fmt::format("rank/{}/{}", rank, path); }
+};
+
+FileVersion version_of(const struct stat& st) {
+  return {st.st_dev, st.st_ino, static_cast<uint64_t>(st.st_size),
+          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec};
+}
+
+std::optional<uint64_t> parse_rank(std::string_view text) {
+  uint64_t rank = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      (text.size() > 1 && text[0] == '0'))
+    return std::nullopt;
+  return rank;
+}
+
+// Names in a directory, sorted.
+Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  DIR* dir = fdopendir(fd.release());
+  if (dir == nullptr) return errno_error(errno, path);
+  std::vector<std::string> names;
+  while (dirent* entry = readdir(dir)) {
+    std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  closedir(dir);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
+              std::vector<Found>& found) {
+  PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
+  for (const std::string& name : names) {
+    std::string path = below.empty() ? name : below + "/" + name;
+    std::string full = root + "/" + path;
+    struct stat st{};
+    if (fstatat(dir_fd, full.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+      return errno_error(errno, full);
+    if (S_ISDIR(st.st_mode)) {
+      PTC_TRY(walk(dir_fd, root, path, rank, found));
+    } else if (S_ISREG(st.st_mode)) {
+      Found file;
+      file.rank = rank;
+      file.path = std::move(path);
+      file.version = version_of(st);
+      file.links = st.st_nlink;
+      found.push_back(std::move(file));
+    } else if (S_ISLNK(st.st_mode)) {
+      return invalid_argument("{} is a symbolic link, and a checkpoint holds files: copy what it "
+                              "points to (cp -rL)", full);
+    } else {
+      return invalid_argument("{} is no ordinary file", full);
+    }
+  }
+  return ok();
+}
+
+Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec& spec) {
+  PTC_TRY(auto top, names_in(dir_fd, "."));
+  bool has_ranks = false;
+  for (const std::string& name : top) {
+    if (name == "rank") has_ranks = true;
+    else if (name != "layout.json")
+      return invalid_argument("'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
+                              "rank/1/ … (a single process: rank/0/)", name);
+  }
+  if (!has_ranks)
+    return invalid_argument("there is no rank/ directory: put the files of a single process into "
+                            "rank/0/, of several into rank/0/, rank/1/ …");
+  PTC_TRY(auto ranks, names_in(dir_fd, "rank"));
+  std::vector<Found> found;
+  for (const std::string& name : ranks) {
+    std::optional<uint64_t> rank = parse_rank(name);
+    if (!rank) return invalid_argument("rank/{} is not a rank's number", name);
+    if (*rank >= spec.sizes.world_size())
+      return invalid_argument("rank/{} does not exist in layout {}, which has {} rank{}; a writer "
+                              "with another layout says so in a layout.json beside rank/", name,
+                              spec.name(), spec.sizes.world_size(),
+                              spec.sizes.world_size() == 1 ? "" : "s");
+    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, found));
+  }
+  if (found.empty()) return invalid_argument("rank/ holds no files");
+  std::map<uint64_t, uint64_t> names;  // inode → names in here
+  for (const Found& file : found) ++names[file.version.inode];
+  for (const Found& file : found)
+    if (file.links > names[file.version.inode])
+      return invalid_argument("{} has another name (hard link) outside the checkpoint, through which "
+                              "it could be changed: remove that name first", file.source());
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  return found;
+}
+
+// Marks the shards of sets with an index.
+Result<> find_sets(int dir_fd, std::vector<Found>& found) {
+  std::map<std::pair<uint64_t, std::string>, Found*> by_path;
+  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  for (Found& index : found) {
+    if (!index.path.ends_with(kIndexSuffix)) continue;
+    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxIndexBytes));
+    auto parsed = parse_json(text, {.max_bytes = kMaxIndexBytes, .max_depth = 8});
+    if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
+    const json::value* map = parsed.value().is_object()
+                                 ? parsed.value().as_object().if_contains("weight_map") : nullptr;
+    if (map == nullptr || !map->is_object())
+      return invalid_argument("{}: there is no 'weight_map'", index.source());
+    index.index = true;
+    std::string set = index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
+    std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
+    std::set<std::string> shards;
+    for (const auto& [tensor, file] : map->as_object()) {
+      if (!file.is_string())
+        return invalid_argument("{}: the file of '{}' is no name", index.source(), std::string_view(tensor));
+      shards.insert(directory + std::string(file.as_string()));
+    }
+    for (const std::string& shard : shards) {
+      auto it = by_path.find({index.rank, shard});
+      if (it == by_path.end())
+        return invalid_argument("{} names the shard {}, which is missing", index.source(), shard);
+      it->second->set = set;
+    }
+  }
+  return ok();
+}
+
+Result<> read_header(int dir_fd, Found& file) {
+  PTC_TRY(file.fd, open_file(dir_fd, file.source(), O_RDONLY | O_NOFOLLOW));
+  const uint64_t bytes = file.version.bytes;
+  if (file.path.ends_with(".npy")) {
+    file.header.resize(std::min(bytes, kMaxNpyHeaderBytes));
+    PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
+    std::optional<DType> declared;
+    char text[32];
+    ssize_t length = fgetxattr(file.fd.get(), "user.ptc.dtype", text, sizeof text);
+    if (length > 0) {
+      PTC_TRY(declared, parse_dtype({text, static_cast<size_t>(length)}));
+    }
+    PTC_TRY(auto entry, parse_npy(std::as_bytes(std::span(file.header)), bytes, declared));
+    file.header.resize(entry.offset);
+    auto name = tensor_name_of_path(file.path);
+    entry.name = name.has_value() ? name.value() : file.path.substr(0, file.path.size() - 4);
+    if (!name.has_value()) std::replace(entry.name.begin(), entry.name.end(), '/', '.');
+    file.tensors.push_back(std::move(entry));
+  } else {
+    std::string first(std::min<uint64_t>(8, bytes), '\0');
+    PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(first)), 0));
+    PTC_TRY(auto header_bytes, safetensors_header_bytes(std::as_bytes(std::span(first)), bytes));
+    file.header.resize(header_bytes);
+    PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
+    PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), bytes));
+    file.tensors = std::move(header.tensors);
+  }
+  file.header_bytes = file.header.size();
+  for (const TensorEntry& tensor : file.tensors) {
+    PTC_TRY(tensor_path(tensor.name));
+  }
+  return ok();
+}
+
+// config.json of the first rank that has one; empty if none has.
+Result<std::string> find_config(int dir_fd, const std::vector<Found>& found) {
+  for (const Found& file : found)
+    if (file.path == "config.json") return read_text_file(dir_fd, file.source(), kMaxConfigBytes);
+  return std::string();
+}
+
+struct Rules {
+  std::shared_ptr<const RuleSet> rules;
+  RuleSet::Facts facts;
+};
+
+Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found>& found,
+                           const std::string& config) {
+  Rules chosen;
+  if (request.rules_text) {
+    auto parsed = RuleSet::parse(*request.rules_text);
+    if (parsed.has_error()) return std::move(parsed).error().with_context("rules.json");
+    chosen.rules = std::move(parsed).value();
+  } else {
+    std::vector<std::string> names;
+    for (const Found& file : found)
+      for (const TensorEntry& tensor : file.tensors) names.push_back(tensor.name);
+    std::optional<std::string> model_type = config.empty() ? std::nullopt : model_type_of(config);
+    chosen.rules = RuleSet::choose(model_type, names);
+    if (chosen.rules == nullptr) chosen.rules = RuleSet::none();
+  }
+  auto facts = chosen.rules->facts(config);
+  if (facts.has_error()) return std::move(facts).error().with_context("config.json");
+  chosen.facts = std::move(facts).value();
+  if (config.empty() && request.known_facts && request.known_family == chosen.rules->family()) {
+    for (const auto& [fact, value] : request.known_facts->numbers)
+      chosen.facts.numbers.try_emplace(fact, value);
+    if (!chosen.facts.tied) chosen.facts.tied = request.known_facts->tied;
+  }
+  return chosen;
+}
+
+Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
+                                           std::vector<Found>& found, const std::string& config) {
+  PTC_TRY(auto rules, choose_rules(request, found, config));
+  std::vector<WrittenRank> ranks;
+  std::vector<std::vector<std::pair<Found*, uint32_t>>> origin;
+  for (Found& file : found) {
+    if (!file.has_tensors) continue;
+    if (ranks.empty() || ranks.back().global_rank != file.rank) {
+      ranks.push_back({file.rank, spec.coords(file.rank), {}});
+      origin.emplace_back();
+    }
+    for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+      const TensorEntry& tensor = file.tensors[i];
+      ranks.back().tensors.push_back(
+          {file.set.empty() ? file.path : file.set, tensor.name, tensor.dtype, tensor.shape});
+      origin.back().emplace_back(&file, i);
+    }
+    file.model_tensor.resize(file.tensors.size());
+    file.parts.resize(file.tensors.size());
+  }
+  if (ranks.empty())
+    return invalid_argument("there is no tensor in it: neither .safetensors nor .npy files");
+  PTC_TRY(auto inferred, Model::infer(rules.rules, rules.facts, spec, ranks));
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (size_t i = 0; i < origin[r].size(); ++i) {
+      auto [file, position] = origin[r][i];
+      uint32_t tensor = inferred.tensor_of[r][i];
+      PTC_TRY(auto part, inferred.model.slice(tensor, spec, state_of(ranks[r].coords)));
+      PTC_CHECK(part.has_value());
+      file->model_tensor[position] = tensor;
+      file->parts[position] = *std::move(part);
+    }
+  }
+  return std::make_shared<const Model>(std::move(inferred.model));
+}
+
+// Hashes all pieces of all ranks, compares what more than one rank holds, and adds up.
+Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector<Found>& found,
+                                           Executor& executor, HashCache& hashes,
+                                           std::stop_token stop) {
+  std::vector<ArrayToHash> arrays;
+  std::vector<std::pair<const Found*, uint32_t>> origin;
+  for (const Found& file : found) {
+    for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+      arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], file.parts[i],
+                        model.tensors()[file.model_tensor[i]].shape});
+      origin.emplace_back(&file, i);
+    }
+  }
+  PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, std::move(stop)));
+
+  struct Part {
+    const Box* box;
+    Checksum sum;
+    const Found* file;
+  };
+  std::vector<std::vector<Part>> parts(model.tensors().size());
+  std::vector<Checksum> totals(model.tensors().size());
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    auto [file, position] = origin[i];
+    uint32_t tensor = file->model_tensor[position];
+    for (size_t p = 0; p < sums[i].size(); ++p) {
+      const Box& box = arrays[i].part.pieces[p].global;
+      if (box.empty()) continue;
+      auto same = std::find_if(parts[tensor].begin(), parts[tensor].end(),
+                               [&](const Part& part) { return *part.box == box; });
+      if (same == parts[tensor].end()) {
+        parts[tensor].push_back({&box, sums[i][p], file});
+        totals[tensor] += sums[i][p];
+      } else if (same->sum != sums[i][p]) {
+        return invalid_argument("{} and {} both hold {} of tensor {}, but with different values: "
+                                "replicas must be equal", same->file->source(), file->source(),
+                                box.to_string(), model.tensors()[tensor].name);
+      }
+    }
+  }
+  return totals;
+}
+
+Result<LayoutSpec> writer_layout(const CommitRequest& request) {
+  struct stat st{};
+  if (fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) != 0) return request.in_force;
+  PTC_TRY(auto text, read_text_file(request.dir_fd, "layout.json", 1 << 20));
+  auto layout = Layout::parse(text);
+  if (layout.has_error()) return std::move(layout).error().with_context("layout.json");
+  return layout.value().spec;
+}
+
+}  // namespace
+
+Result<bool> open_for_writing(int dir_fd, const std::string& path) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
+  // The kernel grants a read lease only while no description of the file can write; shared writable
+  // mappings keep theirs. Where leases are not to be had (another owner's file without CAP_LEASE,
+  // file systems without them) the caller's own count of open handles must do.
+  if (fcntl(fd.get(), F_SETLEASE, F_RDLCK) == 0) {
+    fcntl(fd.get(), F_SETLEASE, F_UNLCK);
+    return false;
+  }
+  return errno == EAGAIN;
+}
+
+Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executor,
+                                 HashCache& hashes, std::stop_token stop) {
+  PTC_TRY(auto spec, writer_layout(request));
+  PTC_TRY(auto found, find_files(request.dir_fd, spec));
+  for (const Found& file : found) {
+    PTC_TRY(bool busy, open_for_writing(request.dir_fd, file.source()));
+    if (busy) return make_error(Code::kBusy, "{} is still open for writing", file.source());
+  }
+  PTC_TRY(find_sets(request.dir_fd, found));
+  std::erase_if(found, [](const Found& file) { return file.index; });
+  const bool any_safetensors = std::any_of(found.begin(), found.end(), [](const Found& file) {
+    return file.path.ends_with(".safetensors");
+  });
+  for (Found& file : found)
+    file.has_tensors = any_safetensors ? file.path.ends_with(".safetensors") || !file.set.empty()
+                                       : file.path.ends_with(".npy");
+  PTC_TRY(executor.parallel_for(
+      found.size(),
+      [&](size_t i) -> Result<> {
+        if (!found[i].has_tensors) return ok();
+        Result<> read = read_header(request.dir_fd, found[i]);
+        if (read.has_error()) return std::move(read).error().with_context(found[i].source());
+        return ok();
+      },
+      stop));
+
+  CommitDraft draft;
+  draft.manifest.written_spec = spec;
+  PTC_TRY(auto config, find_config(request.dir_fd, found));
+  PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
+  PTC_TRY(draft.manifest.checksums,
+          hash_tensors(*draft.manifest.model, found, executor, hashes, stop));
+
+  // Of ranks with equal states the files of the first are kept; the others wrote the same.
+  std::map<std::pair<uint32_t, std::string>, uint64_t> owner;
+  for (Found& file : found) {
+    uint32_t state = state_index(spec.sizes, state_of(spec.coords(file.rank)));
+    if (file.has_tensors && owner.try_emplace({state, file.path}, file.rank).first->second != file.rank)
+      continue;
+    WrittenFile written;
+    written.rank = file.rank;
+    written.path = file.path;
+    written.bytes = file.version.bytes;
+    written.has_tensors = file.has_tensors;
+    if (file.has_tensors) {
+      written.set = file.set;
+      written.header_bytes = file.header_bytes;
+      written.header_offset = draft.headers.size();
+      draft.headers += file.header;
+      for (uint32_t i = 0; written.set.empty() && i < file.tensors.size(); ++i) {
+        PTC_TRY(auto pads, find_padding(file.fd.get(), file.tensors[i], file.parts[i]));
+        for (FoundPadding& pad : pads)
+          draft.manifest.padding.push_back({static_cast<uint32_t>(draft.manifest.files.size()),
+                                            file.model_tensor[i], std::move(pad.local), pad.checksum});
+      }
+    } else {
+      PTC_TRY(written.checksum, hash_file(request.dir_fd, file.source(), file.version, hashes));
+    }
+    draft.sources.push_back(file.source());
+    draft.versions.push_back(file.version);
+    draft.manifest.files.push_back(std::move(written));
+  }
+  return draft;
+}
+
+void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
+                      const Model* previous, HashCache& hashes) {
+  Found file;
+  file.rank = rank;
+  file.path = path;
+  struct stat st{};
+  if (fstatat(dir_fd, file.source().c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+      !S_ISREG(st.st_mode) || rank >= spec.sizes.world_size())
+    return;
+  file.version = version_of(st);
+  if (!path.ends_with(".safetensors") && !path.ends_with(".npy")) {
+    (void)hash_file(dir_fd, file.source(), file.version, hashes);
+    return;
+  }
+  if (read_header(dir_fd, file).has_error()) return;
+  const StateCoords state = state_of(spec.coords(rank));
+  std::map<std::string, uint32_t> by_name;
+  if (previous != nullptr)
+    for (uint32_t t = 0; t < previous->tensors().size(); ++t)
+      if (previous->on_stage(t, spec, state.pp))
+        by_name.emplace(previous->local_name(t, spec, state.pp), t);
+  for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+    const TensorEntry& tensor = file.tensors[i];
+    SubTensor part = SubTensor::whole(tensor.shape);
+    Shape global = tensor.shape;
+    if (auto it = by_name.find(tensor.name); it != by_name.end()) {
+      auto slice = previous->slice(it->second, spec, state);
+      if (slice.has_error() || !slice.value() || slice.value()->local_shape != tensor.shape) continue;
+      part = *std::move(slice).value();
+      global = previous->tensors()[it->second].shape;
+    } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1) {
+      continue;
+    }
+    (void)hash_array({file.fd.get(), file.version, i, tensor, part, global}, hashes);
+  }
+}
+
+}  // namespace ptc

@@ -1,0 +1,319 @@
+// The files that can be read out of a checkpoint: model/, hf/, rank/<r>/ and rank/<r>/tensors/.
+#include <algorithm>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <cstring>
+#include <unordered_set>
+
+#include "reshard/job/checkpoint.h"
+#include "store/base/json.h"
+#include "store/codec/npy.h"
+#include "store/codec/safetensors.h"
+#include "store/codec/tensor_path.h"
+
+namespace ptc {
+namespace {
+
+// Shards of hf/ are as large as the Hugging Face tools make them.
+constexpr uint64_t kHfShardBytes = 5'000'000'000;
+
+// Holds the checkpoint's open token: while a content lives, the checkpoint is in use.
+struct InUse {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<int> token;
+};
+
+class ImageContent final : public FileContent {
+ public:
+  ImageContent(ImageRef image, InUse in_use) : image_(std::move(image)), in_use_(std::move(in_use)) {}
+  uint64_t bytes() const override { return image_->bytes(); }
+  Result<> read(uint64_t offset, std::span<std::byte> out) const override {
+    PTC_TRY(auto source, image_->map());
+    std::memcpy(out.data(), source.data() + offset, out.size());
+    return ok();
+  }
+  ImageRef image() const override { return image_; }
+
+ private:
+  ImageRef image_;
+  InUse in_use_;
+};
+
+class TextContent final : public FileContent {
+ public:
+  explicit TextContent(std::string text) : text_(std::move(text)) {}
+  uint64_t bytes() const override { return text_.size(); }
+  Result<> read(uint64_t offset, std::span<std::byte> out) const override {
+    std::memcpy(out.data(), text_.data() + offset, out.size());
+    return ok();
+  }
+
+ private:
+  std::string text_;
+};
+
+class GatheredContent final : public FileContent {
+ public:
+  GatheredContent(GatherProgram program, Transport* transport, InUse in_use)
+      : program_(std::move(program)), transport_(transport), in_use_(std::move(in_use)) {}
+  uint64_t bytes() const override { return program_.bytes(); }
+  Result<> read(uint64_t offset, std::span<std::byte> out) const override {
+    return program_.read(*transport_, offset, out);
+  }
+
+ private:
+  GatherProgram program_;
+  Transport* transport_;
+  InUse in_use_;
+};
+
+}  // namespace
+
+/// Turns descriptions of files into contents, from where the bytes lie at that moment.
+class ContentSource {
+ public:
+  explicit ContentSource(std::shared_ptr<const Checkpoint> checkpoint)
+      : checkpoint_(std::move(checkpoint)) {}
+
+  const Checkpoint& checkpoint() const { return *checkpoint_; }
+
+  Result<FileContentRef> gather(const ImageLayout& layout) const {
+    std::shared_ptr<const StoredState> stored = checkpoint_->stored();
+    Result<std::vector<Transfer>> transfers = stored->index->plan_image(layout);
+    if (transfers.has_error()) return lost(layout);
+    return FileContentRef(std::make_shared<GatheredContent>(
+        GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
+                      stored->image_refs()),
+        checkpoint_->transport_, in_use()));
+  }
+
+  Result<FileContentRef> whole(const StoredState& stored, size_t image) const {
+    if (stored.images[image].image == nullptr) return lost(stored.layouts[image]);
+    return FileContentRef(std::make_shared<ImageContent>(stored.images[image].image, in_use()));
+  }
+
+  /// A file without tensors, as rank `file.rank` wrote it.
+  Result<FileContentRef> written(const WrittenFile& file) const {
+    PTC_TRY(auto image, checkpoint_->other_image(file));
+    return FileContentRef(std::make_shared<ImageContent>(std::move(image), in_use()));
+  }
+
+ private:
+  InUse in_use() const { return {checkpoint_, checkpoint_->open_token_}; }
+  Error lost(const ImageLayout&) const {
+    std::vector<std::string> tensors = checkpoint_->lost_tensors();
+    return make_error(Code::kCorrupt, "checkpoint {}: {} tensors are lost, {} among them",
+                      checkpoint_->name(), tensors.size(),
+                      tensors.empty() ? "one of this file" : tensors.front());
+  }
+  std::shared_ptr<const Checkpoint> checkpoint_;
+};
+
+namespace {
+
+/// A set of which each file is described by its layout when it is opened.
+class DescribedSet : public FileSet {
+ public:
+  using Open = std::function<Result<FileContentRef>(const ContentSource&)>;
+
+  explicit DescribedSet(std::shared_ptr<const Checkpoint> checkpoint)
+      : source_(std::move(checkpoint)) {}
+
+  void add(Entry entry, Open open) { files_.emplace_back(std::move(entry), std::move(open)); }
+  bool has(std::string_view path) const {
+    return std::any_of(files_.begin(), files_.end(),
+                       [&](const auto& file) { return file.first.path == path; });
+  }
+  void finish() {
+    std::sort(files_.begin(), files_.end(),
+              [](const auto& a, const auto& b) { return a.first.path < b.first.path; });
+    entries_.reserve(files_.size());
+    for (auto& [entry, open] : files_) {
+      entries_.push_back(std::move(entry));
+      opens_.push_back(std::move(open));
+    }
+    files_ = {};
+  }
+  Result<FileContentRef> open(size_t index) const override { return opens_[index](source_); }
+
+  /// Adds a tensor's part as one .npy.
+  Result<> add_npy(std::string path, uint32_t tensor, SubTensor part) {
+    const TensorInfo& info = source_.checkpoint().model().tensors()[tensor];
+    std::string header = write_npy_header(info.dtype, part.local_shape);
+    PTC_TRY(auto bytes, array_bytes(part.local_shape, info.dtype));
+    bool unknown_to_numpy = dtype_npy_descr(info.dtype).find('V') != std::string_view::npos;
+    Entry entry{std::move(path), header.size() + bytes,
+                unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string()};
+    uint64_t total = entry.bytes;
+    add(std::move(entry), [=, part = std::move(part)](const ContentSource& source) {
+      ImageLayout layout;
+      layout.header = header;
+      layout.bytes = total;
+      layout.arrays.push_back({tensor, header.size(), part});
+      return source.gather(layout);
+    });
+    return ok();
+  }
+
+  void add_other(const WrittenFile& file) {
+    if (has(file.path)) return;
+    add({file.path, file.bytes, ""},
+        [&file](const ContentSource& source) { return source.written(file); });
+  }
+
+  void add_text(std::string path, std::string text) {
+    uint64_t bytes = text.size();
+    add({std::move(path), bytes, ""},
+        [text = std::move(text)](const ContentSource&) -> Result<FileContentRef> {
+          return FileContentRef(std::make_shared<TextContent>(text));
+        });
+  }
+
+ private:
+  ContentSource source_;
+  std::vector<std::pair<Entry, Open>> files_;
+  std::vector<Open> opens_;
+};
+
+}  // namespace
+
+Result<FileSetRef> Checkpoint::cached(const std::string& key,
+                                      const std::function<Result<FileSetRef>()>& build) const {
+  {
+    std::lock_guard lock(mutex_);
+    auto it = file_sets_.find(key);
+    if (it != file_sets_.end())
+      if (FileSetRef set = it->second.lock()) return set;
+  }
+  PTC_TRY(auto set, build());
+  std::lock_guard lock(mutex_);
+  std::weak_ptr<const FileSet>& slot = file_sets_[key];
+  if (FileSetRef other = slot.lock()) return other;
+  slot = set;
+  return set;
+}
+
+Result<FileSetRef> Checkpoint::model_files() const {
+  return cached("model", [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>(shared_from_this());
+    for (uint32_t t = 0; t < model().tensors().size(); ++t) {
+      PTC_TRY(set->add_npy(model_paths_[t], t, SubTensor::whole(model().tensors()[t].shape)));
+    }
+    set->finish();
+    return FileSetRef(std::move(set));
+  });
+}
+
+Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const {
+  const StateCoords state = state_of(spec.coords(global_rank));
+  return cached(fmt::format("{}/{}/tensors", spec.name(), state_index(spec.sizes, state)),
+                [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>(shared_from_this());
+    PTC_TRY(auto held, model().hold(spec, state));
+    for (Model::Held& part : held) {
+      PTC_TRY(auto path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
+      if (!primary_[part.tensor]) {
+        const std::string& model_path = model_paths_[part.tensor];
+        path = model_path.substr(0, model_path.find('/') + 1) + path;
+      }
+      PTC_TRY(set->add_npy(std::move(path), part.tensor, std::move(part.part)));
+    }
+    set->finish();
+    return FileSetRef(std::move(set));
+  });
+}
+
+Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t global_rank) const {
+  return cached(fmt::format("{}/{}", spec.name(), global_rank), [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>(shared_from_this());
+    const RankCoords coords = spec.coords(global_rank);
+    const uint32_t state = state_index(spec.sizes, state_of(coords));
+    PTC_TRY(auto files, state_files(spec, state_of(coords)));
+    const std::string key = state_key(spec);
+    for (StateFile& file : files) {
+      FileSet::Entry entry{file.path, file.layout.bytes, ""};
+      if (file.path.ends_with(".npy")) {
+        DType dtype = model().tensors()[file.layout.arrays.front().tensor].dtype;
+        if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
+          entry.dtype = dtype_name(dtype);
+      }
+      set->add(std::move(entry),
+               [=, this, path = file.path, layout = std::move(file.layout)](
+                   const ContentSource& source) -> Result<FileContentRef> {
+                 std::shared_ptr<const StoredState> now = stored();
+                 int64_t image = state_key(now->spec) == key ? now->find(state, path) : -1;
+                 return image >= 0 ? source.whole(*now, image) : source.gather(layout);
+               });
+    }
+    for (const WrittenFile* file : other_files(coords)) set->add_other(*file);
+    set->finish();
+    return FileSetRef(std::move(set));
+  });
+}
+
+std::vector<const WrittenFile*> Checkpoint::other_files(const RankCoords& coords) const {
+  // The rank with the same coordinates, else rank 0 of that stage, else rank 0.
+  const ParallelConfig& sizes = manifest_.written_spec.sizes;
+  std::vector<uint64_t> candidates;
+  auto add = [&](const RankCoords& c) {
+    if (c.tp < sizes.tp && c.pp < sizes.pp && c.dp < sizes.dp && c.ep < sizes.ep && c.cp < sizes.cp)
+      candidates.push_back(manifest_.written_spec.order.global_rank(sizes, c));
+  };
+  add(coords);
+  add(RankCoords{.pp = coords.pp});
+  add(RankCoords{});
+  std::vector<const WrittenFile*> files;
+  for (uint64_t rank : candidates) {
+    for (const WrittenFile& file : manifest_.files)
+      if (file.rank == rank && !file.has_tensors) files.push_back(&file);
+    if (!files.empty()) break;
+  }
+  return files;
+}
+
+Result<ImageRef> Checkpoint::other_image(const WrittenFile& file) const {
+  auto it = other_images_.find(file.image);
+  if (it == other_images_.end() || it->second == nullptr)
+    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", name(), file.path,
+                      file.rank);
+  return it->second;
+}
+
+Result<FileSetRef> Checkpoint::hf_files() const {
+  return cached("hf", [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>(shared_from_this());
+    const std::vector<TensorInfo>& tensors = model().tensors();
+    std::vector<std::vector<Model::Held>> shards(1);
+    uint64_t shard_bytes = 0, total_bytes = 0;
+    for (uint32_t t = 0; t < tensors.size(); ++t) {
+      if (!primary_[t] || !model().is_parameter(t)) continue;
+      PTC_TRY(auto bytes, array_bytes(tensors[t].shape, tensors[t].dtype));
+      if (shard_bytes > 0 && shard_bytes + bytes > kHfShardBytes) {
+        shards.emplace_back();
+        shard_bytes = 0;
+      }
+      shards.back().push_back({t, SubTensor::whole(tensors[t].shape)});
+      shard_bytes += bytes;
+      total_bytes += bytes;
+    }
+    json::object weight_map;
+    for (size_t i = 0; i < shards.size(); ++i) {
+      std::string path = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      for (const Model::Held& part : shards[i]) weight_map[tensors[part.tensor].name] = path;
+      PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords()));
+      set->add({path, file.layout.bytes, ""},
+               [layout = std::move(file.layout)](const ContentSource& source) {
+                 return source.gather(layout);
+               });
+    }
+    set->add_text("model.safetensors.index.json",
+                  json::serialize(json::object{
+                      {"metadata", json::object{{"total_size", total_bytes}}},
+                      {"weight_map", std::move(weight_map)}}) + "\n");
+    for (const WrittenFile* file : other_files(RankCoords())) set->add_other(*file);
+    set->finish();
+    return FileSetRef(std::move(set));
+  });
+}
+
+}  // namespace ptc

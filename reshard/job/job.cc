@@ -1,0 +1,452 @@
+#include "reshard/job/job.h"
+
+#include <spdlog/spdlog.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <ctime>
+
+#include "reshard/job/change.h"
+#include "reshard/job/job_impl.h"
+#include "store/base/file.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::string time_text(int64_t time_ns) {
+  std::time_t seconds = time_ns / 1'000'000'000;
+  std::tm tm{};
+  gmtime_r(&seconds, &tm);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", tm.tm_year + 1900, tm.tm_mon + 1,
+                     tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, time_ns / 1'000'000 % 1000);
+}
+
+std::string Job::Impl::meta_key(std::string_view what) const {
+  return fmt::format("jobs/{}/{}", job->name(), what);
+}
+
+std::string Job::Impl::checkpoint_dir(std::string_view id) const {
+  return fmt::format("{}/checkpoints/{}", dir, id);
+}
+
+const CheckpointRecord* Job::Impl::latest() const {
+  const CheckpointRecord* newest = nullptr;
+  for (const auto& [name, record] : checkpoints)
+    if (newest == nullptr || record.sequence > newest->sequence) newest = &record;
+  return newest;
+}
+
+bool Job::Impl::settled() const {
+  const CheckpointRecord* newest = latest();
+  if (failed && failed->revision == revision &&
+      failed->checkpoint == (newest != nullptr ? newest->checkpoint->name() : ""))
+    return true;
+  if (in_force.revision != revision) return false;
+  if (newest == nullptr) return !in_force.current;
+  return in_force.current == newest->checkpoint->name();
+}
+
+void Job::Impl::set_error(const std::string& what) {
+  std::lock_guard lock(mutex);
+  last_error = {what, now_ns()};
+}
+
+std::string Job::Impl::in_force_text(const InForce& value) {
+  json::object object{{"revision", value.revision}, {"spec", value.spec.to_json()}};
+  if (value.current) object["current"] = *value.current;
+  return json::serialize(object);
+}
+
+std::string Job::Impl::record_text(const CheckpointRecord& record) {
+  return json::serialize(json::object{{"id", record.id},
+                                      {"sequence", record.sequence},
+                                      {"generation", record.generation}});
+}
+
+Job::Job(std::string name, std::string dir, JobServices services, JobListener* listener)
+    : name_(std::move(name)),
+      files_dir_(dir + "/files"),
+      impl_(std::make_unique<Impl>(this, std::move(dir), services, listener)) {}
+
+Job::~Job() { stop(); }
+
+Result<> Job::load() { return impl_->load(); }
+
+void Job::start() {
+  impl_->reshard_thread = std::jthread([this](std::stop_token stop) { impl_->reshard_loop(stop); });
+  impl_->hash_thread = std::jthread([this](std::stop_token stop) { impl_->hash_loop(stop); });
+}
+
+void Job::stop() {
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+    if (impl_->running) impl_->running->stop.request_stop();
+  }
+  impl_->reshard_thread = {};  // request_stop and join
+  impl_->hash_thread = {};
+}
+
+std::vector<ImageId> Job::images_in_use() const {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<ImageId> ids;
+  for (const auto& [name, record] : impl_->checkpoints) {
+    for (const StoredImage& image : record.checkpoint->stored()->images) ids.push_back({image.id});
+    for (const WrittenFile& file : record.checkpoint->manifest().files)
+      if (!file.has_tensors) ids.push_back({file.image});
+  }
+  return ids;
+}
+
+std::string Job::layout_text() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->layout_text;
+}
+
+Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec) {
+  if (state_key(checkpoint.stored()->spec) == state_key(spec)) return uint64_t{0};
+  PTC_TRY(auto targets, checkpoint.target_images(spec));
+  uint64_t bytes = 0;
+  for (const Checkpoint::TargetImage& target : targets) bytes += target.file.layout.bytes;
+  return bytes;
+}
+
+Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) const {
+  for (size_t i = 0; i < wanted.devices.size(); ++i) {
+    std::string node = wanted.devices[i].substr(0, wanted.devices[i].rfind(':'));
+    if (node != services.node)
+      return invalid_argument("{}: node '{}' is not part of this cluster (nodes: {})",
+                              json_place(text, {"devices", std::to_string(i)}), node, services.node);
+  }
+  if (wanted.spec.optimizer != OptimizerCut::kReplicated)
+    return invalid_argument("{}: this version keeps optimizer state \"replicated\" only",
+                            json_place(text, {"optimizer"}));
+  CheckpointRef newest;
+  {
+    std::lock_guard lock(mutex);
+    if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
+  }
+  if (newest == nullptr) return ok();
+  Result<> fits = newest->model().check(wanted.spec);
+  if (fits.has_error())
+    return std::move(fits).error().with_context(
+        fmt::format("layout {} does not fit checkpoint {}", wanted.spec.name(), newest->name()));
+  std::vector<std::string> lost = newest->lost_tensors();
+  if (!lost.empty() && state_key(wanted.spec) != state_key(newest->stored()->spec))
+    return invalid_argument("checkpoint {} has lost {} tensor{}, {} among them; no other layout can "
+                            "be made of it", newest->name(), lost.size(), lost.size() == 1 ? "" : "s",
+                            lost.front());
+  PTC_TRY(uint64_t needed, bytes_to_write(*newest, wanted.spec));
+  PTC_TRY(auto space, services.images->space());
+  if (needed > space.free_bytes)
+    return invalid_argument("not enough memory on node {}: layout {} of checkpoint {} needs {} beside "
+                            "what is there, {} of {} are free", services.node, wanted.spec.name(),
+                            newest->name(), format_size(needed), format_size(space.free_bytes),
+                            format_size(space.total_bytes));
+  return ok();
+}
+
+Result<> Job::save_layout(const std::string& text) {
+  Impl& impl = *impl_;
+  std::lock_guard change(impl.changes);
+  {
+    std::lock_guard lock(impl.mutex);
+    if (text == impl.layout_text) {
+      if (impl.last_error && impl.last_error->what.starts_with("layout.json ")) impl.last_error.reset();
+      return ok();
+    }
+  }
+  auto refuse = [&](Error error) {
+    impl.set_error("layout.json refused: " + error.message());
+    spdlog::info("job {}: layout.json refused: {}", name_, error.message());
+    return Error(Code::kInvalidArgument, error.message());
+  };
+  Result<Layout> wanted = Layout::parse(text);
+  if (wanted.has_error()) return refuse(std::move(wanted).error());
+  Result<> fits = impl.check_layout(text, wanted.value());
+  if (fits.has_error()) return refuse(std::move(fits).error());
+
+  MetaTransaction transaction;
+  const std::string spec_name = wanted.value().spec.name();
+  const int64_t revision = impl.revision + 1;  // only changed under impl.changes
+  transaction.compares.push_back({impl.meta_key("layout"), impl.layout_meta_revision});
+  transaction.puts.emplace_back(
+      impl.meta_key("layout"),
+      json::serialize(json::object{{"revision", revision}, {"text", text}}));
+  if (spec_name.find('+') != std::string::npos)
+    transaction.puts.emplace_back(impl.meta_key("specs/" + spec_name),
+                                  json::serialize(wanted.value().spec.to_json()));
+  PTC_TRY(int64_t meta_revision, impl.services.meta->commit(transaction));
+  {
+    std::lock_guard lock(impl.mutex);
+    impl.layout_text = text;
+    impl.layout = std::move(wanted).value();
+    impl.revision = revision;
+    impl.layout_meta_revision = meta_revision;
+    impl.custom_specs[spec_name] = impl.layout.spec;
+    impl.last_error.reset();
+    if (impl.running) impl.running->stop.request_stop();  // the newer edit wins
+    impl.changed.notify_all();
+  }
+  spdlog::info("job {}: layout {} accepted as revision {}", name_, spec_name, revision);
+  return ok();
+}
+
+std::optional<std::string> Job::rules_text() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->rules_text;
+}
+
+Result<> Job::save_rules(const std::string& text) {
+  std::lock_guard change(impl_->changes);
+  Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
+  if (parsed.has_error()) {
+    impl_->set_error("rules.json refused: " + parsed.error().message());
+    return std::move(parsed).error();
+  }
+  PTC_TRY(impl_->services.meta->commit({.puts = {{impl_->meta_key("rules"), text}}}));
+  std::lock_guard lock(impl_->mutex);
+  impl_->rules_text = text;
+  return ok();
+}
+
+Result<> Job::remove_rules() {
+  std::lock_guard change(impl_->changes);
+  PTC_TRY(impl_->services.meta->commit({.deletes = {impl_->meta_key("rules")}}));
+  std::lock_guard lock(impl_->mutex);
+  impl_->rules_text.reset();
+  return ok();
+}
+
+std::string Job::status_json() const {
+  std::lock_guard lock(impl_->mutex);
+  const Impl& impl = *impl_;
+  json::object status{{"format", "ptc-status/1"}, {"job", name_}};
+  const bool broken = impl.failed && impl.settled() && impl.in_force.revision != impl.revision;
+  status["state"] = broken ? "failed" : impl.running || !impl.settled() ? "resharding" : "idle";
+  status["revision"] = impl.revision;
+  status["layout"] = impl.in_force.spec.name();
+  status["in_force_revision"] = impl.in_force.revision;
+  status["wanted"] = impl.layout.spec.name();
+  status["checkpoint"] = impl.in_force.current ? json::value(*impl.in_force.current) : nullptr;
+  if (impl.running) {
+    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - impl.running->started;
+    status["progress"] = json::object{{"phase", impl.running->phase},
+                                      {"checkpoint", impl.running->checkpoint},
+                                      {"from", impl.running->from},
+                                      {"to", impl.running->to},
+                                      {"bytes_done", impl.running->bytes_done->load()},
+                                      {"bytes_total", impl.running->bytes_total},
+                                      {"seconds", seconds.count()}};
+  } else {
+    status["progress"] = nullptr;
+  }
+  if (impl.last_reshard) {
+    status["last_reshard"] = json::object{{"checkpoint", impl.last_reshard->checkpoint},
+                                          {"from", impl.last_reshard->from},
+                                          {"to", impl.last_reshard->to},
+                                          {"bytes_kept", impl.last_reshard->bytes_kept},
+                                          {"bytes_written", impl.last_reshard->bytes_written},
+                                          {"seconds", impl.last_reshard->seconds}};
+  } else {
+    status["last_reshard"] = nullptr;
+  }
+  if (impl.last_error) {
+    status["last_error"] = json::object{{"what", impl.last_error->what},
+                                        {"time", time_text(impl.last_error->time_ns)}};
+  } else {
+    status["last_error"] = nullptr;
+  }
+  json::array warnings;
+  if (impl.layout.replicas > 0)
+    warnings.push_back(json::value(fmt::format(
+        "replicas: {} further copies are wanted, but this cluster has one node: there are none",
+        impl.layout.replicas)));
+  std::vector<const CheckpointRecord*> records;
+  for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
+  std::sort(records.begin(), records.end(), [](const auto* a, const auto* b) {
+    return a->sequence < b->sequence;
+  });
+  json::array checkpoints;
+  for (const CheckpointRecord* record : records) {
+    const Checkpoint& checkpoint = *record->checkpoint;
+    std::shared_ptr<const StoredState> stored = checkpoint.stored();
+    uint64_t bytes = 0;
+    for (const ImageLayout& layout : stored->layouts) bytes += layout.bytes;
+    for (const WrittenFile& file : checkpoint.manifest().files)
+      if (!file.has_tensors) bytes += file.bytes;
+    json::object object{{"name", checkpoint.name()},
+                        {"time", time_text(checkpoint.manifest().time_ns)},
+                        {"tensors", checkpoint.model().tensors().size()},
+                        {"bytes", bytes},
+                        {"layouts", json::array{stored->spec.name()}}};
+    std::vector<std::string> lost = checkpoint.lost_tensors();
+    if (!lost.empty()) {
+      json::array names;
+      for (const std::string& tensor : lost) names.push_back(json::value(tensor));
+      object["lost"] = std::move(names);
+      warnings.push_back(json::value(fmt::format("checkpoint {} has lost {} tensor{}",
+                                                 checkpoint.name(), lost.size(),
+                                                 lost.size() == 1 ? "" : "s")));
+    }
+    checkpoints.push_back(std::move(object));
+  }
+  status["warnings"] = std::move(warnings);
+  status["checkpoints"] = std::move(checkpoints);
+  status["nodes"] = json::array{json::object{{"name", impl.services.node}, {"state", "up"}}};
+  return pretty_json(status);
+}
+
+std::string Job::plan_json() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->plan_text;
+}
+
+std::optional<std::string> Job::current_target() const {
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->in_force.current) return std::nullopt;
+  return fmt::format("checkpoints/{}/layouts/{}", *impl_->in_force.current,
+                     impl_->in_force.spec.name());
+}
+
+std::vector<CheckpointRef> Job::checkpoints() const {
+  std::lock_guard lock(impl_->mutex);
+  std::map<int64_t, CheckpointRef> by_sequence;
+  for (const auto& [name, record] : impl_->checkpoints)
+    by_sequence.emplace(record.sequence, record.checkpoint);
+  std::vector<CheckpointRef> list;
+  for (auto& [sequence, checkpoint] : by_sequence) list.push_back(std::move(checkpoint));
+  return list;
+}
+
+CheckpointRef Job::find_checkpoint(std::string_view name) const {
+  std::lock_guard lock(impl_->mutex);
+  auto it = impl_->checkpoints.find(name);
+  return it == impl_->checkpoints.end() ? nullptr : it->second.checkpoint;
+}
+
+Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_view name) const {
+  Result<LayoutSpec> spec = Error(Code::kNotFound, "no such layout");
+  if (name.find('+') == std::string_view::npos) {
+    spec = LayoutSpec::from_name(name);
+  } else {
+    std::lock_guard lock(impl_->mutex);
+    if (auto it = impl_->custom_specs.find(name); it != impl_->custom_specs.end()) spec = it->second;
+  }
+  if (spec.has_error()) return make_error(Code::kNotFound, "'{}' is no layout", name);
+  Result<> fits = checkpoint.model().check(spec.value());
+  if (fits.has_error()) return Error(Code::kNotFound, fits.error().message());
+  return spec;
+}
+
+std::vector<std::string> Job::materialised_layouts(const Checkpoint& checkpoint) const {
+  return {checkpoint.stored()->spec.name()};
+}
+
+void Job::note_closed(const std::string& path) {
+  constexpr size_t kMaxWaiting = 1 << 16;  // more are hashed at the commit
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->to_hash.size() >= kMaxWaiting) return;
+  impl_->to_hash.push_back(path);
+  impl_->changed.notify_all();
+}
+
+Result<> Job::commit(const std::string& incoming, const std::string& name) {
+  return impl_->commit(incoming, name);
+}
+
+Result<> Job::remove_checkpoint(std::string_view name) {
+  return impl_->remove(std::string(name), /*only_unused=*/false);
+}
+
+Result<std::string> Job::Impl::make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
+                                              const TransferPlan& plan, std::string_view state,
+                                              double seconds) const {
+  json::array pairs;
+  for (const TransferPlan::Pair& pair : plan.pairs)
+    pairs.push_back(json::object{
+        {"source", services.node}, {"target", services.node}, {"bytes", pair.bytes}});
+  const TransferPlan::Totals& totals = plan.totals;
+  return pretty_json(json::object{
+      {"format", "ptc-plan/1"},
+      {"job", job->name()},
+      {"checkpoint", checkpoint.name()},
+      {"from", checkpoint.stored()->spec.name()},
+      {"to", to.name()},
+      {"state", state},
+      {"bytes", json::object{{"total", totals.total_bytes},
+                             {"kept", totals.kept_bytes},
+                             {"local", totals.local_bytes},
+                             {"moved", totals.moved_bytes},
+                             {"minimum", totals.minimum_bytes}}},
+      {"files", json::object{{"kept", totals.kept_images}, {"written", totals.written_images}}},
+      {"pairs", std::move(pairs)},
+      {"seconds", seconds}});
+}
+
+Result<std::string> Job::dry_run(const std::string& layout_text) const {
+  PTC_TRY(auto wanted, Layout::parse(layout_text));
+  PTC_TRY(impl_->check_layout(layout_text, wanted));
+  CheckpointRef newest;
+  {
+    std::lock_guard lock(impl_->mutex);
+    if (const CheckpointRecord* record = impl_->latest()) newest = record->checkpoint;
+  }
+  if (newest == nullptr)
+    return make_error(Code::kNotFound, "job {} has no checkpoint yet: nothing would move", name_);
+  auto start = std::chrono::steady_clock::now();
+  std::shared_ptr<const StoredState> stored = newest->stored();
+  PTC_TRY(auto plan, plan_change(*newest, *stored, wanted.spec));
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  return impl_->make_plan_text(*newest, wanted.spec, plan.transfers, "dry-run", seconds.count());
+}
+
+Result<std::string> Job::verify(std::string_view checkpoint_name) const {
+  CheckpointRef checkpoint = find_checkpoint(checkpoint_name);
+  if (checkpoint == nullptr)
+    return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", name_, checkpoint_name);
+  std::vector<std::string> lost = checkpoint->lost_tensors();
+  if (!lost.empty())
+    return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
+                      checkpoint_name, lost.size(), lost.front());
+  const Manifest& manifest = checkpoint->manifest();
+  std::shared_ptr<const StoredState> stored = checkpoint->stored();
+  std::vector<Executor::StoredArrays> arrays;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < stored->images.size(); ++i) {
+    arrays.push_back({&stored->layouts[i], stored->images[i].image.get()});
+    bytes += stored->layouts[i].bytes;
+  }
+  const std::vector<TensorFacts> facts = manifest.tensor_facts();
+  ChecksumLedger ledger;
+  PTC_TRY(impl_->services.executor->hash_images(arrays, facts, ledger, {}));
+  PTC_TRY(compare_checksums(ledger, facts,
+                            [&](uint32_t tensor) { return manifest.tensor_name(tensor); }));
+  for (const WrittenFile& file : manifest.files) {
+    if (file.has_tensors) continue;
+    PTC_TRY(auto image, impl_->services.images->open({file.image}, file.bytes));
+    PTC_TRY(auto content, image->map());
+    if (checksum_of_run(content, 0) != file.checksum)
+      return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had", file.path,
+                        file.rank);
+    bytes += file.bytes;
+  }
+  return json::serialize(json::object{{"checkpoint", checkpoint->name()},
+                                      {"tensors", manifest.checksums.size()},
+                                      {"images", stored->images.size()},
+                                      {"bytes", bytes}});
+}
+
+void Job::wait_settled() {
+  std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait(lock, [&] { return impl_->settled() && !impl_->running; });
+}
+
+}  // namespace ptc

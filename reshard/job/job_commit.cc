@@ -1,0 +1,291 @@
+// mv incoming/<name> checkpoints/: from a directory of files to a checkpoint, all or nothing.
+//
+// 1. The directory is renamed to committing/<id>/<name>: nobody reaches it by a path any more.
+// 2. draft_commit() makes sense of it. If it does not, it is renamed back.
+// 3. Its files are linked as images, the manifest is written beside the job.
+// 4. One metadata transaction makes it a checkpoint: the point of no return.
+// 5. The directory goes.
+// A crash before 4 is taken back at the next start (the directory is renamed back, images without an
+// owner go), a crash after it is finished (the directory goes).
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <cerrno>
+
+#include "reshard/job/job_impl.h"
+#include "store/base/file.h"
+
+namespace ptc {
+namespace {
+
+constexpr auto kWaitForRelease = std::chrono::milliseconds(1000);
+
+Result<> check_name(std::string_view name) {
+  if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
+    return invalid_argument("'{}' is no name for a checkpoint", name);
+  return ok();
+}
+
+Result<std::string> new_id() {
+  uint64_t bits = 0;
+  if (getrandom(&bits, sizeof bits, 0) != sizeof bits) return errno_error(errno, "getrandom");
+  return fmt::format("{:016x}", bits);
+}
+
+}  // namespace
+
+void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
+  const std::string path = fmt::format("{}/incoming/{}.error", job->files_dir(), incoming);
+  struct stat owner{};
+  bool known = stat(fmt::format("{}/incoming/{}", job->files_dir(), incoming).c_str(), &owner) == 0;
+  Result<> written = write_file_atomically(AT_FDCWD, path, text + "\n");
+  if (written.has_error()) {
+    spdlog::warn("job {}: {}", job->name(), written.error().message());
+    return;
+  }
+  chmod(path.c_str(), 0644);
+  if (known && chown(path.c_str(), owner.st_uid, owner.st_gid) != 0)
+    spdlog::debug("job {}: {} stays the daemon's", job->name(), path);
+}
+
+Result<> Job::Impl::commit(const std::string& incoming, const std::string& name) {
+  PTC_TRY(check_name(name));
+  if (job->find_checkpoint(name) != nullptr)
+    return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
+  const std::string label = "incoming/" + incoming;
+  const std::string source = job->files_dir() + "/" + label;
+  struct stat st{};
+  if (lstat(source.c_str(), &st) != 0) return errno_error(errno, label);
+  if (!S_ISDIR(st.st_mode)) {
+    write_error_file(incoming, label + " is no directory: a checkpoint is incoming/<name>/rank/<r>/…");
+    return invalid_argument("{} is no directory", label);
+  }
+
+  PTC_TRY(auto id, new_id());
+  const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
+  const std::string taken = taken_dir + "/" + incoming;
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/committing"));
+  PTC_TRY(make_directory(AT_FDCWD, taken_dir));
+  if (rename(source.c_str(), taken.c_str()) != 0) {
+    Error error = errno_error(errno, label);
+    rmdir(taken_dir.c_str());
+    return error;
+  }
+  Result<> result = ok();
+  {
+    Result<UniqueFd> taken_fd = open_file(AT_FDCWD, taken, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    result = taken_fd.has_error() ? Result<>(std::move(taken_fd).error())
+                                  : commit_taken(taken_fd.value().get(), label, id, name);
+  }
+  if (result.has_error()) {
+    (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
+    if (rename(taken.c_str(), source.c_str()) != 0)
+      spdlog::error("job {}: {} could not be put back ({}); it is in {}", job->name(), label,
+                    std::strerror(errno), taken);
+    else
+      rmdir(taken_dir.c_str());
+    write_error_file(incoming, result.error().message());
+    set_error(fmt::format("commit of {} refused: {}", label, result.error().message()));
+    spdlog::info("job {}: commit of {} refused: {}", job->name(), label, result.error().message());
+    return std::move(result).error();
+  }
+  (void)remove_tree(AT_FDCWD, taken_dir);
+  unlink(fmt::format("{}.error", source).c_str());
+  return ok();
+}
+
+Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const std::string& id,
+                                 const std::string& name) {
+  auto start = std::chrono::steady_clock::now();
+  CommitRequest request;
+  request.dir_fd = taken_fd;
+  request.name = label;
+  {
+    std::lock_guard lock(mutex);
+    // Before anything is in force for a checkpoint, the layout wanted is what the job was told.
+    request.in_force = in_force.current ? in_force.spec : layout.spec;
+    request.rules_text = rules_text;
+    if (const CheckpointRecord* newest = latest()) {
+      request.known_facts = newest->checkpoint->model().facts();
+      request.known_family = newest->checkpoint->model().rules().family();
+    }
+  }
+  // The kernel tells of a last close a moment after close() has returned.
+  auto deadline = start + kWaitForRelease;
+  Result<CommitDraft> drafted = draft_commit(request, *services.executor, hashes, {});
+  while (drafted.has_error() && drafted.error().code() == Code::kBusy &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    drafted = draft_commit(request, *services.executor, hashes, {});
+  }
+  if (drafted.has_error()) return std::move(drafted).error();
+  CommitDraft& draft = drafted.value();
+  Manifest& manifest = draft.manifest;
+  struct stat owner{};
+  if (fstat(taken_fd, &owner) != 0) return errno_error(errno, label);
+  manifest.name = name;
+  manifest.id = id;
+  manifest.time_ns = now_ns();
+  manifest.uid = owner.st_uid;
+  manifest.gid = owner.st_gid;
+
+  std::vector<ImageRef> images;
+  std::vector<mode_t> modes;
+  auto take_back = [&] {
+    for (const ImageRef& image : images) (void)services.images->remove(image->id());
+    for (size_t i = 0; i < modes.size(); ++i)
+      fchmodat(taken_fd, draft.sources[i].c_str(), modes[i] & 07777, 0);
+  };
+  auto take = [&]() -> Result<> {
+    for (size_t i = 0; i < manifest.files.size(); ++i) {
+      struct stat before{};
+      if (fstatat(taken_fd, draft.sources[i].c_str(), &before, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno_error(errno, draft.sources[i]);
+      modes.push_back(before.st_mode);
+      PTC_TRY(auto image, services.images->adopt(taken_fd, draft.sources[i]));
+      manifest.files[i].image = image->id().text;
+      images.push_back(std::move(image));
+    }
+    PTC_TRY(services.images->sync());
+    // Somebody may have held a directory open and written while it was being read.
+    for (size_t i = 0; i < manifest.files.size(); ++i) {
+      struct stat now{};
+      if (fstat(images[i]->fd(), &now) != 0) return errno_error(errno, draft.sources[i]);
+      PTC_TRY(bool busy, open_for_writing(taken_fd, draft.sources[i]));
+      if (busy || static_cast<uint64_t>(now.st_size) != draft.versions[i].bytes ||
+          now.st_mtim.tv_sec * 1'000'000'000 + now.st_mtim.tv_nsec != draft.versions[i].mtime_ns)
+        return make_error(Code::kBusy, "{} was written while it was being committed", draft.sources[i]);
+    }
+    return ok();
+  };
+  auto finish = [&]() -> Result<> {
+    PTC_TRY(take());
+    std::unordered_map<std::string, ImageRef> others;
+    std::vector<StoredImage> stored_images;
+    for (size_t i = 0; i < manifest.files.size(); ++i) {
+      const WrittenFile& file = manifest.files[i];
+      if (!file.has_tensors) {
+        others.emplace(file.image, images[i]);
+        continue;
+      }
+      uint32_t state = state_index(manifest.written_spec.sizes,
+                                   state_of(manifest.written_spec.coords(file.rank)));
+      if (file.set.empty()) stored_images.push_back({file.image, images[i], state, file.path, -1});
+      else stored_images.push_back({file.image, images[i], state, "", static_cast<int32_t>(i)});
+    }
+    auto checkpoint = std::make_shared<Checkpoint>(manifest, draft.headers, std::move(others),
+                                                   &services.executor->transport());
+    PTC_TRY(auto stored, checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
+    checkpoint->replace_stored(stored);
+
+    CheckpointRecord record;
+    record.checkpoint = checkpoint;
+    record.id = id;
+    record.generation = 1;
+    PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
+    PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
+    PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/manifest.json", manifest.to_text()));
+    PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/headers.bin", draft.headers));
+    PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-1.json", stored->to_text()));
+    PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));
+
+    std::lock_guard change(changes);
+    MetaTransaction transaction;
+    InForce next;
+    bool in_place = false;
+    {
+      std::lock_guard lock(mutex);
+      const CheckpointRecord* newest = latest();
+      record.sequence = newest == nullptr ? 1 : newest->sequence + 1;
+      // Written in the layout wanted: it is current at once.
+      in_place = in_force.revision == revision && in_force.spec == manifest.written_spec;
+      next = in_force;
+      transaction.compares = {{meta_key("checkpoints/" + name), 0},
+                              {meta_key("in_force"), in_force.meta_revision}};
+    }
+    transaction.puts.emplace_back(meta_key("checkpoints/" + name), record_text(record));
+    const std::string spec_name = manifest.written_spec.name();
+    if (spec_name.find('+') != std::string::npos)
+      transaction.puts.emplace_back(meta_key("specs/" + spec_name),
+                                    json::serialize(manifest.written_spec.to_json()));
+    if (in_place) {
+      next.current = name;
+      transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
+    }
+    Result<int64_t> committed = services.meta->commit(transaction);
+    if (committed.has_error()) {
+      if (committed.error().code() == Code::kConflict)
+        return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
+      return std::move(committed).error();
+    }
+    record.meta_revision = next.meta_revision = committed.value();
+    std::lock_guard lock(mutex);
+    checkpoints[name] = record;
+    custom_specs[spec_name] = manifest.written_spec;
+    if (in_place) in_force = next;
+    if (last_error && last_error->what.starts_with("commit of " + label)) last_error.reset();
+    changed.notify_all();
+    return ok();
+  };
+  Result<> finished = finish();
+  if (finished.has_error()) {
+    take_back();
+    return std::move(finished).error();
+  }
+  for (const FileVersion& version : draft.versions) hashes.forget(version);
+  if (listener != nullptr) {
+    listener->checkpoint_changed(job->name(), name);
+    listener->current_changed(job->name());
+  }
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s",
+               job->name(), label, name, manifest.checksums.size(), manifest.files.size(),
+               manifest.written_spec.name(), seconds.count());
+  return ok();
+}
+
+void Job::Impl::hash_loop(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    std::string path;
+    LayoutSpec spec;
+    CheckpointRef previous;
+    {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, stop, [&] { return !to_hash.empty(); });
+      if (stop.stop_requested()) return;
+      path = std::move(to_hash.front());
+      to_hash.pop_front();
+      spec = in_force.current ? in_force.spec : layout.spec;
+      if (const CheckpointRecord* newest = latest()) previous = newest->checkpoint;
+    }
+    // <name>/rank/<r>/<path>
+    size_t name_end = path.find('/');
+    if (name_end == std::string::npos || path.compare(name_end, 6, "/rank/") != 0) continue;
+    size_t rank_begin = name_end + 6, rank_end = path.find('/', rank_begin);
+    if (rank_end == std::string::npos) continue;
+    errno = 0;
+    char* end = nullptr;
+    uint64_t rank = std::strtoull(path.c_str() + rank_begin, &end, 10);
+    if (errno != 0 || end != path.c_str() + rank_end) continue;
+    const std::string root = fmt::format("{}/incoming/{}", job->files_dir(), path.substr(0, name_end));
+    Result<UniqueFd> root_fd = open_file(AT_FDCWD, root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (root_fd.has_error()) continue;
+    struct stat st{};
+    if (fstatat(root_fd.value().get(), "layout.json", &st, 0) == 0) {
+      Result<std::string> text = read_text_file(root_fd.value().get(), "layout.json", 1 << 20);
+      if (text.has_error()) continue;
+      Result<Layout> own = Layout::parse(text.value());
+      if (own.has_error()) continue;
+      spec = own.value().spec;
+    }
+    hash_closed_file(root_fd.value().get(), path.substr(rank_end + 1), rank, spec,
+                     previous ? &previous->model() : nullptr, hashes);
+  }
+}
+
+}  // namespace ptc

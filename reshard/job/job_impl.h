@@ -1,0 +1,139 @@
+// The inside of a Job, shared by job.cc (edits and reports), job_commit.cc (commit and removal) and
+// job_reshard.cc (the background thread).
+//
+// Who decides what: `changes` is held while a decision is made and written to the metadata, and only
+// for that moment: hashing and moving bytes happen outside of it, on snapshots, and the decision then
+// checks (in memory and, by the transaction's compares, in the metadata) that what it was based on
+// still holds. `mutex` guards the state in memory, and is held for no longer than it takes to read or
+// write it. Lock order: changes, mutex.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include "reshard/job/commit.h"
+#include "reshard/job/job.h"
+#include "store/base/json.h"
+
+namespace ptc {
+
+struct CheckpointRecord {
+  CheckpointRef checkpoint;
+  std::string id;           // directory under checkpoints/
+  int64_t sequence = 0;     // order of commits
+  int64_t generation = 0;   // of stored-<generation>.json
+  int64_t meta_revision = 0;
+};
+
+struct Job::Impl {
+  Impl(Job* owner, std::string job_dir, JobServices job_services, JobListener* job_listener)
+      : job(owner), dir(std::move(job_dir)), services(job_services), listener(job_listener) {}
+
+  // --- constant ---
+  Job* job;
+  std::string dir;  // jobs/<job>
+  JobServices services;
+  JobListener* listener;
+
+  std::mutex changes;
+
+  // --- guarded by mutex ---
+  mutable std::mutex mutex;
+  std::condition_variable_any changed;
+  std::string layout_text;
+  Layout layout;
+  int64_t revision = 0;
+  int64_t layout_meta_revision = 0;
+  struct InForce {
+    LayoutSpec spec;
+    int64_t revision = 0;
+    std::optional<std::string> current;  // checkpoint
+    int64_t meta_revision = 0;
+  } in_force;
+  std::optional<std::string> rules_text;
+  std::map<std::string, CheckpointRecord, std::less<>> checkpoints;
+  std::map<std::string, LayoutSpec, std::less<>> custom_specs;  // by name
+  struct Running {
+    std::string checkpoint, from, to, phase;
+    uint64_t bytes_total = 0;
+    std::shared_ptr<std::atomic<uint64_t>> bytes_done;
+    std::chrono::steady_clock::time_point started;
+    std::stop_source stop;
+  };
+  std::optional<Running> running;
+  bool stopping = false;
+  struct LastReshard {
+    std::string checkpoint, from, to;
+    uint64_t bytes_kept = 0, bytes_written = 0;
+    double seconds = 0;
+  };
+  std::optional<LastReshard> last_reshard;
+  std::string plan_text = "{}\n";
+  struct LastError {
+    std::string what;
+    int64_t time_ns = 0;
+  };
+  std::optional<LastError> last_error;
+  // A reshard of this checkpoint to this revision failed; not tried again until either changes.
+  struct Failed {
+    int64_t revision;
+    std::string checkpoint;
+  };
+  std::optional<Failed> failed;
+  std::deque<std::string> to_hash;  // closed files, relative to incoming/
+
+  HashCache hashes;
+  std::jthread reshard_thread, hash_thread;  // last: they use all of the above
+
+  // --- helpers ---
+  std::string meta_key(std::string_view what) const;
+  std::string checkpoint_dir(std::string_view id) const;
+  const CheckpointRecord* latest() const;      // mutex held
+  bool settled() const;                        // mutex held: nothing to do for the reshard thread
+  void set_error(const std::string& what);     // takes mutex
+  Result<> check_layout(const std::string& text, const Layout& wanted) const;
+  /// Bytes that a change of the checkpoint to `spec` would write, at most.
+  static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
+  Result<std::string> make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
+                                     const TransferPlan& plan, std::string_view state,
+                                     double seconds) const;
+  static std::string in_force_text(const InForce& value);
+  static std::string record_text(const CheckpointRecord& record);
+
+  // job_load.cc
+  Result<> load();
+  Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation);
+  Result<> recover_commits();
+
+  // job_commit.cc
+  Result<> commit(const std::string& incoming, const std::string& name);
+  Result<> commit_taken(int taken_fd, const std::string& label, const std::string& id,
+                        const std::string& name);
+  void write_error_file(const std::string& incoming, const std::string& text);
+  void hash_loop(std::stop_token stop);
+
+  // job_reshard.cc
+  void reshard_loop(std::stop_token stop);
+  Result<> settle(const CheckpointRef& checkpoint, const LayoutSpec& wanted, int64_t wanted_revision);
+  Result<std::shared_ptr<const StoredState>> move(const Checkpoint& checkpoint,
+                                                  const LayoutSpec& wanted, std::stop_token stop);
+  Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
+                    int64_t wanted_revision, std::shared_ptr<const StoredState> moved);
+  void remove_superfluous();  // `keep`
+  Result<> remove(const std::string& name, bool only_unused);
+};
+
+/// Seconds since the epoch in nanoseconds, and as text.
+int64_t now_ns();
+std::string time_text(int64_t time_ns);
+
+}  // namespace ptc

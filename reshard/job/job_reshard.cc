@@ -1,0 +1,283 @@
+// The background thread of a job: brings the newest checkpoint into the layout wanted, then flips.
+#include <spdlog/spdlog.h>
+
+#include "reshard/job/change.h"
+#include "reshard/job/job_impl.h"
+#include "store/base/file.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+
+void Job::Impl::reshard_loop(std::stop_token stop) {
+  // Checkpoints that are too many but in use are looked at again after this time.
+  constexpr auto kRetryRemoval = std::chrono::seconds(2);
+  while (!stop.stop_requested()) {
+    CheckpointRef checkpoint;
+    LayoutSpec wanted;
+    int64_t wanted_revision = 0;
+    bool work = false;
+    {
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, stop, kRetryRemoval, [&] { return !settled(); });
+      work = !settled();
+      if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
+      wanted = layout.spec;
+      wanted_revision = revision;
+    }
+    if (stop.stop_requested()) return;
+    if (work) {
+      Result<> result = settle(checkpoint, wanted, wanted_revision);
+      std::lock_guard lock(mutex);
+      running.reset();
+      if (result.has_error() && result.error().code() != Code::kCancelled &&
+          result.error().code() != Code::kConflict) {
+        failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
+        last_error = {"reshard to " + wanted.name() + " failed: " + result.error().message(),
+                      now_ns()};
+        spdlog::error("job {}: {}", job->name(), last_error->what);
+      }
+      changed.notify_all();
+    }
+    remove_superfluous();
+  }
+}
+
+Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
+                           int64_t wanted_revision) {
+  std::shared_ptr<const StoredState> moved;
+  if (checkpoint != nullptr && checkpoint->stored()->spec != wanted) {
+    std::stop_token stop;
+    {
+      std::lock_guard lock(mutex);
+      if (revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
+      if (stopping) return Error(Code::kCancelled, "shutting down");
+      running.emplace();
+      running->checkpoint = checkpoint->name();
+      running->from = checkpoint->stored()->spec.name();
+      running->to = wanted.name();
+      running->phase = "planning";
+      running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
+      running->started = std::chrono::steady_clock::now();
+      stop = running->stop.get_token();
+    }
+    PTC_TRY(moved, move(*checkpoint, wanted, stop));
+  }
+  PTC_TRY(bool flipped, flip(checkpoint, wanted, wanted_revision, moved));
+  if (!flipped && moved != nullptr) {
+    // Superseded at the last moment: what was written for it goes, but for what was there before.
+    std::shared_ptr<const StoredState> before = checkpoint->stored();
+    for (const StoredImage& image : moved->images) {
+      bool kept = std::any_of(before->images.begin(), before->images.end(),
+                              [&](const StoredImage& old) { return old.id == image.id; });
+      if (!kept) (void)services.images->remove({image.id});
+    }
+  }
+  return ok();
+}
+
+Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& checkpoint,
+                                                           const LayoutSpec& wanted,
+                                                           std::stop_token stop) {
+  auto start = std::chrono::steady_clock::now();
+  std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  PTC_TRY(auto plan, plan_change(checkpoint, *stored, wanted));
+  PTC_TRY(auto text, make_plan_text(checkpoint, wanted, plan.transfers, "running", 0));
+  const TransferPlan::Totals& totals = plan.transfers.totals;
+  std::shared_ptr<std::atomic<uint64_t>> bytes_done;
+  {
+    std::lock_guard lock(mutex);
+    plan_text = std::move(text);
+    running->phase = "moving";
+    running->bytes_total = totals.total_bytes - totals.kept_bytes;
+    bytes_done = running->bytes_done;
+  }
+
+  std::vector<StoredImage> images;
+  if (plan.nothing) {
+    images = stored->images;
+  } else {
+    const Manifest& manifest = checkpoint.manifest();
+    const std::vector<TensorFacts> facts = manifest.tensor_facts();
+    const std::vector<ImageRef> sources = stored->image_refs();
+    std::vector<std::unique_ptr<GatherProgram>> programs;
+    std::vector<Executor::Target> targets;
+    std::vector<Executor::StoredArrays> kept;
+    for (size_t i = 0; i < plan.targets.size(); ++i) {
+      ImagePlan& image = plan.transfers.images[i];
+      const ImageLayout& layout = plan.targets[i].file.layout;
+      if (image.kept) {
+        kept.push_back({&layout, sources[*image.kept].get()});
+        continue;
+      }
+      programs.push_back(std::make_unique<GatherProgram>(layout.header, layout.bytes,
+                                                         std::move(image.transfers), sources));
+      targets.push_back({&layout, programs.back().get()});
+    }
+    ChecksumLedger ledger;
+    PTC_TRY(services.executor->hash_images(kept, facts, ledger, stop));
+    PTC_TRY(auto written, services.executor->materialise(*services.images, targets, facts, ledger,
+                                                         *bytes_done, stop));
+    Result<> right = compare_checksums(
+        ledger, facts, [&](uint32_t tensor) { return manifest.tensor_name(tensor); });
+    if (right.has_error()) {
+      for (const ImageRef& image : written) (void)services.images->remove(image->id());
+      return std::move(right).error();
+    }
+    PTC_TRY(services.images->sync());
+    size_t next = 0;
+    for (size_t i = 0; i < plan.targets.size(); ++i) {
+      const std::optional<uint32_t>& from = plan.transfers.images[i].kept;
+      ImageRef image = from ? sources[*from] : written[next++];
+      images.push_back({image->id().text, image, plan.targets[i].state, plan.targets[i].file.path, -1});
+    }
+  }
+  PTC_TRY(auto moved, checkpoint.make_stored(wanted, std::move(images)));
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  PTC_TRY(auto done, make_plan_text(checkpoint, wanted, plan.transfers, "done", seconds.count()));
+  std::lock_guard lock(mutex);
+  plan_text = std::move(done);
+  running->phase = "committing";
+  last_reshard = {checkpoint.name(), stored->spec.name(), wanted.name(), totals.kept_bytes,
+                  totals.total_bytes - totals.kept_bytes, seconds.count()};
+  return moved;
+}
+
+Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
+                             int64_t wanted_revision, std::shared_ptr<const StoredState> moved) {
+  std::lock_guard change(changes);
+  CheckpointRecord record;
+  InForce next;
+  MetaTransaction transaction;
+  {
+    std::lock_guard lock(mutex);
+    const CheckpointRecord* newest = latest();
+    if (revision != wanted_revision || (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
+      return false;
+    if (newest != nullptr) record = *newest;
+    next = in_force;
+    transaction.compares = {{meta_key("layout"), layout_meta_revision},
+                            {meta_key("in_force"), in_force.meta_revision}};
+  }
+  next.spec = wanted;
+  next.revision = wanted_revision;
+  next.current.reset();
+  const int64_t old_generation = record.generation;
+  if (checkpoint != nullptr) {
+    next.current = checkpoint->name();
+    const std::string key = meta_key("checkpoints/" + checkpoint->name());
+    transaction.compares.push_back({key, record.meta_revision});
+    if (moved != nullptr) {
+      ++record.generation;
+      PTC_TRY(write_file_atomically(AT_FDCWD,
+                                    fmt::format("{}/stored-{}.json", checkpoint_dir(record.id),
+                                                record.generation),
+                                    moved->to_text()));
+      transaction.puts.emplace_back(key, record_text(record));
+    }
+  }
+  transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
+  PTC_TRY(int64_t meta_revision, services.meta->commit(transaction));
+
+  next.meta_revision = meta_revision;
+  std::shared_ptr<const StoredState> before;
+  {
+    std::lock_guard lock(mutex);
+    in_force = next;
+    failed.reset();
+    if (checkpoint != nullptr && moved != nullptr) {
+      before = checkpoint->stored();
+      checkpoint->replace_stored(moved);
+      record.meta_revision = meta_revision;
+      checkpoints[checkpoint->name()] = record;
+    }
+    changed.notify_all();
+  }
+  if (listener != nullptr) {
+    if (before != nullptr) listener->checkpoint_changed(job->name(), checkpoint->name());
+    listener->current_changed(job->name());
+  }
+  spdlog::info("job {}: revision {} in force, layout {}, current {}", job->name(), next.revision,
+               wanted.name(), next.current.value_or("none"));
+  if (before != nullptr) {
+    for (const StoredImage& old : before->images) {
+      bool still = std::any_of(moved->images.begin(), moved->images.end(),
+                               [&](const StoredImage& image) { return image.id == old.id; });
+      if (!still) (void)services.images->remove({old.id});
+    }
+    (void)remove_tree(AT_FDCWD, fmt::format("{}/stored-{}.json", checkpoint_dir(record.id),
+                                            old_generation));
+  }
+  return true;
+}
+
+void Job::Impl::remove_superfluous() {
+  std::vector<std::string> names;
+  {
+    std::lock_guard lock(mutex);
+    if (layout.keep == 0 || checkpoints.size() <= layout.keep) return;
+    std::map<int64_t, std::string> by_sequence;
+    for (const auto& [name, record] : checkpoints) by_sequence.emplace(record.sequence, name);
+    size_t surplus = checkpoints.size() - layout.keep;
+    for (const auto& [sequence, name] : by_sequence) {
+      if (names.size() == surplus) break;
+      if (in_force.current != name) names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    Result<> removed = remove(name, /*only_unused=*/true);
+    if (removed.has_error() && removed.error().code() != Code::kBusy)
+      spdlog::warn("job {}: checkpoint {} is one too many, but: {}", job->name(), name,
+                   removed.error().message());
+  }
+}
+
+Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
+  std::lock_guard change(changes);
+  CheckpointRecord record;
+  InForce next;
+  MetaTransaction transaction;
+  {
+    std::lock_guard lock(mutex);
+    auto it = checkpoints.find(name);
+    if (it == checkpoints.end())
+      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
+    record = it->second;
+    if (only_unused && record.checkpoint->in_use())
+      return make_error(Code::kBusy, "checkpoint {} is being read", name);
+    next = in_force;
+    if (running && running->checkpoint == name) running->stop.request_stop();
+  }
+  const std::string key = meta_key("checkpoints/" + name);
+  transaction.compares = {{key, record.meta_revision},
+                          {meta_key("in_force"), next.meta_revision}};
+  transaction.deletes = {key};
+  const bool was_current = next.current == name;
+  if (was_current) {
+    next.current.reset();
+    transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
+  }
+  PTC_TRY(int64_t meta_revision, services.meta->commit(transaction));
+  {
+    std::lock_guard lock(mutex);
+    checkpoints.erase(name);
+    if (was_current) {
+      next.meta_revision = meta_revision;
+      in_force = next;
+    }
+    failed.reset();
+    changed.notify_all();
+  }
+  if (listener != nullptr) {
+    listener->checkpoint_changed(job->name(), name);
+    if (was_current) listener->current_changed(job->name());
+  }
+  for (const StoredImage& image : record.checkpoint->stored()->images)
+    (void)services.images->remove({image.id});
+  for (const WrittenFile& file : record.checkpoint->manifest().files)
+    if (!file.has_tensors) (void)services.images->remove({file.image});
+  (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
+  spdlog::info("job {}: checkpoint {} removed", job->name(), name);
+  return ok();
+}
+
+}  // namespace ptc

@@ -1,0 +1,183 @@
+#include "reshard/job/job_store.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <csignal>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "reshard/job/job_impl.h"
+#include "store/base/file.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+Result<> check_job_name(std::string_view name) {
+  if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
+    return invalid_argument("'{}' is no name for a job", name);
+  return ok();
+}
+
+// Ordinary files of the user's own that a job directory holds beside an empty incoming/.
+std::optional<std::string> user_file_in(const std::string& files_dir) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(files_dir + "/incoming", error))
+    return "incoming/" + entry.path().filename().string();
+  for (const auto& entry : fs::directory_iterator(files_dir, error))
+    if (entry.path().filename() != "incoming") return entry.path().filename().string();
+  return std::nullopt;
+}
+
+}  // namespace
+
+struct JobStore::Impl {
+  std::string directory;
+  std::string node;
+  UniqueFd lock_fd;
+  JobListener* listener = nullptr;
+  std::unique_ptr<MetaClient> meta;
+  std::unique_ptr<ImageStore> images;
+  std::unique_ptr<Executor> executor;
+  std::mutex changes;                              // create and remove, one at a time
+  mutable std::mutex mutex;
+  std::map<std::string, JobRef, std::less<>> jobs;  // guarded by mutex
+
+  std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
+  JobServices services() const { return {meta.get(), images.get(), executor.get(), node}; }
+};
+
+JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+JobStore::~JobStore() {
+  if (impl_ == nullptr) return;
+  for (const JobRef& job : jobs()) job->stop();
+}
+
+Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
+                                                 JobListener* listener) {
+  auto impl = std::make_unique<Impl>();
+  impl->directory = options.directory;
+  impl->listener = listener;
+  impl->node = options.node;
+  if (impl->node.empty()) {
+    char host[256] = "localhost";
+    gethostname(host, sizeof host - 1);
+    impl->node = host;
+  }
+  // A lease that is broken raises SIGIO, which would end the process; see open_for_writing().
+  std::signal(SIGIO, SIG_IGN);
+  PTC_TRY(make_directory(AT_FDCWD, impl->directory));
+  PTC_TRY(impl->lock_fd, open_file(AT_FDCWD, impl->directory + "/lock", O_RDWR | O_CREAT));
+  if (flock(impl->lock_fd.get(), LOCK_EX | LOCK_NB) != 0)
+    return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
+  PTC_TRY(impl->meta, open_sqlite_meta(impl->directory + "/meta.db"));
+  PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images"));
+  unsigned threads = options.copy_threads != 0 ? options.copy_threads
+                                               : std::max(1u, std::thread::hardware_concurrency());
+  impl->executor = std::make_unique<Executor>(threads, make_loopback_transport());
+  PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
+
+  PTC_TRY(auto entries, impl->meta->list("jobs/"));
+  std::set<std::string> names;
+  for (const MetaEntry& entry : entries)
+    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos) names.insert(rest);
+  std::vector<ImageId> keep;
+  for (const std::string& name : names) {
+    JobRef job(new Job(name, impl->job_dir(name), impl->services(), listener));
+    PTC_TRY(job->load());
+    for (ImageId& id : job->images_in_use()) keep.push_back(std::move(id));
+    impl->jobs.emplace(name, std::move(job));
+  }
+  PTC_TRY(impl->images->remove_all_but(keep));
+  // A directory without a job: its creation or removal was cut off.
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(impl->directory + "/jobs", error))
+    if (!names.contains(entry.path().filename())) {
+      PTC_TRY(remove_tree(AT_FDCWD, entry.path()));
+    }
+  for (const auto& [name, job] : impl->jobs) job->start();
+  return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
+}
+
+Result<JobRef> JobStore::create_job(const std::string& name) {
+  PTC_TRY(check_job_name(name));
+  std::lock_guard change(impl_->changes);
+  if (find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
+  const std::string dir = impl_->job_dir(name);
+  PTC_TRY(make_directory(AT_FDCWD, dir));
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0755));
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0755));
+  const std::string text = default_layout_text();
+  const std::string prefix = "jobs/" + name;
+  MetaTransaction transaction;
+  transaction.compares = {{prefix, 0}};
+  transaction.puts = {
+      {prefix, json::serialize(json::object{{"created", time_text(now_ns())}})},
+      {prefix + "/layout", json::serialize(json::object{{"revision", 1}, {"text", text}})},
+      {prefix + "/in_force",
+       json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
+  PTC_TRY(impl_->meta->commit(transaction));
+  JobRef job(new Job(name, dir, impl_->services(), impl_->listener));
+  PTC_TRY(job->load());
+  job->start();
+  std::lock_guard lock(impl_->mutex);
+  impl_->jobs.emplace(name, job);
+  spdlog::info("job {} created", name);
+  return job;
+}
+
+Result<> JobStore::remove_job(std::string_view name, bool force) {
+  std::lock_guard change(impl_->changes);
+  JobRef job = find(name);
+  if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
+  if (!force) {
+    size_t count = job->checkpoints().size();
+    if (count > 0)
+      return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
+    if (std::optional<std::string> file = user_file_in(job->files_dir()))
+      return make_error(Code::kBusy, "job {} holds {}", name, *file);
+  }
+  job->stop();
+  PTC_TRY(auto entries, impl_->meta->list(fmt::format("jobs/{}/", name)));
+  MetaTransaction transaction;
+  transaction.deletes.push_back(fmt::format("jobs/{}", name));
+  for (MetaEntry& entry : entries) transaction.deletes.push_back(std::move(entry.key));
+  PTC_TRY(impl_->meta->commit(transaction));
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->jobs.erase(impl_->jobs.find(name));
+  }
+  for (const ImageId& id : job->images_in_use()) (void)impl_->images->remove(id);
+  PTC_TRY(remove_tree(AT_FDCWD, impl_->job_dir(name)));
+  spdlog::info("job {} removed", name);
+  return ok();
+}
+
+JobRef JobStore::find(std::string_view name) const {
+  std::lock_guard lock(impl_->mutex);
+  auto it = impl_->jobs.find(name);
+  return it == impl_->jobs.end() ? nullptr : it->second;
+}
+
+std::vector<JobRef> JobStore::jobs() const {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<JobRef> list;
+  for (const auto& [name, job] : impl_->jobs) list.push_back(job);
+  return list;
+}
+
+const std::string& JobStore::node() const { return impl_->node; }
+ImageStore& JobStore::images() { return *impl_->images; }
+const std::string& JobStore::directory() const { return impl_->directory; }
+
+}  // namespace ptc

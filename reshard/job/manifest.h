@@ -1,0 +1,99 @@
+// What a committed checkpoint is: its logical tensors and the files it was written as. Immutable.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/exec/executor.h"
+#include "reshard/plan/planner.h"
+#include "reshard/ptc/layout.h"
+#include "reshard/ptc/model.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+#include "store/tensor/checksum.h"
+
+namespace ptc {
+
+/// A file that a rank wrote. Files with tensors are kept once per state (replicas wrote the same);
+/// all others are kept for every rank, byte for byte, for ever.
+struct WrittenFile {
+  uint64_t rank = 0;  // global, under written_spec
+  std::string path;   // in the rank's directory
+  uint64_t bytes = 0;
+  std::string image;  // the file's image at the time of the commit
+
+  bool has_tensors = false;
+  // With tensors:
+  std::string set;             // a shard of a set with an index: the name of the whole
+  uint64_t header_bytes = 0;   // the header as it was written, kept in headers.bin …
+  uint64_t header_offset = 0;  // … at this offset
+  // Without:
+  Checksum checksum;           // of the file as a vector of bytes
+};
+
+/// Bytes that a rank wrote as padding of a vocabulary and that are not zero. They mean nothing, but
+/// the written files must read the same for ever; so they are kept as tensors without a name.
+struct Padding {
+  uint32_t file = 0;    // index into files
+  uint32_t tensor = 0;  // that is padded
+  Box local;            // where in the local array
+  Checksum checksum;
+};
+
+struct Manifest {
+  std::string name;
+  std::string id;  // directory name under checkpoints/; never used twice
+  int64_t time_ns = 0;
+  uint32_t uid = 0, gid = 0;  // owner of what was committed
+  LayoutSpec written_spec;
+  std::shared_ptr<const Model> model;
+  std::vector<Checksum> checksums;  // by tensor of the model
+  std::vector<WrittenFile> files;   // by rank, then path
+  std::vector<Padding> padding;
+
+  /// Tensors for plans and checks: the model's, then the padding.
+  std::vector<TensorFacts> tensor_facts() const;
+  std::vector<uint8_t> element_bits() const;
+  /// "model.norm.weight"; padding is "padding of …".
+  std::string tensor_name(uint32_t tensor) const;
+
+  std::string to_text() const;
+  static Result<Manifest> from_text(std::string_view text);
+};
+
+/// Two specs with the same key have the same states with the same content: they differ only in
+/// replicas (dp, cp) and in the numbering of ranks.
+std::string state_key(const LayoutSpec& spec);
+
+/// A file with tensors, as a state has it under some spec.
+struct StateFile {
+  std::string path;
+  ImageLayout layout;
+};
+
+/// One image that holds part of a checkpoint.
+struct StoredImage {
+  std::string id;
+  ImageRef image;      // nullptr: lost
+  uint32_t state = 0;  // under the stored spec
+  std::string path;    // it is exactly this file of that state; empty: no file (padding, a shard)
+  int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written
+};
+
+/// Where all of a checkpoint's bytes lie: one state of affairs. Immutable; threads: any.
+struct StoredState {
+  LayoutSpec spec;
+  std::vector<StoredImage> images;
+  std::vector<ImageLayout> layouts;  // of images, in the same order; lost ones without arrays
+  std::unique_ptr<const SourceIndex> index;
+
+  /// The image that is exactly this file, or −1.
+  int64_t find(uint32_t state, std::string_view path) const;
+  std::vector<ImageRef> image_refs() const;
+  std::string to_text() const;
+};
+
+}  // namespace ptc
