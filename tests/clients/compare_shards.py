@@ -3,8 +3,8 @@
 
     compare_shards.py ORIGINAL.safetensors LAYOUT_DIR TENSOR
 
-LAYOUT_DIR holds rank/0, rank/1 …; TENSOR is one that is cut evenly along one axis, neither fused nor
-padded. Python's own library is all it needs.
+LAYOUT_DIR holds rank/0, rank/1 …; TENSOR is one that is cut evenly along one axis, neither fused
+nor padded. Python's own library is all it needs.
 """
 import glob
 import json

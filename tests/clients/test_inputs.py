@@ -91,7 +91,7 @@ class Inputs(mount.TestCase):
         paths = {entry["name"]: entry["path"] for entry in meta["tensors"]}
         self.assertEqual(set(paths), set(names))
         for tensor in tensors:
-            path = job.checkpoint("base", "model", paths[tensor.name])
+            path = job.checkpoint("base", paths[tensor.name])
             self.assertEqual(models.read_npy(path), (tensor.shape, tensor.data), tensor.name)
 
     def test_several_checkpoints(self):

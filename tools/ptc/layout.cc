@@ -54,7 +54,9 @@ Result<int> report_saved(const Target& target, bool wait) {
 }
 
 int refused(const Error& error) {
-  fmt::print(stderr, "ptc: layout.json refused: {}\n", error.message());
+  constexpr std::string_view kRefused = "layout.json refused";  // as status.json begins it
+  std::string_view between = error.message().starts_with(kRefused) ? "" : ": ";
+  fmt::print(stderr, "ptc: {}{}{}\n", between.empty() ? "" : kRefused, between, error.message());
   return kFailed;
 }
 

@@ -9,11 +9,13 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "store/base/file.h"
 #include "tools/ptc/fields.h"
@@ -239,6 +241,11 @@ Result<json::object> ask(const std::string& mount, const json::object& request) 
   PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_RDWR));
   std::string text = json::serialize(request);
   ssize_t put = ::write(fd.get(), text.data(), text.size());
+  // The daemon works on a few questions at once; others wait for their turn.
+  for (int tries = 0; put < 0 && errno == EAGAIN && tries < 600; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    put = ::write(fd.get(), text.data(), text.size());
+  }
   if (put != static_cast<ssize_t>(text.size()))
     return errno_error(put < 0 ? errno : EIO, "asking the daemon through " + path);
   std::string answer;

@@ -61,6 +61,8 @@ void print_status(const JobStatus& status) {
   }
   if (has_object(raw, "last_error"))
     print_line("last error", error_text(object_field(raw, "last_error")));
+  for (const std::string& warning : text_list(array_field(raw, "warnings")))
+    print_line("warning", warning);
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {
     if (!node.is_object()) continue;

@@ -150,7 +150,7 @@ Result<std::vector<Subject>> subjects_of(const Target& target, const json::objec
     const json::object& tensor = value.get_object();
     Subject subject;
     subject.name = text_field(tensor, "name");
-    subject.path = top + "/model/" + text_field(tensor, "path");
+    subject.path = top + "/" + text_field(tensor, "path");
     subject.is_npy = true;
     auto bytes = tensor_bytes(tensor);
     if (!bytes) return std::move(bytes).error().with_context("meta.json: " + subject.name);
@@ -161,6 +161,7 @@ Result<std::vector<Subject>> subjects_of(const Target& target, const json::objec
   for (const json::value& value : array_field(meta, "files")) {
     if (!value.is_object()) return make_error(Code::kCorrupt, "meta.json: odd entry in files");
     const json::object& file = value.get_object();
+    if (!file.contains("checksum")) continue;  // made of tensors, which have one each
     Subject subject;
     subject.name = fmt::format("rank/{}/{}", number_field(file, "rank"), text_field(file, "path"));
     subject.path =
@@ -212,7 +213,7 @@ Result<int> run_verify(const Context& context, const std::string& text, bool as_
   Outcome outcome;
   for (const Subject& subject : subjects) outcome.bytes += subject.bytes;
   outcome.tensors = array_field(meta, "tensors").size();
-  outcome.files = array_field(meta, "files").size();
+  outcome.files = subjects.size() - outcome.tensors;
   Progress progress("verifying " + target.name(), outcome.bytes);
   Verifier(subjects, progress).run();
   progress.finish();
