@@ -102,6 +102,10 @@ Result<uint64_t> vocabulary_extent(ResolvedCut& cut, uint64_t rows, uint32_t ran
     }
     return rows;
   }
+  if (rows == expected && padded(expected, cut.vocab_multiple, ranks) != rows) {
+    cut.vocab_multiple = 1;
+    return expected;
+  }
   for (uint64_t multiple : likely_multiples(cut.vocab_multiple)) {
     if (padded(expected, multiple, ranks) != rows) continue;
     cut.vocab_multiple = multiple;

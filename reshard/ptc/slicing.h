@@ -52,8 +52,8 @@ Result<AxisSlice> slice_axis(const ResolvedCut& cut, uint64_t extent, uint32_t r
 
 /// The global length of an axis of which each of `ranks` ranks holds `local_extent`. For a
 /// vocabulary of `vocab` rows (0: unknown) also finds the padding in use, and stores it in `cut`:
-/// the rule's multiple, with one rank padded or not, else a smaller power of two (1: none), else a
-/// larger one. kInvalidArgument where no padding of `vocab` rows explains what several ranks hold;
+/// the rule's multiple, with one rank padded or not, else 1 if nothing is padded, else a smaller power
+/// of two, else a larger one. kInvalidArgument where no padding of `vocab` rows explains what several ranks hold;
 /// one rank may hold any number of rows.
 Result<uint64_t> global_extent(ResolvedCut& cut, uint64_t local_extent, uint32_t ranks,
                                uint64_t vocab);

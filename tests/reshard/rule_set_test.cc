@@ -1,0 +1,231 @@
+#include "reshard/ptc/rule_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace ptc {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::shared_ptr<const RuleSet> parse(std::string_view text) {
+  auto rules = RuleSet::parse(text);
+  EXPECT_TRUE(rules.has_value()) << rules.error().message();
+  return rules ? rules.value() : nullptr;
+}
+std::string parse_error(std::string_view text) {
+  const auto rules = RuleSet::parse(text);
+  if (rules) return "accepted";
+  EXPECT_EQ(rules.error().code(), Code::kInvalidArgument);
+  return rules.error().message();
+}
+/// The error of a set with one rule.
+std::string rule_error(std::string_view rule) {
+  return parse_error(R"({"format": "ptc-rules/1", "facts": {"heads": ["n_head"]}, "rules": [)" +
+                     std::string(rule) + "]}");
+}
+
+TEST(BuiltinRules, AllParse) {
+  EXPECT_THAT(RuleSet::builtin_families(),
+              ElementsAre("bert", "deepseek_v3", "gpt2", "gpt_neox", "llama", "megatron",
+                          "mixtral"));
+  for (const std::string& family : RuleSet::builtin_families()) {
+    const auto rules = RuleSet::builtin(family);
+    ASSERT_TRUE(rules.has_value()) << rules.error().message();
+    EXPECT_EQ(rules.value()->family(), family);
+    const auto again = RuleSet::parse(rules.value()->text());
+    ASSERT_TRUE(again.has_value()) << again.error().message();
+    EXPECT_EQ(again.value()->rules().size(), rules.value()->rules().size());
+    EXPECT_EQ(again.value()->family(), family);
+  }
+}
+
+TEST(BuiltinRules, AnUnknownFamilyNamesTheNearest) {
+  const auto rules = RuleSet::builtin("lama");
+  ASSERT_FALSE(rules.has_value());
+  EXPECT_EQ(rules.error().code(), Code::kNotFound);
+  EXPECT_THAT(rules.error().message(), HasSubstr("did you mean 'llama'?"));
+}
+
+TEST(RuleSet, FindsRulesWithAndWithoutPrefix) {
+  const auto bert = RuleSet::builtin("bert").value();
+  for (const char* prefix : {"", "bert."}) {
+    const std::string name = prefix + std::string("encoder.layer.11.attention.self.query.weight");
+    const auto match = bert->find(name);
+    ASSERT_TRUE(match.has_value());
+    EXPECT_EQ(match->name.layer, 11u);
+    EXPECT_EQ(name.substr(match->name.layer_begin,
+                          match->name.layer_end - match->name.layer_begin),
+              "11");
+    EXPECT_EQ(match->rule->cut->axis, 0u);
+  }
+  EXPECT_FALSE(bert->find("exp_avg.bert.pooler.dense.weight").has_value());
+}
+
+TEST(RuleFinder, AgreesWithFind) {
+  const auto mixtral = RuleSet::builtin("mixtral").value();
+  RuleFinder finder(*mixtral);
+  for (int round = 0; round < 2; ++round) {
+    for (const char* name :
+         {"model.layers.3.block_sparse_moe.experts.7.w1.weight", "model.layers.#.input_layernorm.weight",
+          "model.layers.3.block_sparse_moe.experts.7.w2.weight",
+          "model.layers.4.block_sparse_moe.experts.70.w1.weight",
+          "model.layers.4.input_layernorm.weight", "model.layers.04.input_layernorm.weight",
+          "layers.5.input_layernorm.weight", "model.layers.x.input_layernorm.weight",
+          "lm_head.weight", "unknown", "model.layers.4.unknown.weight"}) {
+      const auto slow = mixtral->find(name);
+      const auto fast = finder.find(name);
+      ASSERT_EQ(slow.has_value(), fast.has_value()) << name;
+      if (!slow) continue;
+      EXPECT_EQ(slow->rule, fast->rule) << name;
+      EXPECT_EQ(slow->name.layer, fast->name.layer) << name;
+      EXPECT_EQ(slow->name.expert, fast->name.expert) << name;
+      EXPECT_EQ(slow->prefix_length, fast->prefix_length) << name;
+    }
+  }
+}
+
+TEST(RuleFinder, PatternsMayNameNumbers) {
+  const auto rules = parse(R"({"format": "ptc-rules/1", "rules": [
+    {"names": ["mlp.0.weight"], "stage": "first", "cut": {"axis": 0}},
+    {"names": ["mlp.*.weight"], "stage": "last"}]})");
+  RuleFinder finder(*rules);
+  EXPECT_EQ(finder.find("mlp.1.weight")->rule->stage, StagePlace::kLast);
+  EXPECT_EQ(finder.find("mlp.0.weight")->rule->stage, StagePlace::kFirst);
+  EXPECT_EQ(finder.find("mlp.2.weight")->rule->stage, StagePlace::kLast);
+}
+
+TEST(RuleSet, ChosenByModelType) {
+  for (const auto& [type, family] : std::vector<std::pair<const char*, const char*>>{
+           {"llama", "llama"}, {"mistral", "llama"}, {"qwen2", "llama"}, {"qwen3", "llama"},
+           {"mixtral", "mixtral"}, {"qwen3_moe", "mixtral"}, {"gpt2", "gpt2"},
+           {"gpt_neox", "gpt_neox"}, {"bert", "bert"}, {"deepseek_v3", "deepseek_v3"}}) {
+    const auto rules = RuleSet::choose(type, {});
+    ASSERT_NE(rules, nullptr) << type;
+    EXPECT_EQ(rules->family(), family);
+  }
+  EXPECT_EQ(RuleSet::choose("t5", {"model.layers.0.input_layernorm.weight"}), nullptr);
+}
+
+TEST(RuleSet, ChosenByNames) {
+  auto chosen = [](const std::vector<std::string>& names) {
+    const auto rules = RuleSet::choose(std::nullopt, names);
+    return rules ? rules->family() : "";
+  };
+  const std::string layer = "model.layers.0.";
+  EXPECT_EQ(chosen({"model.embed_tokens.weight", layer + "self_attn.q_proj.weight",
+                    layer + "self_attn.k_proj.weight", layer + "mlp.gate_proj.weight", layer + "input_layernorm.weight"}),
+            "llama");
+  EXPECT_EQ(chosen({layer + "self_attn.k_proj.weight", layer + "mlp.gate.weight",
+                    layer + "mlp.experts.0.gate_proj.weight"}),
+            "mixtral");
+  EXPECT_EQ(chosen({layer + "self_attn.kv_b_proj.weight", layer + "mlp.gate.weight"}),
+            "deepseek_v3");
+  EXPECT_EQ(chosen({"wte.weight", "h.0.attn.c_attn.weight"}), "gpt2");
+  EXPECT_EQ(chosen({"encoder.layer.0.attention.self.query.weight"}), "bert");
+  EXPECT_EQ(chosen({"gpt_neox.layers.0.attention.dense.weight"}), "gpt_neox");
+  EXPECT_EQ(chosen({"decoder.layers.0.self_attention.linear_qkv.weight"}), "megatron");
+  EXPECT_EQ(chosen({"norm.weight", "fc.weight"}), "");
+  EXPECT_EQ(chosen({}), "");
+}
+
+TEST(RuleSet, FactsComeFromTheConfig) {
+  const auto llama = RuleSet::builtin("llama").value();
+  const auto facts = llama->facts(R"({"num_attention_heads": 32, "num_key_value_heads": null,
+      "num_hidden_layers": 2, "vocab_size": "many", "tie_word_embeddings": true})");
+  ASSERT_TRUE(facts.has_value());
+  EXPECT_EQ(facts.value().numbers,
+            (std::map<std::string, uint64_t, std::less<>>{
+                {"heads", 32}, {"kv_heads", 32}, {"layers", 2}}));
+  EXPECT_EQ(facts.value().tied, true);
+  EXPECT_EQ(llama->facts("").value().tied, false);
+  EXPECT_TRUE(llama->facts("").value().numbers.empty());
+  const auto wrong = llama->facts("{\"a\": }");
+  ASSERT_FALSE(wrong.has_value());
+  EXPECT_THAT(wrong.error().message(), HasSubstr("config.json: line 1"));
+  EXPECT_FALSE(llama->facts("[]").has_value());
+}
+
+TEST(RuleSet, AJobsRulesExtendAFamily) {
+  const auto rules = parse(R"({"format": "ptc-rules/1", "extends": "llama",
+    "facts": {"kv_heads": 8, "groups": 4}, "tied": true, "prefixes": ["my."],
+    "rules": [{"names": ["layers.{layer}.self_attn.q_proj.weight"], "cut": {"axis": 0, "heads": "groups"}},
+              {"names": ["value_head.weight"], "stage": "last"}]})");
+  ASSERT_NE(rules, nullptr);
+  EXPECT_EQ(rules->family(), "llama");
+  const auto facts = rules->facts(R"({"num_attention_heads": 32, "num_key_value_heads": 2})");
+  EXPECT_EQ(facts.value().numbers.at("kv_heads"), 8u);
+  EXPECT_EQ(facts.value().numbers.at("heads"), 32u);
+  EXPECT_EQ(facts.value().tied, true);
+
+  for (const auto& set : {rules, parse(rules->text())}) {
+    const auto overridden = set->find("my.layers.3.self_attn.q_proj.weight");
+    ASSERT_TRUE(overridden.has_value());
+    EXPECT_EQ(std::get<std::string>(*overridden->rule->cut->parts[0].heads), "groups");
+    EXPECT_TRUE(set->find("my.value_head.weight").has_value());
+    EXPECT_TRUE(set->find("my.layers.3.self_attn.k_proj.weight").has_value());
+    EXPECT_FALSE(set->find("model.layers.3.self_attn.k_proj.weight").has_value());
+    EXPECT_EQ(set->facts("").value().numbers.at("kv_heads"), 8u);
+  }
+  EXPECT_EQ(rules->text().find("extends"), std::string::npos);
+}
+
+TEST(RuleSet, FactsAloneAreEnough) {
+  const auto rules = parse(R"({"format": "ptc-rules/1", "extends": "gpt2", "facts": {"heads": 12}})");
+  EXPECT_EQ(rules->facts("").value().numbers.at("heads"), 12u);
+  EXPECT_EQ(rules->rules().size(), RuleSet::builtin("gpt2").value()->rules().size());
+}
+
+TEST(RuleSet, NoneHasNoRules) {
+  EXPECT_EQ(RuleSet::none()->family(), "none");
+  EXPECT_FALSE(RuleSet::none()->find("x").has_value());
+  EXPECT_EQ(parse(RuleSet::none()->text())->family(), "none");
+}
+
+TEST(RuleSet, SaysWhereAndWhatIsWrong) {
+  EXPECT_THAT(parse_error("{\"format\": \"ptc-rules/1\",\n \"ruless\": []}"),
+              AllOf(HasSubstr("line 2, column 2: unknown key 'ruless' (did you mean 'rules'?)")));
+  EXPECT_THAT(parse_error("{}"), HasSubstr("'format' must be"));
+  EXPECT_THAT(parse_error("7"), HasSubstr("a rule set is a JSON object"));
+  EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "extends": "lama"})"),
+              HasSubstr("did you mean 'llama'?"));
+  EXPECT_THAT(rule_error("{\n\"names\": [\"a.{layer}\"],\n  \"cut\": {\"axsi\": 0}}"),
+              HasSubstr("line 3, column 11: unknown key 'axsi' (did you mean 'axis'?)"));
+  EXPECT_THAT(rule_error(R"({"names": ["a.b"]})"), HasSubstr("'a.b' has no {layer}"));
+  EXPECT_THAT(rule_error(R"({"names": []})"), HasSubstr("needs 'names'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a}"], "stage": "all"})"), HasSubstr("without its '{'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "middle"})"), HasSubstr("'stage' must be"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "heads": "hedas"}})"),
+              HasSubstr("unknown fact 'hedas' (did you mean 'heads'?)"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "heads": 0}})"),
+              HasSubstr("from 1"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {}})"),
+              HasSubstr("'cut' needs 'axis'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 9}})"),
+              HasSubstr("from 0 to 7"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "share": true}})"),
+              HasSubstr("'share' needs 'heads'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all",
+                             "cut": {"axis": 0, "heads": 2, "parts": [{}]}})"),
+              HasSubstr("exclude each other"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "expert_axis": 0, "cut": {"axis": 0}})"),
+              HasSubstr("must differ"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "tied_when": "b"})"),
+              HasSubstr("needs 'tied_head'"));
+  EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "facts": {"heads": "n_head"}})"),
+              HasSubstr("'heads' must be a whole number, or a list"));
+}
+
+TEST(ModelType, OfAConfig) {
+  EXPECT_EQ(model_type_of(R"({"model_type": "qwen2"})"), "qwen2");
+  EXPECT_EQ(model_type_of(R"({"model_type": 3})"), std::nullopt);
+  EXPECT_EQ(model_type_of("{"), std::nullopt);
+  EXPECT_EQ(model_type_of(""), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ptc
