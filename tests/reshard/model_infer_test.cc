@@ -1,0 +1,179 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "reshard/ptc/model.h"
+#include "tests/support/synthetic_model.h"
+
+namespace ptc {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ptc::testing::synthetic_model;
+using ptc::testing::written_ranks;
+
+constexpr std::string_view kQwen = R"({"model_type": "qwen2", "hidden_size": 16,
+  "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+  "intermediate_size": 24, "vocab_size": 300, "tie_word_embeddings": true})";
+
+class Infer : public ::testing::Test {
+ protected:
+  Infer() : model_(synthetic_model(kQwen)), spec_{.sizes = {.tp = 2, .pp = 2, .dp = 2}} {
+    ranks_ = written_ranks(model_, spec_);
+  }
+  Result<Model::Inferred> infer() const {
+    return Model::infer(model_.rules_ptr(), model_.facts(), spec_, ranks_);
+  }
+  std::string error() const {
+    const auto inferred = infer();
+    if (inferred) return "accepted";
+    EXPECT_EQ(inferred.error().code(), Code::kInvalidArgument);
+    return inferred.error().message();
+  }
+  WrittenTensor& written(size_t rank, std::string_view name) {
+    auto& tensors = ranks_[rank].tensors;
+    return *std::find_if(tensors.begin(), tensors.end(),
+                         [&](const WrittenTensor& each) { return each.name == name; });
+  }
+
+  Model model_;
+  LayoutSpec spec_;
+  std::vector<WrittenRank> ranks_;
+};
+
+constexpr const char* kNorm = "model.layers.0.input_layernorm.weight";
+constexpr const char* kQuery = "model.layers.0.self_attn.q_proj.weight";
+
+TEST_F(Infer, FindsTheModel) {
+  const auto inferred = infer();
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  EXPECT_EQ(inferred.value().model.tensors().size(), model_.tensors().size());
+}
+
+TEST_F(Infer, AReplicaMayBeMissingOrEmpty) {
+  ranks_[3].tensors.clear();
+  ranks_.erase(ranks_.begin() + 2);
+  EXPECT_EQ(error(), "accepted");
+}
+
+TEST_F(Infer, AStateThatNobodyWroteIsNamed) {
+  ranks_.erase(ranks_.begin() + 6);
+  ranks_.erase(ranks_.begin() + 4);
+  EXPECT_THAT(error(), HasSubstr("rank 4 (tp rank 0, pp rank 1, ep rank 0) of layout tp2-pp2-dp2 "
+                                 "wrote nothing, nor did any replica"));
+}
+
+TEST_F(Infer, AStateWithoutTensorsIsNamed) {
+  ranks_[6].tensors.clear();
+  ranks_[4].tensors.clear();
+  EXPECT_THAT(error(), AllOf(HasSubstr("rank 4"), HasSubstr("wrote no tensors"),
+                             HasSubstr("it should hold")));
+}
+
+TEST_F(Infer, AMissingTensorIsNamed) {
+  auto& tensors = ranks_[1].tensors;
+  tensors.erase(tensors.begin() + (&written(1, kNorm) - tensors.data()));
+  EXPECT_THAT(error(), AllOf(HasSubstr("rank 1"), HasSubstr(kNorm), HasSubstr("lacks"),
+                             HasSubstr("model.safetensors")));
+}
+
+TEST_F(Infer, ATiedCopyIsRequiredOnTheLastStage) {
+  for (size_t rank : {4, 5, 6, 7}) {
+    auto& tensors = ranks_[rank].tensors;
+    tensors.erase(tensors.begin() + (&written(rank, "model.embed_tokens.weight") - tensors.data()));
+  }
+  EXPECT_THAT(error(), AllOf(HasSubstr("rank 4"), HasSubstr("lacks model.embed_tokens.weight")));
+}
+
+TEST_F(Infer, ATensorOnTheWrongStageIsNamed) {
+  ranks_[0].tensors.push_back({"model.safetensors", "model.norm.weight", DType::kF32, {16}});
+  EXPECT_THAT(error(), AllOf(HasSubstr("rank 0, model.safetensors: model.norm.weight does not "
+                                       "belong on tp rank 0, pp rank 0"),
+                             HasSubstr("last stage")));
+}
+
+TEST_F(Infer, ATensorThatIsThereTwiceIsNamed) {
+  ranks_[1].tensors.push_back(written(1, kNorm));
+  EXPECT_THAT(error(), AllOf(HasSubstr("rank 1"), HasSubstr("is there twice")));
+}
+
+TEST_F(Infer, ShapesMustAgree) {
+  written(1, kQuery).shape = {4, 16};
+  EXPECT_THAT(error(), AllOf(HasSubstr("rank 1, model.safetensors: "), HasSubstr(kQuery),
+                             HasSubstr("has shape [4, 16], but [8, 16] on rank 0")));
+}
+
+TEST_F(Infer, ShapesMustBeWholeHeads) {
+  for (size_t rank = 0; rank < 4; ++rank) written(rank, kQuery).shape = {7, 16};
+  EXPECT_THAT(error(), AllOf(HasSubstr(kQuery), HasSubstr("not divisible into 8 heads")));
+}
+
+TEST_F(Infer, AnUncutVocabularyIsRefused) {
+  for (WrittenRank& rank : ranks_) {
+    for (WrittenTensor& tensor : rank.tensors) {
+      if (tensor.name == "model.embed_tokens.weight") tensor.shape = {300, 16};
+    }
+  }
+  EXPECT_THAT(error(), AllOf(HasSubstr("model.embed_tokens.weight"), HasSubstr("600 rows")));
+}
+
+TEST_F(Infer, TypesMustAgree) {
+  written(1, kQuery).dtype = DType::kBF16;
+  EXPECT_THAT(error(), HasSubstr("is BF16, but F32 on rank 0"));
+}
+
+TEST_F(Infer, OtherPaddingIsFoundAndKept) {
+  for (WrittenRank& rank : ranks_) {
+    for (WrittenTensor& tensor : rank.tensors) {
+      if (tensor.name == "model.embed_tokens.weight") tensor.shape = {150, 16};
+    }
+  }
+  const auto inferred = infer();
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  const Model& found = inferred.value().model;
+  const uint32_t embedding = inferred.value().tensor_of[0][0];
+  EXPECT_EQ(found.tensors()[embedding].name, "model.embed_tokens.weight");
+  EXPECT_EQ(found.tensors()[embedding].shape, (Shape{300, 16}));
+  EXPECT_EQ(found.tensors()[embedding].vocab_multiple, 1u);
+  EXPECT_EQ(found.slice(embedding, spec_, {}).value()->local_shape, (Shape{150, 16}));
+}
+
+TEST_F(Infer, StageLocalNames) {
+  spec_.naming = Naming::kStage;
+  spec_.stages = {1, 3};
+  ranks_ = written_ranks(model_, spec_);
+  EXPECT_EQ(error(), "accepted");
+  spec_.stages = {2, 2};
+  EXPECT_THAT(error(), HasSubstr("pipeline stage 0 wrote 1 layers, but layout"));
+}
+
+TEST_F(Infer, StageLocalNamesWithoutAConfig) {
+  spec_ = {.sizes = {.pp = 2}, .naming = Naming::kStage};
+  ranks_ = written_ranks(model_, spec_);
+  RuleSet::Facts facts;
+  facts.tied = true;
+  const auto inferred = Model::infer(model_.rules_ptr(), facts, spec_, ranks_);
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  EXPECT_EQ(inferred.value().model.layers(), 4u);
+}
+
+TEST(InferNone, AnythingInOneState) {
+  const LayoutSpec spec{.sizes = {.dp = 2, .cp = 2}};
+  std::vector<WrittenRank> ranks;
+  for (uint64_t rank = 0; rank < 4; ++rank) {
+    ranks.push_back({rank, spec.coords(rank), {{"a.safetensors", "x", DType::kU8, {0, 7}},
+                                              {"b.safetensors", "x", DType::kF64, {}}}});
+  }
+  const auto inferred = Model::infer(RuleSet::none(), {}, spec, ranks);
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  EXPECT_EQ(inferred.value().model.tensors().size(), 2u);
+  EXPECT_EQ(inferred.value().model.tensors()[0].shape, (Shape{0, 7}));
+  const auto cut = Model::infer(RuleSet::none(), {}, {.sizes = {.tp = 2, .dp = 2}}, ranks);
+  EXPECT_FALSE(cut.has_value());
+}
+
+}  // namespace
+}  // namespace ptc

@@ -1,0 +1,278 @@
+#include "reshard/ptc/model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "tests/support/synthetic_model.h"
+
+namespace ptc {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ptc::testing::synthetic_model;
+
+LayoutSpec sizes(ParallelConfig config) { return {.sizes = config}; }
+
+uint32_t index_of(const Model& model, std::string_view name) {
+  for (uint32_t i = 0; i < model.tensors().size(); ++i) {
+    if (model.tensors()[i].name == name) return i;
+  }
+  ADD_FAILURE() << "no tensor " << name;
+  return 0;
+}
+std::optional<SubTensor> part(const Model& model, std::string_view name, const LayoutSpec& spec,
+                              const StateCoords& state) {
+  auto found = model.slice(index_of(model, name), spec, state);
+  EXPECT_TRUE(found.has_value()) << found.error().message();
+  return found ? std::move(found).value() : std::nullopt;
+}
+std::string check_error(const Model& model, const LayoutSpec& spec) {
+  const auto checked = model.check(spec);
+  if (checked) return "accepted";
+  EXPECT_EQ(checked.error().code(), Code::kInvalidArgument);
+  return checked.error().message();
+}
+Model bind(std::shared_ptr<const RuleSet> rules, std::vector<TensorInfo> tensors,
+           std::string_view config = "") {
+  auto facts = rules->facts(config);
+  EXPECT_TRUE(facts.has_value());
+  auto model = Model::bind(rules, facts.value(), std::move(tensors));
+  EXPECT_TRUE(model.has_value()) << model.error().message();
+  return std::move(model).value();
+}
+TensorInfo tensor(std::string name, Shape shape) {
+  return {"model.safetensors", std::move(name), DType::kF32, shape};
+}
+
+constexpr std::string_view kLlama = R"({"model_type": "llama", "hidden_size": 16,
+  "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+  "intermediate_size": 24, "vocab_size": 300})";
+constexpr std::string_view kGpt2 = R"({"model_type": "gpt2", "n_embd": 1600, "n_layer": 48,
+  "n_head": 25, "vocab_size": 50257})";
+constexpr std::string_view kMixtral = R"({"model_type": "mixtral", "hidden_size": 16,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 256,
+  "num_local_experts": 6})";
+constexpr std::string_view kDeepSeek = R"({"model_type": "deepseek_v3", "hidden_size": 256,
+  "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "num_attention_heads": 4,
+  "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "v_head_dim": 128, "intermediate_size": 512, "moe_intermediate_size": 256,
+  "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 512,
+  "quantization_config": {}})";
+
+TEST(Model, CutsLlamaAsMegatronDoes) {
+  const Model model = synthetic_model(kLlama);
+  const LayoutSpec spec = sizes({.tp = 4});
+  const auto query = part(model, "model.layers.1.self_attn.q_proj.weight", spec, {.tp = 1});
+  EXPECT_EQ(query->local_shape, (Shape{4, 16}));
+  EXPECT_THAT(query->pieces, ElementsAre(Piece{Box{{4, 0}, {4, 16}}, {0, 0}}));
+  const auto key = part(model, "model.layers.1.self_attn.k_proj.weight", spec, {.tp = 3});
+  EXPECT_THAT(key->pieces, ElementsAre(Piece{Box{{2, 0}, {2, 16}}, {0, 0}}));
+  const auto down = part(model, "model.layers.1.mlp.down_proj.weight", spec, {.tp = 3});
+  EXPECT_THAT(down->pieces, ElementsAre(Piece{Box{{0, 18}, {16, 6}}, {0, 0}}));
+  const auto embedding = part(model, "model.embed_tokens.weight", spec, {.tp = 2});
+  EXPECT_EQ(embedding->local_shape, (Shape{128, 16}));
+  EXPECT_THAT(embedding->pieces, ElementsAre(Piece{Box{{256, 0}, {44, 16}}, {0, 0}}));
+  const auto norm = part(model, "model.norm.weight", spec, {.tp = 3});
+  EXPECT_EQ(*norm, SubTensor::whole({16}));
+}
+
+TEST(Model, RefusesCutsThroughHeads) {
+  EXPECT_EQ(check_error(synthetic_model(kGpt2), sizes({.tp = 5})), "accepted");
+  EXPECT_EQ(check_error(synthetic_model(kGpt2), sizes({.tp = 2})),
+            "transformer.h.0.attn.c_attn.weight: the 25 heads on axis 1 (length 1600) are not "
+            "divisible by tp = 2");
+  EXPECT_THAT(check_error(synthetic_model(kLlama), sizes({.tp = 3})),
+              HasSubstr("the 8 heads on axis 0 (length 16) are not divisible by tp = 3"));
+}
+
+TEST(Model, FusedQueriesKeysAndValuesAreCutByThemselves) {
+  const Model model = synthetic_model(kGpt2);
+  const auto fused =
+      part(model, "transformer.h.7.attn.c_attn.bias", sizes({.tp = 5}), {.tp = 4});
+  EXPECT_THAT(fused->pieces,
+              ElementsAre(Piece{Box{{1280}, {320}}, {0}}, Piece{Box{{2880}, {320}}, {320}},
+                          Piece{Box{{4480}, {320}}, {640}}));
+}
+
+TEST(Model, StagesHoldTheirLayersAndTheEnds) {
+  const Model model = synthetic_model(kLlama);
+  const LayoutSpec spec = sizes({.pp = 3});
+  auto on = [&](std::string_view name) {
+    std::string stages;
+    for (uint32_t stage = 0; stage < 3; ++stage) {
+      if (model.on_stage(index_of(model, name), spec, stage)) stages += std::to_string(stage);
+    }
+    return stages;
+  };
+  EXPECT_EQ(on("model.embed_tokens.weight"), "0");
+  EXPECT_EQ(on("model.layers.1.input_layernorm.weight"), "0");
+  EXPECT_EQ(on("model.layers.2.input_layernorm.weight"), "1");
+  EXPECT_EQ(on("model.layers.3.input_layernorm.weight"), "2");
+  EXPECT_EQ(on("model.norm.weight"), "2");
+  EXPECT_EQ(on("lm_head.weight"), "2");
+  LayoutSpec uneven = spec;
+  uneven.stages = {1, 1, 3};
+  EXPECT_THAT(check_error(model, uneven), HasSubstr("adds up to 5 layers, but the model has 4"));
+}
+
+TEST(Model, ATiedEmbeddingIsOnBothEnds) {
+  auto copies = [](std::string_view config) {
+    const Model model = synthetic_model(config);
+    for (uint32_t i = 0; i < model.tensors().size(); ++i) {
+      if (model.tensors()[i].name.find("wte") == std::string::npos &&
+          model.tensors()[i].name.find("word_embeddings") == std::string::npos) {
+        continue;
+      }
+      EXPECT_TRUE(model.on_stage(i, sizes({.pp = 2}), 0));
+      return model.on_stage(i, sizes({.pp = 2}), 1);
+    }
+    return false;
+  };
+  const std::string gpt2 = R"("model_type": "gpt2", "n_embd": 4, "n_layer": 2, "n_head": 2,
+                              "vocab_size": 9)";
+  EXPECT_TRUE(copies("{" + gpt2 + "}"));
+  EXPECT_FALSE(copies("{" + gpt2 + R"(, "tie_word_embeddings": false})"));
+  const std::string bert = R"("model_type": "bert", "hidden_size": 4, "num_hidden_layers": 2,
+                              "num_attention_heads": 2, "vocab_size": 9)";
+  EXPECT_TRUE(copies("{" + bert + "}"));
+  EXPECT_FALSE(copies("{" + bert + R"(, "prefix": false})"));  // an encoder without a head
+  EXPECT_FALSE(copies("{" + bert + R"(, "tie_word_embeddings": false})"));
+}
+
+TEST(Model, ExpertsAreCutOverEp) {
+  const Model model = synthetic_model(kMixtral);
+  const LayoutSpec spec = sizes({.tp = 2, .ep = 3});
+  const std::string at = "model.layers.1.block_sparse_moe.";
+  EXPECT_FALSE(part(model, at + "experts.3.w1.weight", spec, {.ep = 0}).has_value());
+  EXPECT_EQ(part(model, at + "experts.3.w1.weight", spec, {.ep = 1})->local_shape, (Shape{4, 16}));
+  EXPECT_EQ(part(model, at + "gate.weight", spec, {.ep = 2})->local_shape, (Shape{6, 16}));
+  EXPECT_THAT(check_error(model, sizes({.ep = 4})),
+              HasSubstr("the 6 experts are not divisible by ep = 4"));
+}
+
+TEST(Model, ScalesAreCutWithTheirWeights) {
+  const Model model = synthetic_model(kDeepSeek);
+  const LayoutSpec spec = sizes({.tp = 2});
+  EXPECT_EQ(check_error(model, spec), "accepted");
+  const std::string scales = "model.layers.0.mlp.down_proj.weight_scale_inv";
+  EXPECT_TRUE(model.is_parameter(index_of(model, scales)));
+  EXPECT_THAT(part(model, scales, spec, {.tp = 1})->pieces,
+              ElementsAre(Piece{Box{{0, 2}, {2, 2}}, {0, 0}}));
+  const auto whole = part(model, "model.layers.0.self_attn.q_a_proj.weight_scale_inv", spec, {});
+  EXPECT_EQ(whole->local_shape, (Shape{1, 2}));
+  // Queries have 4 heads of 192 rows, 1.5 blocks each.
+  EXPECT_THAT(check_error(model, sizes({.tp = 4})),
+              HasSubstr("model.layers.0.self_attn.q_b_proj.weight_scale_inv: its weight is cut at "
+                        "[0:192], off the grid of blocks of 128"));
+}
+
+TEST(Model, LayersBehindTheLastAreOnTheLastStage) {
+  const Model model = synthetic_model(kDeepSeek);
+  EXPECT_EQ(model.layers(), 2u);
+  const uint32_t further = index_of(model, "model.layers.2.eh_proj.weight");
+  EXPECT_FALSE(model.on_stage(further, sizes({.pp = 2}), 0));
+  EXPECT_TRUE(model.on_stage(further, sizes({.pp = 2}), 1));
+  LayoutSpec local = sizes({.pp = 2});
+  local.naming = Naming::kStage;
+  EXPECT_EQ(model.local_name(further, local, 1), "model.layers.1.eh_proj.weight");
+}
+
+TEST(Model, OptimizerStateFollowsItsParameter) {
+  const Model model = bind(
+      RuleSet::builtin("llama").value(),
+      {tensor("model.layers.0.self_attn.q_proj.weight", {8, 4}),
+       tensor("exp_avg.model.layers.0.self_attn.q_proj.weight", {8, 4}),
+       tensor("optimizer.state.model.layers.0.self_attn.q_proj.weight.exp_avg_sq", {8, 4}),
+       tensor("exp_avg.layers.0.self_attn.q_proj.weight", {8, 4}),  // without the prefix
+       tensor("state.model.layers.0.self_attn.q_proj.weight.step", {}),
+       tensor("row_moment.model.layers.0.self_attn.q_proj.weight", {8}),
+       tensor("model.layers.0.self_attn.xq_proj.weight", {8, 4}), tensor("step", {1})},
+      R"({"num_attention_heads": 4, "num_hidden_layers": 2})");
+  EXPECT_TRUE(model.is_parameter(0));
+  const LayoutSpec spec = sizes({.tp = 2});
+  for (uint32_t i : {1u, 2u, 3u}) {
+    EXPECT_FALSE(model.is_parameter(i));
+    EXPECT_THAT(model.describe(i), HasSubstr("follows model.layers.0.self_attn.q_proj.weight"));
+    EXPECT_FALSE(model.on_stage(i, sizes({.pp = 2}), 1));
+  }
+  EXPECT_FALSE(model.on_stage(4, sizes({.pp = 2}), 1));
+  EXPECT_TRUE(model.on_stage(7, sizes({.pp = 2}), 1));
+  const std::string error = check_error(model, spec);
+  EXPECT_THAT(error, HasSubstr("row_moment.model.layers.0.self_attn.q_proj.weight, "
+                               "model.layers.0.self_attn.xq_proj.weight (2 tensors in all)"));
+}
+
+TEST(Model, UncoveredTensorsAreNamed) {
+  const Model model = bind(RuleSet::none(), {tensor("a", {2}), tensor("b", {2}), tensor("c", {2}),
+                                             tensor("d", {2})});
+  EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
+  EXPECT_EQ(check_error(model, sizes({.tp = 2})),
+            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give rules.json "
+            "a rule for them, or keep tp, pp and ep at 1");
+  EXPECT_FALSE(model.slice(0, sizes({.pp = 2}), {}).has_value());
+  EXPECT_THAT(model.describe(0), HasSubstr("cannot be cut"));
+}
+
+TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
+  const Model model = bind(RuleSet::builtin("llama").value(),
+                           {tensor("model.layers.0.self_attn.k_proj.weight", {8, 4})});
+  EXPECT_EQ(check_error(model, sizes({.tp = 1, .pp = 1, .ep = 2})), "accepted");
+  EXPECT_EQ(check_error(model, sizes({.tp = 2})),
+            "model.layers.0.self_attn.k_proj.weight: the number of key-value heads is not known: "
+            "put the model's config.json into rank/0 of the checkpoint, or \"facts\": "
+            "{\"kv_heads\": …} into rules.json");
+}
+
+TEST(Model, RulesMustFitTheShape) {
+  const Model model = bind(RuleSet::builtin("llama").value(),
+                           {tensor("model.layers.0.mlp.down_proj.weight", {8})});
+  EXPECT_EQ(check_error(model, sizes({.tp = 2})),
+            "model.layers.0.mlp.down_proj.weight: its rule cuts axis 1, but its shape is [8]");
+}
+
+TEST(Model, CutOptimizerStateIsRefused) {
+  LayoutSpec spec;
+  spec.optimizer = OptimizerCut::kZero1;
+  EXPECT_THAT(check_error(synthetic_model(kLlama), spec), HasSubstr("'optimizer'"));
+}
+
+TEST(Model, CopiesOutliveTheOriginal) {
+  std::optional<Model> original = synthetic_model(kLlama);
+  const Model copy = *original;
+  const Model moved = std::move(*original);
+  original.reset();
+  const LayoutSpec spec = sizes({.tp = 4, .pp = 2});
+  EXPECT_EQ(copy.hold(spec, {.tp = 1, .pp = 1}).value().size(),
+            moved.hold(spec, {.tp = 1, .pp = 1}).value().size());
+}
+
+TEST(Model, ManyTensorsBindQuickly) {
+  constexpr std::string_view kConfig = R"({"model_type": "deepseek_v3", "hidden_size": 7168,
+      "num_hidden_layers": 61, "num_attention_heads": 128, "q_lora_rank": 1536,
+      "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+      "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+      "n_shared_experts": 1, "first_k_dense_replace": 3, "vocab_size": 129280})";
+  std::vector<TensorInfo> tensors = ptc::testing::synthetic_tensors(kConfig);
+  const std::vector<TensorInfo> state = ptc::testing::optimizer_tensors(tensors);
+  tensors.insert(tensors.end(), state.begin(), state.end());
+
+  const auto start = std::chrono::steady_clock::now();
+  auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const Model model = bind(RuleSet::builtin("deepseek_v3").value(), std::move(tensors), kConfig);
+  const double bound = seconds();
+  const LayoutSpec spec = sizes({.tp = 4, .pp = 4, .ep = 4});
+  EXPECT_EQ(check_error(model, spec), "accepted");
+  EXPECT_GT(model.hold(spec, {.tp = 1, .pp = 2, .ep = 3}).value().size(), 10000u);
+  std::cout << model.tensors().size() << " tensors: bind " << bound << " s, check and hold "
+            << seconds() - bound << " s\n";
+  EXPECT_LT(seconds(), 10);  // generous: sanitizers, busy machines
+}
+
+}  // namespace
+}  // namespace ptc
