@@ -1,0 +1,126 @@
+#include "fs/commit_check.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "fs/nodes/real_node.h"
+
+namespace ptc {
+namespace {
+
+constexpr unsigned kMaxDepth = 64;
+constexpr auto kPatience = std::chrono::milliseconds(500);
+
+}  // namespace
+
+CommitCheck::~CommitCheck() { job_.gate().unseal(keys_); }
+
+Result<> CommitCheck::find_files(int dir_fd, const std::string& path, unsigned depth) {
+  if (depth > kMaxDepth) {
+    return invalid_argument("incoming/{}: directories are nested deeper than {}", path, kMaxDepth);
+  }
+  auto opened = open_file(dir_fd, path.substr(path.rfind('/') + 1),
+                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!opened) return std::move(opened).error().with_context("incoming/" + path);
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(opened.value().get()), &::closedir);
+  if (!stream) return errno_error(errno, "reading incoming/" + path);
+  int fd = opened.value().release();  // now the stream's
+  while (dirent* entry = ::readdir(stream.get())) {
+    std::string name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    struct stat stat = {};
+    if (::fstatat(fd, name.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) continue;  // just removed
+    std::string child = path + "/" + name;
+    if (S_ISDIR(stat.st_mode)) {
+      PTC_TRY(find_files(fd, child, depth + 1));
+    }
+    if (!S_ISREG(stat.st_mode)) continue;
+    files_.push_back({child, RealNode::key_of(stat), stat.st_nlink > 1});
+  }
+  return ok();
+}
+
+Result<> CommitCheck::check_closed(const File& file) const {
+  auto fd = open_file(job_.incoming_fd(), file.path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!fd) return std::move(fd).error();
+  // A read lease is granted exactly when no one has the file open or mapped for writing, whether
+  // through us or through passthrough, where an mmap outlives the close that we are told of.
+  if (::fcntl(fd.value().get(), F_SETLEASE, F_RDLCK) == 0) {
+    ::fcntl(fd.value().get(), F_SETLEASE, F_UNLCK);
+    return ok();
+  }
+  if (errno != EAGAIN) return ok();  // the file system below knows no leases
+  return make_error(Code::kBusy,
+                    "incoming/{} is still open for writing; close it, then move the checkpoint again",
+                    file.path);
+}
+
+Result<> CommitCheck::replace_by_copy(const File& file) const {
+  int dir = job_.incoming_fd();
+  std::string copy = file.path + ".ptcfs-copy";
+  PTC_TRY(auto source, open_file(dir, file.path, O_RDONLY | O_NOFOLLOW));
+  struct stat stat = {};
+  if (::fstat(source.get(), &stat) != 0) return errno_error(errno, "incoming/" + file.path);
+  PTC_TRY(auto target, open_file(dir, copy, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
+  auto copied = [&]() -> Result<> {
+    for (off_t left = stat.st_size; left > 0;) {
+      ssize_t sent = ::sendfile(target.get(), source.get(), nullptr, static_cast<size_t>(left));
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent <= 0) return errno_error(sent < 0 ? errno : EIO, "copying incoming/" + file.path);
+      left -= sent;
+    }
+    if ((::geteuid() == 0 && ::fchown(target.get(), stat.st_uid, stat.st_gid) != 0) ||
+        ::fchmod(target.get(), stat.st_mode & 07777) != 0 ||
+        ::renameat(dir, copy.c_str(), dir, file.path.c_str()) != 0) {
+      return errno_error(errno, "replacing the hard link incoming/" + file.path);
+    }
+    return ok();
+  }();
+  if (!copied) ::unlinkat(dir, copy.c_str(), 0);
+  return copied;
+}
+
+Result<> CommitCheck::prepare() {
+  struct stat stat = {};
+  if (::fstatat(job_.incoming_fd(), name_.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) {
+    return errno_error(errno, "incoming/" + name_);
+  }
+  if (!S_ISDIR(stat.st_mode)) return ok();  // the job says what is wrong with it
+  PTC_TRY(find_files(job_.incoming_fd(), name_, 0));
+  for (const File& file : files_) keys_.push_back(file.key);
+  job_.gate().seal(keys_);
+
+  auto deadline = std::chrono::steady_clock::now() + kPatience;
+  for (const File& file : files_) {
+    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, kPatience / 16)) {
+      auto closed = check_closed(file);
+      if (closed) break;
+      if (std::chrono::steady_clock::now() >= deadline) return closed;
+      std::this_thread::sleep_for(pause);
+    }
+  }
+  for (const File& file : files_) {
+    if (file.linked_elsewhere) {
+      PTC_TRY(replace_by_copy(file));
+    }
+  }
+  return ok();
+}
+
+void CommitCheck::committed() {
+  for (const std::string& key : keys_) {
+    NodeRef node = job_.tree().table().find(key);
+    if (auto* real = dynamic_cast<RealNode*>(node.get())) real->make_read_only();
+  }
+}
+
+}  // namespace ptc

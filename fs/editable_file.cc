@@ -1,0 +1,231 @@
+#include "fs/editable_file.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace ptc {
+namespace {
+
+timespec now() {
+  timespec result;
+  ::clock_gettime(CLOCK_REALTIME, &result);
+  return result;
+}
+
+size_t copy_out(const std::string& text, std::span<std::byte> out, uint64_t offset) {
+  if (offset >= text.size()) return 0;
+  size_t size = std::min<size_t>(out.size(), text.size() - offset);
+  std::memcpy(out.data(), text.data() + offset, size);
+  return size;
+}
+
+class ReadHandle : public Handle {
+ public:
+  explicit ReadHandle(std::string text) : text_(std::move(text)) {}
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
+    return copy_out(text_, out, offset);
+  }
+
+ private:
+  const std::string text_;
+};
+
+}  // namespace
+
+/// A handle that may write: owns one entry of EditableFile::drafts_.
+class EditHandle : public Handle {
+ public:
+  EditHandle(std::shared_ptr<void> owner, EditableFile& file,
+             EditableFile::Drafts::iterator draft, int flags)
+      : owner_(std::move(owner)), file_(file), draft_(draft), append_((flags & O_APPEND) != 0),
+        may_read_((flags & O_ACCMODE) == O_RDWR) {}
+
+  ~EditHandle() override {
+    bool offer;
+    {
+      std::lock_guard lock(file_.mutex_);
+      offer = draft_->truncated || (draft_->written && !draft_->offered);
+    }
+    // Emptied and never written: that, too, was a save. Whoever closed it cannot be told any more.
+    if (offer) (void)offer_draft();
+    std::lock_guard lock(file_.mutex_);
+    file_.drafts_.erase(draft_);
+  }
+
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
+    if (!may_read_) return Errno{EBADF};
+    std::lock_guard lock(file_.mutex_);
+    return copy_out(draft_->text, out, offset);
+  }
+
+  FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
+    std::lock_guard lock(file_.mutex_);
+    std::string& text = draft_->text;
+    if (append_) offset = text.size();
+    if (offset > EditableFile::kMaxBytes || data.size() > EditableFile::kMaxBytes - offset) {
+      return Errno{EFBIG};
+    }
+    if (text.size() < offset + data.size()) text.resize(offset + data.size());
+    std::memcpy(text.data() + offset, data.data(), data.size());
+    changed();
+    return data.size();
+  }
+
+  FsResult<> truncate(uint64_t size) override {
+    if (size > EditableFile::kMaxBytes) return Errno{EFBIG};
+    std::lock_guard lock(file_.mutex_);
+    draft_->text.resize(size);
+    if (size == 0) {
+      draft_->truncated = true;
+      draft_->written = false;  // a save in progress: what follows is its text
+    } else {
+      changed();
+    }
+    return ok();
+  }
+
+  FsResult<> flush() override {
+    {
+      std::lock_guard lock(file_.mutex_);
+      if (!draft_->written) return ok();
+    }
+    return offer_draft();
+  }
+  FsResult<> sync(bool) override { return flush(); }
+
+ private:
+  void changed() {
+    draft_->written = true;
+    draft_->offered = draft_->truncated = false;
+    file_.drafts_.splice(file_.drafts_.begin(), file_.drafts_, draft_);
+  }
+
+  FsResult<> offer_draft() {
+    std::string text;
+    {
+      std::lock_guard lock(file_.mutex_);
+      text = draft_->text;
+      draft_->offered = true;
+    }
+    PTC_TRY(file_.save(text));
+    std::lock_guard lock(file_.mutex_);
+    if (draft_->text == text) draft_->written = draft_->truncated = draft_->created = false;
+    return ok();
+  }
+
+  const std::shared_ptr<void> owner_;
+  EditableFile& file_;
+  const EditableFile::Drafts::iterator draft_;
+  const bool append_;
+  const bool may_read_;
+};
+
+EditableFile::EditableFile(std::string name, Source source)
+    : name_(std::move(name)), source_(std::move(source)), access_time_(now()),
+      modify_time_(access_time_) {}
+
+std::string EditableFile::text() const { return source_.text().value_or(std::string()); }
+
+bool EditableFile::exists() const {
+  if (source_.text()) return true;
+  std::lock_guard lock(mutex_);
+  return std::any_of(drafts_.begin(), drafts_.end(), [](const Draft& d) { return d.created; });
+}
+
+FsResult<> EditableFile::save(const std::string& text) {
+  std::optional<std::string> before = source_.text();
+  PTC_TRY(as_fs(source_.save(text)));
+  std::lock_guard lock(mutex_);
+  base_.reset();
+  if (before != text) modify_time_ = now();
+  return ok();
+}
+
+bool EditableFile::has_base() const {
+  return base_ && std::chrono::steady_clock::now() - base_since_ < kBaseLasts;
+}
+
+FsResult<> EditableFile::remove() { return as_fs(source_.remove()); }
+
+struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) const {
+  uint64_t size = text().size();
+  std::lock_guard lock(mutex_);
+  // While it is being written, its size is that of the newest draft: O_APPEND and SEEK_END need it.
+  if (!drafts_.empty() && (drafts_.front().written || drafts_.front().truncated)) {
+    size = drafts_.front().text.size();
+  } else if (has_base()) {
+    size = base_->size();
+  }
+  struct stat result =
+      virtual_stat(S_IFREG | mode_.value_or(0644), uid_.value_or(directory.st_uid),
+                   gid_.value_or(directory.st_gid), modify_time_, inode);
+  result.st_atim = access_time_;
+  result.st_size = static_cast<off_t>(size);
+  result.st_blocks = static_cast<blkcnt_t>((size + 511) / 512);
+  return result;
+}
+
+FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* handle) {
+  if (change.size) {
+    if (*change.size > kMaxBytes) return Errno{EFBIG};
+    if (handle != nullptr) {
+      PTC_TRY(handle->truncate(*change.size));
+    } else {
+      std::string accepted = text();
+      std::lock_guard lock(mutex_);
+      // By path: the editor writes next, through a handle it has or one it is about to open.
+      if (drafts_.empty()) {
+        if (*change.size != accepted.size()) {
+          base_ = std::move(accepted);
+          base_->resize(*change.size);
+          base_since_ = std::chrono::steady_clock::now();
+        }
+      } else {
+        drafts_.front().text.resize(*change.size);
+        drafts_.front().truncated = *change.size == 0;
+        drafts_.front().written = *change.size != 0;
+      }
+    }
+  }
+  std::lock_guard lock(mutex_);
+  if (change.mode) mode_ = *change.mode & 07777;
+  if (change.uid) uid_ = change.uid;
+  if (change.gid) gid_ = change.gid;
+  if (change.access_time) {
+    access_time_ = change.access_time->tv_nsec == UTIME_NOW ? now() : *change.access_time;
+  }
+  if (change.modify_time) {
+    modify_time_ = change.modify_time->tv_nsec == UTIME_NOW ? now() : *change.modify_time;
+  }
+  return ok();
+}
+
+std::unique_ptr<Handle> EditableFile::open(int flags, bool created,
+                                           std::shared_ptr<void> owner) {
+  std::string accepted = text();
+  if ((flags & O_ACCMODE) == O_RDONLY) return std::make_unique<ReadHandle>(std::move(accepted));
+  std::lock_guard lock(mutex_);
+  Draft draft;
+  draft.created = created;
+  if (has_base()) {
+    draft.text = std::move(*base_);
+    draft.truncated = draft.text.empty();
+    draft.written = !draft.truncated;
+    base_.reset();
+  } else {
+    draft.text = std::move(accepted);
+  }
+  if (created || (flags & O_TRUNC) != 0) {
+    draft.text.clear();
+    draft.truncated = true;
+    draft.written = false;
+  }
+  drafts_.push_front(std::move(draft));
+  return std::make_unique<EditHandle>(std::move(owner), *this, drafts_.begin(), flags);
+}
+
+}  // namespace ptc

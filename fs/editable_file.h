@@ -1,0 +1,79 @@
+// layout.json and rules.json: files whose content is accepted or refused as a whole.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "fs/errno.h"
+#include "fs/node.h"
+
+namespace ptc {
+
+/// One such file of one job, for as long as the mount lives. Every handle that may write keeps a
+/// draft of its own; readers see the accepted text; a draft is offered when its handle is closed or
+/// synced. A refused draft stays with its handle, which may mend it.
+/// Threads: any. No lock is held while a text is offered.
+class EditableFile {
+ public:
+  struct Source {
+    std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
+    std::function<Result<>(const std::string&)> save;
+    std::function<Result<>()> remove;  // what unlink means
+  };
+  /// A longer draft is EFBIG; parsers take no more.
+  static constexpr uint64_t kMaxBytes = 1 << 20;
+
+  EditableFile(std::string name, Source source);
+
+  const std::string& name() const { return name_; }
+  /// The accepted text; empty where there is none.
+  std::string text() const;
+  /// Whether its name shows: there is a text, or somebody is writing the first.
+  bool exists() const;
+
+  /// Offers a text. EINVAL when refused; the job says why in status.json.
+  FsResult<> save(const std::string& text);
+  FsResult<> remove();
+
+  /// Mode, owner and times as the job directory's owner would expect, unless they were set since.
+  struct stat attributes(const struct stat& directory, ino_t inode) const;
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
+
+  /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The handle
+  /// holds `owner`, which owns this object.
+  std::unique_ptr<Handle> open(int flags, bool created, std::shared_ptr<void> owner);
+
+ private:
+  friend class EditHandle;
+  struct Draft {
+    std::string text;
+    bool created = false;    // the name did not exist before
+    bool truncated = false;  // emptied, and nothing written since it was opened
+    bool written = false;    // changed since it was last accepted
+    bool offered = false;    // and refused as it is now
+  };
+  using Drafts = std::list<Draft>;
+
+  static constexpr std::chrono::seconds kBaseLasts{10};
+  bool has_base() const;
+
+  const std::string name_;
+  const Source source_;
+  mutable std::mutex mutex_;
+  Drafts drafts_;                        // of handles that may write, newest change first; guarded
+  std::optional<std::string> base_;      // after truncate(2) by path: what the next writer begins
+  std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
+  std::optional<mode_t> mode_;           // guarded, as the next four
+  std::optional<uid_t> uid_;
+  std::optional<gid_t> gid_;
+  timespec access_time_, modify_time_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,437 @@
+// The callbacks of libfuse: unpack, call the node, reply.
+#include <fcntl.h>
+#include <sys/statvfs.h>
+
+#include <cstring>
+#include <memory>
+
+#include "fs/fuse_request.h"
+#include "fs/fuse_readdir.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxName = 255;
+
+Handle* handle_of(const fuse_file_info* info) { return reinterpret_cast<Handle*>(info->fh); }
+
+FsResult<std::string> checked_name(const char* name) {
+  std::string result = name;
+  if (result.size() > kMaxName) return Errno{ENAMETOOLONG};
+  return result;
+}
+
+void on_init(void*, fuse_conn_info* connection) {
+  auto want = [&](unsigned flag, bool on) {
+    if (on) {
+      connection->want |= connection->capable & flag;
+    } else {
+      connection->want &= ~flag;
+    }
+  };
+  want(FUSE_CAP_CACHE_SYMLINKS, true);
+  want(FUSE_CAP_READDIRPLUS, true);
+  want(FUSE_CAP_READDIRPLUS_AUTO, false);
+  want(FUSE_CAP_WRITEBACK_CACHE, false);  // excludes passthrough
+  want(FUSE_CAP_HANDLE_KILLPRIV, false);  // the second version is asked for by the session
+  want(FUSE_CAP_SPLICE_READ, false);
+  want(FUSE_CAP_SPLICE_WRITE, false);
+  want(FUSE_CAP_SPLICE_MOVE, false);
+  connection->max_read = 1 << 20;
+  connection->max_write = 1 << 20;
+  connection->max_readahead = 1 << 20;
+  connection->max_background = 64;
+  connection->congestion_threshold = 48;
+}
+
+void on_lookup(fuse_req_t raw, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kLookup, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).lookup(checked));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_forget(fuse_req_t raw, fuse_ino_t inode, uint64_t lookups) {
+  Tree& tree = tree_of(raw);
+  { InFlight counted(tree.stats(), Op::kForget, inode, 0); }
+  if (inode != FUSE_ROOT_ID) tree.table().forget(&node_of(raw, inode), lookups);
+  fuse_reply_none(raw);
+}
+
+void on_forget_multi(fuse_req_t raw, size_t count, fuse_forget_data* forgets) {
+  Tree& tree = tree_of(raw);
+  for (size_t i = 0; i < count; ++i) {
+    { InFlight counted(tree.stats(), Op::kForget, forgets[i].ino, 0); }
+    if (forgets[i].ino == FUSE_ROOT_ID) continue;
+    tree.table().forget(&node_of(raw, forgets[i].ino), forgets[i].nlookup);
+  }
+  fuse_reply_none(raw);
+}
+
+FsResult<> reply_attributes(FuseRequest& request, Node& node) {
+  PTC_TRY(auto stat, node.attributes());
+  double seconds = node.immutable() ? kImmutableSeconds : 0;
+  request.reply([&](fuse_req_t raw) { return fuse_reply_attr(raw, &stat, seconds); });
+  return ok();
+}
+
+void on_getattr(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
+  serve(raw, Op::kGetattr, inode, [&](FuseRequest& request) {
+    return reply_attributes(request, node_of(raw, inode));
+  });
+}
+
+void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse_file_info* info) {
+  serve(raw, Op::kSetattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    AttributeChange change;
+    const timespec now{0, UTIME_NOW};
+    if ((set & FUSE_SET_ATTR_MODE) != 0) change.mode = to->st_mode;
+    if ((set & FUSE_SET_ATTR_UID) != 0) change.uid = to->st_uid;
+    if ((set & FUSE_SET_ATTR_GID) != 0) change.gid = to->st_gid;
+    if ((set & FUSE_SET_ATTR_SIZE) != 0) change.size = static_cast<uint64_t>(to->st_size);
+    if ((set & FUSE_SET_ATTR_ATIME) != 0) change.access_time = to->st_atim;
+    if ((set & FUSE_SET_ATTR_MTIME) != 0) change.modify_time = to->st_mtim;
+    if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) change.access_time = now;
+    if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) change.modify_time = now;
+    // With the second version of killpriv, a write or chown by another than the owner asks for it
+    // by a bit that libfuse takes away.
+    change.drop_suid = set == 0 || ((change.uid || change.gid) && !change.mode);
+    Node& node = node_of(raw, inode);
+    PTC_TRY(node.set_attributes(change, info != nullptr ? handle_of(info) : nullptr));
+    return reply_attributes(request, node);
+  });
+}
+
+void on_readlink(fuse_req_t raw, fuse_ino_t inode) {
+  serve(raw, Op::kReadlink, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto target, node_of(raw, inode).read_link());
+    request.reply([&](fuse_req_t r) { return fuse_reply_readlink(r, target.c_str()); });
+    return ok();
+  });
+}
+
+void on_mknod(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode, dev_t) {
+  serve(raw, Op::kMknod, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_node(request.caller(), checked, mode));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_mkdir(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode) {
+  serve(raw, Op::kMkdir, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_directory(request.caller(), checked, mode));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_symlink(fuse_req_t raw, const char* target, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kSymlink, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_symlink(request.caller(), checked, target));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kLink, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_link(node_of(raw, inode), checked));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kUnlink, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(node_of(raw, parent).unlink(checked));
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_rmdir(fuse_req_t raw, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kRmdir, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(node_of(raw, parent).remove_directory(checked));
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t target_parent,
+               const char* target_name, unsigned flags) {
+  serve(raw, Op::kRename, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto from, checked_name(name));
+    PTC_TRY(auto to, checked_name(target_name));
+    PTC_TRY(node_of(raw, parent).rename(from, node_of(raw, target_parent), to, flags));
+    request.done_ok();
+    return ok();
+  });
+}
+
+/// The reply of open and create: who gets the handle depends on whether the kernel took it.
+template <class Send>
+void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Send send) {
+  info->direct_io = opened.mode == IoMode::kDirect;
+  info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
+  info->fh = reinterpret_cast<uint64_t>(opened.handle.get());
+  reply_backing_id() = opened.backing_id;
+  bool delivered = request.reply(send);
+  reply_backing_id() = 0;
+  if (delivered) (void)opened.handle.release();  // on_release() has it now
+}
+
+void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
+  serve(raw, Op::kOpen, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto opened, node_of(raw, inode).open(request.caller(), info->flags));
+    reply_opened(request, std::move(opened), info,
+                 [&](fuse_req_t r) { return fuse_reply_open(r, info); });
+    return ok();
+  });
+}
+
+void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
+               fuse_file_info* info) {
+  serve(raw, Op::kCreate, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto created,
+            node_of(raw, parent).create(request.caller(), checked, mode, info->flags));
+    PTC_TRY(auto entry, entry_of(*created.node));
+    NodeTable& table = request.tree().table();
+    table.remember(created.node);
+    reply_opened(request, std::move(created.opened), info, [&](fuse_req_t r) {
+      int error = fuse_reply_create(r, &entry, info);
+      if (error != 0) table.forget(created.node.get(), 1);
+      return error;
+    });
+    return ok();
+  });
+}
+
+/// A buffer that stays with its thread: touching fresh pages costs more than filling them.
+std::span<std::byte> thread_buffer(size_t size) {
+  static thread_local std::unique_ptr<std::byte[]> buffer;
+  static thread_local size_t have = 0;
+  if (have < size) {
+    buffer.reset(new std::byte[size]);
+    have = size;
+  }
+  return {buffer.get(), size};
+}
+
+void on_read(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+  serve(raw, Op::kRead, inode, [&](FuseRequest& request) -> FsResult<> {
+    std::span<std::byte> out = thread_buffer(size);
+    auto interrupted = [raw] { return fuse_req_interrupted(raw) != 0; };
+    PTC_TRY(auto got,
+            handle_of(info)->read(out, static_cast<uint64_t>(offset), interrupted));
+    request.tree().stats().add_bytes(Op::kRead, got);
+    request.reply([&](fuse_req_t r) {
+      return fuse_reply_buf(r, reinterpret_cast<const char*>(out.data()), got);
+    });
+    return ok();
+  });
+}
+
+void on_write(fuse_req_t raw, fuse_ino_t inode, const char* data, size_t size, off_t offset,
+              fuse_file_info* info) {
+  serve(raw, Op::kWrite, inode, [&](FuseRequest& request) -> FsResult<> {
+    std::span bytes(reinterpret_cast<const std::byte*>(data), size);
+    PTC_TRY(auto put, handle_of(info)->write(bytes, static_cast<uint64_t>(offset)));
+    request.tree().stats().add_bytes(Op::kWrite, put);
+    request.reply([&](fuse_req_t r) { return fuse_reply_write(r, put); });
+    return ok();
+  });
+}
+
+void on_flush(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
+  serve(raw, Op::kFlush, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle_of(info)->flush());
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
+  serve(raw, Op::kRelease, inode, [&](FuseRequest& request) -> FsResult<> {
+    delete handle_of(info);
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_fsync(fuse_req_t raw, fuse_ino_t inode, int data_only, fuse_file_info* info) {
+  serve(raw, Op::kFsync, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle_of(info)->sync(data_only != 0));
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_fallocate(fuse_req_t raw, fuse_ino_t inode, int mode, off_t offset, off_t length,
+                  fuse_file_info* info) {
+  serve(raw, Op::kFallocate, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle_of(info)->allocate(mode, offset, length));
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_lseek(fuse_req_t raw, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
+  serve(raw, Op::kLseek, inode, [&](FuseRequest& request) -> FsResult<> {
+    Handle& handle = *handle_of(info);
+    PTC_TRY(auto stat, node_of(raw, inode).attributes());
+    PTC_TRY(auto found, handle.seek(offset, whence, static_cast<uint64_t>(stat.st_size)));
+    request.reply([&](fuse_req_t r) { return fuse_reply_lseek(r, found); });
+    return ok();
+  });
+}
+
+void on_fsyncdir(fuse_req_t raw, fuse_ino_t inode, int, fuse_file_info*) {
+  serve(raw, Op::kFsyncdir, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node_of(raw, inode).sync_directory());
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
+  serve(raw, Op::kStatfs, inode, [&](FuseRequest& request) -> FsResult<> {
+    struct statvfs space = {};
+    if (::statvfs(request.tree().store().directory().c_str(), &space) != 0) return last_errno();
+    space.f_namemax = kMaxName;
+    request.reply([&](fuse_req_t r) { return fuse_reply_statfs(r, &space); });
+    return ok();
+  });
+}
+
+void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value,
+                 size_t size, int flags) {
+  serve(raw, Op::kSetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node_of(raw, inode).set_xattr(name, {value, size}, flags));
+    request.done_ok();
+    return ok();
+  });
+}
+
+/// A value, or its length where the caller asked for that with a size of 0.
+FsResult<> reply_xattr(FuseRequest& request, const std::string& value, size_t size) {
+  if (size != 0 && value.size() > size) return Errno{ERANGE};
+  request.reply([&](fuse_req_t raw) {
+    return size == 0 ? fuse_reply_xattr(raw, value.size())
+                     : fuse_reply_buf(raw, value.data(), value.size());
+  });
+  return ok();
+}
+
+void on_getxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, size_t size) {
+  serve(raw, Op::kGetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    if (std::strcmp(name, "security.capability") == 0) return Errno{ENODATA};
+    PTC_TRY(auto value, node_of(raw, inode).get_xattr(name));
+    return reply_xattr(request, value, size);
+  });
+}
+
+void on_listxattr(fuse_req_t raw, fuse_ino_t inode, size_t size) {
+  serve(raw, Op::kListxattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto names, node_of(raw, inode).list_xattrs());
+    std::string all;
+    for (const std::string& name : names) all.append(name).push_back('\0');
+    return reply_xattr(request, all, size);
+  });
+}
+
+void on_removexattr(fuse_req_t raw, fuse_ino_t inode, const char* name) {
+  serve(raw, Op::kRemovexattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node_of(raw, inode).remove_xattr(name));
+    request.done_ok();
+    return ok();
+  });
+}
+
+}  // namespace
+
+int32_t& reply_backing_id() {
+  static thread_local int32_t id = 0;
+  return id;
+}
+
+Node& node_of(fuse_req_t raw, fuse_ino_t inode) {
+  if (inode == FUSE_ROOT_ID) return tree_of(raw).root();
+  return *reinterpret_cast<Node*>(inode);
+}
+
+fuse_ino_t id_of(const Node& node) {
+  if (node.key() == kRootKey) return FUSE_ROOT_ID;
+  return reinterpret_cast<fuse_ino_t>(&node);
+}
+
+FsResult<fuse_entry_param> entry_of(Node& node) {
+  PTC_TRY(auto stat, node.attributes());
+  fuse_entry_param entry = {};
+  entry.ino = id_of(node);
+  entry.attr = stat;
+  entry.attr_timeout = node.immutable() ? kImmutableSeconds : 0;
+  entry.entry_timeout = node.keeps_its_name() ? kImmutableSeconds : 0;
+  return entry;
+}
+
+void FuseRequest::entry(const NodeRef& node) {
+  auto entry = entry_of(*node);
+  if (!entry) return error(entry.error().value);
+  NodeTable& table = tree().table();
+  table.remember(node);
+  bool delivered = reply([&](fuse_req_t raw) { return fuse_reply_entry(raw, &entry.value()); });
+  if (!delivered) table.forget(node.get(), 1);
+}
+
+const fuse_lowlevel_ops& fuse_operations() {
+  static const fuse_lowlevel_ops operations = [] {
+    fuse_lowlevel_ops ops = {};
+    ops.init = on_init;
+    ops.lookup = on_lookup;
+    ops.forget = on_forget;
+    ops.forget_multi = on_forget_multi;
+    ops.getattr = on_getattr;
+    ops.setattr = on_setattr;
+    ops.readlink = on_readlink;
+    ops.mknod = on_mknod;
+    ops.mkdir = on_mkdir;
+    ops.symlink = on_symlink;
+    ops.link = on_link;
+    ops.unlink = on_unlink;
+    ops.rmdir = on_rmdir;
+    ops.rename = on_rename;
+    ops.open = on_open;
+    ops.create = on_create;
+    ops.read = on_read;
+    ops.write = on_write;
+    ops.flush = on_flush;
+    ops.release = on_release;
+    ops.fsync = on_fsync;
+    ops.fallocate = on_fallocate;
+    ops.lseek = on_lseek;
+    ops.opendir = on_opendir;
+    ops.readdir = on_readdir;
+    ops.readdirplus = on_readdirplus;
+    ops.releasedir = on_releasedir;
+    ops.fsyncdir = on_fsyncdir;
+    ops.statfs = on_statfs;
+    ops.setxattr = on_setxattr;
+    ops.getxattr = on_getxattr;
+    ops.listxattr = on_listxattr;
+    ops.removexattr = on_removexattr;
+    return ops;
+  }();
+  return operations;
+}
+
+}  // namespace ptc

@@ -1,0 +1,301 @@
+#include "fs/fuse_session.h"
+
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "fs/fuse_request.h"
+#include "fs/nodes/root_dir.h"
+
+namespace ptc {
+namespace {
+
+// The kernel's wire format, as far as this libfuse does not know it yet.
+struct InHeader {
+  uint32_t length, opcode;
+  uint64_t unique, nodeid;
+  uint32_t uid, gid, pid, padding;
+};
+struct InitIn {
+  uint32_t major, minor, max_readahead, flags, flags2;
+};
+struct OutHeader {
+  uint32_t length;
+  int32_t error;
+  uint64_t unique;
+};
+struct InitOut {
+  uint32_t major, minor, max_readahead, flags;
+  uint16_t max_background, congestion_threshold;
+  uint32_t max_write, time_gran;
+  uint16_t max_pages, map_alignment;
+  uint32_t flags2, max_stack_depth;
+};
+struct OpenOut {
+  uint64_t fh;
+  uint32_t open_flags;
+  int32_t backing_id;
+};
+constexpr uint32_t kOpcodeInit = 26;
+constexpr uint64_t kInitExt = uint64_t{1} << 30;
+constexpr uint64_t kPassthrough = uint64_t{1} << 37;
+constexpr uint64_t kKillprivV2 = uint64_t{1} << 28;
+constexpr uint32_t kOpenPassthrough = 1 << 7;
+constexpr uint32_t kOpenCached = (1 << 0) | (1 << 1);  // direct_io, keep_cache: not with it
+
+constexpr size_t kMaxRequest = 1 << 20;
+constexpr int kWakeSignal = SIGUSR2;  // interrupts a thread that waits for a request
+
+/// What libfuse has to say goes where all else goes; the last complaint also into our own error.
+std::string& last_complaint() {
+  static std::string text;
+  return text;
+}
+void log_for_libfuse(enum fuse_log_level level, const char* format, va_list arguments) {
+  char text[1024];
+  ::vsnprintf(text, sizeof(text), format, arguments);
+  std::string_view line = text;
+  while (line.ends_with('\n')) line.remove_suffix(1);
+  if (line.empty()) return;
+  if (level <= FUSE_LOG_ERR) last_complaint() = line;
+  spdlog::log(level <= FUSE_LOG_ERR ? spdlog::level::warn : spdlog::level::debug, "{}", line);
+}
+
+FuseSession* session_of(void* userdata) { return static_cast<FuseSession*>(userdata); }
+
+/// fusermount3 -u[z], for those who may not umount(2).
+bool unmount_by_helper(const std::string& mount_point, bool lazy) {
+  pid_t child = ::fork();
+  if (child == 0) {
+    ::execlp("fusermount3", "fusermount3", lazy ? "-uzq" : "-uq", "--", mount_point.c_str(),
+             nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  while (child > 0 && ::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+FuseSession::FuseSession(Tree& tree, const MountOptions& options)
+    : tree_(tree), options_(options) {}
+
+Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountOptions& options) {
+  std::unique_ptr<FuseSession> session(new FuseSession(tree, options));
+  PTC_TRY(session->start());
+  return session;
+}
+
+Result<> FuseSession::start() {
+  std::string mount_options =
+      fmt::format("default_permissions,nosuid,nodev,fsname=ptcfs,subtype=ptcfs,max_read={}",
+                  kMaxRequest);
+  if (options_.allow_other) mount_options += ",allow_other";
+  for (const std::string& option : options_.kernel_options) mount_options += "," + option;
+  fuse_set_log_func(&log_for_libfuse);
+  fuse_args args = FUSE_ARGS_INIT(0, nullptr);
+  fuse_opt_add_arg(&args, "ptcfs");
+  fuse_opt_add_arg(&args, "-o");
+  fuse_opt_add_arg(&args, mount_options.c_str());
+  if (options_.debug) fuse_opt_add_arg(&args, "-d");
+  session_ = fuse_session_new(&args, &fuse_operations(), sizeof(fuse_lowlevel_ops), this);
+  fuse_opt_free_args(&args);
+  if (session_ == nullptr) {
+    return invalid_argument("libfuse does not accept the mount options '{}': {}", mount_options,
+                            last_complaint());
+  }
+
+  tree_.set_root(tree_.table().intern(std::make_shared<RootDir>(tree_)));
+  if (fuse_session_mount(session_, options_.mount_point.c_str()) != 0) {
+    return make_error(Code::kUnavailable, "mounting {} failed: {}", options_.mount_point,
+                      last_complaint());
+  }
+  fuse_custom_io io = {};
+  io.writev = &FuseSession::on_write;
+  io.read = &FuseSession::on_read;
+  int fd = fuse_session_fd(session_);
+  if (int error = fuse_session_custom_io(session_, &io, fd); error != 0) {
+    return errno_error(-error, "connecting libfuse to the kernel");
+  }
+
+  struct sigaction wake = {};
+  wake.sa_handler = [](int) {};
+  ::sigaction(kWakeSignal, &wake, nullptr);  // no SA_RESTART: read() returns
+  {
+    std::lock_guard lock(mutex_);
+    running_ = options_.threads;
+  }
+  for (unsigned i = 0; i < options_.threads; ++i) {
+    threads_.emplace_back([this] { serve_requests(); });
+  }
+  std::unique_lock lock(mutex_);
+  if (!ended_.wait_for(lock, std::chrono::seconds(10), [&] { return greeted_ || running_ == 0; }) ||
+      !greeted_) {
+    return make_error(Code::kUnavailable, "the kernel did not answer the mount of {}",
+                      options_.mount_point);
+  }
+  lock.unlock();
+  set_read_ahead();
+  tree_.set_kernel_cache(this);
+  return ok();
+}
+
+FuseSession::~FuseSession() {
+  if (session_ == nullptr) return;
+  tree_.set_kernel_cache(nullptr);
+  unmount();
+  stop();
+  for (std::thread& thread : threads_) thread.join();
+  tree_.passthrough().stop();
+  fuse_session_destroy(session_);
+  tree_.table().forget_all();
+}
+
+void FuseSession::serve_requests() {
+  fuse_buf buffer = {};
+  while (!fuse_session_exited(session_)) {
+    int got = fuse_session_receive_buf(session_, &buffer);
+    if (got == -EINTR || got == -EAGAIN) continue;
+    if (got <= 0) break;  // unmounted
+    fuse_session_process_buf(session_, &buffer);
+  }
+  std::free(buffer.mem);
+  {
+    std::lock_guard lock(mutex_);
+    --running_;
+  }
+  ended_.notify_all();
+}
+
+bool FuseSession::wait(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return ended_.wait_for(lock, patience, [&] { return running_ == 0; });
+}
+
+void FuseSession::stop() {
+  fuse_session_exit(session_);
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (running_ == 0) return;
+    }
+    for (std::thread& thread : threads_) ::pthread_kill(thread.native_handle(), kWakeSignal);
+    (void)wait(std::chrono::milliseconds(20));
+  }
+}
+
+bool FuseSession::unmount() {
+  {
+    std::lock_guard lock(mutex_);
+    // Nothing serves any more: somebody else has unmounted it.
+    if (std::exchange(unmounted_, true) || running_ == 0) return true;
+  }
+  const char* path = options_.mount_point.c_str();
+  bool root = ::geteuid() == 0;
+  if (root ? ::umount2(path, UMOUNT_NOFOLLOW) == 0
+           : unmount_by_helper(options_.mount_point, false)) {
+    return true;
+  }
+  if (root) {
+    ::umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW);
+  } else {
+    unmount_by_helper(options_.mount_point, true);
+  }
+  return false;
+}
+
+void FuseSession::drop_name(const Node& parent, const std::string& name) {
+  if (!tree_.table().known_to_kernel(parent)) return;
+  // Errors: the kernel does not know the name, or the mount is gone. Both are what was wanted.
+  (void)fuse_lowlevel_notify_inval_entry(session_, id_of(parent), name.c_str(), name.size());
+}
+
+void FuseSession::set_read_ahead() const {
+  // 128 KiB whatever INIT asks for; files that are read through the daemon want more.
+  struct stat stat = {};
+  if (::stat(options_.mount_point.c_str(), &stat) != 0) return;
+  std::ofstream(fmt::format("/sys/class/bdi/{}:{}/read_ahead_kb", major(stat.st_dev),
+                            minor(stat.st_dev)))
+      << kMaxRequest / 1024;
+}
+
+ssize_t FuseSession::on_read(int fd, void* buffer, size_t size, void* userdata) {
+  ssize_t got = ::read(fd, buffer, size);
+  if (got >= static_cast<ssize_t>(sizeof(InHeader) + sizeof(InitIn))) {
+    InHeader header;
+    std::memcpy(&header, buffer, sizeof(header));
+    if (header.opcode == kOpcodeInit) {
+      InitIn init;
+      std::memcpy(&init, static_cast<char*>(buffer) + sizeof(header), sizeof(init));
+      FuseSession* self = session_of(userdata);
+      self->kernel_flags_ = init.flags | (uint64_t{init.flags2} << 32);
+      self->init_request_ = header.unique;
+    }
+  }
+  return got;
+}
+
+/// INIT: asks for what this libfuse cannot ask for.
+void FuseSession::answer_init(struct iovec* iov, int count) {
+  InitOut out = {};
+  if (count < 2 || iov[1].iov_len < sizeof(out)) return;
+  std::memcpy(&out, iov[1].iov_base, sizeof(out));
+  uint64_t offered = kernel_flags_;
+  if ((offered & kPassthrough) != 0) {
+    out.flags |= kInitExt;
+    out.flags2 |= kPassthrough >> 32;
+    out.max_stack_depth = 1;
+  }
+  // Otherwise every write asks for security.capability first.
+  if ((offered & kKillprivV2) != 0) out.flags |= kKillprivV2;
+  std::memcpy(iov[1].iov_base, &out, sizeof(out));
+}
+
+ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userdata) {
+  FuseSession* self = session_of(userdata);
+  OutHeader header = {};
+  if (iov[0].iov_len >= sizeof(header)) std::memcpy(&header, iov[0].iov_base, sizeof(header));
+  uint64_t init = self->init_request_;
+  if (init != 0 && header.unique == init && header.error == 0) {
+    self->init_request_ = 0;
+    self->answer_init(iov, count);
+    ssize_t written = ::writev(fd, iov, count);
+    int error = (self->kernel_flags_ & kPassthrough) != 0 ? self->tree_.passthrough().start(fd)
+                                                          : EOPNOTSUPP;
+    if (error != 0) {
+      spdlog::warn("the kernel will not read images by itself ({}); everything goes through this "
+                   "process, at a fraction of the speed", std::strerror(error));
+    }
+    {
+      std::lock_guard lock(self->mutex_);
+      self->greeted_ = true;
+    }
+    self->ended_.notify_all();
+    return written;
+  }
+  if (int32_t id = reply_backing_id(); id != 0 && header.error == 0 && count == 2 &&
+                                       iov[1].iov_len >= sizeof(OpenOut)) {
+    char* at = static_cast<char*>(iov[1].iov_base) + iov[1].iov_len - sizeof(OpenOut);
+    OpenOut open;
+    std::memcpy(&open, at, sizeof(open));
+    open.open_flags = (open.open_flags & ~kOpenCached) | kOpenPassthrough;
+    open.backing_id = id;
+    std::memcpy(at, &open, sizeof(open));
+  }
+  return ::writev(fd, iov, count);
+}
+
+}  // namespace ptc

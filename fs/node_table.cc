@@ -1,0 +1,87 @@
+#include "fs/node_table.h"
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace ptc {
+
+NodeTable::Shard& NodeTable::shard_of(const std::string& key) const {
+  return shards_[std::hash<std::string>()(key) % shards_.size()];
+}
+
+NodeRef NodeTable::find(const std::string& key) const {
+  Shard& shard = shard_of(key);
+  std::lock_guard lock(shard.mutex);
+  auto found = shard.nodes.find(key);
+  return found == shard.nodes.end() ? nullptr : found->second.lock();
+}
+
+NodeRef NodeTable::intern(NodeRef fresh) {
+  Shard& shard = shard_of(fresh->key());
+  NodeRef existing;
+  {
+    std::lock_guard lock(shard.mutex);
+    std::weak_ptr<Node>& slot = shard.nodes[fresh->key()];
+    existing = slot.lock();
+    if (existing == nullptr) {
+      fresh->table_ = this;
+      slot = fresh;
+      return fresh;
+    }
+  }
+  return existing;
+}
+
+void NodeTable::erase_expired(const std::string& key) {
+  Shard& shard = shard_of(key);
+  std::lock_guard lock(shard.mutex);
+  auto found = shard.nodes.find(key);
+  // A new node may already have taken the key.
+  if (found != shard.nodes.end() && found->second.expired()) shard.nodes.erase(found);
+}
+
+void NodeTable::remember(const NodeRef& node) {
+  Shard& shard = shard_of(node->key());
+  std::lock_guard lock(shard.mutex);
+  if (node->kernel_lookups_++ == 0) node->kernel_reference_ = node;
+}
+
+void NodeTable::forget(Node* node, uint64_t lookups) {
+  NodeRef last;  // destroyed after the lock: its destructor takes it again
+  Shard& shard = shard_of(node->key());
+  std::lock_guard lock(shard.mutex);
+  node->kernel_lookups_ -= std::min(lookups, node->kernel_lookups_);
+  if (node->kernel_lookups_ == 0) last = std::move(node->kernel_reference_);
+}
+
+bool NodeTable::known_to_kernel(const Node& node) const {
+  Shard& shard = shard_of(node.key());
+  std::lock_guard lock(shard.mutex);
+  return node.kernel_lookups_ > 0;
+}
+
+void NodeTable::forget_all() {
+  std::vector<NodeRef> last;
+  for (Shard& shard : shards_) {
+    std::lock_guard lock(shard.mutex);
+    for (auto& [key, weak] : shard.nodes) {
+      NodeRef node = weak.lock();
+      if (node == nullptr) continue;
+      node->kernel_lookups_ = 0;
+      node->kernel_reference_.reset();
+      last.push_back(std::move(node));
+    }
+  }
+}
+
+size_t NodeTable::size() const {
+  size_t total = 0;
+  for (const Shard& shard : shards_) {
+    std::lock_guard lock(shard.mutex);
+    total += shard.nodes.size();
+  }
+  return total;
+}
+
+}  // namespace ptc

@@ -1,0 +1,46 @@
+// Every live node, by key, and the kernel's hold on it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "fs/node.h"
+
+namespace ptc {
+
+/// One key has one Node while anybody holds it. The kernel's node id is the node's address (1 for
+/// the root); remember() counts what the kernel was told of, forget() what it let go. A node the
+/// kernel knows is kept alive here.
+/// Threads: any. Must outlive its nodes.
+class NodeTable {
+ public:
+  /// The live node of `key`, or null.
+  NodeRef find(const std::string& key) const;
+  /// `fresh`, or the node that already has its key.
+  NodeRef intern(NodeRef fresh);
+
+  void remember(const NodeRef& node);
+  void forget(Node* node, uint64_t lookups);
+  bool known_to_kernel(const Node& node) const;
+
+  /// At the end of a mount: the kernel has let go of everything.
+  void forget_all();
+  size_t size() const;
+
+ private:
+  friend class Node;
+  void erase_expired(const std::string& key);
+
+  struct Shard {
+    mutable std::mutex mutex;
+    std::unordered_map<std::string, std::weak_ptr<Node>> nodes;  // guarded by mutex
+  };
+  Shard& shard_of(const std::string& key) const;
+  mutable std::array<Shard, 64> shards_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,262 @@
+#include "fs/nodes/ask_file.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <boost/json/serialize.hpp>
+#include <condition_variable>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxQuestion = 64 << 10;
+constexpr unsigned kMaxAtOnce = 8;
+
+/// Whether the process is in the group, as of now.
+bool in_group(const Caller& caller, gid_t gid) {
+  if (caller.gid == gid) return true;
+  std::ifstream status(fmt::format("/proc/{}/status", caller.pid));
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("Groups:")) continue;
+    std::istringstream groups(line.substr(7));
+    for (gid_t group; groups >> group;) {
+      if (group == gid) return true;
+    }
+  }
+  return false;
+}
+
+/// The owner of a job's directory and whether somebody may read it, as access(2) would say.
+struct Rights {
+  bool owns = false, reads = false;
+};
+Rights rights_of(const Caller& caller, const JobView& job) {
+  struct stat directory = job.directory();
+  if (caller.uid == 0 || caller.uid == ::geteuid()) return {true, true};
+  if (caller.uid == directory.st_uid) return {true, (directory.st_mode & S_IRUSR) != 0};
+  bool group = in_group(caller, directory.st_gid);
+  return {false, (directory.st_mode & (group ? S_IRGRP : S_IROTH)) != 0};
+}
+
+Result<std::string> text_of(const json::object& question, std::string_view key) {
+  const json::value* value = question.if_contains(key);
+  if (value == nullptr || !value->is_string()) {
+    return invalid_argument("the question needs a text '{}'", key);
+  }
+  return std::string(value->as_string());
+}
+
+Result<json::value> remove(Tree& tree, JobView& view, const json::object& question) {
+  const json::value* force_value = question.if_contains("force");
+  bool force = force_value != nullptr && force_value->is_bool() && force_value->as_bool();
+  std::string job = view.job().name();
+  if (question.contains("checkpoint")) {
+    PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
+    PTC_TRY(view.job().remove_checkpoint(checkpoint));
+    tree.checkpoint_changed(job, checkpoint);
+  } else {
+    PTC_TRY(tree.store().remove_job(job, force));
+    tree.job_removed(job);
+    spdlog::info("job '{}' removed", job);
+  }
+  return json::value(nullptr);
+}
+
+Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text) {
+  PTC_TRY(auto parsed, parse_json(text, {.max_bytes = kMaxQuestion}));
+  if (!parsed.is_object()) return invalid_argument("the question is not a JSON object");
+  const json::object& question = parsed.as_object();
+  PTC_TRY(auto what, text_of(question, "do"));
+  PTC_TRY(auto name, text_of(question, "job"));
+  PTC_TRY(auto view, tree.job(name));
+  if (view == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
+  Rights rights = rights_of(caller, *view);
+
+  if (what == "remove") {
+    if (!rights.owns) {
+      return make_error(Code::kPermissionDenied, "job '{}' belongs to another user", name);
+    }
+    return remove(tree, *view, question);
+  }
+  if (!rights.reads) {
+    return make_error(Code::kPermissionDenied, "you may not read the directory of job '{}'", name);
+  }
+  std::string answer;
+  if (what == "plan") {
+    const json::value* layout = question.if_contains("layout");
+    if (layout == nullptr) return invalid_argument("the question needs a 'layout'");
+    PTC_TRY(answer, view->job().dry_run(json::serialize(*layout)));
+  } else if (what == "verify") {
+    PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
+    PTC_TRY(answer, view->job().verify(checkpoint));
+  } else {
+    return invalid_argument("'{}' is not something to do; plan, verify and remove are", what);
+  }
+  // Answers that are JSON themselves are given as such.
+  auto as_json = parse_json(answer, {.max_bytes = 64 << 20});
+  return as_json ? std::move(as_json).value() : json::value(answer);
+}
+
+/// A question being answered on a thread of its own, so that nothing else waits for it.
+class Answer {
+ public:
+  static FsResult<std::shared_ptr<Answer>> begin(Tree& tree, Caller caller, std::string question) {
+    auto answer = std::make_shared<Answer>();
+    if (running().fetch_add(1) >= kMaxAtOnce) {
+      running().fetch_sub(1);
+      return Errno{EAGAIN};
+    }
+    try {
+      std::thread([answer, &tree, caller, question = std::move(question)] {
+        answer->finish(make_text(tree, caller, question));
+        running().fetch_sub(1);
+      }).detach();
+    } catch (const std::system_error&) {
+      running().fetch_sub(1);
+      return Errno{EAGAIN};
+    }
+    return answer;
+  }
+
+  /// EINTR when the reader is interrupted first.
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted& interrupted) {
+    std::unique_lock lock(mutex_);
+    while (!finished_.wait_for(lock, std::chrono::milliseconds(100),
+                               [&] { return text_.has_value(); })) {
+      if (interrupted()) return Errno{EINTR};
+    }
+    if (offset >= text_->size()) return size_t{0};
+    size_t size = std::min<size_t>(out.size(), text_->size() - offset);
+    std::memcpy(out.data(), text_->data() + offset, size);
+    return size;
+  }
+
+  static std::atomic<unsigned>& running() {
+    static std::atomic<unsigned> count{0};
+    return count;
+  }
+
+ private:
+  static std::string make_text(Tree& tree, const Caller& caller, const std::string& question) {
+    json::object reply{{"ok", true}};
+    try {
+      auto result = carry_out(tree, caller, question);
+      if (result) {
+        reply["result"] = std::move(result).value();
+      } else {
+        reply = {{"ok", false},
+                 {"code", code_name(result.error().code())},
+                 {"error", result.error().message()}};
+      }
+    } catch (const std::exception& error) {
+      reply = {{"ok", false}, {"code", code_name(Code::kInternal)}, {"error", error.what()}};
+    }
+    return json::serialize(reply) + "\n";
+  }
+  void finish(std::string text) {
+    {
+      std::lock_guard lock(mutex_);
+      text_ = std::move(text);
+    }
+    finished_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  std::optional<std::string> text_;  // guarded
+};
+
+class AskHandle : public Handle {
+ public:
+  AskHandle(Tree& tree, Caller caller) : tree_(tree), caller_(caller) {}
+
+  FsResult<size_t> write(std::span<const std::byte> data, uint64_t) override {
+    if (data.size() > kMaxQuestion) return Errno{EFBIG};
+    std::lock_guard lock(mutex_);
+    if (answer_ != nullptr) return Errno{EBUSY};  // one question an open
+    std::string question(reinterpret_cast<const char*>(data.data()), data.size());
+    PTC_TRY(answer_, Answer::begin(tree_, caller_, std::move(question)));
+    answer_at_ = data.size();
+    return data.size();
+  }
+
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset,
+                        const Interrupted& interrupted) override {
+    std::shared_ptr<Answer> answer;
+    {
+      std::lock_guard lock(mutex_);
+      answer = answer_;
+    }
+    if (answer == nullptr) return size_t{0};
+    // write() has moved the file's position behind the question; who seeks to 0 first reads the
+    // same. So the first read fixes where the answer begins.
+    if (!first_read_) {
+      std::lock_guard lock(mutex_);
+      if (!first_read_) {
+        if (offset < answer_at_) answer_at_ = 0;
+        first_read_ = true;
+      }
+    }
+    if (offset < answer_at_) return Errno{EINVAL};
+    return answer->read(out, offset - answer_at_, interrupted);
+  }
+
+ private:
+  Tree& tree_;
+  const Caller caller_;
+  std::mutex mutex_;
+  std::shared_ptr<Answer> answer_;  // guarded
+  std::atomic<uint64_t> answer_at_{0};
+  std::atomic<bool> first_read_{false};
+};
+
+class AskFile : public Node {
+ public:
+  explicit AskFile(Tree& tree) : Node(".ptc/ask"), tree_(tree) {}
+  FsResult<struct stat> attributes() override {
+    timespec now;
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    return virtual_stat(S_IFREG | 0666, ::geteuid(), ::getegid(), now, inode_of(".ptc/ask"));
+  }
+  /// O_TRUNC, from a shell's redirection, means nothing here.
+  FsResult<> set_attributes(const AttributeChange& change, Handle*) override {
+    if (change.mode || change.uid || change.gid) return Errno{EPERM};
+    return ok();
+  }
+  FsResult<Opened> open(const Caller& caller, int) override {
+    return Opened{std::make_unique<AskHandle>(tree_, caller), IoMode::kDirect, 0};
+  }
+
+ private:
+  Tree& tree_;
+};
+
+}  // namespace
+
+bool wait_for_answers(std::chrono::milliseconds patience) {
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  while (Answer::running() != 0) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+FsResult<NodeRef> make_ask_file(Tree& tree) {
+  return tree.table().intern(std::make_shared<AskFile>(tree));
+}
+
+}  // namespace ptc

@@ -1,0 +1,83 @@
+#include "fs/nodes/checkpoints_dir.h"
+
+#include <spdlog/spdlog.h>
+#include <stdio.h>
+
+#include <memory>
+#include <utility>
+
+#include "fs/commit_check.h"
+#include "fs/nodes/checkpoint_dir.h"
+#include "fs/nodes/incoming_dir.h"
+
+namespace ptc {
+
+FsResult<NodeRef> CheckpointsDir::make(const JobViewRef& job) {
+  return job->tree().table().intern(std::make_shared<CheckpointsDir>(job));
+}
+
+FsResult<struct stat> CheckpointsDir::attributes() {
+  struct stat directory = job_->directory();
+  auto checkpoints = job_->job().checkpoints();
+  timespec time = directory.st_mtim;
+  for (const CheckpointRef& checkpoint : checkpoints) {
+    int64_t ns = checkpoint->manifest().time_ns;
+    timespec committed = {ns / 1000000000, ns % 1000000000};
+    if (committed.tv_sec > time.tv_sec) time = committed;
+  }
+  struct stat stat =
+      virtual_stat(directory.st_mode, directory.st_uid, directory.st_gid, time, inode_of(key()));
+  stat.st_nlink = 2 + checkpoints.size();
+  return stat;
+}
+
+FsResult<NodeRef> CheckpointsDir::lookup(const std::string& name) {
+  auto view = job_->checkpoint(name);
+  if (view == nullptr) return Errno{ENOENT};
+  return job_->tree().table().intern(std::make_shared<CheckpointDir>(job_, std::move(view)));
+}
+
+FsResult<std::vector<DirEntry>> CheckpointsDir::list() {
+  std::vector<DirEntry> entries;
+  for (const CheckpointRef& checkpoint : job_->job().checkpoints()) {
+    auto view = job_->checkpoint(checkpoint->name());
+    if (view == nullptr) continue;  // removed meanwhile
+    entries.push_back({checkpoint->name(), S_IFDIR, view->attributes(S_IFDIR, "").st_ino});
+  }
+  return entries;
+}
+
+FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
+                                const std::string& target_name, unsigned flags) {
+  if (&parent.job() != job_.get()) return Errno{EXDEV};
+  if (dynamic_cast<IncomingDir*>(&parent) == nullptr) return Errno{EPERM};
+  if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
+  if (job_->job().find_checkpoint(target_name) != nullptr) return Errno{EEXIST};
+  Job& job = job_->job();
+
+  CommitCheck check(*job_, name);
+  if (auto ready = check.prepare(); !ready) {
+    spdlog::warn("job '{}': incoming/{} was not committed: {}", job.name(), name,
+                 ready.error().message());
+    return Errno{to_errno(ready.error())};
+  }
+  auto committed = job.commit(name, target_name);
+  if (!committed) {
+    spdlog::warn("job '{}': incoming/{} was not committed as '{}': {}", job.name(), name,
+                 target_name, committed.error().message());
+    return Errno{to_errno(committed.error())};
+  }
+  check.committed();
+  return ok();
+}
+
+FsResult<> CheckpointsDir::remove_directory(const std::string& name) {
+  auto view = job_->checkpoint(name);
+  if (view == nullptr) return Errno{ENOENT};
+  if (!CheckpointDir::all_hidden(*view)) return Errno{ENOTEMPTY};
+  PTC_TRY(as_fs(job_->job().remove_checkpoint(name)));
+  (void)job_->checkpoint(name);  // drops the view
+  return ok();
+}
+
+}  // namespace ptc

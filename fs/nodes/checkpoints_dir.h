@@ -1,0 +1,32 @@
+// <job>/checkpoints/: the committed checkpoints. A rename into it commits, rmdir removes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fs/nodes/real_node.h"
+#include "fs/tree.h"
+
+namespace ptc {
+
+class CheckpointsDir : public Node {
+ public:
+  static FsResult<NodeRef> make(const JobViewRef& job);
+  explicit CheckpointsDir(JobViewRef job) : Node(checkpoints_key(*job)), job_(std::move(job)) {}
+
+  /// mv incoming/<name> checkpoints/<target_name>. `parent` is where it comes from.
+  FsResult<> take(RealNode& parent, const std::string& name, const std::string& target_name,
+                  unsigned flags);
+
+  bool keeps_its_name() const override { return true; }
+  FsResult<struct stat> attributes() override;
+  FsResult<NodeRef> lookup(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> list() override;
+  /// Removes a checkpoint, once everything in it is hidden; ENOTEMPTY before.
+  FsResult<> remove_directory(const std::string& name) override;
+
+ private:
+  const JobViewRef job_;
+};
+
+}  // namespace ptc

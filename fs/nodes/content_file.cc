@@ -1,0 +1,84 @@
+#include "fs/nodes/content_file.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fs/nodes/file_set_dir.h"
+
+namespace ptc {
+namespace {
+
+constexpr const char* kDtypeXattr = "user.ptc.dtype";
+
+}  // namespace
+
+/// Holds the content, so that a reader keeps its bytes whatever happens to the checkpoint.
+class ContentHandle : public Handle {
+ public:
+  ContentHandle(std::shared_ptr<ContentFile> file, FileContentRef content)
+      : file_(std::move(file)), content_(std::move(content)), image_(content_->image()),
+        hold_(file_->job_->tree().passthrough(), file_->mode_, image_ ? image_->fd() : -1) {}
+
+  int32_t backing_id() const { return hold_.backing_id(); }
+
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
+    if (offset >= content_->bytes()) return size_t{0};
+    size_t size = std::min<uint64_t>(out.size(), content_->bytes() - offset);
+    auto got = content_->read(offset, out.first(size));
+    if (got) return size;
+    spdlog::error("job '{}', checkpoint '{}': reading {} at byte {} failed: {}",
+                  file_->job_->job().name(), file_->checkpoint_->checkpoint->name(), file_->path_,
+                  offset, got.error().message());
+    return Errno{to_errno(got.error())};
+  }
+
+ private:
+  const std::shared_ptr<ContentFile> file_;
+  const FileContentRef content_;
+  const ImageRef image_;
+  const InodeModeHold hold_;
+};
+
+ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint,
+                         std::string path, FileSetRef set, size_t index)
+    : Node(FrozenDir::key_of(*checkpoint, path)), job_(std::move(job)),
+      checkpoint_(std::move(checkpoint)), path_(std::move(path)), set_(std::move(set)),
+      index_(index) {}
+
+FsResult<struct stat> ContentFile::attributes() {
+  struct stat stat = checkpoint_->attributes(S_IFREG | 0444, path_);
+  stat.st_size = static_cast<off_t>(file().bytes);
+  // What takes memory counts in `du`; what is computed when read takes none.
+  auto content = set_->open(index_);
+  if (content && content.value()->image() != nullptr) stat.st_blocks = (stat.st_size + 511) / 512;
+  return stat;
+}
+
+FsResult<Opened> ContentFile::open(const Caller&, int flags) {
+  if (!opens_to_read(flags)) return Errno{EROFS};
+  auto content = set_->open(index_);
+  if (!content) {
+    spdlog::error("job '{}', checkpoint '{}': opening {} failed: {}", job_->job().name(),
+                  checkpoint_->checkpoint->name(), path_, content.error().message());
+    return Errno{to_errno(content.error())};
+  }
+  auto self = std::static_pointer_cast<ContentFile>(shared_from_this());
+  auto handle = std::make_unique<ContentHandle>(std::move(self), std::move(content).value());
+  int32_t backing_id = handle->backing_id();
+  return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
+}
+
+FsResult<std::string> ContentFile::get_xattr(const std::string& name) {
+  if (name == kDtypeXattr && !file().dtype.empty()) return file().dtype;
+  return Errno{ENODATA};
+}
+
+FsResult<std::vector<std::string>> ContentFile::list_xattrs() {
+  std::vector<std::string> names;
+  if (!file().dtype.empty()) names.emplace_back(kDtypeXattr);
+  return names;
+}
+
+}  // namespace ptc

@@ -1,0 +1,37 @@
+// One file of a FileSet: the bytes of a checkpoint under some name.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fs/nodes/checkpoint_dir.h"
+#include "fs/passthrough.h"
+
+namespace ptc {
+
+/// Immutable. An image of its own is handed to the kernel; bytes gathered from several are read
+/// through the handle and stay in the page cache. Which of the two is decided by the first open and
+/// holds until the last close, as the kernel demands; the bytes are the same either way.
+class ContentFile : public Node {
+ public:
+  ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+              FileSetRef set, size_t index);
+
+  bool immutable() const override { return true; }
+  FsResult<struct stat> attributes() override;
+  FsResult<Opened> open(const Caller& caller, int flags) override;
+  FsResult<std::string> get_xattr(const std::string& name) override;
+  FsResult<std::vector<std::string>> list_xattrs() override;
+
+ private:
+  friend class ContentHandle;
+  const FileSet::Entry& file() const { return set_->entries()[index_]; }
+  const JobViewRef job_;
+  const std::shared_ptr<CheckpointView> checkpoint_;
+  const std::string path_;
+  const FileSetRef set_;
+  const size_t index_;
+  InodeMode mode_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,40 @@
+// <job>/current: a symbolic link to what a restarting job loads.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "fs/node.h"
+#include "fs/tree.h"
+
+namespace ptc {
+
+/// One node for each target, and its name is looked up every time: whoever resolves `current` after
+/// Job reported a change gets the new target, and the kernel may cache the text of each.
+class CurrentLink : public Node {
+ public:
+  /// Null while there is nothing to point to.
+  static FsResult<NodeRef> make(const JobViewRef& job) {
+    std::optional<std::string> target = job->job().current_target();
+    if (!target) return NodeRef();
+    return job->tree().table().intern(std::make_shared<CurrentLink>(job, std::move(*target)));
+  }
+
+  CurrentLink(const JobViewRef& job, std::string target)
+      : Node(job->key() + "/current/" + target), job_(job), target_(std::move(target)) {}
+
+  FsResult<struct stat> attributes() override {
+    struct stat owner = job_->directory();
+    struct stat stat =
+        virtual_stat(S_IFLNK | 0777, owner.st_uid, owner.st_gid, owner.st_mtim, inode_of(key()));
+    stat.st_size = static_cast<off_t>(target_.size());
+    return stat;
+  }
+  FsResult<std::string> read_link() override { return target_; }
+
+ private:
+  const JobViewRef job_;
+  const std::string target_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,32 @@
+// Directories made of the sorted paths of a FileSet: model/, hf/, rank/<r>/, …/tensors/.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fs/nodes/checkpoint_dir.h"
+
+namespace ptc {
+
+/// The files of `set` whose path begins with `prefix` ("" or "layers/0/"). They lie side by side in
+/// the set, so nothing is built: a lookup is one binary search.
+class FileSetDir : public FrozenDir {
+ public:
+  FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+             FileSetRef set, std::string prefix);
+
+ protected:
+  FsResult<NodeRef> find(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> entries() override;
+
+ private:
+  const FileSetRef set_;
+  const std::string prefix_;
+};
+
+/// Whether open(2) flags ask for reading only; anything else is EROFS on what cannot change. (With
+/// passthrough that is the one place where it can be refused, even to root.)
+bool opens_to_read(int flags);
+
+}  // namespace ptc

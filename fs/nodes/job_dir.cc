@@ -1,0 +1,169 @@
+#include "fs/nodes/job_dir.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "fs/nodes/checkpoints_dir.h"
+#include "fs/nodes/current_link.h"
+#include "fs/nodes/incoming_dir.h"
+#include "fs/nodes/layout_file.h"
+#include "fs/nodes/text_file.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kOwnNames[] = {"layout.json", "rules.json", "status.json", "plan.json",
+                                          "incoming",    "checkpoints", "current"};
+
+bool own(std::string_view name) {
+  return std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);
+}
+
+FsResult<UniqueFd> duplicate(int fd) {
+  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) return last_errno();
+  return copy;
+}
+
+}  // namespace
+
+JobDir::JobDir(JobViewRef view, UniqueFd fd) : RealNode(view, std::move(fd), view->key()) {}
+
+FsResult<NodeRef> JobDir::make(const JobViewRef& job) {
+  NodeTable& table = job->tree().table();
+  if (NodeRef known = table.find(job->key())) return known;
+  PTC_TRY(auto fd, duplicate(job->files_fd()));
+  return table.intern(NodeRef(new JobDir(job, std::move(fd))));
+}
+
+FsResult<struct stat> JobDir::attributes() {
+  PTC_TRY(auto stat, RealNode::attributes());
+  stat.st_nlink += 1;  // checkpoints/
+  return stat;
+}
+
+EditableFile* JobDir::editable(const std::string& name) {
+  if (name == "layout.json") return &job().layout();
+  if (name == "rules.json") return &job().rules();
+  return nullptr;
+}
+
+bool JobDir::reserved(const std::string& name) const {
+  return own(name) && name != "layout.json" && name != "rules.json";
+}
+
+FsResult<NodeRef> JobDir::own_name(const std::string& name) {
+  if (job().hidden().hidden(name)) return NodeRef();
+  JobViewRef view = job().shared_from_this();
+  NodeTable& table = job().tree().table();
+  if (EditableFile* file = editable(name)) {
+    if (!file->exists()) return NodeRef();
+    return table.intern(std::make_shared<LayoutFile>(view, *file));
+  }
+  if (name == "checkpoints") return CheckpointsDir::make(view);
+  if (name == "current") return CurrentLink::make(view);
+  if (name == "incoming") {
+    std::string key = view->key() + "/incoming";
+    if (NodeRef known = table.find(key)) return known;
+    PTC_TRY(auto fd, duplicate(view->incoming_fd()));
+    return table.intern(NodeRef(new IncomingDir(view, std::move(fd), std::move(key))));
+  }
+  bool status = name == "status.json";
+  auto text = [view, status] { return status ? view->job().status_json() : view->job().plan_json(); };
+  auto owner = [view] { return view->directory(); };
+  return table.intern(std::make_shared<TextFile>(view->key() + "/" + name, text, owner));
+}
+
+FsResult<NodeRef> JobDir::lookup(const std::string& name) {
+  if (!own(name)) return RealNode::lookup(name);
+  PTC_TRY(auto node, own_name(name));
+  if (node == nullptr) return Errno{ENOENT};
+  return node;
+}
+
+FsResult<std::vector<DirEntry>> JobDir::list() {
+  PTC_TRY(auto entries, RealNode::list());
+  std::erase_if(entries, [](const DirEntry& entry) { return own(entry.name); });
+  for (std::string_view name : kOwnNames) {
+    auto node = own_name(std::string(name));
+    if (!node || node.value() == nullptr) continue;
+    PTC_TRY(auto stat, node.value()->attributes());
+    entries.push_back({std::string(name), stat.st_mode & S_IFMT, stat.st_ino});
+  }
+  return entries;
+}
+
+FsResult<Created> JobDir::create(const Caller& caller, const std::string& name, mode_t mode,
+                                 int flags) {
+  EditableFile* file = editable(name);
+  if (file == nullptr) {
+    if (reserved(name)) return Errno{EPERM};
+    return RealNode::create(caller, name, mode, flags);
+  }
+  bool hidden = job().hidden().hidden(name);
+  if (file->exists() && !hidden) return Errno{(flags & O_EXCL) != 0 ? EEXIST : ESTALE};
+  Opened opened{file->open(flags, true, job().shared_from_this()), IoMode::kDirect, 0};
+  job().hidden().show(name);
+  PTC_TRY(auto node, own_name(name));
+  if (node == nullptr) return Errno{EIO};
+  return Created{std::move(node), std::move(opened)};
+}
+
+FsResult<NodeRef> JobDir::refuse_own_name(const std::string& name) {
+  PTC_TRY(auto node, own_name(name));
+  return Errno{node == nullptr ? EPERM : EEXIST};
+}
+
+FsResult<NodeRef> JobDir::make_directory(const Caller& caller, const std::string& name,
+                                         mode_t mode) {
+  // After half an rm -r: making it again takes the removal back.
+  if (name == "incoming" && job().hidden().hidden(name)) {
+    job().hidden().show(name);
+    return own_name(name);
+  }
+  if (own(name)) return refuse_own_name(name);
+  return RealNode::make_directory(caller, name, mode);
+}
+
+FsResult<NodeRef> JobDir::make_node(const Caller& caller, const std::string& name, mode_t mode) {
+  if (own(name)) return refuse_own_name(name);
+  return RealNode::make_node(caller, name, mode);
+}
+
+FsResult<NodeRef> JobDir::make_symlink(const Caller& caller, const std::string& name,
+                                       const std::string& target) {
+  if (own(name)) return refuse_own_name(name);
+  return RealNode::make_symlink(caller, name, target);
+}
+
+FsResult<NodeRef> JobDir::make_link(Node& node, const std::string& name) {
+  if (own(name)) return refuse_own_name(name);
+  return RealNode::make_link(node, name);
+}
+
+FsResult<> JobDir::unlink(const std::string& name) {
+  if (!own(name)) return RealNode::unlink(name);
+  if (name == "incoming" || name == "checkpoints") return Errno{EISDIR};
+  if (EditableFile* file = editable(name)) {
+    PTC_TRY(file->remove());
+    if (!file->exists()) return ok();
+  }
+  job().hidden().hide(name);
+  return ok();
+}
+
+FsResult<> JobDir::remove_directory(const std::string& name) {
+  if (!own(name)) return RealNode::remove_directory(name);
+  PTC_TRY(auto node, own_name(name));
+  if (node == nullptr) return Errno{ENOENT};
+  PTC_TRY(auto entries, node->list());
+  if (!entries.empty()) return Errno{ENOTEMPTY};
+  job().hidden().hide(name);
+  return ok();
+}
+
+}  // namespace ptc

@@ -1,0 +1,30 @@
+// <job>/layout.json and <job>/rules.json; fs/editable_file.h says how they are saved.
+#pragma once
+
+#include "fs/editable_file.h"
+#include "fs/node.h"
+#include "fs/tree.h"
+
+namespace ptc {
+
+class LayoutFile : public Node {
+ public:
+  LayoutFile(JobViewRef job, EditableFile& file)
+      : Node(job->key() + "/" + file.name()), job_(std::move(job)), file_(file) {}
+
+  FsResult<struct stat> attributes() override {
+    return file_.attributes(job_->directory(), inode_of(key()));
+  }
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
+    return file_.set_attributes(change, handle);
+  }
+  FsResult<Opened> open(const Caller&, int flags) override {
+    return Opened{file_.open(flags, false, job_), IoMode::kDirect, 0};
+  }
+
+ private:
+  const JobViewRef job_;
+  EditableFile& file_;  // in job_
+};
+
+}  // namespace ptc

@@ -1,0 +1,22 @@
+#include "fs/nodes/layouts_dir.h"
+
+#include "fs/nodes/layout_dir.h"
+
+namespace ptc {
+
+FsResult<NodeRef> LayoutsDir::find(const std::string& name) {
+  auto spec = job()->job().find_layout(*checkpoint()->checkpoint, name);
+  if (!spec) return Errno{spec.error().code() == Code::kInvalidArgument ? ENOENT
+                                                                        : to_errno(spec.error())};
+  return intern(std::make_shared<LayoutDir>(job(), checkpoint(), path_of(name), spec.value()));
+}
+
+FsResult<std::vector<DirEntry>> LayoutsDir::entries() {
+  std::vector<DirEntry> result;
+  for (std::string& name : job()->job().materialised_layouts(*checkpoint()->checkpoint)) {
+    result.push_back(entry(std::move(name), S_IFDIR));
+  }
+  return result;
+}
+
+}  // namespace ptc

@@ -1,0 +1,26 @@
+// checkpoints/<name>/layouts/: every valid layout can be opened by name; those that are
+// materialised are listed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fs/nodes/checkpoint_dir.h"
+
+namespace ptc {
+
+class LayoutsDir : public FrozenDir {
+ public:
+  LayoutsDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint)
+      : FrozenDir(std::move(job), std::move(checkpoint), "layouts") {}
+  /// The names stay what they are, but which of them are listed changes with each reshard.
+  bool list_is_stable() const override { return false; }
+
+ private:
+  FsResult<NodeRef> find(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> entries() override;
+};
+
+}  // namespace ptc

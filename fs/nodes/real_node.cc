@@ -1,0 +1,338 @@
+#include "fs/nodes/real_node.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kUserXattr = "user.";
+
+/// The owner's files are his from the start. A daemon that is not root can make only its own.
+FsResult<> give_to(int dir_fd, const char* name, uid_t uid, gid_t gid) {
+  if (::geteuid() != 0) return ok();
+  if (::fchownat(dir_fd, name, uid, gid, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) != 0) {
+    return last_errno();
+  }
+  return ok();
+}
+
+}  // namespace
+
+/// An open real file. With passthrough the kernel reads and writes by itself, and only the rest
+/// (truncate, fallocate, fsync, seek) comes here.
+class RealHandle : public Handle {
+ public:
+  RealHandle(std::shared_ptr<RealNode> node, UniqueFd fd, bool writable)
+      : node_(std::move(node)), fd_(std::move(fd)), writable_(writable) {
+    hold_.emplace(node_->job().tree().passthrough(), node_->mode_, fd_.get());
+    if (writable_) node_->writers_.fetch_add(1);
+  }
+  ~RealHandle() override {
+    hold_.reset();
+    fd_.reset();
+    if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written();
+  }
+
+  int32_t backing_id() const { return hold_->backing_id(); }
+
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
+    size_t done = 0;
+    while (done < out.size()) {
+      ssize_t got = ::pread(fd_.get(), out.data() + done, out.size() - done,
+                            static_cast<off_t>(offset + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return last_errno();
+      if (got == 0) break;
+      done += static_cast<size_t>(got);
+    }
+    return done;
+  }
+  FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
+    size_t done = 0;
+    while (done < data.size()) {
+      ssize_t put = ::pwrite(fd_.get(), data.data() + done, data.size() - done,
+                             static_cast<off_t>(offset + done));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0 && done == 0) return last_errno();
+      if (put <= 0) break;
+      done += static_cast<size_t>(put);
+    }
+    return done;
+  }
+  FsResult<> sync(bool data_only) override {
+    if ((data_only ? ::fdatasync(fd_.get()) : ::fsync(fd_.get())) != 0) return last_errno();
+    return ok();
+  }
+  FsResult<> truncate(uint64_t size) override {
+    if (::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) return last_errno();
+    return ok();
+  }
+  FsResult<> allocate(int mode, off_t offset, off_t length) override {
+    if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
+    return ok();
+  }
+  FsResult<off_t> seek(off_t offset, int whence, uint64_t) override {
+    off_t result = ::lseek(fd_.get(), offset, whence);
+    if (result < 0) return last_errno();
+    return result;
+  }
+
+ private:
+  const std::shared_ptr<RealNode> node_;
+  UniqueFd fd_;
+  const bool writable_;
+  std::optional<InodeModeHold> hold_;
+};
+
+RealNode::RealNode(JobViewRef job, UniqueFd fd, const struct stat& stat)
+    : RealNode(std::move(job), std::move(fd), key_of(stat)) {}
+RealNode::RealNode(JobViewRef job, UniqueFd fd, std::string key)
+    : Node(std::move(key)), job_(std::move(job)), fd_(std::move(fd)) {}
+
+std::string RealNode::key_of(const struct stat& stat) {
+  return fmt::format("r{:x}:{:x}", stat.st_dev, stat.st_ino);
+}
+
+std::string RealNode::proc_path() const { return fmt::format("/proc/self/fd/{}", fd_.get()); }
+
+void RealNode::note_written() const {
+  auto path_of = [](int fd) {
+    char path[PATH_MAX];
+    ssize_t size =
+        ::readlink(fmt::format("/proc/self/fd/{}", fd).c_str(), path, sizeof(path));
+    return std::string(path, size > 0 ? static_cast<size_t>(size) : 0);
+  };
+  struct stat stat = {};
+  if (::fstat(fd_.get(), &stat) != 0 || stat.st_nlink == 0 || !S_ISREG(stat.st_mode)) return;
+  std::string path = path_of(fd_.get());
+  std::string incoming = path_of(job_->incoming_fd()) + "/";
+  if (path.starts_with(incoming)) job_->job().note_closed(path.substr(incoming.size()));
+}
+
+FsResult<struct stat> RealNode::attributes() {
+  struct stat stat = {};
+  if (::fstat(fd_.get(), &stat) != 0) return last_errno();
+  return stat;
+}
+
+FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handle) {
+  if (read_only_.load()) return Errno{EROFS};
+  if (change.drop_suid) {
+    PTC_TRY(auto stat, attributes());
+    mode_t drop = S_ISUID | ((stat.st_mode & S_IXGRP) != 0 ? S_ISGID : 0);
+    if (S_ISREG(stat.st_mode) && (stat.st_mode & drop) != 0 &&
+        ::chmod(proc_path().c_str(), stat.st_mode & 07777 & ~drop) != 0) {
+      return last_errno();
+    }
+  }
+  if (change.uid || change.gid) {
+    if (::fchownat(fd_.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
+                   AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
+      return last_errno();
+    }
+  }
+  if (change.mode && ::chmod(proc_path().c_str(), *change.mode & 07777) != 0) return last_errno();
+  if (change.size) {
+    if (handle != nullptr) {
+      PTC_TRY(handle->truncate(*change.size));
+    } else {
+      PTC_TRY(job_->gate().open_for_writing(key(), [&]() -> FsResult<> {
+        if (::truncate(proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) {
+          return last_errno();
+        }
+        return ok();
+      }));
+    }
+  }
+  if (change.access_time || change.modify_time) {
+    const timespec omit{0, UTIME_OMIT};
+    timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
+    if (::utimensat(fd_.get(), "", times, AT_EMPTY_PATH) != 0) return last_errno();
+  }
+  return ok();
+}
+
+FsResult<Opened> RealNode::opened(UniqueFd fd, int flags) {
+  auto self = std::static_pointer_cast<RealNode>(shared_from_this());
+  auto handle = std::make_unique<RealHandle>(std::move(self), std::move(fd),
+                                             (flags & O_ACCMODE) != O_RDONLY);
+  int32_t backing_id = handle->backing_id();
+  return Opened{std::move(handle), IoMode::kCached, backing_id};
+}
+
+FsResult<Opened> RealNode::open(const Caller&, int flags) {
+  int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
+  auto open_now = [&]() -> FsResult<Opened> {
+    UniqueFd fd(::open(proc_path().c_str(), host_flags));
+    if (!fd.valid()) return last_errno();
+    return opened(std::move(fd), flags);
+  };
+  if ((flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0) return open_now();
+  if (read_only_.load()) return Errno{EROFS};
+  return job_->gate().open_for_writing(key(), open_now);
+}
+
+FsResult<std::string> RealNode::read_link() {
+  char target[PATH_MAX];
+  ssize_t size = ::readlinkat(fd_.get(), "", target, sizeof(target));
+  if (size < 0) return last_errno();
+  return std::string(target, static_cast<size_t>(size));
+}
+
+FsResult<NodeRef> RealNode::lookup(const std::string& name) {
+  UniqueFd child(::openat(fd_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!child.valid()) return last_errno();
+  struct stat stat = {};
+  if (::fstat(child.get(), &stat) != 0) return last_errno();
+  NodeTable& table = job_->tree().table();
+  if (NodeRef known = table.find(key_of(stat))) return known;
+  return table.intern(std::make_shared<RealNode>(job_, std::move(child), stat));
+}
+
+FsResult<std::vector<DirEntry>> RealNode::list() {
+  int fd = ::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return last_errno();
+  DIR* stream = ::fdopendir(fd);
+  if (stream == nullptr) {
+    ::close(fd);
+    return Errno{ENOMEM};
+  }
+  std::unique_ptr<DIR, int (*)(DIR*)> owner(stream, &::closedir);
+  std::vector<DirEntry> entries;
+  errno = 0;
+  while (dirent* entry = ::readdir(stream)) {
+    std::string_view name = entry->d_name;
+    if (name != "." && name != "..") {
+      entries.push_back({std::string(name), static_cast<mode_t>(DTTOIF(entry->d_type)),
+                         entry->d_ino});
+    }
+    errno = 0;
+  }
+  if (errno != 0) return last_errno();
+  return entries;
+}
+
+gid_t RealNode::group_for(const Caller& caller) const {
+  struct stat stat = {};
+  bool inherits = ::fstat(fd_.get(), &stat) == 0 && (stat.st_mode & S_ISGID) != 0;
+  return inherits ? stat.st_gid : caller.gid;
+}
+
+FsResult<Created> RealNode::create(const Caller& caller, const std::string& name, mode_t mode,
+                                   int flags) {
+  int host_flags = (flags & (O_ACCMODE | O_SYNC | O_DSYNC)) | O_CREAT | O_EXCL | O_CLOEXEC;
+  UniqueFd fd(::openat(fd_.get(), name.c_str(), host_flags, mode & 07777));
+  if (!fd.valid()) {
+    // Somebody else was quicker: ESTALE makes the kernel look again and check permissions.
+    return Errno{errno == EEXIST && (flags & O_EXCL) == 0 ? ESTALE : errno};
+  }
+  PTC_TRY(give_to(fd.get(), "", caller.uid, group_for(caller)));
+  if ((mode & (S_ISUID | S_ISGID)) != 0) ::fchmod(fd.get(), mode & 07777);  // chown drops them
+  PTC_TRY(auto node, RealNode::lookup(name));
+  auto real = std::dynamic_pointer_cast<RealNode>(node);
+  PTC_TRY(auto opened, real->opened(std::move(fd), flags));
+  return Created{std::move(node), std::move(opened)};
+}
+
+FsResult<NodeRef> RealNode::adopt_new(const Caller& caller, const std::string& name, mode_t mode) {
+  PTC_TRY(give_to(fd_.get(), name.c_str(), caller.uid, group_for(caller)));
+  PTC_TRY(auto node, RealNode::lookup(name));
+  if (S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) != 0) {
+    ::chmod(static_cast<RealNode&>(*node).proc_path().c_str(), mode & 07777);
+  }
+  return node;
+}
+
+FsResult<NodeRef> RealNode::make_directory(const Caller& caller, const std::string& name,
+                                           mode_t mode) {
+  if (::mkdirat(fd_.get(), name.c_str(), mode & 07777) != 0) return last_errno();
+  return adopt_new(caller, name, S_IFDIR | mode);
+}
+
+FsResult<NodeRef> RealNode::make_node(const Caller& caller, const std::string& name, mode_t mode) {
+  if (!S_ISREG(mode) && !S_ISFIFO(mode) && !S_ISSOCK(mode)) return Errno{EPERM};  // mounted nodev
+  if (::mknodat(fd_.get(), name.c_str(), mode, 0) != 0) return last_errno();
+  return adopt_new(caller, name, mode);
+}
+
+FsResult<NodeRef> RealNode::make_symlink(const Caller& caller, const std::string& name,
+                                         const std::string& target) {
+  if (::symlinkat(target.c_str(), fd_.get(), name.c_str()) != 0) return last_errno();
+  return adopt_new(caller, name, S_IFLNK);
+}
+
+FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
+  auto* real = dynamic_cast<RealNode*>(&node);
+  if (real == nullptr || real->read_only_.load()) return Errno{EPERM};
+  if (real->job_ != job_) return Errno{EXDEV};
+  // A file that is being committed must not get a second name that it could be written through.
+  return job_->gate().open_for_writing(real->key(), [&]() -> FsResult<NodeRef> {
+    if (::linkat(AT_FDCWD, real->proc_path().c_str(), fd_.get(), name.c_str(),
+                 AT_SYMLINK_FOLLOW) != 0) {
+      return last_errno();
+    }
+    return node.shared_from_this();
+  });
+}
+
+FsResult<> RealNode::unlink(const std::string& name) {
+  if (::unlinkat(fd_.get(), name.c_str(), 0) != 0) return last_errno();
+  return ok();
+}
+
+FsResult<> RealNode::remove_directory(const std::string& name) {
+  if (::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) != 0) return last_errno();
+  return ok();
+}
+
+FsResult<> RealNode::sync_directory() {
+  UniqueFd fd(::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid() || ::fsync(fd.get()) != 0) return last_errno();
+  return ok();
+}
+
+FsResult<std::string> RealNode::get_xattr(const std::string& name) {
+  if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
+  std::string value(XATTR_SIZE_MAX, '\0');
+  ssize_t size = ::getxattr(proc_path().c_str(), name.c_str(), value.data(), value.size());
+  if (size < 0) return last_errno();
+  value.resize(static_cast<size_t>(size));
+  return value;
+}
+
+FsResult<std::vector<std::string>> RealNode::list_xattrs() {
+  std::string names(XATTR_LIST_MAX, '\0');
+  ssize_t size = ::listxattr(proc_path().c_str(), names.data(), names.size());
+  if (size < 0) return last_errno();
+  std::vector<std::string> result;
+  for (size_t at = 0; at < static_cast<size_t>(size);) {
+    std::string name = names.c_str() + at;
+    at += name.size() + 1;
+    if (name.starts_with(kUserXattr)) result.push_back(std::move(name));
+  }
+  return result;
+}
+
+FsResult<> RealNode::set_xattr(const std::string& name, std::string_view value, int flags) {
+  if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
+  if (read_only_.load()) return Errno{EROFS};
+  if (::setxattr(proc_path().c_str(), name.c_str(), value.data(), value.size(), flags) != 0) {
+    return last_errno();
+  }
+  return ok();
+}
+
+FsResult<> RealNode::remove_xattr(const std::string& name) {
+  if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
+  if (read_only_.load()) return Errno{EROFS};
+  if (::removexattr(proc_path().c_str(), name.c_str()) != 0) return last_errno();
+  return ok();
+}
+
+}  // namespace ptc

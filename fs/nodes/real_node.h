@@ -1,0 +1,77 @@
+// Ordinary files: incoming/ and what users keep beside layout.json.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "fs/node.h"
+#include "fs/passthrough.h"
+#include "fs/tree.h"
+
+namespace ptc {
+
+/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Its fd is
+/// O_PATH; everything is done relative to it, so no path of a user is ever resolved on the host.
+/// Key: device and inode number, so that all hard links of a file are one node.
+class RealNode : public Node {
+ public:
+  RealNode(JobViewRef job, UniqueFd fd, const struct stat& stat);
+
+  JobView& job() const { return *job_; }
+  int fd() const { return fd_.get(); }
+  static std::string key_of(const struct stat& stat);
+
+  /// The file became part of a checkpoint: no more writing through what the kernel still knows.
+  void make_read_only() { read_only_.store(true); }
+  /// Tells the job that the file under this name was written, if it is below incoming/.
+  void note_written() const;
+
+  FsResult<struct stat> attributes() override;
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;
+  FsResult<Opened> open(const Caller& caller, int flags) override;
+  FsResult<std::string> read_link() override;
+  FsResult<NodeRef> lookup(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> list() override;
+  FsResult<Created> create(const Caller& caller, const std::string& name, mode_t mode,
+                           int flags) override;
+  FsResult<NodeRef> make_directory(const Caller& caller, const std::string& name,
+                                   mode_t mode) override;
+  FsResult<NodeRef> make_node(const Caller& caller, const std::string& name, mode_t mode) override;
+  FsResult<NodeRef> make_symlink(const Caller& caller, const std::string& name,
+                                 const std::string& target) override;
+  FsResult<NodeRef> make_link(Node& node, const std::string& name) override;
+  FsResult<> unlink(const std::string& name) override;
+  FsResult<> remove_directory(const std::string& name) override;
+  FsResult<> rename(const std::string& name, Node& target_parent, const std::string& target_name,
+                    unsigned flags) override;  // in rename.cc
+  FsResult<> sync_directory() override;
+  FsResult<std::string> get_xattr(const std::string& name) override;
+  FsResult<std::vector<std::string>> list_xattrs() override;
+  FsResult<> set_xattr(const std::string& name, std::string_view value, int flags) override;
+  FsResult<> remove_xattr(const std::string& name) override;
+
+  /// In the job directory: layout.json or rules.json, which are not files of the host; else null.
+  virtual EditableFile* editable(const std::string& /*name*/) { return nullptr; }
+  /// In the job directory: other names that belong to ptcfs.
+  virtual bool reserved(const std::string& /*name*/) const { return false; }
+
+ protected:
+  /// For directories of the tree that have a key of their own.
+  RealNode(JobViewRef job, UniqueFd fd, std::string key);
+
+ private:
+  friend class RealHandle;
+  std::string proc_path() const;
+  FsResult<Opened> opened(UniqueFd fd, int flags);
+  FsResult<NodeRef> adopt_new(const Caller& caller, const std::string& name, mode_t mode);
+  gid_t group_for(const Caller& caller) const;
+
+  const JobViewRef job_;
+  const UniqueFd fd_;
+  InodeMode mode_;
+  std::atomic<uint64_t> writers_{0};
+  std::atomic<bool> read_only_{false};
+};
+
+}  // namespace ptc

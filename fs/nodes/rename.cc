@@ -1,0 +1,90 @@
+// rename(2) out of a real directory: a plain one, a save of layout.json, or a commit.
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "fs/nodes/checkpoints_dir.h"
+#include "fs/nodes/real_node.h"
+
+namespace ptc {
+namespace {
+
+/// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
+FsResult<> save_over(RealNode& parent, const std::string& name, EditableFile& file) {
+  UniqueFd fd(::openat(parent.fd(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd.valid()) return Errno{errno == ELOOP ? EINVAL : errno};
+  struct stat stat = {};
+  if (::fstat(fd.get(), &stat) != 0) return last_errno();
+  if (!S_ISREG(stat.st_mode)) return Errno{S_ISDIR(stat.st_mode) ? EISDIR : EINVAL};
+  if (static_cast<uint64_t>(stat.st_size) > EditableFile::kMaxBytes) return Errno{EFBIG};
+  std::string text(static_cast<size_t>(stat.st_size), '\0');
+  if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
+  PTC_TRY(file.save(text));
+  if (::unlinkat(parent.fd(), name.c_str(), 0) != 0) return last_errno();
+  return ok();
+}
+
+/// layout.json is moved away, as for a backup: the accepted text, as a real file. The layout stays
+/// in force; only its name is gone until somebody writes it again.
+FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
+                     const std::string& target_name, unsigned flags) {
+  struct stat owner = file.attributes(parent.job().directory(), 0);
+  int create = (flags & RENAME_NOREPLACE) != 0 ? O_EXCL : O_TRUNC;
+  UniqueFd fd(::openat(target.fd(), target_name.c_str(),
+                       O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | create, 0600));
+  if (!fd.valid()) return last_errno();
+  std::string text = file.text();
+  auto written = write_exactly(fd.get(), std::as_bytes(std::span(text)), 0);
+  if (!written) {
+    ::unlinkat(target.fd(), target_name.c_str(), 0);
+    return Errno{to_errno(written.error())};
+  }
+  if (::geteuid() == 0 && ::fchown(fd.get(), owner.st_uid, owner.st_gid) != 0) return last_errno();
+  if (::fchmod(fd.get(), owner.st_mode & 0777) != 0) return last_errno();
+  timespec times[2] = {owner.st_atim, owner.st_mtim};
+  ::futimens(fd.get(), times);
+  PTC_TRY(file.remove());
+  if (file.exists()) parent.job().hidden().hide_until_shown(file.name());
+  return ok();
+}
+
+}  // namespace
+
+FsResult<> RealNode::rename(const std::string& name, Node& target_parent,
+                            const std::string& target_name, unsigned flags) {
+  if ((flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0) return Errno{EINVAL};
+  if (auto* checkpoints = dynamic_cast<CheckpointsDir*>(&target_parent)) {
+    return checkpoints->take(*this, name, target_name, flags);
+  }
+  auto* target = dynamic_cast<RealNode*>(&target_parent);
+  if (target == nullptr) return Errno{target_parent.immutable() ? EROFS : EPERM};
+  if (target->job_ != job_) return Errno{EXDEV};
+  if (reserved(name) || target->reserved(target_name)) return Errno{EPERM};
+
+  EditableFile* from = editable(name);
+  EditableFile* to = target->editable(target_name);
+  if (from != nullptr || to != nullptr) {
+    if (from == to) return ok();
+    if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
+    if (from != nullptr && to != nullptr) return Errno{EPERM};
+    if (from != nullptr) return move_away(*this, *from, *target, target_name, flags);
+    bool there = to->exists() && !job_->hidden().hidden(target_name);
+    if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
+    PTC_TRY(save_over(*this, name, *to));
+    job_->hidden().show(target_name);
+    return ok();
+  }
+
+  if (::renameat2(fd_.get(), name.c_str(), target->fd_.get(), target_name.c_str(), flags) != 0) {
+    return last_errno();
+  }
+  // What was written under a temporary name is complete now.
+  if (auto moved = target->RealNode::lookup(target_name)) {
+    static_cast<RealNode&>(*moved.value()).note_written();
+  }
+  return ok();
+}
+
+}  // namespace ptc

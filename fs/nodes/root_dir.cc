@@ -1,0 +1,112 @@
+#include "fs/nodes/root_dir.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "fs/nodes/dot_ptc.h"
+#include "fs/nodes/job_dir.h"
+
+namespace ptc {
+namespace {
+
+constexpr const char* kDotPtc = ".ptc";
+
+/// The new job's directories belong to whoever made it.
+FsResult<> give_job(const JobView& view, const Caller& caller, mode_t mode, gid_t gid) {
+  for (int fd : {view.files_fd(), view.incoming_fd()}) {
+    if (::geteuid() == 0 &&
+        ::fchownat(fd, "", caller.uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
+      return last_errno();
+    }
+    if (::chmod(fmt::format("/proc/self/fd/{}", fd).c_str(), mode & 07777) != 0) {
+      return last_errno();
+    }
+  }
+  return ok();
+}
+
+}  // namespace
+
+void RootDir::touch() const { ::utimensat(tree_.root_fd(), "", nullptr, AT_EMPTY_PATH); }
+
+FsResult<struct stat> RootDir::attributes() {
+  struct stat stat = {};
+  if (::fstat(tree_.root_fd(), &stat) != 0) return last_errno();
+  stat.st_ino = 1;
+  stat.st_nlink = 3 + tree_.store().jobs().size();
+  return stat;
+}
+
+FsResult<> RootDir::set_attributes(const AttributeChange& change, Handle*) {
+  int fd = tree_.root_fd();
+  if ((change.uid || change.gid) &&
+      ::fchownat(fd, "", change.uid.value_or(-1), change.gid.value_or(-1), AT_EMPTY_PATH) != 0) {
+    return last_errno();
+  }
+  if (change.mode &&
+      ::chmod(fmt::format("/proc/self/fd/{}", fd).c_str(), *change.mode & 07777) != 0) {
+    return last_errno();
+  }
+  if (change.access_time || change.modify_time) {
+    const timespec omit{0, UTIME_OMIT};
+    timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
+    if (::utimensat(fd, "", times, AT_EMPTY_PATH) != 0) return last_errno();
+  }
+  return ok();
+}
+
+FsResult<NodeRef> RootDir::lookup(const std::string& name) {
+  if (name == kDotPtc) return make_dot_ptc(tree_);
+  PTC_TRY(auto view, as_fs(tree_.job(name)));
+  if (view == nullptr) return Errno{ENOENT};
+  return JobDir::make(view);
+}
+
+FsResult<std::vector<DirEntry>> RootDir::list() {
+  std::vector<DirEntry> entries{{kDotPtc, S_IFDIR, inode_of(kDotPtc)}};
+  for (const JobRef& job : tree_.store().jobs()) {
+    struct stat stat = {};
+    if (::stat(job->files_dir().c_str(), &stat) != 0) continue;  // removed meanwhile
+    entries.push_back({job->name(), S_IFDIR, stat.st_ino});
+  }
+  return entries;
+}
+
+FsResult<NodeRef> RootDir::make_directory(const Caller& caller, const std::string& name,
+                                          mode_t mode) {
+  if (name == kDotPtc) return Errno{EEXIST};
+  PTC_TRY(auto root, attributes());
+  auto created = tree_.store().create_job(name);
+  if (!created) {
+    spdlog::warn("job '{}' was not created: {}", name, created.error().message());
+    return Errno{to_errno(created.error())};
+  }
+  PTC_TRY(auto view, as_fs(tree_.job(name)));
+  if (view == nullptr) return Errno{EIO};
+  PTC_TRY(give_job(*view, caller, mode, (root.st_mode & S_ISGID) != 0 ? root.st_gid : caller.gid));
+  touch();
+  spdlog::info("job '{}' created by uid {}", name, caller.uid);
+  return JobDir::make(view);
+}
+
+FsResult<> RootDir::remove_directory(const std::string& name) {
+  if (name == kDotPtc) return Errno{EPERM};
+  auto removed = tree_.store().remove_job(name, false);
+  if (!removed) {
+    bool holds_something = removed.error().code() == Code::kBusy;
+    if (!holds_something) {
+      spdlog::warn("job '{}' was not removed: {}", name, removed.error().message());
+    }
+    return Errno{holds_something ? ENOTEMPTY : to_errno(removed.error())};
+  }
+  (void)tree_.job(name);  // drops the view
+  touch();
+  spdlog::info("job '{}' removed", name);
+  return ok();
+}
+
+}  // namespace ptc

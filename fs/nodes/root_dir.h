@@ -1,0 +1,28 @@
+// The root of the mount: .ptc/ and the jobs. mkdir makes a job, rmdir removes one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fs/tree.h"
+
+namespace ptc {
+
+class RootDir : public Node {
+ public:
+  explicit RootDir(Tree& tree) : Node(kRootKey), tree_(tree) {}
+
+  FsResult<struct stat> attributes() override;
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;
+  FsResult<NodeRef> lookup(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> list() override;
+  FsResult<NodeRef> make_directory(const Caller& caller, const std::string& name,
+                                   mode_t mode) override;
+  FsResult<> remove_directory(const std::string& name) override;
+
+ private:
+  void touch() const;
+  Tree& tree_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,45 @@
+#include "fs/nodes/text_file.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace ptc {
+namespace {
+
+class TextHandle : public Handle {
+ public:
+  explicit TextHandle(std::string text) : text_(std::move(text)) {}
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
+    if (offset >= text_.size()) return size_t{0};
+    size_t size = std::min<size_t>(out.size(), text_.size() - offset);
+    std::memcpy(out.data(), text_.data() + offset, size);
+    return size;
+  }
+
+ private:
+  const std::string text_;
+};
+
+}  // namespace
+
+std::unique_ptr<Handle> make_text_handle(std::string text) {
+  return std::make_unique<TextHandle>(std::move(text));
+}
+
+FsResult<struct stat> TextFile::attributes() {
+  struct stat owner = owner_();
+  struct stat stat =
+      virtual_stat(S_IFREG | 0444, owner.st_uid, owner.st_gid, owner.st_mtim, inode_of(key()));
+  stat.st_size = static_cast<off_t>(text_().size());
+  return stat;
+}
+
+FsResult<Opened> TextFile::open(const Caller&, int flags) {
+  if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0) return Errno{EROFS};
+  return Opened{make_text_handle(text_()), IoMode::kDirect, 0};
+}
+
+}  // namespace ptc

@@ -1,0 +1,60 @@
+// Handing a file to the kernel, which then reads and writes it without asking (Linux ≥ 6.9).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+namespace ptc {
+
+/// The ioctls of one mount's connection. Off until start() found that they work: they need
+/// CAP_SYS_ADMIN, and a kernel that agreed to passthrough in its INIT request.
+/// Threads: any.
+class Passthrough {
+ public:
+  /// `session_fd` is the open /dev/fuse. Returns 0, or the errno that says why it cannot be had.
+  int start(int session_fd);
+  bool enabled() const { return enabled_.load(std::memory_order_acquire); }
+  void stop() { enabled_.store(false, std::memory_order_release); }
+
+  /// A backing id (> 0) for an open regular file, or 0. The id holds the file by itself.
+  int32_t open_backing(int fd);
+  void close_backing(int32_t id);
+
+ private:
+  int session_fd_ = -1;
+  std::atomic<bool> enabled_{false};
+};
+
+/// How one inode is read while it is open. The kernel refuses (EIO) to mix passthrough with other
+/// opens of an inode, or two backing ids, so the first open decides for all until the last close.
+/// Threads: any.
+class InodeMode {
+ public:
+  /// Counts one open file of `fd`. The backing id, or 0: reads come to the handle.
+  int32_t enter(Passthrough& passthrough, int fd);
+  void leave(Passthrough& passthrough);
+
+ private:
+  std::mutex mutex_;
+  uint64_t open_files_ = 0;  // guarded
+  int32_t backing_id_ = 0;   // guarded
+};
+
+/// One count in an InodeMode, given back when destroyed.
+class InodeModeHold {
+ public:
+  InodeModeHold(Passthrough& passthrough, InodeMode& mode, int fd)
+      : passthrough_(passthrough), mode_(mode), backing_id_(mode.enter(passthrough, fd)) {}
+  ~InodeModeHold() { mode_.leave(passthrough_); }
+  InodeModeHold(const InodeModeHold&) = delete;
+  InodeModeHold& operator=(const InodeModeHold&) = delete;
+  int32_t backing_id() const { return backing_id_; }
+
+ private:
+  Passthrough& passthrough_;
+  InodeMode& mode_;
+  int32_t backing_id_;
+};
+
+}  // namespace ptc

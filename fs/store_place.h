@@ -1,0 +1,35 @@
+// Where a mount keeps its bytes: a tmpfs of its own, which outlives the daemon, or a directory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "store/base/error.h"
+
+namespace ptc {
+
+struct StorePlaceOptions {
+  std::string mount_point;             // resolved
+  std::string directory;               // --store; empty: chosen by the mount point
+  std::optional<uint64_t> memory_bytes;  // --memory
+};
+
+struct StorePlace {
+  std::string directory;
+  bool in_memory = false;   // gone after a reboot
+  bool is_tmpfs = false;    // mounted by us (now or by an earlier daemon)
+  std::string note;         // something the user should know, one line; or empty
+};
+
+/// Finds or makes the place. With --store and no --memory: the directory as it is. Otherwise a
+/// tmpfs on the directory (or on /run/ptcfs/<escaped mount point>): an existing one is used again,
+/// and resized where the size differs. Without the right to mount: a directory of the user's own in
+/// /dev/shm, or in XDG_RUNTIME_DIR.
+Result<StorePlace> prepare_store_place(const StorePlaceOptions& options);
+
+/// Undoes it, with all that is kept there. Returns the directory that went. Refused (kBusy) while in
+/// use; kInvalidArgument for a directory that the user gave and that is no tmpfs.
+Result<std::string> discard_store_place(const StorePlaceOptions& options);
+
+}  // namespace ptc

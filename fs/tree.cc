@@ -1,0 +1,187 @@
+#include "fs/tree.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <utility>
+
+namespace ptc {
+
+void CommitGate::seal(const std::vector<std::string>& keys) {
+  std::lock_guard lock(mutex_);
+  sealed_.insert(keys.begin(), keys.end());
+}
+
+void CommitGate::unseal(const std::vector<std::string>& keys) {
+  std::lock_guard lock(mutex_);
+  for (const std::string& key : keys) sealed_.erase(key);
+}
+
+struct stat CheckpointView::attributes(mode_t mode, std::string_view path) const {
+  // The time is part of it, so that a later checkpoint of the same name has other inodes.
+  std::string id = fmt::format("{}.{}/{}/{}", time.tv_sec, time.tv_nsec, checkpoint->name(), path);
+  return virtual_stat(mode, uid, gid, time, inode_of(id));
+}
+
+JobView::JobView(Tree& tree, JobRef job, std::string key)
+    : tree_(tree),
+      job_(std::move(job)),
+      key_(std::move(key)),
+      layout_("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
+                              .save = [this](const std::string& t) { return job_->save_layout(t); },
+                              .remove = []() -> Result<> { return ok(); }}),
+      rules_("rules.json", {.text = [this] { return job_->rules_text(); },
+                            .save = [this](const std::string& t) { return job_->save_rules(t); },
+                            .remove = [this] { return job_->remove_rules(); }}) {}
+
+Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
+  JobViewRef view(new JobView(tree, std::move(job), std::move(key)));
+  PTC_TRY(view->files_fd_, open_file(AT_FDCWD, view->job_->files_dir(), O_PATH | O_DIRECTORY));
+  PTC_TRY(make_directory(view->files_fd_.get(), "incoming", 0755));
+  PTC_TRY(view->incoming_fd_,
+          open_file(view->files_fd_.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  return view;
+}
+
+struct stat JobView::directory() const {
+  struct stat result = {};
+  ::fstat(files_fd_.get(), &result);
+  return result;
+}
+
+std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
+  CheckpointRef checkpoint = job_->find_checkpoint(name);
+  std::lock_guard lock(mutex_);
+  auto found = checkpoints_.find(name);
+  if (found != checkpoints_.end()) {
+    if (found->second->checkpoint == checkpoint) return found->second;
+    checkpoints_.erase(found);
+  }
+  if (checkpoint == nullptr) return nullptr;
+  auto view = std::make_shared<CheckpointView>();
+  const Manifest& manifest = checkpoint->manifest();
+  view->checkpoint = checkpoint;
+  view->key = fmt::format("{}/c/{}", key_, manifest.id);
+  view->uid = manifest.uid;
+  view->gid = manifest.gid;
+  view->time = {manifest.time_ns / 1000000000, manifest.time_ns % 1000000000};
+  checkpoints_.emplace(name, view);
+  return view;
+}
+
+std::string checkpoints_key(const JobView& job) { return job.key() + "/checkpoints"; }
+std::string checkpoint_key(const CheckpointView& checkpoint) { return checkpoint.key; }
+
+Tree::Tree() : started_(std::chrono::steady_clock::now()) {}
+
+Tree::~Tree() {
+  {
+    std::lock_guard lock(changes_mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (notifier_.joinable()) notifier_.join();
+  root_.reset();
+}
+
+Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
+  store_ = store;
+  PTC_TRY(make_directory(AT_FDCWD, root_dir, 0755));
+  PTC_TRY(root_fd_, open_file(AT_FDCWD, root_dir, O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  return ok();
+}
+
+void Tree::detach() {
+  root_.reset();
+  table_.forget_all();
+  std::lock_guard lock(views_mutex_);
+  views_.clear();
+}
+
+void Tree::set_kernel_cache(KernelCache* cache) {
+  std::unique_lock lock(changes_mutex_);
+  cache_ = cache;
+  if (cache != nullptr && !notifier_.joinable()) notifier_ = std::thread([this] { run_notifier(); });
+  changed_.wait(lock, [&] { return !notifying_; });
+}
+
+Result<JobViewRef> Tree::job(std::string_view name) {
+  JobRef job = store_->find(name);
+  std::string key(name);
+  std::lock_guard lock(views_mutex_);
+  auto found = views_.find(key);
+  if (found != views_.end()) {
+    if (found->second->job_ref() == job) return found->second;
+    views_.erase(found);  // removed, perhaps made again
+  }
+  if (job == nullptr) return JobViewRef();
+  PTC_TRY(auto view, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
+  views_.emplace(std::move(key), view);
+  return view;
+}
+
+void Tree::job_removed(const std::string& name) {
+  (void)job(name);  // drops the view
+  tell({name, ""});
+}
+
+void Tree::current_changed(const std::string&) {
+  // `current` is looked up each time it is used: nothing of it is cached.
+}
+
+void Tree::checkpoint_changed(const std::string& job, const std::string& checkpoint) {
+  tell({job, checkpoint});
+}
+
+void Tree::tell(Change change) {
+  {
+    std::lock_guard lock(changes_mutex_);
+    if (cache_ == nullptr) return;
+    changes_.push_back(std::move(change));
+  }
+  changed_.notify_all();
+}
+
+void Tree::run_notifier() {
+  std::unique_lock lock(changes_mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !changes_.empty(); });
+    if (stopping_) return;
+    Change change = std::move(changes_.front());
+    changes_.pop_front();
+    KernelCache* cache = cache_;
+    if (cache == nullptr) continue;
+    notifying_ = true;
+    lock.unlock();
+    try {
+      notify(*cache, change);
+    } catch (const std::exception& error) {
+      spdlog::error("telling the kernel of a change of job '{}' failed: {}", change.job,
+                    error.what());
+    }
+    lock.lock();
+    notifying_ = false;
+    changed_.notify_all();
+  }
+}
+
+void Tree::notify(KernelCache& cache, const Change& change) {
+  if (change.checkpoint.empty()) {
+    if (NodeRef root = table_.find(kRootKey)) cache.drop_name(*root, change.job);
+    return;
+  }
+  auto view = job(change.job);
+  if (!view || view.value() == nullptr) return;
+  NodeRef checkpoints = table_.find(checkpoints_key(*view.value()));
+  if (checkpoints == nullptr) return;
+  auto checkpoint = view.value()->checkpoint(change.checkpoint);
+  if (checkpoint == nullptr) {
+    cache.drop_name(*checkpoints, change.checkpoint);
+  } else if (NodeRef node = table_.find(checkpoint_key(*checkpoint))) {
+    // The same names and bytes, but which of them take memory has changed.
+    cache.drop_name(*node, "layouts");
+  }
+}
+
+}  // namespace ptc

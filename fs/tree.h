@@ -1,0 +1,167 @@
+// What all nodes of a mount share: the store below, the node table, and what the mount remembers
+// about each job and checkpoint beyond what the store knows.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "fs/editable_file.h"
+#include "fs/node_table.h"
+#include "fs/passthrough.h"
+#include "fs/stats.h"
+#include "fs/whiteouts.h"
+#include "reshard/job/job_store.h"
+
+namespace ptc {
+
+class Tree;
+
+/// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing;
+/// a file that is open (or mapped) for writing cannot be committed.
+/// Threads: any.
+class CommitGate {
+ public:
+  /// Runs `open`, which opens the file with this node key for writing; EBUSY while it is sealed.
+  template <class Open>
+  auto open_for_writing(const std::string& key, Open open) -> decltype(open()) {
+    std::lock_guard lock(mutex_);
+    if (sealed_.contains(key)) return Errno{EBUSY};
+    return open();
+  }
+  void seal(const std::vector<std::string>& keys);
+  void unseal(const std::vector<std::string>& keys);
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<std::string> sealed_;  // guarded
+};
+
+/// One checkpoint as this mount shows it.
+struct CheckpointView {
+  CheckpointRef checkpoint;
+  std::string key;        // prefix of its nodes' keys; never used twice
+  Whiteouts hidden;       // paths relative to the checkpoint
+  uid_t uid = 0;
+  gid_t gid = 0;
+  timespec time = {};
+
+  /// stat of something in it; `path` is relative to the checkpoint.
+  struct stat attributes(mode_t mode, std::string_view path) const;
+};
+
+/// One job as this mount shows it. Lives while a node of it does.
+class JobView : public std::enable_shared_from_this<JobView> {
+ public:
+  /// Errors: the job's files cannot be opened.
+  static Result<std::shared_ptr<JobView>> open(Tree& tree, JobRef job, std::string key);
+
+  Tree& tree() const { return tree_; }
+  Job& job() const { return *job_; }
+  const JobRef& job_ref() const { return job_; }
+  const std::string& key() const { return key_; }  // prefix of its nodes' keys; never used twice
+  int files_fd() const { return files_fd_.get(); }
+  int incoming_fd() const { return incoming_fd_.get(); }
+  /// stat of the directory of the user's files: owner and mode of the job.
+  struct stat directory() const;
+
+  std::shared_ptr<CheckpointView> checkpoint(const std::string& name);
+
+  EditableFile& layout() { return layout_; }
+  EditableFile& rules() { return rules_; }
+  Whiteouts& hidden() { return hidden_; }  // names of the job directory
+  CommitGate& gate() { return gate_; }
+
+ private:
+  JobView(Tree& tree, JobRef job, std::string key);
+  Tree& tree_;
+  const JobRef job_;
+  const std::string key_;
+  UniqueFd files_fd_, incoming_fd_;  // O_PATH
+  EditableFile layout_, rules_;
+  Whiteouts hidden_;
+  CommitGate gate_;
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
+};
+using JobViewRef = std::shared_ptr<JobView>;
+
+/// Tells the kernel to drop what it caches of one name; FuseSession implements it.
+struct KernelCache {
+  virtual ~KernelCache() = default;
+  /// May wait for operations in `parent`, so it must never be called from one.
+  virtual void drop_name(const Node& parent, const std::string& name) = 0;
+};
+
+/// Threads: any. Outlives all nodes. Order: construct, open the store with it as listener, attach().
+class Tree : public JobListener {
+ public:
+  Tree();
+  ~Tree() override;
+
+  /// `root_dir`: a directory that keeps owner, mode and times of the mount's root.
+  Result<> attach(JobStore* store, const std::string& root_dir);
+  /// Lets go of every view, so that the store can be closed. After the session has ended.
+  void detach();
+  /// From now on changes are told to `cache`; null: no more, and none is under way.
+  void set_kernel_cache(KernelCache* cache);
+  void set_root(NodeRef root) { root_ = std::move(root); }
+
+  JobStore& store() const { return *store_; }
+  int root_fd() const { return root_fd_.get(); }
+  Node& root() const { return *root_; }
+  NodeTable& table() { return table_; }
+  Passthrough& passthrough() { return passthrough_; }
+  Stats& stats() { return stats_; }
+  std::chrono::steady_clock::time_point started() const { return started_; }
+
+  /// The view of a job; null when there is no such job.
+  Result<JobViewRef> job(std::string_view name);
+  /// Drops what is cached of a job that was removed.
+  void job_removed(const std::string& name);
+
+  // JobListener. Only note it down: the caller may hold locks of the job.
+  void current_changed(const std::string& job) override;
+  void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
+
+ private:
+  struct Change {
+    std::string job, checkpoint;  // checkpoint empty: the job is gone
+  };
+  void tell(Change change);
+  void run_notifier();
+  void notify(KernelCache& cache, const Change& change);
+
+  JobStore* store_ = nullptr;
+  UniqueFd root_fd_;
+  NodeRef root_;  // set before the mount, gone before the table
+  const std::chrono::steady_clock::time_point started_;
+  NodeTable table_;
+  Passthrough passthrough_;
+  Stats stats_;
+  std::mutex views_mutex_;
+  uint64_t next_view_ = 1;                                     // guarded by views_mutex_
+  std::unordered_map<std::string, JobViewRef> views_;          // guarded by views_mutex_
+  std::mutex changes_mutex_;
+  std::condition_variable changed_;
+  std::deque<Change> changes_;     // guarded by changes_mutex_, as the rest
+  KernelCache* cache_ = nullptr;
+  bool notifying_ = false, stopping_ = false;
+  std::thread notifier_;
+};
+
+/// Keys of the fixed nodes of a job.
+std::string checkpoints_key(const JobView& job);
+std::string checkpoint_key(const CheckpointView& checkpoint);
+inline constexpr const char* kRootKey = "root";
+
+}  // namespace ptc

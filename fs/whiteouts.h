@@ -1,0 +1,35 @@
+// Names taken away in this mount only, so that `rm -r` works on what cannot change.
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+namespace ptc {
+
+/// A set of relative paths under one checkpoint or job. `rm -r` unlinks names one by one before it
+/// removes the directory that really goes; each name is hidden meanwhile. Unless the removal is
+/// completed, all hidden names are back kRestoreAfter after the last of them was hidden: nothing is
+/// lost by half a removal.
+/// Threads: any.
+class Whiteouts {
+ public:
+  static constexpr std::chrono::seconds kRestoreAfter{60};
+
+  void hide(std::string path);
+  /// Hidden until show(): for a name the user moved away, which only he puts back.
+  void hide_until_shown(std::string path);
+  void show(const std::string& path);
+  bool hidden(const std::string& path) const;
+  /// Whether anything is hidden: a listing must then not be cached.
+  bool any() const;
+
+ private:
+  void expire() const;
+  mutable std::mutex mutex_;
+  mutable std::unordered_map<std::string, bool> paths_;       // → whether it expires; guarded
+  mutable std::chrono::steady_clock::time_point last_hidden_;  // guarded
+};
+
+}  // namespace ptc

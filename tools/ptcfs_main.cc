@@ -1,0 +1,369 @@
+// ptcfs: the daemon. Reads the command line, finds the store, mounts, and waits for the end.
+#include <fcntl.h>
+#include <signal.h>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/syslog_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fs/fuse_session.h"
+#include "fs/mount_point.h"
+#include "fs/nodes/ask_file.h"
+#include "fs/store_place.h"
+#include "fs/tree.h"
+#include "fs/version.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// As mount(8) has them.
+constexpr int kUsage = 1, kSystemError = 2, kMountFailure = 32;
+constexpr seconds kStopWithin{10};
+
+constexpr const char* kDescription =
+    "Mounts the state of training jobs as a file system: checkpoints held in memory, readable under\n"
+    "any layout of ranks. mkdir in it makes a job; README.md tells the rest.";
+constexpr const char* kExamples = R"(
+Options of -o, besides store=, memory= and node=, which are those above:
+  allow_other         other users may enter (needs user_allow_other in /etc/fuse.conf unless root)
+  noexec, noatime, …  as mount(8) has them; ro is refused, for a job must be able to write
+
+Examples:
+  ptcfs /mnt/ptc                       in the background, in half of the machine's memory
+  ptcfs --memory 64G /mnt/ptc          in a tmpfs of 64 GiB, which outlives the daemon
+  ptcfs --store /local/ptc /mnt/ptc    on a local disk
+  ptcfs -f /mnt/ptc                    in the foreground, log on stderr
+  umount /mnt/ptc                      ends it; what was committed is kept
+  ptcfs --discard /mnt/ptc             frees what was kept
+  none /mnt/ptc fuse.ptcfs memory=64G,allow_other,nofail 0 0       in /etc/fstab
+
+Exit status: 0 mounted (or, with -f, ended well), 1 wrong usage, 2 system error, 32 mount failed.)";
+
+struct Options {
+  StorePlaceOptions place;
+  MountOptions mount;
+  std::string node;
+  bool foreground = false;
+  bool discard = false;
+};
+
+int complain(const Error& error, int status) {
+  fmt::print(stderr, "ptcfs: {}\n", error.message());
+  return status;
+}
+
+/// One option of -o. Those that concern mount(8) and systemd alone are passed over.
+Result<> take_mount_option(const std::string& option, Options* options) {
+  size_t equals = option.find('=');
+  std::string key = option.substr(0, equals);
+  std::string value = equals == std::string::npos ? "" : option.substr(equals + 1);
+  static const std::vector<std::string> passed_over = {
+      "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
+      "defaults", "dev", "nodev", "suid", "nosuid", "exec", "default_permissions", "comment",
+      "fsname", "subtype", "async", "atime", "diratime", "relatime"};
+  static const std::vector<std::string> kernels = {"noexec", "noatime", "nodiratime", "sync",
+                                                   "dirsync"};
+  auto is_in = [&](const std::vector<std::string>& names) {
+    return std::find(names.begin(), names.end(), key) != names.end();
+  };
+  if (key.empty() || key.starts_with("x-") || is_in(passed_over)) return ok();
+  if (is_in(kernels)) {
+    options->mount.kernel_options.push_back(key);
+  } else if (key == "allow_other") {
+    options->mount.allow_other = true;
+  } else if (key == "store" && !value.empty()) {
+    options->place.directory = value;
+  } else if (key == "memory" && !value.empty()) {
+    PTC_TRY(options->place.memory_bytes, parse_size(value));
+  } else if (key == "node" && !value.empty()) {
+    options->node = value;
+  } else if (key == "ro") {
+    return invalid_argument("-o ro: a read-only mount is not offered, since layout.json and "
+                            "incoming/ must be writable; take away write permission instead");
+  } else {
+    return invalid_argument("-o {}: unknown option; ptcfs --help lists them", option);
+  }
+  return ok();
+}
+
+/// Fills `options`, or returns the exit status.
+std::optional<int> read_command_line(int argc, char** argv, Options* options) {
+  CLI::App app(kDescription, "ptcfs");
+  app.footer(kExamples);
+  app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion));
+  std::vector<std::string> places, mount_options;
+  std::string memory;
+  bool debug = false;
+  app.add_option("MOUNTPOINT", places,
+                 "an empty directory; a store directory (or 'none') may stand before it, as\n"
+                 "mount(8) calls helpers")->required()->expected(1, 2)->type_name("");
+  app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
+  app.add_option("-o,--options", mount_options, "mount options, separated by commas")
+      ->type_name("OPT,…")->allow_extra_args(false)->take_all();
+  app.add_option("--store", options->place.directory,
+                 "directory of the bytes; with --memory, a tmpfs is mounted on it\n"
+                 "(default: a tmpfs on /run/ptcfs/<mount point>)")->type_name("DIR");
+  app.add_option("--memory", memory, "size of that tmpfs: 64G, 1.5T (default: half of memory)")
+      ->type_name("SIZE");
+  app.add_option("--node", options->node, "name of this node (default: the host's)")
+      ->type_name("NAME");
+  app.add_flag("--discard", options->discard,
+               "do not mount: free what an earlier mount on MOUNTPOINT has kept");
+  app.add_flag("-d,--debug", debug, "log every request; implies -f");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsage;
+  }
+  if (places.size() == 2) {
+    if (places[0] != "none" && places[0] != "ptcfs") options->place.directory = places[0];
+    places.erase(places.begin());
+  }
+  options->place.mount_point = places[0];
+  options->mount.debug = debug;
+  options->foreground = options->foreground || debug;
+  for (const std::string& list : mount_options) {
+    for (const std::string& option : CLI::detail::split(list, ',')) {
+      if (auto taken = take_mount_option(option, options); !taken) {
+        return complain(taken.error(), kUsage);
+      }
+    }
+  }
+  if (!memory.empty()) {
+    auto bytes = parse_size(memory);
+    if (!bytes) return complain(std::move(bytes).error().with_context("--memory"), kUsage);
+    options->place.memory_bytes = bytes.value();
+  }
+  if (options->place.memory_bytes && *options->place.memory_bytes < (1 << 20)) {
+    return complain(invalid_argument("--memory: {} is too small for anything",
+                                     format_size(*options->place.memory_bytes)), kUsage);
+  }
+  if (!options->place.directory.empty()) {
+    std::error_code error;
+    options->place.directory = std::filesystem::absolute(options->place.directory, error).string();
+  }
+  return std::nullopt;
+}
+
+void log_to_stderr(bool debug) {
+  auto logger = spdlog::stderr_logger_mt("ptcfs");
+  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+  logger->set_level(debug ? spdlog::level::debug : spdlog::level::info);
+  spdlog::set_default_logger(logger);
+}
+
+/// Once in the background: the system's log, or a file in the store where there is none.
+void log_in_background(const std::string& store) {
+  std::shared_ptr<spdlog::logger> logger;
+  if (::access("/dev/log", W_OK) == 0) {
+    logger = spdlog::syslog_logger_mt("ptcfs-background", "ptcfs", LOG_PID, LOG_DAEMON);
+    logger->set_pattern("%v");
+  } else {
+    logger = spdlog::basic_logger_mt("ptcfs-background", store + "/ptcfs.log");
+    logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+    logger->flush_on(spdlog::level::info);
+  }
+  spdlog::set_default_logger(logger);
+}
+
+void raise_file_limit() {
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/// Every thread begins with these blocked; the main thread waits for them.
+sigset_t block_end_signals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, signal);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGIO, SIG_IGN);  // of a lease that is broken while it is probed
+  return signals;
+}
+
+/// Whatever hangs at the end: the state is durable at every moment, so leaving is safe.
+void end_at_the_latest() {
+  std::thread([] {
+    std::this_thread::sleep_for(kStopWithin - seconds(1));
+    spdlog::warn("something does not end; leaving it behind");
+    spdlog::shutdown();
+    ::_exit(0);
+  }).detach();
+}
+
+void say_what_is_kept(const JobStore& store, const StorePlace& place, const Options& options) {
+  size_t checkpoints = 0;
+  auto jobs = store.jobs();
+  for (const JobRef& job : jobs) checkpoints += job->checkpoints().size();
+  struct statvfs space = {};
+  std::string used;
+  if (place.is_tmpfs && ::statvfs(place.directory.c_str(), &space) == 0) {
+    used = ", " + format_size((space.f_blocks - space.f_bfree) * space.f_frsize);
+  }
+  std::string store_option =
+      options.place.directory.empty() ? "" : fmt::format(" --store {}", place.directory);
+  bool discards = place.is_tmpfs || options.place.directory.empty();
+  spdlog::info("unmounted {}; kept in {}{}: jobs {}, checkpoints {}{}. To free it: {}",
+               options.mount.mount_point, place.directory,
+               place.in_memory ? " (memory, until the next boot)" : "", jobs.size(), checkpoints,
+               used,
+               discards ? fmt::format("ptcfs{} --discard {}", store_option,
+                                      options.mount.mount_point)
+                        : fmt::format("rm -r {}", place.directory));
+}
+
+void wait_for_the_end(FuseSession& session, const sigset_t& signals, const std::string& path) {
+  for (;;) {
+    timespec pause{0, 200000000};
+    int signal = ::sigtimedwait(&signals, nullptr, &pause);
+    if (session.wait(milliseconds(0))) return;  // umount
+    if (signal <= 0) continue;
+    spdlog::info("{}: unmounting {}", ::strsignal(signal), path);
+    end_at_the_latest();
+    if (!session.unmount()) {
+      spdlog::warn("{} is in use; it was unmounted lazily: files that are open stay readable only "
+                   "where the kernel reads them by itself", path);
+    }
+    session.wait(seconds(2));
+    session.stop();
+    return;
+  }
+}
+
+/// Mounts and serves until the end. `ready` is called once the mount can be used.
+template <class Ready>
+int run(Options& options, Ready ready) {
+  ::umask(0);  // modes come from the kernel, which has applied the caller's
+  raise_file_limit();
+  sigset_t signals = block_end_signals();
+
+  auto was_dead = prepare_mount_point(options.mount.mount_point);
+  if (!was_dead) return complain(was_dead.error(), kMountFailure);
+  if (was_dead.value()) {
+    spdlog::warn("a dead ptcfs mount was left on {}; it was unmounted first",
+                 options.mount.mount_point);
+  }
+  auto place = prepare_store_place(options.place);
+  if (!place) return complain(place.error(), kSystemError);
+  if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
+
+  Tree tree;
+  JobStoreOptions store_options;
+  store_options.directory = place.value().directory;
+  store_options.node = options.node;
+  auto store = JobStore::open(store_options, &tree);
+  if (!store) {
+    return complain(std::move(store).error().with_context("store " + place.value().directory),
+                    kSystemError);
+  }
+  auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
+  if (!attached) return complain(attached.error(), kSystemError);
+  auto session = FuseSession::mount(tree, options.mount);
+  if (!session) return complain(session.error(), kMountFailure);
+
+  ready(place.value());
+  spdlog::info("mounted {} (ptcfs {}, node {}, store {}, jobs {}, passthrough {})",
+               options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
+               store.value()->jobs().size(), tree.passthrough().enabled() ? "on" : "off");
+  wait_for_the_end(*session.value(), signals, options.mount.mount_point);
+  session.value().reset();
+  if (!wait_for_answers(seconds(5))) {
+    spdlog::warn("a question asked through .ptc/ask is not finished; leaving it behind");
+    spdlog::shutdown();
+    ::_exit(0);
+  }
+  say_what_is_kept(*store.value(), place.value(), options);
+  tree.detach();
+  store.value().reset();
+  spdlog::shutdown();
+  return 0;
+}
+
+/// The parent's side of going into the background: its exit status says whether the mount works.
+int run_in_background(Options& options) {
+  int pipe_fds[2];
+  if (::pipe2(pipe_fds, O_CLOEXEC) != 0) return complain(errno_error(errno, "pipe"), kSystemError);
+  pid_t child = ::fork();
+  if (child < 0) return complain(errno_error(errno, "fork"), kSystemError);
+  if (child > 0) {
+    ::close(pipe_fds[1]);
+    unsigned char status = 0;
+    ssize_t got;
+    while ((got = ::read(pipe_fds[0], &status, 1)) < 0 && errno == EINTR) {
+    }
+    if (got == 1) return status;
+    int how = 0;
+    while (::waitpid(child, &how, 0) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(how) ? WEXITSTATUS(how) : kSystemError;
+  }
+  ::close(pipe_fds[0]);
+  ::setsid();
+  if (::chdir("/") != 0) return kSystemError;
+  int status = run(options, [&](const StorePlace& place) {
+    log_in_background(place.directory);
+    int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd : {0, 1, 2}) ::dup2(null, fd);
+    unsigned char mounted = 0;
+    (void)!::write(pipe_fds[1], &mounted, 1);
+    ::close(pipe_fds[1]);
+  });
+  return status;
+}
+
+int discard(const Options& options) {
+  auto mounted = mounted_on(options.place.mount_point);
+  if (mounted && mounted->type == "fuse.ptcfs") {
+    return complain(make_error(Code::kBusy, "{} is mounted; unmount it first: umount {}",
+                               options.place.mount_point, options.place.mount_point),
+                    kSystemError);
+  }
+  auto gone = discard_store_place(options.place);
+  if (!gone) return complain(gone.error(), kSystemError);
+  fmt::print("ptcfs: discarded {}\n", gone.value());
+  return 0;
+}
+
+int main_of(int argc, char** argv) {
+  Options options;
+  if (auto status = read_command_line(argc, argv, &options)) return *status;
+  log_to_stderr(options.mount.debug);
+  auto mount_point = resolve_mount_point(options.place.mount_point);
+  if (!mount_point) return complain(mount_point.error(), kMountFailure);
+  options.place.mount_point = options.mount.mount_point = mount_point.value();
+  if (options.discard) return discard(options);
+  return options.foreground ? run(options, [](const StorePlace&) {}) : run_in_background(options);
+}
+
+}  // namespace
+}  // namespace ptc
+
+int main(int argc, char** argv) {
+  try {
+    return ptc::main_of(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ptcfs: %s\n", error.what());
+    return ptc::kSystemError;
+  }
+}
