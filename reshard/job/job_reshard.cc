@@ -104,14 +104,14 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
     std::vector<Executor::StoredArrays> kept;
     for (size_t i = 0; i < plan.targets.size(); ++i) {
       ImagePlan& image = plan.transfers.images[i];
-      const ImageLayout& layout = plan.targets[i].file.layout;
+      const ImageLayout& wanted_layout = plan.targets[i].file.layout;
       if (image.kept) {
-        kept.push_back({&layout, sources[*image.kept].get()});
+        kept.push_back({&wanted_layout, sources[*image.kept].get()});
         continue;
       }
-      programs.push_back(std::make_unique<GatherProgram>(layout.header, layout.bytes,
+      programs.push_back(std::make_unique<GatherProgram>(wanted_layout.header, wanted_layout.bytes,
                                                          std::move(image.transfers), sources));
-      targets.push_back({&layout, programs.back().get()});
+      targets.push_back({&wanted_layout, programs.back().get()});
     }
     ChecksumLedger ledger;
     PTC_TRY(services.executor->hash_images(kept, facts, ledger, stop));

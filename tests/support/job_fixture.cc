@@ -63,8 +63,9 @@ Sample random_sample(std::mt19937_64& random, bool with_optimizer) {
     sample.config = fmt::format(
         R"({{"model_type": "{}", "hidden_size": {}, "num_hidden_layers": {}, "num_attention_heads": {},
         "num_key_value_heads": {}, "intermediate_size": {}, "vocab_size": {}, "head_dim": {},
-        "tie_word_embeddings": {}, "num_local_experts": {}, "torch_dtype": "bfloat16"}})",
-        m.family, hidden, m.layers, m.heads, m.kv_heads, inner, m.vocab, head_dim, m.tied, 4);
+        "tie_word_embeddings": {}, {} "torch_dtype": "bfloat16"}})",
+        m.family, hidden, m.layers, m.heads, m.kv_heads, inner, m.vocab, head_dim, m.tied,
+        m.experts > 0 ? R"("num_local_experts": 4,)" : "");
   } else if (m.family == "gpt2") {
     m.tied = true;
     sample.config = fmt::format(
@@ -72,6 +73,7 @@ Sample random_sample(std::mt19937_64& random, bool with_optimizer) {
         "n_inner": {}, "vocab_size": {}, "torch_dtype": "float32"}})",
         hidden, m.layers, m.heads, inner, m.vocab);
   } else {
+    m.tied = true;
     sample.config = fmt::format(
         R"({{"model_type": "bert", "hidden_size": {}, "num_hidden_layers": {},
         "num_attention_heads": {}, "intermediate_size": {}, "vocab_size": {}, "type_vocab_size": 2,

@@ -34,7 +34,8 @@ bool on_stage(const SlowModel& model, const std::string& name, const LayoutSpec&
   else if (model.family == "bert") layer = number_after(name, "layer.");
   else layer = number_after(name, "layers.");
   if (layer) return stage_of_layer(spec, model.layers, *layer) == stage;
-  const bool embedding = has(name, "embed_tokens.weight") || has(name, "wte.weight");
+  const bool embedding = has(name, "embed_tokens.weight") || has(name, "wte.weight") ||
+                         has(name, "word_embeddings.weight");
   if (embedding && model.tied) return stage == 0 || stage == last;
   if (embedding || has(name, "wpe.weight") || has(name, "embeddings.")) return stage == 0;
   return stage == last;
@@ -111,7 +112,9 @@ std::optional<AxisCut> tensor_cut(const SlowModel& m, const TensorInfo& tensor, 
     return std::nullopt;
   }
   // bert
-  if (has(name, "word_embeddings.weight")) return AxisCut{0, vocabulary(shape[0], tp, r)};
+  if (has(name, "word_embeddings.weight") || has(name, "cls.predictions.bias") ||
+      has(name, "cls.predictions.decoder."))
+    return AxisCut{0, vocabulary(shape[0], tp, r)};
   if (has(name, "attention.self.query.") || has(name, "attention.self.key.") ||
       has(name, "attention.self.value."))
     return AxisCut{0, by_heads(0, shape[0], m.heads, tp, r)};

@@ -1,0 +1,81 @@
+// Random models, any layout in, any layout out, against the element-by-element oracle.
+#include <gtest/gtest.h>
+
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+void round_trip(uint64_t seed) {
+  SCOPED_TRACE(fmt::format("PTC_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  Sample sample = random_sample(random, random() % 2 == 0);
+  const LayoutSpec written = random_spec(random, sample);
+  const LayoutSpec other = random_spec(random, sample);
+  const LayoutSpec third = random_spec(random, sample);
+  SCOPED_TRACE(fmt::format("{}: {} -> {}, {}", sample.slow.family, written.name(), other.name(),
+                           third.name()));
+
+  TempDir dir;
+  auto store = JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, nullptr);
+  ASSERT_TRUE(store.has_value()) << store.error().message();
+  JobRef job = store.value()->create_job("job").value();
+  Result<> saved = job->save_layout(layout_json(written));
+  ASSERT_TRUE(saved.has_value()) << saved.error().message();
+  job->wait_settled();
+  auto files = write_ranks(sample, written, job->files_dir() + "/incoming/base");
+  Result<> committed = job->commit("base", "base");
+  ASSERT_TRUE(committed.has_value()) << committed.error().message();
+  EXPECT_FALSE(std::filesystem::exists(job->files_dir() + "/incoming/base"));
+  EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + written.name());
+  CheckpointRef checkpoint = job->find_checkpoint("base");
+
+  auto expect_written = [&] {
+    for (const auto& [path, content] : files) {
+      uint64_t rank = std::stoull(path);
+      auto set = checkpoint->rank_files(written, rank).value();
+      EXPECT_TRUE(read_content(*set, path.substr(path.find('/') + 1)) == content) << path;
+    }
+  };
+  expect_written();
+  expect_model(*checkpoint, sample);
+  expect_layout(*checkpoint, sample, other);  // computed on read
+
+  for (const LayoutSpec& spec : {other, third, written}) {
+    saved = job->save_layout(layout_json(spec));
+    ASSERT_TRUE(saved.has_value()) << saved.error().message();
+    job->wait_settled();
+    EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name()) << job->status_json();
+    auto set = checkpoint->rank_files(spec, 0).value();
+    for (size_t i = 0; i < set->entries().size(); ++i)
+      EXPECT_NE(set->open(i).value()->image(), nullptr) << set->entries()[i].path;
+    expect_layout(*checkpoint, sample, spec);
+    expect_model(*checkpoint, sample);
+    expect_written();
+    auto verified = job->verify("base");
+    EXPECT_TRUE(verified.has_value()) << verified.error().message();
+  }
+
+  // The same after a restart.
+  job.reset();
+  checkpoint.reset();
+  store.value().reset();
+  store = JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, nullptr);
+  ASSERT_TRUE(store.has_value()) << store.error().message();
+  job = store.value()->find("job");
+  checkpoint = job->find_checkpoint("base");
+  ASSERT_NE(checkpoint, nullptr);
+  expect_written();
+  expect_layout(*checkpoint, sample, third);
+}
+
+TEST(JobProperty, AnyLayoutInAnyLayoutOut) {
+  const uint64_t seed = test_seed();
+  std::cout << "PTC_SEED=" << seed << "\n";
+  const char* cases = std::getenv("PTC_CASES");
+  const int count = std::getenv("PTC_SEED") ? 1 : cases ? std::atoi(cases) : 25;
+  for (int i = 0; i < count && !HasFailure(); ++i) round_trip(seed + i);
+}
+
+}  // namespace
+}  // namespace ptc::testing
