@@ -48,8 +48,8 @@ struct Layout {
 
   /// Parses and checks all that can be checked without a model: JSON (strict, no duplicate keys,
   /// ≤ 1 MiB), keys (an unknown one names the nearest), types, ranges, format, order, that devices
-  /// are as many as ranks (each "node:index"), stages as many as pp and none zero. tp, pp and dp are
-  /// required, the rest has defaults. Errors: kInvalidArgument, "line 2, column 3: …".
+  /// are as many as ranks (each "node:index"), stages as many as pp and none zero. tp, pp and dp
+  /// are required, the rest has defaults. Errors: kInvalidArgument, "line 2, column 3: …".
   static Result<Layout> parse(std::string_view text);
 };
 

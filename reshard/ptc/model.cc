@@ -77,8 +77,8 @@ Error Model::uncovered_error() const {
     if (++count <= 3) names.push_back(tensors_[tensor].name);
   }
   return invalid_argument(
-      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): give rules.json a rule for "
-      "{}, or keep tp, pp and ep at 1",
+      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): give rules.json a rule "
+      "for {}, or keep tp, pp and ep at 1",
       rules_->family(), fmt::join(names, ", "), count > names.size() ? ", …" : "", count,
       count == 1 ? "" : "s", count == 1 ? "it" : "them");
 }

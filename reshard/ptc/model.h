@@ -67,8 +67,9 @@ class Model {
 
   /// The model that `ranks` wrote under `spec`: finds global names and shapes, and checks that each
   /// rank wrote what it holds under `spec`: nothing missing, nothing else, shapes as cut, the same
-  /// dtype everywhere, all states written at least once (replicas may be missing, or have written no
-  /// tensors). Errors are kInvalidArgument, one sentence with rank, file, tensor, found and expected.
+  /// dtype everywhere, all states written at least once (replicas may be missing, or have written
+  /// no tensors). Errors are kInvalidArgument, one sentence with rank, file, tensor, found and
+  /// expected.
   struct Inferred;
   static Result<Inferred> infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                                 const LayoutSpec& spec, const std::vector<WrittenRank>& ranks);

@@ -302,8 +302,8 @@ Result<> Model::Inference::compare() {
     }
     if (!any) {
       return invalid_argument(
-          "rank {} ({}) of layout {} wrote no tensors, nor did any replica of it; it should hold {} "
-          "and {} more",
+          "rank {} ({}) of layout {} wrote no tensors, nor did any replica of it; it should hold "
+          "{} and {} more",
           ranks_[order_[begin]].global_rank, state_text(state), spec_.name(),
           model_.tensors_[held.front().tensor].name, held.size() - 1);
     }
@@ -336,12 +336,13 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
     expected.erase(found);
   }
   if (expected.empty()) return ok();
-  const auto first = std::min_element(expected.begin(), expected.end(),
-                                      [](const auto& a, const auto& b) { return a.first < b.first; });
+  const auto first =
+      std::min_element(expected.begin(), expected.end(),
+                       [](const auto& a, const auto& b) { return a.first < b.first; });
   const Writer& other = first_writer_[first->first];
   return invalid_argument(
-      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives it "
-      "too",
+      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives "
+      "it too",
       writer.global_rank, state_text(state),
       model_.local_name(first->first, spec_, state.pp), model_.tensors_[first->first].file,
       expected.size(), expected.size() == 1 ? "" : "s", ranks_[other.rank].global_rank,

@@ -144,7 +144,8 @@ std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> m
       used.insert(match->rule);
       layers |= match->name.layer.has_value();
     }
-    const double share = static_cast<double>(used.size()) / static_cast<double>(rules.rules_.size());
+    const double share =
+        static_cast<double>(used.size()) / static_cast<double>(rules.rules_.size());
     if (!layers || covered < best_covered || (covered == best_covered && share <= best_share)) {
       continue;
     }

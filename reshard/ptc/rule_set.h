@@ -17,8 +17,8 @@
 
 namespace ptc {
 
-/// A number in a rule: given, or a fact of the model ("kv_heads"), or a product of facts and numbers
-/// ("mamba_heads*mamba_head_dim").
+/// A number in a rule: given, or a fact of the model ("kv_heads"), or a product of facts and
+/// numbers ("mamba_heads*mamba_head_dim").
 using RuleNumber = std::variant<uint64_t, std::string>;
 
 /// One of several blocks that lie behind each other on the axis that is cut.
@@ -73,8 +73,9 @@ class RuleSet {
   static Result<std::shared_ptr<const RuleSet>> builtin(std::string_view family);
   /// Names of the built-in families, sorted.
   static std::vector<std::string> builtin_families();
-  /// By config.json's model_type if there is one (nullptr where no family knows it), else the family
-  /// most of whose rules match the names and that covers every name best; nullptr if none does.
+  /// By config.json's model_type if there is one (nullptr where no family knows it), else the
+  /// family that covers most kinds of names (equal but for numbers), of several the one of whose
+  /// rules the largest share matches; nullptr if none matches a name with a layer.
   static std::shared_ptr<const RuleSet> choose(std::optional<std::string_view> model_type,
                                                const std::vector<std::string>& tensor_names);
   /// The family "none": no rules. Its models can be stored and read, but not cut.
@@ -91,8 +92,8 @@ class RuleSet {
     NameMatch name;
     size_t prefix_length = 0;  // of the family's prefix in the name
   };
-  /// The first rule that matches, also behind one of the family's prefixes ("bert."). For many names
-  /// use a RuleFinder.
+  /// The first rule that matches, also behind one of the family's prefixes ("bert."). For many
+  /// names use a RuleFinder.
   std::optional<Match> find(std::string_view tensor_name) const;
   /// Whether the pattern matches, also behind one of the prefixes.
   bool matches(const NamePattern& pattern, std::string_view tensor_name) const;

@@ -1,10 +1,10 @@
 // One axis under one cut: which stretches of the global axis a rank holds, and the inverse.
 //
-// An axis of n elements has parts p of length L_p = n · size_p / Σ size. Of h_p heads over tp ranks,
-// rank r holds [r·L_p/tp, (r+1)·L_p/tp) when tp ≤ h_p (tp must divide h_p), and, when heads are
-// shared, head ⌊r·h_p/tp⌋ when tp > h_p (h_p must divide tp). The local axis is the parts' stretches
-// behind each other. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r holds the rows
-// of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
+// An axis of n elements has parts p of length L_p = n · size_p / Σ size. Of h_p heads over tp
+// ranks, rank r holds [r·L_p/tp, (r+1)·L_p/tp) when tp ≤ h_p (tp must divide h_p), and, when heads
+// are shared, head ⌊r·h_p/tp⌋ when tp > h_p (h_p must divide tp). The local axis is the parts'
+// stretches behind each other. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r
+// holds the rows of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,9 @@ Result<AxisSlice> slice_axis(const ResolvedCut& cut, uint64_t extent, uint32_t r
 
 /// The global length of an axis of which each of `ranks` ranks holds `local_extent`. For a
 /// vocabulary of `vocab` rows (0: unknown) also finds the padding in use, and stores it in `cut`:
-/// the rule's multiple, with one rank padded or not, else 1 if nothing is padded, else a smaller power
-/// of two, else a larger one. kInvalidArgument where no padding of `vocab` rows explains what several ranks hold;
-/// one rank may hold any number of rows.
+/// the rule's multiple, with one rank padded or not, else 1 if nothing is padded, else a smaller
+/// power of two, else a larger one. kInvalidArgument where no padding of `vocab` rows explains what
+/// several ranks hold; one rank may hold any number of rows.
 Result<uint64_t> global_extent(ResolvedCut& cut, uint64_t local_extent, uint32_t ranks,
                                uint64_t vocab);
 
@@ -64,8 +64,8 @@ Result<AxisSlice> slice_experts(uint64_t extent, uint32_t rank, uint32_t ranks);
 /// Cuts an axis of `part` that is whole so far down to `slice`.
 void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice);
 
-/// The slice of the scales of an axis: `weight` in blocks of `block` elements. kInvalidArgument when
-/// a cut of the weight is off the grid of blocks.
+/// The slice of the scales of an axis: `weight` in blocks of `block` elements. kInvalidArgument
+/// when a cut of the weight is off the grid of blocks.
 Result<AxisSlice> slice_of_blocks(const AxisSlice& weight, uint64_t weight_extent, uint64_t block);
 
 /// The sub-tensor whose axis a is cut as slices[a]: the product of the axes' segments.

@@ -211,8 +211,8 @@ TEST(Model, UncoveredTensorsAreNamed) {
                                              tensor("d", {2})});
   EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
-            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give rules.json "
-            "a rule for them, or keep tp, pp and ep at 1");
+            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give "
+            "rules.json a rule for them, or keep tp, pp and ep at 1");
   EXPECT_FALSE(model.slice(0, sizes({.pp = 2}), {}).has_value());
   EXPECT_THAT(model.describe(0), HasSubstr("cannot be cut"));
 }

@@ -68,8 +68,8 @@ TEST(NamePattern, NumbersAreFoundWithTheirPlace) {
 
 TEST(NamePattern, NumbersHaveOneForm) {
   EXPECT_TRUE(matches("h.{layer}.w", "h.0.w"));
-  for (const char* name : {"h.00.w", "h.01.w", "h.+1.w", "h..w", "h.x.w", "h.1a.w", "h.2147483648.w",
-                           "h.99999999999999999999.w"}) {
+  for (const char* name : {"h.00.w", "h.01.w", "h.+1.w", "h..w", "h.x.w", "h.1a.w",
+                           "h.2147483648.w", "h.99999999999999999999.w"}) {
     EXPECT_FALSE(matches("h.{layer}.w", name)) << name;
   }
   EXPECT_TRUE(matches("h.{layer}.w", "h.2147483647.w"));

@@ -71,7 +71,8 @@ TEST(RuleFinder, AgreesWithFind) {
   RuleFinder finder(*mixtral);
   for (int round = 0; round < 2; ++round) {
     for (const char* name :
-         {"model.layers.3.block_sparse_moe.experts.7.w1.weight", "model.layers.#.input_layernorm.weight",
+         {"model.layers.3.block_sparse_moe.experts.7.w1.weight",
+          "model.layers.#.input_layernorm.weight",
           "model.layers.3.block_sparse_moe.experts.7.w2.weight",
           "model.layers.4.block_sparse_moe.experts.70.w1.weight",
           "model.layers.4.input_layernorm.weight", "model.layers.04.input_layernorm.weight",
@@ -118,7 +119,8 @@ TEST(RuleSet, ChosenByNames) {
   };
   const std::string layer = "model.layers.0.";
   EXPECT_EQ(chosen({"model.embed_tokens.weight", layer + "self_attn.q_proj.weight",
-                    layer + "self_attn.k_proj.weight", layer + "mlp.gate_proj.weight", layer + "input_layernorm.weight"}),
+                    layer + "self_attn.k_proj.weight", layer + "mlp.gate_proj.weight",
+                    layer + "input_layernorm.weight"}),
             "llama");
   EXPECT_EQ(chosen({layer + "self_attn.k_proj.weight", layer + "mlp.gate.weight",
                     layer + "mlp.experts.0.gate_proj.weight"}),
@@ -153,7 +155,8 @@ TEST(RuleSet, FactsComeFromTheConfig) {
 TEST(RuleSet, AJobsRulesExtendAFamily) {
   const auto rules = parse(R"({"format": "ptc-rules/1", "extends": "llama",
     "facts": {"kv_heads": 8, "groups": 4}, "tied": true, "prefixes": ["my."],
-    "rules": [{"names": ["layers.{layer}.self_attn.q_proj.weight"], "cut": {"axis": 0, "heads": "groups"}},
+    "rules": [{"names": ["layers.{layer}.self_attn.q_proj.weight"],
+               "cut": {"axis": 0, "heads": "groups"}},
               {"names": ["value_head.weight"], "stage": "last"}]})");
   ASSERT_NE(rules, nullptr);
   EXPECT_EQ(rules->family(), "llama");
@@ -175,7 +178,8 @@ TEST(RuleSet, AJobsRulesExtendAFamily) {
 }
 
 TEST(RuleSet, FactsAloneAreEnough) {
-  const auto rules = parse(R"({"format": "ptc-rules/1", "extends": "gpt2", "facts": {"heads": 12}})");
+  const auto rules =
+      parse(R"({"format": "ptc-rules/1", "extends": "gpt2", "facts": {"heads": 12}})");
   EXPECT_EQ(rules->facts("").value().numbers.at("heads"), 12u);
   EXPECT_EQ(rules->rules().size(), RuleSet::builtin("gpt2").value()->rules().size());
 }
@@ -199,7 +203,8 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
   EXPECT_THAT(rule_error(R"({"names": []})"), HasSubstr("needs 'names'"));
   EXPECT_THAT(rule_error(R"({"names": ["a}"], "stage": "all"})"), HasSubstr("without its '{'"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "middle"})"), HasSubstr("'stage' must be"));
-  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "heads": "hedas"}})"),
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all",
+                             "cut": {"axis": 0, "heads": "hedas"}})"),
               HasSubstr("unknown fact 'hedas' (did you mean 'heads'?)"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "heads": 0}})"),
               HasSubstr("from 1"));
@@ -212,7 +217,8 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all",
                              "cut": {"axis": 0, "heads": 2, "parts": [{}]}})"),
               HasSubstr("exclude each other"));
-  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "expert_axis": 0, "cut": {"axis": 0}})"),
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "expert_axis": 0,
+                             "cut": {"axis": 0}})"),
               HasSubstr("must differ"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "tied_when": "b"})"),
               HasSubstr("needs 'tied_head'"));

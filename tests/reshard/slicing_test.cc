@@ -26,7 +26,8 @@ TEST(SliceAxis, EqualParts) {
   const AxisSlice slice = slice_axis(cut_of({{}}), 12, 2, 4).value();
   EXPECT_EQ(slice.local_extent, 3u);
   EXPECT_THAT(slice.segments, ElementsAre(AxisSegment{6, 0, 3}));
-  EXPECT_THAT(error_of(cut_of({{}}), 10, 4), HasSubstr("length 10 of axis 0 is not divisible by tp = 4"));
+  EXPECT_THAT(error_of(cut_of({{}}), 10, 4),
+              HasSubstr("length 10 of axis 0 is not divisible by tp = 4"));
 }
 
 TEST(SliceAxis, WholeHeadsOnly) {
@@ -91,7 +92,8 @@ TEST(GlobalExtent, InvertsTheSlice) {
        {cut_of({{}}), cut_of({{.heads = 12}}), cut_of({{.heads = 2, .share = true}}),
         cut_of({{.size = 12, .heads = 12}, {.size = 2, .heads = 2, .share = true},
                 {.size = 2, .heads = 2, .share = true}}),
-        cut_of({{.heads = 12}, {.heads = 12}, {.heads = 12}}), cut_of({{.size = 0}, {.size = 1}})}) {
+        cut_of({{.heads = 12}, {.heads = 12}, {.heads = 12}}),
+        cut_of({{.size = 0}, {.size = 1}})}) {
     for (uint32_t ranks : {1, 2, 4, 6, 12}) {
       const uint64_t extent = 12 * 16 * 3;
       const auto slice = slice_axis(original, extent, 0, ranks);
