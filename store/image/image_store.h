@@ -26,7 +26,8 @@ struct ImageId {
 /// Threads: any.
 class Image {
  public:
-  Image(ImageId id, UniqueFd fd, uint64_t bytes) : id_(std::move(id)), fd_(std::move(fd)), bytes_(bytes) {}
+  Image(ImageId id, UniqueFd fd, uint64_t bytes)
+      : id_(std::move(id)), fd_(std::move(fd)), bytes_(bytes) {}
   ~Image();
 
   const ImageId& id() const { return id_; }
@@ -104,7 +105,8 @@ class ImageStore {
   friend class ImageWriter;
   Result<ImageRef> open_linked(const ImageId& id, const std::string& path);
 
-  explicit ImageStore(std::string dir, UniqueFd dir_fd) : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
+  explicit ImageStore(std::string dir, UniqueFd dir_fd)
+      : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
   std::string dir_;
   UniqueFd dir_fd_;
   std::mutex mutex_;

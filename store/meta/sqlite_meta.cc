@@ -64,17 +64,16 @@ class Database {
   Error error(int status) const {
     std::string reason =
         database_ ? sqlite3_errmsg(database_.get()) : std::string(sqlite3_errstr(status));
-    return code_of(status) == Code::kCorrupt ? damaged(reason)
-                                             : make_error(code_of(status), "metadata database {}: {}",
-                                                          path_, reason);
+    return code_of(status) == Code::kCorrupt
+               ? damaged(reason)
+               : make_error(code_of(status), "metadata database {}: {}", path_, reason);
   }
 
   Error damaged(std::string_view reason) const {
-    return make_error(
-        Code::kCorrupt,
-        "metadata database {} is damaged ({}); stop the daemon, copy the file, then restore it from "
-        "a backup or rescue its rows with: sqlite3 {} .recover",
-        path_, reason, path_);
+    return make_error(Code::kCorrupt,
+                      "metadata database {} is damaged ({}); stop the daemon, copy the file, then "
+                      "restore it from a backup or rescue its rows with: sqlite3 {} .recover",
+                      path_, reason, path_);
   }
 
   sqlite3* get() const { return database_.get(); }

@@ -186,7 +186,8 @@ Result<StridedCopy> make_strided_copy(const ArrayAt& source, const Dims& source_
   uint64_t all = run_bits | source_first | target_first;
   for (uint32_t i = 0; i < level_count; ++i) {
     all |= inner[i].source_stride | inner[i].target_stride;
-    copy.levels[i] = {inner[level_count - 1 - i].count, inner[level_count - 1 - i].source_stride / 8,
+    copy.levels[i] = {inner[level_count - 1 - i].count,
+                      inner[level_count - 1 - i].source_stride / 8,
                       inner[level_count - 1 - i].target_stride / 8};
   }
   if (all % 8 != 0) {

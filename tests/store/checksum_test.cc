@@ -128,8 +128,8 @@ TEST(Checksum, OfSubTensorsAddsUpToTheWhole) {
     for (uint64_t x = 0; x < part.extent[0]; ++x)
       for (uint64_t y = 0; y < part.extent[1]; ++y)
         for (uint64_t z = 0; z < 2 * part.extent[2]; ++z)
-          local[to++] = bytes[((part.offset[0] + x) * 9 + part.offset[1] + y) * 14 +
-                              2 * part.offset[2] + z];
+          local[to++] =
+              bytes[((part.offset[0] + x) * 9 + part.offset[1] + y) * 14 + 2 * part.offset[2] + z];
     SubTensor sub{local_shape, {Piece{part, {0, 0, 0}}}};
     auto part_sum = checksum_of_sub_tensor(sub, shape, DType::kBF16, local);
     ASSERT_TRUE(is_ok(part_sum));
@@ -152,8 +152,8 @@ TEST(Checksum, HexGoesBothWays) {
   Checksum sum{{0x0123456789abcdef, 0xfedcba9876543210}};
   EXPECT_EQ(sum.to_hex(), "0123456789abcdeffedcba9876543210");
   EXPECT_EQ(Checksum::from_hex(sum.to_hex()).value(), sum);
-  for (const char* bad : {"", "0123", "0123456789abcdeffedcba987654321g",
-                          "0123456789ABCDEFfedcba9876543210"})
+  for (const char* bad :
+       {"", "0123", "0123456789abcdeffedcba987654321g", "0123456789ABCDEFfedcba9876543210"})
     EXPECT_TRUE(has_error(Checksum::from_hex(bad), Code::kInvalidArgument)) << bad;
 }
 

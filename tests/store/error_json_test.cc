@@ -53,19 +53,23 @@ TEST_P(JsonRefuses, WithThePlace) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Texts, JsonRefuses,
-    testing::Values(
-        BadJson{"", "line 1, column 1: not valid JSON"}, BadJson{"{\"a\": 1,\n \"b\": }", "line 2, column 7"},
-        BadJson{"{\"é\": x}", "line 1, column 7"}, BadJson{"{\"a\": 1} x", "column 10"},
-        BadJson{"{\"a\": NaN}", "column 7"}, BadJson{"[1", "too early"},
-        BadJson{"[[[[[[[[[1]]]]]]]]]", "nested deeper than 8"},
-        BadJson{std::string(1001, ' '), "1001 bytes of JSON, but at most 1000"},
-        BadJson{"{\"a\": \"\xff\"}", "line 1, column 8"}, BadJson{"// x\n1", "column 1"},
-        BadJson{"{\"a\": {\"b\": 1, \"c\": \":\",\n  \"b\": 2}}", "line 2, column 3: the key 'b' is there twice"},
-        BadJson{R"({"ab": {"a": 1}, "x": [{"ab": 1}], "\u0061b": {}})", "column 36: the key 'ab' is there twice"},
-        BadJson{R"({"a\"": 1, "a\"": [{"z": 1}]})", "is there twice"}));
+    testing::Values(BadJson{"", "line 1, column 1: not valid JSON"},
+                    BadJson{"{\"a\": 1,\n \"b\": }", "line 2, column 7"},
+                    BadJson{"{\"é\": x}", "line 1, column 7"}, BadJson{"{\"a\": 1} x", "column 10"},
+                    BadJson{"{\"a\": NaN}", "column 7"}, BadJson{"[1", "too early"},
+                    BadJson{"[[[[[[[[[1]]]]]]]]]", "nested deeper than 8"},
+                    BadJson{std::string(1001, ' '), "1001 bytes of JSON, but at most 1000"},
+                    BadJson{"{\"a\": \"\xff\"}", "line 1, column 8"},
+                    BadJson{"// x\n1", "column 1"},
+                    BadJson{"{\"a\": {\"b\": 1, \"c\": \":\",\n  \"b\": 2}}",
+                            "line 2, column 3: the key 'b' is there twice"},
+                    BadJson{R"({"ab": {"a": 1}, "x": [{"ab": 1}], "\u0061b": {}})",
+                            "column 36: the key 'ab' is there twice"},
+                    BadJson{R"({"a\"": 1, "a\"": [{"z": 1}]})", "is there twice"}));
 
 TEST(Json, EqualKeysOfDifferentObjectsAreNoDuplicates) {
-  EXPECT_TRUE(is_ok(parse_json(R"({"a": {"a": 1}, "b": [{"a": 1}, {"a": ":{\"a\":"}], ":": "\\"})")));
+  EXPECT_TRUE(
+      is_ok(parse_json(R"({"a": {"a": 1}, "b": [{"a": 1}, {"a": ":{\"a\":"}], ":": "\\"})")));
 }
 
 TEST(Json, FindsPlaces) {
@@ -82,7 +86,8 @@ TEST(Json, FindsPlaces) {
 }
 
 TEST(Json, ReadsUnsignedNumbers) {
-  json::value value = parse_json(R"({"a": 7, "b": -1, "c": 1.0, "d": "7", "e": 18446744073709551615})").value();
+  json::value value =
+      parse_json(R"({"a": 7, "b": -1, "c": 1.0, "d": "7", "e": 18446744073709551615})").value();
   const json::object& object = value.as_object();
   EXPECT_EQ(json_uint(object, "a").value(), 7u);
   EXPECT_EQ(json_uint(object, "none").value(), std::nullopt);
@@ -102,12 +107,16 @@ TEST(Json, NamesTheNearestKey) {
 }
 
 TEST(Json, PrettyTextReadsBackAndIsStable) {
-  json::value value = parse_json(
-      R"({"tp":2,"x":1.5,"y":4.0,"devices":["a","b"],"o":{},"l":[],"deep":[{"a":[1,[2]]}],"s":"é\n"})").value();
+  json::value value =
+      parse_json(
+          R"({"tp":2,"x":1.5,"y":4.0,"devices":["a","b"],"o":{},"l":[],"deep":[{"a":[1,[2]]}],"s":"é\n"})")
+          .value();
   std::string text = pretty_json(value);
   EXPECT_EQ(text,
-            "{\n  \"tp\": 2,\n  \"x\": 1.5,\n  \"y\": 4.0,\n  \"devices\": [\"a\", \"b\"],\n  \"o\": {},\n"
-            "  \"l\": [],\n  \"deep\": [\n    {\n      \"a\": [\n        1,\n        [2]\n      ]\n    }\n"
+            "{\n  \"tp\": 2,\n  \"x\": 1.5,\n  \"y\": 4.0,\n  \"devices\": [\"a\", \"b\"],\n  "
+            "\"o\": {},\n"
+            "  \"l\": [],\n  \"deep\": [\n    {\n      \"a\": [\n        1,\n        [2]\n      "
+            "]\n    }\n"
             "  ],\n  \"s\": \"é\\n\"\n}\n");
   EXPECT_EQ(parse_json(text).value(), value);
   EXPECT_EQ(pretty_json(json::value(std::nan(""))), "null\n");

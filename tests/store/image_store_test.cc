@@ -104,7 +104,8 @@ TEST_F(Images, CutFilesAreCorruptAndNotABusError) {
 }
 
 TEST_F(Images, BadIdsLeadNowhere) {
-  for (const char* id : {"", "..", "../x", "0123456789abcde", "0123456789ABCDEF", "0123456789abcdef0"}) {
+  for (const char* id :
+       {"", "..", "../x", "0123456789abcde", "0123456789ABCDEF", "0123456789abcdef0"}) {
     EXPECT_TRUE(has_error(store_->open({id}, 0), Code::kInvalidArgument)) << id;
     EXPECT_TRUE(has_error(store_->remove({id}), Code::kInvalidArgument)) << id;
   }
@@ -132,7 +133,8 @@ TEST_F(Images, AreAdoptedWithoutACopy) {
   ASSERT_TRUE(is_ok(write_file_atomically(dir.get(), "upload", "abc")));
   ImageRef image = store_->adopt(dir.get(), "upload").value();
   EXPECT_EQ(text_of(image), "abc");
-  struct stat old_info {}, new_info {};
+  struct stat old_info {
+  }, new_info{};
   ASSERT_EQ(::fstatat(dir.get(), "upload", &old_info, 0), 0);
   ASSERT_EQ(::fstat(image->fd(), &new_info), 0);
   EXPECT_EQ(old_info.st_ino, new_info.st_ino);
@@ -150,13 +152,15 @@ TEST_F(Images, OnlyRegularFilesAreAdopted) {
 }
 
 TEST_F(Images, OfAnotherFileSystemAreNotAdopted) {
-  struct stat here {}, there {};
+  struct stat here {
+  }, there{};
   ASSERT_EQ(::stat(path_.c_str(), &here), 0);
   if (::stat("/dev/shm", &there) != 0 || here.st_dev == there.st_dev)
     GTEST_SKIP() << "needs a second file system at /dev/shm";
   std::string path = "/dev/shm/ptc-adopt-" + std::to_string(::getpid());
   ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path, "abc")));
-  EXPECT_TRUE(has_error(store_->adopt(AT_FDCWD, path), Code::kInvalidArgument, "another file system"));
+  EXPECT_TRUE(
+      has_error(store_->adopt(AT_FDCWD, path), Code::kInvalidArgument, "another file system"));
   ::unlink(path.c_str());
 }
 

@@ -1,6 +1,7 @@
 // What every MetaClient must do. A backend names a way to make an empty client:
 //
-//   INSTANTIATE_TEST_SUITE_P(Memory, MetaConformance, testing::Values(MetaBackend{"memory", make}));
+//   INSTANTIATE_TEST_SUITE_P(Memory, MetaConformance, testing::Values(MetaBackend{"memory",
+//   make}));
 #pragma once
 
 #include <gtest/gtest.h>
@@ -107,7 +108,8 @@ TEST_P(MetaConformance, TransactionsAreAllOrNothing) {
   EXPECT_EQ(meta_->get("a").value()->value, "1");
   EXPECT_EQ(meta_->get("c").value(), std::nullopt);
   auto next = meta_->commit({.compares = {{"a", revision}, {"b", 0}},
-                             .puts = {{"b", "2"}, {"c", "3"}}, .deletes = {"a", "none"}});
+                             .puts = {{"b", "2"}, {"c", "3"}},
+                             .deletes = {"a", "none"}});
   ASSERT_TRUE(is_ok(next));
   EXPECT_EQ(meta_->get("a").value(), std::nullopt);
   EXPECT_EQ(meta_->get("b").value()->revision, next.value());
@@ -147,7 +149,8 @@ TEST_P(MetaConformance, WatchersSeeTheirPrefixInOrder) {
   auto handle = meta_->watch("jobs/", log.collect()).value();
   int64_t one = put("jobs/a", "1");
   put("other", "x");
-  int64_t two = meta_->commit({.puts = {{"jobs/b", "2"}}, .deletes = {"jobs/a", "jobs/none"}}).value();
+  int64_t two =
+      meta_->commit({.puts = {{"jobs/b", "2"}}, .deletes = {"jobs/a", "jobs/none"}}).value();
   EXPECT_EQ(log.wait_for(3), (std::vector<std::string>{"jobs/a=1" + at(one), "jobs/b=2" + at(two),
                                                        "-jobs/a" + at(two)}));
 }
@@ -155,10 +158,13 @@ TEST_P(MetaConformance, WatchersSeeTheirPrefixInOrder) {
 TEST_P(MetaConformance, WatchersMayReadAndAreNotCalledAfterTheirHandleWent) {
   EventLog log, other;
   std::string read;
-  auto reader = meta_->watch("", [&](const MetaEvent& event) {
-    read = meta_->get(event.key).value()->value;
-    log.collect()(event);
-  }).value();
+  auto reader = meta_
+                    ->watch("",
+                            [&](const MetaEvent& event) {
+                              read = meta_->get(event.key).value()->value;
+                              log.collect()(event);
+                            })
+                    .value();
   put("a", "1");
   ASSERT_EQ(log.wait_for(1).size(), 1u);
   EXPECT_EQ(read, "1");
@@ -174,15 +180,18 @@ TEST_P(MetaConformance, DestroyingAHandleWaitsForARunningCall) {
   std::condition_variable changed;
   bool entered = false;
   bool left = false;
-  auto handle = meta_->watch("", [&](const MetaEvent&) {
-    {
-      std::lock_guard lock(mutex);
-      entered = true;
-    }
-    changed.notify_all();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    left = true;
-  }).value();
+  auto handle = meta_
+                    ->watch("",
+                            [&](const MetaEvent&) {
+                              {
+                                std::lock_guard lock(mutex);
+                                entered = true;
+                              }
+                              changed.notify_all();
+                              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                              left = true;
+                            })
+                    .value();
   put("a", "1");
   {
     std::unique_lock lock(mutex);
@@ -209,8 +218,9 @@ TEST_P(MetaConformance, CountersOfRacingThreadsLoseNothing) {
     threads.emplace_back([this] {
       for (int done = 0; done < kSteps;) {
         MetaEntry entry = meta_->get("n").value().value();
-        auto committed = meta_->commit({.compares = {{"n", entry.revision}},
-                                        .puts = {{"n", std::to_string(std::stoi(entry.value) + 1)}}});
+        auto committed =
+            meta_->commit({.compares = {{"n", entry.revision}},
+                           .puts = {{"n", std::to_string(std::stoi(entry.value) + 1)}}});
         if (committed) {
           ++done;
         } else {

@@ -25,7 +25,9 @@ class TemporarySqlite : public MetaClient {
  public:
   TemporarySqlite() : client_(open_sqlite_meta(dir_.file("meta.sqlite")).value()) {}
   Result<std::optional<MetaEntry>> get(std::string_view key) override { return client_->get(key); }
-  Result<std::vector<MetaEntry>> list(std::string_view prefix) override { return client_->list(prefix); }
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    return client_->list(prefix);
+  }
   Result<int64_t> commit(const MetaTransaction& t) override { return client_->commit(t); }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     return client_->watch(std::move(prefix), std::move(on_event));

@@ -40,7 +40,8 @@ TEST(Npy, WritesWhatNumPyWrites) {
   EXPECT_EQ(written.back(), '\n');
   EXPECT_NE(write_npy_header(DType::kI8, {}).find("'shape': (), }"), std::string::npos);
   EXPECT_NE(write_npy_header(DType::kI8, {7}).find("'shape': (7,), }"), std::string::npos);
-  EXPECT_NE(write_npy_header(DType::kF4, {3, 4}).find("'|u1', 'fortran_order': False, 'shape': (3, 2), }"),
+  EXPECT_NE(write_npy_header(DType::kF4, {3, 4})
+                .find("'|u1', 'fortran_order': False, 'shape': (3, 2), }"),
             std::string::npos);
   EXPECT_NE(write_npy_header(DType::kF4, {4, 3}).find("'shape': (6,), }"), std::string::npos);
 }
@@ -81,7 +82,8 @@ TEST(Npy, DeclaredTypes) {
                         "another size"));
   EXPECT_TRUE(has_error(parse(header(dict(">u2", "(3,)")), 6, DType::kBF16), Code::kInvalidArgument,
                         "big-endian"));
-  EXPECT_TRUE(has_error(parse(header(dict("|O8", "(3,)")), 24, DType::kF64), Code::kInvalidArgument));
+  EXPECT_TRUE(
+      has_error(parse(header(dict("|O8", "(3,)")), 24, DType::kF64), Code::kInvalidArgument));
   EXPECT_TRUE(has_error(parse(header(dict("|u1", "(3,)")), 3, DType::kF4), Code::kInvalidArgument,
                         "another size"));
 }
@@ -98,38 +100,39 @@ TEST_P(NpyRefuses, AndSaysWhy) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Headers, NpyRefuses,
-    testing::Values(
-        Hostile{"", 0, "not an npy file"}, Hostile{"\x93NUMPY", 0, "not an npy file"},
-        Hostile{"PK\x03\x04 and more text", 0, "not an npy file"},
-        Hostile{header(dict("<f4", "(1,)"), 4), 4, "version 4.0"},
-        Hostile{std::string("\x93NUMPY\x02\0\xff\xff", 10), 0, "ends inside"},
-        Hostile{std::string("\x93NUMPY\x02\0\xff\xff\xff\xff{}", 14), 0, "4294967295 bytes"},
-        Hostile{header(""), 0, "'{' expected"}, Hostile{header("{}"), 0, "must all be there"},
-        Hostile{header("{'descr': '<f4', 'shape': ()}"), 4, "must all be there"},
-        Hostile{header("{'descr': '<f4', 'descr': '<f4'}"), 4, "there twice"},
-        Hostile{header("{'descr': __import__('os')}"), 0, "a string expected"},
-        Hostile{header("{'extra': 1}"), 0, "key 'extra' is unknown"},
-        Hostile{header("{'descr': [('a', '<f4')]}"), 0, "structured"},
-        Hostile{header("{'descr': '<f4"), 0, "does not end"},
-        Hostile{header("{'descr': '<f\\x34'}"), 0, "backslash"},
-        Hostile{header(dict("<f4", "(1,)", "1")), 4, "True or False"},
-        Hostile{header(dict("<f4", "(1,)", "True1")), 4, "',' or '}'"},
-        Hostile{header(dict("<f4", "(1)")), 4, "',' expected"},
-        Hostile{header(dict("<f4", "1")), 4, "'(' expected"},
-        Hostile{header(dict("<f4", "(-1,)")), 4, "whole number"},
-        Hostile{header(dict("<f4", "(2*3,)")), 4, "',' expected"},
-        Hostile{header(dict("<f4", "(,)")), 4, "whole number"},
-        Hostile{header(dict("<f4", "(18446744073709551616,)")), 4, "64 bits"},
-        Hostile{header(dict("<f4", "(4294967296, 4294967296)")), 0, "elements"},
-        Hostile{header(dict("<f4", "(1,1,1,1,1,1,1,1,1)")), 4, "at most 8"},
-        Hostile{header(dict("<f4", "(2, 2)", "True")), 16, "Fortran"},
-        Hostile{header(dict("<f4", "(2,)")), 7, "takes 8 bytes"},
-        Hostile{header(dict("<f4", "(2,)")), 9, "takes 8 bytes"},
-        Hostile{header(dict("<f4", "(2,)") + "x"), 8, "text after the end"},
-        Hostile{header(dict(">f4", "(2,)")), 8, "big-endian"},
-        Hostile{header(dict("|O8", "(2,)")), 16, "Python objects"},
-        Hostile{header(dict("|S5", "(2,)")), 10, "text"},
-        Hostile{header(dict("|V1", "(2,)")), 2, "user.ptc.dtype"}));
+    testing::Values(Hostile{"", 0, "not an npy file"}, Hostile{"\x93NUMPY", 0, "not an npy file"},
+                    Hostile{"PK\x03\x04 and more text", 0, "not an npy file"},
+                    Hostile{header(dict("<f4", "(1,)"), 4), 4, "version 4.0"},
+                    Hostile{std::string("\x93NUMPY\x02\0\xff\xff", 10), 0, "ends inside"},
+                    Hostile{std::string("\x93NUMPY\x02\0\xff\xff\xff\xff{}", 14), 0,
+                            "4294967295 bytes"},
+                    Hostile{header(""), 0, "'{' expected"},
+                    Hostile{header("{}"), 0, "must all be there"},
+                    Hostile{header("{'descr': '<f4', 'shape': ()}"), 4, "must all be there"},
+                    Hostile{header("{'descr': '<f4', 'descr': '<f4'}"), 4, "there twice"},
+                    Hostile{header("{'descr': __import__('os')}"), 0, "a string expected"},
+                    Hostile{header("{'extra': 1}"), 0, "key 'extra' is unknown"},
+                    Hostile{header("{'descr': [('a', '<f4')]}"), 0, "structured"},
+                    Hostile{header("{'descr': '<f4"), 0, "does not end"},
+                    Hostile{header("{'descr': '<f\\x34'}"), 0, "backslash"},
+                    Hostile{header(dict("<f4", "(1,)", "1")), 4, "True or False"},
+                    Hostile{header(dict("<f4", "(1,)", "True1")), 4, "',' or '}'"},
+                    Hostile{header(dict("<f4", "(1)")), 4, "',' expected"},
+                    Hostile{header(dict("<f4", "1")), 4, "'(' expected"},
+                    Hostile{header(dict("<f4", "(-1,)")), 4, "whole number"},
+                    Hostile{header(dict("<f4", "(2*3,)")), 4, "',' expected"},
+                    Hostile{header(dict("<f4", "(,)")), 4, "whole number"},
+                    Hostile{header(dict("<f4", "(18446744073709551616,)")), 4, "64 bits"},
+                    Hostile{header(dict("<f4", "(4294967296, 4294967296)")), 0, "elements"},
+                    Hostile{header(dict("<f4", "(1,1,1,1,1,1,1,1,1)")), 4, "at most 8"},
+                    Hostile{header(dict("<f4", "(2, 2)", "True")), 16, "Fortran"},
+                    Hostile{header(dict("<f4", "(2,)")), 7, "takes 8 bytes"},
+                    Hostile{header(dict("<f4", "(2,)")), 9, "takes 8 bytes"},
+                    Hostile{header(dict("<f4", "(2,)") + "x"), 8, "text after the end"},
+                    Hostile{header(dict(">f4", "(2,)")), 8, "big-endian"},
+                    Hostile{header(dict("|O8", "(2,)")), 16, "Python objects"},
+                    Hostile{header(dict("|S5", "(2,)")), 10, "text"},
+                    Hostile{header(dict("|V1", "(2,)")), 2, "user.ptc.dtype"}));
 
 TEST(Npy, DamagedHeadersNeverCrash) {
   std::string good = write_npy_header(DType::kF16, {3, 5});

@@ -32,7 +32,8 @@ TEST(Safetensors, ParsesWhatTheReferenceWrites) {
       R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
       R"("a.é":{"dtype":"BF16","shape":[],"data_offsets":[24,26]},)"
       R"("none":{"dtype":"I64","shape":[0,7],"data_offsets":[24,24]},)"
-      R"("f4":{"dtype":"F4","shape":[3,2],"data_offsets":[26,29]}}   )", 29);
+      R"("f4":{"dtype":"F4","shape":[3,2],"data_offsets":[26,29]}}   )",
+      29);
   ASSERT_TRUE(is_ok(parsed));
   const SafetensorsHeader& header = parsed.value();
   EXPECT_EQ(header.metadata, (std::map<std::string, std::string>{{"format", "pt"}}));
@@ -99,28 +100,37 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{one("F33", "[2]", "[0,8]"), 8, "tensor 'w': unknown dtype 'F33'"},
         Hostile{R"({"w":{"dtype":7,"shape":[],"data_offsets":[0,0]}})", 0, "'dtype'"},
         Hostile{R"({"w":{"shape":[],"data_offsets":[0,0]}})", 0, "'dtype'"},
-        Hostile{R"({"w":{"dtype":"U8","shape":[1]}})", 1, "data_offsets"}, Hostile{R"({"w":1})", 0, "an object"},
+        Hostile{R"({"w":{"dtype":"U8","shape":[1]}})", 1, "data_offsets"},
+        Hostile{R"({"w":1})", 0, "an object"},
         Hostile{R"({"__metadata__":{"a":1}})", 0, "'a' must be a string"},
         Hostile{R"({"__metadata__":[]})", 0, "must be an object"},
-        Hostile{R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
-                2, "'w' is there twice"},
-        Hostile{R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0077":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-                1, "'w' is there twice"},
-        Hostile{R"({"w":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' is there twice"},
-        Hostile{R"({"v":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
-                7, "inside of tensor 'v'"},
-        Hostile{R"({"v":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
-                4, "inside of tensor 'v'"},
+        Hostile{
+            R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+            2, "'w' is there twice"},
+        Hostile{
+            R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0077":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+            1, "'w' is there twice"},
+        Hostile{R"({"w":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1,
+                "'dtype' is there twice"},
+        Hostile{
+            R"({"v":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
+            7, "inside of tensor 'v'"},
+        Hostile{
+            R"({"v":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+            4, "inside of tensor 'v'"},
         Hostile{R"({"a\u0000b":{"dtype":"U8","shape":[],"data_offsets":[0,1]}})", 1, "NUL"},
-        Hostile{"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, "not valid JSON"},
-        Hostile{"{\"w\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0, "nested deeper"}));
+        Hostile{"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
+                "not valid JSON"},
+        Hostile{"{\"w\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0,
+                "nested deeper"}));
 
 TEST(Safetensors, ChecksTheLengthBeforeAnythingElse) {
   std::string header = with_length("{}");
   EXPECT_EQ(safetensors_header_bytes(bytes_of(header), 10).value(), 10u);
-  EXPECT_TRUE(has_error(safetensors_header_bytes(bytes_of(header), 9), Code::kInvalidArgument, "ends"));
-  EXPECT_TRUE(has_error(safetensors_header_bytes(bytes_of(header).first(7), 7), Code::kInvalidArgument,
-                        "at least 8"));
+  EXPECT_TRUE(
+      has_error(safetensors_header_bytes(bytes_of(header), 9), Code::kInvalidArgument, "ends"));
+  EXPECT_TRUE(has_error(safetensors_header_bytes(bytes_of(header).first(7), 7),
+                        Code::kInvalidArgument, "at least 8"));
   EXPECT_TRUE(has_error(safetensors_header_bytes({}, 0), Code::kInvalidArgument, "at least 8"));
   std::string huge(8, '\xff');
   EXPECT_TRUE(has_error(safetensors_header_bytes(bytes_of(huge), UINT64_MAX),
@@ -129,18 +139,19 @@ TEST(Safetensors, ChecksTheLengthBeforeAnythingElse) {
 }
 
 TEST(Safetensors, WritesTheReferencesOrderAndForm) {
-  std::vector<TensorEntry> tensors = {{"z", DType::kF16, {2}}, {"b", DType::kF64, {1}},
-                                      {"a", DType::kF16, {}},  {"q", DType::kI64, {1, 1}},
+  std::vector<TensorEntry> tensors = {{"z", DType::kF16, {2}},
+                                      {"b", DType::kF64, {1}},
+                                      {"a", DType::kF16, {}},
+                                      {"q", DType::kI64, {1, 1}},
                                       {"m", DType::kU8, {0}}};
   auto written = write_safetensors_header(tensors, {{"format", "pt"}}, 8);
   ASSERT_TRUE(is_ok(written));
-  EXPECT_EQ(written.value().substr(8),
-            R"({"__metadata__":{"format":"pt"},)"
-            R"("q":{"dtype":"I64","shape":[1,1],"data_offsets":[0,8]},)"
-            R"("b":{"dtype":"F64","shape":[1],"data_offsets":[8,16]},)"
-            R"("a":{"dtype":"F16","shape":[],"data_offsets":[16,18]},)"
-            R"("z":{"dtype":"F16","shape":[2],"data_offsets":[18,22]},)"
-            R"("m":{"dtype":"U8","shape":[0],"data_offsets":[22,22]}})");
+  EXPECT_EQ(written.value().substr(8), R"({"__metadata__":{"format":"pt"},)"
+                                       R"("q":{"dtype":"I64","shape":[1,1],"data_offsets":[0,8]},)"
+                                       R"("b":{"dtype":"F64","shape":[1],"data_offsets":[8,16]},)"
+                                       R"("a":{"dtype":"F16","shape":[],"data_offsets":[16,18]},)"
+                                       R"("z":{"dtype":"F16","shape":[2],"data_offsets":[18,22]},)"
+                                       R"("m":{"dtype":"U8","shape":[0],"data_offsets":[22,22]}})");
   EXPECT_EQ(written.value().size() % 8, 0u);
   std::string padded = write_safetensors_header(tensors, {}, 4096).value();
   EXPECT_EQ(padded.size(), 4096u);
@@ -153,22 +164,24 @@ TEST(Safetensors, WriterRefusesWhatNobodyCouldRead) {
   auto write = [](std::vector<TensorEntry> tensors, uint64_t align = 8) {
     return write_safetensors_header(tensors, {}, align);
   };
-  EXPECT_TRUE(has_error(write({{"a", DType::kU8, {}}, {"b", DType::kF32, {}}, {"a", DType::kF32, {}}}),
-                        Code::kInvalidArgument, "two tensors are named 'a'"));
+  EXPECT_TRUE(
+      has_error(write({{"a", DType::kU8, {}}, {"b", DType::kF32, {}}, {"a", DType::kF32, {}}}),
+                Code::kInvalidArgument, "two tensors are named 'a'"));
   EXPECT_TRUE(has_error(write({{"__metadata__", DType::kU8, {}}}), Code::kInvalidArgument));
-  EXPECT_TRUE(has_error(write({{std::string("a\0", 2), DType::kU8, {}}}), Code::kInvalidArgument, "NUL"));
+  EXPECT_TRUE(
+      has_error(write({{std::string("a\0", 2), DType::kU8, {}}}), Code::kInvalidArgument, "NUL"));
   EXPECT_TRUE(has_error(write({{"a\xff", DType::kU8, {}}}), Code::kInvalidArgument, "UTF-8"));
   EXPECT_TRUE(has_error(write({{"a", DType::kF4, {1}}}), Code::kInvalidArgument, "whole bytes"));
   std::vector<TensorEntry> huge;
-  for (int i = 0; i < 8; ++i)
-    huge.push_back({std::to_string(i), DType::kU8, {uint64_t{1} << 60}});
+  for (int i = 0; i < 8; ++i) huge.push_back({std::to_string(i), DType::kU8, {uint64_t{1} << 60}});
   EXPECT_TRUE(has_error(write(huge), Code::kInvalidArgument, "2^63"));
   EXPECT_TRUE(has_error(write({}, 12), Code::kInvalidArgument, "multiple of 8"));
 }
 
 TEST(Safetensors, RoundTripOfRandomCollections) {
   std::mt19937_64 random(17);
-  const std::string alphabet[] = {"a", ".", "é", "\"", "\\", "\n", "/", "\x7f", "权", "_", "{", ":", ","};
+  const std::string alphabet[] = {"a",    ".",  "é", "\"", "\\", "\n", "/",
+                                  "\x7f", "权", "_", "{",  ":",  ","};
   for (int trial = 0; trial < 300; ++trial) {
     std::vector<TensorEntry> tensors;
     for (uint64_t i = random() % 20; i > 0; --i) {
@@ -206,7 +219,8 @@ TEST(Safetensors, RoundTripOfRandomCollections) {
 }
 
 TEST(Safetensors, DamagedHeadersNeverPassUnnoticedOrCrash) {
-  std::vector<TensorEntry> tensors = {{"model.a", DType::kF16, {4, 4}}, {"model.b", DType::kF4, {2, 4}}};
+  std::vector<TensorEntry> tensors = {{"model.a", DType::kF16, {4, 4}},
+                                      {"model.b", DType::kF4, {2, 4}}};
   std::string good = write_safetensors_header(tensors, {{"k", "v"}}, 8).value();
   uint64_t file_bytes = good.size() + 36;
   ASSERT_TRUE(is_ok(parse_safetensors(bytes_of(good), file_bytes)));

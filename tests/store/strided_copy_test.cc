@@ -92,8 +92,8 @@ TEST(StridedCopy, AgreesWithElementByElementInEveryWindow) {
     std::vector<std::byte> window(before.begin() + static_cast<ptrdiff_t>(begin),
                                   before.begin() + static_cast<ptrdiff_t>(end));
     run_strided_copy(copy, source.data(), begin, end, window.data());
-    EXPECT_TRUE(std::equal(window.begin(), window.end(),
-                           expected.begin() + static_cast<ptrdiff_t>(begin)))
+    EXPECT_TRUE(
+        std::equal(window.begin(), window.end(), expected.begin() + static_cast<ptrdiff_t>(begin)))
         << "trial " << trial << " window " << begin << ":" << end;
 
     std::vector<std::byte> by_runs = before;
@@ -147,24 +147,22 @@ TEST(StridedCopy, SubByteTypesNeedCutsAtWholeBytes) {
                         Code::kInvalidArgument, "whole bytes"));
   EXPECT_TRUE(has_error(make_strided_copy({0, {4, 3}}, {1, 0}, {0, {1, 3}}, {0, 0}, {1, 3}, 4),
                         Code::kInvalidArgument, "whole bytes"));
-  EXPECT_EQ(make_strided_copy({0, {4, 4}}, {1, 0}, {0, {2, 4}}, {0, 0}, {2, 4}, 6)
-                .value()
-                .run_bytes,
-            6u);
+  EXPECT_EQ(
+      make_strided_copy({0, {4, 4}}, {1, 0}, {0, {2, 4}}, {0, 0}, {2, 4}, 6).value().run_bytes, 6u);
 }
 
 TEST(StridedCopy, RefusesWhatLeavesAnArray) {
   ArrayAt a{0, {4, 4}};
   EXPECT_TRUE(has_error(make_strided_copy(a, {0}, a, {0, 0}, {1, 1}, 8), Code::kInvalidArgument));
-  EXPECT_TRUE(has_error(make_strided_copy(a, {1, 0}, a, {0, 0}, {4, 4}, 8),
-                        Code::kInvalidArgument, "source"));
-  EXPECT_TRUE(has_error(make_strided_copy(a, {0, 0}, a, {0, 5}, {1, 0}, 8),
-                        Code::kInvalidArgument, "target"));
+  EXPECT_TRUE(has_error(make_strided_copy(a, {1, 0}, a, {0, 0}, {4, 4}, 8), Code::kInvalidArgument,
+                        "source"));
+  EXPECT_TRUE(has_error(make_strided_copy(a, {0, 0}, a, {0, 5}, {1, 0}, 8), Code::kInvalidArgument,
+                        "target"));
   EXPECT_TRUE(has_error(make_strided_copy(a, {0, UINT64_MAX}, a, {0, 0}, {1, 2}, 8),
                         Code::kInvalidArgument));
   ArrayAt huge{0, {uint64_t{1} << 62, 2}};
-  EXPECT_TRUE(has_error(make_strided_copy(huge, {0, 0}, a, {0, 0}, {1, 1}, 32),
-                        Code::kInvalidArgument));
+  EXPECT_TRUE(
+      has_error(make_strided_copy(huge, {0, 0}, a, {0, 0}, {1, 1}, 32), Code::kInvalidArgument));
   ArrayAt far{UINT64_MAX - 3, {4, 4}};
   EXPECT_TRUE(has_error(make_strided_copy(far, {0, 0}, a, {0, 0}, {1, 1}, 8),
                         Code::kInvalidArgument, "beyond"));
