@@ -271,7 +271,7 @@ TEST(Model, ManyTensorsBindQuickly) {
   EXPECT_GT(model.hold(spec, {.tp = 1, .pp = 2, .ep = 3}).value().size(), 10000u);
   std::cout << model.tensors().size() << " tensors: bind " << bound << " s, check and hold "
             << seconds() - bound << " s\n";
-  EXPECT_LT(seconds(), 10);  // generous: sanitizers, busy machines
+  EXPECT_LT(seconds(), 90);  // generous: sanitizers without optimisation, busy machines
 }
 
 }  // namespace
