@@ -52,7 +52,7 @@ FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, o
                           fuse_file_info* info, bool plus) {
   Node& node = node_of(request.raw(), inode);
   DirStream& stream = stream_of(info);
-  std::lock_guard lock(stream.mutex);
+  std::unique_lock lock(stream.mutex);
   if (offset == 0) {
     PTC_TRY(stream.entries, node.list());
   }
@@ -85,6 +85,7 @@ FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, o
     }
     page.add_plus(name, entry, next);
   }
+  lock.unlock();  // with the reply the kernel may close the stream, on another thread
   bool delivered = request.reply([&](fuse_req_t raw) {
     return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size());
   });

@@ -1,0 +1,402 @@
+// Jobs as their users meet them: commits that succeed and fail, edits, removal, losses.
+#include "reshard/job/job.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "store/base/json.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class JobTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    open();
+    job_ = store_->create_job("job").value();
+    // Two layers, 4 heads, 2 key-value heads, vocabulary 101.
+    std::mt19937_64 random(7);
+    do sample_ = random_sample(random, false);
+    while (sample_.slow.family != "llama" || sample_.slow.kv_heads != 2 || sample_.slow.heads != 4 ||
+           sample_.slow.layers < 2 || sample_.slow.tied);
+  }
+  void open() {
+    job_.reset();
+    store_.reset();
+    auto store = JobStore::open({.directory = dir_.path(), .node = "n0", .copy_threads = 2}, nullptr);
+    ASSERT_TRUE(store.has_value()) << store.error().message();
+    store_ = std::move(store).value();
+    job_ = store_->find("job");
+  }
+
+  fs::path incoming(const std::string& name) const {
+    return fs::path(job_->files_dir()) / "incoming" / name;
+  }
+  static LayoutSpec spec(const std::string& name) { return LayoutSpec::from_name(name).value(); }
+
+  void set_layout(const std::string& text) {
+    Result<> saved = job_->save_layout(text);
+    ASSERT_TRUE(saved.has_value()) << saved.error().message();
+    job_->wait_settled();
+  }
+  void commit(const std::string& name) {
+    Result<> committed = job_->commit(name, name);
+    ASSERT_TRUE(committed.has_value()) << committed.error().message();
+    job_->wait_settled();
+  }
+  /// A commit that must fail: the message, also in the .error file; nothing is lost.
+  std::string refusal(const std::string& name, Code code = Code::kInvalidArgument) {
+    std::map<std::string, std::string> before = tree(incoming(name));
+    Result<> committed = job_->commit(name, name);
+    if (committed.has_value()) return "was committed";
+    EXPECT_EQ(code_name(committed.error().code()), code_name(code));
+    EXPECT_EQ(tree(incoming(name)), before);
+    EXPECT_EQ(read_file(incoming(name + ".error")), committed.error().message() + "\n");
+    EXPECT_EQ(job_->find_checkpoint(name), nullptr);
+    EXPECT_TRUE(fs::is_empty(dir_.path() / "images"));
+    return committed.error().message();
+  }
+  /// Path → mode and content.
+  static std::map<std::string, std::string> tree(const fs::path& root) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(root)) {
+      if (!entry.is_regular_file() || entry.is_symlink()) continue;
+      struct stat st{};
+      lstat(entry.path().c_str(), &st);
+      files[entry.path().lexically_relative(root)] =
+          fmt::format("{:o} ", st.st_mode) + read_file(entry.path());
+    }
+    return files;
+  }
+  std::string refused_edit(const std::string& text) {
+    std::string before = job_->layout_text();
+    Result<> saved = job_->save_layout(text);
+    if (saved.has_value()) return "was accepted";
+    EXPECT_EQ(job_->layout_text(), before);
+    EXPECT_THAT(job_->status_json(), HasSubstr("layout.json refused"));
+    return saved.error().message();
+  }
+  json::object status() { return parse_json(job_->status_json()).value().as_object(); }
+
+  TempDir dir_;
+  std::unique_ptr<JobStore> store_;
+  JobRef job_;
+  Sample sample_;
+};
+
+TEST_F(JobTest, ACommitTakesTheFilesThemselves) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  struct stat before{};
+  ASSERT_EQ(stat((incoming("base") / "rank/0/model.safetensors").c_str(), &before), 0);
+  commit("base");
+  CheckpointRef checkpoint = job_->find_checkpoint("base");
+  auto set = checkpoint->rank_files(spec("tp1-pp1-dp1"), 0).value();
+  for (size_t i = 0; i < set->entries().size(); ++i) {
+    if (set->entries()[i].path != "model.safetensors") continue;
+    struct stat after{};
+    fstat(set->open(i).value()->image()->fd(), &after);
+    EXPECT_EQ(after.st_ino, before.st_ino);
+    EXPECT_EQ(after.st_nlink, 1u);
+  }
+}
+
+TEST_F(JobTest, ReplicasOnlyChangeMovesNothing) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  std::string before = job_->find_checkpoint("base")->stored()->images.front().id;
+  set_layout(R"({"tp": 1, "pp": 1, "dp": 4})");
+  EXPECT_EQ(job_->current_target(), "checkpoints/base/layouts/tp1-pp1-dp4");
+  EXPECT_EQ(job_->find_checkpoint("base")->stored()->images.front().id, before);
+  auto plan = parse_json(job_->plan_json()).value();
+  EXPECT_EQ(plan.at("bytes").at("moved").to_number<int>(), 0);
+  EXPECT_EQ(plan.at("bytes").at("local").to_number<int>(), 0);
+  EXPECT_EQ(plan.at("bytes").at("kept"), plan.at("bytes").at("total"));
+  EXPECT_EQ(plan.at("files").at("written").to_number<int>(), 0);
+}
+
+TEST_F(JobTest, ReplicasShareOneImage) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 3})");
+  CheckpointRef checkpoint = job_->find_checkpoint("base");
+  auto image_of = [&](uint64_t rank) {
+    auto set = checkpoint->rank_files(spec("tp2-pp1-dp3"), rank).value();
+    for (size_t i = 0; i < set->entries().size(); ++i)
+      if (set->entries()[i].path == "model.safetensors") return set->open(i).value()->image()->id().text;
+    return std::string();
+  };
+  EXPECT_EQ(image_of(0), image_of(2));
+  EXPECT_EQ(image_of(1), image_of(5));
+  EXPECT_NE(image_of(0), image_of(1));
+}
+
+TEST_F(JobTest, SameContentAgainIsNoEdit) {
+  set_layout("{\"tp\": 1, \"pp\": 1, \"dp\": 2}");
+  auto revision = status().at("revision");
+  set_layout("{\"tp\": 1, \"pp\": 1, \"dp\": 2}");
+  EXPECT_EQ(status().at("revision"), revision);
+}
+
+TEST_F(JobTest, TheNewestEditWins) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(job_->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})").has_value());
+    ASSERT_TRUE(job_->save_layout(R"({"tp": 1, "pp": 2, "dp": 1})").has_value());
+    job_->wait_settled();
+    EXPECT_EQ(job_->current_target(), "checkpoints/base/layouts/tp1-pp2-dp1");
+  }
+  expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp1-pp2-dp1"));
+  // Nothing is left of those that lost.
+  size_t wanted = job_->find_checkpoint("base")->stored()->images.size() + 2;  // config.json, rng.bin
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_.path() / "images"), {}),
+            static_cast<ptrdiff_t>(wanted));
+}
+
+TEST_F(JobTest, RefusesLayoutsThatDoNotFit) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  EXPECT_THAT(refused_edit("{\"tp\": 2"), HasSubstr("line 1"));
+  EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1, "ppp": 1})"), HasSubstr("did you mean 'pp'"));
+  EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1})"), HasSubstr("dp"));
+  EXPECT_THAT(refused_edit(R"({"tp": 3, "pp": 1, "dp": 1})"), HasSubstr("_proj"));
+  EXPECT_THAT(refused_edit("{\"tp\": 1, \"pp\": 1, \"dp\": 1,\n \"devices\": [\"w9:0\"]}"),
+              AllOf(HasSubstr("line 2"), HasSubstr("node 'w9' is not part of this cluster")));
+  EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 2, "devices": ["n0:0"]})"), HasSubstr("devices"));
+  EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 2, "optimizer": "zero1"})"),
+              HasSubstr("optimizer"));
+  EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 2, "dp": 1, "stages": [1, 99]})"), HasSubstr("99"));
+  EXPECT_EQ(job_->current_target(), "checkpoints/base/layouts/tp1-pp1-dp1");
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 1, "devices": ["n0:0", "n0:1"]})");
+  EXPECT_TRUE(status().at("last_error").is_null());
+}
+
+TEST_F(JobTest, RefusesCommitsAndSaysWhy) {
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 1})");
+  const LayoutSpec two = spec("tp2-pp1-dp1");
+  auto fresh = [&](const std::string& name) {
+    fs::remove_all(incoming(name));
+    write_ranks(sample_, two, incoming(name));
+    return incoming(name) / "rank";
+  };
+  fs::remove_all(fresh("x") / "1");
+  EXPECT_THAT(refusal("x"), HasSubstr("rank 1"));
+
+  write_file(fresh("x") / "7/model.safetensors", "");
+  EXPECT_THAT(refusal("x"), HasSubstr("rank/7 does not exist in layout tp2-pp1-dp1"));
+
+  std::string file = read_file(fresh("x") / "1/model.safetensors");
+  write_file(incoming("x") / "rank/1/model.safetensors", file.substr(0, 100));
+  EXPECT_THAT(refusal("x"), HasSubstr("rank/1/model.safetensors"));
+
+  file.replace(file.find("BF16"), 4, "BF17");
+  fresh("x");
+  write_file(incoming("x") / "rank/1/model.safetensors", file);
+  EXPECT_THAT(refusal("x"), HasSubstr("BF17"));
+
+  // Rank 1 wrote all of the model instead of its half.
+  fresh("x");
+  TempDir whole;
+  write_ranks(sample_, spec("tp1-pp1-dp1"), whole.path());
+  fs::copy_file(whole.path() / "rank/0/model.safetensors", incoming("x") / "rank/1/model.safetensors",
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(refusal("x"), HasSubstr("rank 1"));
+
+  write_file(fresh("x") / ".." / "notes.txt", "hello");
+  EXPECT_THAT(refusal("x"), HasSubstr("'notes.txt' is not under rank/<r>/"));
+
+  fs::create_symlink("/etc/passwd", fresh("x") / "0/link");
+  EXPECT_THAT(refusal("x"), HasSubstr("symbolic link"));
+
+  fs::create_hard_link(fresh("x") / "0/rng.bin", incoming("y"));
+  EXPECT_THAT(refusal("x"), HasSubstr("hard link"));
+  fs::remove(incoming("y"));
+
+  fresh("x");
+  UniqueFd writer(::open((incoming("x") / "rank/0/rng.bin").c_str(), O_WRONLY));
+  EXPECT_THAT(refusal("x", Code::kBusy), HasSubstr("rank/0/rng.bin is still open for writing"));
+  writer.reset();
+
+  commit("x");
+  EXPECT_FALSE(fs::exists(incoming("x.error")));
+  write_ranks(sample_, two, incoming("x"));
+  Result<> again = job_->commit("x", "x");
+  ASSERT_TRUE(again.has_error());
+  EXPECT_EQ(again.error().code(), Code::kAlreadyExists);
+}
+
+TEST_F(JobTest, ReplicasMustBeEqual) {
+  set_layout(R"({"tp": 1, "pp": 1, "dp": 2})");
+  write_ranks(sample_, spec("tp1-pp1-dp2"), incoming("base"));
+  std::string file = read_file(incoming("base") / "rank/1/model.safetensors");
+  file.back() ^= 1;
+  write_file(incoming("base") / "rank/1/model.safetensors", file);
+  EXPECT_THAT(refusal("base"), AllOf(HasSubstr("rank/0/model.safetensors and rank/1/model.safetensors"),
+                                     HasSubstr("replicas must be equal")));
+  // Only one of them need write.
+  fs::remove(incoming("base") / "rank/1/model.safetensors");
+  commit("base");
+  expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp1-pp1-dp2"));
+}
+
+TEST_F(JobTest, TheWritersOwnLayoutAndPadding) {
+  // A writer under tp 2 with something else than zeros in the padding of its vocabulary.
+  const LayoutSpec two = spec("tp2-pp1-dp1");
+  auto files = write_ranks(sample_, two, incoming("base"));
+  write_file(incoming("base") / "layout.json", layout_json(two));
+  RankParts parts = slow_rank(sample_, two, 1);
+  const std::string& embedding = parts["model.safetensors"]["model.embed_tokens.weight"].bytes;
+  std::string file = files["1/model.safetensors"];
+  size_t at = file.find(embedding);
+  ASSERT_NE(at, std::string::npos);
+  for (size_t i = 0; i < 8; ++i) file[at + embedding.size() - 1 - i] = 'p';
+  write_file(incoming("base") / "rank/1/model.safetensors", file);
+
+  commit("base");  // and is brought into tp1-pp1-dp1, which is in force
+  EXPECT_EQ(job_->current_target(), "checkpoints/base/layouts/tp1-pp1-dp1");
+  CheckpointRef checkpoint = job_->find_checkpoint("base");
+  expect_model(*checkpoint, sample_);
+  for (int i = 0; i < 2; ++i) {
+    auto set = checkpoint->rank_files(two, 1).value();
+    EXPECT_TRUE(read_content(*set, "model.safetensors") == file);
+    set_layout(R"({"tp": 2, "pp": 1, "dp": 1})");
+    set_layout(R"({"tp": 2, "pp": 2, "dp": 1})");
+  }
+  EXPECT_TRUE(job_->verify("base").has_value());
+}
+
+TEST_F(JobTest, ShardsWithAnIndexAreOneFile) {
+  std::vector<TensorEntry> entries[2];
+  std::vector<std::string> bytes[2];
+  std::string map;
+  for (size_t i = 0; i < sample_.tensors.size(); ++i) {
+    entries[i % 2].push_back({sample_.tensors[i].name, sample_.tensors[i].dtype, sample_.tensors[i].shape});
+    bytes[i % 2].push_back(sample_.bytes[i]);
+    map += fmt::format(R"({}"{}": "model-0000{}-of-00002.safetensors")", i == 0 ? "" : ",",
+                       sample_.tensors[i].name, i % 2 + 1);
+  }
+  fs::path rank = incoming("base") / "rank/0";
+  for (int i : {0, 1})
+    write_file(rank / fmt::format("model-0000{}-of-00002.safetensors", i + 1),
+               safetensors_file(entries[i], bytes[i]));
+  write_file(rank / "config.json", sample_.config);
+  write_file(rank / "model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
+  fs::rename(rank / "model-00002-of-00002.safetensors", rank / "other");
+  EXPECT_THAT(refusal("base"), HasSubstr("model-00002-of-00002.safetensors, which is missing"));
+  fs::rename(rank / "other", rank / "model-00002-of-00002.safetensors");
+  commit("base");
+  expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp1-pp1-dp1"));
+  set_layout(R"({"tp": 2, "pp": 2, "dp": 1})");
+  expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp2-pp2-dp1"));
+  expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp1-pp1-dp1"));
+}
+
+TEST_F(JobTest, KeepsTheNewestCheckpoints) {
+  for (const char* name : {"a", "b", "c"}) {
+    write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));
+    commit(name);
+  }
+  // A reader holds on to the first.
+  auto set = job_->find_checkpoint("a")->model_files().value();
+  FileContentRef reader = set->open(0).value();
+  set_layout(R"({"tp": 1, "pp": 1, "dp": 1, "keep": 1})");
+  auto gone = [&](const char* name) {
+    for (int i = 0; i < 100 && job_->find_checkpoint(name) != nullptr; ++i) usleep(100'000);
+    return job_->find_checkpoint(name) == nullptr;
+  };
+  EXPECT_TRUE(gone("b"));
+  EXPECT_NE(job_->find_checkpoint("a"), nullptr);
+  reader.reset();
+  set.reset();
+  EXPECT_TRUE(gone("a"));
+  EXPECT_EQ(job_->current_target(), "checkpoints/c/layouts/tp1-pp1-dp1");
+}
+
+TEST_F(JobTest, RemovingTheCurrentCheckpointFallsBackToTheOneBefore) {
+  for (const char* name : {"a", "b"}) {
+    write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));
+    commit(name);
+  }
+  ASSERT_TRUE(job_->remove_checkpoint("b").has_value());
+  job_->wait_settled();
+  EXPECT_EQ(job_->current_target(), "checkpoints/a/layouts/tp1-pp1-dp1");
+  ASSERT_TRUE(job_->remove_checkpoint("a").has_value());
+  job_->wait_settled();
+  EXPECT_EQ(job_->current_target(), std::nullopt);
+  EXPECT_TRUE(fs::is_empty(dir_.path() / "images"));
+  ASSERT_TRUE(store_->remove_job("job", false).has_value());
+}
+
+TEST_F(JobTest, AFlippedBitIsFoundAndStopsTheReshard) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  CheckpointRef checkpoint = job_->find_checkpoint("base");
+  const StoredImage image = checkpoint->stored()->images.front();
+  const ArraySlot& slot = checkpoint->stored()->layouts.front().arrays[3];
+  const std::string tensor = checkpoint->model().tensors()[slot.tensor].name;
+  UniqueFd fd(::open((dir_.path() / "images" / image.id).c_str(), O_RDWR));
+  char byte = 0;
+  ASSERT_EQ(pread(fd.get(), &byte, 1, slot.byte_offset), 1);
+  byte ^= 4;
+  ASSERT_EQ(pwrite(fd.get(), &byte, 1, slot.byte_offset), 1);
+
+  auto verified = job_->verify("base");
+  ASSERT_TRUE(verified.has_error());
+  EXPECT_THAT(verified.error().message(), HasSubstr(tensor));
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 1})");
+  EXPECT_EQ(status().at("state"), "failed");
+  EXPECT_THAT(job_->status_json(), HasSubstr(tensor));
+  EXPECT_EQ(job_->current_target(), "checkpoints/base/layouts/tp1-pp1-dp1");
+  // What was written for it is gone.
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_.path() / "images"), {}), 3);
+}
+
+TEST_F(JobTest, ALostImageIsSaidAndTheRestStaysReadable) {
+  const LayoutSpec stages = spec("tp1-pp2-dp1");
+  set_layout(R"({"tp": 1, "pp": 2, "dp": 1})");
+  write_ranks(sample_, stages, incoming("base"));
+  commit("base");
+  const StoredImage image = job_->find_checkpoint("base")->stored()->images.back();  // the last stage
+  job_.reset();
+  store_.reset();
+  fs::resize_file(dir_.path() / "images" / image.id, 100);
+  open();
+  CheckpointRef checkpoint = job_->find_checkpoint("base");
+  EXPECT_THAT(job_->status_json(), AllOf(HasSubstr("\"lost\""), HasSubstr("lm_head.weight")));
+  EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 1})"), HasSubstr("lost"));
+  auto first = checkpoint->rank_files(stages, 0).value();
+  EXPECT_FALSE(read_content(*first, "model.safetensors").empty());
+  auto second = checkpoint->rank_files(stages, 1).value();
+  for (size_t i = 0; i < second->entries().size(); ++i)
+    if (second->entries()[i].path == "model.safetensors") {
+      auto content = second->open(i);
+      ASSERT_TRUE(content.has_error());
+      EXPECT_EQ(content.error().code(), Code::kCorrupt);
+    }
+}
+
+TEST_F(JobTest, AModelWithoutRulesIsKeptButNotCut) {
+  std::vector<TensorEntry> entries = {{"thing.alpha", DType::kF32, {4, 6}}};
+  write_file(incoming("base") / "rank/0/w.safetensors", safetensors_file(entries, {std::string(96, 'x')}));
+  commit("base");
+  EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1})"),
+              AllOf(HasSubstr("thing.alpha"), HasSubstr("rules.json")));
+  set_layout(R"({"tp": 1, "pp": 1, "dp": 2})");
+}
+
+TEST_F(JobTest, OneDaemonAStore) {
+  auto second = JobStore::open({.directory = dir_.path(), .node = "n0"}, nullptr);
+  ASSERT_TRUE(second.has_error());
+  EXPECT_EQ(second.error().code(), Code::kBusy);
+}
+
+}  // namespace
+}  // namespace ptc::testing
