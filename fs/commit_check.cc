@@ -64,7 +64,7 @@ Result<> CommitCheck::check_closed(const File& file) const {
                     file.path);
 }
 
-Result<> CommitCheck::replace_by_copy(const File& file) const {
+Result<> CommitCheck::replace_by_copy(File& file) {
   int dir = job_.incoming_fd();
   std::string copy = file.path + ".ptcfs-copy";
   PTC_TRY(auto source, open_file(dir, file.path, O_RDONLY | O_NOFOLLOW));
@@ -85,8 +85,18 @@ Result<> CommitCheck::replace_by_copy(const File& file) const {
     }
     return ok();
   }();
-  if (!copied) ::unlinkat(dir, copy.c_str(), 0);
-  return copied;
+  if (!copied) {
+    ::unlinkat(dir, copy.c_str(), 0);
+    return copied;
+  }
+  // The copy is committed; the file under its other name stays what it is.
+  if (::fstat(target.get(), &stat) != 0) return errno_error(errno, "incoming/" + file.path);
+  job_.gate().unseal({file.key});
+  std::erase(keys_, file.key);
+  file.key = RealNode::key_of(stat);
+  keys_.push_back(file.key);
+  job_.gate().seal({file.key});
+  return ok();
 }
 
 Result<> CommitCheck::prepare() {
@@ -108,7 +118,7 @@ Result<> CommitCheck::prepare() {
       std::this_thread::sleep_for(pause);
     }
   }
-  for (const File& file : files_) {
+  for (File& file : files_) {
     if (file.linked_elsewhere) {
       PTC_TRY(replace_by_copy(file));
     }

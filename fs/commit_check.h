@@ -31,7 +31,7 @@ class CommitCheck {
   };
   Result<> find_files(int dir_fd, const std::string& path, unsigned depth);
   Result<> check_closed(const File& file) const;
-  Result<> replace_by_copy(const File& file) const;
+  Result<> replace_by_copy(File& file);
 
   JobView& job_;
   const std::string name_;

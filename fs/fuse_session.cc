@@ -218,7 +218,7 @@ bool FuseSession::unmount() {
 }
 
 void FuseSession::drop_name(const Node& parent, const std::string& name) {
-  if (!tree_.table().known_to_kernel(parent)) return;
+  if (id_of(parent) != FUSE_ROOT_ID && !tree_.table().known_to_kernel(parent)) return;
   // Errors: the kernel does not know the name, or the mount is gone. Both are what was wanted.
   (void)fuse_lowlevel_notify_inval_entry(session_, id_of(parent), name.c_str(), name.size());
 }

@@ -121,9 +121,22 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   return view;
 }
 
-void Tree::job_removed(const std::string& name) {
-  (void)job(name);  // drops the view
-  tell({name, ""});
+void Tree::drop_removed(const std::string& job_name, const std::string& checkpoint) {
+  (void)job(job_name);  // drops the view of a job that is gone
+  std::unique_lock lock(changes_mutex_);
+  changed_.wait(lock, [&] { return !notifying_; });
+  KernelCache* cache = cache_;
+  if (cache == nullptr) return;
+  notifying_ = true;  // so that the cache stays while it is told
+  lock.unlock();
+  try {
+    notify(*cache, {job_name, checkpoint});
+  } catch (const std::exception& error) {
+    spdlog::error("telling the kernel that job '{}' changed failed: {}", job_name, error.what());
+  }
+  lock.lock();
+  notifying_ = false;
+  changed_.notify_all();
 }
 
 void Tree::current_changed(const std::string&) {
@@ -146,7 +159,7 @@ void Tree::tell(Change change) {
 void Tree::run_notifier() {
   std::unique_lock lock(changes_mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopping_ || !changes_.empty(); });
+    changed_.wait(lock, [&] { return !notifying_ && (stopping_ || !changes_.empty()); });
     if (stopping_) return;
     Change change = std::move(changes_.front());
     changes_.pop_front();

@@ -126,8 +126,9 @@ class Tree : public JobListener {
 
   /// The view of a job; null when there is no such job.
   Result<JobViewRef> job(std::string_view name);
-  /// Drops what is cached of a job that was removed.
-  void job_removed(const std::string& name);
+  /// Makes sure, before it returns, that the kernel has let go of a job or (not empty) checkpoint that
+  /// was removed by other means than rmdir. Never call it from a file-system operation.
+  void drop_removed(const std::string& job, const std::string& checkpoint);
 
   // JobListener. Only note it down: the caller may hold locks of the job.
   void current_changed(const std::string& job) override;

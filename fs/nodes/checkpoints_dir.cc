@@ -68,6 +68,7 @@ FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
     return Errno{to_errno(committed.error())};
   }
   check.committed();
+  job_->hidden().show("current");
   return ok();
 }
 

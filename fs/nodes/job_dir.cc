@@ -16,8 +16,10 @@
 namespace ptc {
 namespace {
 
+// As they are listed. `rm -r` goes in this order: `current` must come before what it points to, or
+// it would be gone by itself when rm gets to it.
 constexpr std::string_view kOwnNames[] = {"layout.json", "rules.json", "status.json", "plan.json",
-                                          "incoming",    "checkpoints", "current"};
+                                          "current",     "incoming",   "checkpoints"};
 
 bool own(std::string_view name) {
   return std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);

@@ -1,0 +1,104 @@
+#include "fs/editable_file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace ptc {
+namespace {
+
+class EditableFileTest : public ::testing::Test {
+ protected:
+  EditableFileTest()
+      : file_("layout.json", {.text = [this] { return std::optional(accepted_); },
+                              .save = [this](const std::string& text) -> Result<> {
+                                ++offers_;
+                                if (text != "good" && text != "better") {
+                                  return invalid_argument("no");
+                                }
+                                accepted_ = text;
+                                return ok();
+                              },
+                              .remove = []() -> Result<> { return ok(); }}) {}
+
+  std::unique_ptr<Handle> open(int flags) { return file_.open(flags, false, nullptr); }
+  static FsResult<size_t> write(Handle& handle, std::string_view text, uint64_t offset = 0) {
+    return handle.write(std::as_bytes(std::span(text)), offset);
+  }
+  static std::string read(Handle& handle) {
+    std::string text(100, '\0');
+    auto got = handle.read(std::as_writable_bytes(std::span(text)), 0, [] { return false; });
+    text.resize(got ? got.value() : 0);
+    return text;
+  }
+  static int flush(Handle& handle) {
+    auto flushed = handle.flush();
+    return flushed ? 0 : flushed.error().value;
+  }
+
+  std::string accepted_ = "old";
+  int offers_ = 0;
+  EditableFile file_;
+};
+
+TEST_F(EditableFileTest, ReadersSeeTheAcceptedText) {
+  auto writer = open(O_RDWR | O_TRUNC);
+  ASSERT_TRUE(write(*writer, "bad"));
+  EXPECT_EQ(read(*open(O_RDONLY)), "old");
+  EXPECT_EQ(read(*writer), "bad");
+  EXPECT_EQ(flush(*writer), EINVAL);
+  EXPECT_EQ(read(*open(O_RDONLY)), "old");
+  ASSERT_TRUE(writer->truncate(0));
+  ASSERT_TRUE(write(*writer, "good"));
+  EXPECT_EQ(flush(*writer), 0);
+  EXPECT_EQ(read(*open(O_RDONLY)), "good");
+}
+
+TEST_F(EditableFileTest, AnEarlyCloseIsNoSave) {
+  auto writer = open(O_WRONLY | O_TRUNC);
+  EXPECT_EQ(flush(*writer), 0);  // of the shell's first descriptor
+  EXPECT_EQ(offers_, 0);
+  ASSERT_TRUE(write(*writer, "good"));
+  EXPECT_EQ(flush(*writer), 0);
+  writer.reset();
+  EXPECT_EQ(offers_, 1);
+}
+
+TEST_F(EditableFileTest, EmptiedForGoodIsASave) {
+  open(O_WRONLY | O_TRUNC).reset();
+  EXPECT_EQ(offers_, 1);
+  EXPECT_EQ(accepted_, "old");
+  open(O_WRONLY).reset();
+  EXPECT_EQ(offers_, 1) << "opened and closed: nothing";
+}
+
+TEST_F(EditableFileTest, ARefusedDraftIsNotOfferedTwiceAtTheEnd) {
+  auto writer = open(O_WRONLY | O_TRUNC);
+  ASSERT_TRUE(write(*writer, "bad"));
+  EXPECT_EQ(flush(*writer), EINVAL);
+  writer.reset();
+  EXPECT_EQ(offers_, 1);
+}
+
+TEST_F(EditableFileTest, TruncatedByPathThenWritten) {
+  AttributeChange empty;
+  empty.size = 0;
+  ASSERT_TRUE(file_.set_attributes(empty, nullptr));
+  EXPECT_EQ(read(*open(O_RDONLY)), "old");
+  auto writer = open(O_WRONLY);
+  ASSERT_TRUE(write(*writer, "better"));
+  EXPECT_EQ(flush(*writer), 0);
+  EXPECT_EQ(accepted_, "better");
+}
+
+TEST_F(EditableFileTest, AppendGoesBehindTheDraft) {
+  accepted_ = "bet";
+  auto writer = open(O_WRONLY | O_APPEND);
+  ASSERT_TRUE(write(*writer, "ter", 0));
+  EXPECT_EQ(flush(*writer), 0);
+  EXPECT_EQ(accepted_, "better");
+}
+
+}  // namespace
+}  // namespace ptc

@@ -1,0 +1,130 @@
+// Passthrough, owners, and files that are open while they are committed.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "tests/fs/mount_fixture.h"
+
+namespace ptc {
+namespace {
+
+class IncomingTest : public MountTest {};
+
+TEST_F(IncomingTest, TheKernelReadsAndWritesByItself) {
+  if (mount_.log().find("passthrough on") == std::string::npos) {
+    GTEST_SKIP() << "this kernel has no passthrough: " << mount_.log();
+  }
+  std::string path = job("incoming/f");
+  int fd = ::open(path.c_str(), O_RDWR | O_CREAT, 0644);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(::pwrite(fd, "0123456789", 10, 0), 10);
+  char* map = static_cast<char*>(::mmap(nullptr, 10, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  ASSERT_NE(map, MAP_FAILED);
+  map[3] = 'x';
+  char got[10];
+  ASSERT_EQ(::pread(fd, got, 10, 0), 10);
+  EXPECT_EQ(std::string(got, 10), "012x456789");
+  ASSERT_EQ(write_file(path, "+", O_WRONLY | O_APPEND), 0);
+  EXPECT_EQ(map[9], '9');
+  EXPECT_EQ(read_file(path), "012x456789+");
+  ::munmap(map, 10);
+  ::close(fd);
+  std::string stats = read_file(mount_.path() + "/.ptc/stats");
+  EXPECT_EQ(stats.find("\"write\""), std::string::npos) << stats;
+}
+
+TEST_F(IncomingTest, OwnersAreTheCallers) {
+  ASSERT_EQ(::chmod(job("incoming").c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(mount_.top().c_str(), 0755), 0);
+  ASSERT_EQ(mount_.terminate(), 0);
+  ASSERT_NO_FATAL_FAILURE(mount_.start({"-o", "allow_other"}));
+  pid_t child = ::fork();
+  if (child == 0) {
+    bool good = ::setresgid(4321, 4321, 4321) == 0 && ::setresuid(1234, 1234, 1234) == 0 &&
+                ::mkdir(job("incoming/theirs").c_str(), 0750) == 0 &&
+                write_file(job("incoming/theirs/f"), "x") == 0 &&
+                write_file(job("layout.json"), "{}") == EACCES &&
+                errno_of(::mkdir((mount_.path() + "/another").c_str(), 0755)) == EACCES;
+    ::_exit(good ? 0 : 1);
+  }
+  int status;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  for (const char* path : {"incoming/theirs", "incoming/theirs/f"}) {
+    struct stat stat;
+    ASSERT_EQ(::stat(job(path).c_str(), &stat), 0) << path;
+    EXPECT_EQ(stat.st_uid, 1234u);
+    EXPECT_EQ(stat.st_gid, 4321u);
+  }
+}
+
+TEST_F(IncomingTest, AFileThatIsOpenForWritingIsNotCommitted) {
+  write_incoming(job(), "a");
+  std::string path = job("incoming/a/rank/0/model.safetensors");
+  int fd = ::open(path.c_str(), O_WRONLY);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(commit(job(), "a"), EBUSY);
+  ::close(fd);
+
+  fd = ::open(path.c_str(), O_RDWR);
+  void* map = ::mmap(nullptr, 100, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ASSERT_NE(map, MAP_FAILED);
+  ::close(fd);
+  EXPECT_EQ(commit(job(), "a"), EBUSY) << "mapped for writing, though closed";
+  ::munmap(map, 100);
+  EXPECT_EQ(commit(job(), "a"), 0) << mount_.log();
+}
+
+TEST_F(IncomingTest, ClosingAndCommittingAtOnce) {
+  for (int i = 0; i < 20; ++i) {
+    std::string name = "n" + std::to_string(i);
+    write_incoming(job(), name);
+    EXPECT_EQ(commit(job(), name), 0) << mount_.log();
+  }
+}
+
+TEST_F(IncomingTest, ACommittedFileCannotBeWrittenThroughAnotherName) {
+  write_incoming(job(), "a");
+  std::string path = job("incoming/a/rank/0/model.safetensors");
+  ASSERT_EQ(::link(path.c_str(), job("other").c_str()), 0);
+  int reader = ::open(path.c_str(), O_RDONLY);
+  ASSERT_GE(reader, 0);
+  std::string before = read_file(path);
+  ASSERT_EQ(commit(job(), "a"), 0) << mount_.log();
+  EXPECT_EQ(write_file(job("other"), "overwritten"), 0);
+  std::string committed = job("checkpoints/a/layouts/tp1-pp1-dp1/rank/0/model.safetensors");
+  EXPECT_EQ(read_file(committed), before);
+  // The file that was open knows of no other name, but /proc opens it again.
+  std::string again = "/proc/self/fd/" + std::to_string(reader);
+  (void)write_file(again, "overwritten", O_WRONLY | O_TRUNC);
+  EXPECT_EQ(read_file(committed), before);
+  ::close(reader);
+}
+
+TEST_F(IncomingTest, StatfsIsTheStores) {
+  struct statvfs ours, stores;
+  ASSERT_EQ(::statvfs(job().c_str(), &ours), 0);
+  ASSERT_EQ(::statvfs(mount_.store().c_str(), &stores), 0);
+  EXPECT_EQ(ours.f_blocks * ours.f_frsize, stores.f_blocks * stores.f_frsize);
+  EXPECT_EQ(ours.f_namemax, 255u);
+}
+
+TEST_F(IncomingTest, OtherJobsAreOtherFileSystems) {
+  std::string second = mount_.path() + "/second";
+  ASSERT_EQ(::mkdir(second.c_str(), 0755), 0);
+  write_incoming(job(), "a");
+  EXPECT_EQ(errno_of(::rename(job("incoming/a").c_str(), (second + "/incoming/a").c_str())), EXDEV);
+  EXPECT_EQ(errno_of(::rename(job("incoming/a").c_str(), (second + "/checkpoints/a").c_str())),
+            EXDEV);
+}
+
+}  // namespace
+}  // namespace ptc
