@@ -83,8 +83,8 @@ class Copies(mount.TestCase):
     def test_nothing_in_a_checkpoint_can_be_written(self):
         path = self.job.checkpoint("base", "model/pooler/dense/bias.npy")
         for call in (lambda: open(path, "r+b"), lambda: open(path, "wb"),
-                     lambda: os.truncate(path, 1), lambda: os.unlink(path),
-                     lambda: os.rename(path, path + "x"),
+                     lambda: os.truncate(path, 1), lambda: os.rename(path, path + "x"),
+                     lambda: os.chmod(path, 0o600), lambda: os.setxattr(path, "user.x", b"1"),
                      lambda: os.mkdir(self.job.checkpoint("base", "new"))):
             self.assertIn(mount.error_of(call), ("EROFS", "EPERM", "EACCES"))
 

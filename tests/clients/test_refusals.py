@@ -43,8 +43,16 @@ class Refusals(mount.TestCase):
 
     def test_not_json(self):
         self.check_refused('{"tp": 2,\n "pp": 1,,\n "dp": 1}', "line 2", "column")
-        self.check_refused("", "line 1")
+        self.check_refused("\n", "line 2")
         self.check_refused("tp: 2", "line 1")
+
+    def test_an_empty_file(self):
+        # Emptied and closed is half of an editor's work, not an edit; moved over it, it is one.
+        self.assertEqual(self.save(""), "")
+        self.assertEqual(mount.read_text(self.path), self.text)
+        self.assertEqual(self.job.status()["revision"], self.before["revision"])
+        self.assertEqual(self.save_by_rename(""), "EINVAL")
+        self.assertEqual(mount.read_text(self.path), self.text)
 
     def test_unknown_key(self):
         self.check_refused('{"tpp": 2, "pp": 1, "dp": 1}', "tpp", "'tp'", "line 1", "column")

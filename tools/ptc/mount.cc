@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
@@ -127,6 +128,13 @@ std::string dirname_of_current(const std::string& link) {  // checkpoints/<name>
   return parts.size() >= 2 && parts[0] == "checkpoints" ? parts[1] : "";
 }
 
+Result<std::string> newest_checkpoint(const Target& target) {
+  PTC_TRY(auto status, read_json_file(target.job_dir() + "/status.json"));
+  const json::array& checkpoints = array_field(status, "checkpoints");  // by time of commit
+  if (checkpoints.empty() || !checkpoints.back().is_object()) return std::string();
+  return text_field(checkpoints.back().get_object(), "name");
+}
+
 }  // namespace
 
 Result<std::string> find_mount(const std::string& option) {
@@ -196,6 +204,10 @@ Result<Target> with_checkpoint(Target target) {
     std::error_code error;
     auto link = std::filesystem::read_symlink(target.job_dir() + "/current", error);
     if (!error) target.checkpoint = dirname_of_current(link.string());
+    // One that was written in another layout is not current before its first reshard is done.
+    if (target.checkpoint.empty()) {
+      PTC_TRY(target.checkpoint, newest_checkpoint(target));
+    }
     if (target.checkpoint.empty())
       return make_error(Code::kNotFound, "job '{}' has no checkpoint yet", target.job);
     return target;

@@ -38,7 +38,8 @@ Result<Target> find_target(const std::string& mount_option, const std::string& t
 Result<Target> find_job(const std::string& mount_option, const std::string& text,
                         bool may_be_new = false);
 
-/// `target` with its checkpoint: the one named, checked to exist; else the one `current` leads to.
+/// `target` with its checkpoint: the one named, checked to exist; else the one `current` leads to,
+/// else the newest.
 Result<Target> with_checkpoint(Target target);
 
 /// Names in a directory, sorted, without those that begin with a dot.

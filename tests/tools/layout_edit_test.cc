@@ -1,0 +1,80 @@
+#include "tools/ptc/layout_edit.h"
+
+#include <gmock/gmock.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
+
+namespace ptc::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+json::object parsed(std::string_view text) { return parse_json(text).value().get_object(); }
+
+TEST(LayoutEdit, ChangesOnlyWhatIsGivenAndKeepsTheOrder) {
+  LayoutEdit edit;
+  edit.tp = 4;
+  edit.keep = 2;
+  std::vector<std::string> notes;
+  auto layout = edited_layout(parsed(R"({"dp":1,"tp":2,"pp":1,"naming":"stage"})"), edit, notes);
+  EXPECT_EQ(json::serialize(layout), R"({"dp":1,"tp":4,"pp":1,"naming":"stage","keep":2})");
+  EXPECT_THAT(notes, IsEmpty());
+}
+
+TEST(LayoutEdit, LeavesOutWhatNoLongerFits) {
+  LayoutEdit edit;
+  edit.pp = 3;
+  std::vector<std::string> notes;
+  auto layout = edited_layout(
+      parsed(R"({"tp":1,"pp":2,"dp":1,"stages":[1,2],"devices":["w:0","w:1"]})"), edit, notes);
+  EXPECT_EQ(json::serialize(layout), R"({"tp":1,"pp":3,"dp":1})");
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("stages"), HasSubstr("devices")));
+}
+
+TEST(LayoutEdit, KeepsWhatStillFits) {
+  LayoutEdit edit;
+  edit.tp = 2;
+  edit.dp = 1;
+  std::vector<std::string> notes;
+  auto before =
+      parsed(R"({"tp":1,"pp":2,"dp":2,"stages":[1,2],"devices":["a:0","a:1","b:0","b:1"]})");
+  auto layout = edited_layout(before, edit, notes);
+  EXPECT_EQ(layout["stages"], before["stages"]);
+  EXPECT_EQ(layout["devices"], before["devices"]);
+  EXPECT_THAT(notes, IsEmpty());
+}
+
+TEST(LayoutEdit, GivenStagesAndDevicesAreTakenAsTheyAre) {
+  LayoutEdit edit;
+  edit.pp = 2;
+  edit.stages = {3, 4};
+  edit.devices = {"w:0", "w:1"};
+  std::vector<std::string> notes;
+  auto layout = edited_layout(parsed(R"({"tp":1,"pp":1,"dp":1})"), edit, notes);
+  EXPECT_EQ(json::serialize(layout),
+            R"({"tp":1,"pp":2,"dp":1,"stages":[3,4],"devices":["w:0","w:1"]})");
+}
+
+TEST(LayoutEdit, SizesOfAName) {
+  auto layout = parsed(R"({"tp":1,"pp":1,"dp":1,"ep":2,"order":"tp-cp-ep-dp-pp"})");
+  set_sizes_of_name(layout, "tp4-pp2-dp3-cp5+0123abcd");
+  EXPECT_EQ(json::serialize(layout),
+            R"({"tp":4,"pp":2,"dp":3,"ep":1,"order":"tp-cp-ep-dp-pp","cp":5})");
+}
+
+TEST(LayoutEdit, OnlyCanonicalNamesAreLayouts) {
+  auto layout = layout_of_name("tp2-pp1-dp4-ep8");
+  ASSERT_TRUE(layout.has_value());
+  EXPECT_EQ(json::serialize(layout.value()),
+            R"({"format":"ptc-layout/1","tp":2,"pp":1,"dp":4,"ep":8})");
+  for (const char* name : {"", "tp2", "tp02-pp1-dp1", "tp0-pp1-dp1", "pp1-tp2-dp1",
+                           "tp2-pp1-dp1+00", "tp2-pp1-dp1-ep4-cp", "tp2-pp1-dp1 "}) {
+    EXPECT_FALSE(layout_of_name(name).has_value()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace ptc::cli

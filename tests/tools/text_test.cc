@@ -1,0 +1,66 @@
+#include "tools/ptc/text.h"
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+
+namespace ptc::cli {
+namespace {
+
+TEST(Text, WidthCountsCodePoints) {
+  EXPECT_EQ(text_width("größe"), 5u);
+  EXPECT_EQ(padded("ü", 3), "ü  ");
+}
+
+TEST(Text, WrapsAtSpacesAndKeepsLongWordsWhole) {
+  EXPECT_EQ(wrapped("one two three", 2, 9), "one two\n  three");
+  EXPECT_EQ(wrapped("a averylongword b", 0, 5), "a\naverylongword\nb");
+  EXPECT_EQ(wrapped("", 2, 9), "");
+  EXPECT_EQ(wrapped("two  spaces\nand a line", 0, 80), "two spaces and a line");
+}
+
+TEST(Text, Durations) {
+  EXPECT_EQ(format_duration(0), "0 ms");
+  EXPECT_EQ(format_duration(0.9994), "999 ms");
+  EXPECT_EQ(format_duration(0.9999), "1.0 s");
+  EXPECT_EQ(format_duration(59.96), "1 min 0 s");
+  EXPECT_EQ(format_duration(3 * 3600 + 125), "3 h 2 min");
+  EXPECT_EQ(format_clock(7), "0:07");
+  EXPECT_EQ(format_clock(3661), "1:01:01");
+}
+
+TEST(Text, Ages) {
+  auto age = [](double seconds) {
+    json::value time = static_cast<double>(std::time(nullptr)) - seconds;
+    return format_age(&time);
+  };
+  EXPECT_EQ(age(-5), "just now");
+  EXPECT_EQ(age(600), "10 min");
+  EXPECT_EQ(age(86400 * 3 + 60), "3 d");
+  json::value text = "2001-02-03T04:05:06.123Z", other = "yesterday";
+  EXPECT_TRUE(format_age(&text).ends_with(" d"));
+  EXPECT_EQ(format_age(&other), "");
+  EXPECT_EQ(format_age(nullptr), "");
+}
+
+TEST(Text, TablesAlign) {
+  Table table({{"NAME"}, {"SIZE", Table::Align::kRight}, {"LAYOUTS"}});
+  table.add({"a", "1 B", "tp1"});
+  table.add({"bcdef", "12 KiB", ""});
+  EXPECT_EQ(table.to_string(2, 80),
+            "  NAME     SIZE  LAYOUTS\n"
+            "  a         1 B  tp1\n"
+            "  bcdef  12 KiB\n");
+}
+
+TEST(Text, TheLastColumnIsCut) {
+  Table table({{"A"}, {"B"}});
+  table.add({"x", "0123456789abcdef"});
+  for (size_t width : {11, 13, 15}) {
+    std::string text = table.to_string(0, width);
+    EXPECT_LE(text_width(text.substr(text.find('\n') + 1)), width + 1);
+  }
+}
+
+}  // namespace
+}  // namespace ptc::cli
