@@ -156,10 +156,13 @@ Result<> FuseSession::start() {
 FuseSession::~FuseSession() {
   if (session_ == nullptr) return;
   tree_.set_kernel_cache(nullptr);
-  unmount();
+  bool clean = unmount();
   stop();
   for (std::thread& thread : threads_) thread.join();
   tree_.passthrough().stop();
+  // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After a
+  // lazy unmount it would not, and take away whatever is mounted there by now.
+  if (clean) fuse_session_unmount(session_);
   fuse_session_destroy(session_);
   tree_.table().forget_all();
 }
@@ -201,13 +204,15 @@ bool FuseSession::unmount() {
   {
     std::lock_guard lock(mutex_);
     // Nothing serves any more: somebody else has unmounted it.
-    if (std::exchange(unmounted_, true) || running_ == 0) return true;
+    if (std::exchange(unmounted_, true)) return clean_;
+    if (running_ == 0) return clean_ = true;
   }
   const char* path = options_.mount_point.c_str();
   bool root = ::geteuid() == 0;
   if (root ? ::umount2(path, UMOUNT_NOFOLLOW) == 0
            : unmount_by_helper(options_.mount_point, false)) {
-    return true;
+    std::lock_guard lock(mutex_);
+    return clean_ = true;
   }
   if (root) {
     ::umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW);
@@ -217,10 +222,9 @@ bool FuseSession::unmount() {
   return false;
 }
 
-void FuseSession::drop_name(const Node& parent, const std::string& name) {
-  if (id_of(parent) != FUSE_ROOT_ID && !tree_.table().known_to_kernel(parent)) return;
-  // Errors: the kernel does not know the name, or the mount is gone. Both are what was wanted.
-  (void)fuse_lowlevel_notify_inval_entry(session_, id_of(parent), name.c_str(), name.size());
+void FuseSession::drop_attributes(const Node& node) {
+  // Errors: the kernel has let go of it, or the mount is gone. Both are what was wanted.
+  (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), -1, 0);
 }
 
 void FuseSession::set_read_ahead() const {

@@ -46,7 +46,7 @@ class FuseSession : public KernelCache {
   /// After this no request is answered any more.
   void stop();
 
-  void drop_name(const Node& parent, const std::string& name) override;
+  void drop_attributes(const Node& node) override;
 
  private:
   FuseSession(Tree& tree, const MountOptions& options);
@@ -66,6 +66,7 @@ class FuseSession : public KernelCache {
   size_t running_ = 0;             // threads that serve; guarded
   bool greeted_ = false;           // guarded
   bool unmounted_ = false;         // guarded
+  bool clean_ = false;             // unmounted, and nothing was open; guarded
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
 };
 

@@ -61,6 +61,19 @@ bool NodeTable::known_to_kernel(const Node& node) const {
   return node.kernel_lookups_ > 0;
 }
 
+std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
+  std::vector<NodeRef> found;
+  for (Shard& shard : shards_) {
+    std::lock_guard lock(shard.mutex);
+    for (const auto& [key, slot] : shard.nodes) {
+      if (!key.starts_with(prefix)) continue;
+      NodeRef node = slot.lock();
+      if (node != nullptr && node->kernel_lookups_ > 0) found.push_back(std::move(node));
+    }
+  }
+  return found;
+}
+
 void NodeTable::forget_all() {
   std::vector<NodeRef> last;
   for (Shard& shard : shards_) {

@@ -75,15 +75,7 @@ std::string checkpoint_key(const CheckpointView& checkpoint) { return checkpoint
 
 Tree::Tree() : started_(std::chrono::steady_clock::now()) {}
 
-Tree::~Tree() {
-  {
-    std::lock_guard lock(changes_mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_all();
-  if (notifier_.joinable()) notifier_.join();
-  root_.reset();
-}
+Tree::~Tree() { root_.reset(); }
 
 Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
   store_ = store;
@@ -100,10 +92,8 @@ void Tree::detach() {
 }
 
 void Tree::set_kernel_cache(KernelCache* cache) {
-  std::unique_lock lock(changes_mutex_);
+  std::lock_guard lock(cache_mutex_);
   cache_ = cache;
-  if (cache != nullptr && !notifier_.joinable()) notifier_ = std::thread([this] { run_notifier(); });
-  changed_.wait(lock, [&] { return !notifying_; });
 }
 
 Result<JobViewRef> Tree::job(std::string_view name) {
@@ -121,80 +111,20 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   return view;
 }
 
-void Tree::drop_removed(const std::string& job_name, const std::string& checkpoint) {
-  (void)job(job_name);  // drops the view of a job that is gone
-  std::unique_lock lock(changes_mutex_);
-  changed_.wait(lock, [&] { return !notifying_; });
-  KernelCache* cache = cache_;
-  if (cache == nullptr) return;
-  notifying_ = true;  // so that the cache stays while it is told
-  lock.unlock();
-  try {
-    notify(*cache, {job_name, checkpoint});
-  } catch (const std::exception& error) {
-    spdlog::error("telling the kernel that job '{}' changed failed: {}", job_name, error.what());
-  }
-  lock.lock();
-  notifying_ = false;
-  changed_.notify_all();
-}
-
 void Tree::current_changed(const std::string&) {
   // `current` is looked up each time it is used: nothing of it is cached.
 }
 
-void Tree::checkpoint_changed(const std::string& job, const std::string& checkpoint) {
-  tell({job, checkpoint});
-}
-
-void Tree::tell(Change change) {
-  {
-    std::lock_guard lock(changes_mutex_);
-    if (cache_ == nullptr) return;
-    changes_.push_back(std::move(change));
-  }
-  changed_.notify_all();
-}
-
-void Tree::run_notifier() {
-  std::unique_lock lock(changes_mutex_);
-  for (;;) {
-    changed_.wait(lock, [&] { return !notifying_ && (stopping_ || !changes_.empty()); });
-    if (stopping_) return;
-    Change change = std::move(changes_.front());
-    changes_.pop_front();
-    KernelCache* cache = cache_;
-    if (cache == nullptr) continue;
-    notifying_ = true;
-    lock.unlock();
-    try {
-      notify(*cache, change);
-    } catch (const std::exception& error) {
-      spdlog::error("telling the kernel of a change of job '{}' failed: {}", change.job,
-                    error.what());
-    }
-    lock.lock();
-    notifying_ = false;
-    changed_.notify_all();
-  }
-}
-
-void Tree::notify(KernelCache& cache, const Change& change) {
-  if (change.checkpoint.empty()) {
-    if (NodeRef root = table_.find(kRootKey)) cache.drop_name(*root, change.job);
-    return;
-  }
-  auto view = job(change.job);
+void Tree::checkpoint_changed(const std::string& job_name, const std::string& name) {
+  // The same names and bytes, but which of them take memory (st_blocks) has changed.
+  auto view = job(job_name);
   if (!view || view.value() == nullptr) return;
-  NodeRef checkpoints = table_.find(checkpoints_key(*view.value()));
-  if (checkpoints == nullptr) return;
-  auto checkpoint = view.value()->checkpoint(change.checkpoint);
-  if (checkpoint == nullptr) {
-    cache.drop_name(*checkpoints, change.checkpoint);
-  } else if (NodeRef node = table_.find(checkpoint_key(*checkpoint))) {
-    // The same names and bytes, but which of them take memory has changed.
-    cache.drop_name(*node, "layouts");
-  }
+  auto checkpoint = view.value()->checkpoint(name);
+  if (checkpoint == nullptr) return;
+  const std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ == nullptr) return;
+  for (const NodeRef& node : nodes) cache_->drop_attributes(*node);
 }
 
 }  // namespace ptc

@@ -2,15 +2,12 @@
 // about each job and checkpoint beyond what the store knows.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -95,11 +92,16 @@ class JobView : public std::enable_shared_from_this<JobView> {
 };
 using JobViewRef = std::shared_ptr<JobView>;
 
-/// Tells the kernel to drop what it caches of one name; FuseSession implements it.
+/// Tells the kernel to drop what it caches; FuseSession implements it.
+///
+/// Attributes only, never names: for a name the kernel takes the lock of its directory, which an
+/// operation that waits for this daemon may hold. A daemon that is killed in such a moment could not
+/// even die: its thread would wait for the operation, and the operation for the daemon. So names that
+/// may go (jobs, checkpoints, `current`) are looked up each time instead.
 struct KernelCache {
   virtual ~KernelCache() = default;
-  /// May wait for operations in `parent`, so it must never be called from one.
-  virtual void drop_name(const Node& parent, const std::string& name) = 0;
+  /// Does not wait.
+  virtual void drop_attributes(const Node& node) = 0;
 };
 
 /// Threads: any. Outlives all nodes. Order: construct, open the store with it as listener, attach().
@@ -126,22 +128,11 @@ class Tree : public JobListener {
 
   /// The view of a job; null when there is no such job.
   Result<JobViewRef> job(std::string_view name);
-  /// Makes sure, before it returns, that the kernel has let go of a job or (not empty) checkpoint that
-  /// was removed by other means than rmdir. Never call it from a file-system operation.
-  void drop_removed(const std::string& job, const std::string& checkpoint);
-
-  // JobListener. Only note it down: the caller may hold locks of the job.
+  // JobListener.
   void current_changed(const std::string& job) override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
 
  private:
-  struct Change {
-    std::string job, checkpoint;  // checkpoint empty: the job is gone
-  };
-  void tell(Change change);
-  void run_notifier();
-  void notify(KernelCache& cache, const Change& change);
-
   JobStore* store_ = nullptr;
   UniqueFd root_fd_;
   NodeRef root_;  // set before the mount, gone before the table
@@ -152,12 +143,8 @@ class Tree : public JobListener {
   std::mutex views_mutex_;
   uint64_t next_view_ = 1;                                     // guarded by views_mutex_
   std::unordered_map<std::string, JobViewRef> views_;          // guarded by views_mutex_
-  std::mutex changes_mutex_;
-  std::condition_variable changed_;
-  std::deque<Change> changes_;     // guarded by changes_mutex_, as the rest
-  KernelCache* cache_ = nullptr;
-  bool notifying_ = false, stopping_ = false;
-  std::thread notifier_;
+  std::mutex cache_mutex_;
+  KernelCache* cache_ = nullptr;  // guarded by cache_mutex_
 };
 
 /// Keys of the fixed nodes of a job.

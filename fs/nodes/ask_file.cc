@@ -66,10 +66,8 @@ Result<json::value> remove(Tree& tree, JobView& view, const json::object& questi
   if (question.contains("checkpoint")) {
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
     PTC_TRY(view.job().remove_checkpoint(checkpoint));
-    tree.drop_removed(job, checkpoint);
   } else {
     PTC_TRY(tree.store().remove_job(job, force));
-    tree.drop_removed(job, "");
     spdlog::info("job '{}' removed", job);
   }
   return json::value(nullptr);

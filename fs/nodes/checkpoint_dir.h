@@ -16,6 +16,8 @@ class FrozenDir : public Node {
   FrozenDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path);
 
   bool immutable() const override { return true; }
+  /// A checkpoint may be removed by others than the kernel; what is in it stays with it.
+  bool keeps_its_name() const override { return !path_.empty(); }
   bool list_is_stable() const override { return !checkpoint_->hidden.any(); }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) final;

@@ -13,7 +13,6 @@ class JobDir : public RealNode {
   /// The node of this job's directory. Errors: ENOMEM, EMFILE.
   static FsResult<NodeRef> make(const JobViewRef& job);
 
-  bool keeps_its_name() const override { return true; }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;
