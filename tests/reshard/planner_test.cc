@@ -1,0 +1,172 @@
+// The planner as a pure function: what is held, what is wanted, which bytes go where.
+#include "reshard/plan/planner.h"
+
+#include <gmock/gmock.h>
+
+#include <random>
+
+
+namespace ptc {
+namespace {
+
+using ::testing::IsEmpty;
+
+/// An image with one array, a box of one tensor, behind a header of 16 bytes.
+ImageLayout image(uint32_t node, const Box& box, uint64_t element_bytes, uint32_t tensor = 0) {
+  ImageLayout layout;
+  layout.node = node;
+  layout.header = std::string(16, 'h');
+  layout.bytes = 16 + box.volume() * element_bytes;
+  layout.arrays.push_back({tensor, 16, {box.extent, {{box, Dims(box.axes())}}}});
+  return layout;
+}
+Box rows(uint64_t begin, uint64_t end, uint64_t columns) { return {{begin, 0}, {end - begin, columns}}; }
+Box columns(uint64_t begin, uint64_t end, uint64_t row_count) {
+  return {{0, begin}, {row_count, end - begin}};
+}
+
+TEST(Planner, IdentityIsEmpty) {
+  std::vector<ImageLayout> held = {image(0, rows(0, 4, 8), 2), image(0, rows(4, 8, 8), 2)};
+  SourceIndex source(held, {16});
+  TransferPlan plan = plan_transfers(source, held).value();
+  for (const ImagePlan& target : plan.images) {
+    EXPECT_TRUE(target.kept.has_value());
+    EXPECT_THAT(target.transfers, IsEmpty());
+  }
+  EXPECT_THAT(plan.pairs, IsEmpty());
+  EXPECT_EQ(plan.totals.kept_bytes, plan.totals.total_bytes);
+  EXPECT_EQ(plan.totals.moved_bytes + plan.totals.local_bytes + plan.totals.minimum_bytes, 0u);
+}
+
+TEST(Planner, SplittingRowsIsOneRunEach) {
+  std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
+  std::vector<ImageLayout> wanted = {image(0, rows(0, 4, 4), 2), image(0, rows(4, 8, 4), 2)};
+  TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
+  ASSERT_EQ(plan.images[1].transfers.size(), 1u);
+  const StridedCopy& copy = plan.images[1].transfers[0].copy;
+  EXPECT_EQ(copy.level_count, 0u);
+  EXPECT_EQ(copy.run_bytes, 4u * 4 * 2);
+  EXPECT_EQ(copy.source_offset, 16u + 4 * 4 * 2);
+  EXPECT_EQ(copy.target_offset, 16u);
+}
+
+TEST(Planner, SplittingColumnsIsOneRunARow) {
+  std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
+  std::vector<ImageLayout> wanted = {image(0, columns(2, 4, 8), 2)};
+  TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
+  ASSERT_EQ(plan.images[0].transfers.size(), 1u);
+  const StridedCopy& copy = plan.images[0].transfers[0].copy;
+  ASSERT_EQ(copy.level_count, 1u);
+  EXPECT_EQ(copy.levels[0].count, 8u);
+  EXPECT_EQ(copy.run_bytes, 2u * 2);
+}
+
+TEST(Planner, OnlyTheMissingHalfCrossesTheNetwork) {
+  // Node 0 holds the first half and shall hold all; node 1 holds the second half.
+  std::vector<ImageLayout> held = {image(0, rows(0, 4, 4), 2), image(1, rows(4, 8, 4), 2)};
+  std::vector<ImageLayout> wanted = {image(0, rows(0, 8, 4), 2)};
+  TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
+  EXPECT_EQ(plan.totals.local_bytes, 32u);
+  EXPECT_EQ(plan.totals.moved_bytes, 32u);
+  EXPECT_EQ(plan.totals.minimum_bytes, 32u);
+  ASSERT_EQ(plan.pairs.size(), 2u);
+  EXPECT_EQ(plan.pairs[1].source_node, 1u);
+  EXPECT_EQ(plan.pairs[1].bytes, 32u);
+}
+
+TEST(Planner, ItsOwnNodeFirstThenTheLeastAsked) {
+  const Box all = rows(0, 8, 4);
+  std::vector<ImageLayout> held = {image(1, all, 2), image(2, all, 2), image(0, all, 2)};
+  held[2].header += "other";  // so that it is not simply kept
+  std::vector<ImageLayout> wanted = {image(0, all, 2), image(3, all, 2), image(4, all, 2)};
+  TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
+  EXPECT_EQ(plan.images[0].transfers.at(0).source_image, 2u);
+  EXPECT_EQ(plan.images[1].transfers.at(0).source_image, 0u);
+  EXPECT_EQ(plan.images[2].transfers.at(0).source_image, 1u);
+  EXPECT_EQ(plan.totals.moved_bytes, 2u * 64);
+  EXPECT_EQ(plan.totals.minimum_bytes, 2u * 64);
+}
+
+TEST(Planner, TheMinimumCountsANodeOnce) {
+  // Two ranks of one node need the same rows: once over the network would do.
+  std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
+  std::vector<ImageLayout> wanted = {image(1, rows(0, 6, 4), 2), image(1, rows(2, 8, 4), 2)};
+  EXPECT_EQ(minimum_moved_bytes(SourceIndex(held, {16}), wanted), 64u);
+}
+
+TEST(Planner, WhatNobodyHoldsIsNamed) {
+  std::vector<ImageLayout> held = {image(0, rows(0, 4, 4), 2)};
+  std::vector<ImageLayout> wanted = {image(0, rows(0, 8, 4), 2)};
+  auto plan = plan_transfers(SourceIndex(held, {16}), wanted);
+  ASSERT_TRUE(plan.has_error());
+  EXPECT_EQ(plan.error().code(), Code::kCorrupt);
+  EXPECT_THAT(plan.error().message(), ::testing::HasSubstr("[4:8, 0:4]"));
+}
+
+/// Boxes that tile a shape, at random.
+std::vector<Box> random_tiles(std::mt19937_64& random, const Shape& shape) {
+  std::vector<Box> tiles{Box::whole(shape)};
+  for (int cut = 0; cut < 6; ++cut) {
+    size_t victim = random() % tiles.size(), axis = random() % shape.size();
+    Box& box = tiles[victim];
+    if (box.extent[axis] < 2) continue;
+    uint64_t at = 1 + random() % (box.extent[axis] - 1);
+    Box second = box;
+    second.offset[axis] += at;
+    second.extent[axis] -= at;
+    box.extent[axis] = at;
+    tiles.push_back(second);
+  }
+  return tiles;
+}
+
+TEST(Planner, EveryTargetByteIsWrittenOnceWithTheRightByte) {
+  const char* given = std::getenv("PTC_SEED");
+  const uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device()();
+  std::cout << "PTC_SEED=" << seed << "\n";
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    Shape shape;
+    for (size_t axis = 0, axes = 1 + random() % 4; axis < axes; ++axis) shape.push_back(1 + random() % 7);
+    const uint64_t element_bytes = uint64_t{1} << random() % 4;
+    // Global byte i of the tensor has the value i, wherever it lies.
+    std::vector<ImageLayout> held, wanted;
+    for (int copies = 0; copies < 2; ++copies)
+      for (const Box& box : random_tiles(random, shape))
+        held.push_back(image(random() % 3, box, element_bytes));
+    for (const Box& box : random_tiles(random, shape))
+      wanted.push_back(image(3, box, element_bytes));
+    auto content = [&](const ImageLayout& layout) {
+      std::vector<uint32_t> bytes(layout.bytes, UINT32_MAX);
+      const ArraySlot& slot = layout.arrays[0];
+      auto copy = make_strided_copy({0, shape}, slot.part.pieces[0].global.offset,
+                                    {slot.byte_offset, slot.part.local_shape},
+                                    slot.part.pieces[0].local_offset, slot.part.local_shape,
+                                    element_bytes * 8).value();
+      for_each_run(copy, [&](uint64_t from, uint64_t to, uint64_t count) {
+        for (uint64_t i = 0; i < count; ++i) bytes[to + i] = from + i;
+      });
+      return bytes;
+    };
+    std::vector<std::vector<uint32_t>> sources;
+    for (const ImageLayout& layout : held) sources.push_back(content(layout));
+
+    SourceIndex source(held, {static_cast<uint8_t>(element_bytes * 8)});
+    TransferPlan plan = plan_transfers(source, wanted).value();
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      std::vector<uint32_t> bytes(wanted[i].bytes, UINT32_MAX);
+      for (const Transfer& transfer : plan.images[i].transfers)
+        for_each_run(transfer.copy, [&](uint64_t from, uint64_t to, uint64_t count) {
+          for (uint64_t k = 0; k < count; ++k) {
+            ASSERT_EQ(bytes[to + k], UINT32_MAX) << "written twice";
+            bytes[to + k] = sources[transfer.source_image][from + k];
+          }
+        });
+      ASSERT_EQ(bytes, content(wanted[i])) << "round " << round;
+    }
+    EXPECT_EQ(plan.totals.moved_bytes, plan.totals.minimum_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace ptc
