@@ -33,7 +33,7 @@ std::string unescaped(std::string_view text) {
 
 bool take_away_dead_mount(const std::string& path) {
   // By force: requests that the dead daemon never answered must end, or their callers wait for ever.
-  ::umount2(path.c_str(), MNT_FORCE | UMOUNT_NOFOLLOW);
+  if (::umount2(path.c_str(), MNT_FORCE | UMOUNT_NOFOLLOW) == 0) return true;
   if (::umount2(path.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) == 0) return true;
   pid_t child = ::fork();
   if (child == 0) {
