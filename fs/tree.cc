@@ -116,6 +116,11 @@ void Tree::current_changed(const std::string&) {
 }
 
 void Tree::checkpoint_changed(const std::string& job_name, const std::string& name) {
+  {
+    // Not mounted yet, or not any more: a reshard may be resumed before there is a store to ask.
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return;
+  }
   // The same names and bytes, but which of them take memory (st_blocks) has changed.
   auto view = job(job_name);
   if (!view || view.value() == nullptr) return;
