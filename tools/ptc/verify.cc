@@ -185,7 +185,7 @@ void print_outcome(const Target& target, const Outcome& outcome) {
   for (const Subject* subject : outcome.bad)
     fmt::print("{}: {}\n", subject->name, subject->problem);
   if (!outcome.daemon_error.empty()) fmt::print("stored bytes: {}\n", outcome.daemon_error);
-  fmt::print("{}: {}: {} tensors and {} other files, {} read in {}\n", target.name(),
+  fmt::print("{}: {}: {} tensors, {} other files, {} read in {}\n", target.name(),
              outcome.good() ? coloured("good", Colour::kGreen) : coloured("BAD", Colour::kRed),
              outcome.tensors, outcome.files, format_size(outcome.bytes),
              format_duration(outcome.seconds));
