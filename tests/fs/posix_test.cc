@@ -187,6 +187,9 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
   std::string local = mount_.store() + "/local", ours = job("incoming/x");
   ASSERT_EQ(::mkdir(local.c_str(), 0755), 0);
   ASSERT_EQ(::mkdir(ours.c_str(), 0755), 0);
+  // Through the page cache of the mount, whole pages are written, and holes may be filled.
+  bool same_holes = read_file(mount_.path() + "/.ptc/stats").find("\"passthrough\": true") !=
+                    std::string::npos;
   Side sides[2] = {Side(local), Side(ours)};
 
   const std::vector<std::string> names = {"a", "b", "c", "d", "a/x", "a/y", "b/x", "b/y", "a/x/z"};
@@ -230,7 +233,9 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
       case 8:
         if (!sides[0].is_open(slot)) break;
         both("fstat" + where, [&](Side& s) { return s.stat_open(slot); });
-        both("SEEK_HOLE" + where, [&](Side& s) { return s.seek(slot, number, SEEK_HOLE); });
+        if (same_holes) {
+          both("SEEK_HOLE" + where, [&](Side& s) { return s.seek(slot, number, SEEK_HOLE); });
+        }
         both("SEEK_END" + where, [&](Side& s) { return s.seek(slot, 0, SEEK_END); });
         break;
       case 9:
