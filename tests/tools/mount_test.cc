@@ -14,10 +14,10 @@ namespace {
 using testing::HasSubstr;
 
 /// A directory that looks like a mount with the job "llama" in it.
-class MountTest : public testing::Test {
+class FindMountTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string path = testing::TempDir() + "/ptc-mount-XXXXXX";
+    std::string path = testing::TempDir() + "ptc-mount-XXXXXX";  // TempDir() ends in a slash
     ASSERT_NE(::mkdtemp(path.data()), nullptr);
     top_ = path;
     std::filesystem::create_directories(top_ + "/.ptc");
@@ -32,7 +32,7 @@ class MountTest : public testing::Test {
   std::string top_;
 };
 
-TEST_F(MountTest, FoundFromADirectoryInIt) {
+TEST_F(FindMountTest, FoundFromADirectoryInIt) {
   EXPECT_EQ(find_mount(top_).value(), top_);
   EXPECT_EQ(find_mount(top_ + "/llama/checkpoints").value(), top_);
   EXPECT_EQ(find_mount(top_ + "/llama/").value(), top_);
@@ -41,7 +41,7 @@ TEST_F(MountTest, FoundFromADirectoryInIt) {
   EXPECT_THAT(lost.error().message(), HasSubstr("/proc"));
 }
 
-TEST_F(MountTest, NamesOfJobsAndCheckpoints) {
+TEST_F(FindMountTest, NamesOfJobsAndCheckpoints) {
   for (std::string text : {std::string("llama"), std::string("llama/"), top_ + "/llama"}) {
     auto target = find_target(top_, text).value();
     EXPECT_EQ(target.name(), "llama") << text;
@@ -55,11 +55,11 @@ TEST_F(MountTest, NamesOfJobsAndCheckpoints) {
   }
 }
 
-TEST_F(MountTest, APathLeadsToItsOwnMount) {
+TEST_F(FindMountTest, APathLeadsToItsOwnMount) {
   EXPECT_EQ(find_job("/proc", top_ + "/llama").value().mount, top_);
 }
 
-TEST_F(MountTest, AnUnknownJobIsAnErrorWithTheNearestName) {
+TEST_F(FindMountTest, AnUnknownJobIsAnErrorWithTheNearestName) {
   auto target = find_target(top_, "lama");
   ASSERT_FALSE(target.has_value());
   EXPECT_EQ(target.error().code(), Code::kNotFound);
@@ -67,7 +67,7 @@ TEST_F(MountTest, AnUnknownJobIsAnErrorWithTheNearestName) {
   EXPECT_EQ(find_target(top_, "fresh", true).value().job, "fresh");
 }
 
-TEST_F(MountTest, WhatIsNoJob) {
+TEST_F(FindMountTest, WhatIsNoJob) {
   for (std::string text : {std::string(""), std::string("."), std::string(".ptc"), top_,
                            std::string("../x"), std::string("a/b/c/d")}) {
     EXPECT_FALSE(find_target(top_, text).has_value()) << text;
@@ -75,7 +75,7 @@ TEST_F(MountTest, WhatIsNoJob) {
   EXPECT_FALSE(find_job(top_, "llama/base").has_value());
 }
 
-TEST_F(MountTest, TheCurrentCheckpointIsTheDefault) {
+TEST_F(FindMountTest, TheCurrentCheckpointIsTheDefault) {
   EXPECT_EQ(with_checkpoint({top_, "llama", ""}).value().checkpoint, "base");
   auto other = with_checkpoint({top_, "llama", "other"});
   ASSERT_FALSE(other.has_value());

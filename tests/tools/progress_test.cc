@@ -15,7 +15,7 @@ constexpr uint64_t kMiB = 1 << 20;
 TEST(Progress, BarShowsShareBytesRateAndTimeLeft) {
   ProgressView view{"importing base", 30 * kMiB, 120 * kMiB, 10.0 * kMiB};
   EXPECT_EQ(progress_bar(view, 79, false),
-            "importing base   25% #####..............  30.0 MiB/120.0 MiB  10.0 MiB/s  0:09 left");
+            "importing base   25% ###............  30.0 MiB/120.0 MiB  10.0 MiB/s  0:09 left");
 }
 
 TEST(Progress, BarNeverIsWiderThanTheTerminal) {
