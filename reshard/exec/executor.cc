@@ -120,8 +120,12 @@ Result<> Executor::parallel_for(size_t count, std::function<Result<>(size_t)> bo
     for (;;) {
       size_t i = shared.next.fetch_add(1);
       if (i >= count) break;
-      Result<> result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "cancelled"))
-                                              : body(i);
+      Result<> result = ok();
+      try {
+        result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "cancelled")) : body(i);
+      } catch (const std::exception& error) {  // no memory: an error of this call, not of the daemon
+        result = make_error(Code::kNoSpace, "{}", error.what());
+      }
       if (result.has_error()) {
         shared.next = count;
         std::lock_guard lock(shared.mutex);
@@ -182,6 +186,7 @@ Result<std::vector<ImageRef>> Executor::materialise(ImageStore& images,
     ImageId id = writer.id();
     Result<ImageRef> image = images.publish(std::move(writer));
     if (image.has_error()) {
+      (void)images.remove(id);
       for (const ImageRef& earlier : published) (void)images.remove(earlier->id());
       return std::move(image).error();
     }

@@ -105,10 +105,31 @@ void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
   stored_ = std::move(stored);
 }
 
-Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index) const {
+std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,
+                                const StateCoords& state) const {
+  const std::string& file = model().tensors()[tensor].file;
+  // An .npy is named after its tensor, and that may be local to the stage.
+  if (!is_npy(file) ||
+      (spec.naming == Naming::kGlobal && manifest_.written_spec.naming == Naming::kGlobal))
+    return file;
+  Result<std::string> path = tensor_path(model().local_name(tensor, spec, state.pp));
+  return path.has_value() ? path.value() : file;
+}
+
+Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const LayoutSpec& spec,
+                                                        const StateCoords& state) const {
+  PTC_TRY(auto held, model().hold(spec, state));
+  HeldByName by_name;
+  for (Model::Held& part : held) {
+    std::string file = file_of(part.tensor, spec, state);
+    std::string name = is_npy(file) ? "" : model().local_name(part.tensor, spec, state.pp);
+    by_name.emplace(file + '\0' + name, std::move(part));
+  }
+  return by_name;
+}
+
+Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldByName& held) const {
   const WrittenFile& file = manifest_.files[file_index];
-  const LayoutSpec& spec = manifest_.written_spec;
-  const StateCoords state = state_of(spec.coords(file.rank));
   const std::string& group = file.set.empty() ? file.path : file.set;
 
   ImageLayout layout;
@@ -117,28 +138,23 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index) const {
     return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
   layout.header = headers_.substr(file.header_offset, file.header_bytes);
 
-  PTC_TRY(auto held, model().hold(spec, state));
-  std::unordered_map<std::string, Model::Held*> by_name;
-  for (Model::Held& part : held) {
-    if (model().tensors()[part.tensor].file != group) continue;
-    by_name.emplace(is_npy(group) ? "" : model().local_name(part.tensor, spec, state.pp), &part);
-  }
   std::vector<TensorEntry> entries;
   if (is_npy(group)) {
-    PTC_TRY(auto entry, parse_npy(as_bytes(layout.header), file.bytes,
-                                  by_name.empty() ? std::optional<DType>()
-                                                  : model().tensors()[by_name.begin()->second->tensor].dtype));
+    auto it = held.find(group + '\0');
+    std::optional<DType> dtype;
+    if (it != held.end()) dtype = model().tensors()[it->second.tensor].dtype;
+    PTC_TRY(auto entry, parse_npy(as_bytes(layout.header), file.bytes, dtype));
     entries.push_back(std::move(entry));
   } else {
     PTC_TRY(auto header, parse_safetensors(as_bytes(layout.header), file.bytes));
     entries = std::move(header.tensors);
   }
   for (const TensorEntry& entry : entries) {
-    auto it = by_name.find(entry.name);
-    if (it == by_name.end() || it->second->part.local_shape != entry.shape)
+    auto it = held.find(group + '\0' + entry.name);
+    if (it == held.end() || it->second.part.local_shape != entry.shape)
       return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
                         entry.name);
-    layout.arrays.push_back({it->second->tensor, entry.offset, it->second->part});
+    layout.arrays.push_back({it->second.tensor, entry.offset, it->second.part});
   }
   for (uint32_t i = 0; i < manifest_.padding.size(); ++i) {
     const Padding& pad = manifest_.padding[i];
@@ -159,6 +175,8 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   StateFile file;
   file.path = path;
   if (is_npy(path)) {
+    if (held.size() != 1)
+      return make_error(Code::kInternal, "{} would have to hold {} tensors", path, held.size());
     const Model::Held& part = held.front();
     const TensorInfo& tensor = model().tensors()[part.tensor];
     file.layout.header = write_npy_header(tensor.dtype, part.part.local_shape);
@@ -193,12 +211,13 @@ Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
   const bool as_written = state_key(spec) == state_key(manifest_.written_spec);
   std::unordered_set<std::string> done;
   if (as_written) {
+    PTC_TRY(auto by_name, held_by_name(manifest_.written_spec, state));
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
       const WrittenFile& file = manifest_.files[i];
       if (!file.has_tensors || !file.set.empty() ||
           state_of(manifest_.written_spec.coords(file.rank)) != state)
         continue;
-      PTC_TRY(auto layout, written_layout(i));
+      PTC_TRY(auto layout, written_layout(i, by_name));
       files.push_back({file.path, std::move(layout)});
       done.insert(file.path);
     }
@@ -206,13 +225,8 @@ Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
   PTC_TRY(auto held, model().hold(spec, state));
   std::map<std::string, std::vector<Model::Held>> groups;
   for (Model::Held& part : held) {
-    const TensorInfo& tensor = model().tensors()[part.tensor];
-    if (done.contains(tensor.file)) continue;
-    std::string path = tensor.file;
-    if (is_npy(path) && spec.naming == Naming::kStage) {
-      PTC_TRY(path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
-    }
-    groups[path].push_back(std::move(part));
+    std::string path = file_of(part.tensor, spec, state);
+    if (!done.contains(path)) groups[path].push_back(std::move(part));
   }
   for (auto& [path, parts] : groups) {
     PTC_TRY(auto file, compose(path, std::move(parts), spec, state));
@@ -253,26 +267,33 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
   std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
     return std::tie(a.state, a.path, a.written) < std::tie(b.state, b.path, b.written);
   });
-  uint32_t files_state = UINT32_MAX;
-  std::vector<StateFile> files;  // of files_state
+  uint32_t files_state = UINT32_MAX, held_state = UINT32_MAX;
+  std::unordered_map<std::string, ImageLayout> files;  // of files_state
+  HeldByName held;                                     // of held_state
   for (const StoredImage& image : images) {
     ImageLayout layout;
     if (image.written >= 0) {
       if (static_cast<size_t>(image.written) >= manifest_.files.size())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
-      PTC_TRY(layout, written_layout(image.written));
+      if (held_state != image.state) {
+        PTC_TRY(held, held_by_name(manifest_.written_spec,
+                                   state_at(manifest_.written_spec.sizes, image.state)));
+        held_state = image.state;
+      }
+      PTC_TRY(layout, written_layout(image.written, held));
     } else if (image.path.empty()) {
       layout = padding_layout();
     } else {
       if (files_state != image.state) {
-        PTC_TRY(files, state_files(spec, state_at(spec.sizes, image.state)));
+        PTC_TRY(auto list, state_files(spec, state_at(spec.sizes, image.state)));
+        files.clear();
+        for (StateFile& file : list) files.emplace(file.path, std::move(file.layout));
         files_state = image.state;
       }
-      auto file = std::find_if(files.begin(), files.end(),
-                               [&](const StateFile& f) { return f.path == image.path; });
+      auto file = files.find(image.path);
       if (file == files.end())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
-      layout = file->layout;
+      layout = std::move(file->second);
     }
     if (image.image == nullptr) layout.arrays.clear();
     stored->layouts.push_back(std::move(layout));

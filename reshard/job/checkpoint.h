@@ -105,7 +105,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   friend class ContentSource;
   Result<FileSetRef> cached(const std::string& key,
                             const std::function<Result<FileSetRef>()>& build) const;
-  Result<ImageLayout> written_layout(uint32_t file) const;
+  /// What a state holds, by file and name in it (of an .npy: "").
+  using HeldByName = std::unordered_map<std::string, Model::Held>;
+  Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
+  std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
+  Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state) const;
   ImageLayout padding_layout() const;

@@ -46,7 +46,8 @@ struct Found {
 
 FileVersion version_of(const struct stat& st) {
   return {st.st_dev, st.st_ino, static_cast<uint64_t>(st.st_size),
-          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec};
+          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec,
+          st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
 }
 
 std::optional<uint64_t> parse_rank(std::string_view text) {
@@ -64,11 +65,15 @@ Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
   DIR* dir = fdopendir(fd.release());
   if (dir == nullptr) return errno_error(errno, path);
   std::vector<std::string> names;
+  errno = 0;
   while (dirent* entry = readdir(dir)) {
     std::string_view name = entry->d_name;
     if (name != "." && name != "..") names.emplace_back(name);
+    errno = 0;
   }
+  const int reason = errno;
   closedir(dir);
+  if (reason != 0) return errno_error(reason, "reading " + path);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -144,7 +149,7 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found) {
   for (Found& file : found) by_path[{file.rank, file.path}] = &file;
   for (Found& index : found) {
     if (!index.path.ends_with(kIndexSuffix)) continue;
-    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxIndexBytes));
+    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxIndexBytes, FileKind::kOwn));
     auto parsed = parse_json(text, {.max_bytes = kMaxIndexBytes, .max_depth = 8});
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
     const json::value* map = parsed.value().is_object()
@@ -207,7 +212,8 @@ Result<> read_header(int dir_fd, Found& file) {
 // config.json of the first rank that has one; empty if none has.
 Result<std::string> find_config(int dir_fd, const std::vector<Found>& found) {
   for (const Found& file : found)
-    if (file.path == "config.json") return read_text_file(dir_fd, file.source(), kMaxConfigBytes);
+    if (file.path == "config.json")
+      return read_text_file(dir_fd, file.source(), kMaxConfigBytes, FileKind::kOwn);
   return std::string();
 }
 
@@ -324,7 +330,7 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
 Result<LayoutSpec> writer_layout(const CommitRequest& request) {
   struct stat st{};
   if (fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) != 0) return request.in_force;
-  PTC_TRY(auto text, read_text_file(request.dir_fd, "layout.json", 1 << 20));
+  PTC_TRY(auto text, read_text_file(request.dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
   auto layout = Layout::parse(text);
   if (layout.has_error()) return std::move(layout).error().with_context("layout.json");
   return layout.value().spec;
@@ -380,6 +386,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
   // Of ranks with equal states the files of the first are kept; the others wrote the same.
   std::map<std::pair<uint32_t, std::string>, uint64_t> owner;
   for (Found& file : found) {
+    draft.looked_at.push_back(file.version);
     uint32_t state = state_index(spec.sizes, state_of(spec.coords(file.rank)));
     if (file.has_tensors && owner.try_emplace({state, file.path}, file.rank).first->second != file.rank)
       continue;
@@ -400,7 +407,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
                                             file.model_tensor[i], std::move(pad.local), pad.checksum});
       }
     } else {
-      PTC_TRY(written.checksum, hash_file(request.dir_fd, file.source(), file.version, hashes));
+      PTC_TRY(written.checksum, hash_file(request.dir_fd, file.source(), file.version, hashes, stop));
     }
     draft.sources.push_back(file.source());
     draft.versions.push_back(file.version);
@@ -410,7 +417,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
 }
 
 void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
-                      const Model* previous, HashCache& hashes) {
+                      const Model* previous, HashCache& hashes, std::stop_token stop) {
   Found file;
   file.rank = rank;
   file.path = path;
@@ -420,7 +427,7 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     return;
   file.version = version_of(st);
   if (!path.ends_with(".safetensors") && !path.ends_with(".npy")) {
-    (void)hash_file(dir_fd, file.source(), file.version, hashes);
+    (void)hash_file(dir_fd, file.source(), file.version, hashes, stop);
     return;
   }
   if (read_header(dir_fd, file).has_error()) return;
@@ -442,7 +449,7 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1) {
       continue;
     }
-    (void)hash_array({file.fd.get(), file.version, i, tensor, part, global}, hashes);
+    (void)hash_array({file.fd.get(), file.version, i, tensor, part, global}, hashes, stop);
   }
 }
 

@@ -27,6 +27,7 @@ namespace ptc {
 struct FileVersion {
   uint64_t device = 0, inode = 0, bytes = 0;
   int64_t mtime_ns = 0;
+  int64_t ctime_ns = 0;
   friend bool operator==(const FileVersion&, const FileVersion&) = default;
 };
 
@@ -66,6 +67,8 @@ struct CommitDraft {
   std::vector<std::string> sources;
   /// What was looked at, in the same order; to see that it is still so after the files were taken.
   std::vector<FileVersion> versions;
+  /// Every file that was looked at, also replicas that are not kept.
+  std::vector<FileVersion> looked_at;
 };
 
 /// kInvalidArgument: what is wrong, in one paragraph. kBusy: a file is open for writing.
@@ -76,7 +79,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
 /// other ranks' files: under tp = ep = 1, or when `previous` has the same tensors. Errors do not
 /// matter here; they are found again by draft_commit.
 void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
-                      const Model* previous, HashCache& hashes);
+                      const Model* previous, HashCache& hashes, std::stop_token stop);
 
 /// Whether anybody has the file open for writing (or mapped shared and writable).
 Result<bool> open_for_writing(int dir_fd, const std::string& path);

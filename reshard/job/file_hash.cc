@@ -47,9 +47,13 @@ Units units_of(const ArrayToHash& array) {
           std::max<uint64_t>(1, kTaskBytes / row_bytes)};
 }
 
-Result<> hash_bytes(const ArrayToHash& array, uint64_t begin, uint64_t end, Checksum& sum) {
+Error cancelled() { return Error(Code::kCancelled, "cancelled"); }
+
+Result<> hash_bytes(const ArrayToHash& array, uint64_t begin, uint64_t end, Checksum& sum,
+                    const std::stop_token& stop) {
   auto& buffer = thread_buffer(std::min(kBufferBytes, end - begin));
   for (uint64_t at = begin; at < end; at += kBufferBytes) {
+    if (stop.stop_requested()) return cancelled();
     std::span window(buffer.data(), std::min(kBufferBytes, end - at));
     PTC_TRY(read_exactly(array.fd, window, array.entry.offset + at));
     sum += checksum_of_run(window, at);
@@ -59,10 +63,11 @@ Result<> hash_bytes(const ArrayToHash& array, uint64_t begin, uint64_t end, Chec
 
 // Rows [begin, end) of a local array that is cut.
 Result<> hash_rows(const ArrayToHash& array, const Units& units, uint64_t begin, uint64_t end,
-                   std::vector<Checksum>& sums) {
+                   std::vector<Checksum>& sums, const std::stop_token& stop) {
   const bool scalar = array.part.local_shape.empty();
   const uint64_t row_bytes = units.count == 0 ? 0 : array.entry.bytes / units.count;
   for (uint64_t at = begin; at < end; at += units.per_buffer) {
+    if (stop.stop_requested()) return cancelled();
     const uint64_t to = std::min(end, at + units.per_buffer);
     const bool all = at == 0 && to == units.count;
     const uint64_t bytes = all ? array.entry.bytes : (to - at) * row_bytes;
@@ -90,9 +95,9 @@ Result<> hash_rows(const ArrayToHash& array, const Units& units, uint64_t begin,
 }
 
 Result<> hash_units(const ArrayToHash& array, const Units& units, uint64_t begin, uint64_t end,
-                    std::vector<Checksum>& sums) {
-  if (is_whole(array)) return hash_bytes(array, begin, end, sums.front());
-  return hash_rows(array, units, begin, end, sums);
+                    std::vector<Checksum>& sums, const std::stop_token& stop) {
+  if (is_whole(array)) return hash_bytes(array, begin, end, sums.front(), stop);
+  return hash_rows(array, units, begin, end, sums, stop);
 }
 
 // The checksums of all pieces, if every one of them is known.
@@ -164,9 +169,10 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
       [&](size_t t) -> Result<> {
         const Task& task = tasks[t];
         task_sums[t].resize(sums[task.array].size());
-        return hash_units(arrays[task.array], units[task.array], task.begin, task.end, task_sums[t]);
+        return hash_units(arrays[task.array], units[task.array], task.begin, task.end, task_sums[t],
+                          stop);
       },
-      std::move(stop)));
+      stop));
   for (size_t t = 0; t < tasks.size(); ++t)
     for (size_t p = 0; p < task_sums[t].size(); ++p) sums[tasks[t].array][p] += task_sums[t][p];
   for (size_t i = 0; i < arrays.size(); ++i)
@@ -174,23 +180,23 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
   return sums;
 }
 
-Result<> hash_array(const ArrayToHash& array, HashCache& hashes) {
+Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop) {
   if (known(array, hashes)) return ok();
   std::vector<Checksum> sums(array.part.pieces.size());
   Units units = units_of(array);
-  PTC_TRY(hash_units(array, units, 0, units.count, sums));
+  PTC_TRY(hash_units(array, units, 0, units.count, sums, stop));
   remember(array, sums, hashes);
   return ok();
 }
 
 Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
-                           HashCache& hashes) {
+                           HashCache& hashes, std::stop_token stop) {
   if (auto sum = hashes.find(version, 0, "file")) return *sum;
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
   ArrayToHash array;
   array.fd = fd.get();
   Checksum sum;
-  PTC_TRY(hash_bytes(array, 0, version.bytes, sum));
+  PTC_TRY(hash_bytes(array, 0, version.bytes, sum, stop));
   hashes.put(version, 0, "file", sum);
   return sum;
 }

@@ -32,11 +32,11 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
                                                        std::stop_token stop);
 
 /// One array on the calling thread, into `hashes`.
-Result<> hash_array(const ArrayToHash& array, HashCache& hashes);
+Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop);
 
 /// A whole file as a vector of bytes.
 Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
-                           HashCache& hashes);
+                           HashCache& hashes, std::stop_token stop);
 
 /// The parts of a local array that no piece covers and that are not all zeros.
 struct FoundPadding {

@@ -80,7 +80,7 @@ class ContentSource {
   Result<FileContentRef> gather(const ImageLayout& layout) const {
     std::shared_ptr<const StoredState> stored = checkpoint_->stored();
     Result<std::vector<Transfer>> transfers = stored->index->plan_image(layout);
-    if (transfers.has_error()) return lost(layout);
+    if (transfers.has_error()) return lost();
     return FileContentRef(std::make_shared<GatheredContent>(
         GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
                       stored->image_refs()),
@@ -88,7 +88,6 @@ class ContentSource {
   }
 
   Result<FileContentRef> whole(const StoredState& stored, size_t image) const {
-    if (stored.images[image].image == nullptr) return lost(stored.layouts[image]);
     return FileContentRef(std::make_shared<ImageContent>(stored.images[image].image, in_use()));
   }
 
@@ -100,7 +99,7 @@ class ContentSource {
 
  private:
   InUse in_use() const { return {checkpoint_, checkpoint_->open_token_}; }
-  Error lost(const ImageLayout&) const {
+  Error lost() const {
     std::vector<std::string> tensors = checkpoint_->lost_tensors();
     return make_error(Code::kCorrupt, "checkpoint {}: {} tensors are lost, {} among them",
                       checkpoint_->name(), tensors.size(),
@@ -242,7 +241,9 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
                    const ContentSource& source) -> Result<FileContentRef> {
                  std::shared_ptr<const StoredState> now = stored();
                  int64_t image = state_key(now->spec) == key ? now->find(state, path) : -1;
-                 return image >= 0 ? source.whole(*now, image) : source.gather(layout);
+                 // A lost image may hold nothing that others do not hold too.
+                 return image >= 0 && now->images[image].image ? source.whole(*now, image)
+                                                               : source.gather(layout);
                });
     }
     for (const WrittenFile* file : other_files(coords)) set->add_other(*file);

@@ -88,14 +88,29 @@ void Job::stop() {
   {
     std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
+    impl_->commit_stop.request_stop();
     if (impl_->running) impl_->running->stop.request_stop();
   }
   impl_->reshard_thread = {};  // request_stop and join
   impl_->hash_thread = {};
 }
 
-std::vector<ImageId> Job::images_in_use() const {
+Result<> Job::close() {
   std::lock_guard lock(impl_->mutex);
+  if (impl_->commits_in_flight > 0)
+    return make_error(Code::kBusy, "a checkpoint of job {} is being committed", name_);
+  impl_->closed = true;
+  return ok();
+}
+
+void Job::reopen() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->closed = false;
+}
+
+std::optional<std::vector<ImageId>> Job::images_in_use() const {
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->damaged.empty()) return std::nullopt;
   std::vector<ImageId> ids;
   for (const auto& [name, record] : impl_->checkpoints) {
     for (const StoredImage& image : record.checkpoint->stored()->images) ids.push_back({image.id});
@@ -129,9 +144,11 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
     return invalid_argument("{}: this version keeps optimizer state \"replicated\" only",
                             json_place(text, {"optimizer"}));
   CheckpointRef newest;
+  uint64_t given_back = 0;  // by the reshard that this edit would end
   {
     std::lock_guard lock(mutex);
     if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
+    if (running && running->phase == "moving") given_back = running->bytes_total;
   }
   if (newest == nullptr) return ok();
   Result<> fits = newest->model().check(wanted.spec);
@@ -145,7 +162,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
                             lost.front());
   PTC_TRY(uint64_t needed, bytes_to_write(*newest, wanted.spec));
   PTC_TRY(auto space, services.images->space());
-  if (needed > space.free_bytes)
+  if (needed > space.free_bytes + given_back)
     return invalid_argument("not enough memory on node {}: layout {} of checkpoint {} needs {} beside "
                             "what is there, {} of {} are free", services.node, wanted.spec.name(),
                             newest->name(), format_size(needed), format_size(space.free_bytes),
@@ -175,6 +192,14 @@ Result<> Job::save_layout(const std::string& text) {
 
   MetaTransaction transaction;
   const std::string spec_name = wanted.value().spec.name();
+  bool taken = false;  // 32 bits of hash are not always enough
+  {
+    std::lock_guard lock(impl.mutex);
+    auto known = impl.custom_specs.find(spec_name);
+    taken = known != impl.custom_specs.end() && !(known->second == wanted.value().spec);
+  }
+  if (taken)
+    return refuse(invalid_argument("another layout of this job has the name {} already", spec_name));
   const int64_t revision = impl.revision + 1;  // only changed under impl.changes
   transaction.compares.push_back({impl.meta_key("layout"), impl.layout_meta_revision});
   transaction.puts.emplace_back(
@@ -211,7 +236,10 @@ Result<> Job::save_rules(const std::string& text) {
     impl_->set_error("rules.json refused: " + parsed.error().message());
     return std::move(parsed).error();
   }
-  PTC_TRY(impl_->services.meta->commit({.puts = {{impl_->meta_key("rules"), text}}}));
+  PTC_TRY(auto entry, impl_->services.meta->get("jobs/" + name_));
+  if (!entry) return make_error(Code::kNotFound, "job {} is gone", name_);
+  PTC_TRY(impl_->services.meta->commit({.compares = {{"jobs/" + name_, entry->revision}},
+                                        .puts = {{impl_->meta_key("rules"), text}}}));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text = text;
   return ok();
@@ -229,7 +257,9 @@ std::string Job::status_json() const {
   std::lock_guard lock(impl_->mutex);
   const Impl& impl = *impl_;
   json::object status{{"format", "ptc-status/1"}, {"job", name_}};
-  const bool broken = impl.failed && impl.settled() && impl.in_force.revision != impl.revision;
+  const CheckpointRecord* newest = impl.latest();
+  const bool broken = impl.failed && impl.failed->revision == impl.revision &&
+                      impl.failed->checkpoint == (newest ? newest->checkpoint->name() : "");
   status["state"] = broken ? "failed" : impl.running || !impl.settled() ? "resharding" : "idle";
   status["revision"] = impl.revision;
   status["layout"] = impl.in_force.spec.name();
@@ -269,6 +299,8 @@ std::string Job::status_json() const {
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
         impl.layout.replicas)));
+  for (const auto& [name, why] : impl.damaged)
+    warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}", name, why)));
   std::vector<const CheckpointRecord*> records;
   for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
   std::sort(records.begin(), records.end(), [](const auto* a, const auto* b) {
@@ -366,7 +398,7 @@ Result<> Job::remove_checkpoint(std::string_view name) {
   return impl_->remove(std::string(name), /*only_unused=*/false);
 }
 
-Result<std::string> Job::Impl::make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
+std::string Job::Impl::make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
                                               const TransferPlan& plan, std::string_view state,
                                               double seconds) const {
   json::array pairs;
@@ -421,6 +453,10 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
   std::vector<Executor::StoredArrays> arrays;
   uint64_t bytes = 0;
   for (size_t i = 0; i < stored->images.size(); ++i) {
+    if (stored->images[i].image == nullptr)
+      return make_error(Code::kCorrupt, "checkpoint {}: image {} ({}) is lost; every tensor in it is "
+                        "also held elsewhere", checkpoint_name, stored->images[i].id,
+                        stored->images[i].path);
     arrays.push_back({&stored->layouts[i], stored->images[i].image.get()});
     bytes += stored->layouts[i].bytes;
   }

@@ -99,8 +99,11 @@ class Job {
   Job(std::string name, std::string dir, JobServices services, JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
   Result<> load();
-  /// Images that this job needs.
-  std::vector<ImageId> images_in_use() const;
+  /// Images that this job needs; nullopt when that is not known (a checkpoint is damaged).
+  std::optional<std::vector<ImageId>> images_in_use() const;
+  /// Nothing can be committed from now on; kBusy while something is.
+  Result<> close();
+  void reopen();
   /// Starts the threads. Not before all jobs are loaded.
   void start();
   void stop();

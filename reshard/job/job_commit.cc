@@ -40,20 +40,44 @@ Result<std::string> new_id() {
 }  // namespace
 
 void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
-  const std::string path = fmt::format("{}/incoming/{}.error", job->files_dir(), incoming);
-  struct stat owner{};
-  bool known = stat(fmt::format("{}/incoming/{}", job->files_dir(), incoming).c_str(), &owner) == 0;
-  Result<> written = write_file_atomically(AT_FDCWD, path, text + "\n");
-  if (written.has_error()) {
-    spdlog::warn("job {}: {}", job->name(), written.error().message());
-    return;
-  }
-  chmod(path.c_str(), 0644);
-  if (known && chown(path.c_str(), owner.st_uid, owner.st_gid) != 0)
-    spdlog::debug("job {}: {} stays the daemon's", job->name(), path);
+  // The directory is the user's: nothing here may follow what they put there.
+  const std::string directory = job->files_dir() + "/incoming";
+  const std::string name = incoming + ".error", temporary = "." + incoming.substr(0, 200) + ".error-new";
+  auto write = [&]() -> Result<> {
+    PTC_TRY(auto dir_fd, open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+    unlinkat(dir_fd.get(), temporary.c_str(), 0);
+    PTC_TRY(auto fd, open_file(dir_fd.get(), temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
+    const std::string line = text + "\n";
+    PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(line)), 0));
+    struct stat owner{};
+    if (fstatat(dir_fd.get(), incoming.c_str(), &owner, AT_SYMLINK_NOFOLLOW) == 0 && geteuid() == 0 &&
+        fchown(fd.get(), owner.st_uid, owner.st_gid) != 0)
+      return errno_error(errno, "chown of " + name);
+    if (fchmod(fd.get(), 0644) != 0) return errno_error(errno, "chmod of " + name);
+    if (renameat(dir_fd.get(), temporary.c_str(), dir_fd.get(), name.c_str()) != 0)
+      return errno_error(errno, name);
+    return ok();
+  };
+  Result<> written = write();
+  if (written.has_error())
+    spdlog::warn("job {}: the reason of a refusal could not be written: {}", job->name(),
+                 written.error().message());
 }
 
 Result<> Job::Impl::commit(const std::string& incoming, const std::string& name) {
+  {
+    std::lock_guard lock(mutex);
+    if (closed) return make_error(Code::kNotFound, "job {} is being removed", job->name());
+    ++commits_in_flight;  // keeps the job from being removed meanwhile
+  }
+  Result<> result = take_and_commit(incoming, name);
+  std::lock_guard lock(mutex);
+  --commits_in_flight;
+  changed.notify_all();
+  return result;
+}
+
+Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::string& name) {
   PTC_TRY(check_name(name));
   if (job->find_checkpoint(name) != nullptr)
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
@@ -84,7 +108,9 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name)
   }
   if (result.has_error()) {
     (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
-    if (rename(taken.c_str(), source.c_str()) != 0)
+    // Somebody may have made the name anew; then it comes back under another.
+    if (renameat2(AT_FDCWD, taken.c_str(), AT_FDCWD, source.c_str(), RENAME_NOREPLACE) != 0 &&
+        rename(taken.c_str(), fmt::format("{}/incoming/recovered-{}", job->files_dir(), id).c_str()) != 0)
       spdlog::error("job {}: {} could not be put back ({}); it is in {}", job->name(), label,
                     std::strerror(errno), taken);
     else
@@ -117,11 +143,12 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   }
   // The kernel tells of a last close a moment after close() has returned.
   auto deadline = start + kWaitForRelease;
-  Result<CommitDraft> drafted = draft_commit(request, *services.executor, hashes, {});
+  const std::stop_token stop = commit_stop.get_token();
+  Result<CommitDraft> drafted = draft_commit(request, *services.executor, hashes, stop);
   while (drafted.has_error() && drafted.error().code() == Code::kBusy &&
          std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    drafted = draft_commit(request, *services.executor, hashes, {});
+    drafted = draft_commit(request, *services.executor, hashes, stop);
   }
   if (drafted.has_error()) return std::move(drafted).error();
   CommitDraft& draft = drafted.value();
@@ -135,18 +162,11 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   manifest.gid = owner.st_gid;
 
   std::vector<ImageRef> images;
-  std::vector<mode_t> modes;
   auto take_back = [&] {
     for (const ImageRef& image : images) (void)services.images->remove(image->id());
-    for (size_t i = 0; i < modes.size(); ++i)
-      fchmodat(taken_fd, draft.sources[i].c_str(), modes[i] & 07777, 0);
   };
   auto take = [&]() -> Result<> {
     for (size_t i = 0; i < manifest.files.size(); ++i) {
-      struct stat before{};
-      if (fstatat(taken_fd, draft.sources[i].c_str(), &before, AT_SYMLINK_NOFOLLOW) != 0)
-        return errno_error(errno, draft.sources[i]);
-      modes.push_back(before.st_mode);
       PTC_TRY(auto image, services.images->adopt(taken_fd, draft.sources[i]));
       manifest.files[i].image = image->id().text;
       images.push_back(std::move(image));
@@ -193,6 +213,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/headers.bin", draft.headers));
     PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-1.json", stored->to_text()));
     PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));
+    PTC_TRY(sync_directory(AT_FDCWD, dir));
 
     std::lock_guard change(changes);
     MetaTransaction transaction;
@@ -237,7 +258,8 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     take_back();
     return std::move(finished).error();
   }
-  for (const FileVersion& version : draft.versions) hashes.forget(version);
+  for (const FileVersion& version : draft.looked_at) hashes.forget(version);
+  for (const ImageRef& image : images) fchmod(image->fd(), 0400);  // theirs until now
   if (listener != nullptr) {
     listener->checkpoint_changed(job->name(), name);
     listener->current_changed(job->name());
@@ -277,14 +299,19 @@ void Job::Impl::hash_loop(std::stop_token stop) {
     if (root_fd.has_error()) continue;
     struct stat st{};
     if (fstatat(root_fd.value().get(), "layout.json", &st, 0) == 0) {
-      Result<std::string> text = read_text_file(root_fd.value().get(), "layout.json", 1 << 20);
+      Result<std::string> text =
+          read_text_file(root_fd.value().get(), "layout.json", 1 << 20, FileKind::kOwn);
       if (text.has_error()) continue;
       Result<Layout> own = Layout::parse(text.value());
       if (own.has_error()) continue;
       spec = own.value().spec;
     }
-    hash_closed_file(root_fd.value().get(), path.substr(rank_end + 1), rank, spec,
-                     previous ? &previous->model() : nullptr, hashes);
+    try {
+      hash_closed_file(root_fd.value().get(), path.substr(rank_end + 1), rank, spec,
+                       previous ? &previous->model() : nullptr, hashes, stop);
+    } catch (const std::exception& error) {  // no memory: the commit will hash it, or say so
+      spdlog::warn("job {}: hashing {}: {}", job->name(), path, error.what());
+    }
   }
 }
 

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -71,6 +72,10 @@ struct Job::Impl {
   };
   std::optional<Running> running;
   bool stopping = false;
+  unsigned commits_in_flight = 0;
+  bool closed = false;  // being removed: nothing may be committed any more
+  std::map<std::string, std::string> damaged;  // checkpoint → why it could not be loaded
+  std::set<std::string, std::less<>> damaged_ids;
   struct LastReshard {
     std::string checkpoint, from, to;
     uint64_t bytes_kept = 0, bytes_written = 0;
@@ -91,6 +96,7 @@ struct Job::Impl {
   std::optional<Failed> failed;
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
 
+  std::stop_source commit_stop;  // hashing for a commit ends with the job
   HashCache hashes;
   std::jthread reshard_thread, hash_thread;  // last: they use all of the above
 
@@ -103,7 +109,7 @@ struct Job::Impl {
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
-  Result<std::string> make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
+  std::string make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
                                      const TransferPlan& plan, std::string_view state,
                                      double seconds) const;
   static std::string in_force_text(const InForce& value);
@@ -116,6 +122,7 @@ struct Job::Impl {
 
   // job_commit.cc
   Result<> commit(const std::string& incoming, const std::string& name);
+  Result<> take_and_commit(const std::string& incoming, const std::string& name);
   Result<> commit_taken(int taken_fd, const std::string& label, const std::string& id,
                         const std::string& name);
   void write_error_file(const std::string& incoming, const std::string& text);
@@ -128,6 +135,7 @@ struct Job::Impl {
                                                   const LayoutSpec& wanted, std::stop_token stop);
   Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
                     int64_t wanted_revision, std::shared_ptr<const StoredState> moved);
+  void remove_images_not_in(const StoredState& these, const StoredState& those);
   void remove_superfluous();  // `keep`
   Result<> remove(const std::string& name, bool only_unused);
 };

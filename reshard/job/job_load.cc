@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <boost/json/object.hpp>
+#include <cstring>
 #include <filesystem>
 
 #include "reshard/job/job_impl.h"
@@ -66,10 +67,19 @@ Result<> Job::Impl::load() {
     const json::value* id = object.if_contains("id");
     if (id == nullptr || !id->is_string()) return make_error(Code::kCorrupt, "{} has no id", entry.key);
     PTC_TRY(int64_t generation, number(object, "generation"));
-    Result<CheckpointRecord> record = load_checkpoint(std::string(id->as_string()), generation);
-    if (record.has_error())
-      return std::move(record).error().with_context(
-          fmt::format("job {}, checkpoint {}", job->name(), name));
+    Result<CheckpointRecord> record = Error(Code::kCorrupt, "");
+    try {
+      record = load_checkpoint(std::string(id->as_string()), generation);
+    } catch (const std::exception& error) {  // a damaged file of our own
+      record = make_error(Code::kCorrupt, "{}", error.what());
+    }
+    if (record.has_error()) {
+      // Everything else stays intact, and so do its files: they may still be mended by hand.
+      damaged[name] = record.error().message();
+      damaged_ids.insert(std::string(id->as_string()));
+      spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name, damaged[name]);
+      continue;
+    }
     PTC_TRY(record.value().sequence, number(object, "sequence"));
     record.value().meta_revision = entry.revision;
     checkpoints.emplace(name, std::move(record).value());
@@ -85,15 +95,19 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
   PTC_TRY(auto stored_text, read_text_file(AT_FDCWD, fmt::format("{}/stored-{}.json", where, generation),
                                            kMaxManifestBytes));
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
-  auto open_image = [&](const std::string& image_id, uint64_t bytes) -> ImageRef {
+  auto open_image = [&](const std::string& image_id, uint64_t bytes) -> Result<ImageRef> {
     Result<ImageRef> image = services.images->open({image_id}, bytes);
-    if (image.has_value()) return image.value();
+    if (image.has_value()) return image;
     spdlog::error("job {}, checkpoint {}: {}", job->name(), manifest.name, image.error().message());
-    return nullptr;
+    const Code code = image.error().code();
+    if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
+    return image;
   };
   std::unordered_map<std::string, ImageRef> others;
-  for (const WrittenFile& file : manifest.files)
-    if (!file.has_tensors) others.emplace(file.image, open_image(file.image, file.bytes));
+  for (const WrittenFile& file : manifest.files) {
+    if (file.has_tensors) continue;
+    PTC_TRY(others[file.image], open_image(file.image, file.bytes));
+  }
 
   PTC_TRY(auto value, parse_json(stored_text, {.max_bytes = kMaxManifestBytes}));
   boost::system::error_code bad;
@@ -111,7 +125,7 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
     image.state = object.at("state").to_number<uint32_t>();
     image.path = std::string(object.at("path").as_string());
     image.written = object.at("written").to_number<int32_t>();
-    image.image = open_image(image.id, object.at("bytes").to_number<uint64_t>());
+    PTC_TRY(image.image, open_image(image.id, object.at("bytes").to_number<uint64_t>()));
     images.push_back(std::move(image));
   }
   CheckpointRecord record;
@@ -126,40 +140,54 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
 
 Result<> Job::Impl::recover_commits() {
   namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path committing = dir + "/committing";
-  for (const auto& taken : fs::directory_iterator(committing, error)) {
-    const std::string id = taken.path().filename();
-    bool committed = std::any_of(checkpoints.begin(), checkpoints.end(),
-                                 [&](const auto& entry) { return entry.second.id == id; });
-    if (!committed) {
-      for (const auto& entry : fs::directory_iterator(taken.path(), error)) {
-        const std::string name = entry.path().filename();
-        fs::path target = job->files_dir() + "/incoming/" + name;
-        if (fs::exists(fs::symlink_status(target))) target += ".recovered-" + id;
-        if (rename(entry.path().c_str(), target.c_str()) != 0)
-          return errno_error(errno, entry.path().string());
-        spdlog::info("job {}: the commit of incoming/{} was cut off and is taken back", job->name(),
-                     target.filename().string());
-      }
+  auto names_of = [](const std::string& directory) -> Result<std::vector<std::string>> {
+    std::vector<std::string> names;
+    std::error_code error;
+    if (!fs::exists(directory, error)) return names;
+    for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+      names.push_back(it->path().filename());
+    if (error) return errno_error(error.value(), "reading " + directory);
+    return names;
+  };
+  std::unordered_map<std::string, int64_t> generations;  // of committed ids
+  for (const auto& [name, record] : checkpoints) generations.emplace(record.id, record.generation);
+
+  PTC_TRY(auto taken, names_of(dir + "/committing"));
+  for (const std::string& id : taken) {
+    const std::string directory = dir + "/committing/" + id;
+    if (generations.contains(id) || damaged_ids.contains(id)) {
+      PTC_TRY(remove_tree(AT_FDCWD, directory));
+      continue;
     }
-    PTC_TRY(remove_tree(AT_FDCWD, taken.path()));
+    PTC_TRY(auto names, names_of(directory));
+    for (const std::string& name : names) {
+      const std::string from = directory + "/" + name;
+      const std::string to = job->files_dir() + "/incoming/" + name;
+      const std::string other = job->files_dir() + "/incoming/recovered-" + id;
+      if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0 ||
+          rename(from.c_str(), other.c_str()) == 0)
+        spdlog::info("job {}: the commit of incoming/{} was cut off and is taken back", job->name(), name);
+      else
+        spdlog::error("job {}: incoming/{} could not be put back ({}); it is in {}", job->name(), name,
+                      std::strerror(errno), from);
+    }
+    rmdir(directory.c_str());
   }
-  for (const auto& directory : fs::directory_iterator(dir + "/checkpoints", error)) {
-    const std::string id = directory.path().filename();
-    auto owner = std::find_if(checkpoints.begin(), checkpoints.end(),
-                              [&](const auto& entry) { return entry.second.id == id; });
-    if (owner == checkpoints.end()) {
-      PTC_TRY(remove_tree(AT_FDCWD, directory.path()));
+  PTC_TRY(auto ids, names_of(dir + "/checkpoints"));
+  for (const std::string& id : ids) {
+    const std::string directory = checkpoint_dir(id);
+    if (damaged_ids.contains(id)) continue;
+    auto owner = generations.find(id);
+    if (owner == generations.end()) {
+      PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
     // Left by a flip that was cut off on either side of its transaction.
-    const std::string stored = fmt::format("stored-{}.json", owner->second.generation);
-    for (const auto& file : fs::directory_iterator(directory.path(), error)) {
-      const std::string name = file.path().filename();
-      if (name.starts_with("stored-") && name != stored) {
-        PTC_TRY(remove_tree(AT_FDCWD, file.path()));
-      }
+    PTC_TRY(auto files, names_of(directory));
+    const std::string stored = fmt::format("stored-{}.json", owner->second);
+    for (const std::string& file : files) {
+      if (!file.starts_with("stored-") || file == stored) continue;
+      PTC_TRY(remove_tree(AT_FDCWD, directory + "/" + file));
     }
   }
   return ok();

@@ -1,6 +1,8 @@
 // The background thread of a job: brings the newest checkpoint into the layout wanted, then flips.
 #include <spdlog/spdlog.h>
 
+#include <unordered_set>
+
 #include "reshard/job/change.h"
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
@@ -15,6 +17,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
     CheckpointRef checkpoint;
     LayoutSpec wanted;
     int64_t wanted_revision = 0;
+    std::string plan_before;
     bool work = false;
     {
       std::unique_lock lock(mutex);
@@ -23,12 +26,19 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
       wanted = layout.spec;
       wanted_revision = revision;
+      plan_before = plan_text;
     }
     if (stop.stop_requested()) return;
     if (work) {
-      Result<> result = settle(checkpoint, wanted, wanted_revision);
+      Result<> result = ok();
+      try {
+        result = settle(checkpoint, wanted, wanted_revision);
+      } catch (const std::exception& error) {  // no memory
+        result = make_error(Code::kNoSpace, "{}", error.what());
+      }
       std::lock_guard lock(mutex);
       running.reset();
+      if (result.has_error()) plan_text = plan_before;
       if (result.has_error() && result.error().code() != Code::kCancelled &&
           result.error().code() != Code::kConflict) {
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
@@ -62,17 +72,20 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const LayoutSpec& wa
     }
     PTC_TRY(moved, move(*checkpoint, wanted, stop));
   }
-  PTC_TRY(bool flipped, flip(checkpoint, wanted, wanted_revision, moved));
-  if (!flipped && moved != nullptr) {
-    // Superseded at the last moment: what was written for it goes, but for what was there before.
-    std::shared_ptr<const StoredState> before = checkpoint->stored();
-    for (const StoredImage& image : moved->images) {
-      bool kept = std::any_of(before->images.begin(), before->images.end(),
-                              [&](const StoredImage& old) { return old.id == image.id; });
-      if (!kept) (void)services.images->remove({image.id});
-    }
+  Result<bool> flipped = flip(checkpoint, wanted, wanted_revision, moved);
+  if (moved != nullptr && (flipped.has_error() || !flipped.value())) {
+    // Superseded at the last moment, or not written down: what was made for it goes.
+    remove_images_not_in(*moved, *checkpoint->stored());
   }
+  if (flipped.has_error()) return std::move(flipped).error();
   return ok();
+}
+
+void Job::Impl::remove_images_not_in(const StoredState& these, const StoredState& those) {
+  std::unordered_set<std::string_view> kept;
+  for (const StoredImage& image : those.images) kept.insert(image.id);
+  for (const StoredImage& image : these.images)
+    if (!kept.contains(image.id)) (void)services.images->remove({image.id});
 }
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& checkpoint,
@@ -81,7 +94,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
   auto start = std::chrono::steady_clock::now();
   std::shared_ptr<const StoredState> stored = checkpoint.stored();
   PTC_TRY(auto plan, plan_change(checkpoint, *stored, wanted));
-  PTC_TRY(auto text, make_plan_text(checkpoint, wanted, plan.transfers, "running", 0));
+  std::string text = make_plan_text(checkpoint, wanted, plan.transfers, "running", 0);
   const TransferPlan::Totals& totals = plan.transfers.totals;
   std::shared_ptr<std::atomic<uint64_t>> bytes_done;
   {
@@ -119,11 +132,11 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
                                                          *bytes_done, stop));
     Result<> right = compare_checksums(
         ledger, facts, [&](uint32_t tensor) { return manifest.tensor_name(tensor); });
+    if (right.has_value()) right = services.images->sync();
     if (right.has_error()) {
       for (const ImageRef& image : written) (void)services.images->remove(image->id());
       return std::move(right).error();
     }
-    PTC_TRY(services.images->sync());
     size_t next = 0;
     for (size_t i = 0; i < plan.targets.size(); ++i) {
       const std::optional<uint32_t>& from = plan.transfers.images[i].kept;
@@ -131,9 +144,17 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
       images.push_back({image->id().text, image, plan.targets[i].state, plan.targets[i].file.path, -1});
     }
   }
-  PTC_TRY(auto moved, checkpoint.make_stored(wanted, std::move(images)));
+  std::vector<StoredImage> described = images;
+  Result<std::shared_ptr<const StoredState>> made = checkpoint.make_stored(wanted, std::move(described));
+  if (made.has_error()) {
+    StoredState orphans;
+    orphans.images = std::move(images);
+    remove_images_not_in(orphans, *stored);
+    return std::move(made).error();
+  }
+  std::shared_ptr<const StoredState> moved = std::move(made).value();
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  PTC_TRY(auto done, make_plan_text(checkpoint, wanted, plan.transfers, "done", seconds.count()));
+  std::string done = make_plan_text(checkpoint, wanted, plan.transfers, "done", seconds.count());
   std::lock_guard lock(mutex);
   plan_text = std::move(done);
   running->phase = "committing";
@@ -199,11 +220,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   spdlog::info("job {}: revision {} in force, layout {}, current {}", job->name(), next.revision,
                wanted.name(), next.current.value_or("none"));
   if (before != nullptr) {
-    for (const StoredImage& old : before->images) {
-      bool still = std::any_of(moved->images.begin(), moved->images.end(),
-                               [&](const StoredImage& image) { return image.id == old.id; });
-      if (!still) (void)services.images->remove({old.id});
-    }
+    remove_images_not_in(*before, *moved);
     (void)remove_tree(AT_FDCWD, fmt::format("{}/stored-{}.json", checkpoint_dir(record.id),
                                             old_generation));
   }
@@ -218,6 +235,8 @@ void Job::Impl::remove_superfluous() {
     std::map<int64_t, std::string> by_sequence;
     for (const auto& [name, record] : checkpoints) by_sequence.emplace(record.sequence, name);
     size_t surplus = checkpoints.size() - layout.keep;
+    // The newest stays, also while it is not current yet (or cannot become so).
+    by_sequence.erase(std::prev(by_sequence.end()));
     for (const auto& [sequence, name] : by_sequence) {
       if (names.size() == surplus) break;
       if (in_force.current != name) names.push_back(name);
@@ -242,7 +261,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     if (it == checkpoints.end())
       return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = it->second;
-    if (only_unused && record.checkpoint->in_use())
+    if (only_unused && (record.checkpoint->in_use() || in_force.current == name))
       return make_error(Code::kBusy, "checkpoint {} is being read", name);
     next = in_force;
     if (running && running->checkpoint == name) running->stop.request_stop();

@@ -28,14 +28,21 @@ Result<> check_job_name(std::string_view name) {
 }
 
 // Ordinary files of the user's own that a job directory holds beside an empty incoming/.
-std::optional<std::string> user_file_in(const std::string& files_dir) {
+Result<std::optional<std::string>> user_file_in(const std::string& files_dir) {
   namespace fs = std::filesystem;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(files_dir + "/incoming", error))
-    return "incoming/" + entry.path().filename().string();
-  for (const auto& entry : fs::directory_iterator(files_dir, error))
-    if (entry.path().filename() != "incoming") return entry.path().filename().string();
-  return std::nullopt;
+  for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;)
+    return std::optional("incoming/" + it->path().filename().string());
+  if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
+  for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
+    if (it->path().filename() != "incoming") return std::optional(it->path().filename().string());
+  if (error) return errno_error(error.value(), "reading " + files_dir);
+  return std::optional<std::string>();
+}
+
+bool holds_anything(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
 }
 
 }  // namespace
@@ -80,6 +87,11 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   PTC_TRY(impl->lock_fd, open_file(AT_FDCWD, impl->directory + "/lock", O_RDWR | O_CREAT));
   if (flock(impl->lock_fd.get(), LOCK_EX | LOCK_NB) != 0)
     return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
+  // Without its metadata everything in the store would look like rubbish of a crash.
+  if (!std::filesystem::exists(impl->directory + "/meta.db") &&
+      (holds_anything(impl->directory + "/jobs") || holds_anything(impl->directory + "/images")))
+    return make_error(Code::kCorrupt, "the store {} has jobs but no meta.db, which says what is in them: "
+                      "put it back, or give ptcfs another store", impl->directory);
   PTC_TRY(impl->meta, open_sqlite_meta(impl->directory + "/meta.db"));
   PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images"));
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
@@ -92,13 +104,18 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   for (const MetaEntry& entry : entries)
     if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos) names.insert(rest);
   std::vector<ImageId> keep;
+  bool all_known = true;
   for (const std::string& name : names) {
     JobRef job(new Job(name, impl->job_dir(name), impl->services(), listener));
     PTC_TRY(job->load());
-    for (ImageId& id : job->images_in_use()) keep.push_back(std::move(id));
+    std::optional<std::vector<ImageId>> used = job->images_in_use();
+    all_known = all_known && used;
+    if (used) keep.insert(keep.end(), used->begin(), used->end());
     impl->jobs.emplace(name, std::move(job));
   }
-  PTC_TRY(impl->images->remove_all_but(keep));
+  if (all_known) {
+    PTC_TRY(impl->images->remove_all_but(keep));
+  }
   // A directory without a job: its creation or removal was cut off.
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(impl->directory + "/jobs", error))
@@ -117,6 +134,8 @@ Result<JobRef> JobStore::create_job(const std::string& name) {
   PTC_TRY(make_directory(AT_FDCWD, dir));
   PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0755));
   PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0755));
+  PTC_TRY(sync_directory(AT_FDCWD, dir));
+  PTC_TRY(sync_directory(AT_FDCWD, impl_->directory + "/jobs"));
   const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
   MetaTransaction transaction;
@@ -144,20 +163,33 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
     size_t count = job->checkpoints().size();
     if (count > 0)
       return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
-    if (std::optional<std::string> file = user_file_in(job->files_dir()))
-      return make_error(Code::kBusy, "job {} holds {}", name, *file);
+    PTC_TRY(auto file, user_file_in(job->files_dir()));
+    if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
+  }
+  PTC_TRY(job->close());
+  auto forget = [&]() -> Result<> {
+    // Since the check something may have been committed; now nothing can be any more.
+    if (!force && !job->checkpoints().empty())
+      return make_error(Code::kBusy, "job {} holds a checkpoint", name);
+    PTC_TRY(auto entries, impl_->meta->list(fmt::format("jobs/{}/", name)));
+    MetaTransaction transaction;
+    transaction.deletes.push_back(fmt::format("jobs/{}", name));
+    for (MetaEntry& entry : entries) transaction.deletes.push_back(std::move(entry.key));
+    PTC_TRY(impl_->meta->commit(transaction));
+    return ok();
+  };
+  Result<> forgotten = forget();
+  if (forgotten.has_error()) {
+    job->reopen();
+    return forgotten;
   }
   job->stop();
-  PTC_TRY(auto entries, impl_->meta->list(fmt::format("jobs/{}/", name)));
-  MetaTransaction transaction;
-  transaction.deletes.push_back(fmt::format("jobs/{}", name));
-  for (MetaEntry& entry : entries) transaction.deletes.push_back(std::move(entry.key));
-  PTC_TRY(impl_->meta->commit(transaction));
   {
     std::lock_guard lock(impl_->mutex);
     impl_->jobs.erase(impl_->jobs.find(name));
   }
-  for (const ImageId& id : job->images_in_use()) (void)impl_->images->remove(id);
+  std::optional<std::vector<ImageId>> used = job->images_in_use();
+  for (const ImageId& id : used.value_or(std::vector<ImageId>())) (void)impl_->images->remove(id);
   PTC_TRY(remove_tree(AT_FDCWD, impl_->job_dir(name)));
   spdlog::info("job {} removed", name);
   return ok();

@@ -102,7 +102,7 @@ std::string state_key(const LayoutSpec& spec) {
   LayoutSpec key = spec;
   key.sizes.dp = key.sizes.cp = 1;
   key.order = RankOrder();
-  return key.name();
+  return key.name() + json::serialize(key.to_json());  // a name alone has a hash of 32 bits
 }
 
 std::vector<TensorFacts> Manifest::tensor_facts() const {

@@ -87,8 +87,15 @@ Result<> write_exactly(int fd, std::span<const std::byte> data, uint64_t offset)
   return ok();
 }
 
-Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit) {
-  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY));
+Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit,
+                                   FileKind kind) {
+  // Not blocking: the name may turn out to be a pipe's.
+  PTC_TRY(auto fd, open_file(dir_fd, path,
+                             kind == FileKind::kOwn ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK : O_RDONLY));
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
+  if (kind == FileKind::kOwn && !S_ISREG(info.st_mode))
+    return invalid_argument("{} is no ordinary file", path);
   std::string text;
   for (;;) {
     // One byte more than allowed is asked for, so that a file that is too long shows; files in

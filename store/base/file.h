@@ -42,8 +42,11 @@ Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_
 Result<> read_exactly(int fd, std::span<std::byte> buffer, uint64_t offset);
 Result<> write_exactly(int fd, std::span<const std::byte> data, uint64_t offset);
 
-/// The whole of a file of at most `limit` bytes; a longer one is kInvalidArgument.
-Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit);
+/// The whole of a file of at most `limit` bytes; a longer one is kInvalidArgument. kOwn: only an
+/// ordinary file that is no symbolic link, for names that somebody else could have put there.
+enum class FileKind { kAny, kOwn };
+Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit,
+                                   FileKind kind = FileKind::kAny);
 
 /// Replaces `path` by `text` so that a crash leaves the old or the new content: temporary file,
 /// fsync, rename, fsync of the directory.

@@ -39,13 +39,12 @@ std::string part_name(const ImageId& id) { return id.text + std::string(kPartSuf
 /// as a SIGBUS of whoever writes the mapping.
 Result<> allocate(int fd, uint64_t bytes, const std::string& name) {
   if (bytes == 0) return ok();
-  int status = 0;
+  int reason = 0;
   do {
-    status = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
-  } while (status != 0 && errno == EINTR);
-  if (status != 0 && errno == EOPNOTSUPP) status = ::ftruncate(fd, static_cast<off_t>(bytes));
-  if (status != 0)
-    return errno_error(errno, fmt::format("allocating {} for image {}", format_size(bytes), name));
+    reason = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  } while (reason == EINTR);
+  if (reason != 0)
+    return errno_error(reason, fmt::format("allocating {} for image {}", format_size(bytes), name));
   return ok();
 }
 
@@ -155,7 +154,6 @@ Result<ImageRef> ImageStore::open_linked(const ImageId& id, const std::string& p
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
   if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
-  if (::fchmod(fd.get(), 0400) != 0) return errno_error(errno, "chmod of " + path);
   if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
   return open(id, static_cast<uint64_t>(info.st_size));
 }
