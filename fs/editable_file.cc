@@ -51,7 +51,10 @@ class EditHandle : public Handle {
       offer = draft_->truncated || (draft_->written && !draft_->offered);
     }
     // Emptied and never written: that, too, was a save. Whoever closed it cannot be told any more.
-    if (offer) (void)offer_draft();
+    try {
+      if (offer) (void)offer_draft();
+    } catch (const std::exception&) {  // no memory: the accepted text stays
+    }
     std::lock_guard lock(file_.mutex_);
     file_.drafts_.erase(draft_);
   }

@@ -12,6 +12,7 @@ namespace {
 struct DirStream {
   std::mutex mutex;
   std::vector<DirEntry> entries;  // guarded
+  bool filled = false;            // guarded
 };
 
 DirStream& stream_of(const fuse_file_info* info) { return *reinterpret_cast<DirStream*>(info->fh); }
@@ -53,8 +54,10 @@ FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, o
   Node& node = node_of(request.raw(), inode);
   DirStream& stream = stream_of(info);
   std::unique_lock lock(stream.mutex);
-  if (offset == 0) {
+  // Not only at 0: the kernel may have served the beginning from its own cache.
+  if (offset == 0 || !stream.filled) {
     PTC_TRY(stream.entries, node.list());
+    stream.filled = true;
   }
   // Attributes only where the kernel may keep them; otherwise it would ask again all the same.
   bool with_attributes = plus && node.immutable();
@@ -76,7 +79,11 @@ FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, o
     entry.attr = stat;
     if (with_attributes && !dot) {
       auto child = node.lookup(name);
-      if (!child) continue;  // gone since it was listed
+      if (!child && child.error().value == ENOENT) continue;  // gone since it was listed
+      if (!child) {
+        page.add_plus(name, entry, next);  // without attributes; asking for them says what is wrong
+        continue;
+      }
       if (auto full = entry_of(*child.value())) {
         entry = full.value();
         table.remember(child.value());

@@ -59,7 +59,7 @@ constexpr int kWakeSignal = SIGUSR2;  // interrupts a thread that waits for a re
 
 /// What libfuse has to say goes where all else goes; the last complaint also into our own error.
 std::string& last_complaint() {
-  static std::string text;
+  thread_local std::string text;  // read by the thread that mounts
   return text;
 }
 void log_for_libfuse(enum fuse_log_level level, const char* format, va_list arguments) {

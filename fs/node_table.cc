@@ -65,11 +65,10 @@ std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
   std::vector<NodeRef> found;
   for (Shard& shard : shards_) {
     std::lock_guard lock(shard.mutex);
-    for (const auto& [key, slot] : shard.nodes) {
-      if (!key.starts_with(prefix)) continue;
-      NodeRef node = slot.lock();
-      if (node != nullptr && node->kernel_lookups_ > 0) found.push_back(std::move(node));
-    }
+    // Kept until the lock is gone, all of them: the last reference of a node takes the lock again.
+    for (const auto& [key, slot] : shard.nodes)
+      if (key.starts_with(prefix))
+        if (NodeRef node = slot.lock()) found.push_back(std::move(node));
   }
   return found;
 }

@@ -28,7 +28,7 @@ class NodeTable {
   void remember(const NodeRef& node);
   void forget(Node* node, uint64_t lookups);
   bool known_to_kernel(const Node& node) const;
-  /// What the kernel knows of the nodes whose keys begin with `prefix`.
+  /// The live nodes whose keys begin with `prefix`.
   std::vector<NodeRef> under(std::string_view prefix) const;
 
   /// At the end of a mount: the kernel has let go of everything.

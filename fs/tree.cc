@@ -51,8 +51,8 @@ struct stat JobView::directory() const {
 }
 
 std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
-  CheckpointRef checkpoint = job_->find_checkpoint(name);
   std::lock_guard lock(mutex_);
+  CheckpointRef checkpoint = job_->find_checkpoint(name);
   auto found = checkpoints_.find(name);
   if (found != checkpoints_.end()) {
     if (found->second->checkpoint == checkpoint) return found->second;
@@ -97,9 +97,9 @@ void Tree::set_kernel_cache(KernelCache* cache) {
 }
 
 Result<JobViewRef> Tree::job(std::string_view name) {
-  JobRef job = store_->find(name);
   std::string key(name);
   std::lock_guard lock(views_mutex_);
+  JobRef job = store_->find(name);
   auto found = views_.find(key);
   if (found != views_.end()) {
     if (found->second->job_ref() == job) return found->second;

@@ -254,7 +254,7 @@ void wait_for_the_end(FuseSession& session, const sigset_t& signals, const std::
 /// Mounts and serves until the end. `ready` is called once the mount can be used.
 template <class Ready>
 int run(Options& options, Ready ready) {
-  ::umask(0);  // modes come from the kernel, which has applied the caller's
+  ::umask(077);  // the store is nobody else's
   raise_file_limit();
   sigset_t signals = block_end_signals();
 
@@ -277,6 +277,7 @@ int run(Options& options, Ready ready) {
     return complain(std::move(store).error().with_context("store " + place.value().directory),
                     kSystemError);
   }
+  ::umask(0);  // from here on modes come from the kernel, which has applied the caller's
   auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
   if (!attached) return complain(attached.error(), kSystemError);
   auto session = FuseSession::mount(tree, options.mount);

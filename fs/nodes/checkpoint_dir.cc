@@ -53,7 +53,9 @@ DirEntry FrozenDir::entry(std::string name, mode_t type) const {
 }
 
 FsResult<struct stat> FrozenDir::attributes() {
-  struct stat stat = checkpoint_->attributes(S_IFDIR | 0755, path_);
+  // Whoever could not enter what was committed cannot enter the checkpoint either.
+  const mode_t mode = path_.empty() ? checkpoint_->checkpoint->manifest().mode & 0755 : 0755;
+  struct stat stat = checkpoint_->attributes(S_IFDIR | mode, path_);
   PTC_TRY(auto all, entries());
   for (const DirEntry& entry : all) stat.st_nlink += S_ISDIR(entry.type) ? 1 : 0;
   return stat;

@@ -36,7 +36,10 @@ class RealHandle : public Handle {
   ~RealHandle() override {
     hold_.reset();
     fd_.reset();
-    if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written();
+    try {
+      if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written();
+    } catch (const std::exception&) {  // no memory: then it is hashed at the commit
+    }
   }
 
   int32_t backing_id() const { return hold_->backing_id(); }

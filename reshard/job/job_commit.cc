@@ -160,6 +160,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   manifest.time_ns = now_ns();
   manifest.uid = owner.st_uid;
   manifest.gid = owner.st_gid;
+  manifest.mode = owner.st_mode & 0777;
 
   std::vector<ImageRef> images;
   auto take_back = [&] {

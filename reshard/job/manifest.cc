@@ -136,6 +136,7 @@ std::string Manifest::to_text() const {
   root["time_ns"] = time_ns;
   root["uid"] = uid;
   root["gid"] = gid;
+  root["mode"] = mode;
   root["written_spec"] = written_spec.to_json();
   root["rules"] = model->rules().text();
   json::object facts;
@@ -195,6 +196,7 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
   PTC_TRY(manifest.time_ns, member<int64_t>(root, "time_ns"));
   PTC_TRY(manifest.uid, member<uint32_t>(root, "uid"));
   PTC_TRY(manifest.gid, member<uint32_t>(root, "gid"));
+  PTC_TRY(manifest.mode, member<uint32_t>(root, "mode"));
   const json::value* spec = root.if_contains("written_spec");
   if (spec == nullptr || !spec->is_object())
     return Error(Code::kCorrupt, "manifest: 'written_spec' is missing");

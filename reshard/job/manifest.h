@@ -48,6 +48,7 @@ struct Manifest {
   std::string id;  // directory name under checkpoints/; never used twice
   int64_t time_ns = 0;
   uint32_t uid = 0, gid = 0;  // owner of what was committed
+  uint32_t mode = 0755;       // permissions of the directory that was committed
   LayoutSpec written_spec;
   std::shared_ptr<const Model> model;
   std::vector<Checksum> checksums;  // by tensor of the model

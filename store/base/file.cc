@@ -3,7 +3,9 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/random.h>
+#include <linux/openat2.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,9 +54,21 @@ void UniqueFd::reset(int fd) {
 }
 
 Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_t mode) {
+  // Below a directory that is given, O_NOFOLLOW means the whole way: somebody else may own it.
+  bool beneath = dir_fd != AT_FDCWD && (flags & O_NOFOLLOW) != 0;
+  open_how how{};
+  how.flags = static_cast<uint64_t>(flags | O_CLOEXEC);
+  how.mode = (flags & O_CREAT) != 0 ? mode : 0;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
   for (;;) {
-    int fd = ::openat(dir_fd, path.c_str(), flags | O_CLOEXEC, mode);
+    int fd = beneath ? static_cast<int>(::syscall(SYS_openat2, dir_fd, path.c_str(), &how, sizeof how))
+                     : ::openat(dir_fd, path.c_str(), flags | O_CLOEXEC, mode);
     if (fd >= 0) return UniqueFd(fd);
+    if (beneath && errno == ENOSYS) {
+      beneath = false;  // before Linux 5.6
+      continue;
+    }
+    if (errno == EAGAIN && beneath) continue;  // a rename came between
     if (errno != EINTR) return errno_error(errno, "opening " + path);
   }
 }

@@ -133,7 +133,15 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
 
 Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   PTC_TRY(auto id, new_id());
-  if (::linkat(dir_fd, path.c_str(), dir_fd_.get(), id.text.c_str(), 0) != 0) {
+  // Opened first and linked by its descriptor: the directories on the way may be somebody else's, who
+  // could put another file there meanwhile. Not blocking: the file may turn out to be a pipe.
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
+  if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
+  if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
+  const std::string by_fd = fmt::format("/proc/self/fd/{}", fd.get());
+  if (::linkat(AT_FDCWD, by_fd.c_str(), dir_fd_.get(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     int reason = errno;
     if (reason == EXDEV) {
       return invalid_argument(
@@ -143,19 +151,9 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
     }
     return errno_error(reason, fmt::format("linking {} into {}", path, dir_));
   }
-  auto image = open_linked(id, path);
+  auto image = open(id, static_cast<uint64_t>(info.st_size));
   if (!image) ::unlinkat(dir_fd_.get(), id.text.c_str(), 0);
   return image;
-}
-
-Result<ImageRef> ImageStore::open_linked(const ImageId& id, const std::string& path) {
-  // Not blocking: the file may turn out to be a pipe.
-  PTC_TRY(auto fd, open_file(dir_fd_.get(), id.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
-  if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
-  if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
-  return open(id, static_cast<uint64_t>(info.st_size));
 }
 
 Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {

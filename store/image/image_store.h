@@ -103,7 +103,6 @@ class ImageStore {
 
  private:
   friend class ImageWriter;
-  Result<ImageRef> open_linked(const ImageId& id, const std::string& path);
 
   explicit ImageStore(std::string dir, UniqueFd dir_fd)
       : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
