@@ -28,14 +28,6 @@ std::string escape_slashes(std::string_view path) {
   return escaped;
 }
 
-std::string iso_time(int64_t time_ns) {
-  std::time_t seconds = time_ns / 1'000'000'000;
-  std::tm tm{};
-  gmtime_r(&seconds, &tm);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", tm.tm_year + 1900, tm.tm_mon + 1,
-                     tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, time_ns / 1'000'000 % 1000);
-}
-
 }  // namespace
 
 Checkpoint::Checkpoint(Manifest manifest, std::string headers,
@@ -68,7 +60,7 @@ Checkpoint::Checkpoint(Manifest manifest, std::string headers,
 void Checkpoint::build_meta_json() {
   json::object meta{{"format", "ptc-checkpoint/1"},
                     {"name", manifest_.name},
-                    {"time", iso_time(manifest_.time_ns)},
+                    {"time", time_text(manifest_.time_ns)},
                     {"family", model().rules().family()},
                     {"written_as", manifest_.written_spec.name()},
                     {"checksum", "ptc-linear-1"}};

@@ -140,8 +140,7 @@ struct Job::Impl {
   Result<> remove(const std::string& name, bool only_unused);
 };
 
-/// Seconds since the epoch in nanoseconds, and as text.
+/// Nanoseconds since the epoch.
 int64_t now_ns();
-std::string time_text(int64_t time_ns);
 
 }  // namespace ptc

@@ -65,6 +65,9 @@ struct Manifest {
   static Result<Manifest> from_text(std::string_view text);
 };
 
+/// Nanoseconds since the epoch as people and scripts read them: "2024-05-01T12:00:00.000Z".
+std::string time_text(int64_t time_ns);
+
 /// Two specs with the same key have the same states with the same content: they differ only in
 /// replicas (dp, cp) and in the numbering of ranks.
 std::string state_key(const LayoutSpec& spec);
