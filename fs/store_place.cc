@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "fs/mount_point.h"
 #include "store/base/file.h"
@@ -18,6 +20,14 @@
 
 namespace ptc {
 namespace {
+
+// A daemon that was just unmounted still has the store for a moment.
+constexpr std::chrono::seconds kDaemonEndsWithin{5};
+
+Error store_in_use(const std::string& directory) {
+  return make_error(Code::kBusy, "{} is in use; stop the daemon first (umount the mount point)",
+                    directory);
+}
 
 Result<std::string> absolute_directory(const std::string& path) {
   std::error_code error;
@@ -154,7 +164,10 @@ Result<std::string> discard_store_place(const StorePlaceOptions& options) {
     directory = default_tmpfs(options.mount_point);
     if (::geteuid() != 0) {
       PTC_TRY(directory, users_directory(escape_path(options.mount_point)));
-      // The daemon holds a lock in it while it runs; JobStore would say so. Nobody mounts it here.
+      if (auto lock_fd = open_file(AT_FDCWD, directory + "/lock", O_RDWR)) {
+        PTC_TRY(bool locked, lock_file(lock_fd.value().get(), kDaemonEndsWithin));
+        if (!locked) return store_in_use(directory);
+      }
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       return directory;
     }
@@ -175,12 +188,11 @@ Result<std::string> discard_store_place(const StorePlaceOptions& options) {
     return invalid_argument("{} is a directory of yours, not a tmpfs of ptcfs; remove it with rm -r",
                             directory);
   }
-  if (::umount2(directory.c_str(), UMOUNT_NOFOLLOW) != 0) {
-    if (errno == EBUSY) {
-      return make_error(Code::kBusy, "{} is in use; stop the daemon first (umount the mount point)",
-                        directory);
-    }
-    return errno_error(errno, "unmounting " + directory);
+  const auto deadline = std::chrono::steady_clock::now() + kDaemonEndsWithin;
+  while (::umount2(directory.c_str(), UMOUNT_NOFOLLOW) != 0) {
+    if (errno != EBUSY) return errno_error(errno, "unmounting " + directory);
+    if (std::chrono::steady_clock::now() >= deadline) return store_in_use(directory);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   if (options.directory.empty()) ::rmdir(directory.c_str());
   return directory;

@@ -114,7 +114,7 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   bool debug = false;
   app.add_option("MOUNTPOINT", places,
                  "an empty directory; a store directory (or 'none') may stand before it, as\n"
-                 "mount(8) calls helpers")->required()->expected(1, 2)->type_name("");
+                 "mount(8) calls helpers")->expected(1, 2)->type_name("");
   app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
   app.add_option("-o,--options", mount_options, "mount options, separated by commas")
       ->type_name("OPT,…")->allow_extra_args(false)->take_all();
@@ -132,6 +132,9 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsage;
+  }
+  if (places.empty()) {  // asked here, so that an unknown option is named first
+    return complain(invalid_argument("MOUNTPOINT is missing; run ptcfs --help"), kUsage);
   }
   if (places.size() == 2) {
     if (places[0] != "none" && places[0] != "ptcfs") options->place.directory = places[0];

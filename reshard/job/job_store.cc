@@ -2,12 +2,12 @@
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -85,7 +85,9 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   std::signal(SIGIO, SIG_IGN);
   PTC_TRY(make_directory(AT_FDCWD, impl->directory));
   PTC_TRY(impl->lock_fd, open_file(AT_FDCWD, impl->directory + "/lock", O_RDWR | O_CREAT));
-  if (flock(impl->lock_fd.get(), LOCK_EX | LOCK_NB) != 0)
+  // A daemon that was just unmounted needs a moment to end.
+  PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
+  if (!locked)
     return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
   // Without its metadata everything in the store would look like rubbish of a crash.
   if (!std::filesystem::exists(impl->directory + "/meta.db") &&

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <linux/openat2.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <thread>
 
 namespace ptc {
 namespace {
@@ -164,6 +166,16 @@ Result<> sync_directory(int dir_fd, const std::string& path) {
   PTC_TRY(auto dir, open_file(dir_fd, path.empty() ? "." : path, O_RDONLY | O_DIRECTORY));
   if (::fsync(dir.get()) != 0) return errno_error(errno, "fsync of directory " + path);
   return ok();
+}
+
+Result<bool> lock_file(int fd, std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return errno_error(errno, "flock");
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
 }
 
 }  // namespace ptc

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -57,5 +58,9 @@ Result<> make_directory(int dir_fd, const std::string& path, mode_t mode = 0700)
 /// Removes a tree; what does not exist is ok. Follows no symbolic link.
 Result<> remove_tree(int dir_fd, const std::string& path);
 Result<> sync_directory(int dir_fd, const std::string& path);
+
+/// Takes the exclusive flock(2) of `fd`, which ends with its last descriptor; false when somebody
+/// else still has it after `patience`.
+Result<bool> lock_file(int fd, std::chrono::milliseconds patience);
 
 }  // namespace ptc

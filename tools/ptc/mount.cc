@@ -15,9 +15,9 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <thread>
 
+#include "fs/mount_point.h"
 #include "store/base/file.h"
 #include "tools/ptc/fields.h"
 
@@ -40,35 +40,15 @@ std::optional<std::string> enclosing_mount(std::filesystem::path path) {
   }
 }
 
-/// Undoes the \040 of /proc/self/mountinfo.
-std::string unescaped(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
-      out += static_cast<char>(std::strtol(std::string(text.substr(i + 1, 3)).c_str(), nullptr, 8));
-      i += 3;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
 /// Mount points of type fuse.ptcfs, each once.
 std::vector<std::string> mounted() {
   std::vector<std::string> points;
-  auto text = read_text_file(AT_FDCWD, "/proc/self/mountinfo", 64 << 20);
-  if (!text) return points;
-  std::istringstream lines(text.value());
-  for (std::string line; std::getline(lines, line);) {
-    size_t separator = line.find(" - ");
-    if (separator == std::string::npos || !line.substr(separator + 3).starts_with("fuse.ptcfs "))
-      continue;
-    std::istringstream fields(line);
-    std::string point;
-    for (int i = 0; i < 5; ++i) fields >> point;
-    point = unescaped(point);
-    if (std::find(points.begin(), points.end(), point) == points.end()) points.push_back(point);
+  auto entries = mounted_file_systems();
+  if (!entries) return points;
+  for (const MountEntry& entry : entries.value()) {
+    if (entry.type != "fuse.ptcfs") continue;
+    if (std::find(points.begin(), points.end(), entry.mount_point) == points.end())
+      points.push_back(entry.mount_point);
   }
   return points;
 }
