@@ -72,6 +72,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   add_status(app, context);
+  add_top(app, context);
   add_ls(app, context);
   add_wait(app, context);
   add_plan(app, context);
@@ -79,6 +80,7 @@ int run(int argc, char** argv) {
   add_import(app, context);
   add_export(app, context);
   add_verify(app, context);
+  add_pin(app, context);
   add_rm(app, context);
   for (CLI::App* command : app.get_subcommands({})) command->fallthrough();
 

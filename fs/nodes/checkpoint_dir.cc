@@ -1,5 +1,7 @@
 #include "fs/nodes/checkpoint_dir.h"
 
+#include <sys/xattr.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,6 +12,7 @@
 namespace ptc {
 namespace {
 
+constexpr const char* kPin = "user.ptc.pin";
 constexpr std::string_view kNames[] = {"meta.json", "model", "hf", "layouts"};
 
 /// meta.json: as long as the checkpoint, so worth caching.
@@ -74,8 +77,14 @@ FsResult<std::vector<DirEntry>> FrozenDir::list() {
   return all;
 }
 
+FsResult<> FrozenDir::may_remove() const {
+  if (job_->job().is_pinned(checkpoint_->checkpoint->name())) return Errno{EPERM};
+  return ok();
+}
+
 FsResult<> FrozenDir::unlink(const std::string& name) {
   PTC_TRY(auto node, lookup(name));
+  PTC_TRY(may_remove());
   PTC_TRY(auto stat, node->attributes());
   if (S_ISDIR(stat.st_mode)) return Errno{EISDIR};
   checkpoint_->hidden.hide(path_of(name));
@@ -84,6 +93,7 @@ FsResult<> FrozenDir::unlink(const std::string& name) {
 
 FsResult<> FrozenDir::remove_directory(const std::string& name) {
   PTC_TRY(auto node, lookup(name));
+  PTC_TRY(may_remove());
   auto* directory = dynamic_cast<FrozenDir*>(node.get());
   if (directory == nullptr) return Errno{ENOTDIR};
   PTC_TRY(auto left, directory->list());
@@ -96,6 +106,34 @@ bool CheckpointDir::all_hidden(const CheckpointView& checkpoint) {
   return std::all_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) {
     return checkpoint.hidden.hidden(std::string(name));
   });
+}
+
+bool CheckpointDir::pinned() const {
+  return job()->job().is_pinned(checkpoint()->checkpoint->name());
+}
+
+FsResult<std::string> CheckpointDir::get_xattr(const std::string& name) {
+  if (name == kPin && pinned()) return std::string("1");
+  return Errno{ENODATA};
+}
+
+FsResult<std::vector<std::string>> CheckpointDir::list_xattrs() {
+  if (!pinned()) return std::vector<std::string>();
+  return std::vector<std::string>{kPin};
+}
+
+FsResult<> CheckpointDir::set_xattr(const std::string& name, std::string_view value, int flags) {
+  if (name != kPin) return FrozenDir::set_xattr(name, value, flags);
+  if (value != "1") return Errno{EINVAL};
+  if ((flags & XATTR_CREATE) != 0 && pinned()) return Errno{EEXIST};
+  if ((flags & XATTR_REPLACE) != 0 && !pinned()) return Errno{ENODATA};
+  return as_fs(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), true));
+}
+
+FsResult<> CheckpointDir::remove_xattr(const std::string& name) {
+  if (name != kPin) return FrozenDir::remove_xattr(name);
+  if (!pinned()) return Errno{ENODATA};
+  return as_fs(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), false));
 }
 
 FsResult<NodeRef> CheckpointDir::find(const std::string& name) {

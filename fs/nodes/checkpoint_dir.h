@@ -34,6 +34,8 @@ class FrozenDir : public Node {
   const std::string& path() const { return path_; }
   std::string path_of(std::string_view name) const;
   DirEntry entry(std::string name, mode_t type) const;
+  /// EPERM while the checkpoint is pinned.
+  FsResult<> may_remove() const;
   NodeRef intern(NodeRef fresh) const { return job_->tree().table().intern(std::move(fresh)); }
 
   /// As lookup() and list(), but of everything that is there, hidden or not.
@@ -53,7 +55,14 @@ class CheckpointDir : public FrozenDir {
   /// Whether `rm -r` has taken every name out of it, so that rmdir may remove the checkpoint.
   static bool all_hidden(const CheckpointView& checkpoint);
 
+  /// user.ptc.pin: "1" on a pinned checkpoint, absent on others; set and removed to pin and let go.
+  FsResult<std::string> get_xattr(const std::string& name) override;
+  FsResult<std::vector<std::string>> list_xattrs() override;
+  FsResult<> set_xattr(const std::string& name, std::string_view value, int flags) override;
+  FsResult<> remove_xattr(const std::string& name) override;
+
  private:
+  bool pinned() const;
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
 };

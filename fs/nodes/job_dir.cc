@@ -19,7 +19,7 @@ namespace {
 // As they are listed. `rm -r` goes in this order: `current` must come before what it points to, or
 // it would be gone by itself when rm gets to it.
 constexpr std::string_view kOwnNames[] = {"layout.json", "rules.json", "status.json", "plan.json",
-                                          "current",     "incoming",   "checkpoints"};
+                                          "plan.svg",    "current",    "incoming",    "checkpoints"};
 
 bool own(std::string_view name) {
   return std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);
@@ -74,8 +74,10 @@ FsResult<NodeRef> JobDir::own_name(const std::string& name) {
     PTC_TRY(auto fd, duplicate(view->incoming_fd()));
     return table.intern(NodeRef(new IncomingDir(view, std::move(fd), std::move(key))));
   }
-  bool status = name == "status.json";
-  auto text = [view, status] { return status ? view->job().status_json() : view->job().plan_json(); };
+  std::string (Job::*made)() const = name == "status.json" ? &Job::status_json
+                                     : name == "plan.json" ? &Job::plan_json
+                                                           : &Job::plan_svg;
+  auto text = [view, made] { return (view->job().*made)(); };
   auto owner = [view] { return view->directory(); };
   return table.intern(std::make_shared<TextFile>(view->key() + "/" + name, text, owner));
 }

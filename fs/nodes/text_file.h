@@ -1,4 +1,4 @@
-// Files whose text is made when they are opened: status.json, plan.json, meta.json, most of .ptc/.
+// Files whose text is made when they are opened: status.json, plan.json, plan.svg, most of .ptc/.
 #pragma once
 
 #include <functional>

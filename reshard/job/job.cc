@@ -59,7 +59,8 @@ std::string Job::Impl::in_force_text(const InForce& value) {
 std::string Job::Impl::record_text(const CheckpointRecord& record) {
   return json::serialize(json::object{{"id", record.id},
                                       {"sequence", record.sequence},
-                                      {"generation", record.generation}});
+                                      {"generation", record.generation},
+                                      {"pinned", record.pinned}});
 }
 
 Job::Job(std::string name, std::string dir, JobServices services, JobListener* listener)
@@ -310,6 +311,7 @@ std::string Job::status_json() const {
                         {"time", time_text(checkpoint.manifest().time_ns)},
                         {"tensors", checkpoint.model().tensors().size()},
                         {"bytes", bytes},
+                        {"pinned", record->pinned},
                         {"layouts", json::array{stored->spec.name()}}};
     std::vector<std::string> lost = checkpoint.lost_tensors();
     if (!lost.empty()) {
@@ -330,7 +332,12 @@ std::string Job::status_json() const {
 
 std::string Job::plan_json() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->plan_text;
+  return impl_->plan.json;
+}
+
+std::string Job::plan_svg() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->plan.svg.empty() ? ptc::plan_svg({.job = name_}) : impl_->plan.svg;
 }
 
 std::optional<std::string> Job::current_target() const {
@@ -390,29 +397,32 @@ Result<> Job::remove_checkpoint(std::string_view name) {
   return impl_->remove(std::string(name), /*only_unused=*/false);
 }
 
-std::string Job::Impl::make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
-                                              const TransferPlan& plan, std::string_view state,
-                                              double seconds) const {
-  json::array pairs;
-  for (const TransferPlan::Pair& pair : plan.pairs)
-    pairs.push_back(json::object{
-        {"source", services.node}, {"target", services.node}, {"bytes", pair.bytes}});
-  const TransferPlan::Totals& totals = plan.totals;
-  return pretty_json(json::object{
-      {"format", "ptc-plan/1"},
-      {"job", job->name()},
-      {"checkpoint", checkpoint.name()},
-      {"from", checkpoint.stored()->spec.name()},
-      {"to", to.name()},
-      {"state", state},
-      {"bytes", json::object{{"total", totals.total_bytes},
-                             {"kept", totals.kept_bytes},
-                             {"local", totals.local_bytes},
-                             {"moved", totals.moved_bytes},
-                             {"minimum", totals.minimum_bytes}}},
-      {"files", json::object{{"kept", totals.kept_images}, {"written", totals.written_images}}},
-      {"pairs", std::move(pairs)},
-      {"seconds", seconds}});
+Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {
+  std::lock_guard change(impl_->changes);
+  CheckpointRecord record;
+  {
+    std::lock_guard lock(impl_->mutex);
+    auto it = impl_->checkpoints.find(name);
+    if (it == impl_->checkpoints.end())
+      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", name_, name);
+    record = it->second;
+  }
+  if (record.pinned == pinned) return ok();
+  record.pinned = pinned;
+  const std::string key = impl_->meta_key(fmt::format("checkpoints/{}", name));
+  PTC_TRY(record.meta_revision,
+          impl_->services.meta->commit({.compares = {{key, record.meta_revision}},
+                                        .puts = {{key, Impl::record_text(record)}}}));
+  std::lock_guard lock(impl_->mutex);
+  impl_->checkpoints.find(name)->second = record;
+  spdlog::info("job {}: checkpoint {} {}", name_, name, pinned ? "pinned" : "not pinned any more");
+  return ok();
+}
+
+bool Job::is_pinned(std::string_view checkpoint) const {
+  std::lock_guard lock(impl_->mutex);
+  auto it = impl_->checkpoints.find(checkpoint);
+  return it != impl_->checkpoints.end() && it->second.pinned;
 }
 
 Result<std::string> Job::dry_run(const std::string& layout_text) const {
@@ -429,7 +439,9 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
   std::shared_ptr<const StoredState> stored = newest->stored();
   PTC_TRY(auto plan, plan_change(*newest, *stored, wanted.spec));
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return impl_->make_plan_text(*newest, wanted.spec, plan.transfers, "dry-run", seconds.count());
+  return PlanReport(name_, impl_->services.node, *newest, *stored, wanted.spec, plan)
+      .texts("dry-run", seconds.count())
+      .json;
 }
 
 Result<std::string> Job::verify(std::string_view checkpoint_name) const {

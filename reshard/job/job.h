@@ -62,6 +62,7 @@ class Job {
 
   std::string status_json() const;
   std::string plan_json() const;  // "{}" before the first plan
+  std::string plan_svg() const;   // the same as a picture
 
   /// Where `current` points, relative to the job directory; nullopt while there is no checkpoint.
   std::optional<std::string> current_target() const;
@@ -83,7 +84,11 @@ class Job {
   /// that commit() need not. `path` is relative to incoming/.
   void note_closed(const std::string& path);
 
+  /// Refused while the checkpoint is pinned.
   Result<> remove_checkpoint(std::string_view name);
+  /// A pinned checkpoint is removed by nobody: not by `keep`, not by rm. Durable when this returns.
+  Result<> pin_checkpoint(std::string_view name, bool pinned);
+  bool is_pinned(std::string_view checkpoint) const;
 
   /// What changing to `layout_text` would move, as plan.json; changes nothing.
   Result<std::string> dry_run(const std::string& layout_text) const;

@@ -23,6 +23,7 @@
 
 #include "reshard/job/commit.h"
 #include "reshard/job/job.h"
+#include "reshard/job/plan_report.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -32,6 +33,7 @@ struct CheckpointRecord {
   std::string id;           // directory under checkpoints/
   int64_t sequence = 0;     // order of commits
   int64_t generation = 0;   // of stored-<generation>.json
+  bool pinned = false;
   int64_t meta_revision = 0;
 };
 
@@ -82,7 +84,7 @@ struct Job::Impl {
     double seconds = 0;
   };
   std::optional<LastReshard> last_reshard;
-  std::string plan_text = "{}\n";
+  PlanTexts plan;  // of the running or last reshard
   struct LastError {
     std::string what;
     int64_t time_ns = 0;
@@ -109,9 +111,6 @@ struct Job::Impl {
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
-  std::string make_plan_text(const Checkpoint& checkpoint, const LayoutSpec& to,
-                                     const TransferPlan& plan, std::string_view state,
-                                     double seconds) const;
   static std::string in_force_text(const InForce& value);
   static std::string record_text(const CheckpointRecord& record);
 

@@ -81,6 +81,8 @@ Result<> Job::Impl::load() {
       continue;
     }
     PTC_TRY(record.value().sequence, number(object, "sequence"));
+    if (const json::value* pinned = object.if_contains("pinned"))
+      record.value().pinned = pinned->is_bool() && pinned->as_bool();
     record.value().meta_revision = entry.revision;
     checkpoints.emplace(name, std::move(record).value());
   }

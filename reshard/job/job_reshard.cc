@@ -17,7 +17,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
     CheckpointRef checkpoint;
     LayoutSpec wanted;
     int64_t wanted_revision = 0;
-    std::string plan_before;
+    PlanTexts plan_before;
     bool work = false;
     {
       std::unique_lock lock(mutex);
@@ -26,7 +26,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
       wanted = layout.spec;
       wanted_revision = revision;
-      plan_before = plan_text;
+      plan_before = plan;
     }
     if (stop.stop_requested()) return;
     if (work) {
@@ -38,7 +38,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       }
       std::lock_guard lock(mutex);
       running.reset();
-      if (result.has_error()) plan_text = plan_before;
+      if (result.has_error()) plan = std::move(plan_before);
       if (result.has_error() && result.error().code() != Code::kCancelled &&
           result.error().code() != Code::kConflict) {
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
@@ -93,20 +93,21 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
                                                            std::stop_token stop) {
   auto start = std::chrono::steady_clock::now();
   std::shared_ptr<const StoredState> stored = checkpoint.stored();
-  PTC_TRY(auto plan, plan_change(checkpoint, *stored, wanted));
-  std::string text = make_plan_text(checkpoint, wanted, plan.transfers, "running", 0);
-  const TransferPlan::Totals& totals = plan.transfers.totals;
+  PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+  const PlanReport report(job->name(), services.node, checkpoint, *stored, wanted, change);
+  PlanTexts texts = report.texts("running", 0);
+  const TransferPlan::Totals& totals = change.transfers.totals;
   std::shared_ptr<std::atomic<uint64_t>> bytes_done;
   {
     std::lock_guard lock(mutex);
-    plan_text = std::move(text);
+    plan = std::move(texts);
     running->phase = "moving";
     running->bytes_total = totals.total_bytes - totals.kept_bytes;
     bytes_done = running->bytes_done;
   }
 
   std::vector<StoredImage> images;
-  if (plan.nothing) {
+  if (change.nothing) {
     images = stored->images;
   } else {
     const Manifest& manifest = checkpoint.manifest();
@@ -115,9 +116,9 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
     std::vector<std::unique_ptr<GatherProgram>> programs;
     std::vector<Executor::Target> targets;
     std::vector<Executor::StoredArrays> kept;
-    for (size_t i = 0; i < plan.targets.size(); ++i) {
-      ImagePlan& image = plan.transfers.images[i];
-      const ImageLayout& wanted_layout = plan.targets[i].file.layout;
+    for (size_t i = 0; i < change.targets.size(); ++i) {
+      ImagePlan& image = change.transfers.images[i];
+      const ImageLayout& wanted_layout = change.targets[i].file.layout;
       if (image.kept) {
         kept.push_back({&wanted_layout, sources[*image.kept].get()});
         continue;
@@ -138,10 +139,10 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
       return std::move(right).error();
     }
     size_t next = 0;
-    for (size_t i = 0; i < plan.targets.size(); ++i) {
-      const std::optional<uint32_t>& from = plan.transfers.images[i].kept;
+    for (size_t i = 0; i < change.targets.size(); ++i) {
+      const std::optional<uint32_t>& from = change.transfers.images[i].kept;
       ImageRef image = from ? sources[*from] : written[next++];
-      images.push_back({image->id().text, image, plan.targets[i].state, plan.targets[i].file.path, -1});
+      images.push_back({image->id().text, image, change.targets[i].state, change.targets[i].file.path, -1});
     }
   }
   std::vector<StoredImage> described = images;
@@ -154,9 +155,9 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
   }
   std::shared_ptr<const StoredState> moved = std::move(made).value();
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::string done = make_plan_text(checkpoint, wanted, plan.transfers, "done", seconds.count());
+  texts = report.texts("done", seconds.count());
   std::lock_guard lock(mutex);
-  plan_text = std::move(done);
+  plan = std::move(texts);
   running->phase = "committing";
   last_reshard = {checkpoint.name(), stored->spec.name(), wanted.name(), totals.kept_bytes,
                   totals.total_bytes - totals.kept_bytes, seconds.count()};
@@ -231,10 +232,12 @@ void Job::Impl::remove_superfluous() {
   std::vector<std::string> names;
   {
     std::lock_guard lock(mutex);
-    if (layout.keep == 0 || checkpoints.size() <= layout.keep) return;
+    // Pinned ones stay besides those that `keep` counts.
     std::map<int64_t, std::string> by_sequence;
-    for (const auto& [name, record] : checkpoints) by_sequence.emplace(record.sequence, name);
-    size_t surplus = checkpoints.size() - layout.keep;
+    for (const auto& [name, record] : checkpoints)
+      if (!record.pinned) by_sequence.emplace(record.sequence, name);
+    if (layout.keep == 0 || by_sequence.size() <= layout.keep) return;
+    size_t surplus = by_sequence.size() - layout.keep;
     // The newest stays, also while it is not current yet (or cannot become so).
     by_sequence.erase(std::prev(by_sequence.end()));
     for (const auto& [sequence, name] : by_sequence) {
@@ -261,6 +264,10 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     if (it == checkpoints.end())
       return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = it->second;
+    if (record.pinned)
+      return make_error(Code::kPermissionDenied,
+                        "checkpoint {} is pinned; ptc pin {}/{} --remove takes that off", name,
+                        job->name(), name);
     if (only_unused && (record.checkpoint->in_use() || in_force.current == name))
       return make_error(Code::kBusy, "checkpoint {} is being read", name);
     next = in_force;

@@ -173,6 +173,11 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
     // Since the check something may have been committed; now nothing can be any more.
     if (!force && !job->checkpoints().empty())
       return make_error(Code::kBusy, "job {} holds a checkpoint", name);
+    for (const CheckpointRef& checkpoint : job->checkpoints())
+      if (job->is_pinned(checkpoint->name()))
+        return make_error(Code::kPermissionDenied,
+                          "checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
+                          checkpoint->name(), name, name, checkpoint->name());
     PTC_TRY(auto entries, impl_->meta->list(fmt::format("jobs/{}/", name)));
     MetaTransaction transaction;
     transaction.deletes.push_back(fmt::format("jobs/{}", name));

@@ -113,7 +113,7 @@ TEST_F(LayoutFileTest, TooLong) {
 
 TEST_F(LayoutFileTest, OtherNamesOfTheJobCannotBeReplaced) {
   ASSERT_EQ(write_file(job("mine"), "x"), 0);
-  for (const char* name : {"status.json", "plan.json"}) {
+  for (const char* name : {"status.json", "plan.json", "plan.svg"}) {
     EXPECT_EQ(errno_of(::rename(job("mine").c_str(), job(name).c_str())), EPERM) << name;
     EXPECT_EQ(write_file(job(name), "x"), EROFS) << name;
   }

@@ -320,6 +320,40 @@ TEST_F(JobTest, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(job_->current_target(), "checkpoints/c/layouts/tp1-pp1-dp1");
 }
 
+TEST_F(JobTest, APinnedCheckpointStays) {
+  for (const char* name : {"a", "b", "c", "d"}) {
+    write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));
+    commit(name);
+    if (name[0] <= 'b') ASSERT_TRUE(job_->pin_checkpoint(name, true).has_value());
+  }
+  EXPECT_EQ(job_->pin_checkpoint("x", true).error().code(), Code::kNotFound);
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 1, "keep": 1})");
+  for (int i = 0; i < 100 && job_->find_checkpoint("c") != nullptr; ++i) usleep(100'000);
+  EXPECT_EQ(job_->find_checkpoint("c"), nullptr);  // keep counts the others
+  EXPECT_NE(job_->find_checkpoint("a"), nullptr);
+  ASSERT_TRUE(job_->pin_checkpoint("a", false).has_value());
+  for (int i = 0; i < 100 && job_->find_checkpoint("a") != nullptr; ++i) usleep(100'000);
+  EXPECT_EQ(job_->find_checkpoint("a"), nullptr);
+  open();  // after a restart, too
+  EXPECT_TRUE(job_->is_pinned("b"));
+  Result<> removed = job_->remove_checkpoint("b");
+  ASSERT_TRUE(removed.has_error());
+  EXPECT_THAT(removed.error().message(), HasSubstr("ptc pin job/b --remove"));
+  EXPECT_EQ(store_->remove_job("job", true).error().code(), Code::kPermissionDenied);
+  ASSERT_TRUE(job_->pin_checkpoint("b", false).has_value());
+  EXPECT_TRUE(job_->remove_checkpoint("b").has_value());
+}
+
+TEST_F(JobTest, ThePlanIsAPictureToo) {
+  EXPECT_THAT(job_->plan_svg(), HasSubstr("Nothing has been resharded yet"));
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("a"));
+  commit("a");
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 1})");
+  EXPECT_THAT(job_->plan_svg(), HasSubstr("job / a: tp1-pp1-dp1 → tp2-pp1-dp1"));
+  EXPECT_THAT(job_->plan_svg(), HasSubstr("<title>rank 0 → rank 1: "));
+  EXPECT_THAT(job_->plan_json(), HasSubstr("\"flows\""));
+}
+
 TEST_F(JobTest, RemovingTheCurrentCheckpointFallsBackToTheOneBefore) {
   for (const char* name : {"a", "b"}) {
     write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));

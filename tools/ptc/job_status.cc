@@ -1,12 +1,11 @@
 #include "tools/ptc/job_status.h"
 
+#include <boost/json/array.hpp>
 #include <chrono>
 #include <thread>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/fields.h"
-#include "tools/ptc/progress.h"
-#include "tools/ptc/text.h"
 
 namespace ptc::cli {
 
@@ -30,6 +29,46 @@ std::string phase_text(const json::object& progress) {
   std::string checkpoint = text_field(progress, "checkpoint");
   if (phase.empty()) phase = "resharding";
   return checkpoint.empty() ? phase : phase + " " + checkpoint;
+}
+
+std::optional<ProgressView> progress_of(const JobStatus& status) {
+  if (!has_object(status.raw, "progress")) return std::nullopt;
+  const json::object& progress = object_field(status.raw, "progress");
+  ProgressView view{phase_text(progress), number_field(progress, "bytes_done"),
+                    number_field(progress, "bytes_total"), 0};
+  double seconds = real_field(progress, "seconds");
+  if (seconds > 0) view.bytes_per_second = static_cast<double>(view.done) / seconds;
+  return view;
+}
+
+Table job_table(const std::vector<JobStatus>& jobs) {
+  using Align = Table::Align;
+  Table table({{"JOB"},
+               {"STATE"},
+               {"LAYOUT"},
+               {"CHECKPOINTS", Align::kRight},
+               {"SIZE", Align::kRight},
+               {"NEWEST", Align::kRight}});
+  for (const JobStatus& job : jobs) {
+    const json::array& checkpoints = array_field(job.raw, "checkpoints");
+    uint64_t bytes = 0;
+    std::string age = "-";
+    for (const json::value& value : checkpoints) {
+      if (!value.is_object()) continue;
+      bytes += number_field(value.get_object(), "bytes");
+      age = format_age(value.get_object().if_contains("time"));
+    }
+    table.add({job.job, job.state, job.layout, fmt::format("{}", checkpoints.size()),
+               format_size(bytes), age});
+  }
+  return table;
+}
+
+std::string checkpoint_marks(const JobStatus& status, const json::object& checkpoint) {
+  const bool current = text_field(checkpoint, "name") == status.checkpoint;
+  const bool pinned = bool_field(checkpoint, "pinned");
+  return fmt::format("{}{}{}", current ? "current" : "", current && pinned ? ", " : "",
+                     pinned ? "pinned" : "");
 }
 
 Result<JobStatus> wait_until_settled(const Target& target, double timeout_seconds) {

@@ -3,11 +3,15 @@
 
 #include <boost/json/object.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "store/base/error.h"
 #include "store/base/json.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/progress.h"
+#include "tools/ptc/text.h"
 
 namespace ptc::cli {
 
@@ -32,6 +36,13 @@ Result<JobStatus> read_status(const Target& target);
 
 /// "copying base", from "progress".
 std::string phase_text(const json::object& progress);
+/// How far a reshard is, and its mean rate so far; nullopt while none runs.
+std::optional<ProgressView> progress_of(const JobStatus& status);
+
+/// One row for each job, in this order: what `ptc ls` and `ptc top` list.
+Table job_table(const std::vector<JobStatus>& jobs);
+/// "current, pinned": what is special about one of "checkpoints".
+std::string checkpoint_marks(const JobStatus& status, const json::object& checkpoint);
 
 /// Watches a job until it is settled, with a progress bar on standard error. kCancelled when
 /// `timeout_seconds` (≤ 0: none) have passed.

@@ -9,7 +9,6 @@
 #include "tools/ptc/fields.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
-#include "tools/ptc/text.h"
 
 namespace ptc::cli {
 namespace {
@@ -18,29 +17,15 @@ using Align = Table::Align;
 
 Result<int> list_all_jobs(const std::string& mount) {
   PTC_TRY(auto names, list_jobs(mount));
-  Table table({{"JOB"},
-               {"STATE"},
-               {"LAYOUT"},
-               {"CHECKPOINTS", Align::kRight},
-               {"SIZE", Align::kRight},
-               {"NEWEST", Align::kRight}});
+  std::vector<JobStatus> jobs;
   for (const std::string& name : names) {
     PTC_TRY(auto status, read_status(Target{mount, name, ""}));
-    const json::array& checkpoints = array_field(status.raw, "checkpoints");
-    uint64_t bytes = 0;
-    std::string age = "-";
-    for (const json::value& value : checkpoints) {
-      if (!value.is_object()) continue;
-      bytes += number_field(value.get_object(), "bytes");
-      age = format_age(value.get_object().if_contains("time"));
-    }
-    table.add({name, status.state, status.layout, fmt::format("{}", checkpoints.size()),
-               format_size(bytes), age});
+    jobs.push_back(std::move(status));
   }
-  if (table.empty()) {
+  if (jobs.empty()) {
     fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
   } else {
-    fmt::print("{}", table.to_string(0, terminal_width(1)));
+    fmt::print("{}", job_table(jobs).to_string(0, terminal_width(1)));
   }
   return kDone;
 }
@@ -56,11 +41,10 @@ Result<int> list_checkpoints(const Target& target) {
   for (const json::value& value : array_field(status.raw, "checkpoints")) {
     if (!value.is_object()) continue;
     const json::object& checkpoint = value.get_object();
-    std::string name = text_field(checkpoint, "name");
-    table.add({name, format_age(checkpoint.if_contains("time")),
+    table.add({text_field(checkpoint, "name"), format_age(checkpoint.if_contains("time")),
                fmt::format("{}", number_field(checkpoint, "tensors")),
                format_size(number_field(checkpoint, "bytes")),
-               name == status.checkpoint ? "current" : "",
+               checkpoint_marks(status, checkpoint),
                fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
   }
   if (table.empty()) {

@@ -9,8 +9,6 @@
 #include "tools/ptc/fields.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
-#include "tools/ptc/progress.h"
-#include "tools/ptc/text.h"
 
 namespace ptc::cli {
 namespace {
@@ -42,14 +40,7 @@ void print_status(const JobStatus& status) {
     print_line("wanted", fmt::format("{} (revision {})", status.wanted, status.revision));
   print_line("checkpoint", status.checkpoint.empty() ? "none yet" : status.checkpoint);
 
-  if (has_object(raw, "progress")) {
-    const json::object& progress = object_field(raw, "progress");
-    ProgressView view{phase_text(progress), number_field(progress, "bytes_done"),
-                      number_field(progress, "bytes_total"), 0};
-    double seconds = real_field(progress, "seconds");
-    if (seconds > 0) view.bytes_per_second = static_cast<double>(view.done) / seconds;
-    print_line("progress", progress_text(view));
-  }
+  if (auto progress = progress_of(status)) print_line("progress", progress_text(*progress));
   if (has_object(raw, "last_reshard")) {
     const json::object& last = object_field(raw, "last_reshard");
     print_line("last reshard",
@@ -76,6 +67,7 @@ void print_status(const JobStatus& status) {
                {"AGE", Table::Align::kRight},
                {"TENSORS", Table::Align::kRight},
                {"SIZE", Table::Align::kRight},
+               {""},
                {"MATERIALISED LAYOUTS"}});
   for (const json::value& value : array_field(raw, "checkpoints")) {
     if (!value.is_object()) continue;
@@ -83,6 +75,7 @@ void print_status(const JobStatus& status) {
     table.add({text_field(checkpoint, "name"), format_age(checkpoint.if_contains("time")),
                fmt::format("{}", number_field(checkpoint, "tensors")),
                format_size(number_field(checkpoint, "bytes")),
+               checkpoint_marks(status, checkpoint),
                fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
   }
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));

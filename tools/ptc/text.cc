@@ -153,24 +153,33 @@ std::string Table::to_string(size_t indent, size_t width) const {
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], text_width(row[i]));
   }
+  // Texts give way, the longest first; numbers do not.
+  constexpr size_t kLeast = 6;
+  size_t total = indent;
+  for (size_t column : widths) total += column + 2;
+  for (total -= 2; total > width; --total) {
+    size_t longest = widths.size();
+    for (size_t i = 0; i < widths.size(); ++i) {
+      if (columns_[i].align == Align::kRight || widths[i] <= kLeast) continue;
+      if (longest == widths.size() || widths[i] > widths[longest]) longest = i;
+    }
+    if (longest == widths.size()) break;
+    --widths[longest];
+  }
   std::string out;
   auto add_line = [&](auto cell_at) {
     std::string line(indent, ' ');
-    size_t used = indent;
     for (size_t i = 0; i < columns_.size(); ++i) {
-      std::string cell = cell_at(i);
-      bool last = i + 1 == columns_.size();
-      if (last) cell = shortened(cell, std::max<size_t>(8, width > used ? width - used : 0));
+      std::string cell = shortened(cell_at(i), widths[i]);
       size_t fill = widths[i] > text_width(cell) ? widths[i] - text_width(cell) : 0;
       if (columns_[i].align == Align::kRight)
         line += std::string(fill, ' ') + cell;
       else
         line += cell + std::string(fill, ' ');
       line += "  ";
-      used += widths[i] + 2;
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    out += line + '\n';
+    out += shortened(line, width) + '\n';
   };
   add_line([&](size_t i) { return columns_[i].title; });
   for (const auto& row : rows_) {

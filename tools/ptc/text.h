@@ -50,7 +50,8 @@ class Table {
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   bool empty() const { return rows_.empty(); }
-  /// The last column is cut to `width`; every line begins with `indent` spaces.
+  /// Every line begins with `indent` spaces and has at most `width` columns: where that is too
+  /// little, columns of text are cut, and in the end the line.
   std::string to_string(size_t indent, size_t width) const;
 
  private:

@@ -1,0 +1,39 @@
+// A plan as people see it: plan.json and plan.svg.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "reshard/job/change.h"
+#include "reshard/job/checkpoint.h"
+#include "reshard/plan/plan_svg.h"
+
+namespace ptc {
+
+/// The two texts of a plan in one state of affairs.
+struct PlanTexts {
+  std::string json = "{}\n";
+  std::string svg;
+};
+
+/// Made before a plan is carried out, for that takes its transfers.
+class PlanReport {
+ public:
+  PlanReport(std::string job, std::string node, const Checkpoint& checkpoint,
+             const StoredState& stored, const LayoutSpec& to, const ChangePlan& plan);
+
+  /// `state`: dry-run, running, done. `seconds` is how long that took.
+  PlanTexts texts(std::string_view state, double seconds) const;
+
+ private:
+  std::string node_;
+  TransferPlan::Totals totals_;
+  std::vector<TransferPlan::Pair> pairs_;
+  PlanPicture picture_;
+};
+
+/// The picture of `plan`: a bar for the ranks of each state, which share their files; above 64 states
+/// a bar for each pipeline stage (or for as many neighbouring states as make 64 bars).
+PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const ChangePlan& plan);
+
+}  // namespace ptc
