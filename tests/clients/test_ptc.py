@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import stat
+import xml.etree.ElementTree
 
 import models
 import mount
@@ -174,6 +175,42 @@ class Ptc(mount.TestCase):
         self.assertEqual(refused.returncode, 1)
         self.mount.ptc("rm", job.name, "--yes", "--force")
         self.assertFalse(os.path.exists(job.path))
+
+    def test_pin(self):
+        job = self.import_model()
+        directory = job.file("checkpoints", "base")
+        self.mount.ptc("pin", f"{job.name}/base")
+        self.assertEqual(os.getxattr(directory, "user.ptc.pin"), b"1")
+        self.assertTrue(job.status()["checkpoints"][0]["pinned"])
+        self.assertIn("current, pinned", self.mount.ptc("ls", job.name).stdout)
+        refused = self.mount.ptc("rm", f"{job.name}/base", "--yes", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("pinned", refused.stderr)
+        self.assertEqual(mount.error_of(os.unlink, directory + "/meta.json"), "EPERM")
+        self.mount.ptc("pin", f"{job.name}/base", "--remove")
+        self.assertEqual(mount.error_of(os.getxattr, directory, "user.ptc.pin"), "ENODATA")
+        self.mount.ptc("rm", f"{job.name}/base", "--yes")
+
+    def test_top(self):
+        job = self.import_model()
+        job.set_layout(tp=2)
+        for width in (80, 40, 20):
+            text = self.mount.ptc("top", "--once", env={"COLUMNS": str(width)}).stdout
+            self.assertTrue(all(len(line) <= width for line in text.splitlines()), text)
+        blocks = self.mount.ptc("top", "-n", 2, "-d", 0.1).stdout
+        self.assertNotIn("\033", blocks)
+        self.assertEqual(blocks.count("JOB "), 2)
+        self.assertIn(job.name[:8], blocks)
+        raw = self.mount.ptc("status", job.name, "--json").stdout
+        self.assertEqual(raw, mount.read_text(job.file("status.json")))
+
+    def test_plan_svg(self):
+        job = self.import_model()
+        job.set_layout(tp=2, pp=2)
+        tree = xml.etree.ElementTree.parse(job.file("plan.svg"))
+        text = "".join(tree.getroot().itertext())
+        self.assertIn("tp1-pp1-dp1 → tp2-pp2-dp1", text)
+        self.assertIn("rank 0 → rank 3", text)
 
     def test_finding_the_mount(self):
         job = self.import_model()

@@ -324,7 +324,9 @@ TEST_F(JobTest, APinnedCheckpointStays) {
   for (const char* name : {"a", "b", "c", "d"}) {
     write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));
     commit(name);
-    if (name[0] <= 'b') ASSERT_TRUE(job_->pin_checkpoint(name, true).has_value());
+    if (name[0] <= 'b') {
+      ASSERT_TRUE(job_->pin_checkpoint(name, true).has_value());
+    }
   }
   EXPECT_EQ(job_->pin_checkpoint("x", true).error().code(), Code::kNotFound);
   set_layout(R"({"tp": 2, "pp": 1, "dp": 1, "keep": 1})");
