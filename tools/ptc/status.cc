@@ -68,7 +68,7 @@ void print_status(const JobStatus& status) {
                {"TENSORS", Table::Align::kRight},
                {"SIZE", Table::Align::kRight},
                {""},
-               {"MATERIALISED LAYOUTS"}});
+               {"LAYOUTS"}});
   for (const json::value& value : array_field(raw, "checkpoints")) {
     if (!value.is_object()) continue;
     const json::object& checkpoint = value.get_object();
