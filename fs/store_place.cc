@@ -45,12 +45,6 @@ bool tmpfs_on(const std::string& directory) {
   return mounted && mounted->type == "tmpfs" && mounted->source == kTmpfsSource;
 }
 
-uint64_t half_of_memory() {
-  struct sysinfo info = {};
-  ::sysinfo(&info);
-  return uint64_t{info.totalram} * info.mem_unit / 2;
-}
-
 uint64_t size_of(const std::string& directory) {
   struct statfs space = {};
   return ::statfs(directory.c_str(), &space) == 0
@@ -154,8 +148,15 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
                       "{} is not empty, and a tmpfs on it would hide what is there; leave out "
                       "--memory to use it as it is, or give another --store", place.directory);
   }
-  PTC_TRY(mount_tmpfs(place.directory, options.memory_bytes.value_or(half_of_memory()), &place));
+  PTC_TRY(mount_tmpfs(place.directory, options.memory_bytes.value_or(memory_of_machine() / 2),
+                      &place));
   return place;
+}
+
+uint64_t memory_of_machine() {
+  struct sysinfo info = {};
+  ::sysinfo(&info);
+  return uint64_t{info.totalram} * info.mem_unit;
 }
 
 Result<std::string> discard_store_place(const StorePlaceOptions& options) {

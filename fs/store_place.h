@@ -32,4 +32,6 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options);
 /// use; kInvalidArgument for a directory that the user gave and that is no tmpfs.
 Result<std::string> discard_store_place(const StorePlaceOptions& options);
 
+uint64_t memory_of_machine();  // bytes
+
 }  // namespace ptc

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <thread>
 #include <utility>
 
 namespace ptc {
@@ -73,7 +74,9 @@ std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
 std::string checkpoints_key(const JobView& job) { return job.key() + "/checkpoints"; }
 std::string checkpoint_key(const CheckpointView& checkpoint) { return checkpoint.key; }
 
-Tree::Tree() : started_(std::chrono::steady_clock::now()) {}
+Tree::Tree(uint64_t gathered_bytes)
+    : started_(std::chrono::steady_clock::now()),
+      gathered_(gathered_bytes, std::thread::hardware_concurrency()) {}
 
 Tree::~Tree() { root_.reset(); }
 

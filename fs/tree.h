@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fs/editable_file.h"
+#include "fs/gather_cache.h"
 #include "fs/node_table.h"
 #include "fs/passthrough.h"
 #include "fs/stats.h"
@@ -107,7 +108,8 @@ struct KernelCache {
 /// Threads: any. Outlives all nodes. Order: construct, open the store with it as listener, attach().
 class Tree : public JobListener {
  public:
-  Tree();
+  /// `gathered_bytes`: how much memory files that are computed on read may take.
+  explicit Tree(uint64_t gathered_bytes = 0);
   ~Tree() override;
 
   /// `root_dir`: a directory that keeps owner, mode and times of the mount's root.
@@ -123,6 +125,7 @@ class Tree : public JobListener {
   Node& root() const { return *root_; }
   NodeTable& table() { return table_; }
   Passthrough& passthrough() { return passthrough_; }
+  GatherCache& gathered() { return gathered_; }
   Stats& stats() { return stats_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
 
@@ -139,6 +142,7 @@ class Tree : public JobListener {
   const std::chrono::steady_clock::time_point started_;
   NodeTable table_;
   Passthrough passthrough_;
+  GatherCache gathered_;
   Stats stats_;
   std::mutex views_mutex_;
   uint64_t next_view_ = 1;                                     // guarded by views_mutex_

@@ -42,7 +42,7 @@ constexpr const char* kDescription =
     "Mounts the state of training jobs as a file system: checkpoints held in memory, readable under\n"
     "any layout of ranks. mkdir in it makes a job; README.md tells the rest.";
 constexpr const char* kExamples = R"(
-Options of -o, besides store=, memory= and node=, which are those above:
+Options of -o, besides store=, memory=, cache= and node=, which are those above:
   allow_other         other users may enter (needs user_allow_other in /etc/fuse.conf unless root)
   noexec, noatime, …  as mount(8) has them; ro is refused, for a job must be able to write
 
@@ -61,6 +61,7 @@ struct Options {
   StorePlaceOptions place;
   MountOptions mount;
   std::string node;
+  std::optional<uint64_t> cache_bytes;
   bool foreground = false;
   bool discard = false;
 };
@@ -93,6 +94,8 @@ Result<> take_mount_option(const std::string& option, Options* options) {
     options->place.directory = value;
   } else if (key == "memory" && !value.empty()) {
     PTC_TRY(options->place.memory_bytes, parse_size(value));
+  } else if (key == "cache" && !value.empty()) {
+    PTC_TRY(options->cache_bytes, parse_size(value));
   } else if (key == "node" && !value.empty()) {
     options->node = value;
   } else if (key == "ro") {
@@ -110,7 +113,7 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   app.footer(kExamples);
   app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion));
   std::vector<std::string> places, mount_options;
-  std::string memory;
+  std::string memory, cache;
   bool debug = false;
   app.add_option("MOUNTPOINT", places,
                  "an empty directory; a store directory (or 'none') may stand before it, as\n"
@@ -123,6 +126,9 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
                  "(default: a tmpfs on /run/ptcfs/<mount point>)")->type_name("DIR");
   app.add_option("--memory", memory, "size of that tmpfs: 64G, 1.5T (default: half of memory)")
       ->type_name("SIZE");
+  app.add_option("--cache", cache,
+                 "memory for files that are computed on read; given back when they are not\n"
+                 "asked for any more (default: an eighth of memory)")->type_name("SIZE");
   app.add_option("--node", options->node, "name of this node (default: the host's)")
       ->type_name("NAME");
   app.add_flag("--discard", options->discard,
@@ -150,10 +156,18 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
       }
     }
   }
-  if (!memory.empty()) {
-    auto bytes = parse_size(memory);
-    if (!bytes) return complain(std::move(bytes).error().with_context("--memory"), kUsage);
-    options->place.memory_bytes = bytes.value();
+  auto take_size = [](const std::string& text, const char* option,
+                      std::optional<uint64_t>* size) -> Result<> {
+    if (text.empty()) return ok();
+    auto bytes = parse_size(text);
+    if (!bytes) return std::move(bytes).error().with_context(option);
+    *size = bytes.value();
+    return ok();
+  };
+  for (const auto& [text, option, size] :
+       {std::tuple(memory, "--memory", &options->place.memory_bytes),
+        std::tuple(cache, "--cache", &options->cache_bytes)}) {
+    if (auto taken = take_size(text, option, size); !taken) return complain(taken.error(), kUsage);
   }
   if (options->place.memory_bytes && *options->place.memory_bytes < (1 << 20)) {
     return complain(invalid_argument("--memory: {} is too small for anything",
@@ -271,7 +285,7 @@ int run(Options& options, Ready ready) {
   if (!place) return complain(place.error(), kSystemError);
   if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
 
-  Tree tree;
+  Tree tree(options.cache_bytes.value_or(memory_of_machine() / 8));
   JobStoreOptions store_options;
   store_options.directory = place.value().directory;
   store_options.node = options.node;

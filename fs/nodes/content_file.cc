@@ -19,7 +19,9 @@ class ContentHandle : public Handle {
  public:
   ContentHandle(std::shared_ptr<ContentFile> file, FileContentRef content)
       : file_(std::move(file)), content_(std::move(content)), image_(content_->image()),
-        hold_(file_->job_->tree().passthrough(), file_->mode_, image_ ? image_->fd() : -1) {}
+        gathered_(image_ ? nullptr : file_->gather(*content_)),
+        hold_(file_->job_->tree().passthrough(), file_->mode_,
+              image_ ? image_->fd() : gathered_ ? gathered_->fd() : -1) {}
 
   int32_t backing_id() const { return hold_.backing_id(); }
 
@@ -38,6 +40,7 @@ class ContentHandle : public Handle {
   const std::shared_ptr<ContentFile> file_;
   const FileContentRef content_;
   const ImageRef image_;
+  const GatherCache::FileRef gathered_;
   const InodeModeHold hold_;
 };
 
@@ -47,12 +50,17 @@ ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpo
       checkpoint_(std::move(checkpoint)), path_(std::move(path)), set_(std::move(set)),
       index_(index) {}
 
+GatherCache::FileRef ContentFile::gather(const FileContent& content) const {
+  Tree& tree = job_->tree();
+  if (!tree.passthrough().enabled()) return nullptr;
+  return tree.gathered().get(checkpoint_->key + "/" + set_->content_key(index_), content);
+}
+
 FsResult<struct stat> ContentFile::attributes() {
   struct stat stat = checkpoint_->attributes(S_IFREG | 0444, path_);
   stat.st_size = static_cast<off_t>(file().bytes);
   // What takes memory counts in `du`; what is computed when read takes none.
-  auto content = set_->open(index_);
-  if (content && content.value()->image() != nullptr) stat.st_blocks = (stat.st_size + 511) / 512;
+  if (set_->is_stored(index_)) stat.st_blocks = (stat.st_size + 511) / 512;
   return stat;
 }
 

@@ -4,14 +4,16 @@
 #include <memory>
 #include <string>
 
+#include "fs/gather_cache.h"
 #include "fs/nodes/checkpoint_dir.h"
 #include "fs/passthrough.h"
 
 namespace ptc {
 
-/// Immutable. An image of its own is handed to the kernel; bytes gathered from several are read
-/// through the handle and stay in the page cache. Which of the two is decided by the first open and
-/// holds until the last close, as the kernel demands; the bytes are the same either way.
+/// Immutable. An image of its own is handed to the kernel; so is memory into which the first open
+/// gathers a file that has none (GatherCache). Where there is neither, because the file is small or
+/// larger than the cache, bytes are read through the handle and stay in the page cache. Which it is
+/// the first open decides until the last close, as the kernel demands; the bytes are the same.
 class ContentFile : public Node {
  public:
   ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
@@ -25,6 +27,7 @@ class ContentFile : public Node {
 
  private:
   friend class ContentHandle;
+  GatherCache::FileRef gather(const FileContent& content) const;
   const FileSet::Entry& file() const { return set_->entries()[index_]; }
   const JobViewRef job_;
   const std::shared_ptr<CheckpointView> checkpoint_;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <boost/asio/thread_pool.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "reshard/exec/gather.h"
+#include "reshard/exec/thread_team.h"
 #include "reshard/plan/planner.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
@@ -45,28 +45,22 @@ class ChecksumLedger {
   std::vector<std::vector<Part>> parts_;  // by tensor
 };
 
-/// Threads: any; calls run at the same time and share the threads of one pool.
+/// Threads: any; calls run at the same time and share the threads of one team.
 class Executor {
  public:
   Executor(unsigned threads, std::unique_ptr<Transport> transport);
-  ~Executor();
 
   Transport& transport() { return *transport_; }
-  unsigned threads() const { return threads_; }
-
-  /// Runs body(0) … body(count − 1) on the pool and waits; the first error stops the rest that have
-  /// not begun. Not to be called from within a body.
-  Result<> parallel_for(size_t count, std::function<Result<>(size_t)> body,
-                        std::stop_token stop = {});
+  ThreadTeam& team() { return team_; }
 
   struct Target {
     const ImageLayout* layout;
     const GatherProgram* program;
   };
-  /// Writes the targets as new images, published in the order given. Chunks of all images are
-  /// spread over the pool; then every array of the new images is read again and its checksum added
-  /// to `ledger`. `bytes_done` grows as bytes are written. On an error or cancellation no image
-  /// stays behind. Peak memory: the images.
+  /// Writes the targets as new images, published in the order given. Each window is gathered into a
+  /// buffer that stays in the cache, its arrays' checksums are added to `ledger` there, and it goes
+  /// to its place past the caches: memory sees one read and one write a byte. `bytes_done` grows as
+  /// bytes are written. On an error or cancellation no image stays behind. Peak memory: the images.
   Result<std::vector<ImageRef>> materialise(ImageStore& images, const std::vector<Target>& targets,
                                             const std::vector<TensorFacts>& tensors,
                                             ChecksumLedger& ledger,
@@ -83,15 +77,8 @@ class Executor {
                        std::stop_token stop);
 
  private:
-  struct HashTask;
-  static Result<> list_hash_tasks(const ImageLayout& layout, std::span<const std::byte> image,
-                                  const std::vector<TensorFacts>& tensors,
-                                  std::vector<HashTask>& tasks);
-  Result<> hash(const std::vector<HashTask>& tasks, ChecksumLedger& ledger, std::stop_token stop);
-
-  unsigned threads_;
   std::unique_ptr<Transport> transport_;
-  boost::asio::thread_pool pool_;
+  ThreadTeam team_;
 };
 
 /// kCorrupt, naming up to three tensors, unless ledger totals equal the tensors' checksums. `name`

@@ -25,11 +25,6 @@ Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<st
                              std::stop_token stop) const {
   // Only a file with padding has bytes that nobody writes.
   if (transferred_bytes_ < bytes_) std::memset(out.data(), 0, out.size());
-  return read_onto_zeros(transport, offset, out, std::move(stop));
-}
-
-Result<> GatherProgram::read_onto_zeros(Transport& transport, uint64_t offset,
-                                        std::span<std::byte> out, std::stop_token stop) const {
   const uint64_t end = offset + out.size();
   PTC_CHECK(offset <= end && end <= bytes_);
   if (offset < header_.size()) {
@@ -49,6 +44,20 @@ Result<> GatherProgram::read_onto_zeros(Transport& transport, uint64_t offset,
                      out.data() + (from - offset)});
   }
   return transport.fetch(items, std::move(stop));
+}
+
+Result<> GatherProgram::read_in_windows(
+    Transport& transport, uint64_t begin, uint64_t end,
+    const std::function<void(uint64_t, std::span<const std::byte>)>& visit,
+    std::stop_token stop) const {
+  constexpr uint64_t kWindowBytes = 256 << 10;  // a quarter of a core's L2 cache
+  thread_local const std::unique_ptr<std::byte[]> buffer(new std::byte[kWindowBytes]);
+  for (uint64_t offset = begin; offset < end; offset += kWindowBytes) {
+    std::span<std::byte> window(buffer.get(), std::min(kWindowBytes, end - offset));
+    PTC_TRY(read(transport, offset, window, stop));
+    visit(offset, window);
+  }
+  return ok();
 }
 
 }  // namespace ptc

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stop_token>
@@ -31,8 +32,11 @@ class GatherProgram {
   Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out,
                 std::stop_token stop = {}) const;
 
-  /// The same into memory that is known to hold zeros.
-  Result<> read_onto_zeros(Transport& transport, uint64_t offset, std::span<std::byte> out,
+  /// Reads [begin, end) through a buffer that stays in the cache: `visit` gets it window by window,
+  /// and must be done with a window when it returns.
+  Result<> read_in_windows(Transport& transport, uint64_t begin, uint64_t end,
+                           const std::function<void(uint64_t offset,
+                                                    std::span<const std::byte>)>& visit,
                            std::stop_token stop = {}) const;
 
  private:

@@ -28,6 +28,10 @@ class FileContent {
   virtual uint64_t bytes() const = 0;
   /// Fills `out` from `offset`; both lie within bytes().
   virtual Result<> read(uint64_t offset, std::span<std::byte> out) const = 0;
+  /// The same into memory that nobody reads soon: past the caches.
+  virtual Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const {
+    return read(offset, out);
+  }
   /// The image that is exactly this file, to be handed to the kernel; nullptr if there is none.
   virtual ImageRef image() const { return nullptr; }
 };
@@ -45,9 +49,17 @@ class FileSet {
   const std::vector<Entry>& entries() const { return entries_; }
   /// The content of entries()[index] as it is stored now.
   virtual Result<FileContentRef> open(size_t index) const = 0;
+  /// Whether entries()[index] is stored as it is: not computed when read.
+  virtual bool is_stored(size_t index) const = 0;
+  /// Files of one checkpoint with equal keys have equal bytes.
+  std::string content_key(size_t index) const { return key_ + "/" + entries_[index].path; }
 
  protected:
+  explicit FileSet(std::string key) : key_(std::move(key)) {}
   std::vector<Entry> entries_;
+
+ private:
+  const std::string key_;
 };
 using FileSetRef = std::shared_ptr<const FileSet>;
 

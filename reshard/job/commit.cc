@@ -366,7 +366,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
   for (Found& file : found)
     file.has_tensors = any_safetensors ? file.path.ends_with(".safetensors") || !file.set.empty()
                                        : file.path.ends_with(".npy");
-  PTC_TRY(executor.parallel_for(
+  PTC_TRY(executor.team().parallel_for(
       found.size(),
       [&](size_t i) -> Result<> {
         if (!found[i].has_tensors) return ok();

@@ -164,7 +164,7 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
       tasks.push_back({i, begin, std::min(units[i].count, begin + units[i].per_task)});
   }
   std::vector<std::vector<Checksum>> task_sums(tasks.size());
-  PTC_TRY(executor.parallel_for(
+  PTC_TRY(executor.team().parallel_for(
       tasks.size(),
       [&](size_t t) -> Result<> {
         const Task& task = tasks[t];

@@ -10,6 +10,7 @@
 #include "store/codec/npy.h"
 #include "store/codec/safetensors.h"
 #include "store/codec/tensor_path.h"
+#include "store/tensor/stream_copy.h"
 
 namespace ptc {
 namespace {
@@ -59,6 +60,13 @@ class GatheredContent final : public FileContent {
   uint64_t bytes() const override { return program_.bytes(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     return program_.read(*transport_, offset, out);
+  }
+  Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const override {
+    return program_.read_in_windows(
+        *transport_, offset, offset + out.size(),
+        [&](uint64_t at, std::span<const std::byte> window) {
+          stream_copy(out.data() + (at - offset), window.data(), window.size());
+        });
   }
 
  private:
@@ -114,26 +122,34 @@ namespace {
 class DescribedSet : public FileSet {
  public:
   using Open = std::function<Result<FileContentRef>(const ContentSource&)>;
+  enum class Kind : uint8_t {
+    kComputed,
+    kStored,
+    kRankFile,  // stored under the layout in force
+  };
 
-  explicit DescribedSet(std::shared_ptr<const Checkpoint> checkpoint)
-      : source_(std::move(checkpoint)) {}
+  DescribedSet(std::string key, std::shared_ptr<const Checkpoint> checkpoint)
+      : FileSet(std::move(key)), source_(std::move(checkpoint)) {}
 
-  void add(Entry entry, Open open) { files_.emplace_back(std::move(entry), std::move(open)); }
+  void add(Entry entry, Kind kind, Open open) {
+    files_.push_back({std::move(entry), kind, std::move(open)});
+  }
   bool has(std::string_view path) const {
     return std::any_of(files_.begin(), files_.end(),
-                       [&](const auto& file) { return file.first.path == path; });
+                       [&](const File& file) { return file.entry.path == path; });
   }
   void finish() {
     std::sort(files_.begin(), files_.end(),
-              [](const auto& a, const auto& b) { return a.first.path < b.first.path; });
+              [](const File& a, const File& b) { return a.entry.path < b.entry.path; });
     entries_.reserve(files_.size());
-    for (auto& [entry, open] : files_) {
-      entries_.push_back(std::move(entry));
-      opens_.push_back(std::move(open));
-    }
-    files_ = {};
+    for (File& file : files_) entries_.push_back(std::move(file.entry));
   }
-  Result<FileContentRef> open(size_t index) const override { return opens_[index](source_); }
+  Result<FileContentRef> open(size_t index) const override { return files_[index].open(source_); }
+  bool is_stored(size_t index) const override {
+    if (files_[index].kind != Kind::kRankFile) return files_[index].kind == Kind::kStored;
+    auto content = open(index);
+    return content && content.value()->image() != nullptr;
+  }
 
   /// Adds a tensor's part as one .npy.
   Result<> add_npy(std::string path, uint32_t tensor, SubTensor part) {
@@ -144,7 +160,7 @@ class DescribedSet : public FileSet {
     Entry entry{std::move(path), header.size() + bytes,
                 unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string()};
     uint64_t total = entry.bytes;
-    add(std::move(entry), [=, part = std::move(part)](const ContentSource& source) {
+    add(std::move(entry), Kind::kComputed, [=, part = std::move(part)](const ContentSource& source) {
       ImageLayout layout;
       layout.header = header;
       layout.bytes = total;
@@ -156,22 +172,26 @@ class DescribedSet : public FileSet {
 
   void add_other(const WrittenFile& file) {
     if (has(file.path)) return;
-    add({file.path, file.bytes, ""},
+    add({file.path, file.bytes, ""}, Kind::kStored,
         [&file](const ContentSource& source) { return source.written(file); });
   }
 
   void add_text(std::string path, std::string text) {
     uint64_t bytes = text.size();
-    add({std::move(path), bytes, ""},
+    add({std::move(path), bytes, ""}, Kind::kComputed,
         [text = std::move(text)](const ContentSource&) -> Result<FileContentRef> {
           return FileContentRef(std::make_shared<TextContent>(text));
         });
   }
 
  private:
+  struct File {
+    Entry entry;  // moved to entries() by finish()
+    Kind kind;
+    Open open;
+  };
   ContentSource source_;
-  std::vector<std::pair<Entry, Open>> files_;
-  std::vector<Open> opens_;
+  std::vector<File> files_;
 };
 
 }  // namespace
@@ -194,7 +214,7 @@ Result<FileSetRef> Checkpoint::cached(const std::string& key,
 
 Result<FileSetRef> Checkpoint::model_files() const {
   return cached("model", [&]() -> Result<FileSetRef> {
-    auto set = std::make_shared<DescribedSet>(shared_from_this());
+    auto set = std::make_shared<DescribedSet>("model", shared_from_this());
     for (uint32_t t = 0; t < model().tensors().size(); ++t) {
       PTC_TRY(set->add_npy(model_paths_[t], t, SubTensor::whole(model().tensors()[t].shape)));
     }
@@ -205,9 +225,10 @@ Result<FileSetRef> Checkpoint::model_files() const {
 
 Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const {
   const StateCoords state = state_of(spec.coords(global_rank));
-  return cached(fmt::format("{}/{}/tensors", spec.name(), state_index(spec.sizes, state)),
-                [&]() -> Result<FileSetRef> {
-    auto set = std::make_shared<DescribedSet>(shared_from_this());
+  const std::string set_key =
+      fmt::format("{}/{}/tensors", state_key(spec), state_index(spec.sizes, state));
+  return cached(set_key, [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
     PTC_TRY(auto held, model().hold(spec, state));
     for (Model::Held& part : held) {
       PTC_TRY(auto path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
@@ -224,11 +245,11 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
 
 Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t global_rank) const {
   return cached(fmt::format("{}/{}", spec.name(), global_rank), [&]() -> Result<FileSetRef> {
-    auto set = std::make_shared<DescribedSet>(shared_from_this());
     const RankCoords coords = spec.coords(global_rank);
     const uint32_t state = state_index(spec.sizes, state_of(coords));
     PTC_TRY(auto files, state_files(spec, state_of(coords)));
     const std::string key = state_key(spec);
+    auto set = std::make_shared<DescribedSet>(fmt::format("{}/{}", key, state), shared_from_this());
     for (StateFile& file : files) {
       FileSet::Entry entry{file.path, file.layout.bytes, ""};
       if (file.path.ends_with(".npy")) {
@@ -236,7 +257,7 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
         if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
           entry.dtype = dtype_name(dtype);
       }
-      set->add(std::move(entry),
+      set->add(std::move(entry), DescribedSet::Kind::kRankFile,
                [=, this, path = file.path, layout = std::move(file.layout)](
                    const ContentSource& source) -> Result<FileContentRef> {
                  std::shared_ptr<const StoredState> now = stored();
@@ -282,7 +303,7 @@ Result<ImageRef> Checkpoint::other_image(const WrittenFile& file) const {
 
 Result<FileSetRef> Checkpoint::hf_files() const {
   return cached("hf", [&]() -> Result<FileSetRef> {
-    auto set = std::make_shared<DescribedSet>(shared_from_this());
+    auto set = std::make_shared<DescribedSet>("hf", shared_from_this());
     const std::vector<TensorInfo>& tensors = model().tensors();
     std::vector<std::vector<Model::Held>> shards(1);
     uint64_t shard_bytes = 0, total_bytes = 0;
@@ -302,7 +323,7 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       std::string path = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
       for (const Model::Held& part : shards[i]) weight_map[tensors[part.tensor].name] = path;
       PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords()));
-      set->add({path, file.layout.bytes, ""},
+      set->add({path, file.layout.bytes, ""}, DescribedSet::Kind::kComputed,
                [layout = std::move(file.layout)](const ContentSource& source) {
                  return source.gather(layout);
                });

@@ -1,0 +1,153 @@
+#include "fs/gather_cache.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace ptc {
+namespace {
+
+using std::chrono::seconds;
+
+// Smaller files are read in one or two requests, which cost less than making a file of them.
+constexpr uint64_t kWorthBytes = 256 << 10;
+constexpr uint64_t kChunkBytes = 4 << 20;
+constexpr seconds kReuseAfter{5}, kDropAfter{30}, kLookEvery{5};
+// For the tmpfs' own records, and for files that are dropped while somebody still has them mapped.
+constexpr uint64_t kSlackBytes = 16 << 20;
+
+}  // namespace
+
+GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
+    : limit_bytes_(limit_bytes), team_(threads) {
+  if (limit_bytes == 0) return;
+  auto space = ScratchSpace::open(limit_bytes + kSlackBytes);
+  if (!space) {
+    spdlog::info("files that are computed on read stay in no memory of their own: {}",
+                 space.error().message());
+    return;
+  }
+  space_ = std::move(space).value();
+  idle_ = std::jthread([this](std::stop_token stop) { drop_idle(std::move(stop)); });
+}
+
+GatherCache::~GatherCache() = default;
+
+uint64_t GatherCache::bytes() const {
+  std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent& content) {
+  const uint64_t bytes = content.bytes();
+  if (space_ == nullptr || bytes < kWorthBytes || bytes > limit_bytes_) return nullptr;
+  Files reusable;
+  {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      auto found = entries_.find(key);
+      if (found == entries_.end()) break;
+      if (found->second.file != nullptr) {
+        found->second.used = Clock::now();
+        return found->second.file;
+      }
+      gathered_.wait(lock);
+    }
+    if (!make_room(bytes, reusable)) return nullptr;
+    entries_[key].bytes = bytes;
+    bytes_ += bytes;
+  }
+  auto file = gather(content, reusable);
+  std::lock_guard lock(mutex_);
+  gathered_.notify_all();
+  if (!file) {
+    spdlog::debug("not gathered: {}", file.error().message());
+    entries_.erase(key);
+    bytes_ -= bytes;
+    return nullptr;
+  }
+  Entry& entry = entries_[key];
+  entry.file = std::move(file).value();
+  entry.used = Clock::now();
+  return entry.file;
+}
+
+bool GatherCache::make_room(uint64_t bytes, Files& out) {
+  using Position = std::unordered_map<std::string, Entry>::iterator;
+  std::vector<Position> idle;
+  uint64_t idle_bytes = 0;
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    if (it->second.file == nullptr || it->second.file.use_count() > 1) continue;
+    idle.push_back(it);
+    idle_bytes += it->second.bytes;
+  }
+  if (bytes_ - idle_bytes + bytes > limit_bytes_) return false;
+  std::sort(idle.begin(), idle.end(), [](const Position& a, const Position& b) {
+    return a->second.used < b->second.used;
+  });
+  const Clock::time_point now = Clock::now();
+  for (Position it : idle) {
+    bool old = out.empty() && now - it->second.used > kReuseAfter;
+    if (bytes_ + bytes <= limit_bytes_ && !old) break;
+    bytes_ -= it->second.bytes;
+    out.push_back(std::move(it->second.file));
+    entries_.erase(it);
+  }
+  return true;
+}
+
+Result<std::shared_ptr<ScratchFile>> GatherCache::memory(uint64_t bytes, Files& reusable) {
+  // The largest first: what it has too much is given back at once, what it lacks is fresh.
+  std::sort(reusable.begin(), reusable.end(),
+            [](const auto& a, const auto& b) { return a->bytes() > b->bytes(); });
+  for (auto& file : reusable) {
+    if (!file->unshared()) continue;
+    std::shared_ptr<ScratchFile> again = std::move(file);
+    reusable.clear();
+    PTC_TRY(again->resize(bytes));
+    return again;
+  }
+  reusable.clear();
+  PTC_TRY(auto fresh, space_->create(bytes));
+  return std::shared_ptr<ScratchFile>(std::move(fresh));
+}
+
+Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const FileContent& content,
+                                                         Files& reusable) {
+  PTC_TRY(auto file, memory(content.bytes(), reusable));
+  const std::span<std::byte> all = file->memory();
+  PTC_TRY(team_.parallel_for((all.size() + kChunkBytes - 1) / kChunkBytes,
+                             [&](size_t i) -> Result<> {
+    const uint64_t begin = i * kChunkBytes;
+    return content.read_past_caches(
+        begin, all.subspan(begin, std::min<uint64_t>(kChunkBytes, all.size() - begin)));
+  }));
+  return file;
+}
+
+void GatherCache::drop_idle(std::stop_token stop) {
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    gathered_.wait_for(lock, stop, kLookEvery, [] { return false; });
+    Files idle;
+    const Clock::time_point now = Clock::now();
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      Entry& entry = it->second;
+      bool wanted = entry.file == nullptr || entry.file.use_count() > 1 ||
+                    now - entry.used < kDropAfter;
+      if (wanted) {
+        ++it;
+        continue;
+      }
+      bytes_ -= entry.bytes;
+      idle.push_back(std::move(entry.file));
+      it = entries_.erase(it);
+    }
+    lock.unlock();
+    idle.clear();  // gigabytes may go: not with the lock
+    lock.lock();
+  }
+}
+
+}  // namespace ptc

@@ -1,0 +1,66 @@
+// Files that are computed on read, gathered into memory that the kernel reads by itself.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "reshard/exec/thread_team.h"
+#include "reshard/job/checkpoint.h"
+#include "store/image/scratch_space.h"
+
+namespace ptc {
+
+/// Of a file that was opened a moment ago the memory is still there; of one not asked for in half a
+/// minute it is given back, so that at rest there is one copy of everything. Memory that is written
+/// again (much cheaper than fresh pages) was asked for by nobody for some seconds, or would have to
+/// go for lack of room, and is open and mapped nowhere. Threads: any.
+class GatherCache {
+ public:
+  using FileRef = std::shared_ptr<const ScratchFile>;
+
+  /// Takes `limit_bytes` of memory at most; 0: does nothing. Without CAP_SYS_ADMIN the same.
+  GatherCache(uint64_t limit_bytes, unsigned threads);
+  ~GatherCache();
+
+  /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes: equal
+  /// keys, equal bytes. Waits while it is gathered, by this or another thread. nullptr when reading
+  /// it as it is serves better (small), or it cannot be had (no room, some byte is lost).
+  FileRef get(const std::string& key, const FileContent& content);
+
+  uint64_t limit_bytes() const { return limit_bytes_; }
+  uint64_t bytes() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Entry {
+    std::shared_ptr<ScratchFile> file;  // nullptr while it is being gathered
+    uint64_t bytes = 0;
+    Clock::time_point used;
+  };
+  using Files = std::vector<std::shared_ptr<ScratchFile>>;
+
+  /// Takes entries out, least recently used first, until `bytes` more fit; false: they do not.
+  /// With lock held. `out` is to be dropped without it.
+  bool make_room(uint64_t bytes, Files& out);
+  Result<std::shared_ptr<ScratchFile>> memory(uint64_t bytes, Files& reusable);
+  Result<std::shared_ptr<ScratchFile>> gather(const FileContent& content, Files& reusable);
+  void drop_idle(std::stop_token stop);
+
+  const uint64_t limit_bytes_;
+  std::unique_ptr<ScratchSpace> space_;
+  ThreadTeam team_;
+  mutable std::mutex mutex_;
+  std::condition_variable_any gathered_;
+  std::unordered_map<std::string, Entry> entries_;  // guarded
+  uint64_t bytes_ = 0;                              // of all entries; guarded
+  std::jthread idle_;                               // last: uses all of the above
+};
+
+}  // namespace ptc

@@ -1,0 +1,59 @@
+#include "reshard/exec/image_sums.h"
+
+#include <algorithm>
+
+namespace ptc {
+
+Result<ImageSums> ImageSums::make(const ImageLayout& layout,
+                                  const std::vector<TensorFacts>& tensors) {
+  ImageSums sums;
+  for (const ArraySlot& slot : layout.arrays) {
+    const TensorFacts& facts = tensors[slot.tensor];
+    PTC_TRY(auto elements, num_elements(slot.part.local_shape));
+    uint64_t bytes = elements * dtype_bits(facts.dtype) / 8;
+    if (slot.byte_offset > layout.bytes || bytes > layout.bytes - slot.byte_offset)
+      return make_error(Code::kCorrupt, "an image has {} bytes, {} are needed", layout.bytes,
+                        slot.byte_offset + bytes);
+    for (const Piece& piece : slot.part.pieces) {
+      if (piece.global.empty()) continue;
+      PTC_TRY(auto copy, make_strided_copy({0, facts.shape}, piece.global.offset,
+                                           {slot.byte_offset, slot.part.local_shape},
+                                           piece.local_offset, piece.global.extent,
+                                           dtype_bits(facts.dtype)));
+      sums.pieces_.emplace_back(slot.tensor, &piece, copy);
+    }
+  }
+  std::sort(sums.pieces_.begin(), sums.pieces_.end(), [](const PieceSum& a, const PieceSum& b) {
+    return a.from_logical.target_offset < b.from_logical.target_offset;
+  });
+  uint64_t end = 0;
+  for (PieceSum& piece : sums.pieces_) piece.end_so_far = end = std::max(end, piece.end_so_far);
+  return sums;
+}
+
+void ImageSums::add(uint64_t offset, std::span<const std::byte> window) {
+  const uint64_t end = offset + window.size();
+  auto it = std::partition_point(pieces_.begin(), pieces_.end(), [&](const PieceSum& piece) {
+    return piece.end_so_far <= offset;
+  });
+  for (; it != pieces_.end() && it->from_logical.target_offset < end; ++it) {
+    Checksum sum;
+    for_each_run(it->from_logical, offset, end,
+                 [&](uint64_t logical_offset, uint64_t image_offset, uint64_t bytes) {
+                   sum += checksum_of_run(window.subspan(image_offset - offset, bytes),
+                                          logical_offset);
+                 });
+    for (size_t lane = 0; lane < 2; ++lane)
+      it->lane[lane].fetch_add(sum.lane[lane], std::memory_order_relaxed);
+  }
+}
+
+Result<> ImageSums::give_to(ChecksumLedger& ledger) const {
+  for (const PieceSum& piece : pieces_) {
+    PTC_TRY(ledger.add(piece.tensor, piece.piece->global,
+                       {{piece.lane[0].load(), piece.lane[1].load()}}));
+  }
+  return ok();
+}
+
+}  // namespace ptc

@@ -1,0 +1,55 @@
+#include "reshard/exec/thread_team.h"
+
+#include <algorithm>
+#include <atomic>
+#include <boost/asio/post.hpp>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+namespace ptc {
+
+ThreadTeam::ThreadTeam(unsigned threads) : size_(std::max(threads, 1u)), pool_(size_) {}
+
+ThreadTeam::~ThreadTeam() {
+  pool_.stop();
+  pool_.join();
+}
+
+Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(size_t)>& body,
+                                  std::stop_token stop) {
+  struct Shared {
+    std::atomic<size_t> next{0};
+    std::mutex mutex;
+    std::condition_variable done;
+    unsigned running = 0;
+    std::optional<Error> error;  // the first one
+  } shared;
+  auto work = [&] {
+    for (;;) {
+      size_t i = shared.next.fetch_add(1);
+      if (i >= count) break;
+      Result<> result = ok();
+      try {
+        result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "cancelled")) : body(i);
+      } catch (const std::exception& error) {  // no memory: an error of this call, not of the daemon
+        result = make_error(Code::kNoSpace, "{}", error.what());
+      }
+      if (result.has_error()) {
+        shared.next = count;
+        std::lock_guard lock(shared.mutex);
+        if (!shared.error) shared.error = result.error();
+      }
+    }
+    std::lock_guard lock(shared.mutex);
+    if (--shared.running == 0) shared.done.notify_all();
+  };
+  shared.running = std::min<size_t>(size_, count);
+  for (unsigned i = 0, workers = shared.running; i < workers; ++i) boost::asio::post(pool_, work);
+  std::unique_lock lock(shared.mutex);
+  shared.done.wait(lock, [&] { return shared.running == 0; });
+  if (shared.error) return *std::move(shared.error);
+  return ok();
+}
+
+}  // namespace ptc

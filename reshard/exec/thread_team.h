@@ -1,0 +1,33 @@
+// A fixed number of threads that share the pieces of one piece of work.
+#pragma once
+
+#include <boost/asio/thread_pool.hpp>
+#include <cstddef>
+#include <functional>
+#include <stop_token>
+
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// Threads: any; calls run at the same time and share the threads.
+class ThreadTeam {
+ public:
+  explicit ThreadTeam(unsigned threads);
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  unsigned size() const { return size_; }
+
+  /// Runs body(0) … body(count − 1) and waits; the first error stops those that have not begun.
+  /// kCancelled once `stop` is asked for. Not to be called from within a body.
+  Result<> parallel_for(size_t count, const std::function<Result<>(size_t)>& body,
+                        std::stop_token stop = {});
+
+ private:
+  const unsigned size_;
+  boost::asio::thread_pool pool_;
+};
+
+}  // namespace ptc
