@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,6 +35,11 @@ Result<> CommitCheck::find_files(int dir_fd, const std::string& path, unsigned d
   std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(opened.value().get()), &::closedir);
   if (!stream) return errno_error(errno, "reading incoming/" + path);
   int fd = opened.value().release();  // now the stream's
+  // Sealed before it is read: what would be made in it later would be lost.
+  struct stat directory = {};
+  if (::fstat(fd, &directory) != 0) return errno_error(errno, "incoming/" + path);
+  keys_.push_back(RealNode::key_of(directory));
+  job_.gate().seal({keys_.back()});
   while (dirent* entry = ::readdir(stream.get())) {
     std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
@@ -65,32 +71,43 @@ Result<> CommitCheck::check_closed(const File& file) const {
 }
 
 Result<> CommitCheck::replace_by_copy(File& file) {
-  int dir = job_.incoming_fd();
-  std::string copy = file.path + ".ptcfs-copy";
-  PTC_TRY(auto source, open_file(dir, file.path, O_RDONLY | O_NOFOLLOW));
+  const std::string what = "incoming/" + file.path;
+  const size_t slash = file.path.rfind('/');
+  const std::string leaf = file.path.substr(slash + 1);
+  PTC_TRY(auto parent, open_file(job_.incoming_fd(), file.path.substr(0, slash),
+                                 O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  PTC_TRY(auto source, open_file(parent.get(), leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat stat = {};
-  if (::fstat(source.get(), &stat) != 0) return errno_error(errno, "incoming/" + file.path);
-  PTC_TRY(auto target, open_file(dir, copy, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
+  if (::fstat(source.get(), &stat) != 0) return errno_error(errno, what);
+  const int job_dir = job_.files_fd();
+  PTC_TRY(auto copy, job_.scratch_path());
+  PTC_TRY(auto target, open_file(job_dir, copy, O_WRONLY | O_CREAT | O_EXCL));
+  auto exchange = [&] {
+    return ::renameat2(job_dir, copy.c_str(), parent.get(), leaf.c_str(), RENAME_EXCHANGE) == 0;
+  };
   auto copied = [&]() -> Result<> {
     for (off_t left = stat.st_size; left > 0;) {
       ssize_t sent = ::sendfile(target.get(), source.get(), nullptr, static_cast<size_t>(left));
       if (sent < 0 && errno == EINTR) continue;
-      if (sent <= 0) return errno_error(sent < 0 ? errno : EIO, "copying incoming/" + file.path);
+      if (sent <= 0) return errno_error(sent < 0 ? errno : EIO, "copying " + what);
       left -= sent;
     }
     if ((::geteuid() == 0 && ::fchown(target.get(), stat.st_uid, stat.st_gid) != 0) ||
-        ::fchmod(target.get(), stat.st_mode & 07777) != 0 ||
-        ::renameat(dir, copy.c_str(), dir, file.path.c_str()) != 0) {
-      return errno_error(errno, "replacing the hard link incoming/" + file.path);
+        ::fchmod(target.get(), stat.st_mode & 07777) != 0 || !exchange()) {
+      return errno_error(errno, "replacing the hard link " + what);
     }
-    return ok();
+    struct stat replaced = {};
+    if (::fstatat(job_dir, copy.c_str(), &replaced, AT_SYMLINK_NOFOLLOW) == 0 &&
+        RealNode::key_of(replaced) == file.key) {
+      return ok();
+    }
+    exchange();
+    return make_error(Code::kBusy, "{} was replaced while it was being committed", what);
   }();
-  if (!copied) {
-    ::unlinkat(dir, copy.c_str(), 0);
-    return copied;
-  }
+  ::unlinkat(job_dir, copy.c_str(), 0);
+  if (!copied) return copied;
   // The copy is committed; the file under its other name stays what it is.
-  if (::fstat(target.get(), &stat) != 0) return errno_error(errno, "incoming/" + file.path);
+  if (::fstat(target.get(), &stat) != 0) return errno_error(errno, what);
   job_.gate().unseal({file.key});
   std::erase(keys_, file.key);
   file.key = RealNode::key_of(stat);

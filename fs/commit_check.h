@@ -8,8 +8,8 @@
 
 namespace ptc {
 
-/// One attempt to commit. Seals the files of incoming/<name> against being opened for writing until
-/// it is destroyed, and for good once committed() was called.
+/// One attempt to commit. Seals the files of incoming/<name> against being opened for writing, and its
+/// directories against changes, until it is destroyed, and for good once committed() was called.
 class CommitCheck {
  public:
   CommitCheck(JobView& job, std::string name) : job_(job), name_(std::move(name)) {}

@@ -1,11 +1,14 @@
 #include "fs/editable_file.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
+
+#include "store/base/file.h"
 
 namespace ptc {
 namespace {
@@ -128,8 +131,7 @@ class EditHandle : public Handle {
 };
 
 EditableFile::EditableFile(std::string name, Source source)
-    : name_(std::move(name)), source_(std::move(source)), access_time_(now()),
-      modify_time_(access_time_) {}
+    : name_(std::move(name)), source_(std::move(source)), made_(now()) {}
 
 std::string EditableFile::text() const { return source_.text().value_or(std::string()); }
 
@@ -142,9 +144,12 @@ bool EditableFile::exists() const {
 FsResult<> EditableFile::save(const std::string& text) {
   std::optional<std::string> before = source_.text();
   PTC_TRY(as_fs(source_.save(text)));
+  if (before != text && make_attributes_file()) {
+    const timespec times[2] = {{0, UTIME_OMIT}, {0, UTIME_NOW}};
+    ::utimensat(attributes_dir_fd_, attributes_path_.c_str(), times, 0);
+  }
   std::lock_guard lock(mutex_);
   base_.reset();
-  if (before != text) modify_time_ = now();
   return ok();
 }
 
@@ -164,9 +169,16 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
     size = base_->size();
   }
   struct stat result =
-      virtual_stat(S_IFREG | mode_.value_or(0644), uid_.value_or(directory.st_uid),
-                   gid_.value_or(directory.st_gid), modify_time_, inode);
-  result.st_atim = access_time_;
+      virtual_stat(S_IFREG | 0644, directory.st_uid, directory.st_gid, made_, inode);
+  struct stat kept = {};
+  if (::fstatat(attributes_dir_fd_, attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) == 0) {
+    result.st_mode = S_IFREG | (kept.st_mode & 07777);
+    result.st_uid = kept.st_uid;
+    result.st_gid = kept.st_gid;
+    result.st_atim = kept.st_atim;
+    result.st_mtim = kept.st_mtim;
+    result.st_ctim = kept.st_ctim;
+  }
   result.st_size = static_cast<off_t>(size);
   result.st_blocks = static_cast<blkcnt_t>((size + 511) / 512);
   return result;
@@ -194,15 +206,40 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
       }
     }
   }
-  std::lock_guard lock(mutex_);
-  if (change.mode) mode_ = *change.mode & 07777;
-  if (change.uid) uid_ = change.uid;
-  if (change.gid) gid_ = change.gid;
-  if (change.access_time) {
-    access_time_ = change.access_time->tv_nsec == UTIME_NOW ? now() : *change.access_time;
+  if (!change.mode && !change.uid && !change.gid && !change.access_time && !change.modify_time) {
+    return ok();
   }
-  if (change.modify_time) {
-    modify_time_ = change.modify_time->tv_nsec == UTIME_NOW ? now() : *change.modify_time;
+  PTC_TRY(make_attributes_file());
+  const timespec omit{0, UTIME_OMIT};
+  const timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
+  const char* path = attributes_path_.c_str();
+  if (((change.uid || change.gid) && ::fchownat(attributes_dir_fd_, path, change.uid.value_or(-1),
+                                                change.gid.value_or(-1), AT_SYMLINK_NOFOLLOW) != 0) ||
+      (change.mode && ::fchmodat(attributes_dir_fd_, path, *change.mode & 07777, 0) != 0) ||
+      ::utimensat(attributes_dir_fd_, path, times, AT_SYMLINK_NOFOLLOW) != 0) {
+    return last_errno();
+  }
+  return ok();
+}
+
+void EditableFile::keep_attributes(int dir_fd, std::string path) {
+  attributes_dir_fd_ = dir_fd;
+  attributes_path_ = std::move(path);
+}
+
+FsResult<> EditableFile::make_attributes_file() const {
+  UniqueFd fd(::openat(attributes_dir_fd_, attributes_path_.c_str(),
+                       O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!fd.valid()) {
+    if (errno == EEXIST) return ok();
+    return last_errno();
+  }
+  struct stat directory = {};
+  const timespec times[2] = {made_, made_};
+  if (::fstat(attributes_dir_fd_, &directory) != 0 || ::futimens(fd.get(), times) != 0 ||
+      (::geteuid() == 0 && ::fchown(fd.get(), directory.st_uid, directory.st_gid) != 0) ||
+      ::fchmod(fd.get(), 0644) != 0) {
+    return last_errno();
   }
   return ok();
 }

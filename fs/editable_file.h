@@ -42,7 +42,10 @@ class EditableFile {
   FsResult<> save(const std::string& text);
   FsResult<> remove();
 
-  /// Mode, owner and times as the job directory's owner would expect, unless they were set since.
+  /// From now on a file of the host has the mode, owner and times, so that they last; the first change
+  /// makes it. Until then they are as the owner of the directory `dir_fd`, which outlives this object,
+  /// would expect.
+  void keep_attributes(int dir_fd, std::string path);
   struct stat attributes(const struct stat& directory, ino_t inode) const;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
@@ -63,6 +66,7 @@ class EditableFile {
 
   static constexpr std::chrono::seconds kBaseLasts{10};
   bool has_base() const;
+  FsResult<> make_attributes_file() const;
 
   const std::string name_;
   const Source source_;
@@ -70,10 +74,9 @@ class EditableFile {
   Drafts drafts_;                        // of handles that may write, newest change first; guarded
   std::optional<std::string> base_;      // after truncate(2) by path: what the next writer begins
   std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
-  std::optional<mode_t> mode_;           // guarded, as the next four
-  std::optional<uid_t> uid_;
-  std::optional<gid_t> gid_;
-  timespec access_time_, modify_time_;
+  int attributes_dir_fd_ = -1;
+  std::string attributes_path_;
+  const timespec made_;
 };
 
 }  // namespace ptc

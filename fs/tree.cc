@@ -42,7 +42,20 @@ Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   PTC_TRY(make_directory(view->files_fd_.get(), "incoming", 0755));
   PTC_TRY(view->incoming_fd_,
           open_file(view->files_fd_.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  for (EditableFile* file : {&view->layout_, &view->rules_}) {
+    file->keep_attributes(view->files_fd_.get(), fmt::format("../{}.attributes", file->name()));
+  }
   return view;
+}
+
+Result<std::string> JobView::scratch_path() {
+  const std::string directory = std::string("../") + Job::kScratchDir;
+  PTC_TRY(make_directory(files_fd_.get(), directory));
+  return fmt::format("{}/{}", directory, scratch_files_.fetch_add(1));
+}
+
+std::string JobView::incoming_key() const {
+  return fmt::format("{}/incoming/{}", key_, incoming_generation_.load());
 }
 
 struct stat JobView::directory() const {

@@ -2,8 +2,10 @@
 // about each job and checkpoint beyond what the store knows.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,17 +26,19 @@ namespace ptc {
 
 class Tree;
 
-/// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing;
-/// a file that is open (or mapped) for writing cannot be committed.
+/// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing, nor
+/// a directory changed; a file that is open (or mapped) for writing cannot be committed.
 /// Threads: any.
 class CommitGate {
  public:
-  /// Runs `open`, which opens the file with this node key for writing; EBUSY while it is sealed.
-  template <class Open>
-  auto open_for_writing(const std::string& key, Open open) -> decltype(open()) {
+  /// Runs `change`, which opens the file with this node key for writing, or changes the directories
+  /// with these; EBUSY while one of them is sealed.
+  template <class Change>
+  auto unless_sealed(std::initializer_list<std::string> keys, Change change) -> decltype(change()) {
     std::lock_guard lock(mutex_);
-    if (sealed_.contains(key)) return Errno{EBUSY};
-    return open();
+    for (const std::string& key : keys)
+      if (sealed_.contains(key)) return Errno{EBUSY};
+    return change();
   }
   void seal(const std::vector<std::string>& keys);
   void unseal(const std::vector<std::string>& keys);
@@ -79,6 +83,14 @@ class JobView : public std::enable_shared_from_this<JobView> {
   Whiteouts& hidden() { return hidden_; }  // names of the job directory
   CommitGate& gate() { return gate_; }
 
+  /// A name of its own, relative to files_fd(), for a file in the making: where no user and no commit
+  /// looks. What a crash leaves there goes at the next start.
+  Result<std::string> scratch_path();
+  /// incoming/ that was removed and made again is another inode for the kernel: the removed one may
+  /// still be somebody's working directory.
+  std::string incoming_key() const;
+  void renew_incoming() { incoming_generation_.fetch_add(1); }
+
  private:
   JobView(Tree& tree, JobRef job, std::string key);
   Tree& tree_;
@@ -88,6 +100,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile layout_, rules_;
   Whiteouts hidden_;
   CommitGate gate_;
+  std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
 };

@@ -209,7 +209,11 @@ class AskHandle : public Handle {
       }
     }
     if (offset < answer_at_) return Errno{EINVAL};
-    return answer->read(out, offset - answer_at_, interrupted);
+    // One at a time: each that waits takes one of the threads that answer all else.
+    if (reading_.exchange(true)) return Errno{EBUSY};
+    auto read = answer->read(out, offset - answer_at_, interrupted);
+    reading_ = false;
+    return read;
   }
 
  private:
@@ -218,7 +222,7 @@ class AskHandle : public Handle {
   std::mutex mutex_;
   std::shared_ptr<Answer> answer_;  // guarded
   std::atomic<uint64_t> answer_at_{0};
-  std::atomic<bool> first_read_{false};
+  std::atomic<bool> first_read_{false}, reading_{false};
 };
 
 class AskFile : public Node {

@@ -69,7 +69,7 @@ FsResult<NodeRef> JobDir::own_name(const std::string& name) {
   if (name == "checkpoints") return CheckpointsDir::make(view);
   if (name == "current") return CurrentLink::make(view);
   if (name == "incoming") {
-    std::string key = view->key() + "/incoming";
+    std::string key = view->incoming_key();
     if (NodeRef known = table.find(key)) return known;
     PTC_TRY(auto fd, duplicate(view->incoming_fd()));
     return table.intern(NodeRef(new IncomingDir(view, std::move(fd), std::move(key))));
@@ -126,6 +126,7 @@ FsResult<NodeRef> JobDir::make_directory(const Caller& caller, const std::string
                                          mode_t mode) {
   // After half an rm -r: making it again takes the removal back.
   if (name == "incoming" && job().hidden().hidden(name)) {
+    job().renew_incoming();
     job().hidden().show(name);
     return own_name(name);
   }

@@ -145,7 +145,7 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
     if (handle != nullptr) {
       PTC_TRY(handle->truncate(*change.size));
     } else {
-      PTC_TRY(job_->gate().open_for_writing(key(), [&]() -> FsResult<> {
+      PTC_TRY(job_->gate().unless_sealed({key()}, [&]() -> FsResult<> {
         if (::truncate(proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) {
           return last_errno();
         }
@@ -178,7 +178,7 @@ FsResult<Opened> RealNode::open(const Caller&, int flags) {
   };
   if ((flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0) return open_now();
   if (read_only_.load()) return Errno{EROFS};
-  return job_->gate().open_for_writing(key(), open_now);
+  return job_->gate().unless_sealed({key()}, open_now);
 }
 
 FsResult<std::string> RealNode::read_link() {
@@ -221,6 +221,13 @@ FsResult<std::vector<DirEntry>> RealNode::list() {
   return entries;
 }
 
+FsResult<> RealNode::change(const std::function<bool()>& call) {
+  return job_->gate().unless_sealed({key()}, [&]() -> FsResult<> {
+    if (!call()) return last_errno();
+    return ok();
+  });
+}
+
 gid_t RealNode::group_for(const Caller& caller) const {
   struct stat stat = {};
   bool inherits = ::fstat(fd_.get(), &stat) == 0 && (stat.st_mode & S_ISGID) != 0;
@@ -230,11 +237,13 @@ gid_t RealNode::group_for(const Caller& caller) const {
 FsResult<Created> RealNode::create(const Caller& caller, const std::string& name, mode_t mode,
                                    int flags) {
   int host_flags = (flags & (O_ACCMODE | O_SYNC | O_DSYNC)) | O_CREAT | O_EXCL | O_CLOEXEC;
-  UniqueFd fd(::openat(fd_.get(), name.c_str(), host_flags, mode & 07777));
-  if (!fd.valid()) {
+  UniqueFd fd;
+  PTC_TRY(change([&] {
+    fd = UniqueFd(::openat(fd_.get(), name.c_str(), host_flags, mode & 07777));
     // Somebody else was quicker: ESTALE makes the kernel look again and check permissions.
-    return Errno{errno == EEXIST && (flags & O_EXCL) == 0 ? ESTALE : errno};
-  }
+    if (!fd.valid() && errno == EEXIST && (flags & O_EXCL) == 0) errno = ESTALE;
+    return fd.valid();
+  }));
   PTC_TRY(give_to(fd.get(), "", caller.uid, group_for(caller)));
   if ((mode & (S_ISUID | S_ISGID)) != 0) ::fchmod(fd.get(), mode & 07777);  // chown drops them
   PTC_TRY(auto node, RealNode::lookup(name));
@@ -254,19 +263,19 @@ FsResult<NodeRef> RealNode::adopt_new(const Caller& caller, const std::string& n
 
 FsResult<NodeRef> RealNode::make_directory(const Caller& caller, const std::string& name,
                                            mode_t mode) {
-  if (::mkdirat(fd_.get(), name.c_str(), mode & 07777) != 0) return last_errno();
+  PTC_TRY(change([&] { return ::mkdirat(fd_.get(), name.c_str(), mode & 07777) == 0; }));
   return adopt_new(caller, name, S_IFDIR | mode);
 }
 
 FsResult<NodeRef> RealNode::make_node(const Caller& caller, const std::string& name, mode_t mode) {
   if (!S_ISREG(mode) && !S_ISFIFO(mode) && !S_ISSOCK(mode)) return Errno{EPERM};  // mounted nodev
-  if (::mknodat(fd_.get(), name.c_str(), mode, 0) != 0) return last_errno();
+  PTC_TRY(change([&] { return ::mknodat(fd_.get(), name.c_str(), mode, 0) == 0; }));
   return adopt_new(caller, name, mode);
 }
 
 FsResult<NodeRef> RealNode::make_symlink(const Caller& caller, const std::string& name,
                                          const std::string& target) {
-  if (::symlinkat(target.c_str(), fd_.get(), name.c_str()) != 0) return last_errno();
+  PTC_TRY(change([&] { return ::symlinkat(target.c_str(), fd_.get(), name.c_str()) == 0; }));
   return adopt_new(caller, name, S_IFLNK);
 }
 
@@ -275,7 +284,7 @@ FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
   if (real == nullptr || real->read_only_.load()) return Errno{EPERM};
   if (real->job_ != job_) return Errno{EXDEV};
   // A file that is being committed must not get a second name that it could be written through.
-  return job_->gate().open_for_writing(real->key(), [&]() -> FsResult<NodeRef> {
+  return job_->gate().unless_sealed({key(), real->key()}, [&]() -> FsResult<NodeRef> {
     if (::linkat(AT_FDCWD, real->proc_path().c_str(), fd_.get(), name.c_str(),
                  AT_SYMLINK_FOLLOW) != 0) {
       return last_errno();
@@ -285,13 +294,11 @@ FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
 }
 
 FsResult<> RealNode::unlink(const std::string& name) {
-  if (::unlinkat(fd_.get(), name.c_str(), 0) != 0) return last_errno();
-  return ok();
+  return change([&] { return ::unlinkat(fd_.get(), name.c_str(), 0) == 0; });
 }
 
 FsResult<> RealNode::remove_directory(const std::string& name) {
-  if (::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) != 0) return last_errno();
-  return ok();
+  return change([&] { return ::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) == 0; });
 }
 
 FsResult<> RealNode::sync_directory() {

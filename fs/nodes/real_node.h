@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,10 @@ class RealNode : public Node {
   void make_read_only() { read_only_.store(true); }
   /// Tells the job that the file under this name was written, if it is below incoming/.
   void note_written() const;
+
+  /// Changes this directory by a system call, which says whether it went well; EBUSY while it is
+  /// being committed.
+  FsResult<> change(const std::function<bool()>& call);
 
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;

@@ -22,29 +22,33 @@ FsResult<> save_over(RealNode& parent, const std::string& name, EditableFile& fi
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
   PTC_TRY(file.save(text));
-  if (::unlinkat(parent.fd(), name.c_str(), 0) != 0) return last_errno();
-  return ok();
+  return parent.change([&] { return ::unlinkat(parent.fd(), name.c_str(), 0) == 0; });
 }
 
 /// layout.json is moved away, as for a backup: the accepted text, as a real file. The layout stays
 /// in force; only its name is gone until somebody writes it again.
 FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
                      const std::string& target_name, unsigned flags) {
-  struct stat owner = file.attributes(parent.job().directory(), 0);
-  int create = (flags & RENAME_NOREPLACE) != 0 ? O_EXCL : O_TRUNC;
-  UniqueFd fd(::openat(target.fd(), target_name.c_str(),
-                       O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | create, 0600));
-  if (!fd.valid()) return last_errno();
-  std::string text = file.text();
-  auto written = write_exactly(fd.get(), std::as_bytes(std::span(text)), 0);
-  if (!written) {
-    ::unlinkat(target.fd(), target_name.c_str(), 0);
-    return Errno{to_errno(written.error())};
+  const int job_dir = parent.job().files_fd();
+  PTC_TRY(auto scratch, as_fs(parent.job().scratch_path()));
+  auto moved = [&]() -> FsResult<> {
+    PTC_TRY(auto fd, as_fs(open_file(job_dir, scratch, O_WRONLY | O_CREAT | O_EXCL)));
+    std::string text = file.text();
+    PTC_TRY(as_fs(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0)));
+    struct stat owner = file.attributes(parent.job().directory(), 0);
+    timespec times[2] = {owner.st_atim, owner.st_mtim};
+    if ((::geteuid() == 0 && ::fchown(fd.get(), owner.st_uid, owner.st_gid) != 0) ||
+        ::fchmod(fd.get(), owner.st_mode & 0777) != 0 || ::futimens(fd.get(), times) != 0) {
+      return last_errno();
+    }
+    return target.change([&] {
+      return ::renameat2(job_dir, scratch.c_str(), target.fd(), target_name.c_str(), flags) == 0;
+    });
+  }();
+  if (!moved) {
+    ::unlinkat(job_dir, scratch.c_str(), 0);
+    return moved;
   }
-  if (::geteuid() == 0 && ::fchown(fd.get(), owner.st_uid, owner.st_gid) != 0) return last_errno();
-  if (::fchmod(fd.get(), owner.st_mode & 0777) != 0) return last_errno();
-  timespec times[2] = {owner.st_atim, owner.st_mtim};
-  ::futimens(fd.get(), times);
   PTC_TRY(file.remove());
   if (file.exists()) parent.job().hidden().hide_until_shown(file.name());
   return ok();
@@ -77,9 +81,12 @@ FsResult<> RealNode::rename(const std::string& name, Node& target_parent,
     return ok();
   }
 
-  if (::renameat2(fd_.get(), name.c_str(), target->fd_.get(), target_name.c_str(), flags) != 0) {
-    return last_errno();
-  }
+  PTC_TRY(job_->gate().unless_sealed({key(), target->key()}, [&]() -> FsResult<> {
+    if (::renameat2(fd_.get(), name.c_str(), target->fd_.get(), target_name.c_str(), flags) != 0) {
+      return last_errno();
+    }
+    return ok();
+  }));
   // What was written under a temporary name is complete now.
   if (auto moved = target->RealNode::lookup(target_name)) {
     static_cast<RealNode&>(*moved.value()).note_written();

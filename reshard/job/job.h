@@ -47,6 +47,8 @@ class Job {
   /// Directory of the host with the job's ordinary files: what is written beside layout.json, and
   /// incoming/. Owner, mode and times of it are those of the job directory.
   const std::string& files_dir() const { return files_dir_; }
+  /// Beside files_dir(), for files in the making; emptied at each start.
+  static constexpr const char* kScratchDir = "scratch";
 
   /// layout.json as last accepted.
   std::string layout_text() const;

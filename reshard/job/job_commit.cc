@@ -6,7 +6,8 @@
 // 4. One metadata transaction makes it a checkpoint: the point of no return.
 // 5. The directory goes.
 // A crash before 4 is taken back at the next start (the directory is renamed back, images without an
-// owner go), a crash after it is finished (the directory goes).
+// owner go), a crash after it is finished (the directory goes). Where a disk that fails leaves open
+// whether 4 was done (MetaClient::in_doubt), the next start decides, and all stays until then.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
@@ -37,12 +38,19 @@ Result<std::string> new_id() {
   return fmt::format("{:016x}", bits);
 }
 
+/// Where the reason of a refusal is told: incoming/<name>.error, of a name that leaves room for it.
+std::string error_file_of(const std::string& incoming) {
+  constexpr size_t kMaxName = 255;
+  constexpr std::string_view kEnding = ".error";
+  return incoming.substr(0, kMaxName - kEnding.size()) + std::string(kEnding);
+}
+
 }  // namespace
 
 void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
   // The directory is the user's: nothing here may follow what they put there.
   const std::string directory = job->files_dir() + "/incoming";
-  const std::string name = incoming + ".error", temporary = "." + incoming.substr(0, 200) + ".error-new";
+  const std::string name = error_file_of(incoming), temporary = "." + incoming.substr(0, 200) + ".error-new";
   auto write = [&]() -> Result<> {
     PTC_TRY(auto dir_fd, open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
     unlinkat(dir_fd.get(), temporary.c_str(), 0);
@@ -106,6 +114,13 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
     result = taken_fd.has_error() ? Result<>(std::move(taken_fd).error())
                                   : commit_taken(taken_fd.value().get(), label, id, name);
   }
+  if (result.has_error() && services.meta->in_doubt()) {
+    result = std::move(result).error().with_context(
+        label + " is neither committed nor put back before ptcfs is started again");
+    set_error(result.error().message());
+    spdlog::error("job {}: {}", job->name(), result.error().message());
+    return result;
+  }
   if (result.has_error()) {
     (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
     // Somebody may have made the name anew; then it comes back under another.
@@ -121,7 +136,7 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
     return std::move(result).error();
   }
   (void)remove_tree(AT_FDCWD, taken_dir);
-  unlink(fmt::format("{}.error", source).c_str());
+  unlink(fmt::format("{}/incoming/{}", job->files_dir(), error_file_of(incoming)).c_str());
   return ok();
 }
 
@@ -256,7 +271,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   };
   Result<> finished = finish();
   if (finished.has_error()) {
-    take_back();
+    if (!services.meta->in_doubt()) take_back();
     return std::move(finished).error();
   }
   for (const FileVersion& version : draft.looked_at) hashes.forget(version);

@@ -151,6 +151,7 @@ Result<> Job::Impl::recover_commits() {
     if (error) return errno_error(error.value(), "reading " + directory);
     return names;
   };
+  PTC_TRY(remove_tree(AT_FDCWD, dir + "/" + kScratchDir));
   std::unordered_map<std::string, int64_t> generations;  // of committed ids
   for (const auto& [name, record] : checkpoints) generations.emplace(record.id, record.generation);
 

@@ -73,7 +73,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const LayoutSpec& wa
     PTC_TRY(moved, move(*checkpoint, wanted, stop));
   }
   Result<bool> flipped = flip(checkpoint, wanted, wanted_revision, moved);
-  if (moved != nullptr && (flipped.has_error() || !flipped.value())) {
+  if (moved != nullptr && (flipped.has_error() ? !services.meta->in_doubt() : !flipped.value())) {
     // Superseded at the last moment, or not written down: what was made for it goes.
     remove_images_not_in(*moved, *checkpoint->stored());
   }

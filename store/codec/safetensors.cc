@@ -5,10 +5,10 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <cstring>
-#include <optional>
 #include <string_view>
 
 #include "store/base/json.h"
+#include "store/codec/safetensors_json.h"
 
 namespace ptc {
 namespace {
@@ -16,69 +16,6 @@ namespace {
 constexpr uint64_t kPrefixBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::string_view kMetadataKey = "__metadata__";
-
-std::string_view view(json::string_view text) { return {text.data(), text.size()}; }
-
-std::optional<uint64_t> as_uint(const json::value& value) {
-  if (value.is_uint64()) return value.get_uint64();
-  if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
-  return std::nullopt;
-}
-
-Result<Shape> parse_shape(const json::value* value) {
-  if (value == nullptr || !value->is_array())
-    return invalid_argument("'shape' must be a list of whole numbers");
-  const json::array& counts = value->get_array();
-  if (counts.size() > kMaxAxes)
-    return invalid_argument("it has {} axes, but tensors of at most {} are supported",
-                            counts.size(), kMaxAxes);
-  Shape shape;
-  for (const json::value& count : counts) {
-    std::optional<uint64_t> number = as_uint(count);
-    if (!number) return invalid_argument("'shape' must be a list of whole numbers");
-    shape.push_back(*number);
-  }
-  return shape;
-}
-
-/// One member of the header. `offset` is left relative to the start of data.
-Result<TensorEntry> parse_entry(const json::value& value) {
-  if (!value.is_object()) return invalid_argument("it must be an object");
-  const json::object& object = value.get_object();
-  TensorEntry entry;
-  const json::value* dtype = object.if_contains("dtype");
-  if (dtype == nullptr || !dtype->is_string()) return invalid_argument("'dtype' must be a string");
-  PTC_TRY(entry.dtype, parse_dtype(view(dtype->get_string())));
-  PTC_TRY(entry.shape, parse_shape(object.if_contains("shape")));
-
-  const json::value* offsets = object.if_contains("data_offsets");
-  std::optional<uint64_t> begin, end;
-  if (offsets != nullptr && offsets->is_array() && offsets->get_array().size() == 2) {
-    begin = as_uint(offsets->get_array()[0]);
-    end = as_uint(offsets->get_array()[1]);
-  }
-  if (!begin || !end || *begin > *end)
-    return invalid_argument("'data_offsets' must be [begin, end], whole numbers in order");
-  entry.offset = *begin;
-  PTC_TRY(entry.bytes, array_bytes(entry.shape, entry.dtype));
-  if (entry.bytes != *end - *begin) {
-    return invalid_argument("{} {} takes {} bytes, but data_offsets [{}, {}] span {}",
-                            dtype_name(entry.dtype), entry.shape.to_string(), entry.bytes, *begin,
-                            *end, *end - *begin);
-  }
-  return entry;
-}
-
-Result<std::map<std::string, std::string>> parse_metadata(const json::value& value) {
-  if (!value.is_object()) return invalid_argument("__metadata__ must be an object");
-  std::map<std::string, std::string> metadata;
-  for (const auto& member : value.get_object()) {
-    if (!member.value().is_string())
-      return invalid_argument("__metadata__ {} must be a string", quoted(view(member.key())));
-    metadata.emplace(view(member.key()), view(member.value().get_string()));
-  }
-  return metadata;
-}
 
 /// Checks that the entries, in order of offset, fill the data with neither hole nor overlap.
 Result<> check_tiling(const std::vector<TensorEntry>& tensors, uint64_t data_bytes) {
@@ -165,23 +102,7 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> header,
   std::string_view text(reinterpret_cast<const char*>(header.data()) + kPrefixBytes,
                         result.data_offset - kPrefixBytes);
   if (!text.starts_with('{')) return invalid_argument("its header does not begin with '{{'");
-  auto parsed = parse_json(text, {.max_bytes = kMaxHeaderBytes, .max_depth = 32});
-  if (!parsed) return std::move(parsed).error().with_context("safetensors header");
-  PTC_CHECK(parsed.value().is_object());
-
-  for (const auto& member : parsed.value().get_object()) {
-    std::string_view name = view(member.key());
-    if (name == kMetadataKey) {
-      PTC_TRY(result.metadata, parse_metadata(member.value()));
-      continue;
-    }
-    if (name.find('\0') != std::string_view::npos)
-      return invalid_argument("the tensor name {} has a NUL", quoted(name));
-    auto entry = parse_entry(member.value());
-    if (!entry) return std::move(entry).error().with_context("tensor " + quoted(name));
-    entry.value().name = name;
-    result.tensors.push_back(std::move(entry).value());
-  }
+  PTC_TRY(parse_safetensors_json(text, result));
   std::stable_sort(result.tensors.begin(), result.tensors.end(),
                    [](const TensorEntry& a, const TensorEntry& b) {
                      return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;

@@ -51,6 +51,10 @@ class MetaClient {
   /// The new revision; the old one when there was nothing to change. Revisions only grow. A key
   /// may be written once. kConflict when a compare fails: nothing was written.
   virtual Result<int64_t> commit(const MetaTransaction& transaction) = 0;
+  /// Whether the last commit() failed in such a way that the next start may find it done all the same.
+  /// Then nothing of what it would need, nor of what it would replace, may be thrown away. Otherwise an
+  /// error means that nothing was written.
+  virtual bool in_doubt() { return false; }
 
   /// Calls `on_event` for every change under `prefix` committed after this call, in order of
   /// revision, on a thread of the backend, until the returned handle is destroyed (which waits for

@@ -100,9 +100,12 @@ def npy_bytes(tensor):
 
 
 def read_safetensors(path):
-    """name → Tensor. Trusts the file: it is ptcfs that is under test, not this."""
     with open(path, "rb") as file:
-        content = file.read()
+        return parse_safetensors(file.read())
+
+
+def parse_safetensors(content):
+    """name → Tensor. Trusts the file: it is ptcfs that is under test, not this."""
     size = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8:8 + size])
     header.pop("__metadata__", None)

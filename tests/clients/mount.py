@@ -157,6 +157,10 @@ class Mount:
         return job
 
 
+class Failed(AssertionError):
+    """A reshard ended in the state "failed"."""
+
+
 class Job:
     """A job directory and the steps a user takes in it."""
 
@@ -199,7 +203,7 @@ class Job:
         while time.monotonic() < deadline:
             status = self.status()
             if status["state"] == "failed":
-                raise AssertionError(f"reshard failed: {status['last_error']}")
+                raise Failed(f"reshard failed: {status['last_error']}")
             if status["state"] == "idle" and status["in_force_revision"] == status["revision"]:
                 return status
             time.sleep(0.02)

@@ -122,6 +122,8 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
                 "not valid JSON"},
         Hostile{"{\"w\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0,
+                "must be an object"},
+        Hostile{"{\"w\":{\"more\":" + std::string(100000, '[') + std::string(100000, ']') + "}}", 0,
                 "nested deeper"}));
 
 TEST(Safetensors, ChecksTheLengthBeforeAnythingElse) {
