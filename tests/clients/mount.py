@@ -73,7 +73,8 @@ def same_bytes(a, b):
 class Mount:
     """`ptcfs` in the foreground on a fresh mount point; `with` unmounts it again."""
 
-    def __init__(self):
+    def __init__(self, *options):
+        self.options = options  # of ptcfs, beside those below
         if not os.path.exists("/dev/fuse"):
             skip("this machine has no /dev/fuse")
         self.bin = bin_dir()
@@ -96,7 +97,8 @@ class Mount:
     def start(self):
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store, self.path],
+                [os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store, *self.options,
+                 self.path],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while not (is_mounted(self.path) and os.path.exists(self.path + "/.ptc/version")):
@@ -138,6 +140,8 @@ class Mount:
         self.stop()
         if sys.exc_info()[0] is not None and os.path.exists(self.log):
             sys.stderr.write(read_text(self.log))
+        if is_mounted(self.store):  # with --memory it outlives the daemon
+            subprocess.run(["umount", self.store], check=False)
         shutil.rmtree(self.top, ignore_errors=True)
 
     def ptc(self, *arguments, check=True, env=None):
