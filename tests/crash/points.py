@@ -31,6 +31,12 @@ class Faults:
         struct.pack_into("<3Q", self.map, 8, at, action, argument)
 
     @property
+    def struck(self):
+        """Whether the fault that was set has befallen the daemon."""
+        passed, at = struct.unpack_from("<2Q", self.map)
+        return passed >= at
+
+    @property
     def passed(self):
         return struct.unpack_from("<Q", self.map)[0]
 
