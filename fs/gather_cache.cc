@@ -34,9 +34,12 @@ GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
 
 GatherCache::~GatherCache() = default;
 
-uint64_t GatherCache::bytes() const {
+GatherCache::Numbers GatherCache::numbers() const {
   std::lock_guard lock(mutex_);
-  return bytes_;
+  Numbers numbers = counts_;
+  numbers.bytes = bytes_;
+  numbers.files = entries_.size();
+  return numbers;
 }
 
 GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent& content) {
@@ -50,11 +53,16 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent&
       if (found == entries_.end()) break;
       if (found->second.file != nullptr) {
         found->second.used = Clock::now();
+        ++counts_.hits;
         return found->second.file;
       }
       gathered_.wait(lock);
     }
-    if (!make_room(bytes, reusable)) return nullptr;
+    if (!make_room(bytes, reusable)) {
+      ++counts_.refused;
+      return nullptr;
+    }
+    ++counts_.misses;
     entries_[key].bytes = bytes;
     bytes_ += bytes;
   }
@@ -70,6 +78,7 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent&
   Entry& entry = entries_[key];
   entry.file = std::move(file).value();
   entry.used = Clock::now();
+  counts_.gathered_bytes += bytes;
   return entry.file;
 }
 
@@ -93,6 +102,7 @@ bool GatherCache::make_room(uint64_t bytes, Files& out) {
     bytes_ -= it->second.bytes;
     out.push_back(std::move(it->second.file));
     entries_.erase(it);
+    ++counts_.evicted_for_room;
   }
   return true;
 }
@@ -143,6 +153,7 @@ void GatherCache::drop_idle(std::stop_token stop) {
       bytes_ -= entry.bytes;
       idle.push_back(std::move(entry.file));
       it = entries_.erase(it);
+      ++counts_.evicted_idle;
     }
     lock.unlock();
     idle.clear();  // gigabytes may go: not with the lock

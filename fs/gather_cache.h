@@ -35,7 +35,14 @@ class GatherCache {
   FileRef get(const std::string& key, const FileContent& content);
 
   uint64_t limit_bytes() const { return limit_bytes_; }
-  uint64_t bytes() const;
+  struct Numbers {
+    uint64_t bytes = 0, files = 0;         // held now
+    uint64_t hits = 0, misses = 0;         // opens that found a file, or had it gathered
+    uint64_t refused = 0;                  // no room
+    uint64_t gathered_bytes = 0;
+    uint64_t evicted_for_room = 0, evicted_idle = 0;
+  };
+  Numbers numbers() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -60,6 +67,7 @@ class GatherCache {
   std::condition_variable_any gathered_;
   std::unordered_map<std::string, Entry> entries_;  // guarded
   uint64_t bytes_ = 0;                              // of all entries; guarded
+  Numbers counts_;                                  // without what is held now; guarded
   std::jthread idle_;                               // last: uses all of the above
 };
 

@@ -30,6 +30,7 @@ int Passthrough::start(int session_fd) {
   int error = id > 0 ? 0 : errno;
   ::close(probe);
   if (error != 0) return error;
+  files_.fetch_add(1, std::memory_order_relaxed);
   close_backing(id);
   enabled_.store(true, std::memory_order_release);
   return 0;
@@ -39,18 +40,22 @@ int32_t Passthrough::open_backing(int fd) {
   if (!enabled() || fd < 0) return 0;
   BackingMap map{fd, 0, 0};
   int id = ::ioctl(session_fd_, kBackingOpen, &map);
-  return id > 0 ? id : 0;
+  if (id <= 0) return 0;
+  files_.fetch_add(1, std::memory_order_relaxed);
+  return id;
 }
 
 void Passthrough::close_backing(int32_t id) {
   uint32_t value = static_cast<uint32_t>(id);
   ::ioctl(session_fd_, kBackingClose, &value);
+  files_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 int32_t InodeMode::enter(Passthrough& passthrough, int fd) {
   std::lock_guard lock(mutex_);
   if (open_files_ == 0) backing_id_ = passthrough.open_backing(fd);
   ++open_files_;
+  if (backing_id_ != 0) passthrough.count_open();
   return backing_id_;
 }
 

@@ -17,6 +17,11 @@ class Passthrough {
   bool enabled() const { return enabled_.load(std::memory_order_acquire); }
   void stop() { enabled_.store(false, std::memory_order_release); }
 
+  /// How many opens the kernel answers by itself, and how many files it holds for that now.
+  uint64_t opens() const { return opens_.load(std::memory_order_relaxed); }
+  uint64_t files() const { return files_.load(std::memory_order_relaxed); }
+  void count_open() { opens_.fetch_add(1, std::memory_order_relaxed); }
+
   /// A backing id (> 0) for an open regular file, or 0. The id holds the file by itself.
   int32_t open_backing(int fd);
   void close_backing(int32_t id);
@@ -24,6 +29,7 @@ class Passthrough {
  private:
   int session_fd_ = -1;
   std::atomic<bool> enabled_{false};
+  std::atomic<uint64_t> opens_{0}, files_{0};
 };
 
 /// How one inode is read while it is open. The kernel refuses (EIO) to mix passthrough with other

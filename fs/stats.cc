@@ -1,7 +1,6 @@
 #include "fs/stats.h"
 
-#include <functional>
-#include <thread>
+#include <algorithm>
 
 namespace ptc {
 namespace {
@@ -18,19 +17,37 @@ int64_t now_ns() {
       .count();
 }
 
+/// Threads are numbered as they come.
+size_t this_thread() {
+  static std::atomic<size_t> next{0};
+  static thread_local const size_t mine = next.fetch_add(1, std::memory_order_relaxed);
+  return mine;
+}
+
 }  // namespace
 
 std::string_view op_name(Op op) { return kNames[static_cast<size_t>(op)]; }
 
+Stats::Counter& Stats::counter(Op op) {
+  return counters_[this_thread() % kParts][static_cast<size_t>(op)];
+}
+
 Stats::OpCounts Stats::counts(Op op) const {
-  const Counter& counter = counters_[static_cast<size_t>(op)];
-  return {counter.requests.load(std::memory_order_relaxed),
-          counter.errors.load(std::memory_order_relaxed),
-          counter.bytes.load(std::memory_order_relaxed)};
+  OpCounts sum;
+  for (const auto& part : counters_) {
+    const Counter& counter = part[static_cast<size_t>(op)];
+    sum.requests += counter.requests.load(std::memory_order_relaxed);
+    sum.errors += counter.errors.load(std::memory_order_relaxed);
+    sum.bytes += counter.bytes.load(std::memory_order_relaxed);
+    sum.duration_ns += counter.duration_ns.load(std::memory_order_relaxed);
+    for (size_t i = 0; i < sum.answered.size(); ++i)
+      sum.answered[i] += counter.answered[i].load(std::memory_order_relaxed);
+  }
+  return sum;
 }
 
 void Stats::add_bytes(Op op, uint64_t bytes) {
-  counters_[static_cast<size_t>(op)].bytes.fetch_add(bytes, std::memory_order_relaxed);
+  counter(op).bytes.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 std::vector<Stats::Pending> Stats::in_flight() const {
@@ -47,10 +64,11 @@ std::vector<Stats::Pending> Stats::in_flight() const {
   return result;
 }
 
-InFlight::InFlight(Stats& stats, Op op, uint64_t node, uint32_t pid) : stats_(stats), op_(op) {
-  stats.counters_[static_cast<size_t>(op)].requests.fetch_add(1, std::memory_order_relaxed);
+InFlight::InFlight(Stats& stats, Op op, uint64_t node, uint32_t pid)
+    : stats_(stats), op_(op), started_ns_(now_ns()) {
+  stats.counter(op).requests.fetch_add(1, std::memory_order_relaxed);
   // Each thread begins its search at a place of its own, so that it nearly always finds that free.
-  static thread_local const size_t home = std::hash<std::thread::id>()(std::this_thread::get_id());
+  const size_t home = this_thread();
   for (size_t i = 0; i < stats.slots_.size(); ++i) {
     Stats::Slot& slot = stats.slots_[(home + i) % stats.slots_.size()];
     int64_t free = 0;
@@ -58,18 +76,25 @@ InFlight::InFlight(Stats& stats, Op op, uint64_t node, uint32_t pid) : stats_(st
     slot.node.store(node, std::memory_order_relaxed);
     slot.pid.store(pid, std::memory_order_relaxed);
     slot.op.store(op, std::memory_order_relaxed);
-    slot.started_ns.store(now_ns(), std::memory_order_release);
+    slot.started_ns.store(started_ns_, std::memory_order_release);
     slot_ = &slot;
     return;
   }
 }
 
 InFlight::~InFlight() {
+  const int64_t took_ns = now_ns() - started_ns_;
+  const size_t bucket = static_cast<size_t>(
+      std::lower_bound(kDurationBuckets.begin(), kDurationBuckets.end(), took_ns) -
+      kDurationBuckets.begin());
+  Stats::Counter& counter = stats_.counter(op_);
+  counter.duration_ns.fetch_add(static_cast<uint64_t>(took_ns), std::memory_order_relaxed);
+  counter.answered[bucket].fetch_add(1, std::memory_order_relaxed);
   if (slot_ != nullptr) slot_->started_ns.store(0, std::memory_order_release);
 }
 
 void InFlight::failed() {
-  stats_.counters_[static_cast<size_t>(op_)].errors.fetch_add(1, std::memory_order_relaxed);
+  stats_.counter(op_).errors.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace ptc

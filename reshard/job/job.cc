@@ -250,10 +250,7 @@ std::string Job::status_json() const {
   std::lock_guard lock(impl_->mutex);
   const Impl& impl = *impl_;
   json::object status{{"format", "ptc-status/1"}, {"job", name_}};
-  const CheckpointRecord* newest = impl.latest();
-  const bool broken = impl.failed && impl.failed->revision == impl.revision &&
-                      impl.failed->checkpoint == (newest ? newest->checkpoint->name() : "");
-  status["state"] = broken ? "failed" : impl.running || !impl.settled() ? "resharding" : "idle";
+  status["state"] = state_name(impl.state());
   status["revision"] = impl.revision;
   status["layout"] = impl.in_force.spec.name();
   status["in_force_revision"] = impl.in_force.revision;
@@ -275,8 +272,9 @@ std::string Job::status_json() const {
     status["last_reshard"] = json::object{{"checkpoint", impl.last_reshard->checkpoint},
                                           {"from", impl.last_reshard->from},
                                           {"to", impl.last_reshard->to},
-                                          {"bytes_kept", impl.last_reshard->bytes_kept},
-                                          {"bytes_written", impl.last_reshard->bytes_written},
+                                          {"bytes_kept", impl.last_reshard->totals.kept_bytes},
+                                          {"bytes_written", impl.last_reshard->totals.total_bytes -
+                                                                impl.last_reshard->totals.kept_bytes},
                                           {"seconds", impl.last_reshard->seconds}};
   } else {
     status["last_reshard"] = nullptr;
@@ -303,14 +301,10 @@ std::string Job::status_json() const {
   for (const CheckpointRecord* record : records) {
     const Checkpoint& checkpoint = *record->checkpoint;
     std::shared_ptr<const StoredState> stored = checkpoint.stored();
-    uint64_t bytes = 0;
-    for (const ImageLayout& layout : stored->layouts) bytes += layout.bytes;
-    for (const WrittenFile& file : checkpoint.manifest().files)
-      if (!file.has_tensors) bytes += file.bytes;
     json::object object{{"name", checkpoint.name()},
                         {"time", time_text(checkpoint.manifest().time_ns)},
                         {"tensors", checkpoint.model().tensors().size()},
-                        {"bytes", bytes},
+                        {"bytes", stored_bytes(checkpoint)},
                         {"pinned", record->pinned},
                         {"layouts", json::array{stored->spec.name()}}};
     std::vector<std::string> lost = checkpoint.lost_tensors();

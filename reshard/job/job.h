@@ -14,6 +14,7 @@
 
 #include "reshard/exec/executor.h"
 #include "reshard/job/checkpoint.h"
+#include "reshard/job/job_numbers.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
@@ -63,6 +64,7 @@ class Job {
   Result<> remove_rules();
 
   std::string status_json() const;
+  JobNumbers numbers() const;  // what status.json and plan.json say in numbers, and counts
   std::string plan_json() const;  // "{}" before the first plan
   std::string plan_svg() const;   // the same as a picture
 

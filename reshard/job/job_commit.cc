@@ -81,6 +81,7 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name)
   Result<> result = take_and_commit(incoming, name);
   std::lock_guard lock(mutex);
   --commits_in_flight;
+  ++(result.has_error() ? counts.commits_refused : counts.commits_done);
   changed.notify_all();
   return result;
 }
@@ -281,6 +282,10 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     listener->current_changed(job->name());
   }
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  {
+    std::lock_guard lock(mutex);
+    counts.last_commit_seconds = seconds.count();
+  }
   spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s",
                job->name(), label, name, manifest.checksums.size(), manifest.files.size(),
                manifest.written_spec.name(), seconds.count());

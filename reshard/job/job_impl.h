@@ -23,6 +23,7 @@
 
 #include "reshard/job/commit.h"
 #include "reshard/job/job.h"
+#include "reshard/job/job_numbers.h"
 #include "reshard/job/plan_report.h"
 #include "store/base/json.h"
 
@@ -80,10 +81,11 @@ struct Job::Impl {
   std::set<std::string, std::less<>> damaged_ids;
   struct LastReshard {
     std::string checkpoint, from, to;
-    uint64_t bytes_kept = 0, bytes_written = 0;
+    TransferPlan::Totals totals;
     double seconds = 0;
   };
   std::optional<LastReshard> last_reshard;
+  JobCounts counts;
   PlanTexts plan;  // of the running or last reshard
   struct LastError {
     std::string what;
@@ -107,6 +109,7 @@ struct Job::Impl {
   std::string checkpoint_dir(std::string_view id) const;
   const CheckpointRecord* latest() const;      // mutex held
   bool settled() const;                        // mutex held: nothing to do for the reshard thread
+  JobState state() const;                      // mutex held
   void set_error(const std::string& what);     // takes mutex
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
@@ -138,6 +141,9 @@ struct Job::Impl {
   void remove_superfluous();  // `keep`
   Result<> remove(const std::string& name, bool only_unused);
 };
+
+/// Bytes of a checkpoint as it is stored now.
+uint64_t stored_bytes(const Checkpoint& checkpoint);
 
 /// Nanoseconds since the epoch.
 int64_t now_ns();

@@ -37,10 +37,14 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
         result = make_error(Code::kNoSpace, "{}", error.what());
       }
       std::lock_guard lock(mutex);
+      const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
+                                                    result.error().code() == Code::kConflict);
+      if (running && !result.has_error()) ++counts.reshards_done;
+      if (running && abandoned) ++counts.reshards_abandoned;
       running.reset();
       if (result.has_error()) plan = std::move(plan_before);
-      if (result.has_error() && result.error().code() != Code::kCancelled &&
-          result.error().code() != Code::kConflict) {
+      if (result.has_error() && !abandoned) {
+        ++counts.reshards_failed;
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
         last_error = {"reshard to " + wanted.name() + " failed: " + result.error().message(),
                       now_ns()};
@@ -78,6 +82,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const LayoutSpec& wa
     remove_images_not_in(*moved, *checkpoint->stored());
   }
   if (flipped.has_error()) return std::move(flipped).error();
+  if (moved != nullptr && !flipped.value()) return Error(Code::kCancelled, "a newer edit came");
   return ok();
 }
 
@@ -159,8 +164,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
   std::lock_guard lock(mutex);
   plan = std::move(texts);
   running->phase = "committing";
-  last_reshard = {checkpoint.name(), stored->spec.name(), wanted.name(), totals.kept_bytes,
-                  totals.total_bytes - totals.kept_bytes, seconds.count()};
+  last_reshard = {checkpoint.name(), stored->spec.name(), wanted.name(), totals, seconds.count()};
   return moved;
 }
 

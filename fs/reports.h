@@ -1,0 +1,27 @@
+// What a mount says about itself, as the texts of .ptc/: version, nodes.json, stats, requests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "fs/tree.h"
+
+namespace ptc {
+
+std::string version_text(Tree& tree);
+std::string nodes_text(Tree& tree);
+std::string stats_text(Tree& tree);
+std::string requests_text(Tree& tree);
+
+/// Of the file system that the store is on; zeros when it does not say.
+struct StoreSpace {
+  uint64_t total_bytes = 0, used_bytes = 0;
+};
+StoreSpace store_space(const Tree& tree);
+
+/// Bytes of images of checkpoints that are here.
+uint64_t materialised_bytes(const Tree& tree);
+
+double uptime_seconds(const Tree& tree);
+
+}  // namespace ptc

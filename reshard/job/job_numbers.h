@@ -1,0 +1,37 @@
+// What a job says about itself in numbers, for metrics.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "reshard/plan/planner.h"
+
+namespace ptc {
+
+enum class JobState { kIdle, kResharding, kFailed };
+inline constexpr JobState kJobStates[] = {JobState::kIdle, JobState::kResharding, JobState::kFailed};
+/// As status.json has it.
+std::string_view state_name(JobState state);
+
+/// Since the daemon started.
+struct JobCounts {
+  uint64_t reshards_done = 0, reshards_failed = 0, reshards_abandoned = 0;
+  uint64_t commits_done = 0, commits_refused = 0;
+  std::optional<double> last_commit_seconds;  // of those that were done
+};
+
+struct JobNumbers {
+  JobState state = JobState::kIdle;
+  int64_t revision = 0, in_force_revision = 0;
+  uint64_t checkpoints = 0, stored_bytes = 0;
+  uint64_t progress_bytes = 0, progress_total_bytes = 0;  // of the reshard that runs; else 0
+  JobCounts counts;
+  struct LastReshard {
+    TransferPlan::Totals totals;
+    double seconds = 0;
+  };
+  std::optional<LastReshard> last_reshard;
+};
+
+}  // namespace ptc
