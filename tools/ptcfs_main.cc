@@ -21,6 +21,8 @@
 #include <vector>
 
 #include "fs/fuse_session.h"
+#include "fs/http_pages.h"
+#include "fs/http_server.h"
 #include "fs/mount_point.h"
 #include "fs/nodes/ask_file.h"
 #include "fs/store_place.h"
@@ -42,7 +44,7 @@ constexpr const char* kDescription =
     "Mounts the state of training jobs as a file system: checkpoints held in memory, readable under\n"
     "any layout of ranks. mkdir in it makes a job; README.md tells the rest.";
 constexpr const char* kExamples = R"(
-Options of -o, besides store=, memory=, cache= and node=, which are those above:
+Options of -o, besides store=, memory=, cache=, node= and http=, which are those above:
   allow_other         other users may enter (needs user_allow_other in /etc/fuse.conf unless root)
   noexec, noatime, …  as mount(8) has them; ro is refused, for a job must be able to write
 
@@ -62,6 +64,7 @@ struct Options {
   MountOptions mount;
   std::string node;
   std::optional<uint64_t> cache_bytes;
+  std::optional<HttpAddress> http;
   bool foreground = false;
   bool discard = false;
 };
@@ -98,6 +101,8 @@ Result<> take_mount_option(const std::string& option, Options* options) {
     PTC_TRY(options->cache_bytes, parse_size(value));
   } else if (key == "node" && !value.empty()) {
     options->node = value;
+  } else if (key == "http" && !value.empty()) {
+    PTC_TRY(options->http, HttpAddress::parse(value));
   } else if (key == "ro") {
     return invalid_argument("-o ro: a read-only mount is not offered, since layout.json and "
                             "incoming/ must be writable; take away write permission instead");
@@ -113,7 +118,7 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   app.footer(kExamples);
   app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion));
   std::vector<std::string> places, mount_options;
-  std::string memory, cache;
+  std::string memory, cache, http;
   bool debug = false;
   app.add_option("MOUNTPOINT", places,
                  "an empty directory; a store directory (or 'none') may stand before it, as\n"
@@ -131,6 +136,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
                  "asked for any more (default: an eighth of memory)")->type_name("SIZE");
   app.add_option("--node", options->node, "name of this node (default: the host's)")
       ->type_name("NAME");
+  app.add_option("--http", http,
+                 "show jobs, layouts, traffic and metrics to browsers and Prometheus on this\n"
+                 "address: 127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one.\n"
+                 "Nobody is asked for a password (default: off)")->type_name("ADDR");
   app.add_flag("--discard", options->discard,
                "do not mount: free what an earlier mount on MOUNTPOINT has kept");
   app.add_flag("-d,--debug", debug, "log every request; implies -f");
@@ -168,6 +177,11 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
        {std::tuple(memory, "--memory", &options->place.memory_bytes),
         std::tuple(cache, "--cache", &options->cache_bytes)}) {
     if (auto taken = take_size(text, option, size); !taken) return complain(taken.error(), kUsage);
+  }
+  if (!http.empty()) {
+    auto address = HttpAddress::parse(http);
+    if (!address) return complain(std::move(address).error().with_context("--http"), kUsage);
+    options->http = address.value();
   }
   if (options->place.memory_bytes && *options->place.memory_bytes < (1 << 20)) {
     return complain(invalid_argument("--memory: {} is too small for anything",
@@ -268,6 +282,20 @@ void wait_for_the_end(FuseSession& session, const sigset_t& signals, const std::
   }
 }
 
+Result<std::unique_ptr<HttpServer>> listen_http(const std::optional<HttpAddress>& address) {
+  if (!address) return std::unique_ptr<HttpServer>();
+  return HttpServer::listen(*address);
+}
+
+void serve_http(HttpServer& server, Tree& tree) {
+  server.serve([pages = HttpPages(tree)](std::string_view path) { return pages.answer(path); });
+  spdlog::info("http: {}", server.url());
+  if (!server.loopback()) {
+    spdlog::warn("http: {} is open to the network, and nobody is asked for a password: whoever "
+                 "reaches it sees the names and layouts of all jobs", server.url());
+  }
+}
+
 /// Mounts and serves until the end. `ready` is called once the mount can be used.
 template <class Ready>
 int run(Options& options, Ready ready) {
@@ -281,6 +309,8 @@ int run(Options& options, Ready ready) {
     spdlog::warn("a dead ptcfs mount was left on {}; it was unmounted first",
                  options.mount.mount_point);
   }
+  auto http = listen_http(options.http);
+  if (!http) return complain(http.error(), kSystemError);
   auto place = prepare_store_place(options.place);
   if (!place) return complain(place.error(), kSystemError);
   if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
@@ -304,7 +334,9 @@ int run(Options& options, Ready ready) {
   spdlog::info("mounted {} (ptcfs {}, node {}, store {}, jobs {}, passthrough {})",
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
                store.value()->jobs().size(), tree.passthrough().enabled() ? "on" : "off");
+  if (http.value() != nullptr) serve_http(*http.value(), tree);
   wait_for_the_end(*session.value(), signals, options.mount.mount_point);
+  http.value().reset();
   session.value().reset();
   if (!wait_for_answers(seconds(5))) {
     spdlog::warn("a question asked through .ptc/ask is not finished; leaving it behind");

@@ -1,0 +1,243 @@
+"""ptcfs --http: everything it shows agrees with the mount, and nobody can hold it up."""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.parse
+
+import models
+import mount
+import prometheus
+
+URL = re.compile(r"http: (http://(\S+):(\d+)/)")
+
+
+class HttpMount(mount.Mount):
+    """A mount with --http on a port of its own."""
+
+    def __init__(self, address="127.0.0.1:0"):
+        super().__init__("--http", address)
+
+    def address(self):
+        deadline = time.monotonic() + mount.START_SECONDS
+        while time.monotonic() < deadline:
+            if found := URL.search(mount.read_text(self.log)):
+                return found[2].strip("[]"), int(found[3])
+            time.sleep(0.02)
+        raise AssertionError("the log names no address: " + mount.read_text(self.log))
+
+    def ask(self, path, method="GET", headers=None, body=None):
+        """The answer, with its .body."""
+        connection = http.client.HTTPConnection(*self.address(), timeout=60)
+        connection.request(method, path, body=body, headers=headers or {})
+        answer = connection.getresponse()
+        answer.body = answer.read()
+        connection.close()
+        return answer
+
+    def raw(self, data=b""):
+        connection = socket.create_connection(self.address(), timeout=60)
+        connection.sendall(data)
+        return connection
+
+
+def received(connection):
+    """All that comes until the other side closes."""
+    data = b""
+    with connection:
+        while part := connection.recv(1 << 16):
+            data += part
+    return data
+
+
+class Http(mount.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.mount = HttpMount()
+        cls.mount.__enter__()
+        cls.addClassCleanup(cls.mount.__exit__)
+
+    def resharded(self, name=None):
+        job = self.mount.job(name) if name else self.new_job()
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        job.wait()
+        job.set_layout(tp=2)
+        return job
+
+    def get(self, path):
+        answer = self.mount.ask(path)
+        self.assertEqual(answer.status, 200, path)
+        return answer
+
+    def test_files_of_a_job_are_those_of_the_mount(self):
+        job = self.resharded('a "b" é%41?')
+        for name, kind in (("status.json", "application/json"), ("plan.json", "application/json"),
+                           ("plan.svg", "image/svg+xml")):
+            answer = self.get(f"/jobs/{urllib.parse.quote(job.name)}/{name}?at=1")
+            self.assertEqual(answer.body.decode(), mount.read_text(job.file(name)), name)
+            self.assertEqual(answer.headers["Content-Type"], kind)
+            self.assertIn("default-src 'none'", answer.headers["Content-Security-Policy"])
+
+    def test_all_in_one_document(self):
+        job = self.resharded()
+        document = json.loads(self.get("/api/jobs.json").body)
+        found = [j for j in document["jobs"] if j["status"]["job"] == job.name]
+        self.assertEqual(len(found), 1)
+        self.assertEqual(found[0]["status"], job.status())
+        self.assertEqual(found[0]["plan"], json.loads(mount.read_text(job.file("plan.json"))))
+        self.assertTrue(found[0]["plan"]["flows"])
+        self.assertGreater(document["store"]["materialised_bytes"], 0)
+
+    def test_metrics_are_those_of_the_mount(self):
+        self.resharded()
+        answer = self.get("/metrics")
+        self.assertEqual(answer.headers["Content-Type"],
+                         "text/plain; version=0.0.4; charset=utf-8")
+        served = prometheus.check(answer.body.decode())
+        read = prometheus.check(mount.read_text(self.mount.path + "/.ptc/metrics"))
+        jobs = {key: value for key, value in read.items() if key[0].startswith("ptcfs_job")}
+        self.assertEqual(jobs, {k: v for k, v in served.items() if k[0].startswith("ptcfs_job")})
+
+    def test_head_says_what_get_would_send(self):
+        self.resharded()
+        for path in ("/metrics", "/api/jobs.json"):
+            connection = self.mount.raw(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n"
+                                        "Connection: close\r\n\r\n".encode())
+            head, body = received(connection).split(b"\r\n\r\n", 1)
+            self.assertEqual(body, b"")
+            self.assertTrue(head.startswith(b"HTTP/1.1 200 "), head)
+            self.assertGreater(int(re.search(rb"Content-Length: (\d+)", head)[1]), 100)
+
+    def test_nothing_else_is_there(self):
+        job = self.resharded()
+        for path in ("/no", "/jobs", "/jobs/", f"/jobs/{job.name}", f"/jobs/{job.name}/",
+                     f"/jobs/{job.name}/layout.json", "/jobs/nobody/status.json",
+                     f"/jobs/{job.name}/../../metrics", f"/jobs/{job.name}/..%2fstatus.json",
+                     "/../../../etc/passwd", "//etc/passwd", "/%2e%2e/etc/passwd", "/jobs/%/x",
+                     "/jobs/%zz/status.json", "/jobs/%00/status.json"):
+            self.assertEqual(self.mount.ask(path).status, 404, path)
+
+    def test_nothing_can_be_changed(self):
+        for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+            answer = self.mount.ask("/metrics", method, body=b"x" * 100_000)
+            self.assertEqual((answer.status, answer.headers["Allow"]), (405, "GET, HEAD"), method)
+        answer = self.mount.ask("/metrics", "GET", body=b"a body")
+        self.assertEqual((answer.status, answer.headers["Connection"]), (200, "close"))
+
+    def test_a_page_elsewhere_does_not_reach_it(self):
+        self.assertEqual(self.mount.ask("/metrics", headers={"Host": "evil.example"}).status, 421)
+        port = self.mount.address()[1]
+        for host in ("localhost", f"localhost:{port}", "127.0.0.1", socket.gethostname()):
+            self.assertEqual(self.mount.ask("/metrics", headers={"Host": host}).status, 200, host)
+
+    def test_many_requests_on_one_connection(self):
+        connection = http.client.HTTPConnection(*self.mount.address(), timeout=60)
+        for _ in range(20):
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            self.assertEqual((answer.status, len(answer.read()) > 0), (200, True))
+        tag = answer.headers["ETag"]
+        connection.request("GET", "/api/jobs.json")
+        answer = connection.getresponse()
+        answer.read()
+        connection.request("GET", "/api/jobs.json", headers={"If-None-Match": answer.headers["ETag"]})
+        answer = connection.getresponse()
+        self.assertEqual((answer.status, answer.read()), (304, b""))
+        self.assertNotEqual(tag, answer.headers["ETag"])
+        connection.close()
+
+    def test_requests_that_come_at_once_are_answered_in_order(self):
+        one = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        last = one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        self.assertEqual(received(self.mount.raw(one * 5 + last)).count(b"HTTP/1.1 200 "), 6)
+
+    def test_a_header_that_is_too_long(self):
+        self.assertEqual(self.mount.ask("/metrics", headers={"X": "x" * 100_000}).status, 431)
+        self.assertEqual(self.mount.ask("/" + "x" * 100_000).status, 431)
+
+    def test_rubbish_is_refused(self):
+        for rubbish in (b"\0" * 100 + b"\r\n\r\n", b"GET /metrics\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+                        b"GET /metrics HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n",
+                        b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + b"x" * 200 + b"\r\n"):
+            self.assertTrue(received(self.mount.raw(rubbish)).startswith(b"HTTP/1.1 400 "), rubbish)
+
+    def test_a_slow_client_is_cut_off(self):
+        connections = [self.mount.raw(b"GET /metrics HT") for _ in range(3)]
+        connections.append(self.mount.raw())
+        for connection in connections:
+            self.assertEqual(received(connection), b"")
+
+    def test_a_hundred_connections(self):
+        connections = [self.mount.raw() for _ in range(100)]
+        for connection in connections:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        for connection in connections:
+            self.assertTrue(received(connection).startswith(b"HTTP/1.1 200 "))
+
+    def test_a_hundred_that_say_nothing_do_not_lock_others_out(self):
+        silent = [self.mount.raw() for _ in range(100)]
+        self.assertEqual(self.mount.ask("/metrics").status, 200)
+        for connection in silent:
+            connection.close()
+
+
+class Starting(mount.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        pass
+
+    def tearDown(self):
+        pass
+
+    def test_sigterm_ends_it_with_connections_open(self):
+        with HttpMount() as mounted:
+            idle, half = mounted.raw(), mounted.raw(b"GET /metrics HT")
+            process = mounted.process
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(received(idle), b"")
+            self.assertEqual(received(half), b"")
+            self.assertEqual(process.wait(timeout=60), 0)
+            self.assertNotIn("does not end", mount.read_text(mounted.log))
+
+    def test_a_port_that_is_taken(self):
+        with HttpMount() as mounted:
+            host, port = mounted.address()
+            point = self.temporary("mnt")
+            os.mkdir(point)
+            for options in (["-f"], []):
+                done = subprocess.run(
+                    [mounted.bin + "/ptcfs", *options, "--store", self.temporary("store"), "--http",
+                     f"{host}:{port}", point], capture_output=True, text=True, check=False, timeout=60)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn("choose another port", done.stderr)
+                self.assertFalse(mount.is_mounted(point))
+                self.assertFalse(os.path.exists(self.temporary("store")))
+            done = subprocess.run([mounted.bin + "/ptcfs", "--http", "nonsense", point],
+                                  capture_output=True, text=True, check=False, timeout=60)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("127.0.0.1:9090", done.stderr)
+
+    def test_off_unless_asked_for(self):
+        with mount.Mount() as mounted:
+            self.assertNotIn("http", mount.read_text(mounted.log))
+
+    def test_other_addresses(self):
+        with HttpMount(":0") as mounted:
+            self.assertEqual(mounted.ask("/metrics").status, 200)
+            self.assertEqual(mounted.address()[0], "127.0.0.1")
+            self.assertNotIn("open to the network", mount.read_text(mounted.log))
+        with HttpMount("0.0.0.0:0") as mounted:
+            self.assertEqual(mounted.ask("/metrics").status, 200)
+            self.assertIn("open to the network", mount.read_text(mounted.log))
+        if os.path.exists("/proc/net/if_inet6") and mount.read_text("/proc/net/if_inet6"):
+            with HttpMount("[::1]:0") as mounted:
+                self.assertEqual(mounted.ask("/metrics").status, 200)
+
+
+if __name__ == "__main__":
+    mount.main()
