@@ -1,7 +1,5 @@
 #include "fs/nodes/checkpoints_dir.h"
 
-#include <spdlog/spdlog.h>
-#include <stdio.h>
 
 #include <memory>
 #include <utility>
@@ -52,21 +50,17 @@ FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
   if (&parent.job() != job_.get()) return Errno{EXDEV};
   if (dynamic_cast<IncomingDir*>(&parent) == nullptr) return Errno{EPERM};
   if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
-  if (job_->job().find_checkpoint(target_name) != nullptr) return Errno{EEXIST};
   Job& job = job_->job();
-
+  auto refuse = [&](const Error& error) {
+    job.note_refused(name, error);
+    return Errno{to_errno(error)};
+  };
+  if (job.find_checkpoint(target_name) != nullptr) {
+    return refuse(make_error(Code::kAlreadyExists, "checkpoint {} exists already", target_name));
+  }
   CommitCheck check(*job_, name);
-  if (auto ready = check.prepare(); !ready) {
-    spdlog::warn("job '{}': incoming/{} was not committed: {}", job.name(), name,
-                 ready.error().message());
-    return Errno{to_errno(ready.error())};
-  }
-  auto committed = job.commit(name, target_name);
-  if (!committed) {
-    spdlog::warn("job '{}': incoming/{} was not committed as '{}': {}", job.name(), name,
-                 target_name, committed.error().message());
-    return Errno{to_errno(committed.error())};
-  }
+  if (auto ready = check.prepare(); !ready) return refuse(ready.error());
+  PTC_TRY(as_fs(job.commit(name, target_name)));
   check.committed();
   job_->hidden().show("current");
   return ok();

@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <charconv>
 #include <map>
-#include <set>
 
 #include "reshard/job/file_hash.h"
+#include "reshard/job/shard_index.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/codec/npy.h"
@@ -21,7 +21,6 @@ namespace ptc {
 namespace {
 
 constexpr size_t kMaxConfigBytes = 8 << 20;
-constexpr size_t kMaxIndexBytes = 256 << 20;
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
 /// A file below rank/<r>/.
@@ -33,6 +32,8 @@ struct Found {
   bool has_tensors = false;
   bool index = false;  // the index of a set; says nothing that the set does not
   std::string set;
+  std::string set_index;              // of a shard: the file that names it
+  std::vector<std::string> promised;  // of a shard: the tensors that the index says it holds
   // With tensors:
   UniqueFd fd;
   uint64_t header_bytes = 0;
@@ -149,27 +150,47 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found) {
   for (Found& file : found) by_path[{file.rank, file.path}] = &file;
   for (Found& index : found) {
     if (!index.path.ends_with(kIndexSuffix)) continue;
-    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxIndexBytes, FileKind::kOwn));
-    auto parsed = parse_json(text, {.max_bytes = kMaxIndexBytes, .max_depth = 8});
+    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxShardIndexBytes, FileKind::kOwn));
+    auto parsed = parse_shard_index(text);
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
-    const json::value* map = parsed.value().is_object()
-                                 ? parsed.value().as_object().if_contains("weight_map") : nullptr;
-    if (map == nullptr || !map->is_object())
-      return invalid_argument("{}: there is no 'weight_map'", index.source());
     index.index = true;
     std::string set = index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
     std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
-    std::set<std::string> shards;
-    for (const auto& [tensor, file] : map->as_object()) {
-      if (!file.is_string())
-        return invalid_argument("{}: the file of '{}' is no name", index.source(), std::string_view(tensor));
-      shards.insert(directory + std::string(file.as_string()));
-    }
-    for (const std::string& shard : shards) {
-      auto it = by_path.find({index.rank, shard});
+    for (auto& [name, tensors] : parsed.value()) {
+      auto it = by_path.find({index.rank, directory + name});
       if (it == by_path.end())
-        return invalid_argument("{} names the shard {}, which is missing", index.source(), shard);
-      it->second->set = set;
+        return invalid_argument("{} names the shard {}, which is missing", index.source(),
+                                directory + name);
+      Found& shard = *it->second;
+      if (!shard.set.empty())
+        return invalid_argument("{} is a shard of two sets, of {} and of {}: remove one index",
+                                shard.source(), shard.set_index, index.source());
+      shard.set = set;
+      shard.set_index = index.source();
+      shard.promised = std::move(tensors);
+    }
+  }
+  return ok();
+}
+
+// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set loads
+// all that its shards hold.
+Result<> check_sets(const std::vector<Found>& found) {
+  std::map<std::pair<std::string_view, std::string_view>, const Found*> holder;  // index, tensor → shard
+  for (const Found& shard : found)
+    if (!shard.set.empty())
+      for (const TensorEntry& tensor : shard.tensors)
+        if (auto [it, is_new] = holder.try_emplace({shard.set_index, tensor.name}, &shard); !is_new)
+          return invalid_argument("tensor {} is there twice, in {} and in {}", ptc::quoted(tensor.name),
+                                  it->second->source(), shard.source());
+  for (const Found& shard : found) {
+    for (const std::string& tensor : shard.promised) {
+      auto it = holder.find({shard.set_index, tensor});
+      if (it != holder.end() && it->second == &shard) continue;
+      return invalid_argument("{} says that tensor {} is in {}, {}", shard.set_index, ptc::quoted(tensor),
+                              shard.source(),
+                              it == holder.end() ? "but no shard has it"
+                                                 : "but it is in " + it->second->source());
     }
   }
   return ok();
@@ -375,6 +396,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
         return ok();
       },
       stop));
+  PTC_TRY(check_sets(found));
 
   CommitDraft draft;
   draft.manifest.written_spec = spec;

@@ -2,7 +2,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <ctime>
@@ -126,12 +125,35 @@ Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const L
   return bytes;
 }
 
+namespace {
+
+/// The key of layout.json that keeps `spec` from fitting: with its default the model would fit.
+std::string blamed_key(const Model& model, const LayoutSpec& spec) {
+  auto fits_with = [&](auto&& change) {
+    LayoutSpec other = spec;
+    change(other);
+    return model.check(other).has_value();
+  };
+  if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); })) return "stages";
+  if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; })) return "optimizer";
+  if (spec.sizes.tp > 1 && fits_with([](LayoutSpec& other) { other.sizes.tp = 1; })) return "tp";
+  if (spec.sizes.ep > 1 && fits_with([](LayoutSpec& other) { other.sizes.ep = 1; })) return "ep";
+  return spec.sizes.tp > 1 ? "tp" : spec.sizes.ep > 1 ? "ep" : "pp";
+}
+
+}  // namespace
+
 Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) const {
+  std::map<std::string_view, size_t> rank_of;
   for (size_t i = 0; i < wanted.devices.size(); ++i) {
     std::string node = wanted.devices[i].substr(0, wanted.devices[i].rfind(':'));
     if (node != services.node)
       return invalid_argument("{}: node '{}' is not part of this cluster (nodes: {})",
                               json_place(text, {"devices", std::to_string(i)}), node, services.node);
+    if (auto [before, is_new] = rank_of.try_emplace(wanted.devices[i], i); !is_new)
+      return invalid_argument("{}: device '{}' is given to rank {} already",
+                              json_place(text, {"devices", std::to_string(i)}), wanted.devices[i],
+                              before->second);
   }
   if (wanted.spec.optimizer != OptimizerCut::kReplicated)
     return invalid_argument("{}: this version keeps optimizer state \"replicated\" only",
@@ -147,7 +169,9 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   Result<> fits = newest->model().check(wanted.spec);
   if (fits.has_error())
     return std::move(fits).error().with_context(
-        fmt::format("layout {} does not fit checkpoint {}", wanted.spec.name(), newest->name()));
+        fmt::format("{}: layout {} does not fit checkpoint {}",
+                    json_place(text, {blamed_key(newest->model(), wanted.spec)}), wanted.spec.name(),
+                    newest->name()));
   std::vector<std::string> lost = newest->lost_tensors();
   if (!lost.empty() && state_key(wanted.spec) != state_key(newest->stored()->spec))
     return invalid_argument("checkpoint {} has lost {} tensor{}, {} among them; no other layout can "
@@ -169,6 +193,11 @@ Result<> Job::save_layout(const std::string& text) {
   {
     std::lock_guard lock(impl.mutex);
     if (text == impl.layout_text) {
+      if (impl.failed && impl.failed->revision == impl.revision) {  // wanted still: once more
+        impl.failed.reset();
+        impl.last_error.reset();
+        impl.changed.notify_all();
+      }
       if (impl.last_error && impl.last_error->what.starts_with("layout.json ")) impl.last_error.reset();
       return ok();
     }
@@ -246,84 +275,6 @@ Result<> Job::remove_rules() {
   return ok();
 }
 
-std::string Job::status_json() const {
-  std::lock_guard lock(impl_->mutex);
-  const Impl& impl = *impl_;
-  json::object status{{"format", "ptc-status/1"}, {"job", name_}};
-  status["state"] = state_name(impl.state());
-  status["revision"] = impl.revision;
-  status["layout"] = impl.in_force.spec.name();
-  status["in_force_revision"] = impl.in_force.revision;
-  status["wanted"] = impl.layout.spec.name();
-  status["checkpoint"] = impl.in_force.current ? json::value(*impl.in_force.current) : nullptr;
-  if (impl.running) {
-    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - impl.running->started;
-    status["progress"] = json::object{{"phase", impl.running->phase},
-                                      {"checkpoint", impl.running->checkpoint},
-                                      {"from", impl.running->from},
-                                      {"to", impl.running->to},
-                                      {"bytes_done", impl.running->bytes_done->load()},
-                                      {"bytes_total", impl.running->bytes_total},
-                                      {"seconds", seconds.count()}};
-  } else {
-    status["progress"] = nullptr;
-  }
-  if (impl.last_reshard) {
-    status["last_reshard"] = json::object{{"checkpoint", impl.last_reshard->checkpoint},
-                                          {"from", impl.last_reshard->from},
-                                          {"to", impl.last_reshard->to},
-                                          {"bytes_kept", impl.last_reshard->totals.kept_bytes},
-                                          {"bytes_written", impl.last_reshard->totals.total_bytes -
-                                                                impl.last_reshard->totals.kept_bytes},
-                                          {"seconds", impl.last_reshard->seconds}};
-  } else {
-    status["last_reshard"] = nullptr;
-  }
-  if (impl.last_error) {
-    status["last_error"] = json::object{{"what", impl.last_error->what},
-                                        {"time", time_text(impl.last_error->time_ns)}};
-  } else {
-    status["last_error"] = nullptr;
-  }
-  json::array warnings;
-  if (impl.layout.replicas > 0)
-    warnings.push_back(json::value(fmt::format(
-        "replicas: {} further copies are wanted, but this cluster has one node: there are none",
-        impl.layout.replicas)));
-  for (const auto& [name, why] : impl.damaged)
-    warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}", name, why)));
-  std::vector<const CheckpointRecord*> records;
-  for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
-  std::sort(records.begin(), records.end(), [](const auto* a, const auto* b) {
-    return a->sequence < b->sequence;
-  });
-  json::array checkpoints;
-  for (const CheckpointRecord* record : records) {
-    const Checkpoint& checkpoint = *record->checkpoint;
-    std::shared_ptr<const StoredState> stored = checkpoint.stored();
-    json::object object{{"name", checkpoint.name()},
-                        {"time", time_text(checkpoint.manifest().time_ns)},
-                        {"tensors", checkpoint.model().tensors().size()},
-                        {"bytes", stored_bytes(checkpoint)},
-                        {"pinned", record->pinned},
-                        {"layouts", json::array{stored->spec.name()}}};
-    std::vector<std::string> lost = checkpoint.lost_tensors();
-    if (!lost.empty()) {
-      json::array names;
-      for (const std::string& tensor : lost) names.push_back(json::value(tensor));
-      object["lost"] = std::move(names);
-      warnings.push_back(json::value(fmt::format("checkpoint {} has lost {} tensor{}",
-                                                 checkpoint.name(), lost.size(),
-                                                 lost.size() == 1 ? "" : "s")));
-    }
-    checkpoints.push_back(std::move(object));
-  }
-  status["warnings"] = std::move(warnings);
-  status["checkpoints"] = std::move(checkpoints);
-  status["nodes"] = json::array{json::object{{"name", impl.services.node}, {"state", "up"}}};
-  return pretty_json(status);
-}
-
 std::string Job::plan_json() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->plan.json;
@@ -385,6 +336,10 @@ void Job::note_closed(const std::string& path) {
 
 Result<> Job::commit(const std::string& incoming, const std::string& name) {
   return impl_->commit(incoming, name);
+}
+
+void Job::note_refused(const std::string& incoming, const Error& error) {
+  impl_->note_refused(incoming, error);
 }
 
 Result<> Job::remove_checkpoint(std::string_view name) {

@@ -81,9 +81,11 @@ class Job {
   std::vector<std::string> materialised_layouts(const Checkpoint& checkpoint) const;
 
   /// mv incoming/<incoming> checkpoints/<name>: SPEC §4. On success the bytes belong to the
-  /// checkpoint and incoming/<incoming> is gone. On kInvalidArgument nothing was changed and
-  /// incoming/<incoming>.error says why.
+  /// checkpoint and incoming/<incoming> is gone. On an error nothing was changed; incoming/<incoming>.error
+  /// and status.json say why.
   Result<> commit(const std::string& incoming, const std::string& name);
+  /// Says there why a commit was not even begun.
+  void note_refused(const std::string& incoming, const Error& error);
   /// A file of incoming/ was closed after writing: read its header and hash it in the background, so
   /// that commit() need not. `path` is relative to incoming/.
   void note_closed(const std::string& path);

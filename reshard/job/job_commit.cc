@@ -72,6 +72,12 @@ void Job::Impl::write_error_file(const std::string& incoming, const std::string&
                  written.error().message());
 }
 
+void Job::Impl::note_refused(const std::string& incoming, const Error& error) {
+  write_error_file(incoming, error.message());
+  set_error(fmt::format("commit of incoming/{} refused: {}", incoming, error.message()));
+  spdlog::info("job {}: commit of incoming/{} refused: {}", job->name(), incoming, error.message());
+}
+
 Result<> Job::Impl::commit(const std::string& incoming, const std::string& name) {
   {
     std::lock_guard lock(mutex);
@@ -79,6 +85,7 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name)
     ++commits_in_flight;  // keeps the job from being removed meanwhile
   }
   Result<> result = take_and_commit(incoming, name);
+  if (result.has_error()) note_refused(incoming, result.error());
   std::lock_guard lock(mutex);
   --commits_in_flight;
   ++(result.has_error() ? counts.commits_refused : counts.commits_done);
@@ -94,10 +101,8 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
   const std::string source = job->files_dir() + "/" + label;
   struct stat st{};
   if (lstat(source.c_str(), &st) != 0) return errno_error(errno, label);
-  if (!S_ISDIR(st.st_mode)) {
-    write_error_file(incoming, label + " is no directory: a checkpoint is incoming/<name>/rank/<r>/…");
-    return invalid_argument("{} is no directory", label);
-  }
+  if (!S_ISDIR(st.st_mode))
+    return invalid_argument("{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…", label);
 
   PTC_TRY(auto id, new_id());
   const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
@@ -116,11 +121,8 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
                                   : commit_taken(taken_fd.value().get(), label, id, name);
   }
   if (result.has_error() && services.meta->in_doubt()) {
-    result = std::move(result).error().with_context(
+    return std::move(result).error().with_context(
         label + " is neither committed nor put back before ptcfs is started again");
-    set_error(result.error().message());
-    spdlog::error("job {}: {}", job->name(), result.error().message());
-    return result;
   }
   if (result.has_error()) {
     (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
@@ -131,9 +133,6 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
                     std::strerror(errno), taken);
     else
       rmdir(taken_dir.c_str());
-    write_error_file(incoming, result.error().message());
-    set_error(fmt::format("commit of {} refused: {}", label, result.error().message()));
-    spdlog::info("job {}: commit of {} refused: {}", job->name(), label, result.error().message());
     return std::move(result).error();
   }
   (void)remove_tree(AT_FDCWD, taken_dir);

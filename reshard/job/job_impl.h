@@ -1,4 +1,4 @@
-// The inside of a Job, shared by job.cc (edits and reports), job_commit.cc (commit and removal) and
+// The inside of a Job, shared by job.cc (edits), job_status.cc, job_commit.cc (commit and removal) and
 // job_reshard.cc (the background thread).
 //
 // Who decides what: `changes` is held while a decision is made and written to the metadata, and only
@@ -92,7 +92,8 @@ struct Job::Impl {
     int64_t time_ns = 0;
   };
   std::optional<LastError> last_error;
-  // A reshard of this checkpoint to this revision failed; not tried again until either changes.
+  // A reshard of this checkpoint to this revision failed; not tried again until either changes,
+  // or the layout is saved again.
   struct Failed {
     int64_t revision;
     std::string checkpoint;
@@ -127,6 +128,7 @@ struct Job::Impl {
   Result<> take_and_commit(const std::string& incoming, const std::string& name);
   Result<> commit_taken(int taken_fd, const std::string& label, const std::string& id,
                         const std::string& name);
+  void note_refused(const std::string& incoming, const Error& error);
   void write_error_file(const std::string& incoming, const std::string& text);
   void hash_loop(std::stop_token stop);
 

@@ -46,7 +46,8 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       if (result.has_error() && !abandoned) {
         ++counts.reshards_failed;
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
-        last_error = {"reshard to " + wanted.name() + " failed: " + result.error().message(),
+        last_error = {"reshard to " + wanted.name() + " failed: " + result.error().message() +
+                          " (save layout.json again to try again)",
                       now_ns()};
         spdlog::error("job {}: {}", job->name(), last_error->what);
       }
