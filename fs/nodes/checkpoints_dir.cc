@@ -1,6 +1,5 @@
 #include "fs/nodes/checkpoints_dir.h"
 
-
 #include <memory>
 #include <utility>
 
