@@ -11,6 +11,7 @@
 #include "fs/metrics.h"
 #include "fs/reports.h"
 #include "fs/version.h"
+#include "fs/web_page.h"
 
 namespace ptc {
 namespace {
@@ -18,6 +19,17 @@ namespace {
 namespace json = boost::json;
 
 constexpr const char* kJson = "application/json";
+// Nothing but what comes from here, and no script that stands in the page.
+constexpr const char* kPagePolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+struct StaticFile {
+  const char *path, *name, *type;
+};
+constexpr StaticFile kStaticFiles[] = {{"/style.css", "style", "text/css; charset=utf-8"},
+                                       {"/script.js", "script", "text/javascript; charset=utf-8"},
+                                       {"/icon.svg", "icon", "image/svg+xml"}};
 
 HttpReply not_found() {
   HttpReply reply;
@@ -51,9 +63,11 @@ json::object jobs_document(Tree& tree) {
   const StoreSpace space = store_space(tree);
   const GatherCache::Numbers cache = tree.gathered().numbers();
   json::array jobs;
+  json::parse_options lenient;
+  lenient.allow_invalid_utf8 = true;  // file names are bytes
   for (const JobRef& job : tree.store().jobs())
-    jobs.push_back(json::object{{"status", json::parse(job->status_json())},
-                                {"plan", json::parse(job->plan_json())}});
+    jobs.push_back(json::object{{"status", json::parse(job->status_json(), {}, lenient)},
+                                {"plan", json::parse(job->plan_json(), {}, lenient)}});
   return {{"format", "ptc-jobs/1"},
           {"node", tree.store().node()},
           {"version", kVersion},
@@ -70,7 +84,17 @@ json::object jobs_document(Tree& tree) {
 HttpReply HttpPages::answer(std::string_view path) const {
   constexpr std::string_view kJobs = "/jobs/";
   HttpReply reply;
-  if (path == "/metrics") {
+  for (const StaticFile& file : kStaticFiles) {
+    if (path != file.path) continue;
+    reply.content_type = file.type;
+    reply.body = web_file(file.name);
+    return reply;
+  }
+  if (path == "/") {
+    reply.content_type = "text/html; charset=utf-8";
+    reply.content_security_policy = kPagePolicy;
+    reply.body = web_page(jobs_document(tree_));
+  } else if (path == "/metrics") {
     reply.content_type = "text/plain; version=0.0.4; charset=utf-8";
     reply.body = metrics_text(tree_);
   } else if (path == "/api/jobs.json") {

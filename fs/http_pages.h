@@ -1,5 +1,6 @@
 // What ptcfs --http shows, by path:
 //
+//   /                                    a page for people; /style.css, /script.js, /icon.svg
 //   /metrics                             .ptc/metrics
 //   /api/jobs.json                       all of it in one document
 //   /jobs/<job>/{status.json,plan.json,plan.svg}    as in the job's directory, to the byte

@@ -1,4 +1,4 @@
-// The rule sets that the program carries: reshard/rules/*.json, embedded by rules/embed.cmake.
+// The rule sets that the program carries: reshard/rules/*.json, embedded by ptc_embed.
 #pragma once
 
 #include <span>

@@ -25,8 +25,9 @@ class HttpMount(mount.Mount):
     def address(self):
         deadline = time.monotonic() + mount.START_SECONDS
         while time.monotonic() < deadline:
-            if found := URL.search(mount.read_text(self.log)):
-                return found[2].strip("[]"), int(found[3])
+            with open(self.log, encoding="utf-8", errors="replace") as log:
+                if found := URL.search(log.read()):
+                    return found[2].strip("[]"), int(found[3])
             time.sleep(0.02)
         raise AssertionError("the log names no address: " + mount.read_text(self.log))
 

@@ -1,0 +1,232 @@
+#include "fs/web_page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+#include <functional>
+
+#include "fs/web_matrix.h"
+#include "store/base/error.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+namespace json = boost::json;
+
+constexpr size_t kShownCheckpoints = 8;  // further ones are folded away
+
+uint64_t number(const json::object& object, std::string_view key) {
+  return object.at(key).to_number<uint64_t>();
+}
+std::string size(const json::object& object, std::string_view key) {
+  return format_size(number(object, key));
+}
+std::string text(const json::object& object, std::string_view key) {
+  const json::value& value = object.at(key);
+  return value.is_string() ? html_escaped(value.as_string()) : "";
+}
+
+/// "2026-11-21T16:13:39.259Z" as people read it.
+std::string time_text(const json::object& object) {
+  std::string time = text(object, "time").substr(0, 19);
+  std::replace(time.begin(), time.end(), 'T', ' ');
+  return time;
+}
+
+std::string seconds_text(const json::object& object) {
+  const double seconds = object.at("seconds").to_number<double>();
+  return seconds < 1 ? fmt::format("{:.0f} ms", seconds * 1000) : fmt::format("{:.1f} s", seconds);
+}
+
+/// For one part of a path.
+std::string url_escaped(std::string_view text) {
+  std::string escaped;
+  for (unsigned char c : text)
+    if (std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.')
+      escaped += static_cast<char>(c);
+    else
+      escaped += fmt::format("%{:02X}", c);
+  return escaped;
+}
+
+void replace(std::string& text, std::string_view what, std::string_view with) {
+  const size_t at = text.find(what);
+  PTC_CHECK(at != std::string::npos);
+  text.replace(at, what.size(), with);
+}
+
+std::string fact(std::string_view name, std::string_view html) {
+  return fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", name, html);
+}
+
+std::string use(std::string_view name, const json::object& object, std::string_view more) {
+  const uint64_t used = number(object, "used_bytes"), limit = number(object, "limit_bytes");
+  return fact(name, fmt::format("<meter min=\"0\" max=\"{0}\" value=\"{1}\"></meter><br>{2} of {3}{4}",
+                                std::max<uint64_t>(limit, 1), used, format_size(used),
+                                format_size(limit), more));
+}
+
+std::string mount_part(const json::object& document) {
+  const json::object& store = document.at("store").as_object();
+  const json::object& cache = document.at("gather_cache").as_object();
+  return fmt::format(
+      "<header id=\"mount\">\n<div class=\"head\"><h1>ptcfs on {}</h1><span class=\"weak\">version {}"
+      "</span></div>\n<dl class=\"facts\">\n{}{}{}</dl>\n</header>\n",
+      text(document, "node"), text(document, "version"),
+      use("Store", store, fmt::format(", {} of checkpoints", size(store, "materialised_bytes"))),
+      use("Files computed on read", cache,
+          fmt::format(", {} found there, {} computed", number(cache, "hits"), number(cache, "misses"))),
+      fact("Jobs", fmt::format("{}", document.at("jobs").as_array().size())));
+}
+
+std::string progress_part(const json::object& progress) {
+  const uint64_t done = number(progress, "bytes_done"), total = number(progress, "bytes_total");
+  const double percent = total == 0 ? 0 : 100.0 * static_cast<double>(done) / static_cast<double>(total);
+  return fmt::format(
+      "<h3>{0} {1}</h3>\n<p>{2} → {3}</p>\n<progress max=\"{4}\" value=\"{5}\" aria-label=\"progress\">"
+      "</progress>\n<p>{6:.0f} %, {7} of {8}, {9}</p>\n",
+      text(progress, "phase"), text(progress, "checkpoint"), text(progress, "from"),
+      text(progress, "to"), std::max<uint64_t>(total, 1), done, percent, format_size(done),
+      format_size(total), seconds_text(progress));
+}
+
+std::string checkpoint_rows(const json::array& checkpoints, size_t first, size_t last) {
+  std::string html = "<div class=\"scroll\"><table class=\"list\">\n<thead><tr><th>Checkpoint</th><th>"
+                     "stored as</th><th class=\"number\">bytes</th><th class=\"number wide\">tensors</th>"
+                     "<th class=\"wide\">committed (UTC)</th></tr></thead>\n<tbody>\n";
+  for (size_t i = first; i < last; ++i) {  // the newest first
+    const json::object& checkpoint = checkpoints[checkpoints.size() - 1 - i].as_object();
+    html += fmt::format("<tr><td class=\"name\">{}{}</td><td>{}</td><td class=\"number\">{}</td>"
+                        "<td class=\"number wide\">{}</td><td class=\"wide\">{}</td></tr>\n",
+                        text(checkpoint, "name"),
+                        checkpoint.at("pinned").as_bool() ? " <span class=\"tag\">pinned</span>" : "",
+                        html_escaped(checkpoint.at("layouts").as_array().at(0).as_string()),
+                        size(checkpoint, "bytes"), number(checkpoint, "tensors"),
+                        time_text(checkpoint));
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+std::string checkpoints_part(const json::array& checkpoints) {
+  if (checkpoints.empty()) return "<p class=\"weak\">No checkpoint is committed yet.</p>\n";
+  const size_t shown = std::min(checkpoints.size(), kShownCheckpoints);
+  std::string html = "<h3>Checkpoints</h3>\n" + checkpoint_rows(checkpoints, 0, shown);
+  if (shown < checkpoints.size())
+    html += fmt::format("<details><summary>{} older</summary>\n{}</details>\n",
+                        checkpoints.size() - shown,
+                        checkpoint_rows(checkpoints, shown, checkpoints.size()));
+  return html;
+}
+
+/// Between nodes, where there is more than one: plan.json's pairs.
+std::string nodes_matrix(const json::array& pairs) {
+  json::array flows;
+  bool several = false;
+  for (const json::value& value : pairs) {
+    json::object flow = value.as_object();
+    const bool local = flow.at("source") == flow.at("target");
+    flow["kind"] = local ? "local" : "moved";
+    several = several || !local;
+    flows.push_back(std::move(flow));
+  }
+  return several ? "<h3>Between nodes</h3>\n" + html_matrix(flows) : "";
+}
+
+std::string traffic_part(const json::object& plan, const std::string& url) {
+  if (!plan.contains("flows")) return "";
+  const json::object& bytes = plan.at("bytes").as_object();
+  return fmt::format(
+      "<h3>Traffic of {0}</h3>\n<p>{1} → {2}, {3}, {4}</p>\n"
+      "<p><span class=\"key kept\">{5} kept as they were</span><span class=\"key local\">{6} copied on a "
+      "node</span><span class=\"key moved\">{7} moved between nodes (least possible: {8})</span></p>\n"
+      "{9}{10}<details><summary>as a picture</summary><div class=\"scroll\">"
+      "<img loading=\"lazy\" alt=\"which rank's bytes went where\" src=\"{11}plan.svg?{12:x}\">"
+      "</div></details>\n",
+      text(plan, "checkpoint"), text(plan, "from"), text(plan, "to"), text(plan, "state"),
+      seconds_text(plan), size(bytes, "kept"), size(bytes, "local"),
+      size(bytes, "moved"), size(bytes, "minimum"), html_matrix(plan.at("flows").as_array()),
+      nodes_matrix(plan.at("pairs").as_array()), url,
+      std::hash<std::string>()(json::serialize(plan)));
+}
+
+std::string last_reshard_text(const json::object& last) {
+  return fmt::format("{} → {}: {} kept, {} written, {}", text(last, "from"), text(last, "to"),
+                     size(last, "bytes_kept"), size(last, "bytes_written"),
+                     seconds_text(last));
+}
+
+std::string job_part(const json::object& job) {
+  const json::object& status = job.at("status").as_object();
+  const std::string state = text(status, "state");
+  const std::string part = url_escaped(std::string(status.at("job").as_string()));
+  const std::string url = fmt::format("/jobs/{}/", part);
+  std::string html = fmt::format(
+      "<section id=\"job-{0}\">\n<div class=\"head\"><h2>{1}</h2><span class=\"state {2}\">{2}</span>"
+      "<span class=\"weak\"><a href=\"{3}status.json\">status.json</a> <a href=\"{3}plan.json\">"
+      "plan.json</a></span></div>\n<dl class=\"facts\">\n",
+      part, text(status, "job"), state, url);
+  html += fact("Layout in force", fmt::format("{}, revision {}", text(status, "layout"),
+                                              number(status, "in_force_revision")));
+  if (status.at("wanted") != status.at("layout") ||
+      status.at("revision") != status.at("in_force_revision"))
+    html += fact("Layout wanted", fmt::format("{}, revision {}", text(status, "wanted"),
+                                              number(status, "revision")));
+  html += fact("Current checkpoint", status.at("checkpoint").is_null() ? "none" : text(status, "checkpoint"));
+  if (const json::value& last = status.at("last_reshard"); last.is_object())
+    html += fact("Last reshard", last_reshard_text(last.as_object()));
+  html += "</dl>\n";
+  if (const json::value& error = status.at("last_error"); error.is_object())
+    html += fmt::format("<p class=\"error\">{} UTC: {}</p>\n", time_text(error.as_object()),
+                        text(error.as_object(), "what"));
+  for (const json::value& warning : status.at("warnings").as_array())
+    html += fmt::format("<p class=\"warning\">{}</p>\n", html_escaped(warning.as_string()));
+  if (const json::value& progress = status.at("progress"); progress.is_object())
+    html += progress_part(progress.as_object());
+  html += checkpoints_part(status.at("checkpoints").as_array());
+  html += traffic_part(job.at("plan").as_object(), url);
+  return html + "</section>\n";
+}
+
+}  // namespace
+
+std::string_view web_file(std::string_view name) {
+  const auto files = web_files();
+  const auto found = std::find_if(files.begin(), files.end(),
+                                  [&](const WebFile& file) { return file.name == name; });
+  PTC_CHECK(found != files.end());
+  return found->text;
+}
+
+std::string html_escaped(std::string_view text) {
+  std::string escaped;
+  for (char c : text) {
+    switch (c) {
+      case '&': escaped += "&amp;"; break;
+      case '<': escaped += "&lt;"; break;
+      case '>': escaped += "&gt;"; break;
+      case '"': escaped += "&quot;"; break;
+      case '\'': escaped += "&#39;"; break;
+      default: escaped += c;
+    }
+  }
+  return escaped;
+}
+
+std::string web_page(const json::object& document) {
+  std::string content = mount_part(document);
+  const json::array& jobs = document.at("jobs").as_array();
+  for (const json::value& job : jobs) content += job_part(job.as_object());
+  if (jobs.empty())
+    content += "<section id=\"nothing\"><p>There is no job yet: <code>mkdir</code> in the mount makes "
+               "one.</p></section>\n";
+  std::string page(web_file("page"));
+  replace(page, "@title@", "ptcfs on " + text(document, "node"));
+  replace(page, "@content@", content);
+  return page;
+}
+
+}  // namespace ptc
