@@ -204,6 +204,23 @@ class Ptc(mount.TestCase):
         raw = self.mount.ptc("status", job.name, "--json").stdout
         self.assertEqual(raw, mount.read_text(job.file("status.json")))
 
+    def test_long_names_and_many_ranks_fit_the_terminal(self):
+        job = self.mount.job("j" * 200)
+        models.Llama().write_hf(job.incoming("c" * 200) + "/rank/0")
+        job.commit("c" * 200)
+        job.set_layout(tp=2, pp=4, dp=64)
+        self.assertEqual(mount.error_of(lambda: job.set_layout(tp=3)), "EINVAL")
+        ugly = self.mount.job("\033[31m\nred")
+        for width in (80, 40):
+            for command in (("status",), ("status", job.name), ("plan", job.name), ("top", "--once"),
+                            ("plan", job.name, "--tp", 1, "--dp", 512), ("ls",), ("ls", job.name)):
+                text = self.mount.ptc(*command, env={"COLUMNS": str(width)}).stdout
+                self.assertNotIn("\033", text)
+                for line in text.splitlines():
+                    self.assertLessEqual(len(line), width, f"{command} {text}")
+        self.assertIn("tp2-pp4-dp64 (revision 2)", self.mount.ptc("status", job.name).stdout)
+        os.rmdir(ugly.path)
+
     def test_plan_svg(self):
         job = self.import_model()
         job.set_layout(tp=2, pp=2)

@@ -12,11 +12,21 @@ TEST(Text, WidthCountsCodePoints) {
   EXPECT_EQ(padded("ü", 3), "ü  ");
 }
 
-TEST(Text, WrapsAtSpacesAndKeepsLongWordsWhole) {
+TEST(Text, WrapsAtSpacesAndBreaksOnlyWordsLongerThanALine) {
   EXPECT_EQ(wrapped("one two three", 2, 9), "one two\n  three");
-  EXPECT_EQ(wrapped("a averylongword b", 0, 5), "a\naverylongword\nb");
+  EXPECT_EQ(wrapped("a words b", 0, 5), "a\nwords\nb");
+  EXPECT_EQ(wrapped("a averylongword b", 0, 5), "a\navery\nlongw\nord b");
+  EXPECT_EQ(wrapped("größergröße", 2, 7), "größe\n  rgröß\n  e");
   EXPECT_EQ(wrapped("", 2, 9), "");
   EXPECT_EQ(wrapped("two  spaces\nand a line", 0, 80), "two spaces and a line");
+}
+
+TEST(Text, NamesDoNothingToATerminal) {
+  EXPECT_EQ(printable("a\033[2Jb\n\r\x7f\xc2\x9b größe"), "a?[2Jb????\u0020größe");
+  EXPECT_EQ(wrapped("a\033b c", 0, 80), "a?b c");
+  Table table({{"NAME"}});
+  table.add({"a\nb"});
+  EXPECT_EQ(table.to_string(0, 80), "NAME\na?b\n");
 }
 
 TEST(Text, Durations) {
@@ -51,6 +61,17 @@ TEST(Text, TablesAlign) {
             "  NAME     SIZE  LAYOUTS\n"
             "  a         1 B  tp1\n"
             "  bcdef  12 KiB\n");
+}
+
+TEST(Text, ColumnsThatDoNotFitAreLeftOut) {
+  Table table({{"NAME"}, {"SIZE", Table::Align::kRight}, {"LAYOUTS"}});
+  table.add({"a-name-of-some-length", "123.4 KiB", "tp1-pp1-dp1"});
+  EXPECT_EQ(table.to_string(0, 30),
+            "NAME           SIZE  LAYOUTS\n"
+            "a-nam...  123.4 KiB  tp1-pp...\n");
+  EXPECT_EQ(table.to_string(0, 20),
+            "NAME            SIZE\n"
+            "a-name...  123.4 KiB\n");
 }
 
 TEST(Text, TheLastColumnIsCut) {

@@ -64,11 +64,27 @@ Table job_table(const std::vector<JobStatus>& jobs) {
   return table;
 }
 
-std::string checkpoint_marks(const JobStatus& status, const json::object& checkpoint) {
-  const bool current = text_field(checkpoint, "name") == status.checkpoint;
-  const bool pinned = bool_field(checkpoint, "pinned");
-  return fmt::format("{}{}{}", current ? "current" : "", current && pinned ? ", " : "",
-                     pinned ? "pinned" : "");
+Table checkpoint_table(const JobStatus& status) {
+  using Align = Table::Align;
+  Table table({{"CHECKPOINT"},
+               {"AGE", Align::kRight},
+               {"TENSORS", Align::kRight},
+               {"SIZE", Align::kRight},
+               {""},
+               {"LAYOUTS"}});
+  for (const json::value& value : array_field(status.raw, "checkpoints")) {
+    if (!value.is_object()) continue;
+    const json::object& checkpoint = value.get_object();
+    const std::string name = text_field(checkpoint, "name");
+    const bool current = name == status.checkpoint, pinned = bool_field(checkpoint, "pinned");
+    table.add({name, format_age(checkpoint.if_contains("time")),
+               fmt::format("{}", number_field(checkpoint, "tensors")),
+               format_size(number_field(checkpoint, "bytes")),
+               fmt::format("{}{}{}", current ? "current" : "", current && pinned ? ", " : "",
+                           pinned ? "pinned" : ""),
+               fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
+  }
+  return table;
 }
 
 Result<JobStatus> wait_until_settled(const Target& target, double timeout_seconds) {

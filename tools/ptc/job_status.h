@@ -41,8 +41,8 @@ std::optional<ProgressView> progress_of(const JobStatus& status);
 
 /// One row for each job, in this order: what `ptc ls` and `ptc top` list.
 Table job_table(const std::vector<JobStatus>& jobs);
-/// "current, pinned": what is special about one of "checkpoints".
-std::string checkpoint_marks(const JobStatus& status, const json::object& checkpoint);
+/// One row for each checkpoint: what `ptc ls JOB` and `ptc status` list.
+Table checkpoint_table(const JobStatus& status);
 
 /// Watches a job until it is settled, with a progress bar on standard error. kCancelled when
 /// `timeout_seconds` (≤ 0: none) have passed.

@@ -1,19 +1,15 @@
 // ptc ls: jobs, or the checkpoints of one job, a line each.
 #include <fmt/core.h>
 
-#include <boost/json/array.hpp>
 #include <memory>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
-#include "tools/ptc/fields.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
 
 namespace ptc::cli {
 namespace {
-
-using Align = Table::Align;
 
 Result<int> list_all_jobs(const std::string& mount) {
   PTC_TRY(auto names, list_jobs(mount));
@@ -32,21 +28,7 @@ Result<int> list_all_jobs(const std::string& mount) {
 
 Result<int> list_checkpoints(const Target& target) {
   PTC_TRY(auto status, read_status(target));
-  Table table({{"CHECKPOINT"},
-               {"AGE", Align::kRight},
-               {"TENSORS", Align::kRight},
-               {"SIZE", Align::kRight},
-               {""},
-               {"LAYOUTS"}});
-  for (const json::value& value : array_field(status.raw, "checkpoints")) {
-    if (!value.is_object()) continue;
-    const json::object& checkpoint = value.get_object();
-    table.add({text_field(checkpoint, "name"), format_age(checkpoint.if_contains("time")),
-               fmt::format("{}", number_field(checkpoint, "tensors")),
-               format_size(number_field(checkpoint, "bytes")),
-               checkpoint_marks(status, checkpoint),
-               fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
-  }
+  const Table table = checkpoint_table(status);
   if (table.empty()) {
     fmt::print("{} has no checkpoint yet.\n", target.job);
   } else {

@@ -20,11 +20,11 @@ void print_plan(const json::object& plan) {
   using Align = Table::Align;
   std::string state = text_field(plan, "state");
   std::string checkpoint = text_field(plan, "checkpoint");
-  fmt::print("{}{}: {} to {} ({}", text_field(plan, "job"),
-             checkpoint.empty() ? "" : "/" + checkpoint, text_field(plan, "from"),
-             text_field(plan, "to"), state);
-  if (state == "done") fmt::print(" in {}", format_duration(real_field(plan, "seconds")));
-  fmt::print(")\n\n");
+  if (state == "done") state += " in " + format_duration(real_field(plan, "seconds"));
+  const std::string head = fmt::format("{}{}: {} to {} ({})", text_field(plan, "job"),
+                                       checkpoint.empty() ? "" : "/" + checkpoint,
+                                       text_field(plan, "from"), text_field(plan, "to"), state);
+  fmt::print("{}\n\n", wrapped(head, 0, terminal_width(1)));
 
   const json::object& bytes = object_field(plan, "bytes");
   uint64_t total = number_field(bytes, "total");
@@ -40,8 +40,8 @@ void print_plan(const json::object& plan) {
   add("total", "the new layout's files");
   add("kept", "stay where they are");
   add("local", "copied within a node");
-  add("moved", fmt::format("between nodes; {} is the least possible",
-                           format_size(number_field(bytes, "minimum"))));
+  add("moved", "between nodes");
+  add("minimum", "the least possible between nodes");
   fmt::print("{}", table.to_string(2, terminal_width(1)));
 
   const json::object& files = object_field(plan, "files");

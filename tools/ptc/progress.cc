@@ -62,8 +62,13 @@ std::string progress_bar(const ProgressView& view, size_t width, bool utf8) {
     tail += "  " + format_size(static_cast<uint64_t>(view.bytes_per_second)) + "/s";
   if (std::string left = time_left_text(view); !left.empty()) tail += "  " + left;
 
-  std::string head = view.label;
-  if (view.total > 0) head += fmt::format("  {:>4}", percent_text(view));
+  // A long label gives way to the numbers, down to a few letters.
+  constexpr size_t kLeastLabel = 8;
+  const std::string share = view.total > 0 ? fmt::format("  {:>4}", percent_text(view)) : "";
+  const size_t numbers = share.size() + 2 + tail.size();
+  std::string head = shortened(printable(view.label),
+                               std::max(kLeastLabel, width > numbers ? width - numbers : 0));
+  head += share;
   size_t used = text_width(head) + 2 + tail.size();
   if (view.total > 0 && used + kMinBarColumns + 1 <= width) {
     size_t columns = std::min(kMaxBarColumns, width - used - 1);

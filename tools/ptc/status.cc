@@ -33,7 +33,9 @@ std::string error_text(const json::object& error) {
 
 void print_status(const JobStatus& status) {
   const json::object& raw = status.raw;
-  fmt::print("{}: {}\n", coloured(status.job, Colour::kBold),
+  fmt::print("{}: {}\n",
+             coloured(shortened(printable(status.job), terminal_width(1) - status.state.size() - 2),
+                      Colour::kBold),
              coloured(status.state, colour_of(status.state)));
   print_line("layout", fmt::format("{} (revision {})", status.layout, status.in_force_revision));
   if (status.revision != status.in_force_revision || status.wanted != status.layout)
@@ -63,21 +65,7 @@ void print_status(const JobStatus& status) {
   }
   if (!nodes.empty()) print_line("nodes", nodes);
 
-  Table table({{"CHECKPOINT"},
-               {"AGE", Table::Align::kRight},
-               {"TENSORS", Table::Align::kRight},
-               {"SIZE", Table::Align::kRight},
-               {""},
-               {"LAYOUTS"}});
-  for (const json::value& value : array_field(raw, "checkpoints")) {
-    if (!value.is_object()) continue;
-    const json::object& checkpoint = value.get_object();
-    table.add({text_field(checkpoint, "name"), format_age(checkpoint.if_contains("time")),
-               fmt::format("{}", number_field(checkpoint, "tensors")),
-               format_size(number_field(checkpoint, "bytes")),
-               checkpoint_marks(status, checkpoint),
-               fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
-  }
+  const Table table = checkpoint_table(status);
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));
 }
 

@@ -33,6 +33,15 @@ std::optional<double> seconds_of_time(const json::value& time) {
 
 bool is_continuation_byte(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
+/// Its first `columns` columns.
+std::string beginning(std::string_view text, size_t columns) {
+  size_t end = 0;
+  for (size_t seen = 0; end < text.size(); ++end) {
+    if (!is_continuation_byte(text[end]) && seen++ == columns) break;
+  }
+  return std::string(text.substr(0, end));
+}
+
 }  // namespace
 
 size_t text_width(std::string_view text) {
@@ -44,16 +53,24 @@ std::string shortened(std::string_view text, size_t width) {
   if (text_width(text) <= width) return std::string(text);
   std::string_view mark = utf8_terminal() ? "…" : "...";
   size_t keep = width > text_width(mark) ? width - text_width(mark) : 0;
-  size_t end = 0;
-  for (size_t seen = 0; end < text.size(); ++end) {
-    if (!is_continuation_byte(text[end]) && seen++ == keep) break;
-  }
-  return std::string(text.substr(0, end)) + std::string(mark);
+  return beginning(text, keep) + std::string(mark);
 }
 
 std::string padded(std::string_view text, size_t width) {
   size_t used = text_width(text);
   return std::string(text) + std::string(used < width ? width - used : 0, ' ');
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool c1 = byte == 0xC2 && next >= 0x80 && next < 0xA0;
+    out += byte < 0x20 || byte == 0x7F || c1 ? '?' : text[i];
+    if (c1) ++i;
+  }
+  return out;
 }
 
 bool utf8_terminal() { return std::string_view(::nl_langinfo(CODESET)) == "UTF-8"; }
@@ -130,12 +147,18 @@ std::string wrapped(std::string_view text, size_t indent, size_t width) {
   size_t column = indent;
   for (size_t begin = 0; begin < text.size();) {
     size_t end = std::min(text.find_first_of(" \n", begin), text.size());
-    std::string_view word = text.substr(begin, end - begin);
+    std::string word = printable(text.substr(begin, end - begin));
     size_t space = column > indent ? 1 : 0;
-    if (space > 0 && column + space + text_width(word) > width) {
+    auto next_line = [&] {
       out += '\n' + std::string(indent, ' ');
       column = indent;
       space = 0;
+    };
+    if (space > 0 && column + space + text_width(word) > width) next_line();
+    for (const size_t room = width - indent; width > indent && text_width(word) > room; next_line()) {
+      const std::string head = beginning(word, room);
+      out += head;
+      word.erase(0, head.size());
     }
     if (!word.empty()) {
       if (space > 0) out += ' ';
@@ -147,14 +170,26 @@ std::string wrapped(std::string_view text, size_t indent, size_t width) {
   return out;
 }
 
+void Table::add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = printable(cell);
+  rows_.push_back(std::move(row));
+}
+
 std::string Table::to_string(size_t indent, size_t width) const {
   std::vector<size_t> widths;
   for (const Column& column : columns_) widths.push_back(text_width(column.title));
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], text_width(row[i]));
   }
-  // Texts give way, the longest first; numbers do not.
+  // Texts give way, the longest first; numbers do not. Where that cannot be enough, the last columns go.
   constexpr size_t kLeast = 6;
+  auto least = [&](size_t i) {
+    return columns_[i].align == Align::kRight ? widths[i] : std::min(widths[i], kLeast);
+  };
+  size_t least_total = indent, columns = 0;
+  while (columns < widths.size() && least_total + least(columns) <= width)
+    least_total += least(columns++) + 2;
+  widths.resize(std::max<size_t>(columns, 1));
   size_t total = indent;
   for (size_t column : widths) total += column + 2;
   for (total -= 2; total > width; --total) {
@@ -169,7 +204,7 @@ std::string Table::to_string(size_t indent, size_t width) const {
   std::string out;
   auto add_line = [&](auto cell_at) {
     std::string line(indent, ' ');
-    for (size_t i = 0; i < columns_.size(); ++i) {
+    for (size_t i = 0; i < widths.size(); ++i) {
       std::string cell = shortened(cell_at(i), widths[i]);
       size_t fill = widths[i] > text_width(cell) ? widths[i] - text_width(cell) : 0;
       if (columns_[i].align == Align::kRight)

@@ -15,6 +15,8 @@ size_t text_width(std::string_view text);
 /// The text's beginning in at most `width` columns, "…" (or "...") for what was cut off.
 std::string shortened(std::string_view text, size_t width);
 std::string padded(std::string_view text, size_t width);
+/// The text with '?' for each control character: names are users', and a terminal obeys.
+std::string printable(std::string_view text);
 /// Whether the locale's characters are UTF-8.
 bool utf8_terminal();
 
@@ -36,7 +38,7 @@ std::string format_duration(double seconds);
 std::string format_age(const json::value* time);
 
 /// Breaks `text` at spaces into lines of at most `width` columns, all but the first behind
-/// `indent` spaces. A longer word stays whole.
+/// `indent` spaces. Only a word that is longer than a line is broken elsewhere.
 std::string wrapped(std::string_view text, size_t indent, size_t width);
 
 /// Columns aligned to their widest cell, two spaces between, no trailing spaces.
@@ -48,10 +50,10 @@ class Table {
     Align align = Align::kLeft;
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row);
   bool empty() const { return rows_.empty(); }
   /// Every line begins with `indent` spaces and has at most `width` columns: where that is too
-  /// little, columns of text are cut, and in the end the line.
+  /// little, texts are cut, and the last columns of the table left out.
   std::string to_string(size_t indent, size_t width) const;
 
  private:

@@ -50,14 +50,14 @@ class View {
   std::vector<std::string> lines() {
     mount_line();
     memory_lines();
-    request_line();
+    request_lines();
     add("");
     job_lines();
     return std::move(lines_);
   }
 
  private:
-  void add(const std::string& line) { lines_.push_back(shortened(line, width_)); }
+  void add(const std::string& line) { lines_.push_back(shortened(printable(line), width_)); }
   void add_labelled(std::string_view label, const std::string& text) {
     for (const std::string& line :
          lines_of(padded(label, kIndent) + wrapped(text, kIndent, width_)))
@@ -80,7 +80,7 @@ class View {
                                        format_size(number_field(node, "materialised_bytes"))));
     }
   }
-  void request_line() {
+  void request_lines() {
     const Traffic now = traffic_of(now_);
     const Traffic before = before_ != nullptr ? traffic_of(*before_) : Traffic{};
     const double seconds =
@@ -90,11 +90,11 @@ class View {
       return format_size(value) + (each ? fmt::format(" ({}/s)", format_size(*each)) : "");
     };
     auto each = rate(now.requests, before.requests, seconds);
-    add_labelled("requests",
-                 fmt::format("{}{}, {} in flight, read {}, written {}", now.requests,
-                             each ? fmt::format(" ({}/s)", *each) : "",
-                             array_field(now_.requests, "requests").size(),
-                             bytes(now.read, before.read), bytes(now.written, before.written)));
+    add_labelled("requests", fmt::format("{}{}, {} in flight", now.requests,
+                                         each ? fmt::format(" ({}/s)", *each) : "",
+                                         array_field(now_.requests, "requests").size()));
+    add_labelled("bytes", fmt::format("{} read, {} written", bytes(now.read, before.read),
+                                      bytes(now.written, before.written)));
   }
 
   void job_lines() {
