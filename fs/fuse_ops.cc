@@ -2,8 +2,8 @@
 #include <fcntl.h>
 #include <sys/statvfs.h>
 
-#include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "fs/fuse_request.h"
 #include "fs/fuse_readdir.h"
@@ -72,7 +72,7 @@ void on_forget_multi(fuse_req_t raw, size_t count, fuse_forget_data* forgets) {
 
 FsResult<> reply_attributes(FuseRequest& request, Node& node) {
   PTC_TRY(auto stat, node.attributes());
-  double seconds = node.immutable() ? kImmutableSeconds : 0;
+  double seconds = node.attribute_seconds();
   request.reply([&](fuse_req_t raw) { return fuse_reply_attr(raw, &stat, seconds); });
   return ok();
 }
@@ -204,7 +204,7 @@ void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
     PTC_TRY(auto checked, checked_name(name));
     PTC_TRY(auto created,
             node_of(raw, parent).create(request.caller(), checked, mode, info->flags));
-    PTC_TRY(auto entry, entry_of(*created.node));
+    PTC_TRY(auto entry, entry_of(request.tree(), *created.node));
     NodeTable& table = request.tree().table();
     table.remember(created.node);
     reply_opened(request, std::move(created.opened), info, [&](fuse_req_t r) {
@@ -334,7 +334,8 @@ FsResult<> reply_xattr(FuseRequest& request, const std::string& value, size_t si
 
 void on_getxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, size_t size) {
   serve(raw, Op::kGetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
-    if (std::strcmp(name, "security.capability") == 0) return Errno{ENODATA};
+    // Said once, `ls -l` asks no file of this mount for labels and access lists again.
+    if (!std::string_view(name).starts_with("user.")) return Errno{EOPNOTSUPP};
     PTC_TRY(auto value, node_of(raw, inode).get_xattr(name));
     return reply_xattr(request, value, size);
   });
@@ -374,18 +375,21 @@ fuse_ino_t id_of(const Node& node) {
   return reinterpret_cast<fuse_ino_t>(&node);
 }
 
-FsResult<fuse_entry_param> entry_of(Node& node) {
+FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node) {
   PTC_TRY(auto stat, node.attributes());
   fuse_entry_param entry = {};
   entry.ino = id_of(node);
   entry.attr = stat;
-  entry.attr_timeout = node.immutable() ? kImmutableSeconds : 0;
-  entry.entry_timeout = node.keeps_its_name() ? kImmutableSeconds : 0;
+  entry.attr_timeout = node.attribute_seconds();
+  Node::NameLife life = node.name_life();
+  bool keep = life == Node::NameLife::kForever ||
+              (life == Node::NameLife::kUntilTold && tree.can_expire_names());
+  entry.entry_timeout = keep ? kCacheSeconds : 0;
   return entry;
 }
 
 void FuseRequest::entry(const NodeRef& node) {
-  auto entry = entry_of(*node);
+  auto entry = entry_of(tree(), *node);
   if (!entry) return error(entry.error().value);
   NodeTable& table = tree().table();
   table.remember(node);
@@ -422,7 +426,6 @@ const fuse_lowlevel_ops& fuse_operations() {
     ops.opendir = on_opendir;
     ops.readdir = on_readdir;
     ops.readdirplus = on_readdirplus;
-    ops.releasedir = on_releasedir;
     ops.fsyncdir = on_fsyncdir;
     ops.statfs = on_statfs;
     ops.setxattr = on_setxattr;

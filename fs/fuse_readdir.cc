@@ -1,23 +1,19 @@
 #include "fs/fuse_readdir.h"
 
-#include <mutex>
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "fs/listings.h"
 
 namespace ptc {
 namespace {
 
-/// An open directory: the listing as it was when reading began at its start, so that offsets stay
-/// what they are while names come and go. rewinddir() takes a new one.
-struct DirStream {
-  std::mutex mutex;
-  std::vector<DirEntry> entries;  // guarded
-  bool filled = false;            // guarded
-};
+/// Offsets: 0 and 1 are "." and "..", then the entries by their places. An entry carries the offset
+/// where the one behind it is looked for.
+constexpr uint64_t kDots = 2;
 
-DirStream& stream_of(const fuse_file_info* info) { return *reinterpret_cast<DirStream*>(info->fh); }
-
-/// Offsets: 0 and 1 are "." and "..", then the entries. An entry carries the offset of the next.
 struct Page {
   fuse_req_t raw;
   std::string bytes;
@@ -49,94 +45,89 @@ struct stat brief(mode_t type, ino_t inode) {
   return stat;
 }
 
+/// The entry with its attributes, counted as known to the kernel; nullopt: it is gone.
+std::optional<fuse_entry_param> full_entry(FuseRequest& request, Node& directory,
+                                           const DirEntry& entry, std::vector<NodeRef>& told) {
+  fuse_entry_param bare = {};
+  bare.attr = brief(entry.type, entry.inode);
+  auto child = directory.lookup(entry.name);
+  if (!child && child.error().value == ENOENT) return std::nullopt;
+  if (!child) return bare;  // asking for its attributes will say what is wrong
+  auto full = entry_of(request.tree(), *child.value());
+  if (!full) return bare;
+  request.tree().table().remember(child.value());
+  told.push_back(std::move(child).value());
+  return full.value();
+}
+
 FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, off_t offset,
-                          fuse_file_info* info, bool plus) {
+                          bool plus) {
   Node& node = node_of(request.raw(), inode);
-  DirStream& stream = stream_of(info);
-  std::unique_lock lock(stream.mutex);
-  // Not only at 0: the kernel may have served the beginning from its own cache.
-  if (offset == 0 || !stream.filled) {
-    PTC_TRY(stream.entries, node.list());
-    stream.filled = true;
-  }
-  // Attributes only where the kernel may keep them; otherwise it would ask again all the same.
-  bool with_attributes = plus && node.immutable();
-  NodeTable& table = request.tree().table();
+  Listings& listings = request.tree().listings();
+  PTC_TRY(auto listing, offset == 0 ? listings.fresh(node) : listings.kept(node));
   Page page{request.raw(), {}, size};
-  std::vector<NodeRef> told;  // what the kernel must let go of if the reply does not arrive
-  for (size_t at = static_cast<size_t>(offset); at < stream.entries.size() + 2; ++at) {
-    off_t next = static_cast<off_t>(at) + 1;
-    bool dot = at < 2;
-    std::string name = at == 0 ? "." : at == 1 ? ".." : stream.entries[at - 2].name;
-    struct stat stat = dot ? brief(S_IFDIR, inode_of(node.key()))
-                           : brief(stream.entries[at - 2].type, stream.entries[at - 2].inode);
-    if (!plus) {
-      if (!page.add(name, stat, next)) break;
-      continue;
-    }
-    if (!page.fits_plus(name)) break;
+  page.bytes.reserve(size);
+  bool room = true;
+  for (uint64_t at = static_cast<uint64_t>(offset); room && at < kDots; ++at) {
+    const char* name = at == 0 ? "." : "..";
+    struct stat stat = brief(S_IFDIR, inode_of(node.key()));
     fuse_entry_param entry = {};
     entry.attr = stat;
-    if (with_attributes && !dot) {
-      auto child = node.lookup(name);
-      if (!child && child.error().value == ENOENT) continue;  // gone since it was listed
-      if (!child) {
-        page.add_plus(name, entry, next);  // without attributes; asking for them says what is wrong
-        continue;
-      }
-      if (auto full = entry_of(*child.value())) {
-        entry = full.value();
-        table.remember(child.value());
-        told.push_back(std::move(child).value());
-      }
-    }
-    page.add_plus(name, entry, next);
+    off_t next = static_cast<off_t>(at) + 1;
+    room = plus ? page.fits_plus(name) : page.add(name, stat, next);
+    if (room && plus) page.add_plus(name, entry, next);
   }
-  lock.unlock();  // with the reply the kernel may close the stream, on another thread
+  // Attributes only where the kernel may keep them; otherwise it would ask again all the same.
+  const bool with_attributes = plus && node.immutable();
+  const uint64_t last = std::max<uint64_t>(static_cast<uint64_t>(offset), kDots) - kDots;
+  auto next = std::upper_bound(listing->begin(), listing->end(), last,
+                               [](uint64_t place, const DirEntry& e) { return place < e.place; });
+  std::vector<NodeRef> told;  // what the kernel must let go of if the reply does not arrive
+  for (; room && next != listing->end(); ++next) {
+    const off_t after = static_cast<off_t>(next->place + kDots);
+    if (!plus) {
+      room = page.add(next->name, brief(next->type, next->inode), after);
+      continue;
+    }
+    room = page.fits_plus(next->name);
+    if (!room) break;
+    fuse_entry_param entry = {};
+    entry.attr = brief(next->type, next->inode);
+    if (with_attributes) {
+      auto full = full_entry(request, node, *next, told);
+      if (!full) continue;
+      entry = *full;
+    }
+    page.add_plus(next->name, entry, after);
+  }
+  if (page.bytes.empty() && room) listings.drop(node);
   bool delivered = request.reply([&](fuse_req_t raw) {
     return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size());
   });
   if (!delivered) {
-    for (const NodeRef& child : told) table.forget(child.get(), 1);
+    for (const NodeRef& child : told) request.tree().table().forget(child.get(), 1);
   }
   return ok();
 }
 
 }  // namespace
 
-void on_opendir(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  serve(raw, Op::kOpendir, inode, [&](FuseRequest& request) -> FsResult<> {
-    auto stream = std::make_unique<DirStream>();
-    bool stable = node_of(raw, inode).list_is_stable();
-    info->cache_readdir = stable;
-    info->keep_cache = stable;
-    info->fh = reinterpret_cast<uint64_t>(stream.get());
-    if (request.reply([&](fuse_req_t r) { return fuse_reply_open(r, info); })) {
-      (void)stream.release();  // on_releasedir() has it now
-    }
+void on_opendir(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
+  serve(raw, Op::kOpendir, inode, [](FuseRequest& request) -> FsResult<> {
+    request.error(ENOSYS);
     return ok();
   });
 }
 
-void on_readdir(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset,
-                fuse_file_info* info) {
+void on_readdir(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info*) {
   serve(raw, Op::kReaddir, inode, [&](FuseRequest& request) {
-    return read_directory(request, inode, size, offset, info, false);
+    return read_directory(request, inode, size, offset, false);
   });
 }
 
-void on_readdirplus(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset,
-                    fuse_file_info* info) {
+void on_readdirplus(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info*) {
   serve(raw, Op::kReaddir, inode, [&](FuseRequest& request) {
-    return read_directory(request, inode, size, offset, info, true);
-  });
-}
-
-void on_releasedir(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  serve(raw, Op::kReleasedir, inode, [&](FuseRequest& request) -> FsResult<> {
-    delete &stream_of(info);
-    request.done_ok();
-    return ok();
+    return read_directory(request, inode, size, offset, true);
   });
 }
 

@@ -65,7 +65,7 @@ Node& node_of(fuse_req_t raw, fuse_ino_t inode);
 fuse_ino_t id_of(const Node& node);
 
 /// Attributes, inode id and times to live of a node; counts nothing.
-FsResult<fuse_entry_param> entry_of(Node& node);
+FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node);
 
 /// Runs one operation: counts it, lists it as in flight, turns errors and exceptions into a reply.
 template <class Body>

@@ -48,6 +48,7 @@ struct OpenOut {
   int32_t backing_id;
 };
 constexpr uint32_t kOpcodeInit = 26;
+constexpr int32_t kNotifyIncEpoch = 8;
 constexpr uint64_t kInitExt = uint64_t{1} << 30;
 constexpr uint64_t kPassthrough = uint64_t{1} << 37;
 constexpr uint64_t kKillprivV2 = uint64_t{1} << 28;
@@ -227,6 +228,13 @@ void FuseSession::drop_attributes(const Node& node) {
   (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), -1, 0);
 }
 
+void FuseSession::expire_names() {
+  if (!can_expire_names()) return;
+  OutHeader notification = {sizeof(OutHeader), kNotifyIncEpoch, 0};
+  // Fails only where there is no mount any more.
+  (void)!::write(fuse_session_fd(session_), &notification, sizeof(notification));
+}
+
 void FuseSession::set_read_ahead() const {
   // 128 KiB whatever INIT asks for; files that are read through the daemon want more.
   struct stat stat = {};
@@ -245,6 +253,7 @@ ssize_t FuseSession::on_read(int fd, void* buffer, size_t size, void* userdata) 
       InitIn init;
       std::memcpy(&init, static_cast<char*>(buffer) + sizeof(header), sizeof(init));
       FuseSession* self = session_of(userdata);
+      self->kernel_minor_ = init.minor;
       self->kernel_flags_ = init.flags | (uint64_t{init.flags2} << 32);
       self->init_request_ = header.unique;
     }

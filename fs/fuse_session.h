@@ -47,6 +47,8 @@ class FuseSession : public KernelCache {
   void stop();
 
   void drop_attributes(const Node& node) override;
+  void expire_names() override;
+  bool can_expire_names() const override { return kernel_minor_ >= kMinorWithEpochs; }
 
  private:
   FuseSession(Tree& tree, const MountOptions& options);
@@ -67,7 +69,9 @@ class FuseSession : public KernelCache {
   bool greeted_ = false;           // guarded
   bool unmounted_ = false;         // guarded
   bool clean_ = false;             // unmounted, and nothing was open; guarded
+  static constexpr uint32_t kMinorWithEpochs = 44;  // of the protocol; Linux 6.16
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
+  std::atomic<uint32_t> kernel_minor_{0};
 };
 
 }  // namespace ptc

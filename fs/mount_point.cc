@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -98,6 +99,8 @@ Result<bool> prepare_mount_point(const std::string& path) {
   bool was_dead = false;
   struct stat stat = {};
   int failed = ::stat(path.c_str(), &stat) == 0 ? 0 : errno;
+  struct statfs space = {};  // which the kernel does not cache
+  if (failed == 0 && ::statfs(path.c_str(), &space) != 0) failed = errno;
   if (failed == ENOTCONN) {
     auto mounted = mounted_on(path);
     if (!mounted || mounted->type != "fuse.ptcfs") {

@@ -53,13 +53,8 @@ FsResult<> Node::remove_xattr(const std::string&) {
   return Errno{immutable() ? EROFS : EOPNOTSUPP};
 }
 
-ino_t inode_of(std::string_view path) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, then mixed so that near names lie far apart
-  for (unsigned char c : path) hash = (hash ^ c) * 0x100000001b3;
-  hash ^= hash >> 32;
-  hash *= 0xd6e8feb86659fd93;
-  hash ^= hash >> 32;
-  return hash | (uint64_t{1} << 63);
+timespec later(timespec a, timespec b) {
+  return std::pair(a.tv_sec, a.tv_nsec) < std::pair(b.tv_sec, b.tv_nsec) ? b : a;
 }
 
 struct stat virtual_stat(mode_t mode, uid_t uid, gid_t gid, timespec time, ino_t inode) {

@@ -24,6 +24,8 @@ namespace ptc {
 class Node;
 using NodeRef = std::shared_ptr<Node>;
 
+inline constexpr double kCacheSeconds = 86400;  // what may be cached, is, for so long
+
 /// Who asks.
 struct Caller {
   uid_t uid = 0;
@@ -71,6 +73,9 @@ struct DirEntry {
   std::string name;
   mode_t type;  // S_IFDIR …
   ino_t inode;
+  /// Where it stands in its directory: 1 and up, and as long as it is there always the same. 0: where
+  /// the hash of its name puts it.
+  uint64_t place = 0;
 };
 
 /// What setattr changes; nullopt: stays.
@@ -95,11 +100,19 @@ class Node : public std::enable_shared_from_this<Node> {
 
   const std::string& key() const { return key_; }
 
-  /// Whether what is here can never change: names and attributes are then cached for a day, and
-  /// changes answer EROFS rather than EPERM.
+  /// Whether what is here can never change: changes answer EROFS rather than EPERM.
   virtual bool immutable() const { return false; }
-  /// Whether this name in its directory may be cached although the directory changes.
-  virtual bool keeps_its_name() const { return immutable(); }
+  /// For how long the kernel may cache this name in its directory.
+  enum class NameLife {
+    kNone,       // it may go at any time
+    kUntilTold,  // KernelCache::expire_names() is called when it goes
+    kForever,    // it goes only by the kernel's own hand
+  };
+  virtual NameLife name_life() const { return immutable() ? NameLife::kForever : NameLife::kNone; }
+  /// For how many seconds the kernel may cache the attributes; 0 unless they change only by its own
+  /// hand or it is told (KernelCache::drop_attributes). A directory's listing is cached in any case,
+  /// for as long as its time of modification is the same.
+  virtual double attribute_seconds() const { return immutable() ? kCacheSeconds : 0; }
 
   virtual FsResult<struct stat> attributes() = 0;
   /// `handle` is the open file it was asked through, or null.
@@ -112,8 +125,6 @@ class Node : public std::enable_shared_from_this<Node> {
   // Directories. `name` never holds a '/' and is at most 255 bytes.
   virtual FsResult<NodeRef> lookup(const std::string& name);
   virtual FsResult<std::vector<DirEntry>> list();
-  /// Whether the kernel may keep the listing, and is given attributes along with it.
-  virtual bool list_is_stable() const { return immutable(); }
   virtual FsResult<Created> create(const Caller& caller, const std::string& name, mode_t mode,
                                    int flags);
   virtual FsResult<NodeRef> make_directory(const Caller& caller, const std::string& name,
@@ -146,11 +157,28 @@ class Node : public std::enable_shared_from_this<Node> {
   NodeRef kernel_reference_;          // itself, while kernel_lookups_ > 0; same lock
 };
 
-inline constexpr double kImmutableSeconds = 86400;
-
 /// An inode number for a node that has no file on the host: stable, and with the top bit set, where
-/// no file system numbers its own.
-ino_t inode_of(std::string_view path);
+/// no file system numbers its own. It is a hash of a path, which may be given in parts.
+class InodeHash {
+ public:
+  constexpr InodeHash& add(std::string_view part) {
+    for (unsigned char c : part) hash_ = (hash_ ^ c) * 0x100000001b3;  // FNV-1a
+    return *this;
+  }
+  constexpr ino_t value() const {
+    uint64_t mixed = hash_ ^ (hash_ >> 32);  // so that near names lie far apart
+    mixed *= 0xd6e8feb86659fd93;
+    mixed ^= mixed >> 32;
+    return mixed | (uint64_t{1} << 63);
+  }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325;
+};
+inline ino_t inode_of(std::string_view path) { return InodeHash().add(path).value(); }
+
+/// The later of two times.
+timespec later(timespec a, timespec b);
 
 /// stat of a node that has no file: mode, owner, one time for all three.
 struct stat virtual_stat(mode_t mode, uid_t uid, gid_t gid, timespec time, ino_t inode);

@@ -20,9 +20,7 @@ void CommitGate::unseal(const std::vector<std::string>& keys) {
 }
 
 struct stat CheckpointView::attributes(mode_t mode, std::string_view path) const {
-  // The time is part of it, so that a later checkpoint of the same name has other inodes.
-  std::string id = fmt::format("{}.{}/{}/{}", time.tv_sec, time.tv_nsec, checkpoint->name(), path);
-  return virtual_stat(mode, uid, gid, time, inode_of(id));
+  return virtual_stat(mode, uid, gid, time, InodeHash(inodes).add(path).value());
 }
 
 JobView::JobView(Tree& tree, JobRef job, std::string key)
@@ -64,6 +62,17 @@ struct stat JobView::directory() const {
   return result;
 }
 
+timespec JobView::checkpoints_changed() const {
+  int64_t ns = checkpoints_changed_ns_.load();
+  return {ns / 1000000000, ns % 1000000000};
+}
+
+void JobView::note_checkpoints_changed() {
+  checkpoints_changed_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                std::chrono::system_clock::now().time_since_epoch())
+                                .count();
+}
+
 std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
   std::lock_guard lock(mutex_);
   CheckpointRef checkpoint = job_->find_checkpoint(name);
@@ -80,6 +89,8 @@ std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
   view->uid = manifest.uid;
   view->gid = manifest.gid;
   view->time = {manifest.time_ns / 1000000000, manifest.time_ns % 1000000000};
+  // The time is part of it, so that a later checkpoint of the same name has other inodes.
+  view->inodes.add(fmt::format("{}.{}/{}/", view->time.tv_sec, view->time.tv_nsec, name));
   checkpoints_.emplace(name, view);
   return view;
 }
@@ -110,6 +121,12 @@ void Tree::detach() {
 void Tree::set_kernel_cache(KernelCache* cache) {
   std::lock_guard lock(cache_mutex_);
   cache_ = cache;
+  can_expire_names_ = cache != nullptr && cache->can_expire_names();
+}
+
+void Tree::drop_attributes(const Node& node) {
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ != nullptr) cache_->drop_attributes(node);
 }
 
 Result<JobViewRef> Tree::job(std::string_view name) {
@@ -127,8 +144,15 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   return view;
 }
 
-void Tree::current_changed(const std::string&) {
-  // `current` is looked up each time it is used: nothing of it is cached.
+void Tree::names_changed() {
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ != nullptr) cache_->expire_names();
+}
+
+void Tree::job_removed() {
+  ::utimensat(root_fd(), "", nullptr, AT_EMPTY_PATH);
+  drop_attributes(root());
+  names_changed();
 }
 
 void Tree::checkpoint_changed(const std::string& job_name, const std::string& name) {
@@ -137,12 +161,19 @@ void Tree::checkpoint_changed(const std::string& job_name, const std::string& na
     std::lock_guard lock(cache_mutex_);
     if (cache_ == nullptr) return;
   }
-  // The same names and bytes, but which of them take memory (st_blocks) has changed.
-  auto view = job(job_name);
-  if (!view || view.value() == nullptr) return;
-  auto checkpoint = view.value()->checkpoint(name);
-  if (checkpoint == nullptr) return;
-  const std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
+  auto found = job(job_name);
+  if (!found || found.value() == nullptr) return;
+  JobView& view = *found.value();
+  // Times first: by them the kernel knows that what it has listed is old.
+  ::utimensat(view.files_fd(), "", nullptr, AT_EMPTY_PATH);
+  view.note_checkpoints_changed();
+  std::vector<NodeRef> nodes;
+  for (const std::string& key : {view.key(), checkpoints_key(view)})
+    if (NodeRef node = table_.find(key)) nodes.push_back(std::move(node));
+  if (auto checkpoint = view.checkpoint(name)) {
+    // The same names and bytes, but which of them take memory (st_blocks) has changed.
+    for (NodeRef& node : table_.under(checkpoint_key(*checkpoint))) nodes.push_back(std::move(node));
+  }
   std::lock_guard lock(cache_mutex_);
   if (cache_ == nullptr) return;
   for (const NodeRef& node : nodes) cache_->drop_attributes(*node);

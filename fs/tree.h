@@ -16,6 +16,7 @@
 
 #include "fs/editable_file.h"
 #include "fs/gather_cache.h"
+#include "fs/listings.h"
 #include "fs/node_table.h"
 #include "fs/passthrough.h"
 #include "fs/stats.h"
@@ -56,9 +57,14 @@ struct CheckpointView {
   uid_t uid = 0;
   gid_t gid = 0;
   timespec time = {};
+  InodeHash inodes;       // of its root, from which those of all paths are reckoned
 
   /// stat of something in it; `path` is relative to the checkpoint.
   struct stat attributes(mode_t mode, std::string_view path) const;
+  /// The path of the node with this key.
+  std::string_view path_of(std::string_view node_key) const {
+    return node_key.size() <= key.size() ? "" : node_key.substr(key.size() + 1);
+  }
 };
 
 /// One job as this mount shows it. Lives while a node of it does.
@@ -77,6 +83,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   struct stat directory() const;
 
   std::shared_ptr<CheckpointView> checkpoint(const std::string& name);
+  /// The last time a checkpoint came, went, or was materialised otherwise.
+  timespec checkpoints_changed() const;
+  void note_checkpoints_changed();
 
   EditableFile& layout() { return layout_; }
   EditableFile& rules() { return rules_; }
@@ -100,6 +109,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile layout_, rules_;
   Whiteouts hidden_;
   CommitGate gate_;
+  std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch
   std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
@@ -108,14 +118,17 @@ using JobViewRef = std::shared_ptr<JobView>;
 
 /// Tells the kernel to drop what it caches; FuseSession implements it.
 ///
-/// Attributes only, never names: for a name the kernel takes the lock of its directory, which an
-/// operation that waits for this daemon may hold. A daemon that is killed in such a moment could not
-/// even die: its thread would wait for the operation, and the operation for the daemon. So names that
-/// may go (jobs, checkpoints, `current`) are looked up each time instead.
+/// Never one name: for that the kernel takes the lock of its directory, which an operation that waits
+/// for this daemon may hold. A daemon that is killed in such a moment could not even die: its thread
+/// would wait for the operation, and the operation for the daemon. So all names expire together, by a
+/// counter. No call waits.
 struct KernelCache {
   virtual ~KernelCache() = default;
-  /// Does not wait.
   virtual void drop_attributes(const Node& node) = 0;
+  /// Every name is looked up again when it is next used; what it then stands for may be the same.
+  virtual void expire_names() = 0;
+  /// Whether this kernel can do that. Names that may go are not to be cached where it cannot.
+  virtual bool can_expire_names() const = 0;
 };
 
 /// Threads: any. Outlives all nodes. Order: construct, open the store with it as listener, attach().
@@ -139,13 +152,19 @@ class Tree : public JobListener {
   NodeTable& table() { return table_; }
   Passthrough& passthrough() { return passthrough_; }
   GatherCache& gathered() { return gathered_; }
+  Listings& listings() { return listings_; }
   Stats& stats() { return stats_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
 
   /// The view of a job; null when there is no such job.
   Result<JobViewRef> job(std::string_view name);
+  /// A job was removed by others than the kernel.
+  void job_removed();
+  /// As KernelCache's; false when nothing is mounted.
+  bool can_expire_names() const { return can_expire_names_.load(std::memory_order_relaxed); }
+  void drop_attributes(const Node& node);
   // JobListener.
-  void current_changed(const std::string& job) override;
+  void names_changed() override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
 
  private:
@@ -156,12 +175,14 @@ class Tree : public JobListener {
   NodeTable table_;
   Passthrough passthrough_;
   GatherCache gathered_;
+  Listings listings_;
   Stats stats_;
   std::mutex views_mutex_;
   uint64_t next_view_ = 1;                                     // guarded by views_mutex_
   std::unordered_map<std::string, JobViewRef> views_;          // guarded by views_mutex_
   std::mutex cache_mutex_;
   KernelCache* cache_ = nullptr;  // guarded by cache_mutex_
+  std::atomic<bool> can_expire_names_{false};
 };
 
 /// Keys of the fixed nodes of a job.

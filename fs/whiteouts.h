@@ -1,6 +1,9 @@
 // Names taken away in this mount only, so that `rm -r` works on what cannot change.
 #pragma once
 
+#include <time.h>
+
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <string>
@@ -22,14 +25,18 @@ class Whiteouts {
   void hide_until_shown(std::string path);
   void show(const std::string& path);
   bool hidden(const std::string& path) const;
-  /// Whether anything is hidden: a listing must then not be cached.
+  /// Whether anything is hidden.
   bool any() const;
+  /// When names came back by themselves, at last; the epoch if never.
+  timespec restored() const;
 
  private:
   void expire() const;
   mutable std::mutex mutex_;
+  mutable std::atomic<bool> some_{false};  // whether paths_ holds any; written with the lock held
   mutable std::unordered_map<std::string, bool> paths_;       // → whether it expires; guarded
   mutable std::chrono::steady_clock::time_point last_hidden_;  // guarded
+  mutable timespec restored_ = {};                             // guarded
 };
 
 }  // namespace ptc

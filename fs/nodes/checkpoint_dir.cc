@@ -19,7 +19,7 @@ constexpr std::string_view kNames[] = {"meta.json", "model", "hf", "layouts"};
 class MetaFile : public Node {
  public:
   explicit MetaFile(std::shared_ptr<CheckpointView> checkpoint)
-      : Node(FrozenDir::key_of(*checkpoint, "meta.json")), checkpoint_(std::move(checkpoint)) {}
+      : Node(checkpoint->key + "/meta.json"), checkpoint_(std::move(checkpoint)) {}
   bool immutable() const override { return true; }
   FsResult<struct stat> attributes() override {
     struct stat stat = checkpoint_->attributes(S_IFREG | 0444, "meta.json");
@@ -37,43 +37,57 @@ class MetaFile : public Node {
 
 }  // namespace
 
-FrozenDir::FrozenDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path)
-    : Node(key_of(*checkpoint, path)), job_(std::move(job)), checkpoint_(std::move(checkpoint)),
-      path_(std::move(path)) {}
+FrozenDir::FrozenDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key)
+    : Node(std::move(key)), job_(std::move(job)), checkpoint_(std::move(checkpoint)) {}
 
-std::string FrozenDir::key_of(const CheckpointView& checkpoint, std::string_view path) {
-  if (path.empty()) return checkpoint_key(checkpoint);
-  return fmt::format("{}/{}", checkpoint_key(checkpoint), path);
-}
-
-std::string FrozenDir::path_of(std::string_view name) const {
-  return path_.empty() ? std::string(name) : fmt::format("{}/{}", path_, name);
+std::string FrozenDir::child_key(std::string_view name) const {
+  std::string result;
+  result.reserve(key().size() + 1 + name.size());
+  return result.append(key()).append(1, '/').append(name);
 }
 
 DirEntry FrozenDir::entry(std::string name, mode_t type) const {
-  ino_t inode = checkpoint_->attributes(type, path_of(name)).st_ino;
-  return {std::move(name), type, inode};
+  InodeHash inode = checkpoint_->inodes;
+  if (!path().empty()) inode.add(path()).add("/");
+  return {std::move(name), type, inode.add(name).value()};
 }
 
 FsResult<struct stat> FrozenDir::attributes() {
   // Whoever could not enter what was committed cannot enter the checkpoint either.
-  const mode_t mode = path_.empty() ? checkpoint_->checkpoint->manifest().mode & 0755 : 0755;
-  struct stat stat = checkpoint_->attributes(S_IFDIR | mode, path_);
-  PTC_TRY(auto all, entries());
-  for (const DirEntry& entry : all) stat.st_nlink += S_ISDIR(entry.type) ? 1 : 0;
+  const mode_t mode = path().empty() ? checkpoint_->checkpoint->manifest().mode & 0755 : 0755;
+  struct stat stat = checkpoint_->attributes(S_IFDIR | mode, path());
+  stat.st_mtim = later(stat.st_mtim, checkpoint_->hidden.restored());
+  PTC_TRY(auto below, subdirectories());
+  stat.st_nlink += below;
   return stat;
 }
 
+FsResult<uint64_t> FrozenDir::subdirectories() {
+  PTC_TRY(auto all, entries());
+  return std::count_if(all.begin(), all.end(),
+                       [](const DirEntry& entry) { return S_ISDIR(entry.type); });
+}
+
+bool FrozenDir::hides(std::string_view name) const {
+  const Whiteouts& hidden = checkpoint_->hidden;
+  return hidden.any() && hidden.hidden(std::string(checkpoint_->path_of(child_key(name))));
+}
+
+void FrozenDir::hide(std::string_view name) {
+  checkpoint_->hidden.hide(std::string(checkpoint_->path_of(child_key(name))));
+}
+
 FsResult<NodeRef> FrozenDir::lookup(const std::string& name) {
-  if (checkpoint_->hidden.hidden(path_of(name))) return Errno{ENOENT};
+  if (hides(name)) return Errno{ENOENT};
   return find(name);
 }
 
 FsResult<std::vector<DirEntry>> FrozenDir::list() {
   PTC_TRY(auto all, entries());
-  std::erase_if(all, [&](const DirEntry& entry) {
-    return checkpoint_->hidden.hidden(path_of(entry.name));
-  });
+  if (entries_stay()) {
+    for (size_t i = 0; i < all.size(); ++i) all[i].place = i + 1;  // hidden or not
+  }
+  std::erase_if(all, [&](const DirEntry& entry) { return hides(entry.name); });
   return all;
 }
 
@@ -87,7 +101,7 @@ FsResult<> FrozenDir::unlink(const std::string& name) {
   PTC_TRY(may_remove());
   PTC_TRY(auto stat, node->attributes());
   if (S_ISDIR(stat.st_mode)) return Errno{EISDIR};
-  checkpoint_->hidden.hide(path_of(name));
+  hide(name);
   return ok();
 }
 
@@ -98,7 +112,7 @@ FsResult<> FrozenDir::remove_directory(const std::string& name) {
   if (directory == nullptr) return Errno{ENOTDIR};
   PTC_TRY(auto left, directory->list());
   if (!left.empty()) return Errno{ENOTEMPTY};
-  checkpoint_->hidden.hide(path_of(name));
+  hide(name);
   return ok();
 }
 
@@ -141,9 +155,10 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
   const Checkpoint& of = *checkpoint()->checkpoint;
   if (name != "model" && name != "hf") return Errno{ENOENT};
-  if (NodeRef known = job()->tree().table().find(key_of(*checkpoint(), name))) return known;
+  std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
   PTC_TRY(auto files, as_fs(name == "model" ? of.model_files() : of.hf_files()));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), name, std::move(files), ""));
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(files), ""));
 }
 
 FsResult<std::vector<DirEntry>> CheckpointDir::entries() {

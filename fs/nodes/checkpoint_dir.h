@@ -12,27 +12,32 @@ namespace ptc {
 /// A directory in a checkpoint: immutable, its names hidden one by one by `rm -r`.
 class FrozenDir : public Node {
  public:
-  /// `path` is relative to the checkpoint; empty for the checkpoint itself.
-  FrozenDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path);
+  /// `key` is that of the checkpoint, or of its parent followed by '/' and its name: child_key().
+  FrozenDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key);
 
   bool immutable() const override { return true; }
   /// A checkpoint may be removed by others than the kernel; what is in it stays with it.
-  bool keeps_its_name() const override { return !path_.empty(); }
-  bool list_is_stable() const override { return !checkpoint_->hidden.any(); }
+  NameLife name_life() const override {
+    return path().empty() ? NameLife::kUntilTold : NameLife::kForever;
+  }
+  /// Hidden names come back by themselves.
+  double attribute_seconds() const override {
+    return checkpoint_->hidden.any() ? 0 : kCacheSeconds;
+  }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) final;
   FsResult<std::vector<DirEntry>> list() final;
   FsResult<> unlink(const std::string& name) final;
   FsResult<> remove_directory(const std::string& name) final;
 
-  /// A node of this checkpoint at `path`.
-  static std::string key_of(const CheckpointView& checkpoint, std::string_view path);
-
  protected:
   const JobViewRef& job() const { return job_; }
   const std::shared_ptr<CheckpointView>& checkpoint() const { return checkpoint_; }
-  const std::string& path() const { return path_; }
-  std::string path_of(std::string_view name) const;
+  /// Relative to the checkpoint; empty for the checkpoint itself.
+  std::string_view path() const { return checkpoint_->path_of(key()); }
+  std::string child_key(std::string_view name) const;
+  /// The node of this name, if there is one already.
+  NodeRef known(const std::string& key) const { return job_->tree().table().find(key); }
   DirEntry entry(std::string name, mode_t type) const;
   /// EPERM while the checkpoint is pinned.
   FsResult<> may_remove() const;
@@ -41,17 +46,23 @@ class FrozenDir : public Node {
   /// As lookup() and list(), but of everything that is there, hidden or not.
   virtual FsResult<NodeRef> find(const std::string& name) = 0;
   virtual FsResult<std::vector<DirEntry>> entries() = 0;
+  /// How many of entries() are directories.
+  virtual FsResult<uint64_t> subdirectories();
+  /// Whether entries() are always the same.
+  virtual bool entries_stay() const { return true; }
 
  private:
+  bool hides(std::string_view name) const;
+  void hide(std::string_view name);
+
   const JobViewRef job_;
   const std::shared_ptr<CheckpointView> checkpoint_;
-  const std::string path_;
 };
 
 class CheckpointDir : public FrozenDir {
  public:
   CheckpointDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint)
-      : FrozenDir(std::move(job), std::move(checkpoint), "") {}
+      : FrozenDir(std::move(job), checkpoint, checkpoint->key) {}
   /// Whether `rm -r` has taken every name out of it, so that rmdir may remove the checkpoint.
   static bool all_hidden(const CheckpointView& checkpoint);
 

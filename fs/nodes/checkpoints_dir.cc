@@ -16,11 +16,10 @@ FsResult<NodeRef> CheckpointsDir::make(const JobViewRef& job) {
 FsResult<struct stat> CheckpointsDir::attributes() {
   struct stat directory = job_->directory();
   auto checkpoints = job_->job().checkpoints();
-  timespec time = directory.st_mtim;
+  timespec time = later(directory.st_mtim, job_->checkpoints_changed());
   for (const CheckpointRef& checkpoint : checkpoints) {
     int64_t ns = checkpoint->manifest().time_ns;
-    timespec committed = {ns / 1000000000, ns % 1000000000};
-    if (committed.tv_sec > time.tv_sec) time = committed;
+    time = later(time, {ns / 1000000000, ns % 1000000000});
   }
   struct stat stat =
       virtual_stat(directory.st_mode, directory.st_uid, directory.st_gid, time, inode_of(key()));

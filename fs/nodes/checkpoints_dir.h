@@ -18,7 +18,8 @@ class CheckpointsDir : public Node {
   FsResult<> take(RealNode& parent, const std::string& name, const std::string& target_name,
                   unsigned flags);
 
-  bool keeps_its_name() const override { return true; }
+  NameLife name_life() const override { return NameLife::kForever; }
+  double attribute_seconds() const override { return kCacheSeconds; }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;

@@ -31,7 +31,7 @@ class ContentHandle : public Handle {
     auto got = content_->read(offset, out.first(size));
     if (got) return size;
     spdlog::error("job '{}', checkpoint '{}': reading {} at byte {} failed: {}",
-                  file_->job_->job().name(), file_->checkpoint_->checkpoint->name(), file_->path_,
+                  file_->job_->job().name(), file_->checkpoint_->checkpoint->name(), file_->path(),
                   offset, got.error().message());
     return Errno{to_errno(got.error())};
   }
@@ -45,10 +45,9 @@ class ContentHandle : public Handle {
 };
 
 ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint,
-                         std::string path, FileSetRef set, size_t index)
-    : Node(FrozenDir::key_of(*checkpoint, path)), job_(std::move(job)),
-      checkpoint_(std::move(checkpoint)), path_(std::move(path)), set_(std::move(set)),
-      index_(index) {}
+                         std::string key, FileSetRef set, size_t index)
+    : Node(std::move(key)), job_(std::move(job)), checkpoint_(std::move(checkpoint)),
+      set_(std::move(set)), index_(index) {}
 
 GatherCache::FileRef ContentFile::gather(const FileContent& content) const {
   Tree& tree = job_->tree();
@@ -57,7 +56,7 @@ GatherCache::FileRef ContentFile::gather(const FileContent& content) const {
 }
 
 FsResult<struct stat> ContentFile::attributes() {
-  struct stat stat = checkpoint_->attributes(S_IFREG | 0444, path_);
+  struct stat stat = checkpoint_->attributes(S_IFREG | 0444, path());
   stat.st_size = static_cast<off_t>(file().bytes);
   // What takes memory counts in `du`; what is computed when read takes none.
   if (set_->is_stored(index_)) stat.st_blocks = (stat.st_size + 511) / 512;
@@ -69,7 +68,7 @@ FsResult<Opened> ContentFile::open(const Caller&, int flags) {
   auto content = set_->open(index_);
   if (!content) {
     spdlog::error("job '{}', checkpoint '{}': opening {} failed: {}", job_->job().name(),
-                  checkpoint_->checkpoint->name(), path_, content.error().message());
+                  checkpoint_->checkpoint->name(), path(), content.error().message());
     return Errno{to_errno(content.error())};
   }
   auto self = std::static_pointer_cast<ContentFile>(shared_from_this());

@@ -16,7 +16,8 @@ namespace ptc {
 /// the first open decides until the last close, as the kernel demands; the bytes are the same.
 class ContentFile : public Node {
  public:
-  ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+  /// `key`: FrozenDir::child_key() of its directory.
+  ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
               FileSetRef set, size_t index);
 
   bool immutable() const override { return true; }
@@ -29,9 +30,9 @@ class ContentFile : public Node {
   friend class ContentHandle;
   GatherCache::FileRef gather(const FileContent& content) const;
   const FileSet::Entry& file() const { return set_->entries()[index_]; }
+  std::string_view path() const { return checkpoint_->path_of(key()); }
   const JobViewRef job_;
   const std::shared_ptr<CheckpointView> checkpoint_;
-  const std::string path_;
   const FileSetRef set_;
   const size_t index_;
   InodeMode mode_;

@@ -9,8 +9,8 @@
 
 namespace ptc {
 
-/// One node for each target, and its name is looked up every time: whoever resolves `current` after
-/// Job reported a change gets the new target, and the kernel may cache the text of each.
+/// One node for each target, so that the kernel may cache its text; and the kernel is told when the
+/// name stands for another.
 class CurrentLink : public Node {
  public:
   /// Null while there is nothing to point to.
@@ -23,6 +23,7 @@ class CurrentLink : public Node {
   CurrentLink(const JobViewRef& job, std::string target)
       : Node(job->key() + "/current/" + target), job_(job), target_(std::move(target)) {}
 
+  NameLife name_life() const override { return NameLife::kUntilTold; }
   FsResult<struct stat> attributes() override {
     struct stat owner = job_->directory();
     struct stat stat =

@@ -33,7 +33,7 @@ struct stat owner() {
 class DotPtcDir : public Node {
  public:
   explicit DotPtcDir(Tree& tree) : Node(".ptc"), tree_(tree) {}
-  bool keeps_its_name() const override { return true; }
+  NameLife name_life() const override { return NameLife::kForever; }
   FsResult<struct stat> attributes() override { return owner(); }
 
   FsResult<NodeRef> lookup(const std::string& name) override {

@@ -11,11 +11,18 @@
 namespace ptc {
 namespace {
 
-size_t lower_bound(const FileSet& set, std::string_view path) {
-  const auto& all = set.entries();
-  auto found = std::lower_bound(all.begin(), all.end(), path,
+/// The first of [from, to) whose path is not before `path`.
+size_t lower_bound(const FileSet& set, size_t from, size_t to, std::string_view path) {
+  const auto all = set.entries().begin();
+  auto found = std::lower_bound(all + from, all + to, path,
                                 [](const FileSet::Entry& e, std::string_view p) { return e.path < p; });
-  return static_cast<size_t>(found - all.begin());
+  return static_cast<size_t>(found - all);
+}
+
+/// Behind all that begins with `prefix`, which ends in '/'.
+size_t end_of(const FileSet& set, size_t from, size_t to, std::string prefix) {
+  prefix.back() += 1;
+  return lower_bound(set, from, to, prefix);
 }
 
 }  // namespace
@@ -24,46 +31,58 @@ bool opens_to_read(int flags) {
   return (flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0;
 }
 
-FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint,
-                       std::string path, FileSetRef set, std::string prefix)
-    : FrozenDir(std::move(job), std::move(checkpoint), std::move(path)), set_(std::move(set)),
-      prefix_(std::move(prefix)) {}
-
-FsResult<NodeRef> FileSetDir::find(const std::string& name) {
-  const auto& all = set_->entries();
-  if (NodeRef known = job()->tree().table().find(key_of(*checkpoint(), path_of(name)))) {
-    return known;
-  }
-  std::string wanted = prefix_ + name;
-  size_t at = lower_bound(*set_, wanted);
-  if (at < all.size() && all[at].path == wanted) {
-    return intern(std::make_shared<ContentFile>(job(), checkpoint(), path_of(name), set_, at));
-  }
-  wanted += '/';
-  at = lower_bound(*set_, wanted);
-  if (at == all.size() || !all[at].path.starts_with(wanted)) return Errno{ENOENT};
-  return intern(
-      std::make_shared<FileSetDir>(job(), checkpoint(), path_of(name), set_, std::move(wanted)));
+FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+                       FileSetRef set, std::string prefix)
+    : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), set_(std::move(set)),
+      prefix_(std::move(prefix)) {
+  const size_t all = set_->entries().size();
+  begin_ = prefix_.empty() ? 0 : lower_bound(*set_, 0, all, prefix_);
+  end_ = prefix_.empty() ? all : end_of(*set_, begin_, all, prefix_);
 }
 
-FsResult<std::vector<DirEntry>> FileSetDir::entries() {
+FsResult<NodeRef> FileSetDir::find(const std::string& name) {
+  std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
+  std::string wanted = prefix_ + name;
   const auto& all = set_->entries();
-  std::vector<DirEntry> result;
-  for (size_t at = lower_bound(*set_, prefix_);
-       at < all.size() && all[at].path.starts_with(prefix_);) {
+  size_t at = lower_bound(*set_, begin_, end_, wanted);
+  if (at < end_ && all[at].path == wanted) {
+    return intern(std::make_shared<ContentFile>(job(), checkpoint(), std::move(key), set_, at));
+  }
+  wanted += '/';
+  at = lower_bound(*set_, at, end_, wanted);
+  if (at == end_ || !all[at].path.starts_with(wanted)) return Errno{ENOENT};
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), set_,
+                                             std::move(wanted)));
+}
+
+template <class File, class Directory>
+void FileSetDir::for_each(File file, Directory directory) const {
+  const auto& all = set_->entries();
+  for (size_t at = begin_; at < end_;) {
     std::string_view rest = std::string_view(all[at].path).substr(prefix_.size());
     size_t slash = rest.find('/');
     if (slash == std::string_view::npos) {
-      result.push_back(entry(std::string(rest), S_IFREG));
+      file(rest);
       ++at;
-      continue;
+    } else {
+      directory(rest.substr(0, slash));
+      at = end_of(*set_, at, end_, all[at].path.substr(0, prefix_.size() + slash + 1));
     }
-    std::string name(rest.substr(0, slash));
-    std::string after = prefix_ + name + static_cast<char>('/' + 1);  // behind all of name/
-    result.push_back(entry(std::move(name), S_IFDIR));
-    at = lower_bound(*set_, after);
   }
+}
+
+FsResult<std::vector<DirEntry>> FileSetDir::entries() {
+  std::vector<DirEntry> result;
+  for_each([&](std::string_view name) { result.push_back(entry(std::string(name), S_IFREG)); },
+           [&](std::string_view name) { result.push_back(entry(std::string(name), S_IFDIR)); });
   return result;
+}
+
+FsResult<uint64_t> FileSetDir::subdirectories() {
+  uint64_t count = 0;
+  for_each([](std::string_view) {}, [&](std::string_view) { ++count; });
+  return count;
 }
 
 }  // namespace ptc

@@ -13,16 +13,21 @@ namespace ptc {
 /// the set, so nothing is built: a lookup is one binary search.
 class FileSetDir : public FrozenDir {
  public:
-  FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+  FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
              FileSetRef set, std::string prefix);
 
  protected:
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
+  FsResult<uint64_t> subdirectories() override;
 
  private:
+  /// Calls one of them for every name, in order.
+  template <class File, class Directory>
+  void for_each(File file, Directory directory) const;
   const FileSetRef set_;
   const std::string prefix_;
+  size_t begin_, end_;  // in the set
 };
 
 /// Whether open(2) flags ask for reading only; anything else is EROFS on what cannot change. (With

@@ -13,7 +13,7 @@ class IncomingDir : public RealNode {
  public:
   IncomingDir(JobViewRef job, UniqueFd fd, std::string key)
       : RealNode(std::move(job), std::move(fd), std::move(key)) {}
-  bool keeps_its_name() const override { return true; }
+  NameLife name_life() const override { return NameLife::kForever; }
 };
 
 }  // namespace ptc

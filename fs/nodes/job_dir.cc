@@ -45,7 +45,16 @@ FsResult<NodeRef> JobDir::make(const JobViewRef& job) {
 FsResult<struct stat> JobDir::attributes() {
   PTC_TRY(auto stat, RealNode::attributes());
   stat.st_nlink += 1;  // checkpoints/
+  stat.st_mtim = later(stat.st_mtim, job().hidden().restored());
   return stat;
+}
+
+FsResult<> JobDir::set_attributes(const AttributeChange& change, Handle* handle) {
+  PTC_TRY(RealNode::set_attributes(change, handle));
+  // checkpoints/ has the job's owner and mode.
+  Tree& tree = job().tree();
+  if (NodeRef node = tree.table().find(checkpoints_key(job()))) tree.drop_attributes(*node);
+  return ok();
 }
 
 EditableFile* JobDir::editable(const std::string& name) {
@@ -92,11 +101,12 @@ FsResult<NodeRef> JobDir::lookup(const std::string& name) {
 FsResult<std::vector<DirEntry>> JobDir::list() {
   PTC_TRY(auto entries, RealNode::list());
   std::erase_if(entries, [](const DirEntry& entry) { return own(entry.name); });
-  for (std::string_view name : kOwnNames) {
+  for (uint64_t place = 1; std::string_view name : kOwnNames) {
+    uint64_t own_place = place++;
     auto node = own_name(std::string(name));
     if (!node || node.value() == nullptr) continue;
     PTC_TRY(auto stat, node.value()->attributes());
-    entries.push_back({std::string(name), stat.st_mode & S_IFMT, stat.st_ino});
+    entries.push_back({std::string(name), stat.st_mode & S_IFMT, stat.st_ino, own_place});
   }
   return entries;
 }

@@ -13,7 +13,10 @@ class JobDir : public RealNode {
   /// The node of this job's directory. Errors: ENOMEM, EMFILE.
   static FsResult<NodeRef> make(const JobViewRef& job);
 
+  NameLife name_life() const override { return NameLife::kUntilTold; }
+  double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
   FsResult<struct stat> attributes() override;
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;
   FsResult<Created> create(const Caller& caller, const std::string& name, mode_t mode,

@@ -19,7 +19,7 @@ std::optional<uint64_t> parse_rank(const std::string& name) {
 
 FsResult<NodeRef> LayoutDir::find(const std::string& name) {
   if (name != "rank") return Errno{ENOENT};
-  return intern(std::make_shared<RanksDir>(job(), checkpoint(), path_of(name), spec_));
+  return intern(std::make_shared<RanksDir>(job(), checkpoint(), child_key(name), spec_));
 }
 
 FsResult<std::vector<DirEntry>> LayoutDir::entries() {
@@ -35,11 +35,10 @@ FsResult<struct stat> RanksDir::attributes() {
 FsResult<NodeRef> RanksDir::find(const std::string& name) {
   std::optional<uint64_t> rank = parse_rank(name);
   if (!rank || *rank >= spec_.sizes.world_size()) return Errno{ENOENT};
-  if (NodeRef known = job()->tree().table().find(key_of(*checkpoint(), path_of(name)))) {
-    return known;
-  }
+  std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
   PTC_TRY(auto files, as_fs(checkpoint()->checkpoint->rank_files(spec_, *rank)));
-  return intern(std::make_shared<RankDir>(job(), checkpoint(), path_of(name), std::move(files),
+  return intern(std::make_shared<RankDir>(job(), checkpoint(), std::move(key), std::move(files),
                                           spec_, *rank));
 }
 
@@ -53,11 +52,10 @@ FsResult<std::vector<DirEntry>> RanksDir::entries() {
 
 FsResult<NodeRef> RankDir::find(const std::string& name) {
   if (name != "tensors") return FileSetDir::find(name);
-  if (NodeRef known = job()->tree().table().find(key_of(*checkpoint(), path_of(name)))) {
-    return known;
-  }
+  std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
   PTC_TRY(auto tensors, as_fs(checkpoint()->checkpoint->rank_tensors(spec_, rank_)));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), path_of(name),
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key),
                                              std::move(tensors), ""));
 }
 

@@ -14,9 +14,9 @@ namespace ptc {
 /// layouts/<layout>/: holds rank/ and nothing else.
 class LayoutDir : public FrozenDir {
  public:
-  LayoutDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+  LayoutDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
             LayoutSpec spec)
-      : FrozenDir(std::move(job), std::move(checkpoint), std::move(path)),
+      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
         spec_(std::move(spec)) {}
 
  private:
@@ -28,9 +28,9 @@ class LayoutDir : public FrozenDir {
 /// layouts/<layout>/rank/: a directory a rank.
 class RanksDir : public FrozenDir {
  public:
-  RanksDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+  RanksDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
            LayoutSpec spec)
-      : FrozenDir(std::move(job), std::move(checkpoint), std::move(path)),
+      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
         spec_(std::move(spec)) {}
   FsResult<struct stat> attributes() override;
 
@@ -43,14 +43,15 @@ class RanksDir : public FrozenDir {
 /// layouts/<layout>/rank/<r>/: its files, and its sub-tensors under tensors/.
 class RankDir : public FileSetDir {
  public:
-  RankDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string path,
+  RankDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
           FileSetRef files, LayoutSpec spec, uint64_t rank)
-      : FileSetDir(std::move(job), std::move(checkpoint), std::move(path), std::move(files), ""),
+      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(files), ""),
         spec_(std::move(spec)), rank_(rank) {}
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
+  FsResult<uint64_t> subdirectories() override { return FrozenDir::subdirectories(); }
   const LayoutSpec spec_;
   const uint64_t rank_;
 };

@@ -4,11 +4,17 @@
 
 namespace ptc {
 
+FsResult<struct stat> LayoutsDir::attributes() {
+  PTC_TRY(auto stat, FrozenDir::attributes());
+  stat.st_mtim = later(stat.st_mtim, job()->checkpoints_changed());
+  return stat;
+}
+
 FsResult<NodeRef> LayoutsDir::find(const std::string& name) {
   auto spec = job()->job().find_layout(*checkpoint()->checkpoint, name);
   if (!spec) return Errno{spec.error().code() == Code::kInvalidArgument ? ENOENT
                                                                         : to_errno(spec.error())};
-  return intern(std::make_shared<LayoutDir>(job(), checkpoint(), path_of(name), spec.value()));
+  return intern(std::make_shared<LayoutDir>(job(), checkpoint(), child_key(name), spec.value()));
 }
 
 FsResult<std::vector<DirEntry>> LayoutsDir::entries() {

@@ -14,13 +14,14 @@ namespace ptc {
 class LayoutsDir : public FrozenDir {
  public:
   LayoutsDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint)
-      : FrozenDir(std::move(job), std::move(checkpoint), "layouts") {}
+      : FrozenDir(std::move(job), checkpoint, checkpoint->key + "/layouts") {}
   /// The names stay what they are, but which of them are listed changes with each reshard.
-  bool list_is_stable() const override { return false; }
+  FsResult<struct stat> attributes() override;
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
+  bool entries_stay() const override { return false; }
 };
 
 }  // namespace ptc

@@ -265,6 +265,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     checkpoints[name] = record;
     custom_specs[spec_name] = manifest.written_spec;
     if (in_place) in_force = next;
+    if (in_place && listener != nullptr) listener->names_changed();
     if (last_error && last_error->what.starts_with("commit of " + label)) last_error.reset();
     changed.notify_all();
     return ok();
@@ -276,10 +277,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   }
   for (const FileVersion& version : draft.looked_at) hashes.forget(version);
   for (const ImageRef& image : images) fchmod(image->fd(), 0400);  // theirs until now
-  if (listener != nullptr) {
-    listener->checkpoint_changed(job->name(), name);
-    listener->current_changed(job->name());
-  }
+  if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   {
     std::lock_guard lock(mutex);

@@ -217,11 +217,11 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
       record.meta_revision = meta_revision;
       checkpoints[checkpoint->name()] = record;
     }
+    if (listener != nullptr) listener->names_changed();
     changed.notify_all();
   }
-  if (listener != nullptr) {
-    if (before != nullptr) listener->checkpoint_changed(job->name(), checkpoint->name());
-    listener->current_changed(job->name());
+  if (listener != nullptr && checkpoint != nullptr) {
+    listener->checkpoint_changed(job->name(), checkpoint->name());
   }
   spdlog::info("job {}: revision {} in force, layout {}, current {}", job->name(), next.revision,
                wanted.name(), next.current.value_or("none"));
@@ -296,12 +296,10 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
       in_force = next;
     }
     failed.reset();
+    if (listener != nullptr) listener->names_changed();
     changed.notify_all();
   }
-  if (listener != nullptr) {
-    listener->checkpoint_changed(job->name(), name);
-    if (was_current) listener->current_changed(job->name());
-  }
+  if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
   for (const StoredImage& image : record.checkpoint->stored()->images)
     (void)services.images->remove({image.id});
   for (const WrittenFile& file : record.checkpoint->manifest().files)

@@ -1,0 +1,130 @@
+"""What the benchmarks share: a plain tmpfs as the baseline, models, and medians of ratios.
+
+A ratio is taken within one round, so that what disturbs the machine for a while disturbs both sides;
+printed are the median over the rounds and the extremes.
+"""
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
+import mount  # noqa: E402  (its Mount starts the daemon)
+
+BYTES = {"BF16": 2, "F32": 4}
+
+
+def need_root():
+    if os.geteuid() != 0:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: mounts a tmpfs for its baseline, so it must be root")
+
+
+@contextlib.contextmanager
+def plain_tmpfs(huge="never"):
+    """A directory on a tmpfs of its own, with pages of 4 KiB."""
+    path = tempfile.mkdtemp(prefix="ptcfs-bench-")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"huge={huge}", "ptcfs-bench", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+        os.rmdir(path)
+
+
+def seconds(action, *arguments):
+    start = time.perf_counter()
+    action(*arguments)
+    return time.perf_counter() - start
+
+
+class Ratios:
+    """Values by what they are of, in the order in which they came."""
+
+    def __init__(self):
+        self.values = {}
+
+    def add(self, what, value):
+        self.values.setdefault(what, []).append(value)
+
+    def print(self, unit=""):
+        for what, values in self.values.items():
+            print(f"  {what:34} {statistics.median(values):7.2f}{unit}   "
+                  f"({min(values):.2f} to {max(values):.2f})")
+
+
+class Writer:
+    """A safetensors file of any size: random bytes, over and over."""
+
+    def __init__(self, tensors):
+        """`tensors`: (name, dtype, shape) in the order of the file."""
+        self.header, self.offset = {}, 0
+        for name, dtype, shape in tensors:
+            size = BYTES[dtype]
+            for extent in shape:
+                size *= extent
+            self.header[name] = {"dtype": dtype, "shape": list(shape),
+                                 "data_offsets": [self.offset, self.offset + size]}
+            self.offset += size
+
+    def write(self, path, block=os.urandom(1 << 20)):
+        text = json.dumps(self.header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb", buffering=0) as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            left = self.offset
+            while left > 0:
+                left -= file.write(block[:left])
+
+
+def write_json(path, value):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+
+
+def llama(layers, hidden, heads=32, key_value_heads=8, ffn=None, vocabulary=32000):
+    """config.json, and (name, dtype, shape) of the parameters."""
+    ffn = ffn or hidden * 7 // 2
+    head = hidden // heads
+    config = {"model_type": "llama", "num_attention_heads": heads, "hidden_size": hidden,
+              "num_key_value_heads": key_value_heads, "num_hidden_layers": layers,
+              "intermediate_size": ffn, "vocab_size": vocabulary}
+    tensors = [("model.embed_tokens.weight", "BF16", (vocabulary, hidden))]
+    for i in range(layers):
+        at = f"model.layers.{i}."
+        tensors += [(at + "input_layernorm.weight", "BF16", (hidden,)),
+                    (at + "self_attn.q_proj.weight", "BF16", (hidden, hidden)),
+                    (at + "self_attn.k_proj.weight", "BF16", (key_value_heads * head, hidden)),
+                    (at + "self_attn.v_proj.weight", "BF16", (key_value_heads * head, hidden)),
+                    (at + "self_attn.o_proj.weight", "BF16", (hidden, hidden)),
+                    (at + "post_attention_layernorm.weight", "BF16", (hidden,)),
+                    (at + "mlp.gate_proj.weight", "BF16", (ffn, hidden)),
+                    (at + "mlp.up_proj.weight", "BF16", (ffn, hidden)),
+                    (at + "mlp.down_proj.weight", "BF16", (hidden, ffn))]
+    tensors += [("model.norm.weight", "BF16", (hidden,)),
+                ("lm_head.weight", "BF16", (vocabulary, hidden))]
+    return config, tensors
+
+
+def adam(tensors):
+    """The two moments of every parameter, in fp32."""
+    return [(f"{name}.{moment}", "F32", shape) for name, _, shape in tensors
+            for moment in ("exp_avg", "exp_avg_sq")]
+
+
+def copy(source, target):
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def flat_rules(job):
+    """For parameters named m.<a>.<b>, which nothing cuts."""
+    write_json(job.file("rules.json"), {"format": "ptc-rules/1", "family": "flat",
+                                        "rules": [{"names": ["m.*.*"], "stage": "first"}]})

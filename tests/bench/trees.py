@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""How fast directory trees are walked, as ratios of time to the same tree on a plain tmpfs.
+
+    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/trees.py [--files 100000] [--rounds 5]
+
+The tree is model/ of a checkpoint of so many parameters, a hundred to a directory. Cold: the first
+walk of a fresh mount; warm: the later ones. Then `current`: how long a flip takes between two
+layouts of equal replicas as a reader sees it, and the first open through it.
+"""
+import argparse
+import os
+import subprocess
+
+import bench
+from bench import mount
+
+
+def find(path):
+    subprocess.run(["find", path], stdout=subprocess.DEVNULL, check=True)
+
+
+def ls(path):
+    subprocess.run(["ls", "-lR", path], stdout=subprocess.DEVNULL, check=True)
+
+
+def walk(path):
+    assert sum(len(files) for _, _, files in os.walk(path)) > 0
+
+
+def walk_and_stat(path):
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                walk_and_stat(entry.path)
+            else:
+                entry.stat(follow_symlinks=False)
+
+
+WALKS = {"find": find, "ls -lR": ls, "os.walk": walk, "scandir and stat": walk_and_stat}
+
+
+def write_checkpoint(job, files):
+    tensors = [(f"m.g{i // 100}.p{i % 100}", "F32", (4,)) for i in range(files)]
+    bench.Writer(tensors).write(job.incoming("base") + "/rank/0/model.safetensors")
+    bench.flat_rules(job)
+    job.commit("base")
+
+
+def copy_tree(source, target):
+    """Names and sizes are what matters."""
+    for directory, _, files in os.walk(source):
+        there = os.path.join(target, os.path.relpath(directory, source))
+        os.makedirs(there, exist_ok=True)
+        for name in files:
+            with open(os.path.join(there, name), "wb") as file:
+                file.write(bytes(144))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--files", type=int, default=100000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    bench.need_root()
+    with bench.plain_tmpfs() as plain, mount.Mount("--memory", "2G") as daemon:
+        job = daemon.job("bench")
+        write_checkpoint(job, options.files)
+        tree = job.checkpoint("base", "model")
+        copy_tree(tree, plain)
+        cold, warm = bench.Ratios(), bench.Ratios()
+        for name, action in WALKS.items():
+            for _ in range(options.rounds):
+                daemon.stop()
+                daemon.start()
+                cold.add(name, bench.seconds(action, tree) / bench.seconds(action, plain))
+                warm.add(name, bench.seconds(action, tree) / bench.seconds(action, plain))
+        print(f"{options.files} files; time as a multiple of a plain tmpfs's")
+        print("cold:")
+        cold.print()
+        print("warm:")
+        warm.print()
+
+
+if __name__ == "__main__":
+    main()
