@@ -182,6 +182,7 @@ template <class Send>
 void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Send send) {
   info->direct_io = opened.mode == IoMode::kDirect;
   info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
+  info->noflush = opened.mode == IoMode::kKeepCache;  // close() need not ask
   info->fh = reinterpret_cast<uint64_t>(opened.handle.get());
   reply_backing_id() = opened.backing_id;
   bool delivered = request.reply(send);

@@ -6,8 +6,8 @@
 
 namespace ptc {
 
-NodeTable::Shard& NodeTable::shard_of(const std::string& key) const {
-  return shards_[std::hash<std::string>()(key) % shards_.size()];
+NodeTable::Shard& NodeTable::shard_of(std::string_view key) const {
+  return shards_[std::hash<std::string_view>()(key) % shards_.size()];
 }
 
 NodeRef NodeTable::find(const std::string& key) const {
@@ -22,11 +22,14 @@ NodeRef NodeTable::intern(NodeRef fresh) {
   NodeRef existing;
   {
     std::lock_guard lock(shard.mutex);
-    std::weak_ptr<Node>& slot = shard.nodes[fresh->key()];
-    existing = slot.lock();
+    auto [slot, added] = shard.nodes.try_emplace(fresh->key(), fresh);
+    if (!added) existing = slot->second.lock();
     if (existing == nullptr) {
+      if (!added) {  // the key is that of a node which is just ending
+        shard.nodes.erase(slot);
+        shard.nodes.emplace(fresh->key(), fresh);
+      }
       fresh->table_ = this;
-      slot = fresh;
       return fresh;
     }
   }

@@ -37,13 +37,14 @@ class NodeTable {
 
  private:
   friend class Node;
-  void erase_expired(const std::string& key);
+  void erase_expired(const std::string& key);  // of a node that ends
 
   struct Shard {
     mutable std::mutex mutex;
-    std::unordered_map<std::string, std::weak_ptr<Node>> nodes;  // guarded by mutex
+    /// Keys are those of the nodes, which take theirs out when they end. Guarded by mutex.
+    std::unordered_map<std::string_view, std::weak_ptr<Node>> nodes;
   };
-  Shard& shard_of(const std::string& key) const;
+  Shard& shard_of(std::string_view key) const;
   mutable std::array<Shard, 64> shards_;
 };
 

@@ -72,15 +72,20 @@ class Writer:
                                  "data_offsets": [self.offset, self.offset + size]}
             self.offset += size
 
-    def write(self, path, block=os.urandom(1 << 20)):
+    def write(self, path, block=os.urandom(1 << 20), keep_open=False):
+        """With `keep_open`, returns the descriptor."""
         text = json.dumps(self.header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb", buffering=0) as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            left = self.offset
-            while left > 0:
-                left -= file.write(block[:left])
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.write(file, struct.pack("<Q", len(text)) + text)
+        left = self.offset
+        while left > 0:
+            left -= os.write(file, block[:left])
+        if keep_open:
+            return file
+        os.close(file)
+        return None
 
 
 def write_json(path, value):
@@ -128,3 +133,41 @@ def flat_rules(job):
     """For parameters named m.<a>.<b>, which nothing cuts."""
     write_json(job.file("rules.json"), {"format": "ptc-rules/1", "family": "flat",
                                         "rules": [{"names": ["m.*.*"], "stage": "first"}]})
+
+
+def hidden_for(mib, layers, vocabulary=32000):
+    """The width of a llama() of about so many MiB."""
+    hidden = 256
+    while sum(extent_product(shape) for _, _, shape in
+              llama(layers, hidden + 256, vocabulary=vocabulary)[1]) * 2 <= mib << 20:
+        hidden += 256
+    return hidden
+
+
+def extent_product(shape):
+    product = 1
+    for extent in shape:
+        product *= extent
+    return product
+
+
+def baseline(*arguments):
+    """Seconds that ptc_baseline (baseline.cc) takes for this."""
+    program = os.path.join(mount.bin_dir(), "ptc_baseline")
+    return float(subprocess.run([program, *map(str, arguments)], check=True, capture_output=True,
+                                text=True).stdout)
+
+
+def bytes_read(daemon):
+    """What the daemon has read by read() and pread() so far."""
+    with open(f"/proc/{daemon.process.pid}/io", encoding="utf-8") as file:
+        return int(file.readline().split()[1])
+
+
+def bytes_moved(plan):
+    """What changes place, within a node or between nodes."""
+    return plan["bytes"]["local"] + plan["bytes"]["moved"]
+
+
+def remove(checkpoint):
+    shutil.rmtree(checkpoint)

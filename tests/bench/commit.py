@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""How long a commit takes, as a ratio to hashing the same bytes with the checksum's own code.
+
+    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/commit.py [--mib 1024] [--rounds 5]
+
+From the last close of what was written until `mv incoming/x checkpoints/` returns. The baseline hashes
+memory with two threads. Nothing else may pass over the data: printed beside it is what the daemon read.
+"""
+import argparse
+import os
+
+import bench
+from bench import mount
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    bench.need_root()
+    ratios = bench.Ratios()
+    with mount.Mount("--memory", f"{options.mib * 2 + 256}M") as daemon:
+        job = daemon.job("bench")
+        config, tensors = bench.llama(layers=max(1, options.mib // 100), hidden=2048)
+        writer = bench.Writer(tensors)
+        mib = writer.offset >> 20
+        for i in range(options.rounds):
+            bench.write_json(job.incoming("base") + "/rank/0/config.json", config)
+            file = writer.write(job.incoming("base") + "/rank/0/model.safetensors", keep_open=True)
+
+            def close_and_commit():
+                os.close(file)
+                job.commit("base")
+
+            read_before = bench.bytes_read(daemon)
+            took = bench.seconds(close_and_commit)
+            passes = (bench.bytes_read(daemon) - read_before) / writer.offset
+            ratios.add("speed, hash of two threads = 1", bench.baseline("hash", mib, 2) / took)
+            ratios.add("passes over the data by read()", passes)
+            bench.remove(job.checkpoint("base"))
+        print(f"commit of {mib} MiB")
+        ratios.print()
+
+
+if __name__ == "__main__":
+    main()
