@@ -26,28 +26,24 @@ void add_chunks(std::vector<Chunk>& chunks, size_t image, uint64_t bytes) {
 }  // namespace
 
 Result<> ChecksumLedger::add(uint32_t tensor, const Box& box, const Checksum& checksum) {
-  if (parts_.size() <= tensor) parts_.resize(tensor + 1);
-  for (const Part& part : parts_[tensor]) {
-    if (part.box != box) continue;
-    if (part.checksum == checksum) return ok();
+  if (tensors_.size() <= tensor) tensors_.resize(tensor + 1);
+  Tensor& sums = tensors_[tensor];
+  auto [known, is_new] = sums.parts.try_emplace(box, checksum);
+  if (is_new) {
+    sums.total += checksum;
+    sums.elements += box.volume();
+  } else if (known->second != checksum) {
     return make_error(Code::kCorrupt, "two copies of {} differ", box.to_string());
   }
-  parts_[tensor].push_back({box, checksum});
   return ok();
 }
 
 Checksum ChecksumLedger::total(uint32_t tensor) const {
-  Checksum sum;
-  if (tensor < parts_.size())
-    for (const Part& part : parts_[tensor]) sum += part.checksum;
-  return sum;
+  return tensor < tensors_.size() ? tensors_[tensor].total : Checksum();
 }
 
 uint64_t ChecksumLedger::elements(uint32_t tensor) const {
-  uint64_t sum = 0;
-  if (tensor < parts_.size())
-    for (const Part& part : parts_[tensor]) sum += part.box.volume();
-  return sum;
+  return tensor < tensors_.size() ? tensors_[tensor].elements : 0;
 }
 
 Executor::Executor(unsigned threads, std::unique_ptr<Transport> transport)

@@ -17,7 +17,7 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
     for (const Piece& piece : slot.part.pieces) {
       if (piece.global.empty()) continue;
       PTC_TRY(auto copy, make_strided_copy({0, facts.shape}, piece.global.offset,
-                                           {slot.byte_offset, slot.part.local_shape},
+                                           array_at(slot.part, slot.byte_offset),
                                            piece.local_offset, piece.global.extent,
                                            dtype_bits(facts.dtype)));
       sums.pieces_.emplace_back(slot.tensor, &piece, copy);

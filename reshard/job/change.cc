@@ -18,7 +18,7 @@ Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& 
   PTC_TRY(plan.targets, checkpoint.target_images(spec));
   std::vector<ImageLayout> layouts;
   layouts.reserve(plan.targets.size());
-  for (const Checkpoint::TargetImage& target : plan.targets) layouts.push_back(target.file.layout);
+  for (const StateFile& target : plan.targets) layouts.push_back(target.layout);
   PTC_TRY(plan.transfers, plan_transfers(*stored.index, layouts));
   return plan;
 }

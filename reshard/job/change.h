@@ -10,7 +10,7 @@
 namespace ptc {
 
 struct ChangePlan {
-  std::vector<Checkpoint::TargetImage> targets;
+  std::vector<StateFile> targets;
   TransferPlan transfers;  // one ImagePlan per target
   /// Nothing needs to be written: the specs differ in replicas and the numbering of ranks only.
   bool nothing = false;

@@ -156,6 +156,7 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
       ArraySlot slot = layout.arrays[a];
       slot.tensor = model().tensors().size() + i;
       slot.part.pieces = {{Box::whole(pad.local.extent), pad.local.offset}};
+      slot.part.flat.reset();
       layout.arrays.push_back(std::move(slot));
     }
   }
@@ -197,6 +198,15 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   return file;
 }
 
+uint32_t Checkpoint::owner_of(const LayoutSpec& spec, StateCoords state,
+                              const ImageLayout& layout) const {
+  const bool cut = std::any_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
+    return slot.tensor < model().tensors().size() && model().is_cut_over_dp(slot.tensor, spec);
+  });
+  if (!cut) state.dp = 0;
+  return state_index(spec, state);
+}
+
 Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
                                                        const StateCoords& state) const {
   std::vector<StateFile> files;
@@ -206,11 +216,13 @@ Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
     PTC_TRY(auto by_name, held_by_name(manifest_.written_spec, state));
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
       const WrittenFile& file = manifest_.files[i];
-      if (!file.has_tensors || !file.set.empty() ||
-          state_of(manifest_.written_spec.coords(file.rank)) != state)
-        continue;
+      if (!file.has_tensors || !file.set.empty()) continue;
+      const uint32_t owner = manifest_.owner_of(file);
+      StateCoords holder = state_at(manifest_.written_spec, owner);
+      if (!file.dp_cut) holder.dp = state.dp;
+      if (holder != state) continue;
       PTC_TRY(auto layout, written_layout(i, by_name));
-      files.push_back({file.path, std::move(layout)});
+      files.push_back({file.path, std::move(layout), owner});
       done.insert(file.path);
     }
   }
@@ -222,6 +234,7 @@ Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
   }
   for (auto& [path, parts] : groups) {
     PTC_TRY(auto file, compose(path, std::move(parts), spec, state));
+    file.owner = owner_of(spec, state, file.layout);
     files.push_back(std::move(file));
   }
   std::sort(files.begin(), files.end(),
@@ -240,14 +253,14 @@ ImageLayout Checkpoint::padding_layout() const {
   return layout;
 }
 
-Result<std::vector<Checkpoint::TargetImage>> Checkpoint::target_images(
-    const LayoutSpec& spec) const {
-  std::vector<TargetImage> targets;
+Result<std::vector<StateFile>> Checkpoint::target_images(const LayoutSpec& spec) const {
+  std::vector<StateFile> targets;
   if (!manifest_.padding.empty() && state_key(spec) != state_key(manifest_.written_spec))
-    targets.push_back({0, {"", padding_layout()}});
-  for (uint32_t state = 0; state < state_count(spec.sizes); ++state) {
-    PTC_TRY(auto files, state_files(spec, state_at(spec.sizes, state)));
-    for (StateFile& file : files) targets.push_back({state, std::move(file)});
+    targets.push_back({"", padding_layout()});
+  for (uint32_t state = 0; state < state_count(spec); ++state) {
+    PTC_TRY(auto files, state_files(spec, state_at(spec, state)));
+    for (StateFile& file : files)
+      if (file.owner == state) targets.push_back(std::move(file));
   }
   return targets;
 }
@@ -269,7 +282,7 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
       if (held_state != image.state) {
         PTC_TRY(held, held_by_name(manifest_.written_spec,
-                                   state_at(manifest_.written_spec.sizes, image.state)));
+                                   state_at(manifest_.written_spec, image.state)));
         held_state = image.state;
       }
       PTC_TRY(layout, written_layout(image.written, held));
@@ -277,7 +290,7 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
       layout = padding_layout();
     } else {
       if (files_state != image.state) {
-        PTC_TRY(auto list, state_files(spec, state_at(spec.sizes, image.state)));
+        PTC_TRY(auto list, state_files(spec, state_at(spec, image.state)));
         files.clear();
         for (StateFile& file : list) files.emplace(file.path, std::move(file.layout));
         files_state = image.state;

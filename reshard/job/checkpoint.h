@@ -94,11 +94,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<std::vector<StateFile>> state_files(const LayoutSpec& spec, const StateCoords& state) const;
   /// The files of all states under `spec`, and what else must be stored (path ""), in the order of
   /// StoredState::images.
-  struct TargetImage {
-    uint32_t state;
-    StateFile file;
-  };
-  Result<std::vector<TargetImage>> target_images(const LayoutSpec& spec) const;
+  Result<std::vector<StateFile>> target_images(const LayoutSpec& spec) const;
 
   /// Where the bytes lie now.
   std::shared_ptr<const StoredState> stored() const;
@@ -122,6 +118,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
   std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
+  uint32_t owner_of(const LayoutSpec& spec, StateCoords state, const ImageLayout& layout) const;
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state) const;
   ImageLayout padding_layout() const;

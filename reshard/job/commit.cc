@@ -296,7 +296,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
     for (size_t i = 0; i < origin[r].size(); ++i) {
       auto [file, position] = origin[r][i];
       uint32_t tensor = inferred.tensor_of[r][i];
-      PTC_TRY(auto part, inferred.model.slice(tensor, spec, state_of(ranks[r].coords)));
+      PTC_TRY(auto part, inferred.model.slice(tensor, spec, state_of(spec, ranks[r].coords)));
       PTC_CHECK(part.has_value());
       file->model_tensor[position] = tensor;
       file->parts[position] = *std::move(part);
@@ -321,11 +321,10 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
   PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, std::move(stop)));
 
   struct Part {
-    const Box* box;
     Checksum sum;
     const Found* file;
   };
-  std::vector<std::vector<Part>> parts(model.tensors().size());
+  std::vector<std::unordered_map<Box, Part, BoxHash>> parts(model.tensors().size());
   std::vector<Checksum> totals(model.tensors().size());
   for (size_t i = 0; i < arrays.size(); ++i) {
     auto [file, position] = origin[i];
@@ -333,14 +332,12 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
     for (size_t p = 0; p < sums[i].size(); ++p) {
       const Box& box = arrays[i].part.pieces[p].global;
       if (box.empty()) continue;
-      auto same = std::find_if(parts[tensor].begin(), parts[tensor].end(),
-                               [&](const Part& part) { return *part.box == box; });
-      if (same == parts[tensor].end()) {
-        parts[tensor].push_back({&box, sums[i][p], file});
+      auto [same, is_new] = parts[tensor].try_emplace(box, Part{sums[i][p], file});
+      if (is_new) {
         totals[tensor] += sums[i][p];
-      } else if (same->sum != sums[i][p]) {
+      } else if (same->second.sum != sums[i][p]) {
         return invalid_argument("{} and {} both hold {} of tensor {}, but with different values: "
-                                "replicas must be equal", same->file->source(), file->source(),
+                                "replicas must be equal", same->second.file->source(), file->source(),
                                 box.to_string(), model.tensors()[tensor].name);
       }
     }
@@ -409,11 +406,14 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
   std::map<std::pair<uint32_t, std::string>, uint64_t> owner;
   for (Found& file : found) {
     draft.looked_at.push_back(file.version);
-    uint32_t state = state_index(spec.sizes, state_of(spec.coords(file.rank)));
-    if (file.has_tensors && owner.try_emplace({state, file.path}, file.rank).first->second != file.rank)
-      continue;
     WrittenFile written;
     written.rank = file.rank;
+    written.dp_cut = std::any_of(file.model_tensor.begin(), file.model_tensor.end(), [&](uint32_t t) {
+      return draft.manifest.model->is_cut_over_dp(t, spec);
+    });
+    if (file.has_tensors && owner.try_emplace({draft.manifest.owner_of(written), file.path}, file.rank)
+                                    .first->second != file.rank)
+      continue;
     written.path = file.path;
     written.bytes = file.version.bytes;
     written.has_tensors = file.has_tensors;
@@ -453,7 +453,7 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     return;
   }
   if (read_header(dir_fd, file).has_error()) return;
-  const StateCoords state = state_of(spec.coords(rank));
+  const StateCoords state = state_of(spec, spec.coords(rank));
   std::map<std::string, uint32_t> by_name;
   if (previous != nullptr)
     for (uint32_t t = 0; t < previous->tensors().size(); ++t)
@@ -468,7 +468,8 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
       if (slice.has_error() || !slice.value() || slice.value()->local_shape != tensor.shape) continue;
       part = *std::move(slice).value();
       global = previous->tensors()[it->second].shape;
-    } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1) {
+    } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1 ||
+               spec.optimizer != OptimizerCut::kReplicated) {
       continue;
     }
     (void)hash_array({file.fd.get(), file.version, i, tensor, part, global}, hashes, stop);

@@ -22,82 +22,41 @@ std::vector<std::byte>& thread_buffer(uint64_t bytes) {
 
 // What identifies the checksum of a piece beside the file and the array.
 std::string piece_key(const ArrayToHash& array, const Piece& piece) {
+  const SubTensor& part = array.part;
   return array.global_shape.to_string() + piece.global.to_string() + piece.local_offset.to_string() +
-         array.part.local_shape.to_string();
-}
-
-bool is_whole(const ArrayToHash& array) {
-  return array.part == SubTensor::whole(array.global_shape);
-}
-
-// Units that a task takes a range of: bytes of an array that is not cut, else rows of it.
-struct Units {
-  uint64_t count = 0;
-  uint64_t per_buffer = 1;
-  uint64_t per_task = 1;
-};
-
-Units units_of(const ArrayToHash& array) {
-  if (is_whole(array)) return {array.entry.bytes, kBufferBytes, kTaskBytes};
-  const uint64_t rows = array.part.local_shape.empty() ? 1 : array.part.local_shape[0];
-  const uint64_t row_bytes = rows == 0 ? 0 : array.entry.bytes / rows;
-  // Rows of 4- and 6-bit types may begin within a byte.
-  if (rows == 0 || row_bytes == 0 || dtype_bits(array.entry.dtype) < 8) return {rows, rows, rows};
-  return {rows, std::max<uint64_t>(1, kBufferBytes / row_bytes),
-          std::max<uint64_t>(1, kTaskBytes / row_bytes)};
+         part.local_shape.to_string() +
+         (part.flat ? fmt::format("{}{}", part.flat->begin, part.flat->of.to_string()) : "");
 }
 
 Error cancelled() { return Error(Code::kCancelled, "cancelled"); }
 
-Result<> hash_bytes(const ArrayToHash& array, uint64_t begin, uint64_t end, Checksum& sum,
-                    const std::stop_token& stop) {
+// Where the bytes of each piece lie in the tensor (source) and in the local array (target).
+Result<std::vector<StridedCopy>> places_of(const ArrayToHash& array) {
+  std::vector<StridedCopy> places;
+  for (const Piece& piece : array.part.pieces) {
+    PTC_TRY(auto place, make_strided_copy({0, array.global_shape}, piece.global.offset,
+                                          array_at(array.part, 0), piece.local_offset,
+                                          piece.global.extent, dtype_bits(array.entry.dtype)));
+    places.push_back(place);
+  }
+  return places;
+}
+
+// Bytes [begin, end) of the local array, added to the sums of the pieces they belong to.
+Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& places, uint64_t begin,
+                    uint64_t end, std::vector<Checksum>& sums, const std::stop_token& stop) {
   auto& buffer = thread_buffer(std::min(kBufferBytes, end - begin));
   for (uint64_t at = begin; at < end; at += kBufferBytes) {
     if (stop.stop_requested()) return cancelled();
-    std::span window(buffer.data(), std::min(kBufferBytes, end - at));
+    const std::span window(buffer.data(), std::min(kBufferBytes, end - at));
     PTC_TRY(read_exactly(array.fd, window, array.entry.offset + at));
-    sum += checksum_of_run(window, at);
+    for (size_t p = 0; p < places.size(); ++p)
+      for_each_run(places[p], at, at + window.size(),
+                   [&](uint64_t logical, uint64_t local, uint64_t bytes) {
+                     sums[p] += checksum_of_run(window.subspan(local - at, bytes), logical);
+                   });
   }
   return ok();
-}
-
-// Rows [begin, end) of a local array that is cut.
-Result<> hash_rows(const ArrayToHash& array, const Units& units, uint64_t begin, uint64_t end,
-                   std::vector<Checksum>& sums, const std::stop_token& stop) {
-  const bool scalar = array.part.local_shape.empty();
-  const uint64_t row_bytes = units.count == 0 ? 0 : array.entry.bytes / units.count;
-  for (uint64_t at = begin; at < end; at += units.per_buffer) {
-    if (stop.stop_requested()) return cancelled();
-    const uint64_t to = std::min(end, at + units.per_buffer);
-    const bool all = at == 0 && to == units.count;
-    const uint64_t bytes = all ? array.entry.bytes : (to - at) * row_bytes;
-    std::span window(thread_buffer(bytes).data(), bytes);
-    PTC_TRY(read_exactly(array.fd, window, array.entry.offset + (all ? 0 : at * row_bytes)));
-    SubTensor rows;
-    rows.local_shape = array.part.local_shape;
-    if (!scalar) rows.local_shape[0] = to - at;
-    for (size_t p = 0; p < array.part.pieces.size(); ++p) {
-      Piece piece = array.part.pieces[p];
-      if (!scalar) {
-        uint64_t first = std::max(at, piece.local_offset[0]);
-        uint64_t last = std::min(to, piece.local_offset[0] + piece.global.extent[0]);
-        if (first >= last) continue;
-        piece.global.offset[0] += first - piece.local_offset[0];
-        piece.global.extent[0] = last - first;
-        piece.local_offset[0] = first - at;
-      }
-      rows.pieces.assign(1, piece);
-      PTC_TRY(auto sum, checksum_of_sub_tensor(rows, array.global_shape, array.entry.dtype, window));
-      sums[p] += sum;
-    }
-  }
-  return ok();
-}
-
-Result<> hash_units(const ArrayToHash& array, const Units& units, uint64_t begin, uint64_t end,
-                    std::vector<Checksum>& sums, const std::stop_token& stop) {
-  if (is_whole(array)) return hash_bytes(array, begin, end, sums.front(), stop);
-  return hash_rows(array, units, begin, end, sums, stop);
 }
 
 // The checksums of all pieces, if every one of them is known.
@@ -149,7 +108,7 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
     uint64_t begin, end;
   };
   std::vector<std::vector<Checksum>> sums(arrays.size());
-  std::vector<Units> units(arrays.size());
+  std::vector<std::vector<StridedCopy>> places(arrays.size());
   std::vector<Task> tasks;
   std::vector<bool> fresh(arrays.size());
   for (size_t i = 0; i < arrays.size(); ++i) {
@@ -159,9 +118,10 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
     }
     fresh[i] = true;
     sums[i].resize(arrays[i].part.pieces.size());
-    units[i] = units_of(arrays[i]);
-    for (uint64_t begin = 0; begin < units[i].count; begin += units[i].per_task)
-      tasks.push_back({i, begin, std::min(units[i].count, begin + units[i].per_task)});
+    PTC_TRY(places[i], places_of(arrays[i]));
+    const uint64_t bytes = arrays[i].entry.bytes;
+    for (uint64_t begin = 0; begin < bytes; begin += kTaskBytes)
+      tasks.push_back({i, begin, std::min(bytes, begin + kTaskBytes)});
   }
   std::vector<std::vector<Checksum>> task_sums(tasks.size());
   PTC_TRY(executor.team().parallel_for(
@@ -169,7 +129,7 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
       [&](size_t t) -> Result<> {
         const Task& task = tasks[t];
         task_sums[t].resize(sums[task.array].size());
-        return hash_units(arrays[task.array], units[task.array], task.begin, task.end, task_sums[t],
+        return hash_bytes(arrays[task.array], places[task.array], task.begin, task.end, task_sums[t],
                           stop);
       },
       stop));
@@ -183,8 +143,8 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
 Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop) {
   if (known(array, hashes)) return ok();
   std::vector<Checksum> sums(array.part.pieces.size());
-  Units units = units_of(array);
-  PTC_TRY(hash_units(array, units, 0, units.count, sums, stop));
+  PTC_TRY(const auto places, places_of(array));
+  PTC_TRY(hash_bytes(array, places, 0, array.entry.bytes, sums, stop));
   remember(array, sums, hashes);
   return ok();
 }
@@ -195,16 +155,25 @@ Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersio
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
   ArrayToHash array;
   array.fd = fd.get();
-  Checksum sum;
-  PTC_TRY(hash_bytes(array, 0, version.bytes, sum, stop));
-  hashes.put(version, 0, "file", sum);
-  return sum;
+  StridedCopy whole;
+  whole.run_bytes = version.bytes;
+  std::vector<Checksum> sums(1);
+  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, sums, stop));
+  hashes.put(version, 0, "file", sums[0]);
+  return sums[0];
 }
 
-Result<std::vector<FoundPadding>> find_padding(int fd, const TensorEntry& entry,
-                                               const SubTensor& part) {
-  std::vector<FoundPadding> found;
+namespace {
+
+// The boxes of the local array that no piece covers; of a flat cut runs of its elements.
+Result<std::vector<Box>> uncovered_boxes(const SubTensor& part) {
   std::vector<Box> uncovered{Box::whole(part.local_shape)};
+  const uint64_t begin = part.flat ? part.flat->begin : 0;
+  uint64_t elements = 0;
+  if (part.flat) {
+    elements = Box::whole(part.flat->of).volume();
+    uncovered = boxes_of_run(part.flat->of, begin, std::min(begin + part.local_shape[0], elements));
+  }
   for (const Piece& piece : part.pieces) {
     std::vector<Box> left;
     for (const Box& box : uncovered)
@@ -212,6 +181,27 @@ Result<std::vector<FoundPadding>> find_padding(int fd, const TensorEntry& entry,
         left.push_back(std::move(rest));
     uncovered.swap(left);
   }
+  if (!part.flat) return uncovered;
+  std::vector<Box> runs;
+  for (const Box& box : uncovered) {
+    PTC_TRY(auto copy, make_strided_copy(array_at(part, 0), box.offset, {0, box.extent},
+                                         Dims(box.axes()), box.extent, 8));
+    for_each_run(copy, [&](uint64_t from, uint64_t, uint64_t count) {
+      runs.push_back({Dims{from}, Dims{count}});
+    });
+  }
+  const uint64_t behind = std::max(elements, begin) - begin;
+  if (behind < part.local_shape[0])
+    runs.push_back({Dims{behind}, Dims{part.local_shape[0] - behind}});
+  return runs;
+}
+
+}  // namespace
+
+Result<std::vector<FoundPadding>> find_padding(int fd, const TensorEntry& entry,
+                                               const SubTensor& part) {
+  std::vector<FoundPadding> found;
+  PTC_TRY(auto uncovered, uncovered_boxes(part));
   for (Box& box : uncovered) {
     if (box.empty()) continue;
     PTC_TRY(auto copy, make_strided_copy({entry.offset, part.local_shape}, box.offset,

@@ -224,9 +224,9 @@ Result<FileSetRef> Checkpoint::model_files() const {
 }
 
 Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const {
-  const StateCoords state = state_of(spec.coords(global_rank));
+  const StateCoords state = state_of(spec, spec.coords(global_rank));
   const std::string set_key =
-      fmt::format("{}/{}/tensors", state_key(spec), state_index(spec.sizes, state));
+      fmt::format("{}/{}/tensors", state_key(spec), state_index(spec, state));
   return cached(set_key, [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
     PTC_TRY(auto held, model().hold(spec, state));
@@ -246,10 +246,11 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
 Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t global_rank) const {
   return cached(fmt::format("{}/{}", spec.name(), global_rank), [&]() -> Result<FileSetRef> {
     const RankCoords coords = spec.coords(global_rank);
-    const uint32_t state = state_index(spec.sizes, state_of(coords));
-    PTC_TRY(auto files, state_files(spec, state_of(coords)));
+    const StateCoords state = state_of(spec, coords);
+    PTC_TRY(auto files, state_files(spec, state));
     const std::string key = state_key(spec);
-    auto set = std::make_shared<DescribedSet>(fmt::format("{}/{}", key, state), shared_from_this());
+    auto set = std::make_shared<DescribedSet>(fmt::format("{}/{}", key, state_index(spec, state)),
+                                              shared_from_this());
     for (StateFile& file : files) {
       FileSet::Entry entry{file.path, file.layout.bytes, ""};
       if (file.path.ends_with(".npy")) {
@@ -258,10 +259,10 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
           entry.dtype = dtype_name(dtype);
       }
       set->add(std::move(entry), DescribedSet::Kind::kRankFile,
-               [=, this, path = file.path, layout = std::move(file.layout)](
+               [=, this, path = file.path, owner = file.owner, layout = std::move(file.layout)](
                    const ContentSource& source) -> Result<FileContentRef> {
                  std::shared_ptr<const StoredState> now = stored();
-                 int64_t image = state_key(now->spec) == key ? now->find(state, path) : -1;
+                 int64_t image = state_key(now->spec) == key ? now->find(owner, path) : -1;
                  // A lost image may hold nothing that others do not hold too.
                  return image >= 0 && now->images[image].image ? source.whole(*now, image)
                                                                : source.gather(layout);

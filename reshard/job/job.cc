@@ -121,7 +121,7 @@ Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const L
   if (state_key(checkpoint.stored()->spec) == state_key(spec)) return uint64_t{0};
   PTC_TRY(auto targets, checkpoint.target_images(spec));
   uint64_t bytes = 0;
-  for (const Checkpoint::TargetImage& target : targets) bytes += target.file.layout.bytes;
+  for (const StateFile& target : targets) bytes += target.layout.bytes;
   return bytes;
 }
 
@@ -155,9 +155,6 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
                               json_place(text, {"devices", std::to_string(i)}), wanted.devices[i],
                               before->second);
   }
-  if (wanted.spec.optimizer != OptimizerCut::kReplicated)
-    return invalid_argument("{}: this version keeps optimizer state \"replicated\" only",
-                            json_place(text, {"optimizer"}));
   CheckpointRef newest;
   uint64_t given_back = 0;  // by the reshard that this edit would end
   {

@@ -209,8 +209,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
         others.emplace(file.image, images[i]);
         continue;
       }
-      uint32_t state = state_index(manifest.written_spec.sizes,
-                                   state_of(manifest.written_spec.coords(file.rank)));
+      const uint32_t state = manifest.owner_of(file);
       if (file.set.empty()) stored_images.push_back({file.image, images[i], state, file.path, -1});
       else stored_images.push_back({file.image, images[i], state, "", static_cast<int32_t>(i)});
     }

@@ -124,7 +124,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
     std::vector<Executor::StoredArrays> kept;
     for (size_t i = 0; i < change.targets.size(); ++i) {
       ImagePlan& image = change.transfers.images[i];
-      const ImageLayout& wanted_layout = change.targets[i].file.layout;
+      const ImageLayout& wanted_layout = change.targets[i].layout;
       if (image.kept) {
         kept.push_back({&wanted_layout, sources[*image.kept].get()});
         continue;
@@ -148,7 +148,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
     for (size_t i = 0; i < change.targets.size(); ++i) {
       const std::optional<uint32_t>& from = change.transfers.images[i].kept;
       ImageRef image = from ? sources[*from] : written[next++];
-      images.push_back({image->id().text, image, change.targets[i].state, change.targets[i].file.path, -1});
+      images.push_back({image->id().text, image, change.targets[i].owner, change.targets[i].path, -1});
     }
   }
   std::vector<StoredImage> described = images;

@@ -79,6 +79,9 @@ Result<WrittenFile> parse_file(const json::object& object) {
   PTC_TRY(file.image, member<std::string>(object, "image"));
   PTC_TRY(file.has_tensors, member<bool>(object, "has_tensors"));
   if (file.has_tensors) {
+    if (object.contains("dp_cut")) {
+      PTC_TRY(file.dp_cut, member<bool>(object, "dp_cut"));
+    }
     PTC_TRY(file.set, member<std::string>(object, "set"));
     PTC_TRY(file.header_bytes, member<uint64_t>(object, "header_bytes"));
     PTC_TRY(file.header_offset, member<uint64_t>(object, "header_offset"));
@@ -110,7 +113,8 @@ std::string time_text(int64_t time_ns) {
 
 std::string state_key(const LayoutSpec& spec) {
   LayoutSpec key = spec;
-  key.sizes.dp = key.sizes.cp = 1;
+  key.sizes.cp = 1;
+  if (spec.dp_parts() == 1) key.sizes.dp = 1;
   key.order = RankOrder();
   return key.name() + json::serialize(key.to_json());  // a name alone has a hash of 32 bits
 }
@@ -136,6 +140,12 @@ std::string Manifest::tensor_name(uint32_t tensor) const {
   size_t count = model->tensors().size();
   if (tensor < count) return model->tensors()[tensor].name;
   return "padding of " + model->tensors()[padding[tensor - count].tensor].name;
+}
+
+uint32_t Manifest::owner_of(const WrittenFile& file) const {
+  StateCoords state = state_of(written_spec, written_spec.coords(file.rank));
+  if (!file.dp_cut) state.dp = 0;
+  return state_index(written_spec, state);
 }
 
 std::string Manifest::to_text() const {
@@ -173,6 +183,7 @@ std::string Manifest::to_text() const {
                         {"image", file.image},
                         {"has_tensors", file.has_tensors}};
     if (file.has_tensors) {
+      if (file.dp_cut) object["dp_cut"] = true;
       object["set"] = file.set;
       object["header_bytes"] = file.header_bytes;
       object["header_offset"] = file.header_offset;

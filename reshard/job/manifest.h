@@ -27,6 +27,7 @@ struct WrittenFile {
 
   bool has_tensors = false;
   // With tensors:
+  bool dp_cut = false;         // it has tensors that are cut over dp: of its own dp rank only
   std::string set;             // a shard of a set with an index: the name of the whole
   uint64_t header_bytes = 0;   // the header as it was written, kept in headers.bin …
   uint64_t header_offset = 0;  // … at this offset
@@ -61,6 +62,9 @@ struct Manifest {
   /// "model.norm.weight"; padding is "padding of …".
   std::string tensor_name(uint32_t tensor) const;
 
+  /// The state of written_spec whose file it is (StateFile::owner).
+  uint32_t owner_of(const WrittenFile& file) const;
+
   std::string to_text() const;
   static Result<Manifest> from_text(std::string_view text);
 };
@@ -69,20 +73,22 @@ struct Manifest {
 std::string time_text(int64_t time_ns);
 
 /// Two specs with the same key have the same states with the same content: they differ only in
-/// replicas (dp, cp) and in the numbering of ranks.
+/// replicas (cp, and dp where it cuts nothing) and in the numbering of ranks.
 std::string state_key(const LayoutSpec& spec);
 
-/// A file with tensors, as a state has it under some spec.
+/// A file with tensors, as a state has it under some spec. Of a file in which dp cuts nothing, all
+/// states that differ in dp only have the same: it is stored as the file of the first of them.
 struct StateFile {
   std::string path;
   ImageLayout layout;
+  uint32_t owner = 0;  // the state whose file is stored
 };
 
 /// One image that holds part of a checkpoint.
 struct StoredImage {
   std::string id;
   ImageRef image;      // nullptr: lost
-  uint32_t state = 0;  // under the stored spec
+  uint32_t state = 0;  // under the stored spec; its owner (StateFile)
   std::string path;    // it is exactly this file of that state; empty: no file (padding, a shard)
   int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written
 };

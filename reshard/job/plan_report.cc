@@ -25,7 +25,7 @@ std::string_view kind_name(PlanPicture::Kind kind) {
 /// Which block of a side a state is in.
 class Blocks {
  public:
-  explicit Blocks(const LayoutSpec& spec) : spec_(spec), states_(state_count(spec.sizes)) {
+  explicit Blocks(const LayoutSpec& spec) : spec_(spec), states_(state_count(spec)) {
     const bool by_stage = states_ > kMostBlocks && spec.sizes.pp > 1;
     units_ = by_stage ? spec.sizes.pp : states_;
     states_per_unit_ = by_stage ? states_ / spec.sizes.pp : 1;
@@ -34,7 +34,7 @@ class Blocks {
   }
 
   uint32_t of_state(uint32_t state) const {
-    const StateCoords coords = state_at(spec_.sizes, state);
+    const StateCoords coords = state_at(spec_, state);
     return (states_per_unit_ > 1 ? coords.pp : state) / units_per_block_;
   }
 
@@ -44,7 +44,7 @@ class Blocks {
     if (states_ <= kMostBlocks) {
       const std::vector<std::string> ranks = ranks_of_states();
       for (uint32_t state = 0; state < states_; ++state)
-        result[state] = {ranks[state], coords_text(state_at(spec_.sizes, state))};
+        result[state] = {ranks[state], coords_text(state_at(spec_, state))};
       return result;
     }
     for (uint32_t block = 0; block < count; ++block) {
@@ -66,7 +66,7 @@ class Blocks {
     };
     std::vector<Ranks> of(states_);
     for (uint64_t rank = 0; rank < spec_.sizes.world_size(); ++rank) {
-      Ranks& ranks = of[state_index(spec_.sizes, state_of(spec_.coords(rank)))];
+      Ranks& ranks = of[state_index(spec_, state_of(spec_, spec_.coords(rank)))];
       if (ranks.count == 0) ranks.first = rank;
       if (ranks.count == 1) ranks.second = rank;
       ranks.last = rank;
@@ -93,6 +93,7 @@ class Blocks {
     add("tp", spec_.sizes.tp, coords.tp);
     add("pp", spec_.sizes.pp, coords.pp);
     add("ep", spec_.sizes.ep, coords.ep);
+    add("dp", spec_.dp_parts(), coords.dp);
     return text;
   }
 
@@ -124,8 +125,8 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
     }
   }
   for (size_t i = 0; i < plan.targets.size(); ++i) {
-    const ImageLayout& layout = plan.targets[i].file.layout;
-    const uint32_t target = to_blocks.of_state(plan.targets[i].state);
+    const ImageLayout& layout = plan.targets[i].layout;
+    const uint32_t target = to_blocks.of_state(plan.targets[i].owner);
     picture.targets[target].bytes += layout.bytes;
     const ImagePlan& image = plan.transfers.images[i];
     if (image.kept) flows[{source_block(*image.kept), target, Kind::kKept}] += layout.bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace ptc {
 namespace {
@@ -31,68 +32,136 @@ uint64_t bytes_of(const Box& box, uint32_t element_bits) { return box.volume() *
 }  // namespace
 
 SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits)
-    : images_(images), element_bits_(std::move(element_bits)), first_(element_bits_.size() + 1) {
-  for (const ImageLayout& image : images_)
-    for (const ArraySlot& slot : image.arrays) ++first_[slot.tensor + 1];
-  for (size_t tensor = 1; tensor < first_.size(); ++tensor) first_[tensor] += first_[tensor - 1];
-  holders_.resize(first_.back());
-  std::vector<uint32_t> next(first_.begin(), first_.end() - 1);
-  for (uint32_t image = 0; image < images_.size(); ++image)
-    for (uint32_t slot = 0; slot < images_[image].arrays.size(); ++slot)
-      holders_[next[images_[image].arrays[slot].tensor]++] = {image, slot};
+    : images_(images), element_bits_(std::move(element_bits)), tensors_(element_bits_.size()) {
+  std::vector<uint32_t> next(tensors_.size() + 1);  // first of a tensor's holders
+  auto for_each_holder = [&](auto visit) {
+    for (uint32_t image = 0; image < images_.size(); ++image) {
+      const std::vector<ArraySlot>& arrays = images_[image].arrays;
+      for (uint32_t slot = 0; slot < arrays.size(); ++slot) {
+        const std::vector<Piece>& pieces = arrays[slot].part.pieces;
+        for (uint32_t piece = 0; piece < pieces.size(); ++piece)
+          if (!pieces[piece].global.empty()) visit(arrays[slot].tensor, Holder{image, slot, piece});
+      }
+    }
+  };
+  for_each_holder([&](uint32_t tensor, const Holder&) { ++next[tensor + 1]; });
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) next[tensor + 1] += next[tensor];
+  holders_.resize(next.back());
+  for_each_holder([&](uint32_t tensor, const Holder& holder) { holders_[next[tensor]++] = holder; });
+  uint32_t begin = 0;
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    index_tensor(tensors_[tensor], std::span(holders_).subspan(begin, next[tensor] - begin), begin);
+    begin = next[tensor];
+  }
+}
+
+void SourceIndex::index_tensor(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder) {
+  if (holders.empty()) return;
+  Dims extent(piece(holders.front()).global.axes());
+  for (const Holder& holder : holders) {
+    const Box& box = piece(holder).global;
+    for (size_t axis = 0; axis < extent.size(); ++axis)
+      extent[axis] = std::max(extent[axis], box.offset[axis] + box.extent[axis]);
+  }
+  tensor.strides = Dims(extent.size(), 1);
+  for (size_t axis = extent.size(); axis-- > 1;)
+    tensor.strides[axis - 1] = tensor.strides[axis] * extent[axis];
+  auto before = [](const Dims& a, const Dims& b) {
+    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+  };
+  // C order of the first elements is that of the offsets.
+  std::sort(holders.begin(), holders.end(), [&](const Holder& a, const Holder& b) {
+    const Box &box_a = piece(a).global, &box_b = piece(b).global;
+    if (box_a.offset != box_b.offset) return before(box_a.offset, box_b.offset);
+    if (box_a.extent != box_b.extent) return before(box_a.extent, box_b.extent);
+    return a.image < b.image;
+  });
+  for (uint32_t i = 0; i < holders.size(); ++i) {
+    const Box& here = piece(holders[i]).global;
+    if (!tensor.held.empty() && box(tensor.held.back()) == here) {
+      ++tensor.held.back().holders;
+      continue;
+    }
+    const Interval at = interval(tensor, here);
+    tensor.held.push_back({at.begin, at.end, first_holder + i, 1});
+    tensor.reach.push_back(tensor.reach.empty() ? at.end : std::max(at.end, tensor.reach.back()));
+  }
+}
+
+SourceIndex::Interval SourceIndex::interval(const Tensor& tensor, const Box& box) {
+  Interval at{0, 1};
+  for (size_t axis = 0; axis < tensor.strides.size(); ++axis) {
+    at.begin += box.offset[axis] * tensor.strides[axis];
+    at.end += (box.offset[axis] + box.extent[axis] - 1) * tensor.strides[axis];
+  }
+  return at;
+}
+
+bool SourceIndex::on_node(const Held& held, uint32_t node) const {
+  const auto all = holders(held);
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Holder& holder) { return images_[holder.image].node == node; });
+}
+
+std::vector<const SourceIndex::Held*> SourceIndex::overlapping(uint32_t tensor,
+                                                               const Box& wanted) const {
+  std::vector<const Held*> found;
+  const Tensor& index = tensors_[tensor];
+  const Interval at = interval(index, wanted);
+  size_t i = std::upper_bound(index.reach.begin(), index.reach.end(), at.begin) - index.reach.begin();
+  for (; i < index.held.size() && index.held[i].begin < at.end; ++i)
+    if (intersect(box(index.held[i]), wanted)) found.push_back(&index.held[i]);
+  return found;
 }
 
 Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target,
                                                       std::vector<uint64_t>* load) const {
   std::vector<Transfer> transfers;
-  std::vector<Holder> candidates;
   std::vector<Box> wanted, left;
-  for (const ArraySlot& slot : target.arrays) {
-    candidates.assign(holders_.begin() + first_[slot.tensor],
-                      holders_.begin() + first_[slot.tensor + 1]);
-    if (candidates.size() > 1) {
-      std::stable_sort(candidates.begin(), candidates.end(), [&](const Holder& a, const Holder& b) {
-        bool a_remote = images_[a.image].node != target.node;
-        bool b_remote = images_[b.image].node != target.node;
-        if (a_remote != b_remote) return b_remote;
-        return load != nullptr && (*load)[a.image] < (*load)[b.image];
-      });
-    }
-    const uint32_t bits = element_bits_[slot.tensor];
-    const ArrayAt target_array{slot.byte_offset, slot.part.local_shape};
-    for (const Piece& target_piece : slot.part.pieces) {
+  auto likes_less = [&](const Holder& a, const Holder& b) {
+    const bool a_remote = images_[a.image].node != target.node;
+    const bool b_remote = images_[b.image].node != target.node;
+    if (a_remote != b_remote) return b_remote;
+    return load != nullptr && (*load)[a.image] < (*load)[b.image];
+  };
+  for (const ArraySlot& target_slot : target.arrays) {
+    const uint32_t bits = element_bits_[target_slot.tensor];
+    const ArrayAt target_array = array_at(target_slot.part, target_slot.byte_offset);
+    for (const Piece& target_piece : target_slot.part.pieces) {
       if (target_piece.global.empty()) continue;
       wanted.assign(1, target_piece.global);
-      for (const Holder& holder : candidates) {
+      std::vector<const Held*> candidates = overlapping(target_slot.tensor, target_piece.global);
+      std::stable_partition(candidates.begin(), candidates.end(),
+                            [&](const Held* held) { return on_node(*held, target.node); });
+      for (const Held* held : candidates) {
         if (wanted.empty()) break;
-        const ArraySlot& source = images_[holder.image].arrays[holder.slot];
-        const ArrayAt source_array{source.byte_offset, source.part.local_shape};
-        for (const Piece& source_piece : source.part.pieces) {
-          left.clear();
-          for (const Box& box : wanted) {
-            std::optional<Box> common = intersect(box, source_piece.global);
-            if (!common) {
-              left.push_back(box);
-              continue;
-            }
-            PTC_TRY(auto copy,
-                    make_strided_copy(source_array,
-                                      plus_minus(common->offset, source_piece.local_offset,
-                                                 source_piece.global.offset),
-                                      target_array,
-                                      plus_minus(common->offset, target_piece.local_offset,
-                                                 target_piece.global.offset),
-                                      common->extent, bits));
-            transfers.push_back({holder.image, copy});
-            if (load != nullptr) (*load)[holder.image] += bytes_of(*common, bits);
-            if (*common == box) continue;
-            for (Box& rest : subtract(box, *common)) left.push_back(std::move(rest));
+        const auto all = holders(*held);
+        const Holder& holder = *std::min_element(all.begin(), all.end(), likes_less);
+        const ArraySlot& source = slot(holder);
+        const Piece& source_piece = piece(holder);
+        left.clear();
+        for (const Box& box : wanted) {
+          std::optional<Box> common = intersect(box, source_piece.global);
+          if (!common) {
+            left.push_back(box);
+            continue;
           }
-          wanted.swap(left);
+          PTC_TRY(auto copy, make_strided_copy(array_at(source.part, source.byte_offset),
+                                               plus_minus(common->offset, source_piece.local_offset,
+                                                          source_piece.global.offset),
+                                               target_array,
+                                               plus_minus(common->offset, target_piece.local_offset,
+                                                          target_piece.global.offset),
+                                               common->extent, bits));
+          transfers.push_back({holder.image, copy});
+          if (load != nullptr) (*load)[holder.image] += bytes_of(*common, bits);
+          if (*common == box) continue;
+          for (Box& rest : subtract(box, *common)) left.push_back(std::move(rest));
         }
+        wanted.swap(left);
       }
       if (!wanted.empty())
-        return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", slot.tensor,
+        return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", target_slot.tensor,
                           wanted.front().to_string());
     }
   }
@@ -102,45 +171,61 @@ Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target,
   return transfers;
 }
 
-uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node, std::vector<Box> wanted) const {
-  std::vector<Box> left;
-  for (uint32_t i = first_[tensor]; i < first_[tensor + 1] && !wanted.empty(); ++i) {
-    if (images_[holders_[i].image].node != node) continue;
-    for (const Piece& piece : images_[holders_[i].image].arrays[holders_[i].slot].part.pieces) {
-      left.clear();
-      for (const Box& box : wanted)
-        for (Box& rest : subtract(box, piece.global)) left.push_back(std::move(rest));
-      wanted.swap(left);
-    }
-  }
+uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
+                                      const std::vector<Box>& wanted) const {
   uint64_t missing = 0;
-  for (const Box& box : wanted) missing += bytes_of(box, element_bits_[tensor]);
+  std::vector<Box> rest, left;
+  for (const Box& each : wanted) {
+    if (each.empty()) continue;
+    rest.assign(1, each);
+    for (const Held* held : overlapping(tensor, each)) {
+      if (!on_node(*held, node)) continue;
+      left.clear();
+      for (const Box& part : rest)
+        for (Box& outside : subtract(part, box(*held))) left.push_back(std::move(outside));
+      rest.swap(left);
+    }
+    for (const Box& part : rest) missing += bytes_of(part, element_bits_[tensor]);
+  }
   return missing;
 }
 
-uint64_t minimum_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> target) {
-  // (node, tensor) → the disjoint boxes that the node needs.
-  std::map<std::pair<uint32_t, uint32_t>, std::vector<Box>> needed;
-  for (const ImageLayout& image : target) {
-    for (const ArraySlot& slot : image.arrays) {
-      std::vector<Box>& boxes = needed[{image.node, slot.tensor}];
-      for (const Piece& piece : slot.part.pieces) {
-        if (piece.global.empty()) continue;
-        if (std::find(boxes.begin(), boxes.end(), piece.global) != boxes.end()) continue;
-        std::vector<Box> fresh{piece.global}, left;
-        for (const Box& known : boxes) {
-          left.clear();
-          for (const Box& box : fresh)
-            for (Box& rest : subtract(box, known)) left.push_back(std::move(rest));
-          fresh.swap(left);
-        }
-        boxes.insert(boxes.end(), fresh.begin(), fresh.end());
-      }
+std::vector<Box> SourceIndex::disjoint(uint32_t tensor, std::vector<Box> boxes) const {
+  const Tensor& index = tensors_[tensor];
+  std::sort(boxes.begin(), boxes.end(), [&](const Box& a, const Box& b) {
+    return interval(index, a).begin < interval(index, b).begin;
+  });
+  std::vector<Box> result, fresh, left;
+  std::vector<Box> active;  // of those taken: may reach beyond the begin of the next
+  for (const Box& each : boxes) {
+    const uint64_t begin = interval(index, each).begin;
+    std::erase_if(active, [&](const Box& box) { return interval(index, box).end <= begin; });
+    fresh.assign(1, each);
+    for (const Box& known : active) {
+      left.clear();
+      for (const Box& part : fresh)
+        for (Box& outside : subtract(part, known)) left.push_back(std::move(outside));
+      fresh.swap(left);
     }
+    if (!fresh.empty()) active.push_back(each);
+    result.insert(result.end(), fresh.begin(), fresh.end());
   }
+  return result;
+}
+
+uint64_t minimum_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> target) {
+  // (node, tensor) → the boxes that the node needs.
+  std::map<std::pair<uint32_t, uint32_t>, std::unordered_set<Box, BoxHash>> needed;
+  for (const ImageLayout& image : target)
+    for (const ArraySlot& slot : image.arrays)
+      for (const Piece& piece : slot.part.pieces)
+        if (!piece.global.empty()) needed[{image.node, slot.tensor}].insert(piece.global);
   uint64_t bytes = 0;
-  for (auto& [place, boxes] : needed)
-    bytes += source.missing_on_node(place.second, place.first, std::move(boxes));
+  for (const auto& [place, boxes] : needed) {
+    const auto [node, tensor] = place;
+    bytes += source.missing_on_node(
+        tensor, node, source.disjoint(tensor, {boxes.begin(), boxes.end()}));
+  }
   return bytes;
 }
 

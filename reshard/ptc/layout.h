@@ -26,6 +26,8 @@ struct LayoutSpec {
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 
   RankCoords coords(uint64_t global_rank) const { return order.coords(sizes, global_rank); }
+  /// Among how many dp ranks tensors are cut; 1 where all of them hold the same.
+  uint32_t dp_parts() const { return optimizer == OptimizerCut::kReplicated ? 1 : sizes.dp; }
 
   /// "tp4-pp2-dp2", with "-ep4" and "-cp2" where they are not 1, and "+<8 hex>" (of the other
   /// fields, canonically written) where any of those is not the default. Stable for ever.

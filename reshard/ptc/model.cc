@@ -44,14 +44,21 @@ std::string fact_in_words(const std::string& fact) {
 
 }  // namespace
 
-uint32_t state_index(const ParallelConfig& sizes, const StateCoords& state) {
-  return state.tp + sizes.tp * (state.ep + sizes.ep * state.pp);
+StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank) {
+  return {rank.tp, rank.pp, rank.ep, spec.dp_parts() == 1 ? 0 : rank.dp};
 }
 
-StateCoords state_at(const ParallelConfig& sizes, uint32_t index) {
+uint32_t state_index(const LayoutSpec& spec, const StateCoords& state) {
+  const ParallelConfig& sizes = spec.sizes;
+  return state.tp + sizes.tp * (state.ep + sizes.ep * (state.pp + sizes.pp * state.dp));
+}
+
+StateCoords state_at(const LayoutSpec& spec, uint32_t index) {
+  const ParallelConfig& sizes = spec.sizes;
   return {.tp = index % sizes.tp,
-          .pp = index / sizes.tp / sizes.ep,
-          .ep = index / sizes.tp % sizes.ep};
+          .pp = index / sizes.tp / sizes.ep % sizes.pp,
+          .ep = index / sizes.tp % sizes.ep,
+          .dp = index / sizes.tp / sizes.ep / sizes.pp};
 }
 
 Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
@@ -78,29 +85,41 @@ Error Model::uncovered_error() const {
   }
   return invalid_argument(
       "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): give rules.json a rule "
-      "for {}, or keep tp, pp and ep at 1",
+      "for {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or \"fsdp\"",
       rules_->family(), fmt::join(names, ", "), count > names.size() ? ", …" : "", count,
       count == 1 ? "" : "s", count == 1 ? "it" : "them");
 }
 
+bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {
+  const Bound& bound = bound_[tensor];
+  if (bound.one_element || tensors_[tensor].shape.empty()) return false;
+  switch (spec.optimizer) {
+    case OptimizerCut::kZero1: return !is_parameter(tensor);
+    case OptimizerCut::kFsdp: return !bound.rule || !bound.rule->buffer;
+    case OptimizerCut::kReplicated: break;
+  }
+  return false;
+}
+
+bool Model::needs_rules(const LayoutSpec& spec) {
+  if (spec.optimizer != OptimizerCut::kFsdp) return state_count(spec) > 1;
+  return spec.sizes.tp * spec.sizes.pp * spec.sizes.ep > 1;  // anything has rows
+}
+
 Result<> Model::check(const LayoutSpec& spec) const {
   const ParallelConfig& sizes = spec.sizes;
-  if (spec.optimizer != OptimizerCut::kReplicated) {
-    return invalid_argument(
-        "'optimizer' must be \"replicated\": cutting optimizer state over dp is not supported");
-  }
   if (sizes.pp > 1) {
     PTC_TRY(stage_boundaries(spec, layers_));
   }
-  if (state_count(sizes) == 1) return ok();
   for (const Bound& bound : bound_) {
-    if (!covered(bound)) return uncovered_error();
+    if (!covered(bound) && needs_rules(spec)) return uncovered_error();
   }
-  if (sizes.tp == 1 && sizes.ep == 1) return ok();
   for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
     const Bound& bound = bound_[tensor];
-    if (!bound.rule || (bound.one_element && !bound.name.expert)) continue;
-    if (bound.cut == kNone && !bound.name.expert && !bound.rule->expert_axis) continue;
+    const bool by_rule = bound.rule && (!bound.one_element || bound.name.expert) &&
+                         (bound.cut != kNone || bound.name.expert || bound.rule->expert_axis);
+    const bool by_bits = dtype_bits(tensors_[tensor].dtype) < 8 && is_cut_over_dp(tensor, spec);
+    if (!by_bits && (!by_rule || (sizes.tp == 1 && sizes.ep == 1))) continue;
     StateCoords state;
     if (bound.name.expert && experts_ % sizes.ep == 0) {
       state.ep = *bound.name.expert / (experts_ / sizes.ep);
@@ -108,7 +127,8 @@ Result<> Model::check(const LayoutSpec& spec) const {
     for (uint32_t tp : {uint32_t{0}, sizes.tp - 1}) {
       state.tp = tp;
       LayoutSpec one_stage;
-      one_stage.sizes = {.tp = sizes.tp, .ep = sizes.ep};
+      one_stage.sizes = {.tp = sizes.tp, .dp = sizes.dp, .ep = sizes.ep};
+      one_stage.optimizer = spec.optimizer;
       PTC_TRY(slice(tensor, one_stage, state));
     }
   }
@@ -142,9 +162,9 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks
   if (!rule_cut.cut) {
     if (ranks == 1) return AxisSlice::whole(extent);
     return invalid_argument(
-        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or \"facts\": "
-        "{{\"{}\": …}} into rules.json",
-        fact_in_words(rule_cut.missing_fact), rule_cut.missing_fact);
+        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or "
+        "{{\"format\": \"ptc-rules/1\", \"extends\": \"{}\", \"facts\": {{\"{}\": …}}}} into rules.json",
+        fact_in_words(rule_cut.missing_fact), rules_->family(), rule_cut.missing_fact);
   }
   if (rule_cut.cut->vocab_multiple == 0 || info.vocab_multiple == 0) {
     return slice_axis(*rule_cut.cut, extent, rank, ranks);
@@ -189,6 +209,27 @@ Result<> Model::cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank,
   return ok();
 }
 
+Result<> Model::cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks,
+                            OptimizerCut cut) const {
+  const uint64_t rows = part.local_shape[0];
+  PTC_TRY(const uint64_t elements, num_elements(part.local_shape));
+  const bool flat = cut == OptimizerCut::kZero1;
+  const uint64_t units = flat ? elements : rows;
+  const uint64_t each = units / ranks + (units % ranks != 0);
+  const uint64_t unit_bits =
+      dtype_bits(tensors_[tensor].dtype) * (flat || rows == 0 ? 1 : elements / rows);
+  if (ranks > 1 && each * unit_bits % 8 != 0) {
+    return invalid_argument("dp = {} cuts its {} elements of {} bits within a byte", ranks,
+                            elements, dtype_bits(tensors_[tensor].dtype));
+  }
+  if (flat) {
+    cut_flat(part, rank * each, each);
+  } else {
+    cut_rows(part, rank * each, each);
+  }
+  return ok();
+}
+
 Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const LayoutSpec& spec,
                                                       const StateCoords& state) const {
   const Bound& bound = bound_[tensor];
@@ -200,15 +241,19 @@ Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const Lay
     if (*bound.name.expert / (experts_ / sizes.ep) != state.ep) return std::optional<SubTensor>();
   }
   std::optional<SubTensor> part = SubTensor::whole(tensors_[tensor].shape);
-  if (!bound.rule || bound.one_element) return part;
-  PTC_TRY(cut_over_ep(*part, tensor, state.ep, sizes.ep));
-  PTC_TRY(cut_over_tp(*part, tensor, state.tp, sizes.tp));
+  if (bound.rule && !bound.one_element) {
+    PTC_TRY(cut_over_ep(*part, tensor, state.ep, sizes.ep));
+    PTC_TRY(cut_over_tp(*part, tensor, state.tp, sizes.tp));
+  }
+  if (is_cut_over_dp(tensor, spec)) {
+    PTC_TRY(cut_over_dp(*part, tensor, state.dp, sizes.dp, spec.optimizer));
+  }
   return part;
 }
 
 Result<std::optional<SubTensor>> Model::slice(uint32_t tensor, const LayoutSpec& spec,
                                               const StateCoords& state) const {
-  if (!covered(bound_[tensor]) && state_count(spec.sizes) > 1) return uncovered_error();
+  if (!covered(bound_[tensor]) && needs_rules(spec)) return uncovered_error();
   if (!on_stage(tensor, spec, state.pp)) return std::optional<SubTensor>();
   auto part = slice_unnamed(tensor, spec, state);
   if (!part) return std::move(part).error().with_context(tensors_[tensor].name);

@@ -29,16 +29,20 @@ struct TensorInfo {
   bool pad_single_rank = false;
 };
 
-/// Coordinates that decide the content of a rank's files. dp and cp replicas share one state.
+/// Coordinates that decide the content of a rank's files. cp replicas share one state; dp replicas
+/// too, unless the layout cuts optimizer state or parameters over dp: then each has a state of its
+/// own, of which the tensors that are not cut over dp are in all of them (and stored once).
 struct StateCoords {
-  uint32_t tp = 0, pp = 0, ep = 0;
+  uint32_t tp = 0, pp = 0, ep = 0, dp = 0;
   friend bool operator==(const StateCoords&, const StateCoords&) = default;
 };
-inline StateCoords state_of(const RankCoords& rank) { return {rank.tp, rank.pp, rank.ep}; }
-/// Position among the tp·pp·ep states, tp fastest, then ep, then pp.
-uint32_t state_index(const ParallelConfig& sizes, const StateCoords& state);
-StateCoords state_at(const ParallelConfig& sizes, uint32_t index);
-inline uint32_t state_count(const ParallelConfig& sizes) { return sizes.tp * sizes.pp * sizes.ep; }
+StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank);
+/// Position among the layout's states, tp fastest, then ep, pp and dp.
+uint32_t state_index(const LayoutSpec& spec, const StateCoords& state);
+StateCoords state_at(const LayoutSpec& spec, uint32_t index);
+inline uint32_t state_count(const LayoutSpec& spec) {
+  return spec.sizes.tp * spec.sizes.pp * spec.sizes.ep * spec.dp_parts();
+}
 
 /// What one rank wrote of one tensor.
 struct WrittenTensor {
@@ -82,6 +86,9 @@ class Model {
 
   /// True for parameters and buffers; false for what follows a parameter (optimizer state).
   bool is_parameter(uint32_t tensor) const;
+  /// Whether dp ranks hold different parts of the tensor: under zero1 optimizer state, under fsdp
+  /// parameters too; never scalars and buffers.
+  bool is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const;
 
   /// Whether every tensor can be cut under `spec`; kInvalidArgument names the first that cannot,
   /// its axis' length and the size that does not divide it, or the fact that is not known and where
@@ -125,10 +132,13 @@ class Model {
     std::optional<ResolvedCut> cut;
     std::string missing_fact;    // the fact without which cut is not known
   };
+  static bool needs_rules(const LayoutSpec& spec);
   bool covered(const Bound& bound) const { return bound.rule != nullptr || bound.one_element; }
   Result<AxisSlice> tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  Result<> cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks,
+                       OptimizerCut cut) const;
   Result<std::optional<SubTensor>> slice_unnamed(uint32_t tensor, const LayoutSpec& spec,
                                                  const StateCoords& state) const;
   Error uncovered_error() const;

@@ -1,22 +1,32 @@
 // Model::infer: from what every rank wrote to the global tensors.
 //
-// Global names come first (stage-local layer numbers are shifted), then a model is bound as if the
-// local shapes were global, which tells the cut of each tensor; inverting the cuts gives the global
-// shapes. Whatever that guessed wrong shows in the last step, which cuts the model found and
-// compares with what was written.
+// Global names come first (stage-local layer numbers are shifted), then the shapes before dp cut them
+// (model_infer_dp.cc). Then a model is bound as if these local shapes were global, which tells the cut
+// of each tensor; inverting the cuts gives the global shapes. Whatever that guessed wrong shows in the
+// last step, which cuts the model found and compares with what was written.
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "reshard/ptc/model.h"
+#include "reshard/ptc/model_infer_dp.h"
 #include "reshard/ptc/parameter_names.h"
 
 namespace ptc {
 namespace {
 
-std::string state_text(const StateCoords& state) {
-  return fmt::format("tp rank {}, pp rank {}, ep rank {}", state.tp, state.pp, state.ep);
+std::string state_text(const LayoutSpec& spec, const StateCoords& state) {
+  return fmt::format("tp rank {}, pp rank {}, ep rank {}{}", state.tp, state.pp, state.ep,
+                     spec.dp_parts() > 1 ? fmt::format(", dp rank {}", state.dp) : "");
+}
+
+/// The states that differ in dp only have one such number in common.
+uint32_t group_of(const LayoutSpec& spec, StateCoords state) {
+  state.dp = 0;
+  return state_index(spec, state);
 }
 
 std::string place(const WrittenRank& rank, const WrittenTensor& tensor) {
@@ -34,6 +44,7 @@ class Model::Inference {
     PTC_TRY(check_ranks());
     PTC_TRY(find_stage_offsets(*rules, facts));
     PTC_TRY(collect());
+    undo_dp_cut(*rules, spec_.optimizer, spec_.sizes.dp, dp_rows_, tensors_);
     PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_)));
     PTC_TRY(widen());
     PTC_TRY(model_.check(spec_));
@@ -65,14 +76,18 @@ class Model::Inference {
   Result<> widen();
   Result<uint64_t> widen_axis(uint32_t tensor);
   Result<> compare();
+  Result<size_t> compare_state(size_t begin, std::vector<bool>& written);
   Result<> compare_rank(uint32_t rank, const std::vector<Held>& held);
+  Error wrote_nothing(const StateCoords& state) const;
+  Error lacks(uint32_t rank, uint32_t tensor, size_t count) const;
 
   const LayoutSpec& spec_;
   const std::vector<WrittenRank>& ranks_;
-  std::vector<uint32_t> order_;                  // positions in ranks_, by state
+  std::vector<uint32_t> order_;                  // positions in ranks_, by state, dp fastest
   std::vector<uint32_t> stage_offsets_;          // empty: names are global
   std::vector<std::vector<LocalLayer>> layers_;  // by rank and tensor; end = 0: no layer
   std::vector<TensorInfo> tensors_;              // with local shapes
+  std::vector<uint64_t> dp_rows_;                // by tensor: rows on all dp ranks together
   std::vector<Writer> first_writer_;             // by tensor
   std::vector<std::vector<uint32_t>> tensor_of_;
   Model model_;
@@ -80,7 +95,9 @@ class Model::Inference {
 
 Result<> Model::Inference::check_ranks() {
   const ParallelConfig& sizes = spec_.sizes;
-  std::vector<bool> seen(state_count(sizes));
+  // ZeRO-1 may leave dp ranks without any state of their own; compare() knows.
+  const bool all_dp = spec_.optimizer == OptimizerCut::kFsdp;
+  std::vector<bool> seen(all_dp ? state_count(spec_) : sizes.tp * sizes.ep * sizes.pp);
   for (const WrittenRank& rank : ranks_) {
     const RankCoords& at = rank.coords;
     if (at.tp >= sizes.tp || at.pp >= sizes.pp || at.ep >= sizes.ep || at.dp >= sizes.dp ||
@@ -88,24 +105,29 @@ Result<> Model::Inference::check_ranks() {
       return invalid_argument("rank {} is not one of the {} ranks of layout {}", rank.global_rank,
                               sizes.world_size(), spec_.name());
     }
-    seen[state_index(sizes, state_of(at))] = true;
+    const StateCoords state = state_of(spec_, at);
+    seen[all_dp ? state_index(spec_, state) : group_of(spec_, state)] = true;
   }
   const auto missing = std::find(seen.begin(), seen.end(), false);
   if (missing != seen.end()) {
-    const StateCoords state = state_at(sizes, static_cast<uint32_t>(missing - seen.begin()));
-    const uint64_t rank =
-        spec_.order.global_rank(sizes, {.tp = state.tp, .pp = state.pp, .ep = state.ep});
-    return invalid_argument("rank {} ({}) of layout {} wrote nothing, nor did any replica of it",
-                            rank, state_text(state), spec_.name());
+    return wrote_nothing(state_at(spec_, static_cast<uint32_t>(missing - seen.begin())));
   }
   order_.resize(ranks_.size());
   std::iota(order_.begin(), order_.end(), 0);
-  std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
-    const uint32_t state_a = state_index(sizes, state_of(ranks_[a].coords));
-    const uint32_t state_b = state_index(sizes, state_of(ranks_[b].coords));
-    return state_a != state_b ? state_a < state_b : ranks_[a].global_rank < ranks_[b].global_rank;
-  });
+  auto key = [&](uint32_t rank) {
+    const StateCoords state = state_of(spec_, ranks_[rank].coords);
+    return std::tuple(group_of(spec_, state), state.dp, ranks_[rank].global_rank);
+  };
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
   return ok();
+}
+
+Error Model::Inference::wrote_nothing(const StateCoords& state) const {
+  const uint64_t rank = spec_.order.global_rank(
+      spec_.sizes, {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
+  return invalid_argument("rank {} ({}) of layout {} wrote nothing, nor did any replica of it", rank,
+                          state_text(spec_, state), spec_.name());
 }
 
 /// With stage-local names: finds each name's layer number, and the layers before each stage.
@@ -201,6 +223,7 @@ std::string Model::Inference::global_name(uint32_t rank, uint32_t tensor) const 
 Result<> Model::Inference::collect() {
   std::unordered_map<std::string, uint32_t> index_of;
   std::vector<uint32_t> last_rank;  // by tensor: position in ranks_ that wrote it last
+  const bool rows_differ = spec_.optimizer == OptimizerCut::kFsdp;
   tensor_of_.resize(ranks_.size());
   for (uint32_t rank : order_) {
     tensor_of_[rank].reserve(ranks_[rank].tensors.size());
@@ -218,11 +241,14 @@ Result<> Model::Inference::collect() {
         tensors_.push_back({tensor.file, std::move(name), tensor.dtype, tensor.shape});
         first_writer_.push_back({rank, i});
         last_rank.push_back(rank);
+        dp_rows_.push_back(tensor.shape.empty() ? 0 : tensor.shape[0]);
         continue;
       }
       if (last_rank[index] == rank) {
         return invalid_argument("{} is there twice", place(ranks_[rank], tensor));
       }
+      const StateCoords before = state_of(spec_, ranks_[last_rank[index]].coords);
+      const StateCoords state = state_of(spec_, ranks_[rank].coords);
       last_rank[index] = rank;
       const Writer& first = first_writer_[index];
       if (tensor.dtype != tensors_[index].dtype) {
@@ -230,7 +256,16 @@ Result<> Model::Inference::collect() {
                                 dtype_name(tensor.dtype), dtype_name(tensors_[index].dtype),
                                 ranks_[first.rank].global_rank);
       }
-      if (tensor.shape != tensors_[index].shape) {
+      Shape shape = tensor.shape;
+      if (rows_differ && !shape.empty() && !tensors_[index].shape.empty()) {
+        shape[0] = tensors_[index].shape[0];
+        const StateCoords first_state = state_of(spec_, ranks_[first.rank].coords);
+        if (state != before && group_of(spec_, state) == group_of(spec_, first_state) &&
+            __builtin_add_overflow(dp_rows_[index], tensor.shape[0], &dp_rows_[index])) {
+          return invalid_argument("{} has too many rows", place(ranks_[rank], tensor));
+        }
+      }
+      if (shape != tensors_[index].shape) {
         return invalid_argument("{} has shape {}, but {} on rank {}, and all ranks' parts of a "
                                 "tensor have one shape",
                                 place(ranks_[rank], tensor), tensor.shape.to_string(),
@@ -291,40 +326,101 @@ Result<> Model::Inference::widen() {
 
 Result<> Model::Inference::compare() {
   for (size_t begin = 0; begin < order_.size();) {
-    const StateCoords state = state_of(ranks_[order_[begin]].coords);
-    PTC_TRY(const std::vector<Held> held, model_.hold(spec_, state));
-    bool any = held.empty();
-    size_t end = begin;
-    for (; end < order_.size() && state_of(ranks_[order_[end]].coords) == state; ++end) {
-      if (ranks_[order_[end]].tensors.empty() && !held.empty()) continue;
-      PTC_TRY(compare_rank(order_[end], held));
-      any = true;
+    // All dp ranks of one group: what dp does not cut may be written by any of them.
+    const StateCoords first = state_of(spec_, ranks_[order_[begin]].coords);
+    const uint32_t group = group_of(spec_, first);
+    std::vector<bool> written(model_.tensors_.size());
+    std::vector<bool> states(spec_.dp_parts());
+    const uint32_t writer = order_[begin];
+    while (begin < order_.size()) {
+      const StateCoords state = state_of(spec_, ranks_[order_[begin]].coords);
+      if (group_of(spec_, state) != group) break;
+      states[state.dp] = true;
+      PTC_TRY(begin, compare_state(begin, written));
     }
-    if (!any) {
-      return invalid_argument(
-          "rank {} ({}) of layout {} wrote no tensors, nor did any replica of it; it should hold "
-          "{} and {} more",
-          ranks_[order_[begin]].global_rank, state_text(state), spec_.name(),
-          model_.tensors_[held.front().tensor].name, held.size() - 1);
+    PTC_TRY(const std::vector<Held> held, model_.hold(spec_, first));
+    bool cut = false;
+    for (const Held& each : held) cut |= model_.is_cut_over_dp(each.tensor, spec_);
+    const auto absent = std::find(states.begin(), states.end(), false);
+    if (cut && absent != states.end()) {
+      StateCoords state = first;
+      state.dp = static_cast<uint32_t>(absent - states.begin());
+      return wrote_nothing(state);
     }
-    begin = end;
+    size_t missing = 0;
+    uint32_t example = 0;
+    for (const Held& each : held) {
+      if (written[each.tensor] || model_.is_cut_over_dp(each.tensor, spec_)) continue;
+      if (missing++ == 0) example = each.tensor;
+    }
+    if (missing > 0) return lacks(writer, example, missing);
   }
   return ok();
 }
 
+/// Compares the ranks of the state that begins at `begin` of order_; returns where the next begins.
+/// What they wrote is marked in `written`; tensors that dp cuts must be there.
+Result<size_t> Model::Inference::compare_state(size_t begin, std::vector<bool>& written) {
+  const StateCoords state = state_of(spec_, ranks_[order_[begin]].coords);
+  PTC_TRY(const std::vector<Held> held, model_.hold(spec_, state));
+  size_t end = begin;
+  bool any = held.empty();
+  std::vector<bool> here(model_.tensors_.size());
+  for (; end < order_.size() && state_of(spec_, ranks_[order_[end]].coords) == state; ++end) {
+    const uint32_t rank = order_[end];
+    if (ranks_[rank].tensors.empty()) continue;
+    any = true;
+    PTC_TRY(compare_rank(rank, held));
+    for (uint32_t tensor : tensor_of_[rank]) here[tensor] = written[tensor] = true;
+  }
+  size_t missing = 0;
+  uint32_t example = 0;
+  for (const Held& each : held) {
+    if (here[each.tensor]) continue;
+    if (!model_.is_cut_over_dp(each.tensor, spec_)) {
+      if (spec_.dp_parts() > 1) continue;  // another dp rank may have written it
+      if (!any) ++missing;
+      continue;
+    }
+    if (missing++ == 0) example = each.tensor;
+  }
+  if (!any && missing > 0) {
+    return invalid_argument(
+        "rank {} ({}) of layout {} wrote no tensors, nor did any replica of it; it should hold {} "
+        "and {} more",
+        ranks_[order_[begin]].global_rank, state_text(spec_, state), spec_.name(),
+        model_.tensors_[held.front().tensor].name, held.size() - 1);
+  }
+  if (missing > 0) return lacks(order_[begin], example, missing);
+  return end;
+}
+
+Error Model::Inference::lacks(uint32_t rank, uint32_t tensor, size_t count) const {
+  const StateCoords state = state_of(spec_, ranks_[rank].coords);
+  return invalid_argument(
+      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives it "
+      "too",
+      ranks_[rank].global_rank, state_text(spec_, state), model_.local_name(tensor, spec_, state.pp),
+      model_.tensors_[tensor].file, count, count == 1 ? "" : "s",
+      ranks_[first_writer_[tensor].rank].global_rank, spec_.name());
+}
+
+/// What the rank wrote is what it holds, and of each file all or nothing.
 Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& held) {
   std::unordered_map<uint32_t, const SubTensor*> expected;
   expected.reserve(held.size());
   for (const Held& each : held) expected.emplace(each.tensor, &each.part);
   const WrittenRank& writer = ranks_[rank];
-  const StateCoords state = state_of(writer.coords);
+  const StateCoords state = state_of(spec_, writer.coords);
+  std::unordered_set<std::string_view> files;
   for (uint32_t i = 0; i < writer.tensors.size(); ++i) {
     const uint32_t tensor = tensor_of_[rank][i];
+    files.insert(writer.tensors[i].file);
     const auto found = expected.find(tensor);
     if (found == expected.end()) {
       return invalid_argument("{} does not belong on {} under layout {}; how it is cut: {}",
-                              place(writer, writer.tensors[i]), state_text(state), spec_.name(),
-                              model_.describe(tensor));
+                              place(writer, writer.tensors[i]), state_text(spec_, state),
+                              spec_.name(), model_.describe(tensor));
     }
     if (found->second->local_shape != writer.tensors[i].shape) {
       return invalid_argument("{} has shape {}, but under layout {} it should be {} of {}",
@@ -335,18 +431,14 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
     }
     expected.erase(found);
   }
+  std::erase_if(expected, [&](const auto& each) {
+    return !files.contains(model_.tensors_[each.first].file);
+  });
   if (expected.empty()) return ok();
   const auto first =
       std::min_element(expected.begin(), expected.end(),
                        [](const auto& a, const auto& b) { return a.first < b.first; });
-  const Writer& other = first_writer_[first->first];
-  return invalid_argument(
-      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives "
-      "it too",
-      writer.global_rank, state_text(state),
-      model_.local_name(first->first, spec_, state.pp), model_.tensors_[first->first].file,
-      expected.size(), expected.size() == 1 ? "" : "s", ranks_[other.rank].global_rank,
-      spec_.name());
+  return lacks(rank, first->first, expected.size());
 }
 
 Result<Model::Inferred> Model::infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,

@@ -145,7 +145,7 @@ std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> m
       layers |= match->name.layer.has_value();
     }
     const double share =
-        static_cast<double>(used.size()) / static_cast<double>(rules.rules_.size());
+        static_cast<double>(used.size()) / static_cast<double>(rules.written_rules_);
     if (!layers || covered < best_covered || (covered == best_covered && share <= best_share)) {
       continue;
     }
@@ -156,33 +156,97 @@ std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> m
   return best;
 }
 
-std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, std::string_view name) const {
-  for (const std::string& prefix : prefixes_) {
-    if (!name.starts_with(prefix)) continue;
-    for (const NamePattern& pattern : rules_[rule].names) {
-      std::optional<NameMatch> match = pattern.match(name.substr(prefix.size()));
-      if (!match) continue;
-      if (match->layer) {
-        match->layer_begin += prefix.size();
-        match->layer_end += prefix.size();
+void RuleSet::plain_name(std::string_view tensor_name, PlainName& plain) const {
+  plain.name = tensor_name;
+  if (!adapters_) return;
+  if (tensor_name.starts_with(adapters_->prefix)) {
+    plain.prefix_length = adapters_->prefix.size();
+    plain.name.remove_prefix(plain.prefix_length);
+  }
+  auto among = [](const std::vector<std::string>& words, std::string_view word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  const std::string_view name = plain.name;
+  for (size_t begin = name.find('.'); begin != std::string_view::npos;
+       begin = name.find('.', begin + 1)) {
+    const size_t end = std::min(name.find('.', begin + 1), name.size());
+    const std::string_view component = name.substr(begin + 1, end - begin - 1);
+    std::string_view last = ".weight";
+    if (among(adapters_->in, component)) {
+      plain.side = AdapterSide::kIn;
+    } else if (among(adapters_->out, component)) {
+      plain.side = AdapterSide::kOut;
+    } else if (among(adapters_->wrappers, component) && end < name.size()) {
+      last = name.substr(name.rfind('.'));  // "modules_to_save.default.weight"
+    } else {
+      continue;
+    }
+    plain.storage.assign(name.substr(0, begin)).append(last);
+    plain.name = plain.storage;
+    return;
+  }
+}
+
+/// Two rules for each written one: of the adapter's inputs and of its outputs.
+void RuleSet::derive_adapter_rules() {
+  written_rules_ = rules_.size();
+  if (!adapters_) return;
+  rules_.reserve(3 * written_rules_);
+  for (size_t written = 0; written < written_rules_; ++written) {
+    const auto index = static_cast<uint32_t>(rules_.size());
+    adapter_rules_.push_back({index, index + 1});
+    for (const bool in : {true, false}) {
+      Rule rule = rules_[written];
+      // The weight's axis that runs over the adapter's inputs or outputs.
+      const uint32_t axis = in == rule.inputs_first ? 0 : 1;
+      if (rule.cut && rule.cut->axis == axis && !rule.expert_axis) {
+        rule.cut->axis = in ? 1 : 0;
+      } else {
+        rule.cut.reset();
       }
-      return Match{&rules_[rule], *match, prefix.size()};
+      rule.expert_axis.reset();
+      rule.inputs_first = false;
+      rules_.push_back(std::move(rule));
+    }
+  }
+}
+
+std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, const PlainName& plain) const {
+  for (const std::string& prefix : prefixes_) {
+    if (!plain.name.starts_with(prefix)) continue;
+    for (const NamePattern& pattern : rules_[rule].names) {
+      std::optional<NameMatch> match = pattern.match(plain.name.substr(prefix.size()));
+      if (!match) continue;
+      const size_t prefix_length = plain.prefix_length + prefix.size();
+      if (match->layer) {
+        match->layer_begin += prefix_length;
+        match->layer_end += prefix_length;
+      }
+      return Match{&rules_[rule], *match, prefix_length};
     }
   }
   return std::nullopt;
 }
 
 std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const {
-  for (size_t rule = 0; rule < rules_.size(); ++rule) {
-    if (auto match = match_rule(rule, tensor_name)) return match;
+  PlainName plain;
+  plain_name(tensor_name, plain);
+  for (size_t rule = 0; rule < written_rules_; ++rule) {
+    auto match = match_rule(rule, plain);
+    if (!match) continue;
+    if (plain.side == AdapterSide::kIn) match->rule = &rules_[adapter_rules_[rule].in];
+    if (plain.side == AdapterSide::kOut) match->rule = &rules_[adapter_rules_[rule].out];
+    return match;
   }
   return std::nullopt;
 }
 
 bool RuleSet::matches(const NamePattern& pattern, std::string_view tensor_name) const {
+  PlainName plain;
+  plain_name(tensor_name, plain);
   return std::any_of(prefixes_.begin(), prefixes_.end(), [&](const std::string& prefix) {
-    return tensor_name.starts_with(prefix) &&
-           pattern.match(tensor_name.substr(prefix.size())).has_value();
+    return plain.name.starts_with(prefix) &&
+           pattern.match(plain.name.substr(prefix.size())).has_value();
   });
 }
 
@@ -194,7 +258,9 @@ std::optional<RuleSet::Match> RuleFinder::find(std::string_view tensor_name) {
   auto [known, is_new] = rule_of_.try_emplace(key_, kNoRule);
   if (!is_new) {
     if (known->second == kNoRule) return std::nullopt;
-    return rules_.match_rule(known->second, tensor_name);
+    RuleSet::PlainName plain;
+    rules_.plain_name(tensor_name, plain);
+    return rules_.match_rule(known->second, plain);
   }
   auto match = rules_.find(tensor_name);
   if (match) known->second = static_cast<uint32_t>(match->rule - rules_.rules_.data());

@@ -53,6 +53,8 @@ struct Rule {
   // tensor matches tied_when if there is one.
   std::optional<NamePattern> tied_head;
   std::optional<NamePattern> tied_when;
+  bool inputs_first = false;             // a weight stored [in, out]: Conv1D, embeddings
+  bool buffer = false;                   // no parameter: FSDP does not cut it
   std::string description;               // one line for people: `ptc rules`
 };
 
@@ -61,6 +63,15 @@ struct Rule {
 struct BlockScales {
   std::string suffix;
   uint64_t block = 0;
+};
+
+/// Low-rank adapters beside a weight, PEFT's LoRA: tensor `<module>.<in>…` is [rank, in], tensor
+/// `<module>.<out>…` is [out, rank] or [out]. Each is cut as `<module>.weight` is on the axis of its
+/// inputs or outputs, and replicated where that is not cut.
+struct Adapters {
+  std::string prefix;                 // of all names, before the family's own
+  std::vector<std::string> wrappers;  // components put between a module and its parameters' names
+  std::vector<std::string> in, out;   // components
 };
 
 /// A parsed rule set. Immutable.
@@ -82,7 +93,10 @@ class RuleSet {
   static std::shared_ptr<const RuleSet> none();
 
   const std::string& family() const { return family_; }
+  const std::string& description() const { return description_; }
+  /// The rules as written, and behind them those for adapters that follow from them.
   const std::vector<Rule>& rules() const { return rules_; }
+  size_t written_rules() const { return written_rules_; }
   const std::vector<std::string>& model_types() const { return model_types_; }
 
   const std::optional<BlockScales>& scales() const { return scales_; }
@@ -113,12 +127,30 @@ class RuleSet {
  private:
   friend class RuleSetParser;
   friend class RuleFinder;
-  std::optional<Match> match_rule(size_t rule, std::string_view tensor_name) const;
+  enum class AdapterSide { kNone, kIn, kOut };
+  /// A tensor's name as the rules have it: without the adapters' prefix and wrappers; of an
+  /// adapter the name of the weight beside it.
+  struct PlainName {
+    std::string_view name;
+    AdapterSide side = AdapterSide::kNone;
+    size_t prefix_length = 0;
+    std::string storage;  // what `name` points to, where it is no part of the tensor's name
+  };
+  void plain_name(std::string_view tensor_name, PlainName& plain) const;
+  void derive_adapter_rules();
+  std::optional<Match> match_rule(size_t rule, const PlainName& plain) const;
 
   std::string family_;
+  std::string description_;
   std::vector<std::string> model_types_;
   std::vector<std::string> prefixes_;
   std::vector<Rule> rules_;
+  size_t written_rules_ = 0;
+  struct AdapterRules {
+    uint32_t in, out;  // indices in rules_
+  };
+  std::vector<AdapterRules> adapter_rules_;  // by written rule; empty: none
+  std::optional<Adapters> adapters_;
   std::map<std::string, std::vector<std::string>> fact_keys_;
   std::map<std::string, uint64_t, std::less<>> fixed_facts_;
   std::string tied_key_;

@@ -93,11 +93,12 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(object, {},
                      {"format", "family", "extends", "description", "model_types", "prefixes",
-                      "facts", "tied", "scales", "rules"}));
+                      "facts", "tied", "scales", "adapters", "rules"}));
   PTC_TRY(header(object));
   PTC_TRY(facts(object));
   PTC_TRY(tied(object));
   PTC_TRY(scales(object));
+  PTC_TRY(adapters(object));
   PTC_TRY(rules(object));
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
   return std::shared_ptr<const RuleSet>(std::move(set_));
@@ -108,7 +109,7 @@ Result<> RuleSetParser::header(const json::object& object) {
   if (format != kFormat) {
     return error({"format"}, fmt::format("'format' must be \"{}\"", kFormat));
   }
-  PTC_TRY(text_member(object, "description", {}));
+  PTC_TRY(std::string description, text_member(object, "description", {}));
   PTC_TRY(const std::string base, text_member(object, "extends", {}));
   if (!base.empty()) {
     auto found = base_(base);
@@ -116,12 +117,14 @@ Result<> RuleSetParser::header(const json::object& object) {
     extended_ = std::move(found).value();
     *set_ = *extended_;
     set_->rules_.clear();
+    set_->adapter_rules_.clear();
   } else {
     set_->family_ = "custom";
     set_->prefixes_ = {""};
   }
   PTC_TRY(std::string family, text_member(object, "family", {}));
   if (!family.empty()) set_->family_ = std::move(family);
+  if (!description.empty()) set_->description_ = std::move(description);
   if (const json::value* types = object.if_contains("model_types")) {
     PTC_TRY(set_->model_types_, texts(*types, {"model_types"}));
   }
@@ -197,6 +200,26 @@ Result<> RuleSetParser::scales(const json::object& object) {
   return ok();
 }
 
+Result<> RuleSetParser::adapters(const json::object& object) {
+  const json::value* value = object.if_contains("adapters");
+  if (!value) return ok();
+  if (!value->is_object()) {
+    return error({"adapters"}, "'adapters' must be {\"in\": …, \"out\": …}");
+  }
+  const json::object& members = value->get_object();
+  PTC_TRY(known_keys(members, {"adapters"}, {"prefix", "wrappers", "in", "out"}));
+  Adapters adapters;
+  PTC_TRY(adapters.prefix, text_member(members, "prefix", {"adapters"}));
+  for (auto [key, list] : {std::pair{"wrappers", &adapters.wrappers}, std::pair{"in", &adapters.in},
+                           std::pair{"out", &adapters.out}}) {
+    const json::value* words = members.if_contains(key);
+    if (!words) continue;
+    PTC_TRY(*list, texts(*words, {"adapters", key}));
+  }
+  set_->adapters_ = std::move(adapters);
+  return ok();
+}
+
 Result<> RuleSetParser::rules(const json::object& object) {
   if (const json::value* value = object.if_contains("rules")) {
     if (!value->is_array()) return error({"rules"}, "'rules' must be a list of objects");
@@ -206,8 +229,10 @@ Result<> RuleSetParser::rules(const json::object& object) {
     }
   }
   if (extended_) {
-    set_->rules_.insert(set_->rules_.end(), extended_->rules_.begin(), extended_->rules_.end());
+    set_->rules_.insert(set_->rules_.end(), extended_->rules_.begin(),
+                        extended_->rules_.begin() + extended_->written_rules_);
   }
+  set_->derive_adapter_rules();
   for (const Rule& rule : set_->rules_) {
     for (const NamePattern& name : rule.names) set_->numbers_matter_ |= names_number(name.text());
   }
@@ -227,7 +252,7 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(object, path,
                      {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when",
-                      "description"}));
+                      "inputs_first", "buffer", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -260,6 +285,8 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
     PTC_TRY(rule.tied_when, pattern(*found, path / "tied_when"));
     if (!rule.tied_head) return error(path / "tied_when", "'tied_when' needs 'tied_head'");
   }
+  PTC_TRY(rule.inputs_first, flag(object, "inputs_first", path));
+  PTC_TRY(rule.buffer, flag(object, "buffer", path));
   PTC_TRY(rule.description, text_member(object, "description", path));
   return rule;
 }
@@ -391,7 +418,7 @@ std::string RuleSetParser::merged_text(const json::object& object) const {
   PTC_CHECK(base.has_value());  // it was parsed before
   json::object merged = std::move(base.value().as_object());
   merged["family"] = set_->family_;
-  for (const char* key : {"description", "model_types", "prefixes", "tied", "scales"}) {
+  for (const char* key : {"description", "model_types", "prefixes", "tied", "scales", "adapters"}) {
     if (const json::value* value = object.if_contains(key)) merged[key] = *value;
   }
   if (const json::value* facts = object.if_contains("facts")) {

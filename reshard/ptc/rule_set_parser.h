@@ -33,6 +33,7 @@ class RuleSetParser {
   Result<> facts(const boost::json::object& object);
   Result<> tied(const boost::json::object& object);
   Result<> scales(const boost::json::object& object);
+  Result<> adapters(const boost::json::object& object);
   Result<> rules(const boost::json::object& object);
   Result<Rule> rule(const boost::json::value& value, const Path& path) const;
   Result<NamePattern> pattern(const boost::json::value& value, const Path& path) const;

@@ -257,6 +257,40 @@ void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice) {
   }
 }
 
+void cut_rows(SubTensor& part, uint64_t begin, uint64_t rows) {
+  begin = std::min(begin, part.local_shape[0]);
+  const uint64_t end = std::min(begin + rows, part.local_shape[0]);
+  part.local_shape[0] = end - begin;
+  std::vector<Piece> pieces;
+  for (Piece& piece : part.pieces) {
+    const uint64_t from = std::max(begin, piece.local_offset[0]);
+    const uint64_t to = std::min(end, piece.local_offset[0] + piece.global.extent[0]);
+    if (from >= to) continue;
+    piece.global.offset[0] += from - piece.local_offset[0];
+    piece.global.extent[0] = to - from;
+    piece.local_offset[0] = from - begin;
+    pieces.push_back(piece);
+  }
+  part.pieces = std::move(pieces);
+}
+
+void cut_flat(SubTensor& part, uint64_t begin, uint64_t count) {
+  SubTensor flat{{count}, {}, SubTensor::Flat{part.local_shape, begin}};
+  const uint64_t elements = Box::whole(part.local_shape).volume();
+  for (const Box& box : boxes_of_run(part.local_shape, begin, std::min(begin + count, elements))) {
+    for (const Piece& piece : part.pieces) {
+      const auto common = intersect(box, {piece.local_offset, piece.global.extent});
+      if (!common) continue;
+      Piece cut{*common, common->offset};
+      for (size_t axis = 0; axis < common->axes(); ++axis) {
+        cut.global.offset[axis] += piece.global.offset[axis] - piece.local_offset[axis];
+      }
+      flat.pieces.push_back(cut);
+    }
+  }
+  part = std::move(flat);
+}
+
 SubTensor product(const std::vector<AxisSlice>& slices) {
   Dims zero(slices.size());
   SubTensor part{zero, {Piece{Box{zero, zero}, zero}}};

@@ -5,6 +5,10 @@
 // are shared, head ⌊r·h_p/tp⌋ when tp > h_p (h_p must divide tp). The local axis is the parts'
 // stretches behind each other. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r
 // holds the rows of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
+//
+// Over D dp ranks what a rank of tp holds is cut once more. FSDP: rank d has rows [d·c, (d+1)·c) of
+// it with c = ⌈rows/D⌉, fewer or none at the end. ZeRO-1: elements [d·c, (d+1)·c) of it as one row
+// with c = ⌈elements/D⌉, padded at the end.
 #pragma once
 
 #include <cstdint>
@@ -63,6 +67,14 @@ Result<AxisSlice> slice_experts(uint64_t extent, uint32_t rank, uint32_t ranks);
 
 /// Cuts an axis of `part` that is whole so far down to `slice`.
 void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice);
+
+/// Cuts what is held so far again: rows [begin, begin + rows) of the local array, as far as it has
+/// them.
+void cut_rows(SubTensor& part, uint64_t begin, uint64_t rows);
+
+/// Cuts what is held so far again: `count` elements from number `begin` on of the local array as one
+/// row. Those behind its end are padding.
+void cut_flat(SubTensor& part, uint64_t begin, uint64_t count);
 
 /// The slice of the scales of an axis: `weight` in blocks of `block` elements. kInvalidArgument
 /// when a cut of the weight is off the grid of blocks.

@@ -69,6 +69,16 @@ std::string Box::to_string() const {
   return text + "]";
 }
 
+size_t BoxHash::operator()(const Box& box) const {
+  uint64_t hash = box.axes();
+  for (const Dims* dims : {&box.offset, &box.extent})
+    for (uint64_t value : *dims) {
+      hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 32;
+    }
+  return hash;
+}
+
 std::optional<Box> intersect(const Box& a, const Box& b) {
   PTC_CHECK(a.axes() == b.axes());
   Box common{Dims(a.axes()), Dims(a.axes())};
@@ -105,6 +115,45 @@ std::vector<Box> subtract(const Box& from, const Box& hole) {
     core.extent[axis] = common->extent[axis];
   }
   return rest;
+}
+
+namespace {
+
+/// The elements [begin, end) below one index `at` of all axes before `axis`, of `inner` in all.
+void add_boxes_of_run(const Shape& shape, size_t axis, Box at, uint64_t inner, uint64_t begin,
+                      uint64_t end, std::vector<Box>& boxes) {
+  if (begin >= end) return;
+  if (begin == 0 && end == inner) {
+    boxes.push_back(std::move(at));
+    return;
+  }
+  inner /= shape[axis];
+  auto below = [&](uint64_t index, uint64_t from, uint64_t to) {
+    Box row = at;
+    row.offset[axis] = index;
+    row.extent[axis] = 1;
+    add_boxes_of_run(shape, axis + 1, row, inner, from, to, boxes);
+  };
+  uint64_t first = begin / inner;
+  const uint64_t last = end / inner;
+  if (first == last) return below(first, begin % inner, end % inner);
+  if (begin % inner != 0) below(first++, begin % inner, inner);
+  if (first < last) {
+    Box middle = at;
+    middle.offset[axis] = first;
+    middle.extent[axis] = last - first;
+    boxes.push_back(middle);
+  }
+  below(last, 0, end % inner);
+}
+
+}  // namespace
+
+std::vector<Box> boxes_of_run(const Shape& shape, uint64_t begin, uint64_t end) {
+  std::vector<Box> boxes;
+  const Box all = Box::whole(shape);
+  add_boxes_of_run(shape, 0, all, all.volume(), begin, end, boxes);
+  return boxes;
 }
 
 SubTensor SubTensor::whole(const Shape& shape) {

@@ -58,11 +58,19 @@ struct Box {
   std::string to_string() const;  // "[0:4, 8:16]"
 };
 
+struct BoxHash {
+  size_t operator()(const Box& box) const;
+};
+
 /// The common part, or nullopt when there is none. Same number of axes required.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
 /// What is left of `from` without `hole`, as at most 2·axes disjoint boxes.
 std::vector<Box> subtract(const Box& from, const Box& hole);
+
+/// The elements [begin, end) of a C-order array of this shape, as at most 2·axes − 1 disjoint boxes in
+/// growing order.
+std::vector<Box> boxes_of_run(const Shape& shape, uint64_t begin, uint64_t end);
 
 /// A box of a global tensor and where it lies in a local one: same extent, other offset.
 struct Piece {
@@ -75,8 +83,16 @@ struct Piece {
 /// tensor. Pieces are disjoint in both. Elements of the local array that no piece covers are
 /// padding and hold zero.
 struct SubTensor {
+  /// Of a flat cut: a C-order array of shape `of` is cut as one row of elements, and the local array
+  /// (one axis) is its elements from number `begin` on. The pieces' local offsets are in `of`.
+  struct Flat {
+    Shape of;
+    uint64_t begin = 0;
+    friend bool operator==(const Flat&, const Flat&) = default;
+  };
   Shape local_shape;
   std::vector<Piece> pieces;
+  std::optional<Flat> flat = std::nullopt;
   friend bool operator==(const SubTensor&, const SubTensor&) = default;
 
   static SubTensor whole(const Shape& shape);

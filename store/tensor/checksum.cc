@@ -162,7 +162,7 @@ Result<Checksum> checksum_of_sub_tensor(const SubTensor& local, const Shape& glo
   }
   Checksum sum;
   for (const Piece& piece : local.pieces) {
-    PTC_TRY(auto copy, make_strided_copy({0, local.local_shape}, piece.local_offset,
+    PTC_TRY(auto copy, make_strided_copy(array_at(local, 0), piece.local_offset,
                                          {0, global_shape}, piece.global.offset,
                                          piece.global.extent, element_bits));
     for_each_run(copy, [&](uint64_t source, uint64_t target, uint64_t bytes) {

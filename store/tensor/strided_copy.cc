@@ -127,6 +127,11 @@ class WindowCopy {
 
 }  // namespace
 
+ArrayAt array_at(const SubTensor& part, uint64_t byte_offset) {
+  if (part.flat) return {byte_offset, part.flat->of, part.flat->begin};
+  return {byte_offset, part.local_shape};
+}
+
 uint64_t StridedCopy::total_bytes() const {
   uint64_t total = run_bytes;
   for (uint32_t level = 0; level < level_count; ++level) total *= levels[level].count;
@@ -182,6 +187,15 @@ Result<StridedCopy> make_strided_copy(const ArrayAt& source, const Dims& source_
     source_stride *= source.shape[axis];
     target_stride *= target.shape[axis];
   }
+
+  const uint64_t source_missing = source.first_element * element_bits;
+  const uint64_t target_missing = target.first_element * element_bits;
+  if (source_first < source_missing || target_first < target_missing) {
+    return invalid_argument("box {} begins before the part of the array that is there",
+                            Box{target_index, extent}.to_string());
+  }
+  source_first -= source_missing;
+  target_first -= target_missing;
 
   uint64_t all = run_bits | source_first | target_first;
   for (uint32_t i = 0; i < level_count; ++i) {

@@ -38,11 +38,14 @@ struct StridedCopy {
   uint64_t target_end() const;
 };
 
-/// Where a local array lies in an image.
+/// Where a local array lies in an image. Of a flat cut (SubTensor::flat): the whole array, of which
+/// only the elements from number `first_element` on are there, at `byte_offset`.
 struct ArrayAt {
   uint64_t byte_offset = 0;
   Shape shape;
+  uint64_t first_element = 0;
 };
+ArrayAt array_at(const SubTensor& part, uint64_t byte_offset);
 
 /// The copy of the `extent` elements at `source_index` of one array to `target_index` of another.
 /// kInvalidArgument when a cut does not fall on a whole byte (4- and 6-bit types).

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/job_fixture.h"
+#include "tests/support/synthetic_model.h"
 
 namespace ptc::testing {
 namespace {
@@ -9,12 +10,14 @@ namespace {
 void round_trip(uint64_t seed) {
   SCOPED_TRACE(fmt::format("PTC_SEED={}", seed));
   std::mt19937_64 random(seed);
-  Sample sample = random_sample(random, random() % 2 == 0);
-  const LayoutSpec written = random_spec(random, sample);
-  const LayoutSpec other = random_spec(random, sample);
-  const LayoutSpec third = random_spec(random, sample);
-  SCOPED_TRACE(fmt::format("{}: {} -> {}, {}", sample.slow.family, written.name(), other.name(),
-                           third.name()));
+  constexpr uint64_t kMaxRanks = 16;
+  const Sample sample = make_sample(random, random_model(random, random() % 2 == 0));
+  const Model model = synthetic_model(sample.config, sample.tensors);
+  const LayoutSpec written = random_layout(random, sample, model, kMaxRanks);
+  const LayoutSpec other = random_layout(random, sample, model, kMaxRanks);
+  const LayoutSpec third = random_layout(random, sample, model, kMaxRanks);
+  SCOPED_TRACE(fmt::format("{}: {} -> {}, {}", sample.config, layout_json(written),
+                           layout_json(other), layout_json(third)));
 
   TempDir dir;
   auto store = JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, nullptr);

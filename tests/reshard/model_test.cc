@@ -212,7 +212,8 @@ TEST(Model, UncoveredTensorsAreNamed) {
   EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give "
-            "rules.json a rule for them, or keep tp, pp and ep at 1");
+            "rules.json a rule for them, or keep tp, pp and ep at 1 and 'optimizer' at "
+            "\"replicated\" or \"fsdp\"");
   EXPECT_FALSE(model.slice(0, sizes({.pp = 2}), {}).has_value());
   EXPECT_THAT(model.describe(0), HasSubstr("cannot be cut"));
 }
@@ -223,8 +224,9 @@ TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
   EXPECT_EQ(check_error(model, sizes({.tp = 1, .pp = 1, .ep = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "model.layers.0.self_attn.k_proj.weight: the number of key-value heads is not known: "
-            "put the model's config.json into rank/0 of the checkpoint, or \"facts\": "
-            "{\"kv_heads\": …} into rules.json");
+            "put the model's config.json into rank/0 of the checkpoint, or {\"format\": "
+            "\"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}} into "
+            "rules.json");
 }
 
 TEST(Model, RulesMustFitTheShape) {
@@ -232,12 +234,6 @@ TEST(Model, RulesMustFitTheShape) {
                            {tensor("model.layers.0.mlp.down_proj.weight", {8})});
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "model.layers.0.mlp.down_proj.weight: its rule cuts axis 1, but its shape is [8]");
-}
-
-TEST(Model, CutOptimizerStateIsRefused) {
-  LayoutSpec spec;
-  spec.optimizer = OptimizerCut::kZero1;
-  EXPECT_THAT(check_error(synthetic_model(kLlama), spec), HasSubstr("'optimizer'"));
 }
 
 TEST(Model, CopiesOutliveTheOriginal) {

@@ -32,7 +32,7 @@ std::string rule_error(std::string_view rule) {
 TEST(BuiltinRules, AllParse) {
   EXPECT_THAT(RuleSet::builtin_families(),
               ElementsAre("bert", "deepseek_v3", "gpt2", "gpt_neox", "llama", "megatron",
-                          "mixtral"));
+                          "mixtral", "peft"));
   for (const std::string& family : RuleSet::builtin_families()) {
     const auto rules = RuleSet::builtin(family);
     ASSERT_TRUE(rules.has_value()) << rules.error().message();

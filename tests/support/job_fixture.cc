@@ -10,11 +10,6 @@
 namespace ptc::testing {
 namespace {
 
-template <class T>
-T pick(std::mt19937_64& random, std::initializer_list<T> choices) {
-  return choices.begin()[random() % choices.size()];
-}
-
 std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
@@ -46,46 +41,8 @@ uint64_t test_seed() {
   return std::random_device()();
 }
 
-Sample random_sample(std::mt19937_64& random, bool with_optimizer) {
-  Sample sample;
-  SlowModel& m = sample.slow;
-  m.family = pick<std::string>(random, {"llama", "llama", "gpt2", "bert", "mixtral"});
-  m.layers = 1 + random() % 5;
-  m.heads = pick<uint64_t>(random, {2, 4, 6, 12});
-  const uint64_t head_dim = 1 + random() % 4;
-  const uint64_t hidden = m.heads * head_dim;
-  m.vocab = 50 + random() % 300;
-  const uint64_t inner = 12 * (1 + random() % 4);
-  if (m.family == "llama" || m.family == "mixtral") {
-    m.kv_heads = pick<uint64_t>(random, {1, 2, m.heads});
-    m.tied = m.family == "llama" && random() % 2 == 0;
-    m.experts = m.family == "mixtral" ? 4 : 0;
-    sample.config = fmt::format(
-        R"({{"model_type": "{}", "hidden_size": {}, "num_hidden_layers": {}, "num_attention_heads": {},
-        "num_key_value_heads": {}, "intermediate_size": {}, "vocab_size": {}, "head_dim": {},
-        "tie_word_embeddings": {}, {} "torch_dtype": "bfloat16"}})",
-        m.family, hidden, m.layers, m.heads, m.kv_heads, inner, m.vocab, head_dim, m.tied,
-        m.experts > 0 ? R"("num_local_experts": 4,)" : "");
-  } else if (m.family == "gpt2") {
-    m.tied = true;
-    sample.config = fmt::format(
-        R"({{"model_type": "gpt2", "n_embd": {}, "n_layer": {}, "n_head": {}, "n_positions": 16,
-        "n_inner": {}, "vocab_size": {}, "torch_dtype": "float32"}})",
-        hidden, m.layers, m.heads, inner, m.vocab);
-  } else {
-    m.tied = true;
-    sample.config = fmt::format(
-        R"({{"model_type": "bert", "hidden_size": {}, "num_hidden_layers": {},
-        "num_attention_heads": {}, "intermediate_size": {}, "vocab_size": {}, "type_vocab_size": 2,
-        "max_position_embeddings": 16, "torch_dtype": "float32"}})",
-        hidden, m.layers, m.heads, inner, m.vocab);
-  }
-  sample.tensors = synthetic_tensors(sample.config);
-  if (with_optimizer) {
-    // state.<p>.step has one element and is on the parameter's stage, as the moments are.
-    for (TensorInfo& tensor : optimizer_tensors(sample.tensors))
-      sample.tensors.push_back(std::move(tensor));
-  }
+Sample make_sample(std::mt19937_64& random, RandomModel model) {
+  Sample sample{std::move(model), {}};
   for (const TensorInfo& tensor : sample.tensors) {
     std::string bytes(num_elements(tensor.shape).value() * dtype_bits(tensor.dtype) / 8, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
@@ -94,36 +51,19 @@ Sample random_sample(std::mt19937_64& random, bool with_optimizer) {
   return sample;
 }
 
-LayoutSpec random_spec(std::mt19937_64& random, const Sample& sample) {
-  const SlowModel& m = sample.slow;
-  LayoutSpec spec;
-  const Model model = synthetic_model(sample.config);
-  do {
-    spec = LayoutSpec();
-    spec.sizes.tp = pick<uint32_t>(random, {1, 2, 3, 4, 6});
-    spec.sizes.pp = 1 + random() % std::min<uint64_t>(m.layers, 3);
-    spec.sizes.dp = 1 + random() % 2;
-    spec.sizes.ep = m.experts > 0 ? pick<uint32_t>(random, {1, 2, 4}) : 1;
-    if (random() % 3 == 0 && spec.sizes.pp > 1) {
-      uint32_t left = m.layers - spec.sizes.pp;
-      for (uint32_t stage = 0; stage < spec.sizes.pp; ++stage) {
-        uint32_t extra = stage + 1 == spec.sizes.pp ? left : random() % (left + 1);
-        left -= extra;
-        spec.stages.push_back(1 + extra);
-      }
-    }
-    if (random() % 4 == 0) spec.order = RankOrder::parse("dp-pp-tp-cp-ep").value();
-  } while (model.check(spec).has_error());
-  return spec;
-}
-
-std::string layout_json(const LayoutSpec& spec) {
-  std::string stages;
-  for (uint32_t count : spec.stages) stages += fmt::format("{}{}", stages.empty() ? "" : ",", count);
-  return fmt::format(R"({{"tp": {}, "pp": {}, "dp": {}, "ep": {}, "cp": {}, "order": "{}"{}}})",
-                     spec.sizes.tp, spec.sizes.pp, spec.sizes.dp, spec.sizes.ep, spec.sizes.cp,
-                     spec.order.to_string(),
-                     stages.empty() ? "" : fmt::format(R"(, "stages": [{}])", stages)) + "\n";
+Sample llama_sample(bool with_optimizer) {
+  RandomModel model;
+  model.config = R"({"model_type": "llama", "hidden_size": 12, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "intermediate_size": 24,
+      "vocab_size": 101, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+  model.tensors = synthetic_tensors(model.config);
+  if (with_optimizer)
+    for (TensorInfo& tensor : optimizer_tensors(model.tensors)) model.tensors.push_back(std::move(tensor));
+  model.oracle = SlowOracle("llama", {{"heads", 4}, {"kv_heads", 2}, {"head_dim", 3}, {"layers", 2},
+                                      {"experts", 0}, {"tied", 0}, {"head", 1}, {"gated", 1}});
+  model.widest = {.tp = 4};
+  std::mt19937_64 random(7);
+  return make_sample(random, std::move(model));
 }
 
 std::string safetensors_file(const std::vector<TensorEntry>& entries,
@@ -148,20 +88,36 @@ std::string safetensors_file(const std::vector<TensorEntry>& entries,
 
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank) {
   RankParts files;
+  const RankCoords coords = spec.coords(rank);
   for (size_t i = 0; i < sample.tensors.size(); ++i) {
     const TensorInfo& tensor = sample.tensors[i];
-    auto part = slow_part(sample.slow, tensor, sample.bytes[i], spec, spec.coords(rank));
-    if (part) files[tensor.file].emplace(tensor.name, *std::move(part));
+    auto held = sample.oracle.held(tensor.name, tensor.shape, spec, coords);
+    if (!held) continue;
+    const size_t element = dtype_bits(tensor.dtype) / 8;
+    SlowPart part{std::move(held->shape), {}};
+    for (const auto& global : held->elements)
+      part.bytes += global ? sample.bytes[i].substr(*global * element, element) : std::string(element, '\0');
+    files[tensor.file].emplace(sample.oracle.local_name(tensor.name, spec, coords.pp), std::move(part));
   }
   return files;
 }
 
+/// The dtype of each tensor by its name under `spec`, on the rank.
+static std::map<std::string, DType> dtypes_on(const Sample& sample, const LayoutSpec& spec,
+                                              uint64_t rank) {
+  const uint32_t stage = spec.coords(rank).pp;
+  std::map<std::string, DType> dtypes;
+  for (const TensorInfo& tensor : sample.tensors)
+    if (sample.oracle.held(tensor.name, tensor.shape, spec, spec.coords(rank)))
+      dtypes[sample.oracle.local_name(tensor.name, spec, stage)] = tensor.dtype;
+  return dtypes;
+}
+
 std::map<std::string, std::string> write_ranks(const Sample& sample, const LayoutSpec& spec,
                                                const std::filesystem::path& dir) {
-  std::map<std::string, DType> dtypes;
-  for (const TensorInfo& tensor : sample.tensors) dtypes[tensor.name] = tensor.dtype;
   std::map<std::string, std::string> written;
   for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) {
+    std::map<std::string, DType> dtypes = dtypes_on(sample, spec, rank);
     for (auto& [file, parts] : slow_rank(sample, spec, rank)) {
       std::vector<TensorEntry> entries;
       std::vector<std::string> bytes;
@@ -227,9 +183,8 @@ void expect_npy(const SlowPart& expected, DType dtype, const std::string& file,
 }  // namespace
 
 void expect_layout(const Checkpoint& checkpoint, const Sample& sample, const LayoutSpec& spec) {
-  std::map<std::string, DType> dtypes;
-  for (const TensorInfo& tensor : sample.tensors) dtypes[tensor.name] = tensor.dtype;
   for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) {
+    std::map<std::string, DType> dtypes = dtypes_on(sample, spec, rank);
     const std::string where = fmt::format("{} rank {}", spec.name(), rank);
     RankParts expected = slow_rank(sample, spec, rank);
     auto set = checkpoint.rank_files(spec, rank);

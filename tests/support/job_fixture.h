@@ -14,7 +14,7 @@
 #include "reshard/job/job_store.h"
 #include "reshard/ptc/model.h"
 #include "store/codec/safetensors.h"
-#include "tests/support/slow_slicer.h"
+#include "tests/support/random_model.h"
 
 namespace ptc::testing {
 
@@ -37,25 +37,24 @@ std::string read_file(const std::filesystem::path& path);
 uint64_t test_seed();
 
 /// A whole model: tensors and all their bytes.
-struct Sample {
-  SlowModel slow;
-  std::string config;               // config.json
-  std::vector<TensorInfo> tensors;  // global
-  std::vector<std::string> bytes;   // by tensor, C order
+struct Sample : RandomModel {
+  std::vector<std::string> bytes;  // by tensor, C order
 };
 
-/// A model of true structure and odd, small sizes.
-Sample random_sample(std::mt19937_64& random, bool with_optimizer);
-
-/// A layout that the sample can be cut by.
-LayoutSpec random_spec(std::mt19937_64& random, const Sample& sample);
-std::string layout_json(const LayoutSpec& spec);
+/// Gives the model random bytes.
+Sample make_sample(std::mt19937_64& random, RandomModel model);
+/// A Llama of 2 layers with 4 heads, 2 key-value heads and a vocabulary of 101.
+Sample llama_sample(bool with_optimizer = false);
 
 /// A safetensors file as the reference writer makes it: no padding to pages, its own order.
 std::string safetensors_file(const std::vector<TensorEntry>& entries,
                              const std::vector<std::string>& bytes);
 
 /// What the oracle says a rank's files are: file → tensor name → part.
+struct SlowPart {
+  std::vector<uint64_t> shape;
+  std::string bytes;
+};
 using RankParts = std::map<std::string, std::map<std::string, SlowPart>>;
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank);
 

@@ -1,5 +1,6 @@
 #include "tests/support/synthetic_model.h"
 
+#include <algorithm>
 #include <boost/json/value.hpp>
 #include <initializer_list>
 #include <utility>
@@ -71,8 +72,9 @@ class Builder {
     add(name + ".bias", {size});
   }
   /// A weight which DeepSeek stores in FP8 with one scale for each 128×128 block.
-  void quantised(const std::string& name, uint64_t out, uint64_t in) {
-    if (!config_.contains("quantization_config")) return linear(name, out, in, false);
+  void quantised(const std::string& name, uint64_t out, uint64_t in, bool bias = false) {
+    if (!config_.contains("quantization_config")) return linear(name, out, in, bias);
+    if (bias) add(name + ".bias", {out});
     add(name + ".weight", {out, in}, DType::kF8E4M3);
     add(name + ".weight_scale_inv", {(out + 127) / 128, (in + 127) / 128}, DType::kF32);
   }
@@ -106,10 +108,14 @@ class Builder {
 
   void attention(const std::string& at) {
     const bool bias = type_ == "qwen2" || flag("attention_bias", false);
-    linear(at + "q_proj", heads_ * head_dim_, hidden_, bias);
-    linear(at + "k_proj", kv_heads_ * head_dim_, hidden_, bias);
-    linear(at + "v_proj", kv_heads_ * head_dim_, hidden_, bias);
-    linear(at + "o_proj", hidden_, heads_ * head_dim_, false);
+    if (flag("fused", false)) {
+      linear(at + "qkv_proj", (heads_ + 2 * kv_heads_) * head_dim_, hidden_, bias);
+    } else {
+      linear(at + "q_proj", heads_ * head_dim_, hidden_, bias);
+      linear(at + "k_proj", kv_heads_ * head_dim_, hidden_, bias);
+      linear(at + "v_proj", kv_heads_ * head_dim_, hidden_, bias);
+    }
+    linear(at + "o_proj", hidden_, heads_ * head_dim_, flag("attention_bias", false));
     if (type_ != "qwen3" && type_ != "qwen3_moe") return;
     add(at + "q_norm.weight", {head_dim_});
     add(at + "k_norm.weight", {head_dim_});
@@ -121,19 +127,29 @@ class Builder {
     const uint64_t nope = number({"qk_nope_head_dim"});
     const uint64_t rope = number({"qk_rope_head_dim"});
     const uint64_t value = number({"v_head_dim"});
-    quantised(at + "q_a_proj", q_rank, hidden_);
-    add(at + "q_a_layernorm.weight", {q_rank});
-    quantised(at + "q_b_proj", heads_ * (nope + rope), q_rank);
-    quantised(at + "kv_a_proj_with_mqa", kv_rank + rope, hidden_);
+    const bool bias = flag("attention_bias", false);
+    if (q_rank == 0) {
+      quantised(at + "q_proj", heads_ * (nope + rope), hidden_);
+    } else {
+      quantised(at + "q_a_proj", q_rank, hidden_, bias);
+      add(at + "q_a_layernorm.weight", {q_rank});
+      quantised(at + "q_b_proj", heads_ * (nope + rope), q_rank);
+    }
+    quantised(at + "kv_a_proj_with_mqa", kv_rank + rope, hidden_, bias);
     add(at + "kv_a_layernorm.weight", {kv_rank});
     quantised(at + "kv_b_proj", heads_ * (nope + value), kv_rank);
-    quantised(at + "o_proj", hidden_, heads_ * value);
+    quantised(at + "o_proj", hidden_, heads_ * value, bias);
   }
 
   void gated_mlp(const std::string& at, uint64_t inner) {
-    quantised(at + "gate_proj", inner, hidden_);
-    quantised(at + "up_proj", inner, hidden_);
-    quantised(at + "down_proj", hidden_, inner);
+    const bool bias = flag("mlp_bias", false);
+    if (flag("fused", false)) {
+      linear(at + "gate_up_proj", 2 * inner, hidden_, bias);
+    } else {
+      quantised(at + "gate_proj", inner, hidden_, bias);
+      quantised(at + "up_proj", inner, hidden_, bias);
+    }
+    quantised(at + "down_proj", hidden_, inner, bias);
   }
 
   void mlp_or_experts(const std::string& layer_at, uint64_t layer) {
@@ -162,6 +178,9 @@ class Builder {
     }
     const uint64_t shared = number({"n_shared_experts"});
     if (shared > 0) gated_mlp(at + "shared_experts.", shared * inner);
+    if (type_ != "qwen2_moe") return;
+    gated_mlp(at + "shared_expert.", number({"shared_expert_intermediate_size"}, inner));
+    add(at + "shared_expert_gate.weight", {1, hidden_});
   }
 
   void gpt2() {
@@ -238,19 +257,63 @@ class Builder {
   }
 
   void megatron() {
-    const uint64_t fc1 = (flag("swiglu", false) ? 2 : 1) * intermediate_;
     add("embedding.word_embeddings.weight", {vocab_, hidden_});
+    if (flag("learned_positions", false)) add("embedding.position_embeddings.weight", {16, hidden_});
     for (uint64_t layer = 0; layer < layers_; ++layer) {
       const std::string at = fmt::format("decoder.layers.{}.", layer);
+      if (number({"mamba_num_heads"}) > 0 && layer % 2 == 1) {
+        mamba(at + "mixer.");
+        continue;
+      }
       linear(at + "self_attention.linear_proj", hidden_, heads_ * head_dim_, true);
       add(at + "self_attention.linear_qkv.layer_norm_weight", {hidden_});
-      linear(at + "self_attention.linear_qkv", (heads_ + 2 * kv_heads_) * head_dim_, hidden_, true);
-      add(at + "mlp.linear_fc1.layer_norm_weight", {hidden_});
-      linear(at + "mlp.linear_fc1", fc1, hidden_, true);
-      linear(at + "mlp.linear_fc2", hidden_, intermediate_, true);
+      const uint64_t queries = heads_ * (flag("attention_output_gate", false) ? 2 : 1);
+      linear(at + "self_attention.linear_qkv", (queries + 2 * kv_heads_) * head_dim_, hidden_, true);
+      add(at + "self_attention.q_layernorm.weight", {head_dim_});
+      add(at + "self_attention.k_layernorm.weight", {head_dim_});
+      megatron_mlp(at);
     }
     add("decoder.final_layernorm.weight", {hidden_});
-    add("output_layer.weight", {vocab_, hidden_});
+    if (!flag("tie_word_embeddings", false)) add("output_layer.weight", {vocab_, hidden_});
+  }
+
+  void megatron_mlp(const std::string& at) {
+    const uint64_t experts = number({"num_moe_experts"});
+    const uint64_t gated = flag("swiglu", false) ? 2 : 1;
+    if (experts == 0) {
+      add(at + "mlp.linear_fc1.layer_norm_weight", {hidden_});
+      linear(at + "mlp.linear_fc1", gated * intermediate_, hidden_, true);
+      linear(at + "mlp.linear_fc2", hidden_, intermediate_, true);
+      return;
+    }
+    add(at + "pre_mlp_layernorm.weight", {hidden_});
+    add(at + "mlp.router.weight", {experts, hidden_});
+    add(at + "mlp.router.expert_bias", {experts}, DType::kF32);
+    for (uint64_t e = 0; e < experts; ++e) {
+      if (flag("stacked_experts", false)) {  // in Transformer Engine's grouped linear layers
+        add(fmt::format("{}mlp.experts.linear_fc1.weight{}", at, e), {gated * intermediate_, hidden_});
+        add(fmt::format("{}mlp.experts.linear_fc2.weight{}", at, e), {hidden_, intermediate_});
+      } else {
+        const std::string expert = fmt::format("{}mlp.experts.local_experts.{}.", at, e);
+        linear(expert + "linear_fc1", gated * intermediate_, hidden_, false);
+        linear(expert + "linear_fc2", hidden_, intermediate_, false);
+      }
+    }
+    linear(at + "mlp.shared_experts.linear_fc1", gated * intermediate_, hidden_, false);
+    linear(at + "mlp.shared_experts.linear_fc2", hidden_, intermediate_, false);
+  }
+
+  void mamba(const std::string& at) {
+    const uint64_t heads = number({"mamba_num_heads"});
+    const uint64_t inner = heads * number({"mamba_head_dim"});
+    const uint64_t states = number({"mamba_num_groups"}) * number({"mamba_state_dim"});
+    add(at + "in_proj.layer_norm_weight", {hidden_});
+    add(at + "in_proj.weight", {2 * inner + 2 * states + heads, hidden_});
+    add(at + "conv1d.weight", {inner + 2 * states, 1, 4});
+    add(at + "conv1d.bias", {inner + 2 * states});
+    for (const char* name : {"A_log", "D", "dt_bias"}) add(at + name, {heads}, DType::kF32);
+    add(at + "norm.weight", {inner});
+    add(at + "out_proj.weight", {hidden_, inner});
   }
 
   json::object config_;
@@ -261,10 +324,58 @@ class Builder {
            vocab_ = 0;
 };
 
+/// The model as PEFT wraps it for training: adapters of this rank beside embedding and linear weights
+/// of two axes, the head trained as a whole. `alone`: what PEFT saves of it.
+std::vector<TensorInfo> with_adapters(const std::vector<TensorInfo>& model, uint64_t rank, bool alone) {
+  std::vector<TensorInfo> tensors;
+  auto add = [&](std::string name, Shape shape, DType dtype) {
+    tensors.push_back({alone ? "adapter_model.safetensors" : "model.safetensors",
+                       "base_model.model." + std::move(name), dtype, shape});
+  };
+  auto ends_with_any = [](const std::string& text, std::initializer_list<const char*> ends) {
+    return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return text.ends_with(end); });
+  };
+  const char* adapter = alone ? "" : ".default";
+  for (const TensorInfo& info : model) {
+    const bool embedding =
+        ends_with_any(info.name, {"embed_tokens.weight", "wte.weight", "word_embeddings.weight"});
+    const bool linear = ends_with_any(info.name, {"_proj.weight", ".w1.weight", ".w2.weight",
+                                                  ".c_attn.weight", ".c_fc.weight", ".c_proj.weight",
+                                                  "query_key_value.weight", "dense.weight",
+                                                  "query.weight", "h_to_4h.weight", "4h_to_h.weight"});
+    const bool head = ends_with_any(info.name, {"lm_head.weight", "embed_out.weight"});
+    const size_t dot = info.name.rfind('.');
+    const std::string module = info.name.substr(0, dot), last = info.name.substr(dot);
+    if (head) {
+      if (!alone) add(module + ".original_module" + last, info.shape, info.dtype);
+      add(module + (alone ? "" : ".modules_to_save.default") + last, info.shape, info.dtype);
+      continue;
+    }
+    if (info.shape.size() != 2 || !(embedding || linear)) {
+      if (!alone) add(info.name, info.shape, info.dtype);
+      continue;
+    }
+    if (!alone) add(module + ".base_layer" + last, info.shape, info.dtype);
+    const bool inputs_first = embedding || module.find(".c_") != std::string::npos;
+    const uint64_t in = info.shape[inputs_first ? 0 : 1], out = info.shape[inputs_first ? 1 : 0];
+    const std::string lora = embedding ? ".lora_embedding_" : ".lora_";
+    const std::string end = adapter + std::string(embedding ? "" : ".weight");
+    add(module + lora + "A" + end, {rank, in}, DType::kF32);
+    add(module + lora + "B" + end, {out, rank}, DType::kF32);
+    if (!embedding) add(module + ".lora_magnitude_vector" + end, {out}, DType::kF32);
+  }
+  return tensors;
+}
+
 }  // namespace
 
 std::vector<TensorInfo> synthetic_tensors(std::string_view config_text) {
-  return Builder(config_text).build();
+  std::vector<TensorInfo> tensors = Builder(config_text).build();
+  const json::value config = parse_json(config_text).value();
+  const json::value* lora = config.as_object().if_contains("lora_rank");
+  if (!lora) return tensors;
+  const json::value* alone = config.as_object().if_contains("lora_alone");
+  return with_adapters(tensors, lora->to_number<uint64_t>(), alone && alone->as_bool());
 }
 
 std::vector<TensorInfo> optimizer_tensors(const std::vector<TensorInfo>& parameters) {
@@ -284,6 +395,10 @@ Model synthetic_model(std::string_view config_text, bool with_optimizer) {
     std::vector<TensorInfo> state = optimizer_tensors(tensors);
     tensors.insert(tensors.end(), state.begin(), state.end());
   }
+  return synthetic_model(config_text, std::move(tensors));
+}
+
+Model synthetic_model(std::string_view config_text, std::vector<TensorInfo> tensors) {
   const auto rules = RuleSet::choose(model_type_of(config_text), {});
   PTC_CHECK(rules != nullptr);
   auto facts = rules->facts(config_text);
@@ -297,7 +412,7 @@ std::vector<WrittenRank> written_ranks(const Model& model, const LayoutSpec& spe
   std::vector<WrittenRank> ranks;
   for (uint64_t global_rank = 0; global_rank < spec.sizes.world_size(); ++global_rank) {
     WrittenRank rank{global_rank, spec.coords(global_rank), {}};
-    const auto held = model.hold(spec, state_of(rank.coords));
+    const auto held = model.hold(spec, state_of(spec, rank.coords));
     PTC_CHECK(held.has_value());
     for (const Model::Held& each : held.value()) {
       const TensorInfo& info = model.tensors()[each.tensor];

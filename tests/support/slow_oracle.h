@@ -1,0 +1,56 @@
+// What a rank holds of each tensor, said once more: element by element, straight from what tensor,
+// expert, pipeline and data parallelism mean for each family. Knows neither rules nor slices.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/ptc/model.h"
+
+namespace ptc::testing {
+
+class SlowOracle {
+ public:
+  /// `numbers`: hidden, heads, kv_heads, head_dim, layers, experts, tied, head, gated,
+  /// attention_gate (0, 1); DeepSeek's nope, rope, value; Mamba's mamba_heads, mamba_head_dim,
+  /// mamba_groups, mamba_state.
+  SlowOracle() = default;
+  SlowOracle(std::string family, std::map<std::string, uint64_t> numbers)
+      : family_(std::move(family)), numbers_(std::move(numbers)) {}
+
+  /// A local array: its shape, and the global number (C order) of each of its elements; nullopt is
+  /// padding.
+  struct Held {
+    std::vector<uint64_t> shape;
+    std::vector<std::optional<uint64_t>> elements;
+  };
+  /// nullopt: the rank does not hold the tensor. Names of optimizer state are those that
+  /// optimizer_tensors() makes.
+  std::optional<Held> held(const std::string& name, const Shape& shape, const LayoutSpec& spec,
+                           const RankCoords& rank) const;
+
+  /// The name in the files of a stage.
+  std::string local_name(const std::string& name, const LayoutSpec& spec, uint32_t stage) const;
+
+  const std::string& family() const { return family_; }
+  uint64_t number(const std::string& name) const { return numbers_.at(name); }
+
+ private:
+  using AxisIndices = std::vector<std::optional<uint64_t>>;
+  std::vector<uint64_t> layers_of_stages(const LayoutSpec& spec) const;
+  bool on_stage(const std::string& name, const LayoutSpec& spec, uint32_t stage) const;
+  /// The axis that tp cuts of a model's own tensor; nullopt: none.
+  std::optional<size_t> cut_axis(const std::string& name) const;
+  bool holds(const std::string& name, uint64_t index, uint64_t extent, uint32_t rank,
+             uint32_t ranks) const;
+  std::vector<AxisIndices> axes(const std::string& parameter, const Shape& shape,
+                                const LayoutSpec& spec, const RankCoords& rank) const;
+
+  std::string family_;
+  std::map<std::string, uint64_t> numbers_;
+};
+
+}  // namespace ptc::testing
