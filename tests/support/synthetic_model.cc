@@ -378,9 +378,17 @@ std::vector<TensorInfo> synthetic_tensors(std::string_view config_text) {
   return with_adapters(tensors, lora->to_number<uint64_t>(), alone && alone->as_bool());
 }
 
+bool is_buffer(std::string_view name) {
+  for (std::string_view end : {".attn.bias", ".attention.bias", "masked_bias", "position_ids",
+                               "e_score_correction_bias", "expert_bias", "inv_freq", "_scale_inv"})
+    if (name.ends_with(end)) return true;
+  return false;
+}
+
 std::vector<TensorInfo> optimizer_tensors(const std::vector<TensorInfo>& parameters) {
   std::vector<TensorInfo> state;
   for (const TensorInfo& parameter : parameters) {
+    if (is_buffer(parameter.name)) continue;  // not trained
     for (const char* moment : {"exp_avg.", "exp_avg_sq."}) {
       state.push_back({"optim.safetensors", moment + parameter.name, DType::kF32, parameter.shape});
     }

@@ -19,6 +19,9 @@ namespace ptc::testing {
 /// them alone, in "adapter_model.safetensors". Aborts on a config it cannot use.
 std::vector<TensorInfo> synthetic_tensors(std::string_view config_text);
 
+/// Whether the tensor is one of a module's buffers: no optimizer has state of it.
+bool is_buffer(std::string_view name);
+
 /// Adam's state of every parameter, as float32 in file "optim.safetensors": exp_avg.<name>,
 /// exp_avg_sq.<name>, and state.<name>.step of one element.
 std::vector<TensorInfo> optimizer_tensors(const std::vector<TensorInfo>& parameters);
