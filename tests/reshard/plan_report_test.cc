@@ -19,7 +19,7 @@ LayoutSpec spec(uint32_t tp, uint32_t pp, uint32_t dp, uint32_t ep = 1) {
 StoredState stored(const LayoutSpec& spec) {
   StoredState stored;
   stored.spec = spec;
-  for (uint32_t state = 0; state < state_count(spec.sizes); ++state) {
+  for (uint32_t state = 0; state < state_count(spec); ++state) {
     stored.images.push_back({.state = state, .path = "model.safetensors"});
     stored.layouts.push_back({.bytes = 1000});
   }
@@ -29,8 +29,8 @@ StoredState stored(const LayoutSpec& spec) {
 /// A target of 100 bytes for each state, all from the first image.
 ChangePlan change(const LayoutSpec& to) {
   ChangePlan change;
-  for (uint32_t state = 0; state < state_count(to.sizes); ++state) {
-    change.targets.push_back({state, {"model.safetensors", {.bytes = 100}}});
+  for (uint32_t state = 0; state < state_count(to); ++state) {
+    change.targets.push_back({"model.safetensors", {.bytes = 100}, state});
     ImagePlan plan;
     plan.transfers.push_back({0, {.run_bytes = 100}});
     change.transfers.images.push_back(plan);
@@ -74,7 +74,7 @@ TEST(PlanReport, WhatStaysFlowsStraightOn) {
 TEST(PlanReport, BytesOfAnotherNodeAreMoved) {
   const LayoutSpec from = spec(1, 1, 1), to = spec(1, 1, 1);
   ChangePlan plan = change(to);
-  plan.targets[0].file.layout.node = 1;
+  plan.targets[0].layout.node = 1;
   EXPECT_EQ(picture_of(stored(from), to, plan).flows.at(0).kind, Kind::kMoved);
 }
 
