@@ -326,6 +326,7 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
   };
   std::vector<std::unordered_map<Box, Part, BoxHash>> parts(model.tensors().size());
   std::vector<Checksum> totals(model.tensors().size());
+  std::vector<uint64_t> elements(model.tensors().size());
   for (size_t i = 0; i < arrays.size(); ++i) {
     auto [file, position] = origin[i];
     uint32_t tensor = file->model_tensor[position];
@@ -335,12 +336,17 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
       auto [same, is_new] = parts[tensor].try_emplace(box, Part{sums[i][p], file});
       if (is_new) {
         totals[tensor] += sums[i][p];
+        elements[tensor] += box.volume();
       } else if (same->second.sum != sums[i][p]) {
         return invalid_argument("{} and {} both hold {} of tensor {}, but with different values: "
                                 "replicas must be equal", same->second.file->source(), file->source(),
                                 box.to_string(), model.tensors()[tensor].name);
       }
     }
+  }
+  for (uint32_t tensor = 0; tensor < totals.size(); ++tensor) {
+    PTC_TRY(const uint64_t all, num_elements(model.tensors()[tensor].shape));
+    PTC_CHECK(elements[tensor] == all);  // parts are equal or disjoint, and nothing is missing
   }
   return totals;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reshard/ptc/model_bind.h"
+#include "store/tensor/strided_copy.h"
 
 namespace ptc {
 namespace {
@@ -106,6 +107,23 @@ bool Model::needs_rules(const LayoutSpec& spec) {
   return spec.sizes.tp * spec.sizes.pp * spec.sizes.ep > 1;  // anything has rows
 }
 
+/// Elements of 4 and 6 bits: no cut falls within a byte.
+Result<> Model::check_whole_bytes(uint32_t tensor, const SubTensor& part) const {
+  const TensorInfo& info = tensors_[tensor];
+  auto bits = num_bits(part.local_shape, dtype_bits(info.dtype));
+  if (!bits) return std::move(bits).error().with_context(info.name);
+  if (bits.value() % 8 != 0)
+    return invalid_argument("{}: a part {} of {} elements of {} bits is not of whole bytes", info.name,
+                            part.local_shape.to_string(), info.shape.to_string(),
+                            dtype_bits(info.dtype));
+  for (const Piece& piece : part.pieces) {
+    auto copy = make_strided_copy({0, info.shape}, piece.global.offset, array_at(part, 0),
+                                  piece.local_offset, piece.global.extent, dtype_bits(info.dtype));
+    if (!copy) return std::move(copy).error().with_context(info.name);
+  }
+  return ok();
+}
+
 Result<> Model::check(const LayoutSpec& spec) const {
   const ParallelConfig& sizes = spec.sizes;
   if (sizes.pp > 1) {
@@ -118,18 +136,24 @@ Result<> Model::check(const LayoutSpec& spec) const {
     const Bound& bound = bound_[tensor];
     const bool by_rule = bound.rule && (!bound.one_element || bound.name.expert) &&
                          (bound.cut != kNone || bound.name.expert || bound.rule->expert_axis);
-    const bool by_bits = dtype_bits(tensors_[tensor].dtype) < 8 && is_cut_over_dp(tensor, spec);
+    const bool by_bits = dtype_bits(tensors_[tensor].dtype) < 8;
     if (!by_bits && (!by_rule || (sizes.tp == 1 && sizes.ep == 1))) continue;
     StateCoords state;
     if (bound.name.expert && experts_ % sizes.ep == 0) {
       state.ep = *bound.name.expert / (experts_ / sizes.ep);
     }
+    LayoutSpec one_stage;
+    one_stage.sizes = {.tp = sizes.tp, .dp = sizes.dp, .ep = sizes.ep};
+    one_stage.optimizer = spec.optimizer;
     for (uint32_t tp : {uint32_t{0}, sizes.tp - 1}) {
-      state.tp = tp;
-      LayoutSpec one_stage;
-      one_stage.sizes = {.tp = sizes.tp, .dp = sizes.dp, .ep = sizes.ep};
-      one_stage.optimizer = spec.optimizer;
-      PTC_TRY(slice(tensor, one_stage, state));
+      for (uint32_t dp : {uint32_t{0}, spec.dp_parts() - 1}) {
+        state.tp = tp;
+        state.dp = dp;
+        PTC_TRY(const auto part, slice(tensor, one_stage, state));
+        if (by_bits && part) {
+          PTC_TRY(check_whole_bytes(tensor, *part));
+        }
+      }
     }
   }
   return ok();
@@ -161,10 +185,15 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks
   const uint64_t extent = info.shape[axis];
   if (!rule_cut.cut) {
     if (ranks == 1) return AxisSlice::whole(extent);
+    const std::string& fact = rule_cut.missing_fact;
+    const std::string by_hand =
+        RuleSet::builtin(rules_->family())
+            ? fmt::format("{{\"format\": \"ptc-rules/1\", \"extends\": \"{}\", \"facts\": {{\"{}\": …}}}}",
+                          rules_->family(), fact)
+            : fmt::format("\"facts\": {{\"{}\": …}}", fact);
     return invalid_argument(
-        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or "
-        "{{\"format\": \"ptc-rules/1\", \"extends\": \"{}\", \"facts\": {{\"{}\": …}}}} into rules.json",
-        fact_in_words(rule_cut.missing_fact), rules_->family(), rule_cut.missing_fact);
+        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or {} into "
+        "rules.json", fact_in_words(fact), by_hand);
   }
   if (rule_cut.cut->vocab_multiple == 0 || info.vocab_multiple == 0) {
     return slice_axis(*rule_cut.cut, extent, rank, ranks);

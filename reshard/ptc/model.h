@@ -64,15 +64,17 @@ class Model {
   /// weight whose block scales it holds; a parameter that it follows (optimizer state: its name has
   /// the parameter's, with or without the family's prefix, between borders of components:
   /// "exp_avg.<parameter>", "state.<parameter>.step"; same shape: same cut; one element: not cut;
-  /// in both cases the parameter's stage and expert); nothing, but it has one element: replicated;
+  /// of a parameter of one element: as other state of its kind; in all cases the parameter's stage
+  /// and expert; a float32 tensor of the very name that another file has in lower precision is such
+  /// state too); nothing, but it has one element: replicated;
   /// nothing (`uncovered`: cannot be cut).
   static Result<Model> bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                             std::vector<TensorInfo> tensors);
 
   /// The model that `ranks` wrote under `spec`: finds global names and shapes, and checks that each
   /// rank wrote what it holds under `spec`: nothing missing, nothing else, shapes as cut, the same
-  /// dtype everywhere, all states written at least once (replicas may be missing, or have written
-  /// no tensors). Errors are kInvalidArgument, one sentence with rank, file, tensor, found and
+  /// dtype everywhere, all states that have tensors written at least once (replicas may be
+  /// missing, or have written no tensors). Errors are kInvalidArgument, one sentence with rank, file, tensor, found and
   /// expected.
   struct Inferred;
   static Result<Inferred> infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
@@ -137,6 +139,7 @@ class Model {
   Result<AxisSlice> tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  Result<> check_whole_bytes(uint32_t tensor, const SubTensor& part) const;
   Result<> cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks,
                        OptimizerCut cut) const;
   Result<std::optional<SubTensor>> slice_unnamed(uint32_t tensor, const LayoutSpec& spec,

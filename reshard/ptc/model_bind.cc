@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <unordered_set>
 
 namespace ptc {
 namespace {
@@ -45,6 +46,22 @@ class Facts {
 
 }  // namespace
 
+std::vector<bool> find_masters(const std::vector<TensorInfo>& tensors) {
+  std::vector<bool> masters(tensors.size());
+  const bool one_file = std::all_of(tensors.begin(), tensors.end(), [&](const TensorInfo& tensor) {
+    return tensor.file == tensors.front().file;
+  });
+  if (one_file) return masters;
+  std::unordered_set<std::string_view> lower;
+  for (const TensorInfo& tensor : tensors) {
+    if (dtype_bits(tensor.dtype) < dtype_bits(DType::kF32)) lower.insert(tensor.name);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    masters[i] = tensors[i].dtype == DType::kF32 && lower.contains(tensors[i].name);
+  }
+  return masters;
+}
+
 uint32_t Model::Binder::cut_of_rule(const Rule& rule) {
   if (!rule.cut) return kNone;
   uint32_t& index = cut_of_rule_[static_cast<size_t>(&rule - model_.rules_->rules().data())];
@@ -86,6 +103,8 @@ Result<> Model::Binder::bind() {
   const uint32_t count = static_cast<uint32_t>(model_.tensors_.size());
   model_.bound_.resize(count);
   one_element_.resize(count);
+  parameter_at_.resize(count);
+  masters_ = find_masters(model_.tensors_);
   cut_of_rule_.assign(model_.rules_->rules().size(), kNone);
   for (uint32_t tensor = 0; tensor < count; ++tensor) {
     const TensorInfo& info = model_.tensors_[tensor];
@@ -102,6 +121,7 @@ Result<> Model::Binder::bind() {
     if (!bound.rule) bind_to_parameter(tensor);
     if (!bound.rule) bound.one_element = one_element_[tensor];
   }
+  settle_one_element();
   count_layers_and_experts();
   model_.cuts_ = std::make_shared<const std::vector<RuleCut>>(std::move(cuts_));
   return ok();
@@ -115,7 +135,7 @@ void Model::Binder::bind_to_rules() {
   }
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const std::string& name = model_.tensors_[tensor].name;
-    const auto match = finder.find(name);
+    const auto match = masters_[tensor] ? std::nullopt : finder.find(name);
     if (!match) continue;
     Bound& bound = model_.bound_[tensor];
     bound.rule = match->rule;
@@ -154,12 +174,40 @@ void Model::Binder::bind_to_parameter(uint32_t tensor) {
     bound = model_.bound_[entry.parameter];
     bound.follows = entry.parameter;
     bound.one_element = !same_shape;
+    parameter_at_[tensor] = {offset, model_.tensors_[entry.parameter].name.size() - entry.dropped};
     if (bound.name.layer) {
       bound.name.layer_begin += offset - entry.dropped;
       bound.name.layer_end += offset - entry.dropped;
     }
     return true;
   });
+}
+
+/// The tensor's name without that of the parameter that it follows: "exp_avg.", "state..step".
+std::string Model::Binder::kind_of(uint32_t tensor) const {
+  std::string kind = model_.tensors_[tensor].name;
+  return kind.erase(parameter_at_[tensor].begin, parameter_at_[tensor].length);
+}
+
+/// State of one element of a parameter of one element may be a moment or a scalar: it is what other
+/// tensors of its kind are.
+void Model::Binder::settle_one_element() {
+  auto follows = [&](uint32_t tensor) {
+    return model_.bound_[tensor].follows != kNone && !model_.bound_[tensor].scales;
+  };
+  std::vector<uint32_t> unclear;
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    if (follows(tensor) && one_element_[tensor] && !model_.bound_[tensor].one_element)
+      unclear.push_back(tensor);
+  }
+  if (unclear.empty()) return;
+  std::unordered_set<std::string> moments;
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    if (follows(tensor) && !one_element_[tensor]) moments.insert(kind_of(tensor));
+  }
+  for (uint32_t tensor : unclear) {
+    model_.bound_[tensor].one_element = !moments.contains(kind_of(tensor));
+  }
 }
 
 void Model::Binder::count_layers_and_experts() {

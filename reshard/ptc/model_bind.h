@@ -10,6 +10,10 @@
 
 namespace ptc {
 
+/// Which tensors are master weights: float32 under the very name that another file has in lower
+/// precision. They are optimizer state of that parameter.
+std::vector<bool> find_masters(const std::vector<TensorInfo>& tensors);
+
 /// Fills in a model of which rules_, facts_ and tensors_ are set.
 class Model::Binder {
  public:
@@ -20,13 +24,20 @@ class Model::Binder {
   void bind_to_rules();
   void bind_scales(uint32_t tensor);
   void bind_to_parameter(uint32_t tensor);
+  void settle_one_element();
+  std::string kind_of(uint32_t tensor) const;
   uint32_t cut_of_rule(const Rule& rule);
   bool tied_copy(const Rule& rule) const;
   void count_layers_and_experts();
 
   Model& model_;
   ParameterNames parameters_;
+  std::vector<bool> masters_;            // by tensor
   std::vector<bool> one_element_;        // by tensor
+  struct Stretch {
+    size_t begin = 0, length = 0;
+  };
+  std::vector<Stretch> parameter_at_;    // by tensor that follows one: the parameter's name in its own
   std::vector<uint32_t> cut_of_rule_;    // by rule: index in cuts
   std::vector<RuleCut> cuts_;
 };

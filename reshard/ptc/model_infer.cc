@@ -41,7 +41,7 @@ class Model::Inference {
       : spec_(spec), ranks_(ranks) {}
 
   Result<Inferred> run(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts) {
-    PTC_TRY(check_ranks());
+    PTC_TRY(check_ranks(facts));
     PTC_TRY(find_stage_offsets(*rules, facts));
     PTC_TRY(collect());
     undo_dp_cut(*rules, spec_.optimizer, spec_.sizes.dp, dp_rows_, tensors_);
@@ -68,7 +68,8 @@ class Model::Inference {
     return ranks_[writer.rank].tensors[writer.tensor];
   }
 
-  Result<> check_ranks();
+  Result<> check_ranks(const RuleSet::Facts& facts);
+  bool has_nothing(uint32_t stage, const RuleSet::Facts& facts) const;
   Result<> find_stage_offsets(const RuleSet& rules, const RuleSet::Facts& facts);
   Result<> set_offsets(const std::vector<uint32_t>& layers_of_stage, const RuleSet::Facts& facts);
   std::string global_name(uint32_t rank, uint32_t tensor) const;
@@ -93,7 +94,7 @@ class Model::Inference {
   Model model_;
 };
 
-Result<> Model::Inference::check_ranks() {
+Result<> Model::Inference::check_ranks(const RuleSet::Facts& facts) {
   const ParallelConfig& sizes = spec_.sizes;
   // ZeRO-1 may leave dp ranks without any state of their own; compare() knows.
   const bool all_dp = spec_.optimizer == OptimizerCut::kFsdp;
@@ -108,9 +109,9 @@ Result<> Model::Inference::check_ranks() {
     const StateCoords state = state_of(spec_, at);
     seen[all_dp ? state_index(spec_, state) : group_of(spec_, state)] = true;
   }
-  const auto missing = std::find(seen.begin(), seen.end(), false);
-  if (missing != seen.end()) {
-    return wrote_nothing(state_at(spec_, static_cast<uint32_t>(missing - seen.begin())));
+  for (uint32_t index = 0; index < seen.size(); ++index) {
+    const StateCoords state = state_at(spec_, index);
+    if (!seen[index] && !has_nothing(state.pp, facts)) return wrote_nothing(state);
   }
   order_.resize(ranks_.size());
   std::iota(order_.begin(), order_.end(), 0);
@@ -121,6 +122,15 @@ Result<> Model::Inference::check_ranks() {
   std::stable_sort(order_.begin(), order_.end(),
                    [&](uint32_t a, uint32_t b) { return key(a) < key(b); });
   return ok();
+}
+
+/// A stage between the others has no tensors where there are more stages than layers. Unless their
+/// number is known, layers may be missing.
+bool Model::Inference::has_nothing(uint32_t stage, const RuleSet::Facts& facts) const {
+  const auto layers = facts.numbers.find("layers");
+  if (stage == 0 || stage + 1 == spec_.sizes.pp || layers == facts.numbers.end()) return false;
+  const auto begin = stage_boundaries(spec_, static_cast<uint32_t>(layers->second));
+  return begin && begin.value()[stage] == begin.value()[stage + 1];
 }
 
 Error Model::Inference::wrote_nothing(const StateCoords& state) const {

@@ -4,7 +4,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "reshard/ptc/parameter_names.h"
+#include "reshard/ptc/model_bind.h"
 
 namespace ptc {
 namespace {
@@ -27,10 +27,11 @@ class DpCut {
   /// Parameters get their shapes and names; the rest is returned.
   std::vector<uint32_t> parameters() {
     RuleFinder finder(rules_);
+    const std::vector<bool> masters = find_masters(tensors_);
     std::vector<uint32_t> rest;
     for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
       const TensorInfo& info = tensors_[tensor];
-      const auto match = finder.find(info.name);
+      const auto match = masters[tensor] ? std::nullopt : finder.find(info.name);
       if (!match) {
         rest.push_back(tensor);
         continue;

@@ -19,14 +19,6 @@ uint64_t padded(uint64_t rows, uint64_t multiple, uint32_t ranks) {
 
 void append(AxisSlice& slice, uint64_t global_offset, uint64_t extent) {
   if (extent == 0) return;
-  if (!slice.segments.empty()) {
-    AxisSegment& last = slice.segments.back();
-    if (last.global_offset + last.extent == global_offset) {
-      last.extent += extent;
-      slice.local_extent += extent;
-      return;
-    }
-  }
   slice.segments.push_back({global_offset, slice.local_extent, extent});
   slice.local_extent += extent;
 }

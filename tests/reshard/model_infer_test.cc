@@ -53,6 +53,16 @@ TEST_F(Infer, FindsTheModel) {
   EXPECT_EQ(inferred.value().model.tensors().size(), model_.tensors().size());
 }
 
+TEST_F(Infer, AStageWithoutLayersHasNothingToWrite) {
+  spec_ = {.sizes = {.pp = 6}};
+  ranks_ = written_ranks(model_, spec_);
+  ranks_.erase(ranks_.begin() + 4);  // the first four have a layer each
+  EXPECT_EQ(error(), "accepted");
+  ranks_.erase(ranks_.begin() + 3);
+  EXPECT_THAT(error(), HasSubstr("rank 3 (tp rank 0, pp rank 3, ep rank 0) of layout tp1-pp6-dp1 "
+                                 "wrote nothing"));
+}
+
 TEST_F(Infer, AReplicaMayBeMissingOrEmpty) {
   ranks_[3].tensors.clear();
   ranks_.erase(ranks_.begin() + 2);

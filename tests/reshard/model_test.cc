@@ -206,6 +206,68 @@ TEST(Model, OptimizerStateFollowsItsParameter) {
                                "model.layers.0.self_attn.xq_proj.weight (2 tensors in all)"));
 }
 
+TEST(Model, StateOfOneElementIsWhatItsKindIs) {
+  const Model model = bind(
+      RuleSet::builtin("llama").value(),
+      {tensor("model.layers.0.input_layernorm.weight", {1}),
+       tensor("model.layers.0.mlp.up_proj.weight", {4, 1}),
+       tensor("exp_avg.model.layers.0.input_layernorm.weight", {1}),
+       tensor("state.model.layers.0.input_layernorm.weight.step", {1}),
+       tensor("exp_avg.model.layers.0.mlp.up_proj.weight", {4, 1}),
+       tensor("state.model.layers.0.mlp.up_proj.weight.step", {1})});
+  LayoutSpec spec = sizes({.dp = 2});
+  spec.optimizer = OptimizerCut::kZero1;
+  EXPECT_TRUE(model.is_cut_over_dp(2, spec));
+  for (uint32_t step : {3u, 5u}) {
+    EXPECT_FALSE(model.is_cut_over_dp(step, spec));
+    EXPECT_EQ(model.slice(step, spec, {.dp = 1}).value()->pieces.size(), 1u);
+  }
+  EXPECT_EQ(model.slice(2, spec, {.dp = 1}).value()->pieces.size(), 0u);  // padding
+}
+
+TEST(Model, MasterWeightsMayHaveTheParametersName) {
+  TensorInfo parameter = tensor("model.layers.0.mlp.down_proj.weight", {4, 6});
+  parameter.dtype = DType::kBF16;
+  TensorInfo master = tensor(parameter.name, {4, 6});
+  master.file = "a-master.safetensors";
+  const Model model = bind(RuleSet::builtin("llama").value(), {master, parameter});
+  EXPECT_FALSE(model.is_parameter(0));
+  EXPECT_TRUE(model.is_parameter(1));
+  LayoutSpec spec = sizes({.tp = 2, .dp = 5});
+  spec.optimizer = OptimizerCut::kZero1;
+  EXPECT_EQ(model.slice(0, spec, {.tp = 1, .dp = 1}).value()->local_shape, (Shape{3}));
+  EXPECT_EQ(model.slice(1, spec, {.tp = 1, .dp = 1}).value()->local_shape, (Shape{4, 3}));
+
+  const std::vector<WrittenRank> ranks = ptc::testing::written_ranks(model, spec);
+  const auto found = Model::infer(model.rules_ptr(), model.facts(), spec, ranks);
+  ASSERT_TRUE(found.has_value()) << found.error().message();
+  for (uint32_t i : {0u, 1u}) {
+    const TensorInfo& info = found.value().model.tensors()[i];
+    EXPECT_EQ(info.shape, (Shape{4, 6})) << info.file;
+    EXPECT_EQ(found.value().model.is_parameter(i), info.dtype == DType::kBF16);
+  }
+}
+
+TEST(Model, NoCutFallsWithinAByte) {
+  TensorInfo weight = tensor("model.layers.0.mlp.down_proj.weight", {4, 6});
+  weight.dtype = DType::kF4;
+  TensorInfo rows = tensor("model.layers.0.mlp.up_proj.weight", {12, 5});
+  rows.dtype = DType::kF4;
+  const Model model = bind(RuleSet::builtin("llama").value(), {weight, rows});
+  EXPECT_EQ(check_error(model, sizes({.tp = 3})), "accepted");
+  EXPECT_THAT(check_error(model, sizes({.tp = 2})),
+              HasSubstr("model.layers.0.mlp.down_proj.weight: box [0:4, 0:3] of 4-bit elements is "
+                        "not cut at whole bytes"));
+  const Model odd = bind(RuleSet::builtin("llama").value(), {rows});
+  EXPECT_EQ(check_error(odd, sizes({.tp = 6})), "accepted");
+  EXPECT_EQ(check_error(odd, sizes({.tp = 4})),
+            "model.layers.0.mlp.up_proj.weight: a part [3, 5] of [12, 5] elements of 4 bits is not of "
+            "whole bytes");
+  LayoutSpec fsdp = sizes({.dp = 5});
+  fsdp.optimizer = OptimizerCut::kFsdp;
+  EXPECT_THAT(check_error(odd, fsdp), HasSubstr("within a byte"));
+}
+
 TEST(Model, UncoveredTensorsAreNamed) {
   const Model model = bind(RuleSet::none(), {tensor("a", {2}), tensor("b", {2}), tensor("c", {2}),
                                              tensor("d", {2})});
@@ -227,6 +289,15 @@ TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
             "put the model's config.json into rank/0 of the checkpoint, or {\"format\": "
             "\"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}} into "
             "rules.json");
+}
+
+TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
+  const auto rules = RuleSet::parse(R"({"format": "ptc-rules/1", "facts": {"parts": ["n_parts"]},
+      "rules": [{"names": ["w.{layer}"], "cut": {"axis": 0, "heads": "parts"}}]})");
+  const Model model = bind(rules.value(), {tensor("w.0", {8})});
+  EXPECT_EQ(check_error(model, sizes({.tp = 2})),
+            "w.0: 'parts' is not known: put the model's config.json into rank/0 of the checkpoint, or "
+            "\"facts\": {\"parts\": …} into rules.json");
 }
 
 TEST(Model, RulesMustFitTheShape) {

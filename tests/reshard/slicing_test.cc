@@ -61,6 +61,17 @@ TEST(SliceAxis, FusedPartsAreCutOneByOne) {
   EXPECT_THAT(error_of(cut_of({{}, {}, {}}), 10, 2), HasSubstr("not divisible into its 3 parts"));
 }
 
+TEST(SliceAxis, WhatRanksShareIsOneStretchOnEachOfThem) {
+  const ResolvedCut qkv = cut_of({{.size = 2, .heads = 2},
+                                  {.size = 1, .heads = 1, .share = true},
+                                  {.size = 1, .heads = 1, .share = true}});
+  EXPECT_THAT(slice_axis(qkv, 8, 0, 2).value().segments,
+              ElementsAre(AxisSegment{0, 0, 2}, AxisSegment{4, 2, 2}, AxisSegment{6, 4, 2}));
+  // Its query lies right before the key, but is its own.
+  EXPECT_THAT(slice_axis(qkv, 8, 1, 2).value().segments,
+              ElementsAre(AxisSegment{2, 0, 2}, AxisSegment{4, 2, 2}, AxisSegment{6, 4, 2}));
+}
+
 TEST(SliceAxis, APartOfSizeZeroIsNotThere) {
   EXPECT_THAT(slice_axis(cut_of({{.size = 0}, {.size = 1}}), 8, 1, 2).value().segments,
               ElementsAre(AxisSegment{4, 0, 4}));

@@ -23,10 +23,10 @@ bool ends_with_any(const std::string& name, std::initializer_list<const char*> w
 std::optional<size_t> place_after(const std::string& name,
                                   std::initializer_list<const char*> words) {
   for (const char* word : words) {
-    const size_t at = name.find(word);
-    if (at == std::string::npos) continue;
-    const size_t begin = at + std::string_view(word).size();
-    if (begin < name.size() && name[begin] >= '0' && name[begin] <= '9') return begin;
+    for (size_t at = name.find(word); at != std::string::npos; at = name.find(word, at + 1)) {
+      const size_t begin = at + std::string_view(word).size();
+      if (begin < name.size() && name[begin] >= '0' && name[begin] <= '9') return begin;
+    }
   }
   return std::nullopt;
 }
