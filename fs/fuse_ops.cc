@@ -182,7 +182,8 @@ template <class Send>
 void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Send send) {
   info->direct_io = opened.mode == IoMode::kDirect;
   info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
-  info->noflush = opened.mode == IoMode::kKeepCache;  // close() need not ask
+  // Only a written file has something to say at its close; a reader's succeeds without a daemon, too.
+  info->noflush = (info->flags & O_ACCMODE) == O_RDONLY;
   info->fh = reinterpret_cast<uint64_t>(opened.handle.get());
   reply_backing_id() = opened.backing_id;
   bool delivered = request.reply(send);

@@ -101,8 +101,13 @@ Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountO
 }
 
 Result<> FuseSession::start() {
+  std::string source;
+  for (char c : options_.source) {
+    if (c == ',' || c == '\\') source += '\\';
+    source += c;
+  }
   std::string mount_options =
-      fmt::format("default_permissions,nosuid,nodev,fsname=ptcfs,subtype=ptcfs,max_read={}",
+      fmt::format("default_permissions,nosuid,nodev,fsname={},subtype=ptcfs,max_read={}", source,
                   kMaxRequest);
   if (options_.allow_other) mount_options += ",allow_other";
   for (const std::string& option : options_.kernel_options) mount_options += "," + option;

@@ -22,6 +22,7 @@ namespace ptc {
 
 struct MountOptions {
   std::string mount_point;  // an existing directory, absolute
+  std::string source = "ptcfs";  // shown by mount(8), which knows its fstab line by it
   bool allow_other = false;
   bool debug = false;       // every request on stderr
   unsigned threads = 24;    // that answer requests

@@ -131,6 +131,18 @@ Result<bool> prepare_mount_point(const std::string& path) {
   return was_dead;
 }
 
+Result<> check_allow_other() {
+  if (::geteuid() == 0) return ok();
+  auto text = read_text_file(AT_FDCWD, "/etc/fuse.conf", 1 << 20);
+  std::istringstream lines(text ? text.value() : "");
+  for (std::string line, word; std::getline(lines, line);) {
+    if (std::istringstream(line) >> word && word == "user_allow_other") return ok();
+  }
+  return make_error(Code::kPermissionDenied,
+                    "allow_other: only root may let other users in, unless /etc/fuse.conf has the line "
+                    "user_allow_other; let root add it, or leave the option out");
+}
+
 std::string escape_path(const std::string& path) {
   std::string out;
   for (const auto& part : std::filesystem::path(path).lexically_normal()) {

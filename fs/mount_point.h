@@ -25,6 +25,9 @@ Result<std::string> resolve_mount_point(const std::string& path);
 /// A dead ptcfs mount, left by a killed daemon, is taken away; true if that was so.
 Result<bool> prepare_mount_point(const std::string& path);
 
+/// Whether this user may give allow_other: root may, others where /etc/fuse.conf has user_allow_other.
+Result<> check_allow_other();
+
 /// "/mnt/ptc" → "mnt-ptc", as `systemd-escape --path` does.
 std::string escape_path(const std::string& path);
 

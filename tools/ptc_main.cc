@@ -1,17 +1,15 @@
 // ptc: the command line. All it does, it does through files of the mount.
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <exception>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "store/base/json.h"
+#include "tools/cli/manual_style.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/values.h"
 
 #ifndef PTC_VERSION
 #define PTC_VERSION "unknown"
@@ -20,9 +18,9 @@
 namespace {
 
 constexpr const char* kFooter =
-    "JOB is the name of a job or a path into the mount; JOB/CHECKPOINT names a checkpoint.\n"
-    "The mount is the one given with -C, else PTC_MOUNT, else the one around the current\n"
-    "directory, else the only one of this machine, else /mnt/ptc.\n"
+    "JOB is the name of a job or a path into the mount; JOB/CHECKPOINT names a\n"
+    "checkpoint. The mount is the one given with -C, else PTC_MOUNT, else the one\n"
+    "around the current directory, else the only one of this machine, else /mnt/ptc.\n"
     "\n"
     "Examples:\n"
     "  ptc import llama ~/models/Llama-3.1-8B    copy a model in and commit it\n"
@@ -32,26 +30,8 @@ constexpr const char* kFooter =
     "  ptc verify llama                          read it all and compare checksums\n"
     "\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage, 124 timed out (wait).\n"
-    "\"ptc COMMAND --help\" tells more. Everything also works with cp, mv, cat, an editor and rm.";
-
-/// CLI11 says of a word that is no subcommand only that one is required.
-std::string unknown_command(const CLI::App& app, int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    std::string word = argv[i];
-    if (word == "-C" || word == "--mount") {
-      ++i;
-    } else if (!word.starts_with("-")) {
-      std::vector<std::string> names;
-      for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-        names.push_back(command->get_name());
-      if (std::find(names.begin(), names.end(), word) != names.end()) return "";
-      auto near = ptc::nearest_name(word, names);
-      return fmt::format("unknown command {}{}", ptc::quoted(word),
-                         near ? fmt::format("; is it '{}'?", *near) : "");
-    }
-  }
-  return "";
-}
+    "\"ptc COMMAND --help\" tells more, and so does ptc(1). Everything also works with\n"
+    "cp, mv, cat, an editor and rm.";
 
 int usage_error(std::string_view message) {
   fmt::print(stderr, "ptc: {}\nptc --help tells what there is.\n", message);
@@ -60,15 +40,13 @@ int usage_error(std::string_view message) {
 
 int run(int argc, char** argv) {
   using namespace ptc::cli;
-  CLI::App app("ptc: elastic checkpoints of training jobs, in a ptcfs mount", "ptc");
+  CLI::App app("Elastic checkpoints of training jobs, in a ptcfs mount.", "ptc");
+  set_manual_style(app);
   Context context;
   app.add_option("-C,--mount", context.mount_option, "the mount, or a directory in it")
       ->type_name("DIR");
-  app.set_version_flag("--version", "ptc " PTC_VERSION);
+  app.set_version_flag("--version", "ptc " PTC_VERSION, "print the version and exit");
   app.footer(kFooter);
-  app.get_formatter()->column_width(24);
-  app.get_formatter()->label("TEXT", "");
-  app.get_formatter()->label("REQUIRED", "");
   app.require_subcommand(1);
   app.fallthrough();
   add_status(app, context);
@@ -83,13 +61,13 @@ int run(int argc, char** argv) {
   add_pin(app, context);
   add_rm(app, context);
   for (CLI::App* command : app.get_subcommands({})) command->fallthrough();
+  if (answer_completion(app, argc, argv, values_in_mount)) return kDone;
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::string unknown = unknown_command(app, argc, argv);
-    return usage_error(unknown.empty() ? error.what() : unknown);
+    return usage_error(usage_complaint(app, error));
   }
   auto code = context.run();
   if (code) return std::fflush(stdout) == 0 ? code.value() : kFailed;

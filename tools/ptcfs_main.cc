@@ -1,4 +1,4 @@
-// ptcfs: the daemon. Reads the command line, finds the store, mounts, and waits for the end.
+// ptcfs: the daemon. Finds the store, mounts, and waits for the end.
 #include <fcntl.h>
 #include <signal.h>
 #include <spdlog/sinks/basic_file_sink.h>
@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,15 +19,13 @@
 #include <thread>
 #include <vector>
 
-#include "fs/fuse_session.h"
 #include "fs/http_pages.h"
-#include "fs/http_server.h"
 #include "fs/mount_point.h"
 #include "fs/nodes/ask_file.h"
-#include "fs/store_place.h"
 #include "fs/tree.h"
 #include "fs/version.h"
 #include "store/base/size_text.h"
+#include "tools/ptcfs_options.h"
 
 namespace ptc {
 namespace {
@@ -36,163 +33,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// As mount(8) has them.
-constexpr int kUsage = 1, kSystemError = 2, kMountFailure = 32;
 constexpr seconds kStopWithin{10};
-
-constexpr const char* kDescription =
-    "Mounts the state of training jobs as a file system: checkpoints held in memory, readable under\n"
-    "any layout of ranks. mkdir in it makes a job; README.md tells the rest.";
-constexpr const char* kExamples = R"(
-Options of -o, besides store=, memory=, cache=, node= and http=, which are those above:
-  allow_other         other users may enter (needs user_allow_other in /etc/fuse.conf unless root)
-  noexec, noatime, …  as mount(8) has them; ro is refused, for a job must be able to write
-
-Examples:
-  ptcfs /mnt/ptc                       in the background, in half of the machine's memory
-  ptcfs --memory 64G /mnt/ptc          in a tmpfs of 64 GiB, which outlives the daemon
-  ptcfs --store /local/ptc /mnt/ptc    on a local disk
-  ptcfs -f /mnt/ptc                    in the foreground, log on stderr
-  umount /mnt/ptc                      ends it; what was committed is kept
-  ptcfs --discard /mnt/ptc             frees what was kept
-  none /mnt/ptc fuse.ptcfs memory=64G,allow_other,nofail 0 0       in /etc/fstab
-
-Exit status: 0 mounted (or, with -f, ended well), 1 wrong usage, 2 system error, 32 mount failed.)";
-
-struct Options {
-  StorePlaceOptions place;
-  MountOptions mount;
-  std::string node;
-  std::optional<uint64_t> cache_bytes;
-  std::optional<HttpAddress> http;
-  bool foreground = false;
-  bool discard = false;
-};
-
-int complain(const Error& error, int status) {
-  fmt::print(stderr, "ptcfs: {}\n", error.message());
-  return status;
-}
-
-/// One option of -o. Those that concern mount(8) and systemd alone are passed over.
-Result<> take_mount_option(const std::string& option, Options* options) {
-  size_t equals = option.find('=');
-  std::string key = option.substr(0, equals);
-  std::string value = equals == std::string::npos ? "" : option.substr(equals + 1);
-  static const std::vector<std::string> passed_over = {
-      "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
-      "defaults", "dev", "nodev", "suid", "nosuid", "exec", "default_permissions", "comment",
-      "fsname", "subtype", "async", "atime", "diratime", "relatime"};
-  static const std::vector<std::string> kernels = {"noexec", "noatime", "nodiratime", "sync",
-                                                   "dirsync"};
-  auto is_in = [&](const std::vector<std::string>& names) {
-    return std::find(names.begin(), names.end(), key) != names.end();
-  };
-  if (key.empty() || key.starts_with("x-") || is_in(passed_over)) return ok();
-  if (is_in(kernels)) {
-    options->mount.kernel_options.push_back(key);
-  } else if (key == "allow_other") {
-    options->mount.allow_other = true;
-  } else if (key == "store" && !value.empty()) {
-    options->place.directory = value;
-  } else if (key == "memory" && !value.empty()) {
-    PTC_TRY(options->place.memory_bytes, parse_size(value));
-  } else if (key == "cache" && !value.empty()) {
-    PTC_TRY(options->cache_bytes, parse_size(value));
-  } else if (key == "node" && !value.empty()) {
-    options->node = value;
-  } else if (key == "http" && !value.empty()) {
-    PTC_TRY(options->http, HttpAddress::parse(value));
-  } else if (key == "ro") {
-    return invalid_argument("-o ro: a read-only mount is not offered, since layout.json and "
-                            "incoming/ must be writable; take away write permission instead");
-  } else {
-    return invalid_argument("-o {}: unknown option; ptcfs --help lists them", option);
-  }
-  return ok();
-}
-
-/// Fills `options`, or returns the exit status.
-std::optional<int> read_command_line(int argc, char** argv, Options* options) {
-  CLI::App app(kDescription, "ptcfs");
-  app.footer(kExamples);
-  app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion));
-  std::vector<std::string> places, mount_options;
-  std::string memory, cache, http;
-  bool debug = false;
-  app.add_option("MOUNTPOINT", places,
-                 "an empty directory; a store directory (or 'none') may stand before it, as\n"
-                 "mount(8) calls helpers")->expected(1, 2)->type_name("");
-  app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
-  app.add_option("-o,--options", mount_options, "mount options, separated by commas")
-      ->type_name("OPT,…")->allow_extra_args(false)->take_all();
-  app.add_option("--store", options->place.directory,
-                 "directory of the bytes; with --memory, a tmpfs is mounted on it\n"
-                 "(default: a tmpfs on /run/ptcfs/<mount point>)")->type_name("DIR");
-  app.add_option("--memory", memory, "size of that tmpfs: 64G, 1.5T (default: half of memory)")
-      ->type_name("SIZE");
-  app.add_option("--cache", cache,
-                 "memory for files that are computed on read; given back when they are not\n"
-                 "asked for any more (default: an eighth of memory)")->type_name("SIZE");
-  app.add_option("--node", options->node, "name of this node (default: the host's)")
-      ->type_name("NAME");
-  app.add_option("--http", http,
-                 "show jobs, layouts, traffic and metrics to browsers and Prometheus on this\n"
-                 "address: 127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one.\n"
-                 "Nobody is asked for a password (default: off)")->type_name("ADDR");
-  app.add_flag("--discard", options->discard,
-               "do not mount: free what an earlier mount on MOUNTPOINT has kept");
-  app.add_flag("-d,--debug", debug, "log every request; implies -f");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsage;
-  }
-  if (places.empty()) {  // asked here, so that an unknown option is named first
-    return complain(invalid_argument("MOUNTPOINT is missing; run ptcfs --help"), kUsage);
-  }
-  if (places.size() == 2) {
-    if (places[0] != "none" && places[0] != "ptcfs") options->place.directory = places[0];
-    places.erase(places.begin());
-  }
-  options->place.mount_point = places[0];
-  options->mount.debug = debug;
-  options->foreground = options->foreground || debug;
-  for (const std::string& list : mount_options) {
-    for (const std::string& option : CLI::detail::split(list, ',')) {
-      if (auto taken = take_mount_option(option, options); !taken) {
-        return complain(taken.error(), kUsage);
-      }
-    }
-  }
-  auto take_size = [](const std::string& text, const char* option,
-                      std::optional<uint64_t>* size) -> Result<> {
-    if (text.empty()) return ok();
-    auto bytes = parse_size(text);
-    if (!bytes) return std::move(bytes).error().with_context(option);
-    *size = bytes.value();
-    return ok();
-  };
-  for (const auto& [text, option, size] :
-       {std::tuple(memory, "--memory", &options->place.memory_bytes),
-        std::tuple(cache, "--cache", &options->cache_bytes)}) {
-    if (auto taken = take_size(text, option, size); !taken) return complain(taken.error(), kUsage);
-  }
-  if (!http.empty()) {
-    auto address = HttpAddress::parse(http);
-    if (!address) return complain(std::move(address).error().with_context("--http"), kUsage);
-    options->http = address.value();
-  }
-  if (options->place.memory_bytes && *options->place.memory_bytes < (1 << 20)) {
-    return complain(invalid_argument("--memory: {} is too small for anything",
-                                     format_size(*options->place.memory_bytes)), kUsage);
-  }
-  if (!options->place.directory.empty()) {
-    std::error_code error;
-    options->place.directory = std::filesystem::absolute(options->place.directory, error).string();
-  }
-  return std::nullopt;
-}
 
 void log_to_stderr(bool debug) {
   auto logger = spdlog::stderr_logger_mt("ptcfs");
@@ -303,6 +144,9 @@ int run(Options& options, Ready ready) {
   raise_file_limit();
   sigset_t signals = block_end_signals();
 
+  if (options.mount.allow_other) {
+    if (auto allowed = check_allow_other(); !allowed) return complain(allowed.error(), kMountFailure);
+  }
   auto was_dead = prepare_mount_point(options.mount.mount_point);
   if (!was_dead) return complain(was_dead.error(), kMountFailure);
   if (was_dead.value()) {

@@ -118,7 +118,7 @@ void add_export(CLI::App& app, Context& context) {
   auto* layout = command
                      ->add_option("--layout", options->layout,
                                   "as the ranks' files of this layout, or 'current'")
-                     ->type_name("SPEC");
+                     ->type_name("LAYOUT");
   command->add_option("--rank", options->rank, "of that layout this rank only")
       ->type_name("R")
       ->needs(layout);

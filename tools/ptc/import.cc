@@ -190,11 +190,12 @@ void add_import(CLI::App& app, Context& context) {
   command
       ->add_option("--layout", options->layout,
                    "layout it was written in, when not the job's: a file or a name")
-      ->type_name("L");
+      ->type_name("LAYOUT or FILE");
   command->add_flag("--move", options->move, "remove the files from DIR once they are committed");
   command->add_flag("--force", options->force, "replace what an earlier attempt left in incoming/");
   command->footer(
-      "Symbolic links are followed, so that a snapshot of a Hugging Face cache can be given.\n"
+      "Symbolic links are followed, so that a snapshot of a Hugging Face cache can be\n"
+      "given.\n"
       "Refused checkpoints stay in incoming/ with the reason beside them.\n"
       "\nExamples:\n  ptc import llama ~/models/Llama-3.1-8B\n"
       "  ptc import llama run7/step500 --name step500 --layout tp4-pp2-dp1");

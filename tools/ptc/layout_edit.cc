@@ -72,11 +72,11 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
   app.add_option("--order", edit.order, "rank order, fastest first: tp-cp-ep-dp-pp")
       ->type_name("O")
       ->group(group);
-  app.add_option("--naming", edit.naming, "tensor names: global or stage")
-      ->type_name("X")
+  app.add_option("--naming", edit.naming, "tensor names of the whole model, or of a stage")
+      ->type_name("global|stage")
       ->group(group);
-  app.add_option("--optimizer", edit.optimizer, "replicated, zero1 or fsdp")
-      ->type_name("X")
+  app.add_option("--optimizer", edit.optimizer, "how optimizer state is cut")
+      ->type_name("replicated|zero1|fsdp")
       ->group(group);
   app.add_option("--replicas", edit.replicas, "further copies on other nodes")
       ->type_name("N")

@@ -109,12 +109,12 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("plan", "Show what another layout would move");
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--layout", options->layout_file, "a layout.json, or a layout's name")
-      ->type_name("FILE");
+      ->type_name("LAYOUT or FILE");
   command->add_flag("--json", options->as_json, "print the plan as JSON");
   add_layout_options(*command, options->edit, true);
   command->footer(
-      "Sizes that are not given are those in force. Without any, the plan of the running or\n"
-      "last reshard is shown. Nothing is moved.\n"
+      "Sizes that are not given are those in force. Without any, the plan of the\n"
+      "running or last reshard is shown. Nothing is moved.\n"
       "\nExamples:\n  ptc plan llama --tp 8\n  ptc plan llama --tp 2 --pp 4 --stages 7,8,8,9\n"
       "  ptc plan llama --layout tp8-pp1-dp2 --json");
   command->callback([&context, options] {

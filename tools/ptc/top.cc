@@ -140,7 +140,8 @@ void add_top(CLI::App& app, Context& context) {
       ->check(CLI::PositiveNumber);
   command->add_flag("--once", options->once, "one look, no rates; for scripts");
   command->footer(
-      "Ends with q. Where there is no terminal, or a dumb one, each look is a block of plain lines.\n"
+      "Ends with q. Where there is no terminal, or a dumb one, each look is a block of\n"
+      "plain lines.\n"
       "\nExamples:\n  ptc top\n  ptc top --once\n  ptc top -d 60 >>top.log");
   command->callback([&context, options] {
     context.run = [&context, options] { return run_top(context, *options); };

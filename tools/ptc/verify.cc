@@ -247,7 +247,8 @@ void add_verify(CLI::App& app, Context& context) {
       ->required();
   command->add_flag("--json", options->as_json, "print the outcome as JSON");
   command->footer(
-      "Every tensor is read through the mount; then the daemon reads every byte it stores.\n"
+      "Every tensor is read through the mount; then the daemon reads every byte it\n"
+      "stores.\n"
       "Exit status: 0 all good, 1 something differs (named).\n"
       "\nExample:\n  ptc verify llama/step500");
   command->callback([&context, options] {

@@ -1,0 +1,234 @@
+"""--help, the manual pages and the completions tell the same; wrong command lines name what was meant."""
+import os
+import re
+import shutil
+import subprocess
+import unittest
+
+import models
+import mount
+
+TOOLS = os.path.join(os.path.dirname(__file__), "..", "..", "tools")
+BIN = mount.bin_dir()
+
+
+def run(program, *arguments):
+    return subprocess.run([os.path.join(BIN, program), *arguments], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=False, timeout=60)
+
+
+def help_of(program, *command):
+    done = run(program, *command, "--help")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commands_in(text):
+    _, _, commands = text.partition("\nCommands:\n")
+    return re.findall(r"^  (\w+) ", commands.split("\n\n")[0], re.MULTILINE)
+
+
+def options_in(text):
+    """The options that a --help lists, -h aside, which all have."""
+    names = set()
+    for line in re.findall(r"^  (-.*)", text, re.MULTILINE):
+        names.update(re.findall(r"(?:^|, )(--?[\w-]+)", line.split("  ")[0]))
+    return names - {"-h", "--help"}
+
+
+def help_by_command(program):
+    """"" and every subcommand ("layout set") → its --help."""
+    found = {"": help_of(program)}
+    for command in commands_in(found[""]):
+        found[command] = help_of(program, command)
+        for inner in commands_in(found[command]):
+            found[f"{command} {inner}"] = help_of(program, command, "JOB", inner)
+    return found
+
+
+def manual(page):
+    return mount.read_text(os.path.join(TOOLS, "man", page))
+
+
+def options_of_manual(text):
+    names = set()
+    for item in re.findall(r"^\.It (.*Fl .*)", text, re.MULTILINE):
+        names.update("-" + name for words in re.findall(r"Fl ((?:\S+ , )*\S+)", item)
+                     for name in words.split(" , "))
+    return names - {"-h", "--help"}
+
+
+class Manuals(unittest.TestCase):
+    def test_ptcfs_options(self):
+        self.assertEqual(options_of_manual(manual("ptcfs.8")), options_in(help_of("ptcfs")))
+
+    def test_ptc_commands_and_options(self):
+        first, *sections = re.split(r"^\.Ss ", manual("ptc.1"), flags=re.MULTILINE)
+        told = {"": first} | {text.split("\n")[0]: text for text in sections}
+        asked = help_by_command("ptc")
+        self.assertEqual(list(told), list(asked))
+        for command, text in asked.items():
+            self.assertEqual(options_of_manual(told[command]), options_in(text), command)
+
+    def test_layout_keys(self):
+        source = mount.read_text(os.path.join(TOOLS, "..", "reshard", "ptc", "layout.cc"))
+        keys = re.search(r"kKeys = \{(.*?)\}", source, re.DOTALL).group(1)
+        self.assertEqual(re.findall(r"^\.It Cm (\w+)", manual("ptcfs-layout.5"), re.MULTILINE),
+                         re.findall(r'"(\w+)"', keys))
+
+    def test_exit_statuses(self):
+        for program, page in (("ptcfs", "ptcfs.8"), ("ptc", "ptc.1")):
+            text = help_of(program)
+            told = re.findall(r"\b(\d+) ", text[text.index("Exit status:"):].split("\n\"")[0])
+            section = manual(page).split(".Sh EXIT STATUS")[1].split(".Sh")[0]
+            self.assertEqual(re.findall(r"^\.It (\d+)", section, re.MULTILINE), told)
+
+    def check_pages(self, program, *options):
+        if shutil.which(program) is None:
+            self.skipTest(f"{program} is not installed")
+        for page in os.listdir(os.path.join(TOOLS, "man")):
+            done = subprocess.run([program, *options, os.path.join(TOOLS, "man", page)],
+                                  capture_output=True, text=True, check=False,
+                                  env={**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "80"})
+            yield page, done
+
+    def test_mandoc_has_nothing_to_say(self):
+        for page, done in self.check_pages("mandoc", "-T", "lint", "-W", "warning"):
+            self.assertEqual(done.stdout, "", page)
+
+    def test_man_has_nothing_to_say(self):
+        for page, done in self.check_pages("man", "--warnings", "-l"):
+            self.assertEqual((done.stderr, done.returncode), ("", 0), page)
+            self.assertIn("SEE ALSO", done.stdout)
+
+
+class Help(unittest.TestCase):
+    def test_it_reads_like_a_manual(self):
+        for program in ("ptcfs", "ptc"):
+            for command, text in help_by_command(program).items():
+                usage = text.split("\n")[0]
+                self.assertRegex(usage, rf"^Usage: {program} .*\[OPTION\]…")
+                for word in command.split():
+                    self.assertIn(f" {word}", usage)
+                for line in text.split("\n"):
+                    self.assertLessEqual(len(line), 80, line)
+        self.assertIn("Usage: ptcfs [OPTION]… MOUNTPOINT\n", help_of("ptcfs"))
+        self.assertIn("Usage: ptc plan [OPTION]… JOB\n", help_of("ptc", "plan"))
+
+    def test_wrong_words_and_what_was_meant(self):
+        for program, line, *said in (
+                ("ptc", "statsu", "unknown command 'statsu'; is it 'status'?"),
+                ("ptc", "-C /nowhere lss", "unknown command 'lss'; is it 'ls'?"),
+                ("ptc", "xyzzy", "unknown command 'xyzzy'"),
+                ("ptc", "layout j sett --tp 2", "unknown command 'sett'; is it 'set'?"),
+                ("ptc", "plan j --stage 1,2", "unknown option '--stage'; is it '--stages'?"),
+                ("ptc", "plan j --naming=stage --optimiser=zero1", "is it '--optimizer'?"),
+                ("ptc", "status --jsno", "unknown option '--jsno'; is it '--json'?"),
+                ("ptc", "status a b", "'b' is one argument too many"),
+                ("ptc", "plan", "JOB is required"),
+                ("ptc", "plan j --tp", "--tp"),
+                ("ptc", "plan j --tp two", "--tp"),
+                ("ptc", "layout j set", "at least one of --tp"),
+                ("ptc", "export j out --rank 1", "--layout"),
+                ("ptc", "export j out --hf --model", "--hf", "--model"),
+                ("ptc", "wait j --timeout -1", "--timeout"),
+                ("ptc", "", "subcommand"),
+                ("ptcfs", "", "MOUNTPOINT is required"),
+                ("ptcfs", "--memroy 1G /mnt/x", "unknown option '--memroy'; is it '--memory'?"),
+                ("ptcfs", "--memroy", "unknown option '--memroy'; is it '--memory'?"),
+                ("ptcfs", "a b c", "MOUNTPOINT", "received 3"),
+                ("ptcfs", "--memory lots /mnt/x", "--memory", "lots"),
+                ("ptcfs", "--memory 5 /mnt/x", "--memory: 5 B is too small"),
+                ("ptcfs", "--http 1.2.3.4:99999 /mnt/x", "--http"),
+                ("ptcfs", "-o memory /mnt/x", "-o memory: a value is missing"),
+                ("ptcfs", "-o memry=1G /mnt/x", "-o memry=1G: unknown option, is it 'memory'?"),
+                ("ptcfs", "-o ro /mnt/x", "-o ro: a read-only mount is not offered"),
+                ("ptcfs", "-o remount,noatime /mnt/x", "-o remount: options cannot change")):
+            with self.subTest(f"{program} {line}"):
+                done = run(program, *line.split())
+                self.assertEqual(done.returncode, 2 if program == "ptc" else 1)
+                self.assertEqual(done.stdout, "")
+                self.assertTrue(done.stderr.startswith(program + ": "), done.stderr)
+                for words in said:
+                    self.assertIn(words, done.stderr)
+
+    def test_help_and_version_are_no_errors(self):
+        for program in ("ptcfs", "ptc"):
+            for option in ("--help", "-h", "--version"):
+                done = run(program, option)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertRegex(run(program, "--version").stdout, rf"^{program} \d+\.\d+\.\d+\n$")
+
+
+class Completion(mount.TestCase):
+    """The shells' scripts ask `PROGRAM --complete`; bash really does here."""
+
+    def bash(self, program, *words):
+        script = ('source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ptc "$1"; '
+                  'printf "%s\\n" "${COMPREPLY[@]}"')
+        done = subprocess.run(
+            [mount.require_program("bash"), "-c", script, "bash",
+             os.path.join(TOOLS, "completion", "ptc.bash"), os.path.join(BIN, program), *words],
+            cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            env={**os.environ, "PTC_MOUNT": self.mount.path})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.split()
+
+    def test_commands_and_options_are_those_of_help(self):
+        for program in ("ptc", "ptcfs"):
+            asked = help_by_command(program)
+            above = set()
+            for command, text in asked.items():
+                words = command.split()
+                if len(words) > 1:
+                    words.insert(1, "JOB")
+                options = {name for name in options_in(text) if name.startswith("--")}
+                above = above or options  # -C and --version are taken everywhere
+                inner = options_in(asked[command.split()[0]]) if " " in command else set()
+                offered = set(self.bash(program, *words, "--")) - {"--help"}
+                self.assertEqual(offered - above - inner, options - above, command)
+        self.assertEqual(self.bash("ptc", ""), commands_in(help_of("ptc")))
+        self.assertEqual(self.bash("ptc", "st"), ["status"])
+        self.assertEqual(self.bash("ptc", "layout", "j", ""), ["set", "edit"])
+        self.assertIn("-f", self.bash("ptcfs", "-"))
+
+    def test_what_the_mount_holds(self):
+        job = self.mount.job("completed")
+        models.Gpt2().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        job.set_layout(tp=2)
+        self.assertEqual(self.bash("ptc", "status", ""), ["completed"])
+        self.assertEqual(self.bash("ptc", "plan", "--tp", "2", "comp"), ["completed"])
+        self.assertEqual(self.bash("ptc", "plan", "--tp=2", "x"), [])
+        self.assertEqual(self.bash("ptc", "pin", ""), ["completed/base"])
+        self.assertEqual(self.bash("ptc", "rm", "comp"), ["completed", "completed/base"])
+        self.assertEqual(self.bash("ptc", "export", "completed", "out", "--layout", ""),
+                         ["tp2-pp1-dp1"])
+        self.assertEqual(self.bash("ptc", "export", "completed", "out", "--layout", "=", "tp2"),
+                         ["tp2-pp1-dp1"])
+        self.assertEqual(self.bash("ptc", "layout", "completed", "set", "--naming", ""),
+                         ["global", "stage"])
+
+    def test_files_and_directories(self):
+        os.mkdir(self.temporary("models"))
+        models.write_file(self.temporary("my-layout.json"), "{}")
+        self.assertEqual(self.bash("ptc", "import", "new", ""), ["models"])
+        self.assertIn("my-layout.json", self.bash("ptc", "plan", "j", "--layout", "my"))
+        self.assertEqual(self.bash("ptcfs", "--store", "mo"), ["models"])
+        self.assertEqual(self.bash("ptcfs", "-o", "me"), ["memory="])
+
+    def test_without_a_mount_nothing_is_complained_of(self):
+        done = subprocess.run([os.path.join(BIN, "ptc"), "--complete", "-C", "/nowhere", "status", ""],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "words\n", ""))
+
+    def test_the_other_shells_can_read_their_scripts(self):
+        for shell, script in (("zsh", "_ptc"), ("fish", "ptc.fish")):
+            with self.subTest(shell):
+                if shutil.which(shell) is None:
+                    self.skipTest(f"{shell} is not installed")
+                subprocess.run([shell, "-n", os.path.join(TOOLS, "completion", script)], check=True)
+
+
+if __name__ == "__main__":
+    mount.main()

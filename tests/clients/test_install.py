@@ -1,0 +1,71 @@
+"""cmake --install: what it puts where, and that each piece works from there."""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import mount
+
+BUILD = os.path.dirname(mount.bin_dir())
+
+
+def run(*command, **options):
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False, **options)
+
+
+class Install(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not os.path.exists(os.path.join(BUILD, "cmake_install.cmake")):
+            mount.skip(f"{BUILD} is no build directory")
+        mount.require_program("cmake")
+        cls.prefix = tempfile.mkdtemp(prefix="ptcfs-install-")
+        cls.addClassCleanup(shutil.rmtree, cls.prefix, ignore_errors=True)
+        done = run("cmake", "--install", BUILD, "--prefix", cls.prefix)
+        assert done.returncode == 0, done.stderr
+
+    def at(self, *parts):
+        return os.path.join(self.prefix, *parts)
+
+    def test_what_is_where(self):
+        found = sorted(os.path.relpath(os.path.join(where, name), self.prefix)
+                       for where, _, names in os.walk(self.prefix) for name in names)
+        self.assertEqual(found, sorted([
+            "bin/ptc", "bin/ptcfs",
+            "lib/systemd/system/ptcfs@.service",
+            "share/bash-completion/completions/ptc", "share/bash-completion/completions/ptcfs",
+            "share/fish/vendor_completions.d/ptc.fish", "share/fish/vendor_completions.d/ptcfs.fish",
+            "share/man/man1/ptc.1", "share/man/man5/ptcfs-layout.5", "share/man/man8/ptcfs.8",
+            "share/zsh/site-functions/_ptc"]))
+
+    def test_programs_run(self):
+        for program in ("ptc", "ptcfs"):
+            done = run(self.at("bin", program), "--version")
+            self.assertRegex(done.stdout, rf"^{program} \d")
+
+    def test_manual_pages_are_found(self):
+        mount.require_program("man")
+        for section, page in (("1", "ptc"), ("5", "ptcfs-layout"), ("8", "ptcfs")):
+            done = run("man", "-M", self.at("share/man"), section, page)
+            self.assertIn("DESCRIPTION", done.stdout, done.stderr)
+
+    def test_the_systemd_unit(self):
+        unit = self.at("lib/systemd/system/ptcfs@.service")
+        text = mount.read_text(unit)
+        self.assertNotIn("@bindir@", text)
+        self.assertIn(f"ExecStart={self.prefix}/bin/ptcfs ", text)
+        if shutil.which("systemd-analyze") is None:
+            self.skipTest("systemd-analyze is not installed")
+        instance = os.path.join(self.prefix, "ptcfs@mnt-ptc.service")
+        shutil.copy(unit, instance)
+        self.addCleanup(os.unlink, instance)
+        done = run("systemd-analyze", "verify", "--man=no", instance)
+        if "Failed to" in done.stderr and instance not in done.stderr:
+            self.skipTest("systemd-analyze does not work here: " + done.stderr.strip())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
+if __name__ == "__main__":
+    mount.main()

@@ -1,0 +1,354 @@
+"""ptcfs as a mount program: fstab, several mounts, the background, signals at any moment, users."""
+import contextlib
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import models
+import mount
+
+BIN = mount.bin_dir()
+PTCFS = os.path.join(BIN, "ptcfs")
+NOBODY = 65534
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class BigLlama(models.Llama):
+    """Some 35 MiB, so that commits and reshards can be met half-way."""
+    vocab = 1 << 17
+    config = {**models.Llama.config, "vocab_size": vocab}
+
+    def add(self, name, *shape, dtype=None):
+        size = models.count(shape) * 2
+        self.tensors.append(models.Tensor(name, "BF16", shape, os.urandom(size)))
+
+
+def until(condition, what, seconds=mount.START_SECONDS):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+def daemons_on(path):
+    """The pids of the ptcfs processes for a mount point."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().decode(errors="replace").split("\0")
+            if os.path.basename(words[0]) == "ptcfs" and path in words:
+                found.append(int(pid))
+    return found
+
+
+class MountProgram(unittest.TestCase):
+    def setUp(self):
+        if not os.path.exists("/dev/fuse"):
+            self.skipTest("this machine has no /dev/fuse")
+        if os.getuid() != 0:
+            self.skipTest("only root may mount here")
+        self.top = tempfile.mkdtemp(prefix="ptcfs-mounting-")
+        os.chmod(self.top, 0o755)
+        self.addCleanup(shutil.rmtree, self.top, ignore_errors=True)
+        self.addCleanup(self.end_all)
+        self.mounts = []
+
+    def end_all(self):
+        for path in self.mounts:
+            while mount.is_mounted(path):
+                subprocess.run(["umount", "-l", path], check=True)
+            until(lambda path=path: not daemons_on(path), f"ptcfs on {path} ends")
+
+    def directory(self, name):
+        path = os.path.join(self.top, name)
+        os.makedirs(path, exist_ok=True)
+        if name.startswith("mnt") and path not in self.mounts:
+            self.mounts.append(path)
+        return path
+
+    def run_program(self, *command, **options):
+        """Ends as soon as its parent process has: a daemon must not hold our pipes."""
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              check=False, timeout=60, **options)
+
+    def ptcfs(self, *arguments):
+        return self.run_program(PTCFS, *arguments)
+
+    def umount(self, path):
+        done = self.run_program("umount", path)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        until(lambda: not daemons_on(path), "umount ends the daemon")
+
+
+class Fstab(MountProgram):
+    """mount(8) lets its helpers search the system's directories: ours must be one of them."""
+
+    def mount_program(self, *arguments):
+        return self.run_program("mount", "-T", self.fstab, *arguments)
+
+    def setUp(self):
+        super().setUp()
+        if "PTC_OWN_NAMESPACE" not in os.environ:
+            self.skipTest("this needs a mount namespace of its own (unshare -m)")
+        subprocess.run(["mount", "--bind", BIN, "/usr/local/sbin"], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", "/usr/local/sbin"], check=True)
+        self.fstab = os.path.join(self.top, "fstab")
+        with open(self.fstab, "w", encoding="utf-8") as file:
+            for line in (
+                    f"none {self.directory('mnt1')} fuse.ptcfs store={self.directory('store1')},"
+                    "defaults,nofail,_netdev,x-systemd.automount,x-systemd.requires=a.mount,"
+                    "noatime,allow_other 0 0",
+                    f"{self.directory('store2')} {self.directory('mnt2')} fuse.ptcfs defaults 0 0",
+                    f"none {self.directory('mnt3')} fuse.ptcfs noauto,user,rw,exec,"
+                    f"store={self.directory('store3')} 0 0",
+                    f"none {self.directory('mnt4')} fuse.ptcfs noauto,ro 0 0",
+                    f"none {self.directory('mnt5')} fuse.ptcfs noauto,memory=lots 0 0"):
+                print(line, file=file)
+
+    def check_mounted(self, name, store):
+        os.mkdir(f"{self.top}/{name}/job")
+        self.assertTrue(os.path.exists(f"{self.top}/{name}/job/layout.json"))
+        self.assertIn("meta.db", os.listdir(f"{self.top}/{store}"))
+
+    def test_all_of_a_file_twice(self):
+        for _ in range(2):
+            done = self.mount_program("-a")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertTrue(mount.is_mounted(self.directory("mnt1")))
+            self.assertTrue(mount.is_mounted(self.directory("mnt2")))
+            for name in ("mnt3", "mnt4", "mnt5"):
+                self.assertFalse(mount.is_mounted(self.directory(name)))
+        self.check_mounted("mnt1", "store1")
+        self.check_mounted("mnt2", "store2")
+        options = self.run_program("findmnt", "-no", "OPTIONS,FSTYPE", self.directory("mnt1")).stdout
+        for option in ("noatime", "allow_other", "nosuid", "nodev", "fuse.ptcfs"):
+            self.assertIn(option, options)
+        for name in ("mnt1", "mnt2"):
+            self.umount(self.directory(name))
+
+    def test_one_by_its_mount_point(self):
+        done = self.mount_program(self.directory("mnt3"))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.check_mounted("mnt3", "store3")
+        self.umount(self.directory("mnt3"))
+
+    def test_what_is_refused(self):
+        for name, reason in (("mnt4", "a read-only mount is not offered"), ("mnt5", "lots")):
+            done = self.mount_program(self.directory(name))
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("ptcfs: -o ", done.stderr)
+            self.assertIn(reason, done.stderr)
+            self.assertFalse(mount.is_mounted(self.directory(name)))
+
+
+class SeveralAndTwice(MountProgram):
+    def test_two_mounts_are_two_worlds(self):
+        for number in "12":
+            done = self.ptcfs("--store", self.directory("store" + number),
+                              self.directory("mnt" + number))
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            os.mkdir(f"{self.top}/mnt{number}/job{number}")
+        for number in "12":
+            names = os.listdir(self.directory("mnt" + number))
+            self.assertEqual([name for name in names if name != ".ptc"], ["job" + number])
+        self.umount(self.directory("mnt1"))
+        self.assertTrue(os.path.exists(self.directory("mnt2") + "/job2/status.json"))
+
+    def test_the_same_store_or_mount_point_again(self):
+        store, first, second = (self.directory(name) for name in ("store", "mnt1", "mnt2"))
+        self.assertEqual(self.ptcfs("--store", store, first).returncode, 0)
+        done = self.ptcfs("--store", store, second)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"store {store}", done.stderr)
+        self.assertFalse(mount.is_mounted(second))
+        done = self.ptcfs("--store", self.directory("other"), first)
+        self.assertEqual(done.returncode, 32)
+        self.assertIn(f"already mounted on {first}", done.stderr)
+        self.assertEqual(len(daemons_on(first)), 1)
+        self.assertTrue(os.path.exists(first + "/.ptc/version"))
+
+
+class Background(MountProgram):
+    def test_it_can_be_used_when_the_parent_ends(self):
+        path = self.directory("mnt")
+        done = self.ptcfs("--store", self.directory("store"), path)
+        self.assertTrue(os.path.exists(path + "/.ptc/version"))
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        pid, = daemons_on(path)
+        self.assertEqual(os.getsid(pid), pid, "a session of its own")
+        self.assertEqual(os.readlink(f"/proc/{pid}/cwd"), "/")
+        for fd in range(3):
+            self.assertEqual(os.readlink(f"/proc/{pid}/fd/{fd}"), "/dev/null")
+        self.umount(path)
+
+    def test_relative_paths_mean_those_of_the_caller(self):
+        self.directory("mnt")
+        done = self.run_program(PTCFS, "--store", "store", "mnt", cwd=self.top)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertTrue(mount.is_mounted(self.directory("mnt")))
+        self.assertTrue(os.path.isdir(self.top + "/store/root"))
+
+    def test_what_goes_wrong_is_said_and_leaves_nothing(self):
+        path = self.directory("mnt")
+        models.write_file(self.top + "/file", "x")
+        for status, reason, *arguments in (
+                (32, "mount point " + self.top + "/nowhere", self.top + "/nowhere"),
+                (32, "is not a directory", self.top + "/file"),
+                (32, "is not empty", self.top),
+                (2, "file", "--store", self.top + "/file", path),
+                (1, "unknown option", "-o", "nonsense", path)):
+            for foreground in ([], ["-f"]):
+                done = self.ptcfs(*foreground, *arguments)
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn("ptcfs: ", done.stderr)
+                self.assertIn(reason, done.stderr)
+                self.assertFalse(mount.is_mounted(path))
+
+
+class Signals(mount.TestCase):
+    """SIGTERM, SIGINT and SIGHUP: the daemon ends with 0, and the next one finds everything."""
+
+    def end_by(self, number):
+        process = self.mount.process
+        process.send_signal(number)
+        self.assertEqual(process.wait(timeout=30), 0, mount.read_text(self.mount.log))
+        self.assertFalse(mount.is_mounted(self.mount.path))
+        self.mount.process = None
+
+    def make(self, number, model):
+        self.job = self.mount.job(f"{self.id().rsplit('.', 1)[-1]}-{number}")
+        self.model = model()
+        self.model.write_hf(self.job.incoming("base") + "/rank/0")
+
+    def check_all_there(self, layout):
+        status = self.job.wait()
+        self.assertEqual((status["layout"], status["checkpoint"]), (layout, "base"))
+        found = models.read_safetensors(self.job.rank_file("base", "tp1-pp1-dp1", 0))
+        self.assertEqual(found, {t.name: t for t in self.model.tensors})
+        self.mount.ptc("verify", self.job.name + "/base")
+
+    def test_idle(self):
+        for number in SIGNALS:
+            self.make(number, models.Llama)
+            self.job.commit("base")
+            self.end_by(number)
+            self.mount.start()
+            self.check_all_there("tp1-pp1-dp1")
+
+    def test_during_a_commit(self):
+        for number in SIGNALS:
+            self.make(number, BigLlama)
+            committing = threading.Thread(target=mount.error_of, args=(self.job.commit, "base"))
+            committing.start()
+            taken = f"{self.mount.store}/jobs/{self.job.name}/committing"
+            until(lambda taken=taken, committing=committing: os.path.isdir(taken)
+                  or not committing.is_alive(), "the commit begins")
+            self.end_by(number)
+            committing.join()
+            self.mount.start()
+            if os.listdir(self.job.file("checkpoints")) != ["base"]:
+                self.assertEqual(os.listdir(self.job.file("incoming")), ["base"], "all or nothing")
+                self.job.commit("base")
+            self.check_all_there("tp1-pp1-dp1")
+
+    def test_during_a_reshard(self):
+        for number in SIGNALS:
+            self.make(number, BigLlama)
+            self.job.commit("base")
+            models.write_file(self.job.file("layout.json"), '{"tp": 2, "pp": 1, "dp": 1}')
+            until(lambda: self.job.status()["state"] == "resharding"
+                  or self.job.status()["layout"] == "tp2-pp1-dp1", "the reshard begins")
+            self.end_by(number)
+            self.mount.start()
+            self.check_all_there("tp2-pp1-dp1")
+
+    def test_with_files_open_and_mapped(self):
+        for number in SIGNALS:
+            self.make(number, models.Llama)
+            self.job.commit("base")
+            path = self.job.rank_file("base", "tp1-pp1-dp1", 0)
+            with open(path, "rb") as expected:
+                content = expected.read()
+            with open(path, "rb") as file, \
+                    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                self.end_by(number)
+                if "passthrough on" in mount.read_text(self.mount.log):
+                    self.assertEqual(mapped[:], content, "readers keep their bytes")
+                    file.seek(0)
+                    self.assertEqual(file.read(), content)
+                self.mount.start()  # on the same place, while the old one is still held open
+                self.check_all_there("tp1-pp1-dp1")
+
+    def test_umount_by_hand(self):
+        process = self.mount.process
+        subprocess.run(["umount", self.mount.path], check=True)
+        self.assertEqual(process.wait(timeout=30), 0)
+        self.mount.process = None
+        self.mount.start()
+
+    def test_umount_while_in_use_is_refused_and_harmless(self):
+        with open(self.mount.path + "/.ptc/version", "rb"):
+            done = subprocess.run(["umount", self.mount.path], capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(done.returncode, 32)
+            self.assertIn("busy", done.stderr)
+        self.assertTrue(os.path.exists(self.mount.path + "/.ptc/version"))
+
+
+class OtherUsers(MountProgram):
+    def as_nobody(self, *arguments):
+        for name in ("mnt", "store"):
+            os.chown(self.directory(name), NOBODY, NOBODY)
+        if not os.access(PTCFS, os.X_OK) or subprocess.run(
+                ["test", "-x", PTCFS], user=NOBODY, check=False).returncode != 0:
+            self.skipTest(f"other users cannot run {PTCFS}")
+        return self.run_program(PTCFS, *arguments, "--store", self.directory("store"),
+                                self.directory("mnt"), user=NOBODY, group=NOBODY, extra_groups=[])
+
+    def test_allow_other_is_not_everybodys_to_give(self):
+        with contextlib.suppress(FileNotFoundError):
+            if any(line.strip() == "user_allow_other"
+                   for line in mount.read_text("/etc/fuse.conf").split("\n")):
+                self.skipTest("/etc/fuse.conf has user_allow_other")
+        for foreground in ([], ["-f"]):
+            done = self.as_nobody(*foreground, "-o", "allow_other")
+            self.assertEqual(done.returncode, 32)
+            self.assertIn("user_allow_other", done.stderr)
+            self.assertIn("/etc/fuse.conf", done.stderr)
+
+    def test_a_user_mounts(self):
+        mount.require_program("fusermount3")
+        done = self.as_nobody()
+        if done.returncode == 32 and ("ermission denied" in done.stderr
+                                      or "not permitted" in done.stderr):
+            self.skipTest("users may not mount here: " + done.stderr.strip())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        path = self.directory("mnt")
+        self.assertEqual(self.run_program("ls", path).returncode, 2, "not even for root")
+        done = self.run_program("mkdir", path + "/job", user=NOBODY, group=NOBODY)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = self.run_program("fusermount3", "-u", path, user=NOBODY, group=NOBODY)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
+def enter_own_namespace():
+    """So that no mount made here is seen, or left, elsewhere."""
+    unshare = ["unshare", "-m", "--propagation", "private"]
+    if os.getuid() == 0 and "PTC_OWN_NAMESPACE" not in os.environ and shutil.which(unshare[0]) \
+            and subprocess.run([*unshare, "true"], check=False).returncode == 0:
+        os.environ["PTC_OWN_NAMESPACE"] = "1"
+        os.execvp(unshare[0], [*unshare, sys.executable, "-B", *sys.argv])
+
+
+if __name__ == "__main__":
+    enter_own_namespace()
+    mount.main()

@@ -1,0 +1,63 @@
+#include "tools/ptc/values.h"
+
+#include <algorithm>
+#include <set>
+
+#include "tools/ptc/mount.h"
+
+namespace ptc::cli {
+namespace {
+
+std::vector<std::string> names_in(const std::string& directory) {
+  auto names = list_directory(directory);
+  return names ? std::move(names).value() : std::vector<std::string>();
+}
+
+std::vector<std::string> checkpoints(const std::string& mount, const std::vector<std::string>& jobs) {
+  std::vector<std::string> found;
+  for (const std::string& job : jobs) {
+    for (const std::string& name : names_in(mount + "/" + job + "/checkpoints")) {
+      found.push_back(job + "/" + name);
+    }
+  }
+  return found;
+}
+
+/// Of all checkpoints of the job that was named.
+std::vector<std::string> layouts(const std::string& mount_option,
+                                 const std::vector<std::string>& before) {
+  if (before.empty()) return {};
+  auto target = find_target(mount_option, before.front());
+  if (!target) return {};
+  std::set<std::string> found;
+  const std::string directory = target.value().job_dir() + "/checkpoints/";
+  for (const std::string& checkpoint : names_in(directory)) {
+    for (std::string& name : names_in(directory + checkpoint + "/layouts")) {
+      found.insert(std::move(name));
+    }
+  }
+  return {found.begin(), found.end()};
+}
+
+}  // namespace
+
+Values values_in_mount(const std::string& type, const Typed& typed) {
+  using enum Values::Else;
+  const auto option = typed.options.find("mount");
+  const std::string mount_option = option == typed.options.end() ? "" : option->second;
+  if (type == "DIR" || type == "DEST") return {{}, kDirectories};
+  if (type == "LAYOUT") return {layouts(mount_option, typed.positionals), kNothing};
+  if (type == "LAYOUT or FILE") return {layouts(mount_option, typed.positionals), kFiles};
+  if (!type.starts_with("JOB")) return {};
+  auto mount = find_mount(mount_option);
+  if (!mount) return {};
+  Values values;
+  if (auto jobs = list_jobs(mount.value())) values.words = std::move(jobs).value();
+  if (type == "JOB") return values;
+  auto also = checkpoints(mount.value(), values.words);
+  if (type == "JOB/CHECKPOINT") return {std::move(also), kNothing};
+  values.words.insert(values.words.end(), also.begin(), also.end());
+  return values;
+}
+
+}  // namespace ptc::cli

@@ -1,0 +1,181 @@
+#include "tools/ptcfs_options.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <vector>
+
+#include "fs/version.h"
+#include "store/base/json.h"
+#include "store/base/size_text.h"
+#include "tools/cli/complete.h"
+#include "tools/cli/manual_style.h"
+
+namespace ptc {
+namespace {
+
+constexpr const char* kDescription =
+    "Mounts the state of training jobs as a file system: checkpoints held in memory, readable under "
+    "any layout of ranks. mkdir in it makes a job.";
+constexpr const char* kFooter = R"(Options of -o, besides store=, memory=, cache=, node= and http=, which are those
+above:
+  allow_other           other users may enter (needs user_allow_other in
+                        /etc/fuse.conf unless root)
+  noexec, noatime, …    as mount(8) has them; ro is refused, for a job must be
+                        able to write
+
+Examples:
+  ptcfs /mnt/ptc                     in the background, in half of the memory
+  ptcfs --memory 64G /mnt/ptc        in a tmpfs of 64 GiB, which outlives the
+                                     daemon
+  ptcfs --store /local/ptc /mnt/ptc  on a local disk
+  ptcfs -f /mnt/ptc                  in the foreground, log on stderr
+  umount /mnt/ptc                    ends it; what was committed is kept
+  ptcfs --discard /mnt/ptc           frees what was kept
+  none /mnt/ptc fuse.ptcfs memory=64G,allow_other,nofail 0 0     in /etc/fstab
+
+Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
+32 mount failed.)";
+
+const std::vector<std::string> kOwn = {"store", "memory", "cache", "node", "http"};
+// Concern mount(8) and systemd alone, or are what the mount is anyway.
+const std::vector<std::string> kPassedOver = {
+    "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
+    "defaults", "dev", "nodev", "suid", "nosuid", "exec", "default_permissions", "comment", "uhelper",
+    "fsname", "subtype", "async", "atime", "diratime", "relatime", "norelatime", "nostrictatime",
+    "nolazytime", "loud"};
+const std::vector<std::string> kKernels = {"noexec", "noatime", "nodiratime", "sync", "dirsync"};
+
+bool is_in(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// An option of ptcfs' own: --memory 64G, or -o memory=64G.
+Result<> take_own(const std::string& key, const std::string& value, Options* options) {
+  constexpr uint64_t kLeastMemory = 1 << 20;
+  if (value.empty()) return invalid_argument("a value is missing");
+  if (key == "store") {
+    std::error_code error;
+    options->place.directory = std::filesystem::absolute(value, error).string();
+  } else if (key == "node") {
+    options->node = value;
+  } else if (key == "http") {
+    PTC_TRY(options->http, HttpAddress::parse(value));
+  } else {
+    PTC_TRY(uint64_t bytes, parse_size(value));
+    if (key == "cache") {
+      options->cache_bytes = bytes;
+    } else if (bytes < kLeastMemory) {
+      return invalid_argument("{} is too small for anything", format_size(bytes));
+    } else {
+      options->place.memory_bytes = bytes;
+    }
+  }
+  return ok();
+}
+
+/// One option of -o.
+Result<> take_mount_option(const std::string& option, Options* options) {
+  const size_t equals = option.find('=');
+  const std::string key = option.substr(0, equals);
+  if (key.empty() || key.starts_with("x-") || key.starts_with("X-") || is_in(kPassedOver, key)) {
+    return ok();
+  }
+  if (is_in(kKernels, key)) {
+    options->mount.kernel_options.push_back(key);
+  } else if (key == "allow_other") {
+    options->mount.allow_other = true;
+  } else if (is_in(kOwn, key)) {
+    return take_own(key, equals == std::string::npos ? "" : option.substr(equals + 1), options);
+  } else if (key == "ro") {
+    return invalid_argument("a read-only mount is not offered, since layout.json and incoming/ must "
+                            "be writable; take away write permission instead");
+  } else if (key == "remount") {
+    return invalid_argument("options cannot change while it is mounted; umount, then mount again");
+  } else {
+    std::vector<std::string> known = kOwn;
+    known.insert(known.end(), {"allow_other", "noexec", "noatime", "nodiratime"});
+    const auto near = nearest_name(key, known);
+    return invalid_argument("unknown option{}; ptcfs --help lists them",
+                            near ? fmt::format(", is it '{}'?", *near) : "");
+  }
+  return ok();
+}
+
+cli::Values values_of(const std::string& type, const cli::Typed&) {
+  using enum cli::Values::Else;
+  if (type == "DIR" || type == "MOUNTPOINT") return {{}, kDirectories};
+  if (type != "OPT,…") return {};
+  cli::Values values{{"allow_other"}, kNothing};
+  for (const std::string& name : kOwn) values.words.push_back(name + "=");
+  values.words.insert(values.words.end(), kKernels.begin(), kKernels.end());
+  return values;
+}
+
+}  // namespace
+
+int complain(const Error& error, int status) {
+  fmt::print(stderr, "ptcfs: {}\n", error.message());
+  return status;
+}
+
+std::optional<int> read_command_line(int argc, char** argv, Options* options) {
+  CLI::App app(kDescription, "ptcfs");
+  cli::set_manual_style(app);
+  app.footer(kFooter);
+  app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion), "print the version and exit");
+  std::vector<std::string> places, mount_options;
+  auto add_own = [&](const std::string& key, const char* type, const char* about) {
+    auto take = [key, options](const std::string& value) {
+      auto taken = take_own(key, value, options);
+      if (!taken) throw CLI::ValidationError("--" + key, taken.error().message());
+    };
+    app.add_option_function<std::string>("--" + key, take, about)->type_name(type);
+  };
+  app.add_option("MOUNTPOINT", places,
+                 "an empty directory; a store directory (or 'none') may stand before it, as mount(8) "
+                 "calls helpers")->expected(1, 2)->required();
+  app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
+  app.add_option("-o,--options", mount_options, "mount options, separated by commas")
+      ->type_name("OPT,…")->allow_extra_args(false)->take_all();
+  add_own("store", "DIR", "directory of the bytes; with --memory, a tmpfs is mounted on it (default: "
+                          "a tmpfs on /run/ptcfs/<mount point>)");
+  add_own("memory", "SIZE", "size of that tmpfs: 64G, 1.5T (default: half of memory)");
+  add_own("cache", "SIZE", "memory for files that are computed on read; given back when they are not "
+                           "asked for any more (default: an eighth of memory)");
+  add_own("node", "NAME", "name of this node (default: the host's)");
+  add_own("http", "ADDR", "show jobs, layouts, traffic and metrics to browsers and Prometheus on this "
+                          "address: 127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free "
+                          "one. Nobody is asked for a password (default: off)");
+  app.add_flag("--discard", options->discard,
+               "do not mount: free what an earlier mount on MOUNTPOINT has kept");
+  app.add_flag("-d,--debug", options->mount.debug, "log every request; implies -f");
+  if (cli::answer_completion(app, argc, argv, values_of)) return 0;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return complain(invalid_argument("{}; run ptcfs --help", cli::usage_complaint(app, error)), kUsage);
+  }
+  for (const std::string& list : mount_options) {
+    for (const std::string& option : CLI::detail::split(list, ',')) {
+      if (auto taken = take_mount_option(option, options); !taken) {
+        return complain(std::move(taken).error().with_context("-o " + option), kUsage);
+      }
+    }
+  }
+  if (places.size() == 2) {
+    options->mount.source = places[0];
+    if (places[0] != "none" && places[0] != "ptcfs") {
+      (void)take_own("store", places[0], options);
+    }
+    places.erase(places.begin());
+  }
+  options->place.mount_point = places[0];
+  options->foreground = options->foreground || options->mount.debug;
+  return std::nullopt;
+}
+
+}  // namespace ptc

@@ -1,0 +1,35 @@
+// The command line of ptcfs, and the options that mount(8) gives it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "fs/fuse_session.h"
+#include "fs/http_server.h"
+#include "fs/store_place.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+// Exit statuses, as mount(8) has them.
+inline constexpr int kUsage = 1, kSystemError = 2, kMountFailure = 32;
+
+struct Options {
+  StorePlaceOptions place;
+  MountOptions mount;
+  std::string node;
+  std::optional<uint64_t> cache_bytes;
+  std::optional<HttpAddress> http;
+  bool foreground = false;
+  bool discard = false;
+};
+
+/// Fills `options`; or says what there is to say (help, a completion, what is wrong) and returns the
+/// exit status.
+std::optional<int> read_command_line(int argc, char** argv, Options* options);
+
+/// "ptcfs: …" on stderr; returns `status`.
+int complain(const Error& error, int status);
+
+}  // namespace ptc
