@@ -214,7 +214,7 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
       reply = refusal(http::status::request_header_fields_too_large, "the header is too long");
     else if (read_error == http::error::end_of_stream || read_error == http::error::partial_message)
       break;
-    else if (read_error && read_error.category() == http::make_error_code(http::error::bad_method).category())
+    else if (read_error && read_error.category() == error_code(http::error::bad_method).category())
       reply = refusal(http::status::bad_request, read_error.message());
     else if (read_error)
       co_return;  // gone, or too slow

@@ -43,11 +43,13 @@ std::pair<uint64_t, std::string> order_of(const std::string& label) {
   return {number, label};
 }
 
-/// "1.5 GiB", or "1.5G" where there is little room.
+/// "1.5 GiB", or "1.5G", "258M" where there is little room.
 std::string size_text(uint64_t bytes, bool dense) {
-  std::string text = format_size(bytes);
-  if (dense) text = text.substr(0, text.find(' ')) + (text.ends_with("iB") ? text.substr(text.size() - 3, 1) : "");
-  return text;
+  const std::string text = format_size(bytes);
+  if (!dense) return text;
+  const size_t space = text.find(' '), point = text.find('.');
+  const std::string unit = text.ends_with("iB") ? text.substr(space + 1, 1) : "";
+  return text.substr(0, point != std::string::npos && point >= 2 ? point : space) + unit;
 }
 
 }  // namespace

@@ -37,8 +37,7 @@ std::string time_text(const json::object& object) {
   return time;
 }
 
-std::string seconds_text(const json::object& object) {
-  const double seconds = object.at("seconds").to_number<double>();
+std::string seconds_text(double seconds) {
   return seconds < 1 ? fmt::format("{:.0f} ms", seconds * 1000) : fmt::format("{:.1f} s", seconds);
 }
 
@@ -65,7 +64,7 @@ std::string fact(std::string_view name, std::string_view html) {
 
 std::string use(std::string_view name, const json::object& object, std::string_view more) {
   const uint64_t used = number(object, "used_bytes"), limit = number(object, "limit_bytes");
-  return fact(name, fmt::format("<meter min=\"0\" max=\"{0}\" value=\"{1}\"></meter><br>{2} of {3}{4}",
+  return fact(name, fmt::format(R"(<meter min="0" max="{}" value="{}"></meter><br>{} of {}{})",
                                 std::max<uint64_t>(limit, 1), used, format_size(used),
                                 format_size(limit), more));
 }
@@ -74,36 +73,52 @@ std::string mount_part(const json::object& document) {
   const json::object& store = document.at("store").as_object();
   const json::object& cache = document.at("gather_cache").as_object();
   return fmt::format(
-      "<header id=\"mount\">\n<div class=\"head\"><h1>ptcfs on {}</h1><span class=\"weak\">version {}"
-      "</span></div>\n<dl class=\"facts\">\n{}{}{}</dl>\n</header>\n",
+      R"(<header id="mount">
+<div class="head"><h1>ptcfs on {}</h1><span class="weak">version {}</span></div>
+<dl class="facts">
+{}{}{}</dl>
+</header>
+)",
       text(document, "node"), text(document, "version"),
       use("Store", store, fmt::format(", {} of checkpoints", size(store, "materialised_bytes"))),
       use("Files computed on read", cache,
-          fmt::format(", {} found there, {} computed", number(cache, "hits"), number(cache, "misses"))),
+          fmt::format(", {} found there, {} computed", number(cache, "hits"),
+                      number(cache, "misses"))),
       fact("Jobs", fmt::format("{}", document.at("jobs").as_array().size())));
 }
 
 std::string progress_part(const json::object& progress) {
   const uint64_t done = number(progress, "bytes_done"), total = number(progress, "bytes_total");
-  const double percent = total == 0 ? 0 : 100.0 * static_cast<double>(done) / static_cast<double>(total);
+  const double share = total == 0 ? 0 : static_cast<double>(done) / static_cast<double>(total);
+  const double seconds = progress.at("seconds").to_number<double>();
+  const std::string left = share > 0 && share < 1
+                               ? fmt::format(", {} left", seconds_text(seconds / share - seconds))
+                               : "";
   return fmt::format(
-      "<h3>{0} {1}</h3>\n<p>{2} → {3}</p>\n<progress max=\"{4}\" value=\"{5}\" aria-label=\"progress\">"
-      "</progress>\n<p>{6:.0f} %, {7} of {8}, {9}</p>\n",
+      R"(<h3>{} {}</h3>
+<p>{} → {}</p>
+<progress max="{}" value="{}" aria-label="progress"></progress>
+<p>{:.0f} %, {} of {}, {}{}</p>
+)",
       text(progress, "phase"), text(progress, "checkpoint"), text(progress, "from"),
-      text(progress, "to"), std::max<uint64_t>(total, 1), done, percent, format_size(done),
-      format_size(total), seconds_text(progress));
+      text(progress, "to"), std::max<uint64_t>(total, 1), done, 100 * share, format_size(done),
+      format_size(total), seconds_text(seconds), left);
 }
 
 std::string checkpoint_rows(const json::array& checkpoints, size_t first, size_t last) {
-  std::string html = "<div class=\"scroll\"><table class=\"list\">\n<thead><tr><th>Checkpoint</th><th>"
-                     "stored as</th><th class=\"number\">bytes</th><th class=\"number wide\">tensors</th>"
-                     "<th class=\"wide\">committed (UTC)</th></tr></thead>\n<tbody>\n";
+  std::string html = R"(<div class="scroll"><table class="list">
+<thead><tr><th>Checkpoint</th><th>stored as</th><th class="number">bytes</th>
+<th class="number wide">tensors</th><th class="wide">committed (UTC)</th></tr></thead>
+<tbody>
+)";
   for (size_t i = first; i < last; ++i) {  // the newest first
     const json::object& checkpoint = checkpoints[checkpoints.size() - 1 - i].as_object();
-    html += fmt::format("<tr><td class=\"name\">{}{}</td><td>{}</td><td class=\"number\">{}</td>"
-                        "<td class=\"number wide\">{}</td><td class=\"wide\">{}</td></tr>\n",
+    const bool pinned = checkpoint.at("pinned").as_bool();
+    html += fmt::format(R"(<tr><td class="name">{}{}</td><td>{}</td><td class="number">{}</td>
+<td class="number wide">{}</td><td class="wide">{}</td></tr>
+)",
                         text(checkpoint, "name"),
-                        checkpoint.at("pinned").as_bool() ? " <span class=\"tag\">pinned</span>" : "",
+                        pinned ? R"( <span class="tag">pinned</span>)" : "",
                         html_escaped(checkpoint.at("layouts").as_array().at(0).as_string()),
                         size(checkpoint, "bytes"), number(checkpoint, "tensors"),
                         time_text(checkpoint));
@@ -112,7 +127,7 @@ std::string checkpoint_rows(const json::array& checkpoints, size_t first, size_t
 }
 
 std::string checkpoints_part(const json::array& checkpoints) {
-  if (checkpoints.empty()) return "<p class=\"weak\">No checkpoint is committed yet.</p>\n";
+  if (checkpoints.empty()) return "<p>No checkpoint is committed yet.</p>\n";
   const size_t shown = std::min(checkpoints.size(), kShownCheckpoints);
   std::string html = "<h3>Checkpoints</h3>\n" + checkpoint_rows(checkpoints, 0, shown);
   if (shown < checkpoints.size())
@@ -139,15 +154,19 @@ std::string nodes_matrix(const json::array& pairs) {
 std::string traffic_part(const json::object& plan, const std::string& url) {
   if (!plan.contains("flows")) return "";
   const json::object& bytes = plan.at("bytes").as_object();
+  const double seconds = plan.at("seconds").to_number<double>();
   return fmt::format(
-      "<h3>Traffic of {0}</h3>\n<p>{1} → {2}, {3}, {4}</p>\n"
-      "<p><span class=\"key kept\">{5} kept as they were</span><span class=\"key local\">{6} copied on a "
-      "node</span><span class=\"key moved\">{7} moved between nodes (least possible: {8})</span></p>\n"
-      "{9}{10}<details><summary>as a picture</summary><div class=\"scroll\">"
-      "<img loading=\"lazy\" alt=\"which rank's bytes went where\" src=\"{11}plan.svg?{12:x}\">"
-      "</div></details>\n",
+      R"(<h3>Traffic of {}</h3>
+<p>{} → {}, {}{}</p>
+<p><span class="key kept">{} kept as they were</span><span class="key local">{} copied on a node</span>
+<span class="key moved">{} moved between nodes (least possible: {})</span></p>
+{}{}<details><summary>as a picture</summary><div class="scroll">
+<img loading="lazy" alt="which rank's bytes went where" src="{}plan.svg?{:x}">
+</div></details>
+)",
       text(plan, "checkpoint"), text(plan, "from"), text(plan, "to"), text(plan, "state"),
-      seconds_text(plan), size(bytes, "kept"), size(bytes, "local"),
+      text(plan, "state") == "done" ? " in " + seconds_text(seconds) : "",
+      size(bytes, "kept"), size(bytes, "local"),
       size(bytes, "moved"), size(bytes, "minimum"), html_matrix(plan.at("flows").as_array()),
       nodes_matrix(plan.at("pairs").as_array()), url,
       std::hash<std::string>()(json::serialize(plan)));
@@ -156,7 +175,7 @@ std::string traffic_part(const json::object& plan, const std::string& url) {
 std::string last_reshard_text(const json::object& last) {
   return fmt::format("{} → {}: {} kept, {} written, {}", text(last, "from"), text(last, "to"),
                      size(last, "bytes_kept"), size(last, "bytes_written"),
-                     seconds_text(last));
+                     seconds_text(last.at("seconds").to_number<double>()));
 }
 
 std::string job_part(const json::object& job) {
@@ -165,9 +184,11 @@ std::string job_part(const json::object& job) {
   const std::string part = url_escaped(std::string(status.at("job").as_string()));
   const std::string url = fmt::format("/jobs/{}/", part);
   std::string html = fmt::format(
-      "<section id=\"job-{0}\">\n<div class=\"head\"><h2>{1}</h2><span class=\"state {2}\">{2}</span>"
-      "<span class=\"weak\"><a href=\"{3}status.json\">status.json</a> <a href=\"{3}plan.json\">"
-      "plan.json</a></span></div>\n<dl class=\"facts\">\n",
+      R"(<section id="job-{0}">
+<div class="head"><h2>{1}</h2><span class="state {2}">{2}</span>
+<span class="weak"><a href="{3}status.json">status.json</a> <a href="{3}plan.json">plan.json</a></span></div>
+<dl class="facts">
+)",
       part, text(status, "job"), state, url);
   html += fact("Layout in force", fmt::format("{}, revision {}", text(status, "layout"),
                                               number(status, "in_force_revision")));
@@ -175,15 +196,16 @@ std::string job_part(const json::object& job) {
       status.at("revision") != status.at("in_force_revision"))
     html += fact("Layout wanted", fmt::format("{}, revision {}", text(status, "wanted"),
                                               number(status, "revision")));
-  html += fact("Current checkpoint", status.at("checkpoint").is_null() ? "none" : text(status, "checkpoint"));
+  const std::string current = text(status, "checkpoint");
+  html += fact("Current checkpoint", current.empty() ? "none" : current);
   if (const json::value& last = status.at("last_reshard"); last.is_object())
     html += fact("Last reshard", last_reshard_text(last.as_object()));
   html += "</dl>\n";
   if (const json::value& error = status.at("last_error"); error.is_object())
-    html += fmt::format("<p class=\"error\">{} UTC: {}</p>\n", time_text(error.as_object()),
+    html += fmt::format(R"(<p class="error">{} UTC: {}</p>)" "\n", time_text(error.as_object()),
                         text(error.as_object(), "what"));
   for (const json::value& warning : status.at("warnings").as_array())
-    html += fmt::format("<p class=\"warning\">{}</p>\n", html_escaped(warning.as_string()));
+    html += fmt::format(R"(<p class="warning">{}</p>)" "\n", html_escaped(warning.as_string()));
   if (const json::value& progress = status.at("progress"); progress.is_object())
     html += progress_part(progress.as_object());
   html += checkpoints_part(status.at("checkpoints").as_array());
@@ -221,8 +243,9 @@ std::string web_page(const json::object& document) {
   const json::array& jobs = document.at("jobs").as_array();
   for (const json::value& job : jobs) content += job_part(job.as_object());
   if (jobs.empty())
-    content += "<section id=\"nothing\"><p>There is no job yet: <code>mkdir</code> in the mount makes "
-               "one.</p></section>\n";
+    content += R"(<section id="nothing">
+<p>There is no job yet: <code>mkdir</code> in the mount makes one.</p></section>
+)";
   std::string page(web_file("page"));
   replace(page, "@title@", "ptcfs on " + text(document, "node"));
   replace(page, "@content@", content);

@@ -10,7 +10,8 @@
 namespace ptc {
 
 enum class JobState { kIdle, kResharding, kFailed };
-inline constexpr JobState kJobStates[] = {JobState::kIdle, JobState::kResharding, JobState::kFailed};
+inline constexpr JobState kJobStates[] = {JobState::kIdle, JobState::kResharding,
+                                          JobState::kFailed};
 /// As status.json has it.
 std::string_view state_name(JobState state);
 

@@ -155,10 +155,11 @@ std::string wrapped(std::string_view text, size_t indent, size_t width) {
       space = 0;
     };
     if (space > 0 && column + space + text_width(word) > width) next_line();
-    for (const size_t room = width - indent; width > indent && text_width(word) > room; next_line()) {
-      const std::string head = beginning(word, room);
+    while (width > indent && text_width(word) > width - indent) {
+      const std::string head = beginning(word, width - indent);
       out += head;
       word.erase(0, head.size());
+      next_line();
     }
     if (!word.empty()) {
       if (space > 0) out += ' ';
@@ -181,7 +182,7 @@ std::string Table::to_string(size_t indent, size_t width) const {
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], text_width(row[i]));
   }
-  // Texts give way, the longest first; numbers do not. Where that cannot be enough, the last columns go.
+  // Texts give way, the longest first; numbers do not. Where that is not enough, the last columns go.
   constexpr size_t kLeast = 6;
   auto least = [&](size_t i) {
     return columns_[i].align == Align::kRight ? widths[i] : std::min(widths[i], kLeast);
