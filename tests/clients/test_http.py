@@ -19,8 +19,8 @@ URL = re.compile(r"http: (http://(\S+):(\d+)/)")
 class HttpMount(mount.Mount):
     """A mount with --http on a port of its own."""
 
-    def __init__(self, address="127.0.0.1:0"):
-        super().__init__("--http", address)
+    def __init__(self, address="127.0.0.1:0", options=("--http", "{}")):
+        super().__init__(*(option.format(address) for option in options))
 
     def address(self):
         deadline = time.monotonic() + mount.START_SECONDS
@@ -232,6 +232,8 @@ class Starting(mount.TestCase):
             self.assertEqual(mounted.ask("/metrics").status, 200)
             self.assertEqual(mounted.address()[0], "127.0.0.1")
             self.assertNotIn("open to the network", mount.read_text(mounted.log))
+        with HttpMount("localhost:0", ("-o", "http={}")) as mounted:  # as in /etc/fstab
+            self.assertEqual(mounted.ask("/metrics").status, 200)
         with HttpMount("0.0.0.0:0") as mounted:
             self.assertEqual(mounted.ask("/metrics").status, 200)
             self.assertIn("open to the network", mount.read_text(mounted.log))
