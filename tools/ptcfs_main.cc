@@ -145,7 +145,8 @@ int run(Options& options, Ready ready) {
   sigset_t signals = block_end_signals();
 
   if (options.mount.allow_other) {
-    if (auto allowed = check_allow_other(); !allowed) return complain(allowed.error(), kMountFailure);
+    auto allowed = check_allow_other();
+    if (!allowed) return complain(allowed.error(), kMountFailure);
   }
   auto was_dead = prepare_mount_point(options.mount.mount_point);
   if (!was_dead) return complain(was_dead.error(), kMountFailure);

@@ -17,9 +17,10 @@ namespace ptc {
 namespace {
 
 constexpr const char* kDescription =
-    "Mounts the state of training jobs as a file system: checkpoints held in memory, readable under "
-    "any layout of ranks. mkdir in it makes a job.";
-constexpr const char* kFooter = R"(Options of -o, besides store=, memory=, cache=, node= and http=, which are those
+    "Mounts the state of training jobs as a file system: checkpoints held in memory, readable "
+    "under any layout of ranks. mkdir in it makes a job.";
+constexpr const char* kFooter =
+    R"(Options of -o, besides store=, memory=, cache=, node= and http=, which are those
 above:
   allow_other           other users may enter (needs user_allow_other in
                         /etc/fuse.conf unless root)
@@ -43,8 +44,8 @@ const std::vector<std::string> kOwn = {"store", "memory", "cache", "node", "http
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {
     "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
-    "defaults", "dev", "nodev", "suid", "nosuid", "exec", "default_permissions", "comment", "uhelper",
-    "fsname", "subtype", "async", "atime", "diratime", "relatime", "norelatime", "nostrictatime",
+    "defaults", "dev", "nodev", "suid", "nosuid", "exec", "default_permissions", "comment",
+    "uhelper", "fsname", "subtype", "async", "atime", "diratime", "relatime", "norelatime", "nostrictatime",
     "nolazytime", "loud"};
 const std::vector<std::string> kKernels = {"noexec", "noatime", "nodiratime", "sync", "dirsync"};
 
@@ -90,8 +91,8 @@ Result<> take_mount_option(const std::string& option, Options* options) {
   } else if (is_in(kOwn, key)) {
     return take_own(key, equals == std::string::npos ? "" : option.substr(equals + 1), options);
   } else if (key == "ro") {
-    return invalid_argument("a read-only mount is not offered, since layout.json and incoming/ must "
-                            "be writable; take away write permission instead");
+    return invalid_argument("a read-only mount is not offered, since layout.json and incoming/ "
+                            "must be writable; take away write permission instead");
   } else if (key == "remount") {
     return invalid_argument("options cannot change while it is mounted; umount, then mount again");
   } else {
@@ -125,7 +126,8 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   CLI::App app(kDescription, "ptcfs");
   cli::set_manual_style(app);
   app.footer(kFooter);
-  app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion), "print the version and exit");
+  app.set_version_flag("--version", fmt::format("ptcfs {}", kVersion),
+                       "print the version and exit");
   std::vector<std::string> places, mount_options;
   auto add_own = [&](const std::string& key, const char* type, const char* about) {
     auto take = [key, options](const std::string& value) {
@@ -135,20 +137,23 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
     app.add_option_function<std::string>("--" + key, take, about)->type_name(type);
   };
   app.add_option("MOUNTPOINT", places,
-                 "an empty directory; a store directory (or 'none') may stand before it, as mount(8) "
-                 "calls helpers")->expected(1, 2)->required();
+                 "an empty directory; a store directory (or 'none') may stand before it, as "
+                 "mount(8) calls helpers")->expected(1, 2)->required();
   app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
   app.add_option("-o,--options", mount_options, "mount options, separated by commas")
       ->type_name("OPT,…")->allow_extra_args(false)->take_all();
-  add_own("store", "DIR", "directory of the bytes; with --memory, a tmpfs is mounted on it (default: "
-                          "a tmpfs on /run/ptcfs/<mount point>)");
+  add_own("store", "DIR",
+          "directory of the bytes; with --memory, a tmpfs is mounted on it (default: a tmpfs on "
+          "/run/ptcfs/<mount point>)");
   add_own("memory", "SIZE", "size of that tmpfs: 64G, 1.5T (default: half of memory)");
-  add_own("cache", "SIZE", "memory for files that are computed on read; given back when they are not "
-                           "asked for any more (default: an eighth of memory)");
+  add_own("cache", "SIZE",
+          "memory for files that are computed on read; given back when they are not asked for any "
+          "more (default: an eighth of memory)");
   add_own("node", "NAME", "name of this node (default: the host's)");
-  add_own("http", "ADDR", "show jobs, layouts, traffic and metrics to browsers and Prometheus on this "
-                          "address: 127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free "
-                          "one. Nobody is asked for a password (default: off)");
+  add_own("http", "ADDR",
+          "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
+          "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
+          "a password (default: off)");
   app.add_flag("--discard", options->discard,
                "do not mount: free what an earlier mount on MOUNTPOINT has kept");
   app.add_flag("-d,--debug", options->mount.debug, "log every request; implies -f");
@@ -157,7 +162,8 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    return complain(invalid_argument("{}; run ptcfs --help", cli::usage_complaint(app, error)), kUsage);
+    const std::string what = cli::usage_complaint(app, error);
+    return complain(invalid_argument("{}; run ptcfs --help", what), kUsage);
   }
   for (const std::string& list : mount_options) {
     for (const std::string& option : CLI::detail::split(list, ',')) {

@@ -216,11 +216,33 @@ class Completion(mount.TestCase):
         self.assertIn("my-layout.json", self.bash("ptc", "plan", "j", "--layout", "my"))
         self.assertEqual(self.bash("ptcfs", "--store", "mo"), ["models"])
         self.assertEqual(self.bash("ptcfs", "-o", "me"), ["memory="])
+        self.assertEqual(self.bash("ptcfs", "-o", "allow_other,noe"), ["allow_other,noexec"])
 
     def test_without_a_mount_nothing_is_complained_of(self):
         done = subprocess.run([os.path.join(BIN, "ptc"), "--complete", "-C", "/nowhere", "status", ""],
                               capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "words\n", ""))
+
+    def test_zsh_offers_the_same(self):
+        """zsh's own functions are replaced by ones that print what they are given."""
+        script = ('function _describe { print -rl -- "${(@P)3}" "${@[4,-1]}" } '
+                  'function _files { print -r -- files "$@" } '
+                  'function complete_it { source "$1" } '
+                  'file=$1; shift; words=("$@"); CURRENT=$#; complete_it "$file"')
+        zsh = shutil.which("zsh") or self.skipTest("zsh is not installed")
+
+        def offered(program, *words):
+            done = subprocess.run(
+                [zsh, "-f", "-c", script, "zsh", os.path.join(TOOLS, "completion", "_ptc"),
+                 os.path.join(BIN, program), *words],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            return done.stdout.split("\n")[:-1]
+
+        self.assertEqual(offered("ptc", "stat"), ["status:Show what a job, or every job, is doing"])
+        self.assertEqual(offered("ptc", "plan", "j", "--naming", ""), ["global", "stage"])
+        self.assertEqual(offered("ptcfs", "-o", "mem"), ["memory=", "-S", ""])
+        self.assertEqual(offered("ptc", "import", "j", ""), ["files -/"])
 
     def test_the_other_shells_can_read_their_scripts(self):
         for shell, script in (("zsh", "_ptc"), ("fish", "ptc.fish")):

@@ -93,20 +93,27 @@ class Completer {
 
   void offer_commands(const std::string& typed) {
     for (const CLI::App* command : app_->get_subcommands({})) {
-      if (!command->get_name().empty()) offer(command->get_name(), typed, command->get_description());
+      const std::string& name = command->get_name();
+      if (!name.empty()) offer(name, typed, command->get_description());
     }
   }
 
   void offer_positional(const std::string& typed) {
-    auto positionals = app_->get_options([](const CLI::Option* each) { return each->get_positional(); });
+    auto is_positional = [](const CLI::Option* option) { return option->get_positional(); };
     size_t place = 0;
-    for (const CLI::Option* option : positionals) {
+    for (const CLI::Option* option : app_->get_options(is_positional)) {
       place += static_cast<size_t>(option->get_expected_max());
       if (typed_.positionals.size() < place) return offer_values(option->get_name(true), typed, "");
     }
   }
 
-  void offer_values(const std::string& type, const std::string& typed, const std::string& prefix) {
+  void offer_values(const std::string& type, std::string typed, std::string prefix) {
+    const size_t comma = typed.rfind(',');
+    // Of a list, its last one.
+    if (type.find(',') != std::string::npos && comma != std::string::npos) {
+      prefix += typed.substr(0, comma + 1);
+      typed.erase(0, comma + 1);
+    }
     Values values;
     if (type.find('|') != std::string::npos) {
       values.words = CLI::detail::split(type, '|');

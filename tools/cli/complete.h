@@ -16,7 +16,7 @@ struct Values {
   enum class Else { kNothing, kFiles, kDirectories } otherwise = Else::kNothing;
 };
 
-/// What was typed already: positionals, and the last value of each option, by its long name ("mount").
+/// What was typed already: positionals, and the last value of each option, by its long name.
 struct Typed {
   std::vector<std::string> positionals;
   std::map<std::string, std::string> options;

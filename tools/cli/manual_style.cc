@@ -85,11 +85,15 @@ class ManualFormatter : public CLI::Formatter {
   std::string make_option(const CLI::Option* option, bool positional) const override {
     if (positional) return item(option->get_name(true), option->get_description());
     std::string names, about = option->get_description();
-    for (const std::string& name : option->get_snames()) names += (names.empty() ? "-" : ", -") + name;
-    for (const std::string& name : option->get_lnames()) names += (names.empty() ? "--" : ", --") + name;
+    auto add_name = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+    for (const std::string& name : option->get_snames()) add_name("-" + name);
+    for (const std::string& name : option->get_lnames()) add_name("--" + name);
     if (option->get_items_expected_max() > 0) names += " " + option->get_type_name();
-    if (!option->get_default_str().empty()) about += " (default: " + option->get_default_str() + ")";
-    for (const CLI::Option* other : option->get_needs()) about += " (with " + other->get_name() + ")";
+    const std::string standard = option->get_default_str();
+    if (!standard.empty()) about += " (default: " + standard + ")";
+    for (const CLI::Option* other : option->get_needs()) {
+      about += " (with " + other->get_name() + ")";
+    }
     std::string others;
     for (const CLI::Option* other : option->get_excludes()) {
       others += (others.empty() ? "" : ", ") + other->get_name();

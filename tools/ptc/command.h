@@ -3,8 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
 #include <string>
-#include <string_view>
+#include <utility>
 
 #include "store/base/error.h"
 
@@ -18,6 +19,19 @@ struct Context {
   std::string mount_option;          // -C
   std::function<Result<int>()> run;  // of the subcommand that was named; returns the exit code
 };
+
+/// Adds a subcommand that does `run(context, options)`. Its options are returned to be filled by the
+/// parser; they live as long as `app`.
+template <class Options, class Run>
+std::pair<CLI::App*, Options*> add_command(CLI::App& app, Context& context, const char* name,
+                                           const char* description, Run run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(name, description);
+  command->callback([&context, options, run] {
+    context.run = [&context, options, run] { return run(context, *options); };
+  });
+  return {command, options.get()};
+}
 
 /// Each adds its subcommand to `app`; `context` outlives the app.
 void add_status(CLI::App& app, Context& context);

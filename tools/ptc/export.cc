@@ -4,7 +4,6 @@
 #include <sys/statvfs.h>
 
 #include <filesystem>
-#include <memory>
 #include <optional>
 
 #include "store/base/file.h"
@@ -106,8 +105,8 @@ Result<int> run_export(const Context& context, Options options) {
 }  // namespace
 
 void add_export(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("export", "Copy a checkpoint out of the mount");
+  auto [command, options] = add_command<Options>(
+      app, context, "export", "Copy a checkpoint out of the mount", run_export);
   command
       ->add_option("JOB[/CHECKPOINT]", options->target,
                    "without a checkpoint, the one that 'current' shows")
@@ -129,9 +128,6 @@ void add_export(CLI::App& app, Context& context) {
       "Examples:\n  ptc export llama /srv/models/llama\n"
       "  ptc export llama/step500 out --layout tp8-pp1-dp1\n"
       "  ptc export llama out --layout current --rank 3");
-  command->callback([&context, options] {
-    context.run = [&context, options] { return run_export(context, *options); };
-  });
 }
 
 }  // namespace ptc::cli

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 
 #include "store/base/file.h"
 #include "store/base/size_text.h"
@@ -176,8 +175,8 @@ Result<int> run_import(const Context& context, const Options& options) {
 }  // namespace
 
 void add_import(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("import", "Copy a checkpoint in and commit it");
+  auto [command, options] = add_command<Options>(
+      app, context, "import", "Copy a checkpoint in and commit it", run_import);
   command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
   command
       ->add_option("DIR", options->directory,
@@ -199,9 +198,6 @@ void add_import(CLI::App& app, Context& context) {
       "Refused checkpoints stay in incoming/ with the reason beside them.\n"
       "\nExamples:\n  ptc import llama ~/models/Llama-3.1-8B\n"
       "  ptc import llama run7/step500 --name step500 --layout tp4-pp2-dp1");
-  command->callback([&context, options] {
-    context.run = [&context, options] { return run_import(context, *options); };
-  });
 }
 
 }  // namespace ptc::cli

@@ -1,7 +1,6 @@
 // ptc ls: jobs, or the checkpoints of one job, a line each.
 #include <fmt/core.h>
 
-#include <memory>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
@@ -49,12 +48,10 @@ Result<int> run_ls(const Context& context, const std::string& job) {
 }  // namespace
 
 void add_ls(CLI::App& app, Context& context) {
-  auto job = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("ls", "List the jobs, or the checkpoints of one");
+  auto [command, job] = add_command<std::string>(
+      app, context, "ls", "List the jobs, or the checkpoints of one", run_ls);
   command->add_option("JOB", *job, "a job, or a path into it");
   command->footer("Examples:\n  ptc ls\n  ptc ls llama");
-  command->callback(
-      [&context, job] { context.run = [&context, job] { return run_ls(context, *job); }; });
 }
 
 }  // namespace ptc::cli

@@ -3,7 +3,6 @@
 
 #include <boost/json/array.hpp>
 #include <cstdio>
-#include <memory>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
@@ -105,8 +104,8 @@ Result<int> run_plan(const Context& context, const Options& options) {
 }  // namespace
 
 void add_plan(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("plan", "Show what another layout would move");
+  auto [command, options] = add_command<Options>(
+      app, context, "plan", "Show what another layout would move", run_plan);
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--layout", options->layout_file, "a layout.json, or a layout's name")
       ->type_name("LAYOUT or FILE");
@@ -117,9 +116,6 @@ void add_plan(CLI::App& app, Context& context) {
       "running or last reshard is shown. Nothing is moved.\n"
       "\nExamples:\n  ptc plan llama --tp 8\n  ptc plan llama --tp 2 --pp 4 --stages 7,8,8,9\n"
       "  ptc plan llama --layout tp8-pp1-dp2 --json");
-  command->callback([&context, options] {
-    context.run = [&context, options] { return run_plan(context, *options); };
-  });
 }
 
 }  // namespace ptc::cli

@@ -3,7 +3,6 @@
 
 #include <boost/json/array.hpp>
 #include <cstdio>
-#include <memory>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
@@ -67,15 +66,12 @@ Result<int> run_rm(const Context& context, const Options& options) {
 }  // namespace
 
 void add_rm(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("rm", "Remove a checkpoint or a job");
+  auto [command, options] = add_command<Options>(
+      app, context, "rm", "Remove a checkpoint or a job", run_rm);
   command->add_option("JOB[/CHECKPOINT]", options->target, "what to remove")->required();
   command->add_flag("-f,--force", options->force, "also a job that still holds something");
   command->add_flag("-y,--yes", options->yes, "do not ask (it asks on a terminal only)");
   command->footer("Examples:\n  ptc rm llama/step100\n  ptc rm llama --force --yes");
-  command->callback([&context, options] {
-    context.run = [&context, options] { return run_rm(context, *options); };
-  });
 }
 
 }  // namespace ptc::cli

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <boost/json/array.hpp>
-#include <memory>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
@@ -69,23 +68,28 @@ void print_status(const JobStatus& status) {
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));
 }
 
-Result<int> run_status(const Context& context, const std::string& job, bool as_json) {
+struct Options {
+  std::string job;
+  bool as_json = false;
+};
+
+Result<int> run_status(const Context& context, const Options& options) {
   std::vector<Target> targets;
-  if (!job.empty()) {
-    PTC_TRY(auto target, find_job(context.mount_option, job));
+  if (!options.job.empty()) {
+    PTC_TRY(auto target, find_job(context.mount_option, options.job));
     targets.push_back(std::move(target));
   } else {
     PTC_TRY(auto mount, find_mount(context.mount_option));
     PTC_TRY(auto names, list_jobs(mount));
     for (auto& name : names) targets.push_back({mount, std::move(name), ""});
-    if (targets.empty() && !as_json)
+    if (targets.empty() && !options.as_json)
       fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
   }
   json::array all;
   bool first = true;
   for (const Target& target : targets) {
     PTC_TRY(auto status, read_status(target));
-    if (as_json) {
+    if (options.as_json) {
       all.emplace_back(status.raw);
       continue;
     }
@@ -93,27 +97,20 @@ Result<int> run_status(const Context& context, const std::string& job, bool as_j
     first = false;
     print_status(status);
   }
-  if (as_json) fmt::print("{}", job.empty() ? pretty_json(all) : pretty_json(all.at(0)));
+  if (options.as_json) {
+    fmt::print("{}", options.job.empty() ? pretty_json(all) : pretty_json(all.at(0)));
+  }
   return kDone;
 }
 
 }  // namespace
 
 void add_status(CLI::App& app, Context& context) {
-  struct Options {
-    std::string job;
-    bool as_json = false;
-  };
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("status", "Show what a job, or every job, is doing");
+  auto [command, options] = add_command<Options>(
+      app, context, "status", "Show what a job, or every job, is doing", run_status);
   command->add_option("JOB", options->job, "a job, or a path into it; all jobs if left out");
   command->add_flag("--json", options->as_json, "print status.json as it is");
   command->footer("Example:\n  ptc status llama");
-  command->callback([&context, options] {
-    context.run = [&context, options] {
-      return run_status(context, options->job, options->as_json);
-    };
-  });
 }
 
 }  // namespace ptc::cli

@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <memory>
 #include <optional>
 
 #include "store/base/file.h"
@@ -131,8 +130,8 @@ Result<int> run_top(const Context& context, const Options& options) {
 }  // namespace
 
 void add_top(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("top", "Watch jobs, progress, throughput and memory");
+  auto [command, options] = add_command<Options>(
+      app, context, "top", "Watch jobs, progress, throughput and memory", run_top);
   command->add_option("-d,--delay", options->delay_seconds, "seconds between two looks (default: 1)")
       ->type_name("S")
       ->check(CLI::Range(0.05, 86400.0));
@@ -143,9 +142,6 @@ void add_top(CLI::App& app, Context& context) {
       "Ends with q. Where there is no terminal, or a dumb one, each look is a block of\n"
       "plain lines.\n"
       "\nExamples:\n  ptc top\n  ptc top --once\n  ptc top -d 60 >>top.log");
-  command->callback([&context, options] {
-    context.run = [&context, options] { return run_top(context, *options); };
-  });
 }
 
 }  // namespace ptc::cli

@@ -13,7 +13,8 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names ? std::move(names).value() : std::vector<std::string>();
 }
 
-std::vector<std::string> checkpoints(const std::string& mount, const std::vector<std::string>& jobs) {
+std::vector<std::string> checkpoints(const std::string& mount,
+                                     const std::vector<std::string>& jobs) {
   std::vector<std::string> found;
   for (const std::string& job : jobs) {
     for (const std::string& name : names_in(mount + "/" + job + "/checkpoints")) {

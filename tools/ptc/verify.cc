@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/json/array.hpp>
-#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -204,8 +203,13 @@ void print_outcome_json(const Target& target, const Outcome& outcome) {
   fmt::print("{}", pretty_json(report));
 }
 
-Result<int> run_verify(const Context& context, const std::string& text, bool as_json) {
-  PTC_TRY(auto found, find_target(context.mount_option, text));
+struct Options {
+  std::string target;
+  bool as_json = false;
+};
+
+Result<int> run_verify(const Context& context, const Options& options) {
+  PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
   PTC_TRY(auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
   PTC_TRY(auto subjects, subjects_of(target, meta));
@@ -224,7 +228,7 @@ Result<int> run_verify(const Context& context, const std::string& text, bool as_
       ask(target.mount, {{"do", "verify"}, {"job", target.job}, {"checkpoint", target.checkpoint}});
   if (!answer) outcome.daemon_error = answer.error().message();
   outcome.seconds = progress.seconds();
-  if (as_json) {
+  if (options.as_json) {
     print_outcome_json(target, outcome);
   } else {
     print_outcome(target, outcome);
@@ -235,12 +239,8 @@ Result<int> run_verify(const Context& context, const std::string& text, bool as_
 }  // namespace
 
 void add_verify(CLI::App& app, Context& context) {
-  struct Options {
-    std::string target;
-    bool as_json = false;
-  };
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("verify", "Read a checkpoint and compare its checksums");
+  auto [command, options] = add_command<Options>(
+      app, context, "verify", "Read a checkpoint and compare its checksums", run_verify);
   command
       ->add_option("JOB[/CHECKPOINT]", options->target,
                    "without a checkpoint, the one that 'current' shows")
@@ -251,11 +251,6 @@ void add_verify(CLI::App& app, Context& context) {
       "stores.\n"
       "Exit status: 0 all good, 1 something differs (named).\n"
       "\nExample:\n  ptc verify llama/step500");
-  command->callback([&context, options] {
-    context.run = [&context, options] {
-      return run_verify(context, options->target, options->as_json);
-    };
-  });
 }
 
 }  // namespace ptc::cli

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <cstdio>
-#include <memory>
 
 #include "tools/ptc/command.h"
 #include "tools/ptc/job_status.h"
@@ -11,9 +10,14 @@
 namespace ptc::cli {
 namespace {
 
-Result<int> run_wait(const Context& context, const std::string& job, double timeout_seconds) {
-  PTC_TRY(auto target, find_job(context.mount_option, job));
-  auto settled = wait_until_settled(target, timeout_seconds);
+struct Options {
+  std::string job;
+  double timeout_seconds = 0;
+};
+
+Result<int> run_wait(const Context& context, const Options& options) {
+  PTC_TRY(auto target, find_job(context.mount_option, options.job));
+  auto settled = wait_until_settled(target, options.timeout_seconds);
   if (!settled && settled.error().code() == Code::kCancelled) {
     fmt::print(stderr, "ptc: {}\n", settled.error().message());
     return kTimedOut;
@@ -30,13 +34,8 @@ Result<int> run_wait(const Context& context, const std::string& job, double time
 }  // namespace
 
 void add_wait(CLI::App& app, Context& context) {
-  struct Options {
-    std::string job;
-    double timeout_seconds = 0;
-  };
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("wait", "Block until the layout wanted is in force, or has failed");
+  auto [command, options] = add_command<Options>(
+      app, context, "wait", "Block until the layout wanted is in force, or has failed", run_wait);
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--timeout", options->timeout_seconds, "give up after this many seconds")
       ->type_name("S")
@@ -44,11 +43,6 @@ void add_wait(CLI::App& app, Context& context) {
   command->footer(
       "Exit status: 0 settled, 1 failed (the reason on standard error), 124 timed out.\n"
       "\nExample:\n  ptc layout llama set --tp 8 && ptc wait llama && sbatch restart.sh");
-  command->callback([&context, options] {
-    context.run = [&context, options] {
-      return run_wait(context, options->job, options->timeout_seconds);
-    };
-  });
 }
 
 }  // namespace ptc::cli
