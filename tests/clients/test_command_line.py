@@ -225,10 +225,12 @@ class Completion(mount.TestCase):
 
     def test_zsh_offers_the_same(self):
         """zsh's own functions are replaced by ones that print what they are given."""
-        script = ('function _describe { print -rl -- "${(@P)3}" "${@[4,-1]}" } '
-                  'function _files { print -r -- files "$@" } '
-                  'function complete_it { source "$1" } '
-                  'file=$1; shift; words=("$@"); CURRENT=$#; complete_it "$file"')
+        script = """
+function _describe { print -rl -- "${(@P)3}" "${@[4,-1]}"; }
+function _files { print -r -- files "$@"; }
+function complete_it { source "$1"; }
+file=$1; shift; words=("$@"); CURRENT=$#; complete_it "$file"
+"""
         zsh = shutil.which("zsh") or self.skipTest("zsh is not installed")
 
         def offered(program, *words):
