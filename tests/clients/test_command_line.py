@@ -167,7 +167,7 @@ class Completion(mount.TestCase):
         script = ('source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ptc "$1"; '
                   'printf "%s\\n" "${COMPREPLY[@]}"')
         done = subprocess.run(
-            [mount.require_program("bash"), "-c", script, "bash",
+            ["bash", "-c", script, "bash",
              os.path.join(TOOLS, "completion", "ptc.bash"), os.path.join(BIN, program), *words],
             cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             env={**os.environ, "PTC_MOUNT": self.mount.path})

@@ -46,7 +46,8 @@ class Install(unittest.TestCase):
             self.assertRegex(done.stdout, rf"^{program} \d")
 
     def test_manual_pages_are_found(self):
-        mount.require_program("man")
+        if shutil.which("man") is None:
+            self.skipTest("man is not installed")
         for section, page in (("1", "ptc"), ("5", "ptcfs-layout"), ("8", "ptcfs")):
             done = run("man", "-M", self.at("share/man"), section, page)
             self.assertIn("DESCRIPTION", done.stdout, done.stderr)

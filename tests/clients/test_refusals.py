@@ -1,6 +1,7 @@
 """Layouts that cannot be are refused when they are saved; the reason says what is wrong, and where."""
 import os
 import re
+import unittest
 
 import models
 import mount
@@ -229,7 +230,7 @@ class NoRoom(Saving):
     @classmethod
     def setUpClass(cls):
         if os.getuid() != 0:
-            mount.skip("only root may mount a tmpfs")
+            raise unittest.SkipTest("only root may mount a tmpfs")
         cls.mount = mount.Mount("--memory", "24M")
         cls.mount.__enter__()
         cls.addClassCleanup(cls.mount.__exit__)
