@@ -95,9 +95,10 @@ void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse
     if ((set & FUSE_SET_ATTR_MTIME) != 0) change.modify_time = to->st_mtim;
     if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) change.access_time = now;
     if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) change.modify_time = now;
-    // With the second version of killpriv, a write or chown by another than the owner asks for it
-    // by a bit that libfuse takes away.
-    change.drop_suid = set == 0 || ((change.uid || change.gid) && !change.mode);
+    // With the second version of killpriv, the kernel leaves it to us where somebody without the
+    // right writes or truncates, and says so by a bit that libfuse takes away. What changes the owner
+    // does it by itself.
+    change.drop_suid = set == 0 || (change.size && request.caller().uid != 0);
     Node& node = node_of(raw, inode);
     PTC_TRY(node.set_attributes(change, info != nullptr ? handle_of(info) : nullptr));
     return reply_attributes(request, node);

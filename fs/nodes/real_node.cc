@@ -124,15 +124,16 @@ FsResult<struct stat> RealNode::attributes() {
   return stat;
 }
 
+FsResult<> RealNode::drop_suid() {
+  // To change the owner into who he is does all that: mode bits and time of the change.
+  if (::fchownat(fd_.get(), "", -1, -1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) return last_errno();
+  return ok();
+}
+
 FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handle) {
   if (read_only_.load()) return Errno{EROFS};
   if (change.drop_suid) {
-    PTC_TRY(auto stat, attributes());
-    mode_t drop = S_ISUID | ((stat.st_mode & S_IXGRP) != 0 ? S_ISGID : 0);
-    if (S_ISREG(stat.st_mode) && (stat.st_mode & drop) != 0 &&
-        ::chmod(proc_path().c_str(), stat.st_mode & 07777 & ~drop) != 0) {
-      return last_errno();
-    }
+    PTC_TRY(drop_suid());
   }
   if (change.uid || change.gid) {
     if (::fchownat(fd_.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
@@ -169,11 +170,14 @@ FsResult<Opened> RealNode::opened(UniqueFd fd, int flags) {
   return Opened{std::move(handle), IoMode::kCached, backing_id};
 }
 
-FsResult<Opened> RealNode::open(const Caller&, int flags) {
+FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
   int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
   auto open_now = [&]() -> FsResult<Opened> {
     UniqueFd fd(::open(proc_path().c_str(), host_flags));
     if (!fd.valid()) return last_errno();
+    if ((flags & O_TRUNC) != 0 && caller.uid != 0) {
+      PTC_TRY(drop_suid());
+    }
     return opened(std::move(fd), flags);
   };
   if ((flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0) return open_now();
@@ -255,7 +259,7 @@ FsResult<Created> RealNode::create(const Caller& caller, const std::string& name
 FsResult<NodeRef> RealNode::adopt_new(const Caller& caller, const std::string& name, mode_t mode) {
   PTC_TRY(give_to(fd_.get(), name.c_str(), caller.uid, group_for(caller)));
   PTC_TRY(auto node, RealNode::lookup(name));
-  if (S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) != 0) {
+  if (!S_ISDIR(mode) && !S_ISLNK(mode) && (mode & (S_ISUID | S_ISGID)) != 0) {
     ::chmod(static_cast<RealNode&>(*node).proc_path().c_str(), mode & 07777);
   }
   return node;
