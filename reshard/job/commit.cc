@@ -14,6 +14,7 @@
 #include "reshard/job/shard_index.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/utf8.h"
 #include "store/codec/npy.h"
 #include "store/codec/tensor_path.h"
 
@@ -88,6 +89,10 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
     struct stat st{};
     if (fstatat(dir_fd, full.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
       return errno_error(errno, full);
+    if (!is_utf8(name)) {
+      return invalid_argument("the name of {} is not UTF-8, and could not be written in meta.json: rename it",
+                              ptc::quoted(full));
+    }
     if (S_ISDIR(st.st_mode)) {
       PTC_TRY(walk(dir_fd, root, path, rank, found));
     } else if (S_ISREG(st.st_mode)) {

@@ -9,6 +9,7 @@
 #include "reshard/job/change.h"
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
+#include "store/base/utf8.h"
 #include "store/base/size_text.h"
 
 namespace ptc {
@@ -46,7 +47,7 @@ bool Job::Impl::settled() const {
 
 void Job::Impl::set_error(const std::string& what) {
   std::lock_guard lock(mutex);
-  last_error = {what, now_ns()};
+  last_error = {printable(what, 4096), now_ns()};  // names in it may be no text
 }
 
 std::string Job::Impl::in_force_text(const InForce& value) {

@@ -20,6 +20,8 @@
 
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
+#include "store/base/json.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
@@ -29,6 +31,9 @@ constexpr auto kWaitForRelease = std::chrono::milliseconds(1000);
 Result<> check_name(std::string_view name) {
   if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
     return invalid_argument("'{}' is no name for a checkpoint", name);
+  if (!is_utf8(name))
+    return invalid_argument("the name of the checkpoint, {}, is not UTF-8, and could not be written in "
+                            "meta.json: rename it", quoted(name));
   return ok();
 }
 
@@ -265,7 +270,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     custom_specs[spec_name] = manifest.written_spec;
     if (in_place) in_force = next;
     if (in_place && listener != nullptr) listener->names_changed();
-    if (last_error && last_error->what.starts_with("commit of " + label)) last_error.reset();
+    if (last_error && last_error->what.starts_with(printable("commit of " + label, 4096))) last_error.reset();
     changed.notify_all();
     return ok();
   };

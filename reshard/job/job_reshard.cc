@@ -66,7 +66,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const LayoutSpec& wa
       std::lock_guard lock(mutex);
       if (revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
       if (stopping) return Error(Code::kCancelled, "shutting down");
-      running.emplace();
+      running.emplace(Running{});
       running->checkpoint = checkpoint->name();
       running->from = checkpoint->stored()->spec.name();
       running->to = wanted.name();

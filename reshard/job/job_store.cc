@@ -17,6 +17,7 @@
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
@@ -24,6 +25,9 @@ namespace {
 Result<> check_job_name(std::string_view name) {
   if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
     return invalid_argument("'{}' is no name for a job", name);
+  if (!is_utf8(name))
+    return invalid_argument("the name of the job, {}, is not UTF-8, and could not be written in "
+                            "status.json", quoted(name));
   return ok();
 }
 

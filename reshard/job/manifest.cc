@@ -26,7 +26,7 @@ Result<T> member(const json::object& object, std::string_view key) {
       if (!error) return number;
     }
   }
-  return make_error(Code::kCorrupt, "manifest: '{}' is missing or of a wrong type", key);
+  return make_error(Code::kCorrupt, "manifest: {} is missing or of a wrong type", quoted(key));
 }
 
 Result<const json::array*> array_member(const json::object& object, std::string_view key) {
@@ -94,8 +94,10 @@ Result<WrittenFile> parse_file(const json::object& object) {
 Result<RuleSet::Facts> parse_facts(const json::object& object) {
   RuleSet::Facts facts;
   if (const json::value* numbers = object.if_contains("facts"); numbers && numbers->is_object())
-    for (const auto& [key, value] : numbers->as_object())
-      facts.numbers.emplace(key, value.to_number<uint64_t>());
+    for (const auto& fact : numbers->as_object()) {
+      PTC_TRY(const uint64_t number, member<uint64_t>(numbers->as_object(), fact.key()));
+      facts.numbers.emplace(fact.key(), number);
+    }
   if (const json::value* tied = object.if_contains("tied"); tied && tied->is_bool())
     facts.tied = tied->as_bool();
   return facts;
@@ -210,7 +212,7 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
   const json::object& root = value.as_object();
   PTC_TRY(auto format, member<std::string>(root, "format"));
   if (format != "ptc-manifest/1")
-    return make_error(Code::kCorrupt, "manifest: format '{}' is not known to this version", format);
+    return make_error(Code::kCorrupt, "manifest: format {} is not known to this version", ptc::quoted(format));
   Manifest manifest;
   PTC_TRY(manifest.name, member<std::string>(root, "name"));
   PTC_TRY(manifest.id, member<std::string>(root, "id"));

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "store/base/json.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
@@ -131,7 +132,7 @@ class LayoutParser {
       if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
       const auto nearest = nearest_name(key, kKeys);
       return invalid_argument(
-          "{}: unknown key '{}'{}", json_place(text_, {key}, JsonPart::kKey), key,
+          "{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), ptc::quoted(key),
           nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
     }
     return ok();
@@ -276,9 +277,9 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
     if (rest.empty() && fits_world_size(spec.sizes) && spec.name() == name) return spec;
   }
   return invalid_argument(
-      "'{}' does not name a layout: expected tp<N>-pp<N>-dp<N>, with -ep<N> and -cp<N> where they "
+      "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, with -ep<N> and -cp<N> where they "
       "are not 1",
-      name);
+      quoted(name));
 }
 
 json::object LayoutSpec::to_json() const {
@@ -328,7 +329,7 @@ Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t 
   }
   if (sum != layers) {
     return invalid_argument("'stages' [{}] adds up to {} layers, but the model has {}",
-                            fmt::join(spec.stages, ", "), sum, layers);
+                            printable(fmt::format("{}", fmt::join(spec.stages, ", ")), 200), sum, layers);
   }
   return boundaries;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "store/base/json.h"
 namespace ptc {
 namespace {
 
@@ -48,7 +49,7 @@ class NamePattern::Parser {
  private:
   template <class Why>
   Error error(const Why& why) const {
-    return invalid_argument("name pattern '{}' {}", text_, why);
+    return invalid_argument("name pattern {} {}", quoted(text_), why);
   }
 
   Token& push(Token::Kind kind) {
@@ -74,9 +75,9 @@ class NamePattern::Parser {
       return ok();
     }
     if (inside.find(',') == std::string_view::npos) {
-      return error(fmt::format("has '{{{}}}', which is neither {{layer}} nor {{expert}} nor a list "
+      return error(fmt::format("has {}, which is neither {{layer}} nor {{expert}} nor a list "
                                "of alternatives such as {{weight,bias}}",
-                               inside));
+                               quoted(fmt::format("{{{}}}", inside))));
     }
     if (inside.find_first_of("{*") != std::string_view::npos) {
       return error("has '*' or '{' inside of alternatives, which hold plain characters only");

@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "store/base/json.h"
+
 namespace ptc {
 namespace {
 
@@ -9,9 +11,9 @@ constexpr std::array<std::string_view, 5> kDimNames = {"tp", "cp", "ep", "dp", "
 
 Error bad_order(std::string_view text) {
   return invalid_argument(
-      "order '{}' must name tp, cp, ep, dp and pp once each, fastest first, as in "
+      "order {} must name tp, cp, ep, dp and pp once each, fastest first, as in "
       "'tp-cp-ep-dp-pp'",
-      text);
+      quoted(text));
 }
 
 }  // namespace

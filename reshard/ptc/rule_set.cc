@@ -46,7 +46,7 @@ Result<std::shared_ptr<const RuleSet>> parse_builtin(std::string_view family, in
   }
   const std::vector<std::string> families = RuleSet::builtin_families();
   const auto nearest = nearest_name(family, families);
-  return make_error(Code::kNotFound, "no rule set '{}' is built in{}; there are {}", family,
+  return make_error(Code::kNotFound, "no rule set {} is built in{}; there are {}", quoted(family),
                     nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string(),
                     fmt::join(families, ", "));
 }

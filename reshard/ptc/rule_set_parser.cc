@@ -11,6 +11,10 @@ namespace {
 constexpr std::string_view kFormat = "ptc-rules/1";
 constexpr uint64_t kMaxRuleNumber = UINT32_MAX;
 constexpr uint64_t kMaxMultiple = 1 << 20;
+// Every name of a model may be compared with all patterns behind all prefixes.
+constexpr size_t kMaxPrefixes = 64;
+constexpr size_t kMaxPatterns = 4096;
+constexpr size_t kMaxProduct = 256;  // characters of "kv_heads*head_dim"
 
 using Path = std::vector<std::string>;
 
@@ -56,8 +60,8 @@ Result<> RuleSetParser::known_keys(const json::object& object, const Path& path,
     const std::string key(member.key());
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     const auto nearest = nearest_name(key, keys);
-    return invalid_argument("{}: unknown key '{}'{}",
-                            json_place(text_, path / key, JsonPart::kKey), key,
+    return invalid_argument("{}: unknown key {}{}",
+                            json_place(text_, path / key, JsonPart::kKey), ptc::quoted(key),
                             nearest ? fmt::format(" (did you mean '{}'?)", *nearest)
                                     : fmt::format("; known are {}", fmt::join(keys, ", ")));
   }
@@ -77,7 +81,7 @@ Result<std::string> RuleSetParser::text_member(const json::object& object, const
 Result<std::vector<std::string>> RuleSetParser::texts(const json::value& value,
                                                       const Path& path) const {
   if (!value.is_array()) {
-    return error(path, fmt::format("'{}' must be a list of texts", path.back()));
+    return error(path, fmt::format("{} must be a list of texts", ptc::quoted(path.back())));
   }
   std::vector<std::string> result;
   for (const json::value& item : value.get_array()) {
@@ -101,6 +105,10 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(adapters(object));
   PTC_TRY(rules(object));
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
+  if (set_->text_.size() > JsonLimits().max_bytes) {
+    return error({"extends"}, fmt::format("with what it extends the rule set has {} bytes; at most {} are "
+                                          "allowed", set_->text_.size(), JsonLimits().max_bytes));
+  }
   return std::shared_ptr<const RuleSet>(std::move(set_));
 }
 
@@ -132,6 +140,9 @@ Result<> RuleSetParser::header(const json::object& object) {
     PTC_TRY(set_->prefixes_, texts(*prefixes, {"prefixes"}));
     auto& all = set_->prefixes_;
     if (std::find(all.begin(), all.end(), "") == all.end()) all.insert(all.begin(), "");
+    if (all.size() > kMaxPrefixes) {
+      return error({"prefixes"}, fmt::format("at most {} prefixes are allowed", kMaxPrefixes));
+    }
   }
   return ok();
 }
@@ -156,9 +167,9 @@ Result<> RuleSetParser::facts(const json::object& object) {
       PTC_TRY(set_->fact_keys_[name], texts(member.value(), path));
       set_->fixed_facts_.erase(name);
     } else {
-      return error(path, fmt::format("'{}' must be a whole number, or a list of config.json's keys "
+      return error(path, fmt::format("{} must be a whole number, or a list of config.json's keys "
                                      "that give it",
-                                     name));
+                                     ptc::quoted(name)));
     }
   }
   return ok();
@@ -233,8 +244,14 @@ Result<> RuleSetParser::rules(const json::object& object) {
                         extended_->rules_.begin() + extended_->written_rules_);
   }
   set_->derive_adapter_rules();
+  size_t patterns = 0;
   for (const Rule& rule : set_->rules_) {
+    patterns += rule.names.size();
     for (const NamePattern& name : rule.names) set_->numbers_matter_ |= names_number(name.text());
+  }
+  if (patterns > kMaxPatterns) {
+    return error({"rules"}, fmt::format("the rules have {} name patterns; at most {} are allowed",
+                                        patterns, kMaxPatterns));
   }
   for (const std::string& prefix : set_->prefixes_) set_->numbers_matter_ |= names_number(prefix);
   return ok();
@@ -263,10 +280,10 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
     const Path place = path / "names" / rule.names.size();
     PTC_TRY(NamePattern parsed, pattern(name, place));
     if (rule.stage == StagePlace::kLayer && !parsed.has_layer()) {
-      return error(place, fmt::format("name pattern '{}' has no {{layer}}: say on which pipeline "
+      return error(place, fmt::format("name pattern {} has no {{layer}}: say on which pipeline "
                                       "stage its tensors are, \"stage\": \"first\", \"last\" or "
                                       "\"all\"",
-                                      parsed.text()));
+                                      ptc::quoted(parsed.text())));
     }
     rule.names.push_back(std::move(parsed));
   }
@@ -373,6 +390,9 @@ Result<RuleNumber> RuleSetParser::rule_number(const json::value& value, const Pa
   }
   if (!value.is_string()) return error(path, "expected a whole number or a fact's name");
   const std::string_view text(value.get_string());
+  if (text.size() > kMaxProduct) {
+    return error(path, fmt::format("a product has at most {} characters", kMaxProduct));
+  }
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find('*', begin), text.size());
     const std::string_view factor = text.substr(begin, end - begin);
@@ -380,12 +400,12 @@ Result<RuleNumber> RuleSetParser::rule_number(const json::value& value, const Pa
     uint32_t number = 0;
     auto [last, failed] = std::from_chars(factor.data(), factor.data() + factor.size(), number);
     if (failed == std::errc() && last == factor.data() + factor.size() && number > 0) continue;
+    if (set_->fixed_facts_.contains(factor) || set_->fact_keys_.contains(std::string(factor))) continue;
     std::vector<std::string> known;
     for (const auto& fact : set_->fact_keys_) known.push_back(fact.first);
     for (const auto& fact : set_->fixed_facts_) known.push_back(fact.first);
-    if (std::find(known.begin(), known.end(), factor) != known.end()) continue;
     const auto nearest = nearest_name(factor, known);
-    return error(path, fmt::format("unknown fact '{}'{}", factor,
+    return error(path, fmt::format("unknown fact {}{}", quoted(factor),
                                    nearest ? fmt::format(" (did you mean '{}'?)", *nearest)
                                            : std::string("; name it in 'facts'")));
   }

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <set>
 
+#include "store/base/utf8.h"
+
 namespace ptc {
 namespace {
 
@@ -288,14 +290,7 @@ Result<std::optional<uint64_t>> json_uint(const json::object& object, std::strin
 
 std::string quoted(std::string_view text) {
   constexpr size_t kMost = 200;
-  std::string out = "'";
-  for (char c : text.substr(0, kMost)) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    else
-      out += c;
-  }
-  return out + (text.size() > kMost ? "…'" : "'");
+  return "'" + printable(text, kMost) + "'";
 }
 
 std::optional<std::string> nearest_name(std::string_view word,

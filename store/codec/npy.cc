@@ -124,8 +124,8 @@ class DictParser {
 /// `declared`.
 Result<DType> declared_dtype(std::string_view descr, DType declared) {
   auto bad = [&](std::string_view why) {
-    return invalid_argument("the array is declared as {} (user.ptc.dtype), but its type '{}' {}",
-                            dtype_name(declared), descr.substr(0, 40), why);
+    return invalid_argument("the array is declared as {} (user.ptc.dtype), but its type {} {}",
+                            dtype_name(declared), quoted(descr.substr(0, 40)), why);
   };
   if (descr.size() != 3 || descr[1] == 'O' || descr[2] < '1' || descr[2] > '8')
     return bad("is not one of plain elements");

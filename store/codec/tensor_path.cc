@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "store/base/json.h"
+
 namespace ptc {
 namespace {
 
@@ -21,7 +23,7 @@ bool is_escaped(char c) {
 }
 
 Error bad_path(std::string_view path) {
-  return invalid_argument("'{}' is not the path of a tensor", path.substr(0, 200));
+  return invalid_argument("{} is not the path of a tensor", quoted(path));
 }
 
 }  // namespace
@@ -29,8 +31,8 @@ Error bad_path(std::string_view path) {
 Result<std::string> tensor_path(std::string_view tensor_name) {
   if (tensor_name.empty()) return invalid_argument("a tensor with an empty name has no path");
   if (tensor_name.size() > kMaxName)
-    return invalid_argument("a tensor's name has {} bytes, but at most {} are allowed: '{}…'",
-                            tensor_name.size(), kMaxName, tensor_name.substr(0, 80));
+    return invalid_argument("a tensor's name has {} bytes, but at most {} are allowed: {}",
+                            tensor_name.size(), kMaxName, quoted(tensor_name));
   std::string path;
   for (size_t i = 0; i < tensor_name.size(); ++i) {
     char c = tensor_name[i];
@@ -47,8 +49,8 @@ Result<std::string> tensor_path(std::string_view tensor_name) {
     size_t end = std::min(path.find('/', begin), path.size());
     if (end - begin > kMaxComponent) {
       return invalid_argument("a part of a tensor's name makes a file name of {} bytes, but at "
-                              "most {} are allowed: '{}…'",
-                              end - begin, kMaxComponent, path.substr(begin, 80));
+                              "most {} are allowed: {}",
+                              end - begin, kMaxComponent, ptc::quoted(path.substr(begin, 200)));
     }
     begin = end + 1;
   }

@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+
+#include "store/base/json.h"
 #endif
 
 namespace ptc {
@@ -183,7 +185,7 @@ Result<Checksum> Checksum::from_hex(std::string_view text) {
     if (good) sum.lane[i / 16] = sum.lane[i / 16] << 4 | digit;
   }
   if (!good)
-    return invalid_argument("'{}' is not a checksum of 32 hexadecimal digits", text.substr(0, 40));
+    return invalid_argument("{} is not a checksum of 32 hexadecimal digits", quoted(text.substr(0, 40)));
   return sum;
 }
 

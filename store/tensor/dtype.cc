@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "store/base/json.h"
+
 namespace ptc {
 namespace {
 
@@ -54,8 +56,8 @@ const Row& row_of(DType dtype) {
 Result<DType> parse_dtype(std::string_view name) {
   for (const Row& row : kRows)
     if (row.name == name) return row.dtype;
-  return invalid_argument("unknown dtype '{}'; safetensors names such as BF16 and F32 are known",
-                          name.substr(0, 40));
+  return invalid_argument("unknown dtype {}; safetensors names such as BF16 and F32 are known",
+                          quoted(name.substr(0, 40)));
 }
 
 std::string_view dtype_name(DType dtype) { return row_of(dtype).name; }
@@ -70,24 +72,24 @@ Result<DType> dtype_of_npy_descr(std::string_view descr) {
       if (row.npy.substr(1) != kind || kind[0] == 'V') continue;
       if (row.bits > 8 && descr[0] == '>') {
         return invalid_argument(
-            "'{}' is big-endian; save the array little-endian: "
+            "{} is big-endian; save the array little-endian: "
             "array.astype(array.dtype.newbyteorder('<'))",
-            descr);
+            quoted(descr));
       }
       return row.dtype;
     }
     if (kind == "V1") {
       return invalid_argument(
-          "'{}' may be any 8-bit type; name it in the file's user attribute user.ptc.dtype "
+          "{} may be any 8-bit type; name it in the file's user attribute user.ptc.dtype "
           "(F8_E4M3, F8_E5M2, …)",
-          descr);
+          quoted(descr));
     }
     if (kind[0] == 'O')
-      return invalid_argument("'{}' is an array of Python objects, which is never loaded", descr);
+      return invalid_argument("{} is an array of Python objects, which is never loaded", quoted(descr));
     if (kind[0] == 'S' || kind[0] == 'U' || kind[0] == 'a')
-      return invalid_argument("'{}' is an array of text; only numbers are stored", descr);
+      return invalid_argument("{} is an array of text; only numbers are stored", quoted(descr));
   }
-  return invalid_argument("NumPy type '{}' has no tensor type that equals it", descr.substr(0, 40));
+  return invalid_argument("NumPy type {} has no tensor type that equals it", quoted(descr.substr(0, 40)));
 }
 
 }  // namespace ptc

@@ -226,6 +226,24 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
               HasSubstr("'heads' must be a whole number, or a list"));
 }
 
+TEST(RuleSet, IsNoLargerThanItCanBeUsed) {
+  auto many = [](std::string begin, const std::string& text, size_t times, const std::string& end) {
+    while (times-- > 0) begin += text + ",";
+    begin.pop_back();
+    return begin + end;
+  };
+  const std::string begin = R"({"format": "ptc-rules/1", )";
+  EXPECT_THAT(parse_error(many(begin + "\"prefixes\": [", "\"a\"", 65, "]}")),
+              HasSubstr("at most 64 prefixes"));
+  EXPECT_THAT(parse_error(many(begin + "\"rules\": [", R"({"names": ["{layer}"]})", 4097, "]}")),
+              HasSubstr("4097 name patterns; at most 4096"));
+  EXPECT_THAT(rule_error(many(R"({"names": ["{layer}"], "cut": {"axis": 0, "heads": ")", "2", 200, "\"}}")),
+              HasSubstr("at most 256 characters"));
+  // What a checkpoint keeps of it must be readable again.
+  EXPECT_THAT(parse_error(many(begin + R"("extends": "llama", "model_types": [)", "\"a\"", 200'000, "]}")),
+              HasSubstr("the rule set has"));
+}
+
 TEST(ModelType, OfAConfig) {
   EXPECT_EQ(model_type_of(R"({"model_type": "qwen2"})"), "qwen2");
   EXPECT_EQ(model_type_of(R"({"model_type": 3})"), std::nullopt);

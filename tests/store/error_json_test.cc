@@ -11,6 +11,7 @@
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
@@ -33,6 +34,25 @@ TEST(Error, ContextComesFirstAndKeepsTheCode) {
   Error error = errno_error(ENOSPC, "writing x").with_context("committing");
   EXPECT_EQ(error.code(), Code::kNoSpace);
   EXPECT_EQ(error.message(), "committing: writing x: No space left on device");
+}
+
+TEST(Utf8, TextForPeople) {
+  EXPECT_EQ(printable("a\nb\x7f é \xc3( \xed\xa0\x80 \xf0\x9f\x98\x80 \xc2\x9b", 100),
+            "a\\x0ab\\x7f é \\xc3( \\xed\\xa0\\x80 \xf0\x9f\x98\x80 \\xc2\\x9b");
+  EXPECT_EQ(printable(std::string(10, 'x'), 10), std::string(10, 'x'));
+  EXPECT_EQ(printable(std::string(11, 'x'), 10), "xxxxxxx…");
+  EXPECT_EQ(printable("xxxxxx\n", 9), "xxxxxx…");
+  EXPECT_EQ(quoted("a\xff"), "'a\\xff'");
+  EXPECT_EQ(ptc::quoted(std::string(199, 'x') + "é"), "'" + std::string(197, 'x') + "…'");
+}
+
+TEST(Utf8, IsToldFromOtherBytes) {
+  for (const char* text : {"", "a", "é", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf", "\xed\x9f\xbf"})
+    EXPECT_TRUE(is_utf8(text)) << text;
+  for (const char* text : {"\xff", "\x80", "\xc3", "\xc3(", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80",
+                           "\xf4\x90\x80\x80", "\xf0\x9f\x98", "a\xf5"})
+    EXPECT_FALSE(is_utf8(text)) << text;
+  EXPECT_TRUE(is_utf8(std::string_view("\0a", 2)));
 }
 
 TEST(Json, ParsesEveryKindOfValue) {
