@@ -86,6 +86,9 @@ class Telling:
     def tell_through_handle(self):
         """The same by a handle of the mount's root: a path might mean what lies below the mount point."""
         root = os.open(self.daemon.path, os.O_RDONLY | os.O_DIRECTORY)
+        if os.fstat(root).st_dev == os.stat(self.daemon.top).st_dev:  # unmounted before anybody came
+            os.close(root)
+            return None
         jobs = (self.story.job, self.story.other)
         paths = [job.path for job in jobs]
         for job in jobs:
