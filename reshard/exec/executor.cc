@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "reshard/exec/image_sums.h"
-#include "store/tensor/stream_copy.h"
 
 namespace ptc {
 namespace {
@@ -73,11 +72,10 @@ Result<std::vector<ImageRef>> Executor::materialise(ImageStore& images,
         const Chunk& chunk = chunks[i];
         return targets[chunk.image].program->read_in_windows(
             *transport_, chunk.begin, chunk.end,
-            [&](uint64_t offset, std::span<const std::byte> window) {
+            [&](uint64_t offset, std::span<const std::byte> window) -> Result<> {
               sums[chunk.image].add(offset, window);
-              stream_copy(writers[chunk.image].bytes().data() + offset, window.data(),
-                          window.size());
               bytes_done += window.size();
+              return writers[chunk.image].write(offset, window);
             },
             stop);
       },

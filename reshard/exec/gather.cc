@@ -48,14 +48,14 @@ Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<st
 
 Result<> GatherProgram::read_in_windows(
     Transport& transport, uint64_t begin, uint64_t end,
-    const std::function<void(uint64_t, std::span<const std::byte>)>& visit,
+    const std::function<Result<>(uint64_t, std::span<const std::byte>)>& visit,
     std::stop_token stop) const {
   constexpr uint64_t kWindowBytes = 256 << 10;  // a quarter of a core's L2 cache
   thread_local const std::unique_ptr<std::byte[]> buffer(new std::byte[kWindowBytes]);
   for (uint64_t offset = begin; offset < end; offset += kWindowBytes) {
     std::span<std::byte> window(buffer.get(), std::min(kWindowBytes, end - offset));
     PTC_TRY(read(transport, offset, window, stop));
-    visit(offset, window);
+    PTC_TRY(visit(offset, window));
   }
   return ok();
 }

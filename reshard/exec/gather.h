@@ -33,10 +33,10 @@ class GatherProgram {
                 std::stop_token stop = {}) const;
 
   /// Reads [begin, end) through a buffer that stays in the cache: `visit` gets it window by window,
-  /// and must be done with a window when it returns.
+  /// and must be done with a window when it returns. Its first error is returned.
   Result<> read_in_windows(Transport& transport, uint64_t begin, uint64_t end,
-                           const std::function<void(uint64_t offset,
-                                                    std::span<const std::byte>)>& visit,
+                           const std::function<Result<>(uint64_t offset,
+                                                        std::span<const std::byte>)>& visit,
                            std::stop_token stop = {}) const;
 
  private:

@@ -64,8 +64,9 @@ class GatheredContent final : public FileContent {
   Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const override {
     return program_.read_in_windows(
         *transport_, offset, offset + out.size(),
-        [&](uint64_t at, std::span<const std::byte> window) {
+        [&](uint64_t at, std::span<const std::byte> window) -> Result<> {
           stream_copy(out.data() + (at - offset), window.data(), window.size());
+          return ok();
         });
   }
 

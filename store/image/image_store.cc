@@ -77,12 +77,16 @@ ImageWriter::ImageWriter(ImageWriter&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       id_(std::move(other.id_)),
       fd_(std::move(other.fd_)),
-      mapping_(std::exchange(other.mapping_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 ImageWriter::~ImageWriter() {
-  if (mapping_ != nullptr) ::munmap(mapping_, size_);
   if (store_ != nullptr) ::unlinkat(store_->dir_fd_.get(), part_name(id_).c_str(), 0);
+}
+
+Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
+  auto written = write_exactly(fd_.get(), bytes, offset);
+  if (!written) return std::move(written).error().with_context("image " + id_.text);
+  return ok();
 }
 
 Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir) {
@@ -105,24 +109,13 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes) {
   PTC_TRY(writer.fd_, open_file(dir_fd_.get(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
   writer.store_ = this;  // from here on the destructor removes the file
   PTC_TRY(allocate(writer.fd_.get(), bytes, writer.id_.text));
-  if (bytes > 0) {
-    void* mapping =
-        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writer.fd_.get(), 0);
-    if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + name);
-    ::madvise(mapping, bytes, MADV_HUGEPAGE);  // a hint; refused by some file systems
-    writer.mapping_ = static_cast<std::byte*>(mapping);
-    writer.size_ = bytes;
-  }
+  writer.size_ = bytes;
   return writer;
 }
 
 Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   const std::string& name = writer.id_.text;
   uint64_t bytes = writer.size_;
-  if (writer.mapping_ != nullptr) {
-    ::munmap(writer.mapping_, writer.size_);  // the kernel keeps the dirty pages; fsync writes them
-    writer.mapping_ = nullptr;
-  }
   if (::fchmod(writer.fd_.get(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
   if (::fsync(writer.fd_.get()) != 0) return errno_error(errno, "fsync of image " + name);
   if (::renameat(dir_fd_.get(), part_name(writer.id_).c_str(), dir_fd_.get(), name.c_str()) != 0)
