@@ -34,17 +34,16 @@ struct FileVersion {
 /// Checksums of files in incoming/, made before they are committed. Threads: any.
 class HashCache {
  public:
-  /// Of the piece of tensor array number `array` of the file; `key` says which piece it was taken
-  /// for (global shape and box).
-  std::optional<Checksum> find(const FileVersion& file, uint32_t array, const std::string& key) const;
-  void put(const FileVersion& file, uint32_t array, const std::string& key, const Checksum& sum);
+  /// `key` says of what in the file: which bytes of which array, and as what part of which tensor.
+  std::optional<Checksum> find(const FileVersion& file, const std::string& key) const;
+  void put(const FileVersion& file, const std::string& key, const Checksum& sum);
   /// Forgets files whose name is gone; called after a commit with the files it took.
   void forget(const FileVersion& file);
 
  private:
   struct Entry {
     FileVersion version;
-    std::unordered_map<std::string, Checksum> sums;  // "array key"
+    std::unordered_map<std::string, Checksum> sums;
   };
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> files_;  // by inode; guarded

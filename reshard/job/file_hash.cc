@@ -12,7 +12,7 @@ namespace {
 
 // A buffer that stays in the second-level cache between the read and the hash.
 constexpr uint64_t kBufferBytes = 512 << 10;
-constexpr uint64_t kTaskBytes = 16 << 20;
+constexpr uint64_t kTaskBytes = 4 << 20;
 
 std::vector<std::byte>& thread_buffer(uint64_t bytes) {
   thread_local std::vector<std::byte> buffer;
@@ -59,40 +59,50 @@ Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& pl
   return ok();
 }
 
-// The checksums of all pieces, if every one of them is known.
-std::optional<std::vector<Checksum>> known(const ArrayToHash& array, const HashCache& hashes) {
-  std::vector<Checksum> sums;
-  for (const Piece& piece : array.part.pieces) {
-    auto sum = hashes.find(array.version, array.number, piece_key(array, piece));
-    if (!sum) return std::nullopt;
-    sums.push_back(*sum);
-  }
-  return sums;
+/// The unit of work, and of what is remembered: hashing that was broken off goes on behind the last.
+struct Task {
+  size_t array;
+  uint64_t begin, end;  // bytes of the local array
+};
+
+void add_tasks(std::vector<Task>& tasks, size_t array, uint64_t bytes) {
+  for (uint64_t begin = 0; begin < bytes; begin += kTaskBytes)
+    tasks.push_back({array, begin, std::min(bytes, begin + kTaskBytes)});
 }
 
-void remember(const ArrayToHash& array, const std::vector<Checksum>& sums, HashCache& hashes) {
-  for (size_t p = 0; p < sums.size(); ++p)
-    hashes.put(array.version, array.number, piece_key(array, array.part.pieces[p]), sums[p]);
+/// One checksum per piece, of what the task has of it.
+Result<std::vector<Checksum>> hash_task(const ArrayToHash& array,
+                                        const std::vector<StridedCopy>& places, const Task& task,
+                                        HashCache& hashes, const std::stop_token& stop) {
+  std::vector<std::string> keys;
+  std::vector<Checksum> sums;
+  for (const Piece& piece : array.part.pieces) {
+    keys.push_back(fmt::format("{} {} {}", array.number, task.begin, piece_key(array, piece)));
+    if (auto sum = hashes.find(array.version, keys.back())) sums.push_back(*sum);
+  }
+  if (sums.size() == keys.size()) return sums;
+  sums.assign(keys.size(), Checksum());
+  PTC_TRY(hash_bytes(array, places, task.begin, task.end, sums, stop));
+  for (size_t p = 0; p < keys.size(); ++p) hashes.put(array.version, keys[p], sums[p]);
+  return sums;
 }
 
 }  // namespace
 
-std::optional<Checksum> HashCache::find(const FileVersion& file, uint32_t array,
-                                        const std::string& key) const {
+std::optional<Checksum> HashCache::find(const FileVersion& file, const std::string& key) const {
   std::lock_guard lock(mutex_);
   auto it = files_.find(file.inode);
   if (it == files_.end() || it->second.version != file) return std::nullopt;
-  auto sum = it->second.sums.find(fmt::format("{} {}", array, key));
+  auto sum = it->second.sums.find(key);
   if (sum == it->second.sums.end()) return std::nullopt;
   return sum->second;
 }
 
-void HashCache::put(const FileVersion& file, uint32_t array, const std::string& key,
-                    const Checksum& sum) {
+void HashCache::put(const FileVersion& file, const std::string& key, const Checksum& sum) {
   std::lock_guard lock(mutex_);
   Entry& entry = files_[file.inode];
   if (entry.version != file) entry = {file, {}};
-  entry.sums[fmt::format("{} {}", array, key)] = sum;
+  entry.sums[key] = sum;
 }
 
 void HashCache::forget(const FileVersion& file) {
@@ -103,55 +113,41 @@ void HashCache::forget(const FileVersion& file) {
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,
                                                        Executor& executor, HashCache& hashes,
                                                        std::stop_token stop) {
-  struct Task {
-    size_t array;
-    uint64_t begin, end;
-  };
   std::vector<std::vector<Checksum>> sums(arrays.size());
   std::vector<std::vector<StridedCopy>> places(arrays.size());
   std::vector<Task> tasks;
-  std::vector<bool> fresh(arrays.size());
   for (size_t i = 0; i < arrays.size(); ++i) {
-    if (auto sum = known(arrays[i], hashes)) {
-      sums[i] = *std::move(sum);
-      continue;
-    }
-    fresh[i] = true;
     sums[i].resize(arrays[i].part.pieces.size());
     PTC_TRY(places[i], places_of(arrays[i]));
-    const uint64_t bytes = arrays[i].entry.bytes;
-    for (uint64_t begin = 0; begin < bytes; begin += kTaskBytes)
-      tasks.push_back({i, begin, std::min(bytes, begin + kTaskBytes)});
+    add_tasks(tasks, i, arrays[i].entry.bytes);
   }
   std::vector<std::vector<Checksum>> task_sums(tasks.size());
   PTC_TRY(executor.team().parallel_for(
       tasks.size(),
       [&](size_t t) -> Result<> {
-        const Task& task = tasks[t];
-        task_sums[t].resize(sums[task.array].size());
-        return hash_bytes(arrays[task.array], places[task.array], task.begin, task.end, task_sums[t],
-                          stop);
+        const size_t i = tasks[t].array;
+        PTC_TRY(task_sums[t], hash_task(arrays[i], places[i], tasks[t], hashes, stop));
+        return ok();
       },
       stop));
   for (size_t t = 0; t < tasks.size(); ++t)
     for (size_t p = 0; p < task_sums[t].size(); ++p) sums[tasks[t].array][p] += task_sums[t][p];
-  for (size_t i = 0; i < arrays.size(); ++i)
-    if (fresh[i]) remember(arrays[i], sums[i], hashes);
   return sums;
 }
 
 Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop) {
-  if (known(array, hashes)) return ok();
-  std::vector<Checksum> sums(array.part.pieces.size());
   PTC_TRY(const auto places, places_of(array));
-  PTC_TRY(hash_bytes(array, places, 0, array.entry.bytes, sums, stop));
-  remember(array, sums, hashes);
+  std::vector<Task> tasks;
+  add_tasks(tasks, 0, array.entry.bytes);
+  for (const Task& task : tasks) {
+    PTC_TRY(hash_task(array, places, task, hashes, stop));
+  }
   return ok();
 }
 
 Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
                            HashCache& hashes, std::stop_token stop) {
-  if (auto sum = hashes.find(version, 0, "file")) return *sum;
+  if (auto sum = hashes.find(version, "file")) return *sum;
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
   ArrayToHash array;
   array.fd = fd.get();
@@ -159,7 +155,7 @@ Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersio
   whole.run_bytes = version.bytes;
   std::vector<Checksum> sums(1);
   PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, sums, stop));
-  hashes.put(version, 0, "file", sums[0]);
+  hashes.put(version, "file", sums[0]);
   return sums[0];
 }
 

@@ -31,7 +31,7 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
                                                        Executor& executor, HashCache& hashes,
                                                        std::stop_token stop);
 
-/// One array on the calling thread, into `hashes`.
+/// One array on the calling thread, into `hashes`; broken off, all that was hashed until then.
 Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop);
 
 /// A whole file as a vector of bytes.

@@ -109,6 +109,7 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
   if (!S_ISDIR(st.st_mode))
     return invalid_argument("{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…", label);
 
+  stop_hashing(incoming);  // the commit goes on where that was, on all threads
   PTC_TRY(auto id, new_id());
   const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
   const std::string taken = taken_dir + "/" + incoming;
@@ -293,17 +294,28 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   return ok();
 }
 
+void Job::Impl::stop_hashing(const std::string& incoming) {
+  std::lock_guard lock(mutex);
+  std::erase_if(to_hash, [&](const std::string& path) { return path.starts_with(incoming + "/"); });
+  if (hashing == incoming) hash_stop.request_stop();
+}
+
 void Job::Impl::hash_loop(std::stop_token stop) {
   while (!stop.stop_requested()) {
     std::string path;
     LayoutSpec spec;
     CheckpointRef previous;
+    std::stop_source stop_one;
     {
       std::unique_lock lock(mutex);
+      hashing.clear();
       changed.wait(lock, stop, [&] { return !to_hash.empty(); });
       if (stop.stop_requested()) return;
       path = std::move(to_hash.front());
       to_hash.pop_front();
+      hashing = path.substr(0, path.find('/'));
+      hash_stop = std::stop_source();
+      stop_one = hash_stop;
       spec = in_force.current ? in_force.spec : layout.spec;
       if (const CheckpointRecord* newest = latest()) previous = newest->checkpoint;
     }
@@ -328,9 +340,10 @@ void Job::Impl::hash_loop(std::stop_token stop) {
       if (own.has_error()) continue;
       spec = own.value().spec;
     }
+    std::stop_callback stop_with_job(stop, [&] { stop_one.request_stop(); });
     try {
       hash_closed_file(root_fd.value().get(), path.substr(rank_end + 1), rank, spec,
-                       previous ? &previous->model() : nullptr, hashes, stop);
+                       previous ? &previous->model() : nullptr, hashes, stop_one.get_token());
     } catch (const std::exception& error) {  // no memory: the commit will hash it, or say so
       spdlog::warn("job {}: hashing {}: {}", job->name(), path, error.what());
     }

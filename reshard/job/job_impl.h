@@ -100,6 +100,8 @@ struct Job::Impl {
   };
   std::optional<Failed> failed;
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
+  std::string hashing;              // the name in incoming/ of which a file is being hashed
+  std::stop_source hash_stop;       // ends that
 
   std::stop_source commit_stop;  // hashing for a commit ends with the job
   HashCache hashes;
@@ -131,6 +133,7 @@ struct Job::Impl {
   void note_refused(const std::string& incoming, const Error& error);
   void write_error_file(const std::string& incoming, const std::string& text);
   void hash_loop(std::stop_token stop);
+  void stop_hashing(const std::string& incoming);  // takes mutex
 
   // job_reshard.cc
   void reshard_loop(std::stop_token stop);
