@@ -60,7 +60,8 @@ class Reader:
             if len(self.files) < HELD:
                 self.files.append((what, os.dup(fd), digest))
             if len(self.maps) < HELD:
-                self.maps.append((what, mmap.mmap(fd, 0, prot=mmap.PROT_READ), digest))
+                size = os.fstat(fd).st_size  # mmap() itself hides why it cannot know that
+                self.maps.append((what, mmap.mmap(fd, size, prot=mmap.PROT_READ), digest))
         finally:
             os.close(fd)
 
