@@ -55,6 +55,7 @@ int run(int argc, char** argv) {
   add_wait(app, context);
   add_plan(app, context);
   add_layout(app, context);
+  add_rules(app, context);
   add_import(app, context);
   add_export(app, context);
   add_verify(app, context);

@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "reshard/ptc/cut_report.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -74,6 +75,22 @@ Result<json::value> remove(Tree& tree, JobView& view, const json::object& questi
   return json::value(nullptr);
 }
 
+/// How a checkpoint's rules cut its tensors under a layout; without one under the job's.
+Result<json::object> explain_rules(const Job& job, const json::object& question) {
+  PTC_TRY(auto name, text_of(question, "checkpoint"));
+  CheckpointRef checkpoint = job.find_checkpoint(name);
+  if (checkpoint == nullptr)
+    return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job.name(), name);
+  const json::value* asked = question.if_contains("layout");
+  PTC_TRY(auto layout, Layout::parse(asked ? json::serialize(*asked) : job.layout_text()));
+  std::vector<std::string> names;
+  if (const json::value* list = question.if_contains("names"); list && list->is_array()) {
+    for (const json::value& part : list->get_array())
+      if (part.is_string()) names.emplace_back(std::string_view(part.get_string()));
+  }
+  return cut_report(checkpoint->model(), layout.spec, names);
+}
+
 Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text) {
   PTC_TRY(auto parsed, parse_json(text, {.max_bytes = kMaxQuestion}));
   if (!parsed.is_object()) return invalid_argument("the question is not a JSON object");
@@ -94,6 +111,10 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     return make_error(Code::kPermissionDenied, "you may not read the directory of job '{}'", name);
   }
   std::string answer;
+  if (what == "rules") {
+    PTC_TRY(auto report, explain_rules(view->job(), question));
+    return json::value(std::move(report));
+  }
   if (what == "plan") {
     const json::value* layout = question.if_contains("layout");
     if (layout == nullptr) return invalid_argument("the question needs a 'layout'");
@@ -102,7 +123,7 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
     PTC_TRY(answer, view->job().verify(checkpoint));
   } else {
-    return invalid_argument("'{}' is not something to do; plan, verify and remove are", what);
+    return invalid_argument("'{}' is not something to do; plan, rules, verify and remove are", what);
   }
   // Answers that are JSON themselves are given as such.
   auto as_json = parse_json(answer, {.max_bytes = 64 << 20});

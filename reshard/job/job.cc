@@ -262,6 +262,8 @@ Result<> Job::save_rules(const std::string& text) {
                                         .puts = {{impl_->meta_key("rules"), text}}}));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text = text;
+  if (impl_->last_error && impl_->last_error->what.starts_with("rules.json "))
+    impl_->last_error.reset();
   return ok();
 }
 
@@ -270,6 +272,8 @@ Result<> Job::remove_rules() {
   PTC_TRY(impl_->services.meta->commit({.deletes = {impl_->meta_key("rules")}}));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text.reset();
+  if (impl_->last_error && impl_->last_error->what.starts_with("rules.json "))
+    impl_->last_error.reset();
   return ok();
 }
 

@@ -346,7 +346,7 @@ std::string Model::describe(uint32_t tensor) const {
       text += fmt::format(", by {}", fmt::join(parts, " + "));
     }
   }
-  if (bound.name.expert) text += fmt::format("; expert {} of {}", *bound.name.expert, experts_);
+  if (bound.name.expert) text += fmt::format("; one of {} experts", experts_);
   if (bound.rule->expert_axis && !bound.one_element) {
     text += fmt::format("; ep cuts axis {}", *bound.rule->expert_axis);
   }
@@ -356,7 +356,7 @@ std::string Model::describe(uint32_t tensor) const {
       break;
     case StagePlace::kLast: text += "; last stage"; break;
     case StagePlace::kAll: text += "; all stages"; break;
-    case StagePlace::kLayer: text += fmt::format("; layer {}", bound.name.layer.value_or(0)); break;
+    case StagePlace::kLayer: text += "; its layer's stage"; break;
   }
   if (!bound.rule->description.empty()) text += fmt::format(" ({})", bound.rule->description);
   return text;

@@ -42,7 +42,8 @@ def help_by_command(program):
     for command in commands_in(found[""]):
         found[command] = help_of(program, command)
         for inner in commands_in(found[command]):
-            found[f"{command} {inner}"] = help_of(program, command, "JOB", inner)
+            job = ["JOB"] if " JOB" in found[command].split("\n\n")[0] else []
+            found[f"{command} {inner}"] = help_of(program, command, *job, inner)
     return found
 
 

@@ -110,7 +110,7 @@ class Saving(mount.TestCase):
     def check_refused(self, text, *reasons):
         for save in (self.save, self.save_by_rename):
             self.assertEqual(save(text), "EINVAL", text)
-            self.check_told("layout.json refused: ", *reasons)
+            self.check_told(os.path.basename(self.path) + " refused: ", *reasons)
             if not any(re.match(r"line \d+, column \d+$", reason) for reason in reasons):
                 self.assertNotRegex(self.job.error(), r"line \d")
             status = self.job.status()

@@ -168,6 +168,39 @@ TEST_F(JobTest, SameContentAgainIsNoEdit) {
   EXPECT_EQ(status().at("revision"), revision);
 }
 
+TEST_F(JobTest, AnyNamingOrderAndStages) {
+  sample_ = llama_sample(true, 5);
+  const std::vector<std::string> layouts = {
+      R"({"tp": 2, "pp": 3, "dp": 1, "stages": [1, 3, 1], "naming": "stage"})",
+      R"({"tp": 2, "pp": 2, "dp": 2, "order": "pp-dp-tp-ep-cp", "stages": [4, 1],
+          "optimizer": "zero1"})",
+      R"({"tp": 1, "pp": 3, "dp": 2, "cp": 2, "order": "dp-pp-cp-ep-tp", "stages": [2, 1, 2],
+          "naming": "stage", "optimizer": "fsdp"})"};
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const std::string name = fmt::format("written{}", i);
+    SCOPED_TRACE(name);
+    set_layout(layouts[i]);
+    const LayoutSpec written = Layout::parse(layouts[i]).value().spec;
+    const auto files = write_ranks(sample_, written, incoming(name));
+    commit(name);
+    const CheckpointRef checkpoint = job_->find_checkpoint(name);
+    expect_model(*checkpoint, sample_);
+    for (size_t other = i + 1; other <= i + layouts.size(); ++other) {
+      const std::string& text = layouts[other % layouts.size()];
+      const LayoutSpec spec = Layout::parse(text).value().spec;
+      SCOPED_TRACE(text);
+      expect_layout(*checkpoint, sample_, spec);  // computed on read, at last stored as written
+      set_layout(text);
+      EXPECT_EQ(job_->current_target(), fmt::format("checkpoints/{}/layouts/{}", name, spec.name()));
+      expect_layout(*checkpoint, sample_, spec);
+    }
+    for (const auto& [path, content] : files) {
+      const auto set = checkpoint->rank_files(written, std::stoull(path)).value();
+      EXPECT_TRUE(read_content(*set, path.substr(path.find('/') + 1)) == content) << path;
+    }
+  }
+}
+
 TEST_F(JobTest, TheNewestEditWins) {
   write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
   commit("base");

@@ -51,15 +51,15 @@ Sample make_sample(std::mt19937_64& random, RandomModel model) {
   return sample;
 }
 
-Sample llama_sample(bool with_optimizer) {
+Sample llama_sample(bool with_optimizer, uint32_t layers) {
   RandomModel model;
-  model.config = R"({"model_type": "llama", "hidden_size": 12, "num_hidden_layers": 2,
+  model.config = fmt::format(R"({{"model_type": "llama", "hidden_size": 12, "num_hidden_layers": {},
       "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "intermediate_size": 24,
-      "vocab_size": 101, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+      "vocab_size": 101, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}})", layers);
   model.tensors = synthetic_tensors(model.config);
   if (with_optimizer)
     for (TensorInfo& tensor : optimizer_tensors(model.tensors)) model.tensors.push_back(std::move(tensor));
-  model.oracle = SlowOracle("llama", {{"heads", 4}, {"kv_heads", 2}, {"head_dim", 3}, {"layers", 2},
+  model.oracle = SlowOracle("llama", {{"heads", 4}, {"kv_heads", 2}, {"head_dim", 3}, {"layers", layers},
                                       {"experts", 0}, {"tied", 0}, {"head", 1}, {"gated", 1}});
   model.widest = {.tp = 4};
   std::mt19937_64 random(7);

@@ -44,7 +44,7 @@ struct Sample : RandomModel {
 /// Gives the model random bytes.
 Sample make_sample(std::mt19937_64& random, RandomModel model);
 /// A Llama of 2 layers with 4 heads, 2 key-value heads and a vocabulary of 101.
-Sample llama_sample(bool with_optimizer = false);
+Sample llama_sample(bool with_optimizer = false, uint32_t layers = 2);
 
 /// A safetensors file as the reference writer makes it: no padding to pages, its own order.
 std::string safetensors_file(const std::vector<TensorEntry>& entries,

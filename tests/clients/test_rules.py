@@ -1,0 +1,190 @@
+"""rules.json: a bad one is refused where it is saved, with place and reason; `ptc rules` explains."""
+import json
+
+import models
+import mount
+from test_refusals import Saving
+
+FORMAT = '"format": "ptc-rules/1"'
+# The rest of a file with one rule, and of a rule with one cut.
+RULE = '{%s, "rules": [{"names": ["a.{layer}.w"], %%s}]}' % FORMAT
+CUT = RULE % '"cut": {"axis": 0, %s}'
+
+# What is wrong → (text, reasons …); § is where the reason must point.
+REFUSED = {
+    "a comma too many": ('{%s,\n §}' % FORMAT, "not valid JSON"),
+    "cut off": ('{%s§' % FORMAT, "ends too early"),
+    "a list": ('§[]', "a rule set is a JSON object"),
+    "a key twice": ('{%s,\n "tied": true, §"tied": false}' % FORMAT, "'tied' is there twice"),
+    "no format": ('§{"rules": []}', "'format' must be \"ptc-rules/1\""),
+    "another format": ('{"format": §"ptc-rules/2"}', "'format' must be \"ptc-rules/1\""),
+    "format is no text": ('{"format": §1}', "'format' must be a text"),
+    "an unknown key": ('{%s,\n §"ruless": []}' % FORMAT, "'ruless' (did you mean 'rules'?)"),
+    "a key like no other": ('{%s, §"quantisation": 4}' % FORMAT, "known are format, family"),
+    "an unknown family": ('{%s, "extends": §"lama"}' % FORMAT, "did you mean 'llama'?"),
+    "a family of its own": ('{%s, "extends": §"custom"}' % FORMAT, "there are bert"),
+    "prefixes are no list": ('{%s, "prefixes": §"model."}' % FORMAT, "must be a list of texts"),
+    "a prefix is no text": ('{%s, "prefixes": ["a.", §1]}' % FORMAT, "expected a text"),
+    "facts are no object": ('{%s, "facts": §[]}' % FORMAT, "'facts' must be an object"),
+    "a fact in words": ('{%s, "facts": {"heads": §"n_head"}}' % FORMAT, "or a list of config.json's"),
+    "a fact below zero": ('{%s, "facts": {"heads": §-1}}' % FORMAT, "must be a whole number"),
+    "a fact too large": ('{%s, "facts": {"heads": §4294967296}}' % FORMAT, "too large"),
+    "a fact's name": ('{%s, "facts": {"Heads": §8}}' % FORMAT, "small letters, digits"),
+    "tied is a number": ('{%s, "tied": §1}' % FORMAT, "'tied' must be true, false or"),
+    "an unknown key of tied": ('{%s, "tied": {§"keys": "x"}}' % FORMAT, "did you mean 'key'?"),
+    "scales without block": ('{%s, "scales": §{"suffix": "_s"}}' % FORMAT, "needs 'suffix' and"),
+    "scales of no size": ('{%s, "scales": {"suffix": "_s", "block": §0}}' % FORMAT, "from 1 to"),
+    "adapters are a list": ('{%s, "adapters": §[]}' % FORMAT, "'adapters' must be"),
+    "rules are no list": ('{%s, "rules": §{}}' % FORMAT, "must be a list of objects"),
+    "a rule is no object": ('{%s, "rules": [§"a"]}' % FORMAT, "a rule must be an object"),
+    "an unknown key of a rule": (RULE % '§"cuts": {}', "'cuts' (did you mean 'cut'?)"),
+    "no names": ('{%s, "rules": [§{"stage": "all"}]}' % FORMAT, "a rule needs 'names'"),
+    "names without one": ('{%s, "rules": [{"names": §[]}]}' % FORMAT, "a rule needs 'names'"),
+    "a name is no text": ('{%s, "rules": [{"names": [§7]}]}' % FORMAT, "must be a text"),
+    "an open brace": ('{%s, "rules": [{"names": ["w.{layer}",\n  §"a.{layer"]}]}' % FORMAT,
+                      "has a '{' without its '}'"),
+    "a closing brace": ('{%s, "rules": [{"names": [§"a.layer}.w"]}]}' % FORMAT, "without its '{'"),
+    "a layer twice": ('{%s, "rules": [{"names": [§"a.{layer}.{layer}"]}]}' % FORMAT, "twice"),
+    "an unknown placeholder": ('{%s, "rules": [{"names": [§"a.{head}"]}]}' % FORMAT,
+                               "neither {layer} nor {expert}"),
+    "three stars": ('{%s, "rules": [{"names": [§"a.{layer}.***"]}]}' % FORMAT, "more than two '*'"),
+    "no layer": ('{%s, "rules": [{"names": [§"a.w"]}]}' % FORMAT, 'say on which pipeline stage'),
+    "an unknown stage": (RULE % '"stage": §"middle"', '"layer", "first", "last" or "all"'),
+    "a cut is no object": (RULE % '"cut": §"axis0"', "'cut' must be an object"),
+    "an unknown kind of cut": (RULE % '"cut": {"axis": 0,\n §"experts": 4}', "unknown key 'experts'"),
+    "a misspelt axis": (RULE % '"cut": {§"axsi": 0}', "'axsi' (did you mean 'axis'?)"),
+    "no axis": (RULE % '"cut": §{"heads": 8}', "'cut' needs 'axis'"),
+    "an axis there cannot be": (RULE % '"cut": {"axis": §8}', "a whole number from 0 to 7"),
+    "an axis below zero": (RULE % '"cut": {"axis": §-1}', "a whole number from 0 to 7"),
+    "an axis in words": (RULE % '"cut": {"axis": §"rows"}', "a whole number from 0 to 7"),
+    "no heads": (CUT % '"heads": §0', "from 1 to"),
+    "an unknown fact": (CUT % '"heads": §"heads"', "unknown fact 'heads'; name it in 'facts'"),
+    "shared elements": (CUT % '"share": §true', "'share' needs 'heads'"),
+    "share is a number": (CUT % '"heads": 8, "share": §1', "'share' must be true or false"),
+    "heads and parts": (CUT % '"parts": [{}], "heads": §8', "exclude each other"),
+    "parts are no list": (CUT % '"parts": §{}', "'parts' must be a list"),
+    "a part is no object": (CUT % '"parts": [{}, §2]', "a part must be an object"),
+    "a part's unknown key": (CUT % '"parts": [{§"sizes": 2}]', "did you mean 'size'?"),
+    "padding of one rank": (CUT % '"pad_single_rank": §true', "needs 'vocab_multiple'"),
+    "a vocabulary of heads": (CUT % '"heads": 2, "vocab_multiple": §8', "has neither 'heads' nor"),
+    "blocks of nothing": (CUT % '"block": §0', "from 1 to"),
+    "experts on the cut axis": (RULE % '"cut": {"axis": 0}, "expert_axis": §0', "must differ"),
+    "tied_when alone": (RULE % '"tied_when": §"b"', "needs 'tied_head'"),
+    "a buffer of words": (RULE % '"buffer": §"yes"', "'buffer' must be true or false"),
+}
+
+
+def marked(text):
+    """The text without its §, and the place of it in words."""
+    before, _, after = text.partition("§")
+    lines = before.split("\n")
+    return before + after, f"line {len(lines)}, column {len(lines[-1]) + 1}"
+
+
+class Rules(Saving):
+    GOOD = '{%s, "extends": "llama", "facts": {"kv_heads": 2}}\n' % FORMAT
+
+    def begin(self, job):
+        self.job, self.path = job, job.file("rules.json")
+        models.write_file(self.path, self.GOOD)
+        self.before, self.text = job.status(), mount.read_text(self.path)
+
+    def test_every_refusal(self):
+        self.begin(self.new_job())
+        for what, (text, *reasons) in REFUSED.items():
+            with self.subTest(what):
+                text, place = marked(text)
+                self.check_refused(text, place, *reasons)
+        self.assertEqual(self.save(self.GOOD + " "), "")
+        self.assertIsNone(self.job.status()["last_error"])
+        self.assertEqual(mount.read_text(self.path), self.GOOD + " ")
+
+
+class Explained(mount.TestCase):
+    def job_of(self, model):
+        job = self.new_job()
+        model.write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        return job
+
+    def check(self, *arguments, code=0):
+        done = self.mount.ptc("rules", "check", *arguments, check=False, env={"COLUMNS": "80"})
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        if "--json" not in arguments:
+            self.assertTrue(all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout)
+        return done
+
+    def test_families(self):
+        text = self.mount.ptc("rules", "list").stdout
+        listed = json.loads(self.mount.ptc("rules", "list", "--json").stdout)
+        self.assertTrue(all(len(line) <= 80 for line in text.splitlines()), text)
+        for family in listed:
+            self.assertIn(family["family"], text)
+            shown = json.loads(self.mount.ptc("rules", "show", family["family"]).stdout)
+            self.assertEqual(shown["family"], family["family"])
+            self.assertEqual(len(shown["rules"]) <= family["rules"], True)
+        self.assertIn("llama", [family["family"] for family in listed])
+        unknown = self.mount.ptc("rules", "show", "lama", check=False)
+        self.assertEqual(unknown.returncode, 1)
+        self.assertIn("did you mean 'llama'?", unknown.stderr)
+        self.assertEqual(self.mount.ptc("rules", check=False).returncode, 2)
+        self.assertEqual(self.mount.ptc("rules", "check", check=False).returncode, 2)
+
+    def test_how_a_model_is_cut(self):
+        model = models.Llama()
+        job = self.job_of(model)
+        text = self.check(job.name, "--layout", "tp4-pp2-dp1").stdout
+        self.assertIn("under tp4-pp2-dp1, with the rules of family llama", text)
+        self.assertIn("kv_heads 2", text)
+        self.assertRegex(text, r"model\.layers\.\{0-4\}\.self_attn\.q_proj\.weight +"
+                               r"\[64, 64\] (→|->) \[16, 64\]")
+        self.assertRegex(text, r"model\.embed_tokens\.weight +\[515, 64\] (→|->) \[256, 64\]")
+        report = json.loads(self.check(job.name, "--layout", "tp4-pp2-dp1", "--json").stdout)
+        self.assertEqual(sum(entry["count"] for entry in report["tensors"]), len(model.tensors))
+        shapes = {t.name: list(t.shape) for t in model.rank_tensors(4, 2, 1, 0)}
+        for entry in report["tensors"]:
+            name = entry["names"].replace("{0-4}", "0")
+            if name in shapes:
+                self.assertEqual(entry["ranks"][0]["shape"], shapes[name], name)
+
+    def test_the_layout_is_the_jobs_else_a_file(self):
+        job = self.job_of(models.Gpt2())
+        job.set_layout(tp=2)
+        text = self.check(job.name + "/base", "c_attn").stdout
+        self.assertIn("under tp2-pp1-dp1", text)
+        self.assertIn("by 4 heads + 4 heads + 4 heads", text)
+        self.assertNotIn("wte", text)
+        path = self.temporary("layout.json")
+        models.write_file(path, '{"tp": 1, "pp": 1, "dp": 5, "optimizer": "fsdp"}')
+        text = self.check(job.name, "h.0.mlp.c_fc.bias", "wpe", "--layout", path).stdout
+        self.assertIn("[7, 48] on dp 0-3", text)
+        self.assertIn("[5, 48] on dp 4", text)
+
+    def test_what_does_not_fit(self):
+        job = self.job_of(models.Bert())
+        done = self.check(job.name, "--layout", "tp3-pp1-dp1", code=1)
+        self.assertIn("tp3-pp1-dp1 does not fit: ", done.stderr)
+        self.assertIn("4 heads", done.stdout)
+        none = self.check(job.name, "q_proj", code=1)
+        self.assertIn("no tensor has 'q_proj' in its name", none.stderr)
+        models.write_safetensors(job.incoming("odd") + "/rank/0/model.safetensors",
+                                 [models.Tensor("odd.thing", "F32", (4,), bytes(16))])
+        job.commit("odd")
+        self.assertIn("cannot be cut", self.check(job.name + "/odd").stdout)
+
+    def test_a_file_offline(self):
+        path = self.temporary("rules.json")
+        models.write_file(path, Rules.GOOD)
+        self.assertIn("good: family llama", self.check(path).stdout)
+        for text, *reasons in REFUSED.values():
+            text, place = marked(text)
+            models.write_file(path, text)
+            error = self.check(path, code=1).stderr
+            self.assertIn(f"{path}: {place}: ", error)
+            for reason in reasons:
+                self.assertIn(reason, error)
+        self.assertIn("No such file", self.check(path + ".json", code=1).stderr)
+
+
+if __name__ == "__main__":
+    mount.main()

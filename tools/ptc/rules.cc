@@ -1,0 +1,196 @@
+// ptc rules: the families that are built in, and how rules cut a model under a layout.
+#include <fcntl.h>
+#include <fmt/core.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
+#include <map>
+#include <memory>
+
+#include "reshard/ptc/builtin_rules.h"
+#include "reshard/ptc/rule_set.h"
+#include "store/base/file.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/layout_edit.h"
+#include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
+
+namespace ptc::cli {
+namespace {
+
+constexpr uint64_t kMaxRulesBytes = 1 << 20;
+
+struct Options {
+  std::string target;
+  std::vector<std::string> names;
+  std::string layout;
+  std::string family;
+  bool as_json = false;
+};
+
+Result<int> run_list(bool as_json) {
+  json::array families;
+  Table table({{"FAMILY"}, {"FOR MODEL TYPES"}, {"DESCRIPTION"}});
+  for (const std::string& family : RuleSet::builtin_families()) {
+    PTC_TRY(auto rules, RuleSet::builtin(family));
+    const auto& types = rules->model_types();
+    table.add({family, fmt::format("{}", fmt::join(types, ", ")), rules->description()});
+    families.push_back(json::object{{"family", family},
+                                    {"model_types", json::array(types.begin(), types.end())},
+                                    {"rules", rules->written_rules()},
+                                    {"description", rules->description()}});
+  }
+  fmt::print("{}", as_json ? pretty_json(families) : table.to_string(0, terminal_width(1)));
+  return kDone;
+}
+
+Result<int> run_show(const std::string& family) {
+  for (const BuiltinRules& rules : builtin_rules()) {
+    if (rules.family != family) continue;
+    fmt::print("{}", rules.text);
+    return kDone;
+  }
+  PTC_TRY(auto none, RuleSet::builtin(family));  // fails, naming the nearest
+  fmt::print("{}", none->text());
+  return kDone;
+}
+
+/// A rules file, offline.
+Result<int> check_file(const std::string& path) {
+  PTC_TRY(auto text, read_text_file(AT_FDCWD, path, kMaxRulesBytes));
+  auto rules = RuleSet::parse(text);
+  if (!rules) return std::move(rules).error().with_context(path);
+  const size_t count = rules.value()->written_rules();
+  fmt::print("{}: {}: family {}, {} rule{}\n", path, coloured("good", Colour::kGreen),
+             rules.value()->family(), count, count == 1 ? "" : "s");
+  return kDone;
+}
+
+std::string shape_text(const json::object& object) {
+  std::string text = "[";
+  for (const json::value& extent : array_field(object, "shape")) {
+    if (text.size() > 1) text += ", ";
+    text += json::serialize(extent);
+  }
+  return text + "]";
+}
+
+/// "[64, 64] → [32, 64]", "[5, 4] → [3, 4] on dp 0, [2, 4] on dp 1".
+std::string shapes_text(const json::object& tensor) {
+  std::string text = shape_text(tensor);
+  const json::array& ranks = array_field(tensor, "ranks");
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (!ranks[i].is_object()) continue;
+    const json::object& part = ranks[i].get_object();
+    text += (i > 0 ? ", " : utf8_terminal() ? " → " : " -> ") + shape_text(part);
+    if (ranks.size() == 1) continue;
+    const uint64_t first = number_field(part, "first_dp_rank");
+    const uint64_t last = number_field(part, "last_dp_rank");
+    text += first == last ? fmt::format(" on dp {}", first) : fmt::format(" on dp {}-{}", first, last);
+  }
+  return text;
+}
+
+void print_tensor(const json::object& tensor, size_t width) {
+  const std::string name = text_field(tensor, "names");
+  const std::string shapes = shapes_text(tensor);
+  if (2 + text_width(name) + 2 + text_width(shapes) <= width) {
+    fmt::print("  {}{}{}\n", name, std::string(width - 2 - text_width(name) - text_width(shapes), ' '),
+               shapes);
+  } else {
+    fmt::print("  {}\n      {}\n", name, wrapped(shapes, 6, width));
+  }
+  const std::string problem = text_field(tensor, "problem");
+  if (!problem.empty())
+    fmt::print("      {}\n", coloured(wrapped(problem, 6, width), Colour::kRed));
+}
+
+void print_report(const Target& target, const json::object& report) {
+  const size_t width = terminal_width(1);
+  fmt::print("{}\n", wrapped(fmt::format("{} under {}, with the rules of family {}", target.name(),
+                                         text_field(report, "layout"), text_field(report, "family")),
+                             2, width));
+  std::string facts;
+  for (const auto& fact : object_field(report, "facts"))
+    facts += fmt::format("{}{} {}", facts.empty() ? "" : ", ", std::string(fact.key()),
+                         json::serialize(fact.value()));
+  if (bool_field(report, "tied")) facts += fmt::format("{}tied", facts.empty() ? "" : ", ");
+  if (!facts.empty()) fmt::print("{}\n", wrapped("facts: " + facts, 2, width));
+
+  std::vector<std::string> order;  // of the ways to cut, as they come
+  std::map<std::string, std::vector<const json::object*>> by_way;
+  for (const json::value& value : array_field(report, "tensors")) {
+    if (!value.is_object()) continue;
+    const json::object& tensor = value.get_object();
+    std::string way = text_field(tensor, "how");
+    const std::string rule = text_field(tensor, "rule");
+    if (!rule.empty()) way += fmt::format("; rule {}", rule);
+    auto& tensors = by_way[way];
+    if (tensors.empty()) order.push_back(way);
+    tensors.push_back(&tensor);
+  }
+  for (const std::string& way : order) {
+    fmt::print("\n{}\n", coloured(wrapped(way, 2, width), Colour::kBold));
+    for (const json::object* tensor : by_way[way]) print_tensor(*tensor, width);
+  }
+}
+
+Result<int> check_job(const Context& context, const Options& options) {
+  PTC_TRY(auto found, find_target(context.mount_option, options.target));
+  PTC_TRY(auto target, with_checkpoint(std::move(found)));
+  json::object question{{"do", "rules"}, {"job", target.job}, {"checkpoint", target.checkpoint},
+                        {"names", json::array(options.names.begin(), options.names.end())}};
+  if (!options.layout.empty()) {
+    PTC_TRY(auto layout, layout_of_file_or_name(options.layout));
+    question["layout"] = std::move(layout);
+  }
+  PTC_TRY(auto report, ask(target.mount, question));
+  if (options.as_json) {
+    fmt::print("{}", pretty_json(report));
+  } else {
+    print_report(target, report);
+  }
+  const json::value* fits = report.if_contains("fits");
+  if (fits == nullptr || !fits->is_string()) return kDone;
+  fmt::print(stderr, "ptc: {} does not fit: {}\n", text_field(report, "layout"),
+             text_field(report, "fits"));
+  return kFailed;
+}
+
+}  // namespace
+
+void add_rules(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("rules", "Explain how slicing rules cut a model");
+  command->footer(
+      "The rules of a checkpoint are those of its job's rules.json when it was\n"
+      "committed, else of the family that knows its names.\n"
+      "\nExamples:\n  ptc rules list\n  ptc rules show llama\n"
+      "  ptc rules check llama --layout tp8-pp1-dp1\n"
+      "  ptc rules check llama/base q_proj embed\n  ptc rules check ./rules.json");
+  command->require_subcommand(1);
+  CLI::App* list = command->add_subcommand("list", "List the families that are built in");
+  CLI::App* show = command->add_subcommand("show", "Print the rules of a family");
+  show->add_option("FAMILY", options->family, "a family of \"ptc rules list\"")->required();
+  CLI::App* check = command->add_subcommand(
+      "check", "Say how each tensor of a checkpoint is cut, or what is wrong with a rules file");
+  check->add_option("JOB", options->target, "a job, JOB/CHECKPOINT, or a file *.json of rules")
+      ->required();
+  check->add_option("NAME", options->names, "only tensors with one of these in their name");
+  check->add_option("--layout", options->layout, "a layout.json, or a layout's name; else the job's")
+      ->type_name("LAYOUT or FILE");
+  for (CLI::App* sub : {list, show, check}) sub->fallthrough();
+  for (CLI::App* sub : {list, check}) sub->add_flag("--json", options->as_json, "print as JSON");
+  check->footer("Exit status: 0 all can be cut so, 1 not, or the file is wrong.");
+  command->callback([&context, options, list, show] {
+    context.run = [&context, options, list, show]() -> Result<int> {
+      if (list->parsed()) return run_list(options->as_json);
+      if (show->parsed()) return run_show(options->family);
+      if (options->target.ends_with(".json")) return check_file(options->target);
+      return check_job(context, *options);
+    };
+  });
+}
+
+}  // namespace ptc::cli
