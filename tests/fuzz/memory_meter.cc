@@ -6,7 +6,12 @@
 #include <cstdlib>
 
 #if defined(PTC_SANITIZED)
-#include <sanitizer/allocator_interface.h>
+// GCC has these functions and not their header, sanitizer/allocator_interface.h.
+extern "C" {
+int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
+                                              void (*on_free)(const volatile void*));
+size_t __sanitizer_get_allocated_size(const volatile void* block);
+}
 #else
 #include <malloc.h>
 #endif
