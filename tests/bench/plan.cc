@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reshard/plan/planner.h"
+#include "store/codec/safetensors.h"
 #include "tests/support/synthetic_model.h"
 
 namespace ptc {
