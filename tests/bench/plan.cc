@@ -27,7 +27,8 @@ std::vector<ImageLayout> images_of(const Model& model, const LayoutSpec& spec) {
   std::vector<ImageLayout> images(state_count(spec));
   for (uint32_t i = 0; i < images.size(); ++i) {
     uint64_t offset = 0;
-    for (Model::Held& held : model.hold(spec, state_at(spec, i)).value()) {
+    std::vector<Model::Held> all = model.hold(spec, state_at(spec, i)).value();
+    for (Model::Held& held : all) {
       const DType dtype = model.tensors()[held.tensor].dtype;
       const uint64_t bytes = array_bytes(held.part.local_shape, dtype).value();
       images[i].arrays.push_back({held.tensor, offset, std::move(held.part)});
