@@ -91,9 +91,12 @@ class Page(WithHttp):
         job = self.committed()
         path = os.fsencode(job.incoming("x")) + b"\xff"
         models.Llama().write_hf(os.fsdecode(path) + "/rank/0")
-        os.rename(path, os.fsencode(job.checkpoint("x")) + b"\xff")
-        self.assertEqual(self.mount.ask("/").status, 200)
-        self.assertEqual(self.mount.ask("/api/jobs.json").status, 200)
+        error = mount.error_of(os.rename, path, os.fsencode(job.checkpoint("x")) + b"\xff")
+        self.assertEqual(error, "EINVAL")
+        for page in ("/", "/api/jobs.json"):  # which tell of it
+            answer = self.mount.ask(page)
+            self.assertEqual(answer.status, 200)
+            answer.body.decode()
 
 
 class Proxy(http.server.ThreadingHTTPServer):
