@@ -1,6 +1,7 @@
 #include "reshard/exec/executor.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "reshard/exec/image_sums.h"
 
@@ -10,6 +11,10 @@ namespace {
 // Large enough that a chunk's set-up does not count, small enough that the team stays busy to the
 // end and a cancelled reshard stops at once.
 constexpr uint64_t kChunkBytes = 16 << 20;
+// What is gathered and hashed before it leaves the second-level cache.
+constexpr uint64_t kWindowBytes = 256 << 10;
+// A huge page: the kernel does not clear a fresh one that is written all at once.
+constexpr uint64_t kBlockBytes = 2 << 20;
 
 /// Part of an image, for one thread.
 struct Chunk {
@@ -66,18 +71,25 @@ Result<std::vector<ImageRef>> Executor::materialise(ImageStore& images,
     writers.push_back(std::move(writer));
     add_chunks(chunks, i, targets[i].layout->bytes);
   }
+  // One file is written by one thread at a time, so the threads begin with different ones.
+  std::stable_sort(chunks.begin(), chunks.end(),
+                   [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
   PTC_TRY(team_.parallel_for(
       chunks.size(),
       [&](size_t i) -> Result<> {
         const Chunk& chunk = chunks[i];
-        return targets[chunk.image].program->read_in_windows(
-            *transport_, chunk.begin, chunk.end,
-            [&](uint64_t offset, std::span<const std::byte> window) -> Result<> {
-              sums[chunk.image].add(offset, window);
-              bytes_done += window.size();
-              return writers[chunk.image].write(offset, window);
-            },
-            stop);
+        thread_local const std::unique_ptr<std::byte[]> buffer(new std::byte[kBlockBytes]);
+        for (uint64_t begin = chunk.begin; begin < chunk.end; begin += kBlockBytes) {
+          const std::span block(buffer.get(), std::min(kBlockBytes, chunk.end - begin));
+          for (uint64_t at = 0; at < block.size(); at += kWindowBytes) {
+            const auto window = block.subspan(at, std::min(kWindowBytes, block.size() - at));
+            PTC_TRY(targets[chunk.image].program->read(*transport_, begin + at, window, stop));
+            sums[chunk.image].add(begin + at, window);
+          }
+          PTC_TRY(writers[chunk.image].write(begin, block));
+          bytes_done += block.size();
+        }
+        return ok();
       },
       stop));
   for (const ImageSums& image_sums : sums) {
