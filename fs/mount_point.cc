@@ -95,12 +95,16 @@ Result<std::string> resolve_mount_point(const std::string& path) {
   return (parent / absolute.filename()).string();
 }
 
+int stat_alive(const std::string& path, struct stat& stat) {
+  struct statfs space = {};  // which is never cached
+  bool alive = ::stat(path.c_str(), &stat) == 0 && ::statfs(path.c_str(), &space) == 0;
+  return alive ? 0 : errno;
+}
+
 Result<bool> prepare_mount_point(const std::string& path) {
   bool was_dead = false;
   struct stat stat = {};
-  int failed = ::stat(path.c_str(), &stat) == 0 ? 0 : errno;
-  struct statfs space = {};  // which the kernel does not cache
-  if (failed == 0 && ::statfs(path.c_str(), &space) != 0) failed = errno;
+  int failed = stat_alive(path, stat);
   if (failed == ENOTCONN) {
     auto mounted = mounted_on(path);
     if (!mounted || mounted->type != "fuse.ptcfs") {

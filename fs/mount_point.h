@@ -1,6 +1,8 @@
 // The directory that is mounted on: what may be wrong with it, said in words.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +18,10 @@ struct MountEntry {
 Result<std::vector<MountEntry>> mounted_file_systems();
 /// What is mounted exactly on `path` (absolute, no symbolic links), the topmost; nullopt: nothing.
 std::optional<MountEntry> mounted_on(const std::string& path);
+
+/// 0, or why stat(2) fails; ENOTCONN also where the kernel still answers out of its caches for a daemon
+/// that is gone.
+int stat_alive(const std::string& path, struct stat& stat);
 
 /// Absolute and without symbolic links, also where the mount on it is dead (then only its parent is
 /// resolved). kNotFound when it does not exist.

@@ -179,7 +179,8 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   PTC_TRY(auto space, services.images->space());
   if (needed > space.free_bytes + given_back)
     return invalid_argument("not enough memory on node {}: layout {} of checkpoint {} needs {} beside "
-                            "what is there, {} of {} are free", services.node, wanted.spec.name(),
+                            "what is there, {} of {} are free; remove checkpoints (ptc rm), or give "
+                            "the store more (ptcfs --memory)", services.node, wanted.spec.name(),
                             newest->name(), format_size(needed), format_size(space.free_bytes),
                             format_size(space.total_bytes));
   return ok();

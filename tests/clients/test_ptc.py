@@ -248,6 +248,18 @@ class Ptc(mount.TestCase):
         near = self.mount.ptc("status", job.name + "x", check=False)
         self.assertIn(f"is it '{job.name}'?", near.stderr)
 
+    def test_a_killed_daemon_is_said(self):
+        with mount.Mount() as other:
+            job = other.job("job")
+            os.listdir(job.path)  # the kernel has it in its caches
+            other.process.kill()
+            other.process.wait()
+            done = other.ptc("status", check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("is gone; unmount it", done.stderr)
+            other.start()  # takes the dead mount away
+            self.assertIn("job", other.ptc("status").stdout)
+
     def test_usage(self):
         for arguments in ((), ("nope",), ("status", "--nope"), ("layout", "x", "set"),
                           ("export", "a", "b", "--hf", "--model")):

@@ -100,7 +100,7 @@ class Tools(sides.mount.TestCase):
                      "--hdd-bytes", "8m", "--fallocate-bytes", "16m", "--iomix-bytes", "8m", "--readahead-bytes",
                      "8m", "--revio-bytes", "8m", "--mmap-bytes", "8m", "--mmap-file",
                      *(word for name in some for word in (f"--{name}", "1"))], SECONDS + 200)
-                # 3: a stressor that is not implemented or could not get what it needs; it says so.
+                # 3: a stressor that this kernel lacks, or that could not get what it needs; it says so.
                 self.assertIn(status, (0, 3), said)
                 self.assertNotRegex(said, r"(?im)^.*\b(fail|error|fatal):")
         self.check_nothing_leaked()

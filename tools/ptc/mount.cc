@@ -55,14 +55,14 @@ std::vector<std::string> mounted() {
 
 Error no_mount_at(const std::string& dir, std::string_view named_by) {
   struct stat info {};
-  if (::stat(dir.c_str(), &info) != 0) {
-    if (errno == ENOTCONN) {
+  if (int failed = stat_alive(dir, info); failed != 0) {
+    if (failed == ENOTCONN) {
       return make_error(Code::kUnavailable,
                         "the daemon behind {} is gone; unmount it (umount {}) and start it again "
                         "(ptcfs … {})",
                         dir, dir, dir);
     }
-    return errno_error(errno, fmt::format("{} ({})", dir, named_by));
+    return errno_error(failed, fmt::format("{} ({})", dir, named_by));
   }
   return make_error(Code::kNotFound, "{} ({}) is not in a ptcfs mount: it has no .ptc/version", dir,
                     named_by);
