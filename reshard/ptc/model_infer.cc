@@ -136,8 +136,10 @@ bool Model::Inference::has_nothing(uint32_t stage, const RuleSet::Facts& facts) 
 Error Model::Inference::wrote_nothing(const StateCoords& state) const {
   const uint64_t rank = spec_.order.global_rank(
       spec_.sizes, {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
-  return invalid_argument("rank {} ({}) of layout {} wrote nothing, nor did any replica of it", rank,
-                          state_text(spec_, state), spec_.name());
+  return invalid_argument(
+      "rank {} ({}) of layout {} wrote nothing, nor did any replica of it; if it holds no tensors, "
+      "save a file without tensors there",
+      rank, state_text(spec_, state), spec_.name());
 }
 
 /// With stage-local names: finds each name's layer number, and the layers before each stage.

@@ -1,5 +1,7 @@
 #include "tests/support/job_fixture.h"
 
+#include <spdlog/spdlog.h>
+
 #include <cstring>
 #include <set>
 
@@ -13,6 +15,12 @@ namespace {
 std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
+
+/// Hundreds of jobs would bury the line that says what failed; one case alone tells its story.
+const bool kQuiet = [] {
+  if (std::getenv("PTC_SEED") == nullptr) spdlog::set_level(spdlog::level::warn);
+  return true;
+}();
 
 }  // namespace
 
@@ -118,7 +126,13 @@ std::map<std::string, std::string> write_ranks(const Sample& sample, const Layou
   std::map<std::string, std::string> written;
   for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) {
     std::map<std::string, DType> dtypes = dtypes_on(sample, spec, rank);
-    for (auto& [file, parts] : slow_rank(sample, spec, rank)) {
+    RankParts files = slow_rank(sample, spec, rank);
+    // An adapter has nothing on stages without layers; only a file without tensors says so of the
+    // first and the last, which usually hold the embedding and the head.
+    const uint32_t stage = spec.coords(rank).pp;
+    if (files.empty() && (stage == 0 || stage + 1 == spec.sizes.pp))
+      files[sample.tensors.front().file];
+    for (auto& [file, parts] : files) {
       std::vector<TensorEntry> entries;
       std::vector<std::string> bytes;
       for (auto& [name, part] : parts) {
