@@ -24,13 +24,15 @@ Result<> check_transaction(const MetaTransaction& transaction) {
   for (const auto& compare : transaction.compares) {
     PTC_TRY(check_key(compare.key));
   }
-  for (const auto& [key, value] : transaction.puts) {
-    PTC_TRY(check_key(key));
-    if (value.size() > kMaxValueBytes)
-      return invalid_argument("the value of '{}' has {} bytes, but at most {} are allowed; put it "
-                              "into a file and its name here",
-                              key, value.size(), kMaxValueBytes);
-    written.push_back(key);
+  for (const auto* puts : {&transaction.puts, &transaction.leased_puts}) {
+    for (const auto& [key, value] : *puts) {
+      PTC_TRY(check_key(key));
+      if (value.size() > kMaxValueBytes)
+        return invalid_argument("the value of '{}' has {} bytes, but at most {} are allowed; put it "
+                                "into a file and its name here",
+                                key, value.size(), kMaxValueBytes);
+      written.push_back(key);
+    }
   }
   for (const std::string& key : transaction.deletes) {
     PTC_TRY(check_key(key));
@@ -39,7 +41,22 @@ Result<> check_transaction(const MetaTransaction& transaction) {
   std::sort(written.begin(), written.end());
   if (auto twice = std::adjacent_find(written.begin(), written.end()); twice != written.end())
     return invalid_argument("a transaction writes the key '{}' twice", *twice);
+  if (!transaction.leased_puts.empty()) {
+    const std::string& key = transaction.leased_puts[0].first;
+    if (transaction.lease == nullptr) return invalid_argument("no lease is given for the key '{}'", key);
+    if (!transaction.lease->alive()) return lease_ended(key);
+  }
   return ok();
+}
+
+Result<> check_ttl(std::chrono::seconds ttl) {
+  if (ttl < std::chrono::seconds(1))
+    return invalid_argument("a lease of {} s is too short; it must last 1 s at least", ttl.count());
+  return ok();
+}
+
+Error lease_ended(std::string_view key) {
+  return make_error(Code::kConflict, "the lease for the key '{}' has ended: this node was taken for dead", key);
 }
 
 Error compare_failed(std::string_view key, int64_t expected_revision, int64_t found_revision) {
@@ -55,6 +72,19 @@ std::string prefix_end(std::string_view prefix) {
   while (!end.empty() && end.back() == '\xFF') end.pop_back();
   if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
   return end;
+}
+
+void LeasedKeys::note(const MetaTransaction& transaction) {
+  for (const auto& [key, value] : transaction.puts) lease_of_.erase(key);
+  for (const std::string& key : transaction.deletes) lease_of_.erase(key);
+  for (const auto& [key, value] : transaction.leased_puts) lease_of_[key] = transaction.lease->id();
+}
+
+std::vector<std::string> LeasedKeys::of(int64_t lease) const {
+  std::vector<std::string> keys;
+  for (const auto& [key, id] : lease_of_)
+    if (id == lease) keys.push_back(key);
+  return keys;
 }
 
 struct WatchHub::State {

@@ -1,8 +1,10 @@
-// What MetaClient backends of one process share: the rules of a transaction, and watches.
+// What MetaClient backends share: the rules of a transaction, watches, and leases that need no store.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,14 +16,47 @@
 
 namespace ptc {
 
-/// kInvalidArgument for an empty or overlong key, a value over 1 MiB, a key written twice.
+/// kInvalidArgument for an empty or overlong key, a value over 1 MiB, a key written twice, no lease
+/// for leased puts; kConflict when the lease has ended.
 Result<> check_transaction(const MetaTransaction& transaction);
 
 /// kConflict that names the key; 0 stands for a key that does not exist.
 Error compare_failed(std::string_view key, int64_t expected_revision, int64_t found_revision);
 
+/// kConflict for a put under a lease that is no more.
+Error lease_ended(std::string_view key);
+
+/// kInvalidArgument for a time to live under a second.
+Result<> check_ttl(std::chrono::seconds ttl);
+
 /// Least string above every one that begins with `prefix`; empty: there is none.
 std::string prefix_end(std::string_view prefix);
+
+/// A lease of a client that is alone with its store: nobody but its owner ends it.
+class LocalLease : public MetaLease {
+ public:
+  LocalLease(int64_t id, std::function<void(int64_t)> end) : id_(id), end_(std::move(end)) {}
+  LocalLease(const LocalLease&) = delete;
+  ~LocalLease() override { end_(id_); }
+
+  int64_t id() const override { return id_; }
+  Clock::time_point deadline() const override { return Clock::time_point::max(); }
+
+ private:
+  int64_t id_;
+  std::function<void(int64_t)> end_;
+};
+
+/// Which keys are under which lease of a client. Threads: under the client's lock.
+class LeasedKeys {
+ public:
+  /// Takes note of a transaction that was committed.
+  void note(const MetaTransaction& transaction);
+  std::vector<std::string> of(int64_t lease) const;
+
+ private:
+  std::map<std::string, int64_t, std::less<>> lease_of_;
+};
 
 /// Calls the watchers of one client, in the order of publish(), on one thread of its own.
 /// Threads: any. The destructor waits for a running call; events still queued are dropped.

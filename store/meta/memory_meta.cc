@@ -33,17 +33,17 @@ class MemoryMeta : public MetaClient {
       if (revision != compare.revision)
         return compare_failed(compare.key, compare.revision, revision);
     }
-    int64_t revision = revision_ + 1;
-    std::vector<MetaEvent> events;
-    for (const auto& [key, value] : transaction.puts) {
-      entries_[key] = {key, value, revision};
-      events.push_back({key, value, revision});
-    }
-    for (const std::string& key : transaction.deletes)
-      if (entries_.erase(key) > 0) events.push_back({key, std::nullopt, revision});
-    if (!events.empty()) revision_ = revision;
-    watches_.publish(std::move(events));
+    write(transaction);
     return revision_;
+  }
+
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    PTC_TRY(check_ttl(ttl));
+    std::lock_guard lock(mutex_);
+    return std::make_unique<LocalLease>(++leases_, [this](int64_t id) {
+      std::lock_guard end_lock(mutex_);
+      write({.deletes = leased_.of(id)});
+    });
   }
 
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
@@ -52,9 +52,27 @@ class MemoryMeta : public MetaClient {
   }
 
  private:
+  void write(const MetaTransaction& transaction) {
+    int64_t revision = revision_ + 1;
+    std::vector<MetaEvent> events;
+    for (const auto* puts : {&transaction.puts, &transaction.leased_puts}) {
+      for (const auto& [key, value] : *puts) {
+        entries_[key] = {key, value, revision};
+        events.push_back({key, value, revision});
+      }
+    }
+    for (const std::string& key : transaction.deletes)
+      if (entries_.erase(key) > 0) events.push_back({key, std::nullopt, revision});
+    leased_.note(transaction);
+    if (!events.empty()) revision_ = revision;
+    watches_.publish(std::move(events));
+  }
+
   std::mutex mutex_;
   std::map<std::string, MetaEntry, std::less<>> entries_;  // guarded by mutex_
   int64_t revision_ = 0;                                   // guarded by mutex_
+  int64_t leases_ = 0;                                     // guarded by mutex_: how many there were
+  LeasedKeys leased_;                                      // guarded by mutex_
   WatchHub watches_;                                       // last: its calls end first
 };
 

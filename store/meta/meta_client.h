@@ -2,6 +2,7 @@
 // of short strings with transactions, as etcd has it; big manifests live in files beside it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +22,24 @@ struct MetaEntry {
   int64_t revision = 0;  // of the transaction that wrote it last
 };
 
+/// The membership of one process: keys put under it go, all at once, when it ends.
+/// Its client keeps it alive until it is destroyed, which ends it; destroy it before the client. A
+/// lease that ended stays so: whoever wants to belong again asks for a new one and decides anew.
+/// Threads: any.
+class MetaLease {
+ public:
+  using Clock = std::chrono::steady_clock;
+  virtual ~MetaLease() = default;
+
+  /// The store's name for it.
+  virtual int64_t id() const = 0;
+  /// Until then the store cannot have ended it, whatever happened: the moment when the last renewal
+  /// that was answered had been sent, plus the time to live. Past as soon as it is known to be gone.
+  virtual Clock::time_point deadline() const = 0;
+  /// False: act no more in the name of what is under it.
+  bool alive() const { return Clock::now() < deadline(); }
+};
+
 /// All or nothing. Every write of a decision names in `compares` what the decision was based on.
 struct MetaTransaction {
   struct Compare {
@@ -30,6 +49,10 @@ struct MetaTransaction {
   std::vector<Compare> compares;
   std::vector<std::pair<std::string, std::string>> puts;
   std::vector<std::string> deletes;  // a key that is not there is ok
+  /// Puts that go with `lease`, until the key is put again. Whoever acts for a node compares the
+  /// revision of the node's own such key: 0, and so kConflict, once the lease ended.
+  std::vector<std::pair<std::string, std::string>> leased_puts;
+  const MetaLease* lease = nullptr;
 };
 
 struct MetaEvent {
@@ -40,6 +63,7 @@ struct MetaEvent {
 
 /// Keys: UTF-8 paths such as "jobs/llama/layout". Values: at most 1 MiB.
 /// Threads: any. Durable: what commit() returned survives kill -9 (in the backend's own store).
+/// Errors: kUnavailable (the store does not answer; it says what was tried), kInvalidArgument.
 /// Conformance: tests/store/meta_conformance.h; every backend runs it.
 class MetaClient {
  public:
@@ -48,26 +72,33 @@ class MetaClient {
   virtual Result<std::optional<MetaEntry>> get(std::string_view key) = 0;
   /// Every key that begins with `prefix`, in byte order.
   virtual Result<std::vector<MetaEntry>> list(std::string_view prefix) = 0;
-  /// The new revision; the old one when there was nothing to change. Revisions only grow. A key
-  /// may be written once. kConflict when a compare fails: nothing was written.
+  /// The new revision; one that may not be new when there was nothing to change. Revisions only grow.
+  /// A key may be written once. kConflict when a compare fails or the lease ended: nothing was written.
   virtual Result<int64_t> commit(const MetaTransaction& transaction) = 0;
   /// Whether the last commit() failed in such a way that the next start may find it done all the same.
   /// Then nothing of what it would need, nor of what it would replace, may be thrown away. Otherwise an
   /// error means that nothing was written.
   virtual bool in_doubt() { return false; }
 
+  /// A new lease, ended by the store when it has not heard from this process for `ttl` (a store may
+  /// make that longer, never shorter). At least 1 s.
+  virtual Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) = 0;
+
   /// Calls `on_event` for every change under `prefix` committed after this call, in order of
   /// revision, on a thread of the backend, until the returned handle is destroyed (which waits for
-  /// a running call; so never destroy it inside one). `on_event` may call get and list.
+  /// a running call; so never destroy it inside one). `on_event` may call get and list. A store that
+  /// was out of reach may have forgotten what came in between: then only the last state of each key
+  /// that changed is told, a deletion with a later revision than its own.
   using OnEvent = std::function<void(const MetaEvent&)>;
   virtual Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) = 0;
 };
 
-/// The reference: a std::map. Documents the interface; keeps nothing.
+/// The reference: a std::map. Documents the interface; keeps nothing. A lease lasts until destroyed.
 std::unique_ptr<MetaClient> make_memory_meta();
 
 /// The embedded store of a cluster of one: an SQLite database file, WAL, synchronous=FULL. Several
-/// processes may use it; watches see the commits of their own client only.
+/// processes may use it; watches see the commits of their own client only. A lease lasts until
+/// destroyed; what a killed process had under one goes when the file is opened next.
 Result<std::unique_ptr<MetaClient>> open_sqlite_meta(const std::string& path);
 
 }  // namespace ptc

@@ -17,6 +17,12 @@ constexpr const char* kCreateTables = R"(
   CREATE TABLE counter(id INTEGER PRIMARY KEY CHECK(id = 1), revision INTEGER NOT NULL);
   INSERT INTO counter VALUES(1, 0);
   PRAGMA user_version = 1;)";
+// Keys that go with a lease of the process that has the file open; those of a killed one go here.
+constexpr const char* kEndLeases = R"(
+  CREATE TABLE IF NOT EXISTS leased(key BLOB PRIMARY KEY) WITHOUT ROWID;
+  UPDATE counter SET revision = revision + 1 WHERE EXISTS(SELECT 1 FROM leased);
+  DELETE FROM kv WHERE key IN (SELECT key FROM leased);
+  DELETE FROM leased;)";
 
 struct CloseDatabase {
   void operator()(sqlite3* database) const { sqlite3_close_v2(database); }
@@ -169,6 +175,8 @@ class SqliteMeta : public MetaClient {
                          "INSERT INTO kv(key, value, revision) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
                          "DO UPDATE SET value = excluded.value, revision = excluded.revision"));
     PTC_TRY(delete_.prepare(database_, "DELETE FROM kv WHERE key = ?1"));
+    PTC_TRY(lease_.prepare(database_, "INSERT OR REPLACE INTO leased VALUES(?1)"));
+    PTC_TRY(unlease_.prepare(database_, "DELETE FROM leased WHERE key = ?1"));
     PTC_TRY(counter_.prepare(database_, "SELECT revision FROM counter"));
     PTC_TRY(set_counter_.prepare(database_, "UPDATE counter SET revision = ?1"));
     return ok();
@@ -196,21 +204,21 @@ class SqliteMeta : public MetaClient {
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
     std::lock_guard lock(mutex_);
-    PTC_TRY(settle_doubt());
-    std::vector<MetaEvent> events;
-    auto revision = write(transaction, events);
-    if (!revision) {
-      PTC_TRY(roll_back());
-      (void)settle_doubt();
-      return revision;
-    }
-    watches_.publish(std::move(events));
-    return revision;
+    return commit_locked(transaction);
   }
 
   bool in_doubt() override {
     std::lock_guard lock(mutex_);
     return in_doubt_;
+  }
+
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    PTC_TRY(check_ttl(ttl));
+    std::lock_guard lock(mutex_);
+    return std::make_unique<LocalLease>(++leases_, [this](int64_t id) {
+      std::lock_guard end_lock(mutex_);
+      (void)commit_locked({.deletes = leased_.of(id)});  // else at the next start
+    });
   }
 
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
@@ -219,6 +227,20 @@ class SqliteMeta : public MetaClient {
   }
 
  private:
+  Result<int64_t> commit_locked(const MetaTransaction& transaction) {
+    PTC_TRY(settle_doubt());
+    std::vector<MetaEvent> events;
+    auto revision = write(transaction, events);
+    if (!revision) {
+      PTC_TRY(roll_back());
+      (void)settle_doubt();
+      return revision;
+    }
+    leased_.note(transaction);
+    watches_.publish(std::move(events));
+    return revision;
+  }
+
   Result<> check_or_create_tables() {
     Statement version_statement, check_statement;
     PTC_TRY(version_statement.prepare(database_, "PRAGMA user_version"));
@@ -233,12 +255,13 @@ class SqliteMeta : public MetaClient {
     if (version == 0) {
       PTC_TRY(database_.run(kCreateTables));
     }
-    PTC_TRY(database_.run("COMMIT"));
     if (version > kFormat) {
       return invalid_argument(
           "metadata database {} has format {}, but this program knows {} at most; use a newer one",
           database_.path(), version, kFormat);
     }
+    PTC_TRY(database_.run(kEndLeases));
+    PTC_TRY(database_.run("COMMIT"));
     Query query(database_, check_statement);
     PTC_TRY(bool row, query.step());
     std::string verdict = row ? query.bytes(0) : "no verdict";
@@ -265,9 +288,16 @@ class SqliteMeta : public MetaClient {
     int64_t revision = last_revision + 1;
     for (const auto& [key, value] : transaction.puts) {
       PTC_TRY(Query(database_, put_).bind(key).bind(value).bind(revision).step());
+      PTC_TRY(Query(database_, unlease_).bind(key).step());
+      events.push_back({key, value, revision});
+    }
+    for (const auto& [key, value] : transaction.leased_puts) {
+      PTC_TRY(Query(database_, put_).bind(key).bind(value).bind(revision).step());
+      PTC_TRY(Query(database_, lease_).bind(key).step());
       events.push_back({key, value, revision});
     }
     for (const std::string& key : transaction.deletes) {
+      PTC_TRY(Query(database_, unlease_).bind(key).step());
       PTC_TRY(Query(database_, delete_).bind(key).step());
       if (sqlite3_changes(database_.get()) > 0) events.push_back({key, std::nullopt, revision});
     }
@@ -310,8 +340,10 @@ class SqliteMeta : public MetaClient {
 
   std::mutex mutex_;  // guards all of these
   Database database_;
-  Statement get_, list_, list_until_, put_, delete_, counter_, set_counter_;
+  Statement get_, list_, list_until_, put_, delete_, lease_, unlease_, counter_, set_counter_;
   bool in_doubt_ = false;  // a COMMIT failed, and what it wrote may still be there
+  int64_t leases_ = 0;     // how many there were
+  LeasedKeys leased_;
   WatchHub watches_;  // last: its calls end first
 };
 

@@ -29,6 +29,9 @@ class TemporarySqlite : public MetaClient {
     return client_->list(prefix);
   }
   Result<int64_t> commit(const MetaTransaction& t) override { return client_->commit(t); }
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    return client_->lease(ttl);
+  }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     return client_->watch(std::move(prefix), std::move(on_event));
   }
@@ -92,6 +95,28 @@ TEST(SqliteMeta, WhatWasAcknowledgedSurvivesAKill) {
   auto meta = open_sqlite_meta(dir.file("m"));
   ASSERT_TRUE(is_ok(meta));
   EXPECT_GE(std::stoi(meta.value()->get("n").value()->value), acknowledged);
+}
+
+TEST(SqliteMeta, WhatAKilledProcessHadUnderALeaseGoesAtTheNextStart) {
+  TempDir dir;
+  pid_t child = ::fork();
+  if (child == 0) {
+    auto meta = open_sqlite_meta(dir.file("m")).value();
+    auto lease = meta->lease(std::chrono::seconds(10)).value();
+    auto committed = meta->commit({.puts = {{"a", "1"}},
+                                   .leased_puts = {{"b", "2"}, {"c", "3"}},
+                                   .lease = lease.get()});
+    (void)meta->commit({.puts = {{"c", "kept"}}});
+    ::_exit(committed ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_EQ(status, 0);
+  auto meta = open_sqlite_meta(dir.file("m")).value();
+  EXPECT_EQ(meta->get("a").value()->value, "1");
+  EXPECT_EQ(meta->get("b").value(), std::nullopt);
+  EXPECT_EQ(meta->get("c").value()->value, "kept");
+  EXPECT_GT(meta->commit({.puts = {{"d", "1"}}}).value(), meta->get("c").value()->revision + 1);
 }
 
 TEST(SqliteMeta, SaysWhenItsFileIsDamaged) {
