@@ -55,6 +55,8 @@ Image::~Image() {
 }
 
 Result<std::span<const std::byte>> Image::map() const {
+  if (!is_here())
+    return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node_);
   std::lock_guard lock(mutex_);
   if (mapping_ == nullptr && bytes_ > 0) {
     struct stat info {};

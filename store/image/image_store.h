@@ -21,24 +21,32 @@ struct ImageId {
   friend bool operator==(const ImageId&, const ImageId&) = default;
 };
 
-/// An image that exists. Holds its file open: the bytes stay readable through this object even
-/// after the image was removed from the store, and go when the last holder lets go.
+/// An image that exists, here or on another node. One that is here holds its file open: the bytes stay
+/// readable through this object even after the image was removed from the store, and go when the last
+/// holder lets go. One that is elsewhere is a name; a transport reads it.
 /// Threads: any.
 class Image {
  public:
   Image(ImageId id, UniqueFd fd, uint64_t bytes)
       : id_(std::move(id)), fd_(std::move(fd)), bytes_(bytes) {}
+  Image(ImageId id, std::string node, uint64_t bytes)
+      : id_(std::move(id)), node_(std::move(node)), bytes_(bytes) {}
   ~Image();
 
   const ImageId& id() const { return id_; }
   uint64_t bytes() const { return bytes_; }
-  /// Open read-only; for passthrough, sendfile and pread.
+  /// The node that holds it; empty: this one.
+  const std::string& node() const { return node_; }
+  bool is_here() const { return node_.empty(); }
+  /// Open read-only; for passthrough, sendfile and pread. −1 of an image elsewhere.
   int fd() const { return fd_.get(); }
-  /// The whole image in memory, mapped when first asked for. Empty image: empty span.
+  /// The whole image in memory, mapped when first asked for. Empty image: empty span. kUnavailable of
+  /// an image elsewhere.
   Result<std::span<const std::byte>> map() const;
 
  private:
   ImageId id_;
+  std::string node_;
   UniqueFd fd_;
   uint64_t bytes_;
   mutable std::mutex mutex_;

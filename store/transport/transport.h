@@ -22,18 +22,20 @@ struct FetchItem {
   std::byte* target_at_begin = nullptr;  // where target byte `begin` goes
 };
 
-/// Fetches from one node. One call carries the whole list, so that a transport over a network sends
-/// one request and receives one stream.
+/// One call carries the whole list, whatever nodes its images are on, so that a transport over a network
+/// sends one request to each node and receives one long stream from it.
 ///
 /// Threads: any; calls run at the same time.
 /// Lifetime: images and target memory outlive the call.
 /// Cancellation: asked between runs; what arrived stays.
-/// Errors: kUnavailable (the node does not answer: another holder may), kCorrupt (an image is shorter
-/// than its runs), kCancelled.
+/// Errors: kUnavailable (a node does not answer, or has the image no more: another holder may), kCorrupt
+/// (an image is shorter than its runs), kCancelled. Then `begin` of each item, and target_at_begin with
+/// it, has moved behind what has arrived: the same items can be handed in once more, with other sources
+/// of the same bytes where need be, and nothing is sent twice. After success begin = end.
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual Result<> fetch(std::span<const FetchItem> items, std::stop_token stop) = 0;
+  virtual Result<> fetch(std::span<FetchItem> items, std::stop_token stop) = 0;
 };
 
 /// The reference: every image is on this node. A memcpy for every run.
