@@ -9,8 +9,9 @@
 
 namespace ptc {
 
-/// One node for each target, so that the kernel may cache its text; and the kernel is told when the
-/// name stands for another.
+/// One node for each target, so that the kernel may cache its text. The name is looked up each time: were
+/// the kernel told when it stands for another, all names would expire, and the first use of the job's
+/// directory would wait until the kernel has dropped everything that it knows below.
 class CurrentLink : public Node {
  public:
   /// Null while there is nothing to point to.
@@ -23,7 +24,6 @@ class CurrentLink : public Node {
   CurrentLink(const JobViewRef& job, std::string target)
       : Node(job->key() + "/current/" + target), job_(job), target_(std::move(target)) {}
 
-  NameLife name_life() const override { return NameLife::kUntilTold; }
   FsResult<struct stat> attributes() override {
     struct stat owner = job_->directory();
     struct stat stat =

@@ -33,8 +33,8 @@ struct JobServices {
 /// Somebody who shows the job to the world and must hear when what it shows has changed.
 struct JobListener {
   virtual ~JobListener() = default;
-  /// `current` points elsewhere, or a checkpoint is gone. Called with the job locked, so that nobody
-  /// sees the new state before this returns: must not wait, nor call the job.
+  /// A checkpoint is gone. Called with the job locked, so that nobody sees the new state before this
+  /// returns: must not wait, nor call the job.
   virtual void names_changed() = 0;
   /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint came or
   /// went. Called after that has happened.

@@ -270,7 +270,6 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     checkpoints[name] = record;
     custom_specs[spec_name] = manifest.written_spec;
     if (in_place) in_force = next;
-    if (in_place && listener != nullptr) listener->names_changed();
     if (last_error && last_error->what.starts_with(printable("commit of " + label, 4096))) last_error.reset();
     changed.notify_all();
     return ok();

@@ -217,7 +217,6 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
       record.meta_revision = meta_revision;
       checkpoints[checkpoint->name()] = record;
     }
-    if (listener != nullptr) listener->names_changed();
     changed.notify_all();
   }
   if (listener != nullptr && checkpoint != nullptr) {

@@ -135,6 +135,18 @@ def flat_rules(job):
                                         "rules": [{"names": ["m.*.*"], "stage": "first"}]})
 
 
+def write_flat(job, parameters):
+    """A checkpoint `base` of so many small ones of such names, a hundred to a directory."""
+    tensors = [(f"m.g{i // 100}.p{i % 100}", "F32", (4,)) for i in range(parameters)]
+    Writer(tensors).write(job.incoming("base") + "/rank/0/model.safetensors")
+    flat_rules(job)
+    job.commit("base")
+
+
+def walk(path):
+    assert sum(len(files) for _, _, files in os.walk(path)) > 0
+
+
 def hidden_for(mib, layers, vocabulary=32000):
     """The width of a llama() of about so many MiB."""
     hidden = 256

@@ -4,8 +4,7 @@
     PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/trees.py [--files 100000] [--rounds 5]
 
 The tree is model/ of a checkpoint of so many parameters, a hundred to a directory. Cold: the first
-walk of a fresh mount; warm: the later ones. Then `current`: how long a flip takes between two
-layouts of equal replicas as a reader sees it, and the first open through it.
+walk of a fresh mount; warm: the later ones.
 """
 import argparse
 import os
@@ -23,10 +22,6 @@ def ls(path):
     subprocess.run(["ls", "-lR", path], stdout=subprocess.DEVNULL, check=True)
 
 
-def walk(path):
-    assert sum(len(files) for _, _, files in os.walk(path)) > 0
-
-
 def walk_and_stat(path):
     with os.scandir(path) as entries:
         for entry in entries:
@@ -36,14 +31,7 @@ def walk_and_stat(path):
                 entry.stat(follow_symlinks=False)
 
 
-WALKS = {"find": find, "ls -lR": ls, "os.walk": walk, "scandir and stat": walk_and_stat}
-
-
-def write_checkpoint(job, files):
-    tensors = [(f"m.g{i // 100}.p{i % 100}", "F32", (4,)) for i in range(files)]
-    bench.Writer(tensors).write(job.incoming("base") + "/rank/0/model.safetensors")
-    bench.flat_rules(job)
-    job.commit("base")
+WALKS = {"find": find, "ls -lR": ls, "os.walk": bench.walk, "scandir and stat": walk_and_stat}
 
 
 def copy_tree(source, target):
@@ -64,7 +52,7 @@ def main():
     bench.need_root()
     with bench.plain_tmpfs() as plain, mount.Mount("--memory", "2G") as daemon:
         job = daemon.job("bench")
-        write_checkpoint(job, options.files)
+        bench.write_flat(job, options.files)
         tree = job.checkpoint("base", "model")
         copy_tree(tree, plain)
         cold, warm = bench.Ratios(), bench.Ratios()
