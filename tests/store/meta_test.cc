@@ -5,20 +5,10 @@
 
 #include "meta_conformance.h"
 #include "store/base/file.h"
+#include "temp_dir.h"
 
 namespace ptc {
 namespace {
-
-/// A directory of its own, gone at the end.
-class TempDir {
- public:
-  TempDir() { PTC_CHECK(::mkdtemp(path_.data()) != nullptr); }
-  ~TempDir() { (void)remove_tree(AT_FDCWD, path_); }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_ = testing::TempDir() + "ptc-meta-XXXXXX";
-};
 
 /// An SQLite client that owns its directory.
 class TemporarySqlite : public MetaClient {

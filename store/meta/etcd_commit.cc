@@ -1,0 +1,220 @@
+#include "store/meta/etcd_commit.h"
+
+#include <random>
+
+#include "store/meta/backend.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxKeys = 100;  // etcd's own limit is 128 operations
+constexpr size_t kMaxBytes = 5 << 18;  // and 1.5 MiB a request
+constexpr size_t kMarkersAtOnce = 8;
+constexpr std::chrono::seconds kMarkerTtl{300};
+constexpr std::string_view kDone = "done", kForbidden = "forbidden";
+
+Result<> check_size(const MetaTransaction& transaction) {
+  size_t bytes = 0;
+  for (const auto* puts : {&transaction.puts, &transaction.leased_puts})
+    for (const auto& [key, value] : *puts) bytes += key.size() + value.size();
+  size_t writes =
+      transaction.puts.size() + transaction.leased_puts.size() + transaction.deletes.size();
+  if (writes > kMaxKeys || transaction.compares.size() > kMaxKeys || bytes > kMaxBytes)
+    return invalid_argument("a change of {} keys and {} bytes that compares {} is too large for etcd, "
+                            "which takes {} keys and {} bytes",
+                            writes, bytes, transaction.compares.size(), kMaxKeys, kMaxBytes);
+  return ok();
+}
+
+json::object put_of(std::string_view key, std::string_view value, const MetaLease* lease) {
+  json::object put{{"key", to_base64(key)}, {"value", to_base64(value)}};
+  if (lease != nullptr) put["lease"] = std::to_string(lease->id());
+  return {{"request_put", std::move(put)}};
+}
+
+json::object absent(std::string_view key) {
+  return {{"key", to_base64(key)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
+}
+
+Result<int64_t> revision_of(const json::object& answer) {
+  return number_field(object_field(answer, "header"), "revision");
+}
+
+/// The key and value that the n-th read of a transaction found; no key: it found nothing.
+Result<MetaEntry> found_by(const json::object& answer, size_t n) {
+  const json::array& responses = array_field(answer, "responses");
+  if (n >= responses.size() || !responses[n].is_object())
+    return make_error(Code::kCorrupt, "etcd's answer lacks what a transaction read");
+  const json::array& found =
+      array_field(object_field(responses[n].get_object(), "response_range"), "kvs");
+  if (found.empty() || !found[0].is_object()) return MetaEntry();
+  return entry_of(found[0].get_object(), "");
+}
+
+}  // namespace
+
+EtcdCommitter::EtcdCommitter(EtcdGateway& gateway, EtcdLeases& leases, std::string cluster_prefix,
+                             std::string key_prefix)
+    : gateway_(gateway), leases_(leases), key_prefix_(std::move(key_prefix)) {
+  std::random_device random;
+  marker_prefix_ = fmt::format("{}txn/{:08x}{:08x}/", cluster_prefix, random(), random());
+}
+
+Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
+  PTC_TRY(check_size(transaction));
+  if (transaction.puts.empty() && transaction.leased_puts.empty() && transaction.deletes.empty())
+    return read_only(transaction);
+  auto deadline = EtcdGateway::Clock::now() + gateway_.patience();
+  settle_doubts(deadline);
+  for (bool lease_was_gone = false;;) {
+    PTC_TRY(Marker marker, new_marker());
+    std::vector<std::string> known = take_known();
+    bool sent = false;
+    auto answer = gateway_.call_once("kv/txn", request_of(transaction, marker, known), deadline, sent);
+    if (answer && true_field(answer.value(), "succeeded")) {
+      add_known({marker.key});
+      return revision_of(answer.value());
+    }
+    add_known(std::move(known));
+    if (answer) return conflict(transaction, answer.value());
+    if (answer.error().code() == Code::kNotFound) {
+      // A lease is gone, the marker's or the caller's.
+      if (std::exchange(lease_was_gone, true)) return lease_ended(transaction.leased_puts.at(0).first);
+      drop_lease(marker.lease);
+      continue;
+    }
+    if (!sent) return std::move(answer).error();
+    auto done = settle(marker, deadline);
+    if (!done) {
+      std::lock_guard lock(mutex_);
+      doubtful_.push_back(std::move(marker));
+      return std::move(answer).error().with_context("this change may or may not have been done");
+    }
+    add_known({marker.key});
+    if (done.value()) return *done.value();
+    if (EtcdGateway::Clock::now() >= deadline) return std::move(answer).error();
+  }
+}
+
+bool EtcdCommitter::in_doubt() {
+  std::lock_guard lock(mutex_);
+  return done_after_all_ || !doubtful_.empty();
+}
+
+Result<EtcdCommitter::Marker> EtcdCommitter::new_marker() {
+  std::unique_lock lock(mutex_);
+  if (lease_ == nullptr) {
+    lock.unlock();
+    PTC_TRY(std::shared_ptr<MetaLease> lease, leases_.grant(kMarkerTtl));
+    lock.lock();
+    if (lease_ == nullptr) lease_ = std::move(lease);
+  }
+  return Marker{fmt::format("{}{}", marker_prefix_, ++last_number_), lease_};
+}
+
+void EtcdCommitter::drop_lease(const std::shared_ptr<MetaLease>& lease) {
+  std::shared_ptr<MetaLease> dropped;  // ended after the lock
+  std::lock_guard lock(mutex_);
+  if (lease_ == lease) dropped = std::move(lease_);
+}
+
+std::vector<std::string> EtcdCommitter::take_known() {
+  std::lock_guard lock(mutex_);
+  size_t count = std::min(known_.size(), kMarkersAtOnce);
+  std::vector<std::string> taken(known_.end() - static_cast<ptrdiff_t>(count), known_.end());
+  known_.resize(known_.size() - count);
+  return taken;
+}
+
+void EtcdCommitter::add_known(std::vector<std::string> markers) {
+  std::lock_guard lock(mutex_);
+  for (std::string& marker : markers) known_.push_back(std::move(marker));
+}
+
+json::array EtcdCommitter::compares_of(const MetaTransaction& transaction) const {
+  json::array compares;
+  for (const auto& compare : transaction.compares)
+    compares.push_back(json::object{{"key", to_base64(key_prefix_ + compare.key)},
+                                    {"target", "MOD"},
+                                    {"result", "EQUAL"},
+                                    {"mod_revision", std::to_string(compare.revision)}});
+  return compares;
+}
+
+json::array EtcdCommitter::reads_of(const MetaTransaction& transaction) const {
+  json::array reads;
+  for (const auto& compare : transaction.compares)
+    reads.push_back(json::object{{"request_range",
+                                  {{"key", to_base64(key_prefix_ + compare.key)}, {"keys_only", true}}}});
+  return reads;
+}
+
+json::object EtcdCommitter::request_of(const MetaTransaction& transaction, const Marker& marker,
+                                       const std::vector<std::string>& known) const {
+  json::array compares = compares_of(transaction);
+  compares.push_back(absent(marker.key));
+  json::array writes;
+  for (const auto& [key, value] : transaction.puts)
+    writes.push_back(put_of(key_prefix_ + key, value, nullptr));
+  for (const auto& [key, value] : transaction.leased_puts)
+    writes.push_back(put_of(key_prefix_ + key, value, transaction.lease));
+  auto erase = [&](const std::string& key) {
+    writes.push_back(json::object{{"request_delete_range", {{"key", to_base64(key)}}}});
+  };
+  for (const std::string& key : transaction.deletes) erase(key_prefix_ + key);
+  for (const std::string& key : known) erase(key);
+  writes.push_back(put_of(marker.key, kDone, marker.lease.get()));
+  return {{"compare", std::move(compares)},
+          {"success", std::move(writes)},
+          {"failure", reads_of(transaction)}};
+}
+
+Result<int64_t> EtcdCommitter::read_only(const MetaTransaction& transaction) {
+  json::object request{{"compare", compares_of(transaction)}, {"failure", reads_of(transaction)}};
+  PTC_TRY(json::object answer, gateway_.call("kv/txn", request));
+  if (!true_field(answer, "succeeded")) return conflict(transaction, answer);
+  return revision_of(answer);
+}
+
+Error EtcdCommitter::conflict(const MetaTransaction& transaction, const json::object& answer) const {
+  for (size_t i = 0; i < transaction.compares.size(); ++i) {
+    auto found = found_by(answer, i);
+    if (!found) return std::move(found).error();
+    const auto& compare = transaction.compares[i];
+    if (found.value().revision != compare.revision)
+      return compare_failed(compare.key, compare.revision, found.value().revision);
+  }
+  return make_error(Code::kConflict, "etcd refused a change whose compares hold");
+}
+
+Result<std::optional<int64_t>> EtcdCommitter::settle(const Marker& marker,
+                                                     EtcdGateway::Deadline deadline) {
+  json::object read{{"request_range", {{"key", to_base64(marker.key)}}}};
+  json::object request{
+      {"compare", json::array{absent(marker.key)}},
+      {"success", json::array{put_of(marker.key, kForbidden, marker.lease.get())}},
+      {"failure", json::array{std::move(read)}}};
+  deadline = std::max(deadline, EtcdGateway::Clock::now() + std::chrono::seconds(1));
+  PTC_TRY(json::object answer, gateway_.call("kv/txn", request, deadline));
+  if (true_field(answer, "succeeded")) return std::optional<int64_t>();
+  PTC_TRY(MetaEntry found, found_by(answer, 0));
+  return found.value == kDone ? std::optional(found.revision) : std::nullopt;
+}
+
+void EtcdCommitter::settle_doubts(EtcdGateway::Deadline deadline) {
+  std::vector<Marker> doubtful;
+  {
+    std::lock_guard lock(mutex_);
+    doubtful.swap(doubtful_);
+  }
+  for (Marker& marker : doubtful) {
+    auto done = settle(marker, deadline);
+    std::lock_guard lock(mutex_);
+    if (!done && done.error().code() == Code::kUnavailable)
+      doubtful_.push_back(std::move(marker));
+    else
+      done_after_all_ |= !done || done.value();
+  }
+}
+
+}  // namespace ptc

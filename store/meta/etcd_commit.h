@@ -1,0 +1,61 @@
+// Transactions of etcd whose outcome is known, even when an answer is lost.
+//
+// Every transaction that writes also puts a marker, "<cluster>/txn/<client>/<number>", which nobody else
+// writes, if it does not exist yet, under a lease of the client. When the answer is lost, the client
+// puts the marker itself, if it does not exist: if it did, the transaction is done, and its revision is
+// the marker's; if not, the transaction can never be done any more, however late it arrives. Nor can
+// it once the lease, and so the marker, is gone. Markers of known outcome go with a later transaction.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "store/meta/etcd_gateway.h"
+#include "store/meta/etcd_lease.h"
+
+namespace ptc {
+
+/// Threads: any.
+class EtcdCommitter {
+ public:
+  EtcdCommitter(EtcdGateway& gateway, EtcdLeases& leases, std::string cluster_prefix,
+                std::string key_prefix);
+
+  /// As MetaClient::commit and in_doubt; the transaction passed check_transaction().
+  Result<int64_t> commit(const MetaTransaction& transaction);
+  bool in_doubt();
+
+ private:
+  struct Marker {
+    std::string key;
+    std::shared_ptr<MetaLease> lease;
+  };
+
+  Result<Marker> new_marker();
+  void drop_lease(const std::shared_ptr<MetaLease>& lease);
+  std::vector<std::string> take_known();
+  void add_known(std::vector<std::string> markers);
+  Result<int64_t> read_only(const MetaTransaction& transaction);
+  json::object request_of(const MetaTransaction& transaction, const Marker& marker,
+                          const std::vector<std::string>& known) const;
+  json::array compares_of(const MetaTransaction& transaction) const;
+  json::array reads_of(const MetaTransaction& transaction) const;
+  Error conflict(const MetaTransaction& transaction, const json::object& answer) const;
+  /// The revision at which it was done, or nullopt: it was not, and never will be.
+  Result<std::optional<int64_t>> settle(const Marker& marker, EtcdGateway::Deadline deadline);
+  void settle_doubts(EtcdGateway::Deadline deadline);
+
+  EtcdGateway& gateway_;
+  EtcdLeases& leases_;
+  std::string marker_prefix_;
+  std::string key_prefix_;
+  std::mutex mutex_;  // guards all below
+  std::shared_ptr<MetaLease> lease_;
+  uint64_t last_number_ = 0;
+  std::vector<std::string> known_;  // markers of known outcome, to be deleted
+  std::vector<Marker> doubtful_;
+  bool done_after_all_ = false;  // what had failed was done, or nobody can know
+};
+
+}  // namespace ptc

@@ -1,0 +1,106 @@
+// Calls of etcd's v3 JSON gateway through whichever endpoint answers.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <mutex>
+
+#include "store/meta/etcd_http.h"
+#include "store/meta/etcd_json.h"
+#include "store/meta/etcd_meta.h"
+
+namespace ptc {
+
+/// Where to go, and as whom: EtcdOptions, checked and loaded.
+struct EtcdAccess {
+  std::vector<HttpEndpoint> endpoints;
+  std::shared_ptr<TlsContext> tls;
+  std::string user, password;  // empty: no authentication
+  std::chrono::milliseconds request_timeout;
+  std::chrono::milliseconds patience;
+};
+Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options);
+
+/// Threads: any. Errors: kUnavailable (nobody answered; it says what each endpoint did), kCancelled
+/// after stop(), else what etcd said: kNotFound (a lease), kInvalidArgument, kPermissionDenied,
+/// kNoSpace (its quota), kConflict (a compacted revision).
+class EtcdGateway {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Deadline = HttpConnection::Deadline;
+
+  explicit EtcdGateway(std::shared_ptr<const EtcdAccess> access);
+
+  /// Posts to /v3/`method` and returns the answer. For requests that may be made twice: tries one
+  /// endpoint after another, from the last good one, until one answers or the deadline is over.
+  Result<json::object> call(std::string_view method, const json::object& request, Deadline deadline);
+  Result<json::object> call(std::string_view method, const json::object& request) {
+    return call(method, request, Clock::now() + access_->patience);
+  }
+
+  /// For requests that must not be made twice: tries endpoints until one was sent the request. After an
+  /// error, `sent` says whether it was acted upon perhaps, or may still be.
+  Result<json::object> call_once(std::string_view method, const json::object& request,
+                                 Deadline deadline, bool& sent);
+
+  /// An answer that comes in lines, from the endpoint that is good for now.
+  class Stream {
+   public:
+    Stream(EtcdGateway& gateway, size_t endpoint, std::shared_ptr<HttpConnection> connection)
+        : gateway_(gateway), endpoint_(endpoint), connection_(std::move(connection)) {}
+    Stream(const Stream&) = delete;
+    ~Stream();
+    /// The next "result"; nullopt: none within `patience`. After an error the next stream begins with
+    /// another endpoint.
+    Result<std::optional<json::object>> next(std::chrono::milliseconds patience);
+    /// A call at the stream's own endpoint, to learn whether that still serves.
+    Result<> probe(std::string_view method, const json::object& request);
+
+   private:
+    friend class EtcdGateway;
+    EtcdGateway& gateway_;
+    size_t endpoint_;
+    std::shared_ptr<HttpConnection> connection_;
+  };
+  Result<std::unique_ptr<Stream>> stream(std::string_view method, const json::object& request);
+
+  /// Ends all calls and streams, those that run and those to come.
+  void stop();
+  Clock::duration patience() const { return access_->patience; }
+
+ private:
+  /// Whether an endpoint was sent the request, and whether it answered for good.
+  enum class Reach { kNotSent, kSent, kAnswered };
+  using Connection = std::shared_ptr<HttpConnection>;
+
+  Connection take_connection(size_t endpoint, bool idle_too);
+  void release_connection(size_t endpoint, const Connection& connection, bool keep);
+  Result<json::object> call_in_turn(std::string_view method, const json::object& request,
+                                    Deadline deadline, bool twice, bool& sent);
+  Result<json::object> call_at(size_t endpoint, std::string_view method,
+                               const json::object& request, Deadline deadline, Reach& reach);
+  Result<json::object> ask(HttpConnection& connection, size_t endpoint, std::string_view method,
+                           const json::object& request, Deadline deadline, Reach& reach);
+  Result<HttpConnection::Headers> headers(HttpConnection& connection, size_t endpoint,
+                                          Deadline deadline, Reach& reach);
+  void forget_token();
+  Result<json::object> parse(size_t endpoint, unsigned status, std::string_view text) const;
+  Error error_of(size_t endpoint, const EtcdFailure& failure, Reach& reach) const;
+  Result<> check_cluster(size_t endpoint, const json::object& answer);
+  /// The next call begins with another endpoint.
+  void leave(size_t endpoint);
+  Deadline attempt(Deadline deadline) const {
+    return std::min(deadline, Clock::now() + access_->request_timeout);
+  }
+
+  std::shared_ptr<const EtcdAccess> access_;
+  std::atomic<size_t> good_ = 0;  // the endpoint to begin with
+  std::atomic<bool> stopped_ = false;
+  std::mutex mutex_;  // guards all below
+  std::vector<std::vector<std::shared_ptr<HttpConnection>>> idle_;  // of each endpoint
+  std::list<std::shared_ptr<HttpConnection>> in_use_;
+  std::string token_;       // of the user; empty: to be asked for
+  std::string cluster_id_;  // of the first that answered
+};
+
+}  // namespace ptc

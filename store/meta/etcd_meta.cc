@@ -1,0 +1,99 @@
+#include "store/meta/etcd_meta.h"
+
+#include <mutex>
+
+#include "store/meta/backend.h"
+#include "store/meta/etcd_commit.h"
+#include "store/meta/etcd_lease.h"
+#include "store/meta/etcd_watch.h"
+
+namespace ptc {
+namespace {
+
+class EtcdMeta : public MetaClient {
+ public:
+  EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix)
+      : prefix_(cluster_prefix + "kv/"),
+        gateway_(access),
+        leases_(access),
+        committer_(gateway_, leases_, cluster_prefix, prefix_),
+        watch_(access, prefix_, hub_) {}
+
+  Result<> open() {
+    PTC_TRY(last_revision());
+    return ok();
+  }
+
+  Result<std::optional<MetaEntry>> get(std::string_view key) override {
+    PTC_TRY(json::object answer,
+            gateway_.call("kv/range", {{"key", to_base64(prefix_ + std::string(key))}}));
+    const json::array& found = array_field(answer, "kvs");
+    if (found.empty() || !found[0].is_object()) return std::optional<MetaEntry>();
+    PTC_TRY(MetaEntry entry, entry_of(found[0].get_object(), prefix_));
+    return std::optional(std::move(entry));
+  }
+
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    PTC_TRY(EtcdListing listing, list_etcd(gateway_, prefix_ + std::string(prefix), prefix_));
+    return std::move(listing.entries);
+  }
+
+  Result<int64_t> commit(const MetaTransaction& transaction) override {
+    PTC_TRY(check_transaction(transaction));
+    return committer_.commit(transaction);
+  }
+
+  bool in_doubt() override { return committer_.in_doubt(); }
+
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    PTC_TRY(check_ttl(ttl));
+    return leases_.grant(ttl);
+  }
+
+  Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
+    // What was committed until now may yet come out of the stream, and is left out.
+    PTC_TRY(int64_t before, last_revision());
+    {
+      std::lock_guard lock(watch_mutex_);
+      if (!watching_) {
+        PTC_TRY(watch_.start());
+        watching_ = true;
+      }
+    }
+    return hub_.watch(std::move(prefix), [before, call = std::move(on_event)](const MetaEvent& event) {
+      if (event.revision > before) call(event);
+    });
+  }
+
+ private:
+  Result<int64_t> last_revision() {
+    PTC_TRY(json::object answer,
+            gateway_.call("kv/range", {{"key", to_base64(prefix_)}, {"count_only", true}}));
+    return number_field(object_field(answer, "header"), "revision");
+  }
+
+  std::string prefix_;
+  EtcdGateway gateway_;
+  EtcdLeases leases_;
+  EtcdCommitter committer_;
+  std::mutex watch_mutex_;  // guards watching_
+  bool watching_ = false;
+  WatchHub hub_;     // its calls end first …
+  EtcdWatch watch_;  // … but for this, which calls it
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MetaClient>> open_etcd_meta(const EtcdOptions& options) {
+  const std::string& cluster = options.cluster;
+  if (cluster.empty() || cluster.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                   "0123456789._-") != std::string::npos)
+    return invalid_argument("the cluster's name may have letters, digits, '.', '_' and '-': {}",
+                            quoted(cluster));
+  PTC_TRY(auto access, check_access(options));
+  auto meta = std::make_unique<EtcdMeta>(std::move(access), "/" + cluster + "/");
+  PTC_TRY(meta->open());
+  return std::unique_ptr<MetaClient>(std::move(meta));
+}
+
+}  // namespace ptc

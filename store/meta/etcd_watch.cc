@@ -1,0 +1,151 @@
+#include "store/meta/etcd_watch.h"
+
+#include <algorithm>
+
+namespace ptc {
+namespace {
+
+constexpr int kPageEntries = 50;  // of up to 1 MiB each
+constexpr std::chrono::milliseconds kSilence{2000};  // after which the member is probed
+constexpr std::chrono::milliseconds kPause{100};     // after a stream that broke
+
+}  // namespace
+
+Result<EtcdListing> list_etcd(EtcdGateway& gateway, std::string_view prefix, std::string_view strip) {
+  EtcdListing listing;
+  json::object request = range_of(prefix);
+  request["limit"] = kPageEntries;
+  for (;;) {
+    auto answer = gateway.call("kv/range", request);
+    if (!answer && answer.error().code() == Code::kConflict && listing.revision != 0) {
+      // Compacted between two pages.
+      listing = {};
+      request = range_of(prefix);
+      request["limit"] = kPageEntries;
+      continue;
+    }
+    PTC_TRY(json::object page, std::move(answer));
+    for (const json::value& key_value : array_field(page, "kvs")) {
+      if (!key_value.is_object()) continue;
+      PTC_TRY(MetaEntry entry, entry_of(key_value.get_object(), strip));
+      listing.entries.push_back(std::move(entry));
+    }
+    if (listing.revision == 0) {
+      PTC_TRY(listing.revision, number_field(object_field(page, "header"), "revision"));
+    }
+    if (!true_field(page, "more") || listing.entries.empty()) return listing;
+    request["revision"] = std::to_string(listing.revision);
+    request["key"] = to_base64(std::string(strip) + listing.entries.back().key + '\0');
+  }
+}
+
+EtcdWatch::EtcdWatch(std::shared_ptr<const EtcdAccess> access, std::string prefix, WatchHub& hub)
+    : gateway_(std::move(access)), prefix_(std::move(prefix)), hub_(hub) {}
+
+EtcdWatch::~EtcdWatch() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  gateway_.stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<> EtcdWatch::start() {
+  PTC_TRY(EtcdListing listing, list_etcd(gateway_, prefix_, prefix_));
+  complete_ = listing.revision;
+  for (const MetaEntry& entry : listing.entries) revisions_[entry.key] = entry.revision;
+  thread_ = std::thread([this] { run(); });
+  return ok();
+}
+
+void EtcdWatch::run() {
+  for (;;) {
+    // What went wrong matters to nobody: the next stream begins where this one ended.
+    if (compacted_)
+      (void)list_again();
+    else
+      (void)follow();
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, kPause, [&] { return stopping_; })) return;
+  }
+}
+
+Result<> EtcdWatch::follow() {
+  json::object create = range_of(prefix_);
+  create["start_revision"] = std::to_string(complete_ + 1);
+  create["progress_notify"] = true;
+  create["fragment"] = true;
+  PTC_TRY(auto stream, gateway_.stream("watch", {{"create_request", std::move(create)}}));
+  json::object anything{{"key", to_base64(prefix_)}, {"count_only", true}};
+  while (!compacted_) {
+    PTC_TRY(auto result, stream->next(kSilence));
+    if (result) {
+      PTC_TRY(take(*result));
+    } else {
+      PTC_TRY(stream->probe("kv/range", anything));
+    }
+  }
+  return ok();
+}
+
+Result<> EtcdWatch::take(const json::object& result) {
+  PTC_TRY(int64_t compact_revision, number_field(result, "compact_revision"));
+  if (true_field(result, "canceled")) {
+    compacted_ = compact_revision != 0;
+    return make_error(Code::kUnavailable, "etcd ended the watch");
+  }
+  std::vector<MetaEvent> events;
+  int64_t last = complete_;
+  for (const json::value& value : array_field(result, "events")) {
+    if (!value.is_object()) continue;
+    const json::object& event = value.get_object();
+    PTC_TRY(MetaEntry entry, entry_of(object_field(event, "kv"), prefix_));
+    last = std::max(last, entry.revision);
+    auto known = revisions_.find(entry.key);
+    const json::value* type = event.if_contains("type");
+    bool deleted = type != nullptr && *type == "DELETE";
+    // Parts of a revision may come twice, after a stream that broke within it.
+    if (known == revisions_.end() ? deleted : known->second >= entry.revision) continue;
+    if (deleted) {
+      revisions_.erase(known);
+      events.push_back({std::move(entry.key), std::nullopt, entry.revision});
+    } else {
+      revisions_[entry.key] = entry.revision;
+      events.push_back({std::move(entry.key), std::move(entry.value), entry.revision});
+    }
+  }
+  if (true_field(result, "fragment")) {
+    --last;  // the rest of it is yet to come
+  } else if (array_field(result, "events").empty() && !true_field(result, "created")) {
+    PTC_TRY(last, number_field(object_field(result, "header"), "revision"));  // nothing until then
+  }
+  complete_ = std::max(complete_, last);
+  hub_.publish(std::move(events));
+  return ok();
+}
+
+Result<> EtcdWatch::list_again() {
+  PTC_TRY(EtcdListing listing, list_etcd(gateway_, prefix_, prefix_));
+  std::vector<MetaEvent> events;
+  std::map<std::string, int64_t, std::less<>> revisions;
+  for (MetaEntry& entry : listing.entries) {
+    revisions[entry.key] = entry.revision;
+    auto known = revisions_.find(entry.key);
+    if (known == revisions_.end() || known->second < entry.revision)
+      events.push_back({std::move(entry.key), std::move(entry.value), entry.revision});
+  }
+  std::stable_sort(events.begin(), events.end(), [](const MetaEvent& a, const MetaEvent& b) {
+    return a.revision < b.revision;
+  });
+  for (const auto& [key, revision] : revisions_)
+    if (!revisions.contains(key)) events.push_back({key, std::nullopt, listing.revision});
+  revisions_ = std::move(revisions);
+  complete_ = listing.revision;
+  compacted_ = false;
+  hub_.publish(std::move(events));
+  return ok();
+}
+
+}  // namespace ptc

@@ -1,0 +1,55 @@
+// One watch of etcd for all watchers of a client.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "store/meta/backend.h"
+#include "store/meta/etcd_gateway.h"
+
+namespace ptc {
+
+/// Everything under `prefix`, in byte order, and the revision it is of. Reads pages of one revision.
+struct EtcdListing {
+  std::vector<MetaEntry> entries;
+  int64_t revision = 0;
+};
+Result<EtcdListing> list_etcd(EtcdGateway& gateway, std::string_view prefix, std::string_view strip);
+
+/// Publishes every change under a prefix to a hub, in order of revision, each once, from a thread of its
+/// own. A stream that breaks, or whose member serves no reads any more, is followed by another, from the
+/// next revision on; where that was compacted, everything is listed and compared with what was published.
+class EtcdWatch {
+ public:
+  /// `prefix` is taken off the keys.
+  EtcdWatch(std::shared_ptr<const EtcdAccess> access, std::string prefix, WatchHub& hub);
+  ~EtcdWatch();
+
+  /// Returns once changes from here on will be published. Once; again after an error.
+  Result<> start();
+
+ private:
+  void run();
+  Result<> follow();
+  Result<> take(const json::object& result);
+  Result<> list_again();
+
+  EtcdGateway gateway_;  // of its own, so that it can be stopped
+  std::string prefix_;
+  WatchHub& hub_;
+  // Of the thread, once started: the state that was published.
+  std::map<std::string, int64_t, std::less<>> revisions_;  // of each key
+  int64_t complete_ = 0;  // everything up to this revision was published
+  bool compacted_ = false;
+
+  std::mutex mutex_;  // guards stopping_
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ptc
