@@ -1,0 +1,169 @@
+// What ranks hold of models of some families, written down literally: the random models of
+// model_property_test.cc are cut by the same rules that are in question here.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/support/synthetic_model.h"
+
+namespace ptc {
+namespace {
+
+using ptc::testing::synthetic_model;
+
+/// A rank's part: the shape of its array, then which boxes of the whole tensor lie in it, and where if
+/// not at its beginning. What no box covers is padding.
+std::string part(const Model& model, std::string_view name, ParallelConfig sizes, StateCoords state) {
+  for (uint32_t i = 0; i < model.tensors().size(); ++i) {
+    if (model.tensors()[i].name != name) continue;
+    const auto found = model.slice(i, {.sizes = sizes}, state);
+    if (!found) return found.error().message();
+    if (!found.value()) return "not here";
+    std::string text = found.value()->local_shape.to_string() + ":";
+    for (const Piece& piece : found.value()->pieces) {
+      text += " " + piece.global.to_string();
+      if (piece.local_offset != Dims(piece.local_offset.size()))
+        text += " at " + piece.local_offset.to_string();
+    }
+    return text;
+  }
+  return "no such tensor";
+}
+
+TEST(Families, Qwen3WithExperts) {
+  const std::string config = R"("model_type": "qwen3_moe", "hidden_size": 10, "num_hidden_layers": 3,
+      "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 5, "num_experts": 6,
+      "moe_intermediate_size": 9, "vocab_size": 301)";
+  const Model model = synthetic_model("{" + config + "}");
+  auto on = [&](std::string_view name, StateCoords state) {
+    return part(model, name, {.tp = 3, .pp = 2, .ep = 2}, state);
+  };
+  const std::string attention = "model.layers.1.self_attn.", mlp = "model.layers.1.mlp.";
+  EXPECT_EQ(on(attention + "q_proj.weight", {.tp = 1}), "[10, 10]: [10:20, 0:10]");
+  EXPECT_EQ(on(attention + "k_proj.weight", {.tp = 2}), "[5, 10]: [10:15, 0:10]");
+  EXPECT_EQ(on(attention + "o_proj.weight", {.tp = 2, .ep = 1}), "[10, 10]: [0:10, 20:30]");
+  EXPECT_EQ(on(attention + "q_norm.weight", {.tp = 2}), "[5]: [0:5]");
+  // Six ranks share three key-value heads, two by two.
+  EXPECT_EQ(part(model, attention + "v_proj.weight", {.tp = 6}, {.tp = 3}), "[5, 10]: [5:10, 0:10]");
+
+  EXPECT_EQ(on(mlp + "gate.weight", {.tp = 2, .ep = 1}), "[6, 10]: [0:6, 0:10]");
+  EXPECT_EQ(on(mlp + "experts.2.gate_proj.weight", {.tp = 2, .ep = 0}), "[3, 10]: [6:9, 0:10]");
+  EXPECT_EQ(on(mlp + "experts.2.gate_proj.weight", {.tp = 2, .ep = 1}), "not here");
+  EXPECT_EQ(on(mlp + "experts.5.up_proj.weight", {.tp = 0, .ep = 1}), "[3, 10]: [0:3, 0:10]");
+  EXPECT_EQ(on(mlp + "experts.5.down_proj.weight", {.tp = 1, .ep = 1}), "[10, 3]: [0:10, 3:6]");
+
+  EXPECT_EQ(on("model.layers.2.input_layernorm.weight", {.pp = 0}), "not here");
+  EXPECT_EQ(on("model.layers.2.input_layernorm.weight", {.pp = 1}), "[10]: [0:10]");
+  EXPECT_EQ(on("model.embed_tokens.weight", {.tp = 2}), "[128, 10]: [256:301, 0:10]");
+  EXPECT_EQ(on("lm_head.weight", {.tp = 1, .pp = 1}), "[128, 10]: [128:256, 0:10]");
+
+  const Model stacked = synthetic_model("{" + config + R"(, "stacked_experts": true})");
+  EXPECT_EQ(part(stacked, mlp + "experts.gate_up_proj", {.tp = 3, .ep = 2}, {.tp = 2, .ep = 1}),
+            "[3, 6, 10]: [3:6, 6:9, 0:10] [3:6, 15:18, 0:10] at [0, 3, 0]");
+  EXPECT_EQ(part(stacked, mlp + "experts.down_proj", {.tp = 3, .ep = 2}, {.tp = 1}),
+            "[3, 10, 3]: [0:3, 0:10, 3:6]");
+}
+
+TEST(Families, GptNeoX) {
+  const Model model = synthetic_model(R"({"model_type": "gpt_neox", "hidden_size": 15,
+      "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 35, "vocab_size": 257})");
+  auto on = [&](std::string_view name, StateCoords state) {
+    return part(model, name, {.tp = 5, .pp = 2}, state);
+  };
+  const std::string at = "gpt_neox.layers.1.";
+  // Query, key and value of one head are three times three rows, behind each other.
+  EXPECT_EQ(on(at + "attention.query_key_value.weight", {.tp = 3}), "[9, 15]: [27:36, 0:15]");
+  EXPECT_EQ(on(at + "attention.query_key_value.bias", {.tp = 4}), "[9]: [36:45]");
+  EXPECT_EQ(on(at + "attention.dense.weight", {.tp = 3}), "[15, 3]: [0:15, 9:12]");
+  EXPECT_EQ(on(at + "attention.dense.bias", {.tp = 3}), "[15]: [0:15]");
+  EXPECT_EQ(on(at + "mlp.dense_h_to_4h.weight", {.tp = 3}), "[7, 15]: [21:28, 0:15]");
+  EXPECT_EQ(on(at + "mlp.dense_h_to_4h.bias", {.tp = 1}), "[7]: [7:14]");
+  EXPECT_EQ(on(at + "mlp.dense_4h_to_h.weight", {.tp = 4}), "[15, 7]: [0:15, 28:35]");
+  EXPECT_EQ(on(at + "mlp.dense_4h_to_h.bias", {.tp = 4}), "[15]: [0:15]");
+  EXPECT_EQ(on(at + "post_attention_layernorm.bias", {.pp = 1}), "not here");
+  EXPECT_EQ(on("gpt_neox.embed_in.weight", {.tp = 2}), "[128, 15]: [256:257, 0:15]");
+  EXPECT_EQ(on("gpt_neox.embed_in.weight", {.tp = 3}), "[128, 15]:");
+  EXPECT_EQ(on("gpt_neox.final_layer_norm.weight", {.tp = 3, .pp = 1}), "[15]: [0:15]");
+  EXPECT_EQ(on("embed_out.weight", {.tp = 1, .pp = 1}), "[128, 15]: [128:256, 0:15]");
+}
+
+TEST(Families, MegatronCore) {
+  const std::string config = R"("model_type": "megatron", "hidden_size": 14, "num_layers": 3,
+      "num_attention_heads": 6, "num_query_groups": 3, "head_dim": 5, "swiglu": true,
+      "intermediate_size": 9, "vocab_size": 200)";
+  const Model dense = synthetic_model("{" + config + "}");
+  auto on = [&](std::string_view name, StateCoords state) {
+    return part(dense, name, {.tp = 3, .pp = 2}, state);
+  };
+  const std::string at = "decoder.layers.1.";
+  // A group of heads is two queries, a key and a value of five rows each.
+  EXPECT_EQ(on(at + "self_attention.linear_qkv.weight", {.tp = 1}), "[20, 14]: [20:40, 0:14]");
+  EXPECT_EQ(on(at + "self_attention.linear_qkv.bias", {.tp = 2}), "[20]: [40:60]");
+  EXPECT_EQ(on(at + "self_attention.linear_qkv.layer_norm_weight", {.tp = 2}), "[14]: [0:14]");
+  EXPECT_EQ(on(at + "self_attention.linear_proj.weight", {.tp = 1}), "[14, 10]: [0:14, 10:20]");
+  EXPECT_EQ(on(at + "self_attention.linear_proj.bias", {.tp = 1}), "[14]: [0:14]");
+  // Gate and up lie behind each other in the whole, and in each part.
+  EXPECT_EQ(on(at + "mlp.linear_fc1.weight", {.tp = 1}),
+            "[6, 14]: [3:6, 0:14] [12:15, 0:14] at [3, 0]");
+  EXPECT_EQ(on(at + "mlp.linear_fc1.bias", {.tp = 2}), "[6]: [6:9] [15:18] at [3]");
+  EXPECT_EQ(on(at + "mlp.linear_fc2.weight", {.tp = 2}), "[14, 3]: [0:14, 6:9]");
+  EXPECT_EQ(on("decoder.layers.2.mlp.linear_fc2.bias", {.pp = 1}), "[14]: [0:14]");
+  EXPECT_EQ(on("embedding.word_embeddings.weight", {.tp = 1}), "[128, 14]: [128:200, 0:14]");
+  EXPECT_EQ(on("output_layer.weight", {.tp = 2, .pp = 1}), "[128, 14]:");
+  EXPECT_EQ(on("decoder.final_layernorm.weight", {.pp = 0}), "not here");
+  EXPECT_EQ(part(dense, "embedding.word_embeddings.weight", {}, {}), "[256, 14]: [0:200, 0:14]");
+
+  const std::string experts = "{" + config + R"(, "num_moe_experts": 4)";
+  const Model local = synthetic_model(experts + "}");
+  const std::string mlp = at + "mlp.";
+  const ParallelConfig sizes = {.tp = 3, .ep = 2};
+  EXPECT_EQ(part(local, mlp + "experts.local_experts.2.linear_fc1.weight", sizes, {.tp = 1, .ep = 1}),
+            "[6, 14]: [3:6, 0:14] [12:15, 0:14] at [3, 0]");
+  EXPECT_EQ(part(local, mlp + "experts.local_experts.2.linear_fc2.weight", sizes, {.tp = 1, .ep = 0}),
+            "not here");
+  EXPECT_EQ(part(local, mlp + "router.weight", sizes, {.tp = 1, .ep = 1}), "[4, 14]: [0:4, 0:14]");
+  EXPECT_EQ(part(local, mlp + "shared_experts.linear_fc2.weight", sizes, {.tp = 2, .ep = 1}),
+            "[14, 3]: [0:14, 6:9]");
+  const Model grouped = synthetic_model(experts + R"(, "stacked_experts": true})");
+  EXPECT_EQ(part(grouped, mlp + "experts.linear_fc2.weight3", sizes, {.tp = 1, .ep = 1}),
+            "[14, 3]: [0:14, 3:6]");
+  EXPECT_EQ(part(grouped, mlp + "experts.linear_fc1.weight3", sizes, {.tp = 1, .ep = 0}), "not here");
+}
+
+TEST(Families, AdaptersFollowWhatTheyAdapt) {
+  const std::string config = R"("model_type": "llama", "hidden_size": 14, "num_hidden_layers": 3,
+      "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 5, "intermediate_size": 9,
+      "vocab_size": 301, "lora_rank": 4)";
+  const Model training = synthetic_model("{" + config + "}");
+  auto on = [&](std::string_view name, StateCoords state) {
+    return part(training, "base_model.model." + std::string(name), {.tp = 3, .pp = 2}, state);
+  };
+  const std::string at = "model.layers.1.";
+  // Cut by its outputs: A is whole, B and the magnitudes are cut as the weight's rows.
+  EXPECT_EQ(on(at + "self_attn.q_proj.base_layer.weight", {.tp = 1}), "[10, 14]: [10:20, 0:14]");
+  EXPECT_EQ(on(at + "self_attn.q_proj.lora_A.default.weight", {.tp = 1}), "[4, 14]: [0:4, 0:14]");
+  EXPECT_EQ(on(at + "self_attn.q_proj.lora_B.default.weight", {.tp = 1}), "[10, 4]: [10:20, 0:4]");
+  EXPECT_EQ(on(at + "self_attn.k_proj.lora_B.default.weight", {.tp = 2}), "[5, 4]: [10:15, 0:4]");
+  EXPECT_EQ(on(at + "mlp.up_proj.lora_magnitude_vector.default.weight", {.tp = 2}), "[3]: [6:9]");
+  // Cut by its inputs: A is cut as the weight's columns, B and the magnitudes are whole.
+  EXPECT_EQ(on(at + "mlp.down_proj.base_layer.weight", {.tp = 2}), "[14, 3]: [0:14, 6:9]");
+  EXPECT_EQ(on(at + "mlp.down_proj.lora_A.default.weight", {.tp = 2}), "[4, 3]: [0:4, 6:9]");
+  EXPECT_EQ(on(at + "mlp.down_proj.lora_B.default.weight", {.tp = 2}), "[14, 4]: [0:14, 0:4]");
+  EXPECT_EQ(on(at + "mlp.down_proj.lora_magnitude_vector.default.weight", {.tp = 2}), "[14]: [0:14]");
+  // An embedding's inputs are the vocabulary.
+  EXPECT_EQ(on("model.embed_tokens.lora_embedding_A.default", {.tp = 2}), "[4, 128]: [0:4, 256:301]");
+  EXPECT_EQ(on("model.embed_tokens.lora_embedding_B.default", {.tp = 2}), "[14, 4]: [0:14, 0:4]");
+  for (const char* head : {"lm_head.original_module.weight", "lm_head.modules_to_save.default.weight"}) {
+    EXPECT_EQ(on(head, {.tp = 2, .pp = 1}), "[128, 14]: [256:301, 0:14]");
+    EXPECT_EQ(on(head, {.tp = 2, .pp = 0}), "not here");
+  }
+  EXPECT_EQ(on("model.layers.2.self_attn.o_proj.lora_A.default.weight", {.pp = 0}), "not here");
+
+  // As PEFT saves it, without the model.
+  const Model alone = synthetic_model("{" + config + R"(, "lora_alone": true})");
+  const std::string name = "base_model.model.model.layers.2.self_attn.o_proj.lora_A.weight";
+  EXPECT_EQ(part(alone, name, {.tp = 3, .pp = 2}, {.tp = 1, .pp = 1}), "[4, 10]: [0:4, 10:20]");
+}
+
+}  // namespace
+}  // namespace ptc
