@@ -14,11 +14,19 @@ namespace {
 /// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
 FsResult<> save_over(RealNode& parent, const std::string& name, EditableFile& file) {
   UniqueFd fd(::openat(parent.fd(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!fd.valid()) return Errno{errno == ELOOP ? EINVAL : errno};
+  auto refuse = [&](int error, const std::string& what) {
+    parent.job().job().note_refused_save(file.name(), fmt::format("{} is {}", name, what));
+    return Errno{error};
+  };
+  if (!fd.valid() && errno == ELOOP)
+    return refuse(EINVAL, "a symbolic link; save the file that it leads to");
+  if (!fd.valid()) return last_errno();
   struct stat stat = {};
   if (::fstat(fd.get(), &stat) != 0) return last_errno();
-  if (!S_ISREG(stat.st_mode)) return Errno{S_ISDIR(stat.st_mode) ? EISDIR : EINVAL};
-  if (static_cast<uint64_t>(stat.st_size) > EditableFile::kMaxBytes) return Errno{EFBIG};
+  if (S_ISDIR(stat.st_mode)) return Errno{EISDIR};
+  if (!S_ISREG(stat.st_mode)) return refuse(EINVAL, "no regular file");
+  if (static_cast<uint64_t>(stat.st_size) > EditableFile::kMaxBytes)
+    return refuse(EFBIG, fmt::format("longer than {} bytes", EditableFile::kMaxBytes));
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
   PTC_TRY(file.save(text));

@@ -50,6 +50,10 @@ void Job::Impl::set_error(const std::string& what) {
   last_error = {printable(what, 4096), now_ns()};  // names in it may be no text
 }
 
+void Job::Impl::forget_error(std::string_view beginning) {
+  if (last_error && last_error->what.starts_with(beginning)) last_error.reset();
+}
+
 std::string Job::Impl::in_force_text(const InForce& value) {
   json::object object{{"revision", value.revision}, {"spec", value.spec.to_json()}};
   if (value.current) object["current"] = *value.current;
@@ -197,13 +201,12 @@ Result<> Job::save_layout(const std::string& text) {
         impl.last_error.reset();
         impl.changed.notify_all();
       }
-      if (impl.last_error && impl.last_error->what.starts_with("layout.json ")) impl.last_error.reset();
+      impl.forget_error("layout.json ");
       return ok();
     }
   }
   auto refuse = [&](Error error) {
-    impl.set_error("layout.json refused: " + error.message());
-    spdlog::info("job {}: layout.json refused: {}", name_, error.message());
+    note_refused_save("layout.json", error.message());
     return Error(Code::kInvalidArgument, error.message());
   };
   Result<Layout> wanted = Layout::parse(text);
@@ -254,7 +257,7 @@ Result<> Job::save_rules(const std::string& text) {
   std::lock_guard change(impl_->changes);
   Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
   if (parsed.has_error()) {
-    impl_->set_error("rules.json refused: " + parsed.error().message());
+    note_refused_save("rules.json", parsed.error().message());
     return std::move(parsed).error();
   }
   PTC_TRY(auto entry, impl_->services.meta->get("jobs/" + name_));
@@ -263,8 +266,7 @@ Result<> Job::save_rules(const std::string& text) {
                                         .puts = {{impl_->meta_key("rules"), text}}}));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text = text;
-  if (impl_->last_error && impl_->last_error->what.starts_with("rules.json "))
-    impl_->last_error.reset();
+  impl_->forget_error("rules.json ");
   return ok();
 }
 
@@ -273,9 +275,13 @@ Result<> Job::remove_rules() {
   PTC_TRY(impl_->services.meta->commit({.deletes = {impl_->meta_key("rules")}}));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text.reset();
-  if (impl_->last_error && impl_->last_error->what.starts_with("rules.json "))
-    impl_->last_error.reset();
+  impl_->forget_error("rules.json ");
   return ok();
+}
+
+void Job::note_refused_save(const std::string& file, const std::string& why) {
+  impl_->set_error(file + " refused: " + why);
+  spdlog::info("job {}: {} refused: {}", name_, file, why);
 }
 
 std::string Job::plan_json() const {

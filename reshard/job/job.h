@@ -64,6 +64,8 @@ class Job {
   std::optional<std::string> rules_text() const;
   Result<> save_rules(const std::string& text);
   Result<> remove_rules();
+  /// Says in status.json why what was to become layout.json or rules.json was not even read.
+  void note_refused_save(const std::string& file, const std::string& why);
 
   std::string status_json() const;
   JobNumbers numbers() const;  // what status.json and plan.json say in numbers, and counts

@@ -270,7 +270,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     checkpoints[name] = record;
     custom_specs[spec_name] = manifest.written_spec;
     if (in_place) in_force = next;
-    if (last_error && last_error->what.starts_with(printable("commit of " + label, 4096))) last_error.reset();
+    forget_error(printable("commit of " + label, 4096));
     changed.notify_all();
     return ok();
   };

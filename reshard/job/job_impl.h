@@ -114,6 +114,7 @@ struct Job::Impl {
   bool settled() const;                        // mutex held: nothing to do for the reshard thread
   JobState state() const;                      // mutex held
   void set_error(const std::string& what);     // takes mutex
+  void forget_error(std::string_view beginning);  // mutex held: if it begins so
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);

@@ -12,7 +12,7 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kFormat = "ptc-layout/1";
-constexpr size_t kMaxLayoutBytes = 1 << 20;
+constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one value of the metadata
 constexpr uint64_t kMaxReplicas = 64;
 constexpr uint64_t kMaxDeviceIndex = 9999;
 

@@ -58,6 +58,29 @@ TEST_F(LayoutFileTest, RenameOverIt) {
   expect_refused();
 }
 
+TEST_F(LayoutFileTest, WhatIsNoTextIsRefusedWithAReason) {
+  const std::string before = read_file(layout());
+  auto reason = [&](const std::string& name, int error) {
+    EXPECT_EQ(errno_of(::rename(job(name).c_str(), layout().c_str())), error) << name;
+    EXPECT_EQ(read_file(layout()), before);
+    struct stat stat = {};
+    EXPECT_EQ(::lstat(job(name).c_str(), &stat), 0) << name << " is gone";
+    return read_file(job("status.json"));
+  };
+  ASSERT_EQ(write_file(job("target"), kGood), 0);
+  ASSERT_EQ(::symlink("target", job("link").c_str()), 0);
+  EXPECT_NE(reason("link", EINVAL).find("layout.json refused: link is a symbolic link; save the file "
+                                        "that it leads to"), std::string::npos);
+  ASSERT_EQ(::mkfifo(job("pipe").c_str(), 0600), 0);
+  EXPECT_NE(reason("pipe", EINVAL).find("layout.json refused: pipe is no regular file"),
+            std::string::npos);
+  ASSERT_EQ(write_file(job("long"), kGood + std::string(1 << 20, ' ')), 0);
+  EXPECT_NE(reason("long", EFBIG).find("layout.json refused: long is longer than 1048576 bytes"),
+            std::string::npos);
+  EXPECT_EQ(errno_of(::rename(job("target").c_str(), layout().c_str())), 0);
+  EXPECT_EQ(read_file(job("status.json")).find("refused"), std::string::npos);
+}
+
 TEST_F(LayoutFileTest, RenameAwayAndCreate) {
   std::string before = read_file(layout());
   ASSERT_EQ(errno_of(::rename(layout().c_str(), job("layout.json~").c_str())), 0);
@@ -107,8 +130,14 @@ TEST_F(LayoutFileTest, EmptiedAndNeverWrittenIsRefused) {
 
 TEST_F(LayoutFileTest, TooLong) {
   std::string before = read_file(layout());
-  EXPECT_NE(write_file(layout(), kGood + std::string(1 << 20, ' ')), 0);
+  EXPECT_EQ(write_file(layout(), kGood + std::string(1 << 20, ' ')), EFBIG);
+  EXPECT_EQ(write_file(layout(), kGood + std::string(500 << 10, '\n')), EINVAL);
+  EXPECT_NE(read_file(job("status.json")).find("layout.json refused: 512046 bytes"),
+            std::string::npos) << read_file(job("status.json"));
   EXPECT_EQ(read_file(layout()), before);
+  const std::string longest = kGood + std::string((500 << 10) - kGood.size(), '\n');
+  EXPECT_EQ(write_file(layout(), longest), 0);
+  EXPECT_EQ(read_file(layout()), longest);
 }
 
 TEST_F(LayoutFileTest, OtherNamesOfTheJobCannotBeReplaced) {

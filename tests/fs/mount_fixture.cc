@@ -126,10 +126,14 @@ int write_file(const std::string& path, const std::string& text, int flags) {
   if (flags == 0) flags = O_WRONLY | O_CREAT | O_TRUNC;
   int fd = ::open(path.c_str(), flags, 0644);
   if (fd < 0) return errno;
-  if (!text.empty() && ::write(fd, text.data(), text.size()) < 0) {
-    int error = errno;
-    ::close(fd);
-    return error;
+  for (size_t done = 0; done < text.size();) {
+    ssize_t written = ::write(fd, text.data() + done, text.size() - done);
+    if (written < 0) {
+      int error = errno;
+      ::close(fd);
+      return error;
+    }
+    done += static_cast<size_t>(written);
   }
   return ::close(fd) == 0 ? 0 : errno;
 }
