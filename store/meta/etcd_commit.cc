@@ -90,8 +90,10 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
       doubtful_.push_back(std::move(marker));
       return std::move(answer).error().with_context("this change may or may not have been done");
     }
-    add_known({marker.key});
-    if (done.value()) return *done.value();
+    if (done.value()) {
+      add_known({marker.key});
+      return *done.value();
+    }
     if (EtcdGateway::Clock::now() >= deadline) return std::move(answer).error();
   }
 }

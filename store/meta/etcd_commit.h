@@ -4,7 +4,8 @@
 // writes, if it does not exist yet, under a lease of the client. When the answer is lost, the client
 // puts the marker itself, if it does not exist: if it did, the transaction is done, and its revision is
 // the marker's; if not, the transaction can never be done any more, however late it arrives. Nor can
-// it once the lease, and so the marker, is gone. Markers of known outcome go with a later transaction.
+// it once the lease, and so the marker, is gone. Markers of what is done go with a later transaction;
+// those that forbid stay for as long as the lease, that is the client.
 #pragma once
 
 #include <memory>
@@ -53,7 +54,7 @@ class EtcdCommitter {
   std::mutex mutex_;  // guards all below
   std::shared_ptr<MetaLease> lease_;
   uint64_t last_number_ = 0;
-  std::vector<std::string> known_;  // markers of known outcome, to be deleted
+  std::vector<std::string> known_;  // markers of what is known to be done, to be deleted
   std::vector<Marker> doubtful_;
   bool done_after_all_ = false;  // what had failed was done, or nobody can know
 };

@@ -13,7 +13,7 @@ namespace {
 
 constexpr JsonLimits kAnswerLimits{.max_bytes = 256 << 20};
 constexpr size_t kMaxIdle = 8;
-constexpr std::chrono::milliseconds kPause{100};  // after all endpoints were tried in vain
+constexpr std::chrono::milliseconds kPause{50};  // after all endpoints were tried in vain
 
 // gRPC's status codes.
 enum : int64_t {

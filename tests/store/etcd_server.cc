@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <thread>
@@ -132,6 +133,17 @@ void EtcdServers::compact() const {
       post("kv/compaction", {{"revision", object_field(now, "header").at("revision")}, {"physical", true}})
           .value();
   EXPECT_FALSE(answer.contains("error")) << json::serialize(answer);
+}
+
+EtcdServers* shared_etcd() {
+  static std::unique_ptr<EtcdServers> one =
+      EtcdServers::installed() ? std::make_unique<EtcdServers>(1) : nullptr;
+  return one.get();
+}
+
+EtcdOptions etcd_options(std::vector<std::string> endpoints) {
+  static std::atomic<int> used = 0;
+  return {.endpoints = std::move(endpoints), .cluster = fmt::format("test-{}", ++used)};
 }
 
 }  // namespace ptc

@@ -10,6 +10,7 @@
 
 #include "store/base/json.h"
 #include "store/meta/etcd_http.h"
+#include "store/meta/etcd_meta.h"
 #include "temp_dir.h"
 
 namespace ptc {
@@ -50,5 +51,11 @@ class EtcdServers {
   std::vector<std::string> options_;
   std::shared_ptr<TlsContext> tls_;
 };
+
+/// One member for all tests of the program that need no more; null: etcd is not installed.
+EtcdServers* shared_etcd();
+
+/// Options for a cluster name that no other test uses.
+EtcdOptions etcd_options(std::vector<std::string> endpoints);
 
 }  // namespace ptc

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "event_log.h"
 #include "expect_error.h"
 #include "store/meta/meta_client.h"
 
@@ -24,34 +25,6 @@ struct MetaBackend {
   std::string name;
   std::function<std::unique_ptr<MetaClient>()> make;
   friend void PrintTo(const MetaBackend& backend, std::ostream* out) { *out << backend.name; }
-};
-
-/// Collects events and waits for them.
-class EventLog {
- public:
-  MetaClient::OnEvent collect() {
-    return [this](const MetaEvent& event) {
-      std::lock_guard lock(mutex_);
-      events_.push_back(event);
-      grown_.notify_all();
-    };
-  }
-  /// The events as "key=value@revision" or "-key@revision", once there are `count`; else fewer.
-  std::vector<std::string> wait_for(size_t count) {
-    std::unique_lock lock(mutex_);
-    grown_.wait_for(lock, std::chrono::seconds(10), [&] { return events_.size() >= count; });
-    std::vector<std::string> texts;
-    for (const MetaEvent& event : events_) {
-      texts.push_back((event.value ? event.key + "=" + *event.value : "-" + event.key) + "@" +
-                      std::to_string(event.revision));
-    }
-    return texts;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable grown_;
-  std::vector<MetaEvent> events_;
 };
 
 class MetaConformance : public testing::TestWithParam<MetaBackend> {

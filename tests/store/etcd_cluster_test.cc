@@ -1,0 +1,120 @@
+// Three real members, of which some go and come.
+#include <signal.h>
+
+#include <atomic>
+#include <thread>
+
+#include "etcd_server.h"
+#include "event_log.h"
+#include "expect_error.h"
+
+namespace ptc {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// Threads that count a number up, and a watch that must see every step.
+class Counting {
+ public:
+  explicit Counting(MetaClient& meta) : meta_(meta) {
+    handle_ = meta_.watch("n", log_.collect()).value();
+    PTC_CHECK(meta_.commit({.puts = {{"n", "0"}}}).has_value());
+    for (int t = 0; t < 3; ++t) threads_.emplace_back([this] { count(); });
+  }
+  ~Counting() { finish(); }
+
+  int done() const { return done_; }
+  void wait_for_more(int steps) {
+    for (int until = done_ + steps; done_ < until;) std::this_thread::sleep_for(milliseconds(5));
+  }
+  void finish() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+  /// Every number was written once and seen once, in order; those of unknown outcome perhaps.
+  void check() {
+    finish();
+    int last = std::stoi(meta_.get("n").value()->value);
+    EXPECT_GE(last, done_);
+    EXPECT_LE(last, done_ + unknown_);
+    std::vector<std::string> events = log_.wait_for(static_cast<size_t>(last + 1));
+    ASSERT_EQ(events.size(), static_cast<size_t>(last + 1));
+    for (size_t i = 0; i < events.size(); ++i)
+      EXPECT_TRUE(events[i].starts_with(fmt::format("n={}@", i))) << events[i];
+  }
+
+ private:
+  void count() {
+    while (!stop_) {
+      auto entry = meta_.get("n");
+      if (!entry) continue;
+      int next = std::stoi(entry.value()->value) + 1;
+      auto committed = meta_.commit({.compares = {{"n", entry.value()->revision}},
+                                     .puts = {{"n", std::to_string(next)}}});
+      if (committed)
+        ++done_;
+      else if (committed.error().code() == Code::kUnavailable)
+        ++unknown_;
+      else
+        EXPECT_EQ(committed.error().code(), Code::kConflict) << committed.error().message();
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
+  MetaClient& meta_;
+  EventLog log_;
+  std::shared_ptr<void> handle_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> done_ = 0, unknown_ = 0;
+  std::vector<std::thread> threads_;
+};
+
+class EtcdCluster : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!EtcdServers::installed()) GTEST_SKIP() << "etcd is not installed";
+    servers_ = std::make_unique<EtcdServers>(3);
+    meta_ = open_etcd_meta(etcd_options(servers_->endpoints())).value();
+  }
+
+  std::unique_ptr<EtcdServers> servers_;
+  std::unique_ptr<MetaClient> meta_;
+};
+
+TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
+  auto lease = meta_->lease(seconds(3)).value();
+  int64_t joined =
+      meta_->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
+  Counting counting(*meta_);
+  counting.wait_for_more(20);
+  int leader = servers_->leader(0);
+  ASSERT_GE(leader, 0);
+  servers_->signal(leader, SIGKILL);
+  counting.wait_for_more(20);
+  servers_->start(leader);
+  servers_->wait_until_serving(leader);
+
+  // The member that everybody talks to stands still.
+  leader = servers_->leader(0);
+  ASSERT_GE(leader, 0);
+  servers_->signal(leader, SIGSTOP);
+  counting.wait_for_more(20);
+  servers_->signal(leader, SIGCONT);
+
+  // Nobody is there, for longer than the lease.
+  for (int i = 0; i < 3; ++i) servers_->signal(i, SIGKILL);
+  std::this_thread::sleep_for(seconds(5));
+  EXPECT_FALSE(lease->alive());
+  for (int i = 0; i < 3; ++i) servers_->start(i);
+  counting.wait_for_more(20);
+  counting.check();
+  // etcd was away, not the node.
+  for (int i = 0; i < 100 && !lease->alive(); ++i) std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_TRUE(lease->alive());
+  EXPECT_TRUE(is_ok(meta_->commit({.compares = {{"node", joined}}, .puts = {{"x", "y"}}})));
+}
+
+}  // namespace
+}  // namespace ptc

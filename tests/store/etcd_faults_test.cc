@@ -1,0 +1,264 @@
+// A bad network between a client and one real etcd, compaction, and processes that stand still.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <random>
+
+#include "etcd_server.h"
+#include "event_log.h"
+#include "expect_error.h"
+#include "relay.h"
+
+namespace ptc {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Fate = Relay::Fate;
+
+class EtcdFaults : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (shared_etcd() == nullptr) GTEST_SKIP() << "etcd is not installed";
+    relay_ = std::make_unique<Relay>(shared_etcd()->endpoints()[0]);
+    direct_options_ = etcd_options(shared_etcd()->endpoints());
+    options_ = direct_options_;
+    options_.endpoints = {relay_->url()};
+    direct_ = open_etcd_meta(direct_options_).value();
+    meta_ = open_etcd_meta(options_).value();
+  }
+  /// The next request with `text` in it has that fate; the others pass.
+  void next(const std::string& text, Fate fate) {
+    relay_->decide([text, fate, used = false](const std::string& request) mutable {
+      if (used || request.find(text) == std::string::npos) return Fate::kPass;
+      used = true;
+      return fate;
+    });
+  }
+
+  std::unique_ptr<Relay> relay_;
+  EtcdOptions direct_options_, options_;
+  std::unique_ptr<MetaClient> direct_;
+  std::unique_ptr<MetaClient> meta_;  // through the relay
+};
+
+TEST_F(EtcdFaults, AChangeWhoseAnswerIsLostIsFoundDone) {
+  int64_t first = meta_->commit({.puts = {{"a", "1"}}}).value();
+  next("/v3/kv/txn", Fate::kLoseAnswer);
+  auto second = meta_->commit({.compares = {{"a", first}}, .puts = {{"a", "2"}}});
+  ASSERT_TRUE(is_ok(second));
+  EXPECT_EQ(direct_->get("a").value()->revision, second.value());
+  next("/v3/kv/txn", Fate::kLoseAnswer);
+  EXPECT_TRUE(is_ok(meta_->commit({.compares = {{"a", second.value()}}, .deletes = {"a"}})));
+  EXPECT_FALSE(meta_->in_doubt());
+}
+
+TEST_F(EtcdFaults, AChangeThatIsLostIsMadeAgain) {
+  int64_t first = meta_->commit({.puts = {{"a", "1"}}}).value();
+  next("/v3/kv/txn", Fate::kLoseRequest);
+  auto second = meta_->commit({.compares = {{"a", first}}, .puts = {{"a", "2"}}});
+  ASSERT_TRUE(is_ok(second));
+  EXPECT_EQ(direct_->get("a").value()->revision, second.value());
+}
+
+TEST_F(EtcdFaults, AChangeThatArrivesLateIsNotMadeTwice) {
+  ASSERT_TRUE(is_ok(meta_->commit({.puts = {{"other", "1"}}})));
+  next("/v3/kv/txn", Fate::kDeliverLate);
+  int64_t done = meta_->commit({.puts = {{"a", "mine"}}}).value();
+  int64_t later = direct_->commit({.compares = {{"a", done}}, .puts = {{"a", "theirs"}}}).value();
+  relay_->deliver_late();
+  EXPECT_EQ(direct_->get("a").value()->value, "theirs");
+  EXPECT_EQ(direct_->get("a").value()->revision, later);
+}
+
+TEST_F(EtcdFaults, WhatCannotBeKnownIsSaid) {
+  options_.patience = milliseconds(500);
+  meta_ = open_etcd_meta(options_).value();
+  ASSERT_TRUE(is_ok(meta_->commit({.puts = {{"a", "1"}}})));
+  relay_->decide([&](const std::string& request) {
+    if (request.find("/v3/kv/txn") == std::string::npos) return Fate::kPass;
+    relay_->cut();
+    return Fate::kDeliverLate;
+  });
+  EXPECT_TRUE(has_error(meta_->commit({.puts = {{"a", "2"}}}), Code::kUnavailable,
+                        "may or may not have been done"));
+  EXPECT_TRUE(meta_->in_doubt());
+  EXPECT_TRUE(has_error(meta_->get("a"), Code::kUnavailable, relay_->url()));
+  relay_->decide([](const std::string&) { return Fate::kPass; });
+  relay_->cut(false);
+  EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"b", "1"}}})));
+  EXPECT_FALSE(meta_->in_doubt());
+  relay_->deliver_late();
+  EXPECT_EQ(meta_->get("a").value()->value, "1");
+
+  // Done after all: known, but too late for those who were told that nobody knows.
+  relay_->decide([&](const std::string& request) {
+    if (request.find("/v3/kv/txn") == std::string::npos) return Fate::kPass;
+    relay_->cut();
+    return Fate::kLoseAnswer;
+  });
+  EXPECT_TRUE(has_error(meta_->commit({.puts = {{"a", "3"}}}), Code::kUnavailable));
+  relay_->decide([](const std::string&) { return Fate::kPass; });
+  relay_->cut(false);
+  std::this_thread::sleep_for(milliseconds(300));  // etcd may still be at it, or not
+  bool done = direct_->get("a").value()->value == "3";
+  EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"b", "2"}}})));
+  EXPECT_EQ(meta_->in_doubt(), done);
+}
+
+/// Threads count a number up through a network that loses what it likes: nothing is done twice or lost.
+TEST_F(EtcdFaults, HistoryIsTotalOverABadNetwork) {
+  const char* given = std::getenv("PTC_SEED");
+  uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::cout << "PTC_SEED=" << seed << "\n";
+  const char* rounds = std::getenv("PTC_ROUNDS");
+  const int kThreads = 3, kSteps = rounds ? std::atoi(rounds) : 20;
+
+  EventLog log;
+  auto handle = meta_->watch("n", log.collect()).value();
+  ASSERT_TRUE(is_ok(meta_->commit({.puts = {{"n", "0"}}})));
+  relay_->decide([random = std::mt19937_64(seed)](const std::string&) mutable {
+    return random() % 4 != 0 ? Fate::kPass : static_cast<Fate>(1 + random() % 3);
+  });
+  std::atomic<bool> stop = false;
+  std::thread late([&] {
+    while (!stop) {
+      relay_->deliver_late();
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  });
+  std::vector<std::thread> threads;
+  std::atomic<int> failed = 0;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int done = 0; done < kSteps && failed == 0;) {
+        auto entry = meta_->get("n");
+        if (!entry) continue;
+        int next = std::stoi(entry.value()->value) + 1;
+        auto committed = meta_->commit({.compares = {{"n", entry.value()->revision}},
+                                        .puts = {{"n", std::to_string(next)}}});
+        if (committed) ++done;
+        else if (committed.error().code() != Code::kConflict) ++failed;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  late.join();
+  relay_->decide([](const std::string&) { return Fate::kPass; });
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(direct_->get("n").value()->value, std::to_string(kThreads * kSteps));
+  std::vector<std::string> events = log.wait_for(static_cast<size_t>(1 + kThreads * kSteps));
+  ASSERT_EQ(events.size(), static_cast<size_t>(1 + kThreads * kSteps));
+  for (size_t i = 0; i < events.size(); ++i)
+    EXPECT_TRUE(events[i].starts_with(fmt::format("n={}@", i))) << events[i];
+}
+
+TEST_F(EtcdFaults, AWatchGoesOnWhereItBroke) {
+  EventLog log;
+  auto handle = meta_->watch("", log.collect()).value();
+  int64_t one = meta_->commit({.puts = {{"a", "1"}}}).value();
+  ASSERT_EQ(log.wait_for(1).size(), 1u);
+  relay_->cut();
+  int64_t two = direct_->commit({.puts = {{"a", "2"}}}).value();
+  int64_t three = direct_->commit({.deletes = {"a"}}).value();
+  int64_t four = direct_->commit({.puts = {{"a", "4"}, {"b", "4"}}}).value();
+  relay_->cut(false);
+  EXPECT_EQ(log.wait_for(5),
+            (std::vector<std::string>{
+                fmt::format("a=1@{}", one), fmt::format("a=2@{}", two), fmt::format("-a@{}", three),
+                fmt::format("a=4@{}", four), fmt::format("b=4@{}", four)}));
+}
+
+TEST_F(EtcdFaults, AWatchSurvivesCompaction) {
+  ASSERT_TRUE(is_ok(meta_->commit({.puts = {{"same", "0"}, {"gone", "0"}, {"changed", "0"}}})));
+  EventLog log;
+  auto handle = meta_->watch("", log.collect()).value();
+  int64_t marks = meta_->commit({.puts = {{"same", "1"}}}).value();
+  ASSERT_EQ(log.wait_for(1).size(), 1u);
+  relay_->cut();
+  // Until the stream is certainly gone.
+  std::this_thread::sleep_for(milliseconds(200));
+  for (int i = 1; i <= 3; ++i)
+    ASSERT_TRUE(is_ok(direct_->commit({.puts = {{"changed", std::to_string(i)}, {"fleeting", "x"}}})));
+  int64_t last = direct_->get("changed").value()->revision;
+  int64_t erased = direct_->commit({.deletes = {"gone", "fleeting"}}).value();
+  int64_t made = direct_->commit({.puts = {{"new", "1"}}}).value();
+  shared_etcd()->compact();
+  relay_->cut(false);
+  std::vector<std::string> events = log.wait_for(4);
+  ASSERT_EQ(events.size(), 4u);
+  EXPECT_EQ(events[0], fmt::format("same=1@{}", marks));
+  EXPECT_EQ(events[1], fmt::format("changed=3@{}", last));
+  EXPECT_EQ(events[2], fmt::format("new=1@{}", made));
+  ASSERT_TRUE(events[3].starts_with("-gone@")) << events[3];
+  EXPECT_GE(std::stoll(events[3].substr(6)), erased);
+  int64_t after = direct_->commit({.puts = {{"gone", "back"}}}).value();
+  EXPECT_EQ(log.wait_for(5).at(4), fmt::format("gone=back@{}", after));
+}
+
+TEST_F(EtcdFaults, ALeaseOutOfReachSaysSoInTimeAndIsNoMore) {
+  auto lease = meta_->lease(seconds(2)).value();
+  ASSERT_TRUE(is_ok(meta_->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()})));
+  std::this_thread::sleep_for(seconds(3));
+  EXPECT_TRUE(lease->alive());  // renewed meanwhile
+  EXPECT_TRUE(direct_->get("node").value().has_value());
+  relay_->cut();
+  auto deadline = lease->deadline();
+  while (direct_->get("node").value().has_value()) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_GT(MetaLease::Clock::now(), lease->deadline());
+  EXPECT_LE(lease->deadline(), deadline + seconds(2));
+  EXPECT_FALSE(lease->alive());
+  relay_->cut(false);
+  EXPECT_TRUE(has_error(meta_->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}),
+                        Code::kConflict, "taken for dead"));
+  EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"other", "x"}}})));
+  auto again = meta_->lease(seconds(2)).value();
+  EXPECT_TRUE(is_ok(meta_->commit({.leased_puts = {{"node", "me"}}, .lease = again.get()})));
+}
+
+/// A process that is stopped for longer than its lease knows so as soon as it goes on.
+TEST_F(EtcdFaults, AStoppedProcessKnowsThatItsLeaseIsOver) {
+  meta_.reset();
+  int pipe_ends[2];
+  ASSERT_EQ(::pipe(pipe_ends), 0);
+  pid_t child = ::fork();
+  if (child == 0) {
+    auto meta = open_etcd_meta(direct_options_).value();
+    auto lease = meta->lease(seconds(2)).value();
+    int64_t joined =
+        meta->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
+    // Says whether it is alive until it is not any more.
+    for (;;) {
+      auto deadline = lease->deadline();
+      if (MetaLease::Clock::now() >= deadline) break;
+      PTC_CHECK(::write(pipe_ends[1], &deadline, sizeof deadline) == sizeof deadline);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    bool refused =
+        has_error(meta->commit({.leased_puts = {{"x", "x"}}, .lease = lease.get()}), Code::kConflict) &&
+        has_error(meta->commit({.compares = {{"node", joined}}, .puts = {{"x", "x"}}}), Code::kConflict);
+    ::_exit(refused ? 0 : 1);
+  }
+  ::close(pipe_ends[1]);
+  MetaLease::Clock::time_point deadline, last_deadline;
+  auto read = [&] { return ::read(pipe_ends[0], &deadline, sizeof deadline) == sizeof deadline; };
+  ASSERT_TRUE(read());
+  for (auto first = deadline; deadline < first + seconds(1);) ASSERT_TRUE(read());  // renewed
+  ::kill(child, SIGSTOP);
+  while (direct_->get("node").value().has_value()) std::this_thread::sleep_for(milliseconds(10));
+  auto gone = MetaLease::Clock::now();
+  ::kill(child, SIGCONT);
+  while (read()) last_deadline = deadline;
+  EXPECT_LT(last_deadline, gone);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(pipe_ends[0]);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(direct_->get("x").value(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ptc
