@@ -77,12 +77,12 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
     }
     add_known(std::move(known));
     if (answer) return conflict(transaction, answer.value());
-    if (answer.error().code() == Code::kNotFound) {
-      // A lease is gone, the marker's or the caller's.
-      if (std::exchange(lease_was_gone, true)) return lease_ended(transaction.leased_puts.at(0).first);
-      drop_lease(marker.lease);
+    if (answer.error().code() == Code::kNotFound && !std::exchange(lease_was_gone, true)) {
+      drop_lease(marker.lease);  // or it was the caller's, then it is again
       continue;
     }
+    if (answer.error().code() == Code::kNotFound && !transaction.leased_puts.empty())
+      return lease_ended(transaction.leased_puts[0].first);
     if (!sent) return std::move(answer).error();
     auto done = settle(marker, deadline);
     if (!done) {

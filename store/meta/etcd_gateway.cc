@@ -148,8 +148,11 @@ Result<HttpConnection::Headers> EtcdGateway::headers(HttpConnection& connection,
     json::object who{{"name", access_->user}, {"password", access_->password}};
     PTC_TRY(auto response, connection.post("/v3/auth/authenticate", {}, json::serialize(who), deadline));
     PTC_TRY(json::object answer, parse(endpoint, response.status, response.body));
-    if (auto failure = failure_of(answer))
-      return error_of(endpoint, *failure, reach).with_context(fmt::format("user '{}'", access_->user));
+    if (auto failure = failure_of(answer)) {
+      Error error = error_of(endpoint, *failure, reach);
+      Code code = error.code() == Code::kInvalidArgument ? Code::kPermissionDenied : error.code();
+      return make_error(code, "user '{}': {}", access_->user, error.message());
+    }
     const json::value* given = answer.if_contains("token");
     if (given != nullptr && given->is_string()) token = given->get_string();
     std::lock_guard lock(mutex_);
@@ -183,6 +186,7 @@ Error EtcdGateway::error_of(size_t endpoint, const EtcdFailure& failure, Reach& 
       break;
     default: break;
   }
+  if (token_refused(failure)) code = Code::kPermissionDenied;
   if (code != Code::kUnavailable) reach = Reach::kAnswered;
   return make_error(code, "{}: {}", access_->endpoints[endpoint].text, failure.message);
 }

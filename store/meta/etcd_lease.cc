@@ -8,6 +8,7 @@ namespace ptc {
 using Clock = MetaLease::Clock;
 namespace {
 constexpr std::chrono::milliseconds kPause{100};
+constexpr Clock::duration kTurn = std::chrono::seconds(1);  // then other leases are renewed
 }
 
 class EtcdLeases::Lease : public MetaLease {
@@ -26,7 +27,7 @@ class EtcdLeases::Lease : public MetaLease {
     deadline_ = asked + ttl;
     next_renewal_ = asked + ttl / 3;
   }
-  void not_renewed(Clock::time_point now) { next_renewal_ = now + std::min(ttl_ / 10, kMaxPause); }
+  void not_renewed(Clock::time_point now) { next_renewal_ = now + std::min(ttl_ / 10, kTurn); }
   void ended() {
     deadline_ = Clock::time_point::min();
     next_renewal_ = Clock::time_point::max();
@@ -35,8 +36,6 @@ class EtcdLeases::Lease : public MetaLease {
   Clock::time_point next_renewal() const { return next_renewal_; }
 
  private:
-  static constexpr Clock::duration kMaxPause = std::chrono::seconds(1);
-
   EtcdLeases& leases_;
   int64_t id_;
   std::atomic<Clock::time_point> deadline_;
@@ -107,9 +106,8 @@ void EtcdLeases::run() {
 
 void EtcdLeases::renew(Lease& lease) {
   auto asked = Clock::now();
-  // Short of the deadline, so that the other leases get their turn.
   auto answer = renewals_.call("lease/keepalive", {{"ID", std::to_string(lease.id())}},
-                               asked + lease.ttl() / 4);
+                               asked + std::min(lease.ttl() / 4, kTurn));
   auto seconds = answer ? number_field(object_field(answer.value(), "result"), "TTL")
                         : Result<int64_t>(std::move(answer).error());
   if (!seconds)

@@ -7,6 +7,7 @@
 #include "etcd_server.h"
 #include "event_log.h"
 #include "expect_error.h"
+#include "store/meta/etcd_gateway.h"
 
 namespace ptc {
 namespace {
@@ -76,10 +77,12 @@ class EtcdCluster : public testing::Test {
   void SetUp() override {
     if (!EtcdServers::installed()) GTEST_SKIP() << "etcd is not installed";
     servers_ = std::make_unique<EtcdServers>(3);
-    meta_ = open_etcd_meta(etcd_options(servers_->endpoints())).value();
+    options_ = etcd_options(servers_->endpoints());
+    meta_ = open_etcd_meta(options_).value();
   }
 
   std::unique_ptr<EtcdServers> servers_;
+  EtcdOptions options_;
   std::unique_ptr<MetaClient> meta_;
 };
 
@@ -96,11 +99,18 @@ TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
   servers_->start(leader);
   servers_->wait_until_serving(leader);
 
-  // The member that everybody talks to stands still.
+  // The leader stands still, and so do all that talk to it.
   leader = servers_->leader(0);
   ASSERT_GE(leader, 0);
+  EtcdOptions leader_first = options_;
+  std::swap(leader_first.endpoints[0], leader_first.endpoints[leader]);
+  auto other = open_etcd_meta(leader_first).value();
+  EventLog log;
+  auto handle = other->watch("x", log.collect()).value();
   servers_->signal(leader, SIGSTOP);
   counting.wait_for_more(20);
+  ASSERT_TRUE(is_ok(other->commit({.puts = {{"x", "seen"}}})));
+  EXPECT_EQ(log.wait_for(1).size(), 1u);
   servers_->signal(leader, SIGCONT);
 
   // Nobody is there, for longer than the lease.
@@ -114,6 +124,28 @@ TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
   for (int i = 0; i < 100 && !lease->alive(); ++i) std::this_thread::sleep_for(milliseconds(50));
   EXPECT_TRUE(lease->alive());
   EXPECT_TRUE(is_ok(meta_->commit({.compares = {{"node", joined}}, .puts = {{"x", "y"}}})));
+}
+
+/// A member without a majority neither answers from what it remembers nor lets a watch wait for nothing.
+TEST_F(EtcdCluster, AMemberThatIsCutOffIsNotBelieved) {
+  ASSERT_TRUE(is_ok(meta_->commit({.puts = {{"a", "1"}}})));
+  options_.endpoints.resize(1);
+  options_.patience = milliseconds(1500);
+  auto cut_off = open_etcd_meta(options_).value();
+  EtcdGateway gateway(check_access(options_).value());
+  auto stream = gateway.stream("watch", {{"create_request", range_of("/")}}).value();
+  servers_->signal(1, SIGKILL);
+  servers_->signal(2, SIGKILL);
+  Result<std::optional<json::object>> next = std::nullopt;
+  for (int i = 0; i < 20 && next; ++i) next = stream->next(milliseconds(500));
+  EXPECT_TRUE(has_error(next, Code::kUnavailable, "no leader"));
+  EXPECT_TRUE(has_error(cut_off->get("a"), Code::kUnavailable, options_.endpoints[0]));
+  EXPECT_TRUE(has_error(cut_off->commit({.puts = {{"a", "2"}}}), Code::kUnavailable));
+  servers_->start(1);
+  servers_->wait_until_serving(0);
+  EXPECT_EQ(cut_off->get("a").value()->value, "1");
+  EXPECT_TRUE(is_ok(cut_off->commit({.puts = {{"a", "3"}}})));
+  EXPECT_EQ(meta_->get("a").value()->value, "3");
 }
 
 }  // namespace

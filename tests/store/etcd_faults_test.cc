@@ -199,6 +199,26 @@ TEST_F(EtcdFaults, AWatchSurvivesCompaction) {
   EXPECT_EQ(log.wait_for(5).at(4), fmt::format("gone=back@{}", after));
 }
 
+TEST_F(EtcdFaults, AListingSurvivesCompactionBetweenItsPages) {
+  MetaTransaction keys;
+  for (int i = 0; i < 60; ++i) keys.puts.emplace_back(fmt::format("k{:02}", i), "old");
+  ASSERT_TRUE(is_ok(direct_->commit(keys)));
+  bool compacted = false;
+  relay_->decide([&](const std::string& request) {
+    if (!compacted && request.find("\"revision\"") != std::string::npos) {
+      compacted = true;
+      EXPECT_TRUE(is_ok(direct_->commit({.puts = {{"k00", "new"}}})));
+      shared_etcd()->compact();
+    }
+    return Fate::kPass;
+  });
+  std::vector<MetaEntry> entries = meta_->list("k").value();
+  EXPECT_TRUE(compacted);
+  ASSERT_EQ(entries.size(), 60u);
+  EXPECT_EQ(entries[0].value, "new");
+  EXPECT_EQ(entries[59].key, "k59");
+}
+
 TEST_F(EtcdFaults, ALeaseOutOfReachSaysSoInTimeAndIsNoMore) {
   auto lease = meta_->lease(seconds(2)).value();
   ASSERT_TRUE(is_ok(meta_->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()})));
