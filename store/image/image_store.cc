@@ -152,6 +152,16 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
 }
 
 Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {
+  PTC_TRY(auto image, open(id));
+  if (image->bytes() != expected_bytes) {
+    return make_error(Code::kCorrupt,
+                      "image {} in {} has {} bytes instead of {}; take it from another copy",
+                      id.text, dir_, image->bytes(), expected_bytes);
+  }
+  return image;
+}
+
+Result<ImageRef> ImageStore::open(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
   std::lock_guard lock(mutex_);
   ImageRef image;
@@ -166,11 +176,6 @@ Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {
       return make_error(Code::kCorrupt, "image {} in {} is not a regular file", id.text, dir_);
     image = std::make_shared<const Image>(id, std::move(fd).value(),
                                           static_cast<uint64_t>(info.st_size));
-  }
-  if (image->bytes() != expected_bytes) {
-    return make_error(Code::kCorrupt,
-                      "image {} in {} has {} bytes instead of {}; take it from another copy",
-                      id.text, dir_, image->bytes(), expected_bytes);
   }
   // Entries of images that nobody holds go when the map would grow for them.
   if (static_cast<float>(open_.size() + 1) >

@@ -98,6 +98,7 @@ class ImageStore {
   /// kNotFound when there is none. The same object while anybody holds it. kCorrupt when its size
   /// is not `expected_bytes`.
   Result<ImageRef> open(const ImageId& id, uint64_t expected_bytes);
+  Result<ImageRef> open(const ImageId& id);  // of whatever size
 
   /// Takes the name away; holders keep reading. Not there: ok.
   Result<> remove(const ImageId& id);

@@ -1,0 +1,171 @@
+#include "store/rpc/address.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+using Addresses = std::shared_ptr<addrinfo>;
+constexpr auto kSlice = std::chrono::milliseconds(50);
+
+Result<Addresses> resolve(const PeerAddress& address, int flags) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int reason = ::getaddrinfo(address.host.c_str(), address.port.c_str(), &hints, &found);
+  if (reason != 0)
+    return make_error(Code::kUnavailable, "{}: {}", address.host, ::gai_strerror(reason));
+  return Addresses(found, &::freeaddrinfo);
+}
+
+/// A name server that does not answer keeps getaddrinfo for long, and nothing can stop it: it waits in a
+/// thread of its own, which is left behind.
+Result<Addresses> resolve_until(const PeerAddress& address, Deadline deadline,
+                                const std::stop_token& stop) {
+  if (auto literal = resolve(address, AI_NUMERICHOST)) return literal;
+  auto promise = std::make_shared<std::promise<Result<Addresses>>>();
+  auto answer = promise->get_future();
+  std::thread([promise, address] { promise->set_value(resolve(address, AI_ADDRCONFIG)); }).detach();
+  while (answer.wait_for(kSlice) != std::future_status::ready) {
+    if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+    if (std::chrono::steady_clock::now() >= deadline)
+      return make_error(Code::kUnavailable, "the name {} is not resolved in time", address.host);
+  }
+  return answer.get();
+}
+
+std::string numeric(const sockaddr* address, socklen_t size) {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (::getnameinfo(address, size, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an unknown address";
+  return address->sa_family == AF_INET6 ? fmt::format("[{}]:{}", host, port)
+                                        : fmt::format("{}:{}", host, port);
+}
+
+bool is_loopback(const addrinfo& address) {
+  if (address.ai_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(address.ai_addr);
+    return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+  }
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address.ai_addr);
+  return address.ai_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+}
+
+Result<UniqueFd> connect_one(const addrinfo& address, Deadline deadline,
+                             const std::stop_token& stop) {
+  const std::string name = numeric(address.ai_addr, address.ai_addrlen);
+  UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return errno_error(errno, "socket");
+  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS)
+      return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(errno));
+    auto ready = wait_for(fd.get(), POLLOUT, deadline, stop);
+    if (!ready) return std::move(ready).error().with_context("connecting to " + name);
+    int reason = 0;
+    socklen_t size = sizeof reason;
+    ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &reason, &size);
+    if (reason != 0)
+      return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(reason));
+  }
+  return fd;
+}
+
+}  // namespace
+
+Result<PeerAddress> PeerAddress::parse(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  std::string_view host = text.substr(0, colon);
+  std::string_view port = colon == std::string_view::npos ? "" : text.substr(colon + 1);
+  unsigned number = 0;
+  auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  const bool bracketed = host.starts_with('[') && host.ends_with(']');
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  const bool plain = host.find_first_of("[]/@ ") == std::string_view::npos &&
+                     (bracketed || host.find(':') == std::string_view::npos);
+  if (host.empty() || port.empty() || error != std::errc() || end != port.data() + port.size() ||
+      number > 65535 || !plain || host.size() > NI_MAXHOST)
+    return invalid_argument("{} is no address of a node; it is like w1:7070, 10.0.0.1:7070 or "
+                            "[::1]:7070", quoted(text));
+  return PeerAddress{std::string(host), std::string(port)};
+}
+
+Result<> wait_for(int fd, short events, Deadline deadline, const std::stop_token& stop) {
+  for (;;) {
+    if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline -
+                                                             std::chrono::steady_clock::now());
+    if (left.count() <= 0) return Error(Code::kUnavailable, "no answer in time");
+    if (stop.stop_possible()) left = std::min(left, std::chrono::milliseconds(kSlice));
+    pollfd waiting{fd, events, 0};
+    const int count =
+        ::poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left.count(), 1'000'000)));
+    if (count > 0) return ok();
+    if (count < 0 && errno != EINTR) return errno_error(errno, "poll");
+  }
+}
+
+Result<UniqueFd> connect_to(const PeerAddress& address, Deadline deadline,
+                            const std::stop_token& stop) {
+  PTC_TRY(auto found, resolve_until(address, deadline, stop));
+  Result<UniqueFd> result = make_error(Code::kUnavailable, "{} has no address", address.host);
+  for (const addrinfo* one = found.get(); one != nullptr && !result; one = one->ai_next)
+    result = connect_one(*one, deadline, stop);
+  return result;
+}
+
+Result<Listener> listen_on(const PeerAddress& address) {
+  auto failed = [&](const char* what) {
+    const int reason = errno;
+    const char* advice = reason == EADDRINUSE      ? "; another program listens there: choose another port"
+                         : reason == EACCES        ? "; ports below 1024 are root's: choose another"
+                         : reason == EADDRNOTAVAIL ? "; give an address of this machine"
+                                                   : "";
+    return make_error(Code::kUnavailable, "{} on {}:{}: {}{}", what, address.host, address.port,
+                      ::strerror(reason), advice);
+  };
+  PTC_TRY(auto found, resolve(address, AI_PASSIVE));
+  Listener listener;
+  listener.fd.reset(
+      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.fd.valid()) return failed("socket");
+  const int fd = listener.fd.get();
+  int one = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (::bind(fd, found->ai_addr, found->ai_addrlen) != 0) return failed("binding");
+  if (::listen(fd, 128) != 0) return failed("listening");
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0)
+    return failed("getsockname");
+  listener.address = numeric(reinterpret_cast<sockaddr*>(&bound), size);
+  listener.port = ntohs(bound.ss_family == AF_INET6
+                            ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+  listener.loopback = is_loopback(*found);
+  return listener;
+}
+
+std::string name_of_peer(int socket) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0)
+    return "an unknown address";
+  return numeric(reinterpret_cast<sockaddr*>(&peer), size);
+}
+
+}  // namespace ptc

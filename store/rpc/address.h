@@ -1,0 +1,41 @@
+// "host:port" and the sockets that come of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <stop_token>
+#include <string>
+#include <string_view>
+
+#include "store/base/error.h"
+#include "store/base/file.h"
+
+namespace ptc {
+
+struct PeerAddress {
+  std::string host, port;
+  /// "w1:7070", "10.0.0.1:7070", "[::1]:7070". kInvalidArgument.
+  static Result<PeerAddress> parse(std::string_view text);
+};
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Waits until `fd` can be read or written (POLLIN, POLLOUT). kUnavailable after `deadline`; kCancelled
+/// within 0.1 s after `stop`.
+Result<> wait_for(int fd, short events, Deadline deadline, const std::stop_token& stop);
+
+/// A connected socket, non-blocking. All addresses of a name are tried, one after the other.
+Result<UniqueFd> connect_to(const PeerAddress& address, Deadline deadline, const std::stop_token& stop);
+
+struct Listener {
+  UniqueFd fd;  // non-blocking
+  std::string address;  // numeric, with the true port
+  uint16_t port = 0;
+  bool loopback = false;
+};
+Result<Listener> listen_on(const PeerAddress& address);
+
+/// "10.0.0.1:43210" of the other end.
+std::string name_of_peer(int socket);
+
+}  // namespace ptc

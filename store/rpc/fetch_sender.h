@@ -1,0 +1,37 @@
+// The answering side of a fetch: runs of images as one stream of checked chunks.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "store/image/image_store.h"
+#include "store/rpc/connection.h"
+#include "store/rpc/messages.h"
+
+namespace ptc {
+
+/// Chunks cross from one part into the next. Runs of a page and more are sent from the mapped image, the
+/// others gathered first; one chunk is in memory at a time. Threads: one.
+class FetchSender {
+ public:
+  FetchSender(Connection& connection, ImageStore& images);
+
+  /// Errors are the connection's. One about an image (kNotFound, kCorrupt: shorter than its runs) is told to
+  /// the peer behind the bytes before it, and ends the answer.
+  Result<> send(uint64_t request, const FetchRequest& fetch);
+
+ private:
+  Result<const std::byte*> source_of(const FetchRequest& fetch, const FetchPart& part);
+  void add_bytes(const FetchPart& part, const std::byte* source, uint64_t begin, uint64_t end);
+  Result<> flush(uint64_t request);
+
+  Connection& connection_;
+  ImageStore& images_;
+  std::vector<std::byte> buffer_;  // gathered bytes of the chunk
+  size_t gathered_ = 0;
+  std::vector<iovec> pieces_;
+  size_t chunk_bytes_ = 0;
+  std::vector<ImageRef> held_;  // what pieces_ point into; the last one is the last part's
+};
+
+}  // namespace ptc

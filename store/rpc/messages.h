@@ -1,0 +1,52 @@
+// The bodies of frames. Decoders take bytes from strangers: kCorrupt, with what is wrong.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/tensor/strided_copy.h"
+
+namespace ptc {
+
+inline constexpr size_t kMaxNameBytes = 255;  // nodes, clusters, methods
+inline constexpr size_t kNonceBytes = 32;
+inline constexpr size_t kMaxFetchItems = 1 << 16;
+
+/// Who speaks; of a Welcome with the proof that it knows the secret. Names are printable ASCII without blanks.
+struct Hello {
+  std::string cluster, node, nonce, proof;
+};
+std::string encode(const Hello& hello);
+Result<Hello> decode_hello(std::string_view body);
+
+/// A code that the other side does not know becomes kInternal.
+std::string encode(const Error& error);
+std::optional<Error> decode_error(std::string_view body);  // nothing: it cannot be read
+
+/// What a call and a reply announce; the bytes follow in data frames.
+struct CallHeader {
+  std::string method;  // empty in a reply
+  uint64_t body_bytes = 0;
+};
+std::string encode(const CallHeader& call);
+Result<CallHeader> decode_call(std::string_view body);
+
+/// Bytes [begin, end) of the string that the runs of an image make: `runs` is packed().
+struct FetchPart {
+  uint32_t image = 0;  // index into FetchRequest::images
+  StridedCopy runs;
+  uint64_t begin = 0, end = 0;
+};
+struct FetchRequest {
+  std::vector<std::string> images;
+  std::vector<FetchPart> parts;
+};
+std::string encode(const FetchRequest& request);
+/// Nothing in it overflows: all products and sums of a part fit into 64 bits, begin ≤ end ≤ its bytes.
+Result<FetchRequest> decode_fetch(std::string_view body);
+
+}  // namespace ptc

@@ -1,0 +1,41 @@
+// What is counted of the traffic with each peer, for metrics.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace ptc {
+
+/// Since the start of the process.
+struct PeerNumbers {
+  std::string node;
+  uint64_t bytes_sent = 0, bytes_received = 0;  // on the wire, without TLS's own
+  uint64_t connections = 0;                     // that were made and let in
+  uint64_t broken_connections = 0;              // that ended in the middle of something
+  uint64_t checksum_failures = 0;               // frames that did not arrive as they were sent
+  uint64_t retries = 0;                         // fetches that went on over another connection
+};
+
+/// The same while it is being counted. Threads: any.
+struct PeerCounters {
+  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0}, connections{0}, broken_connections{0},
+      checksum_failures{0}, retries{0};
+};
+
+/// Counters by node, kept as long as the table. Threads: any.
+class PeerCounterTable {
+ public:
+  std::shared_ptr<PeerCounters> of(const std::string& node);
+  std::vector<PeerNumbers> numbers() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<PeerCounters>> nodes_;  // guarded by mutex_
+};
+
+}  // namespace ptc

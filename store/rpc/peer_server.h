@@ -1,0 +1,65 @@
+// Answers other nodes: named calls, and fetches of image bytes. PROTOCOL.md has the bytes.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+#include "store/rpc/credentials.h"
+#include "store/rpc/peer_numbers.h"
+
+namespace ptc {
+
+struct PeerServerOptions {
+  std::string listen;   // "host:port", "[::1]:7070"; port 0: one that is free
+  std::string node;     // this node's name
+  std::string cluster;  // a peer of another cluster is refused
+  PeerAuth auth;
+  ImageStore* images = nullptr;  // what fetches read; outlives the server
+  size_t max_connections = 256;  // further ones are closed at once
+  std::chrono::milliseconds handshake{5'000};  // from the accept to a peer that is let in
+  std::chrono::milliseconds silence{10'000};   // within a request, or of a peer that does not read
+  std::chrono::milliseconds idle{300'000};     // between requests
+};
+
+/// A thread for each connection, a further one for each call that is being answered. Nothing is kept for
+/// a peer but one chunk of a stream: one that does not read stops its own connection only, and is cut off
+/// after a while. One that speaks nonsense is logged with its address and cut off.
+class PeerServer {
+ public:
+  /// Answers a call of `from_node`: up to kMaxCallBytes, or an Error whose code and message travel.
+  /// Called on any thread, several at once; may take minutes. What it throws is a kInternal.
+  using Handler =
+      std::function<Result<std::string>(std::string_view request, const std::string& from_node)>;
+
+  /// Listens and answers at once. Off loopback it refuses to without authentication, unless
+  /// `auth.insecure`. Errors say what to do.
+  static Result<std::unique_ptr<PeerServer>> start(PeerServerOptions options);
+  /// Cuts all connections and waits for handlers that run; what those wait for must end before.
+  ~PeerServer();
+
+  uint16_t port() const;
+  /// "127.0.0.1:7070", with the true port.
+  std::string address() const;
+
+  /// Threads: any, also while calls come in; those of a method that is not there yet get kUnavailable.
+  void handle(std::string method, Handler handler);
+
+  /// Of the connections that others made, by the name they proved (or, without authentication, said).
+  std::vector<PeerNumbers> numbers() const;
+  /// Connections that never were let in: nonsense, another cluster, a wrong secret, too slow.
+  uint64_t refused() const;
+
+ private:
+  struct Impl;
+  explicit PeerServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,98 @@
+#include "store/transport/landing.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "store/rpc/connection.h"
+#include "store/rpc/packed_copy.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kDirect = SIZE_MAX;
+constexpr uint64_t kLongRun = 4 << 10;  // is received where it belongs
+
+uint64_t bytes_of(const FetchItem& item) {
+  return packed_offset(item.copy, item.end) - packed_offset(item.copy, item.begin);
+}
+
+void advance(FetchItem& item, uint64_t to) {
+  item.target_at_begin += to - item.begin;
+  item.begin = to;
+}
+
+}  // namespace
+
+Landing::Landing(std::vector<FetchItem*> items) : items_(std::move(items)) {
+  std::erase_if(items_, [&](FetchItem* item) {
+    const uint64_t bytes = bytes_of(*item);
+    bytes_left_ += bytes;
+    if (bytes == 0 && item->begin < item->end) advance(*item, item->end);
+    return bytes == 0;
+  });
+}
+
+Landing::Asked Landing::ask(size_t max_items) const {
+  Asked asked;
+  std::unordered_map<std::string_view, uint32_t> index;
+  for (size_t i = first_; i < items_.size() && asked.request.parts.size() < max_items; ++i) {
+    const FetchItem& item = *items_[i];
+    const std::string& id = item.source->id().text;
+    auto [at, is_new] = index.emplace(id, asked.request.images.size());
+    if (is_new) asked.request.images.push_back(id);
+    asked.request.parts.push_back({at->second, packed(item.copy),
+                                   packed_offset(item.copy, item.begin),
+                                   packed_offset(item.copy, item.end)});
+    asked.bytes += bytes_of(item);
+  }
+  return asked;
+}
+
+std::span<const iovec> Landing::place(uint64_t bytes) {
+  PTC_CHECK(bytes <= bytes_left_);
+  if (buffer_.size() < bytes) buffer_.resize(bytes);
+  pieces_.clear();
+  cuts_.clear();
+  size_t buffered = 0;
+  for (size_t i = first_; bytes > 0; ++i) {
+    FetchItem& item = *items_[i];
+    const uint64_t begin = packed_offset(item.copy, item.begin);
+    const uint64_t all = packed_offset(item.copy, item.end) - begin;
+    Cut cut{&item, item.end, std::min(all, bytes), kDirect};
+    if (cut.bytes < all) cut.target_end = target_of_packed(item.copy, begin + cut.bytes - 1) + 1;
+    if (cut.bytes >= kLongRun &&
+        (item.copy.run_bytes >= kLongRun || cut.target_end - item.begin == cut.bytes)) {
+      for_each_run(item.copy, item.begin, cut.target_end,
+                   [&](uint64_t, uint64_t target, uint64_t run) {
+                     add_piece(pieces_, item.target_at_begin + (target - item.begin), run);
+                   });
+    } else {
+      cut.buffered = buffered;
+      add_piece(pieces_, buffer_.data() + buffered, cut.bytes);
+      buffered += cut.bytes;
+    }
+    cuts_.push_back(cut);
+    bytes -= cut.bytes;
+  }
+  return pieces_;
+}
+
+void Landing::accept() {
+  for (const Cut& cut : cuts_) {
+    FetchItem& item = *cut.item;
+    if (cut.buffered != kDirect) {
+      const std::byte* from = buffer_.data() + cut.buffered;
+      for_each_run(item.copy, item.begin, cut.target_end,
+                   [&](uint64_t, uint64_t target, uint64_t run) {
+                     std::memcpy(item.target_at_begin + (target - item.begin), from, run);
+                     from += run;
+                   });
+    }
+    advance(item, cut.target_end);
+    bytes_left_ -= cut.bytes;
+    if (item.begin == item.end) ++first_;
+  }
+}
+
+}  // namespace ptc

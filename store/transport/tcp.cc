@@ -1,0 +1,172 @@
+#include "store/transport/tcp.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "store/rpc/connection.h"
+#include "store/transport/landing.h"
+
+namespace ptc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kAttempts = 5;  // without one good chunk
+constexpr auto kFirstPause = std::chrono::milliseconds(50);
+
+/// Sleeps; less when stopped.
+void pause(std::chrono::milliseconds time, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  never.wait_for(lock, stop, time, [] { return false; });
+}
+
+/// All items of one node, until they are there or the node is given up.
+class NodeFetch {
+ public:
+  NodeFetch(Peers& peers, std::string node, std::vector<FetchItem*> items, std::stop_token stop)
+      : peers_(peers),
+        node_(std::move(node)),
+        counters_(peers.counters(node_)),
+        landing_(std::move(items)),
+        stop_(std::move(stop)) {}
+
+  Result<> run() {
+    while (landing_.bytes_left() > 0) {
+      const uint64_t left = landing_.bytes_left();
+      auto streamed = stream();
+      if (streamed) continue;
+      const Error& error = streamed.error();
+      if (error.code() == Code::kCancelled || final_) return streamed;
+      if (landing_.bytes_left() < left) {
+        failures_ = 0;
+        since_ = Clock::now();
+      }
+      if (++failures_ >= kAttempts || Clock::now() - since_ >= peers_.silence())
+        return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
+                          failures_);
+      ++counters_->retries;
+      spdlog::warn("fetch: {}; {} bytes are still to come, trying again", error.message(),
+                   landing_.bytes_left());
+      pause(kFirstPause * (1 << (failures_ - 1)), stop_);
+    }
+    return ok();
+  }
+
+ private:
+  /// One request and what comes of it. Sets final_ of an error that another connection would not mend.
+  Result<> stream() {
+    auto taken = peers_.take(node_, since_ + peers_.silence(), stop_);
+    if (!taken) {
+      final_ = taken.error().code() == Code::kPermissionDenied;
+      if (!final_) return std::move(taken).error();
+      return Error(Code::kUnavailable, taken.error().message());
+    }
+    auto connection = std::move(taken).value();
+    auto received = receive(*connection);
+    const std::string from = fmt::format("node {} ({})", node_, connection->peer_address());
+    final_ = connection->error_was_said();
+    if (received || final_) {
+      peers_.give_back(node_, std::move(connection));
+    } else if (received.error().code() != Code::kCancelled) {
+      ++counters_->broken_connections;
+    }
+    if (received) return ok();
+    Error error = std::move(received).error().with_context(from);
+    if (error.code() == Code::kNotFound) return Error(Code::kUnavailable, error.message());
+    return error;
+  }
+
+  Result<> receive(Connection& connection) {
+    // Half of it: time is left for another connection before the node counts as dead.
+    connection.set_patience({peers_.silence() / 2, Deadline::max(), stop_});
+    auto [request, bytes] = landing_.ask(kMaxFetchItems);
+    constexpr uint64_t kRequest = 0;  // the only one of the connection that is under way
+    PTC_TRY(connection.send(FrameType::kFetch, kRequest, encode(request)));
+    while (bytes > 0) {
+      PTC_TRY(auto header, connection.expect_header(FrameType::kData, kRequest));
+      if (header.body_bytes == 0 || header.body_bytes > bytes) return unexpected(header);
+      PTC_TRY(connection.receive_body(header, landing_.place(header.body_bytes)));
+      landing_.accept();
+      bytes -= header.body_bytes;
+      since_ = Clock::now();
+    }
+    return ok();
+  }
+
+  Peers& peers_;
+  const std::string node_;
+  const std::shared_ptr<PeerCounters> counters_;
+  Landing landing_;
+  const std::stop_token stop_;
+  int failures_ = 0;                    // since the last good chunk
+  Clock::time_point since_ = Clock::now();  // the last good chunk
+  bool final_ = false;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(Peers& peers, std::unique_ptr<Transport> local)
+      : peers_(peers), local_(std::move(local)) {}
+
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+    std::map<std::string, std::vector<FetchItem*>> nodes;
+    std::vector<FetchItem*> here;
+    for (FetchItem& item : items)
+      (item.source->is_here() ? here : nodes[item.source->node()]).push_back(&item);
+    if (nodes.empty()) return local_->fetch(items, std::move(stop));
+
+    std::mutex mutex;
+    std::optional<Error> first_error;  // guarded by mutex
+    auto note = [&](Result<> result) {
+      std::lock_guard lock(mutex);
+      if (!result && !first_error) first_error = std::move(result).error();
+    };
+    auto fetch_node = [&](const auto* node) {
+      try {
+        note(NodeFetch(peers_, node->first, node->second, stop).run());
+      } catch (const std::exception& error) {  // no memory
+        note(make_error(Code::kNoSpace, "fetching from node {}: {}", node->first, error.what()));
+      }
+    };
+    {
+      std::vector<std::jthread> others;
+      const auto* mine = here.empty() ? &*nodes.begin() : nullptr;
+      for (const auto& node : nodes)
+        if (&node != mine) others.emplace_back(fetch_node, &node);
+      if (mine != nullptr)
+        fetch_node(mine);
+      else
+        note(fetch_here(here, stop));
+    }
+    if (first_error) return *std::move(first_error);
+    return ok();
+  }
+
+ private:
+  Result<> fetch_here(const std::vector<FetchItem*>& wanted, const std::stop_token& stop) {
+    std::vector<FetchItem> items;
+    for (const FetchItem* item : wanted) items.push_back(*item);
+    auto result = local_->fetch(items, stop);
+    for (size_t i = 0; i < items.size(); ++i) *wanted[i] = items[i];
+    return result;
+  }
+
+  Peers& peers_;
+  const std::unique_ptr<Transport> local_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp_transport(Peers& peers, std::unique_ptr<Transport> local) {
+  return std::make_unique<TcpTransport>(peers, std::move(local));
+}
+
+}  // namespace ptc
