@@ -112,14 +112,15 @@ json::object range_of(std::string_view prefix) {
 }
 
 std::optional<EtcdFailure> failure_of(const json::object& answer) {
+  // {"error", "message", "code"} or, from etcd 3.6 on, {"message", "code"}; in a stream, {"error": {…}}.
   const json::value* error = answer.if_contains("error");
-  if (error == nullptr) return std::nullopt;
-  // An answer has "error" and "code" of its own; in a stream, "error" is an object with them.
-  const json::object& fields = error->is_object() ? error->get_object() : answer;
-  EtcdFailure failure;
-  const json::value* message = fields.if_contains("message");
-  if (message == nullptr) message = error;
-  failure.message = message->is_string() ? std::string(message->get_string()) : "no reason given";
+  if (error == nullptr && !answer.contains("message")) return std::nullopt;
+  const json::object& fields =
+      error != nullptr && error->is_object() ? error->get_object() : answer;
+  EtcdFailure failure{.message = "no reason given"};
+  for (const char* name : {"error", "message"})
+    if (const json::value* text = fields.if_contains(name); text != nullptr && text->is_string())
+      failure.message = text->get_string();
   for (const char* name : {"code", "grpc_code"})
     if (auto code = number_field(fields, name); code && code.value() != 0)
       failure.grpc_code = code.value();

@@ -24,7 +24,7 @@ Result<MetaEntry> entry_of(const json::object& key_value, std::string_view prefi
 /// The members "key" and "range_end" that stand for every key that begins with `prefix`, not empty.
 json::object range_of(std::string_view prefix);
 
-/// The members of an error that the gateway answered, or nullopt: there is none.
+/// What the gateway answers instead, or nullopt: it is no error.
 struct EtcdFailure {
   int64_t grpc_code = 0;
   std::string message;

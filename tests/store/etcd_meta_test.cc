@@ -107,8 +107,21 @@ TEST_F(EtcdMeta, SaysWhatIsWrongWithItsOptions) {
   wrong.endpoints = {"http://127.0.0.1:1", "http://127.0.0.1:2"};
   EXPECT_TRUE(refused(wrong, Code::kUnavailable, "http://127.0.0.1:1: connecting: Connection refused; "
                                                  "http://127.0.0.1:2: connecting: Connection refused"));
+  wrong.endpoints = {shared_etcd()->peer_endpoint()};
+  EXPECT_TRUE(refused(wrong, Code::kUnavailable, "answers HTTP 404, but not as etcd's JSON gateway"));
   wrong.endpoints.push_back(options_.endpoints[0]);
   EXPECT_TRUE(is_ok(open_etcd_meta(wrong)));
+}
+
+TEST_F(EtcdMeta, SaysWhenEtcdIsFull) {
+  EtcdServers small(1, "http", {"--quota-backend-bytes", "16777216"});
+  auto meta = open_etcd_meta(etcd_options(small.endpoints())).value();
+  Result<int64_t> put = 0;
+  for (int i = 0; i < 40 && put; ++i)
+    put = meta->commit({.puts = {{"a", std::string(1 << 20, 'x')}}});
+  EXPECT_TRUE(has_error(put, Code::kNoSpace, "database space exceeded"));
+  EXPECT_FALSE(meta->in_doubt());
+  EXPECT_TRUE(is_ok(meta->get("a")));
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ class EtcdServers {
   ~EtcdServers();
 
   std::vector<std::string> endpoints() const;
+  /// An HTTP server that is not the one to be asked.
+  std::string peer_endpoint() const { return members_[0].peer_url; }
   void start(int member);
   /// SIGKILL is waited for.
   void signal(int member, int number);
