@@ -4,7 +4,9 @@
 #include <chrono>
 #include <thread>
 
+#include "store/rpc/frame.h"
 #include "tcp_world.h"
+#include "tests/support/relay.h"
 
 namespace ptc {
 namespace {
@@ -59,6 +61,78 @@ TEST(Peers, CallsOfManyThreadsGetTheirOwnAnswers) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Peers, AHandlerThatTakesLongIsNoDeadNode) {
+  TcpWorld world(2, {.silence = 1500ms});
+  world.server(1)->handle("sleep", [](std::string_view, const std::string&) {
+    std::this_thread::sleep_for(3s);
+    return Result<std::string>("slept");
+  });
+  EXPECT_EQ(world.peers().call("n1", "sleep", "", 60s).value(), "slept");
+}
+
+TEST(Peers, ACallEndsAtItsDeadlineAndWhenItIsCancelled) {
+  TcpWorld world(2);
+  std::atomic<bool> go{false};
+  world.server(1)->handle("wait", [&](std::string_view, const std::string&) {
+    while (!go) std::this_thread::sleep_for(10ms);
+    return Result<std::string>("");
+  });
+  EXPECT_TRUE(has_error(world.peers().call("n1", "wait", "", 200ms), Code::kUnavailable, "not known"));
+  std::stop_source stop;
+  std::thread canceller([&] {
+    std::this_thread::sleep_for(100ms);
+    stop.request_stop();
+  });
+  EXPECT_TRUE(has_error(world.peers().call("n1", "wait", "", 60s, stop.get_token()), Code::kCancelled));
+  canceller.join();
+  go = true;
+}
+
+TEST(Peers, ADeadNodeIsNoticed) {
+  TcpWorld world(2, {.silence = 1500ms});
+  world.server(1)->handle("wait", [&](std::string_view, const std::string&) {
+    return Result<std::string>("");
+  });
+  Relay relay(world.server(1)->address(), [](int) { return Relay::Plan{.stall_after = 300}; });
+  world.peers().set("n1", relay.address());
+  Result<std::string> answer = std::string();
+  while (answer) answer = world.peers().call("n1", "wait", "", 60s);
+  EXPECT_TRUE(has_error(answer, Code::kUnavailable, "no answer in time"));
+  EXPECT_EQ(world.numbers(1).broken_connections, 1u);
+}
+
+TEST(Peers, ADamagedAnswerIsNoAnswer) {
+  TcpWorld world(2);
+  world.server(1)->handle("text", [&](std::string_view, const std::string&) {
+    std::string text(100'000, ' ');
+    for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * i >> 3);
+    return Result<std::string>(text);
+  });
+  Relay relay(world.server(1)->address(), [](int) { return Relay::Plan{.swap_at = 50'001}; });
+  world.peers().set("n1", relay.address());
+  EXPECT_TRUE(has_error(world.peers().call("n1", "text", "", 60s), Code::kUnavailable, "damaged"));
+  EXPECT_EQ(world.numbers(1).checksum_failures, 1u);
+}
+
+TEST(Peers, ABodyThatIsTooLongIsRefusedBeforeItIsSent) {
+  TcpWorld world(2);
+  const std::string body(kMaxCallBytes + 1, '\0');
+  EXPECT_TRUE(has_error(world.peers().call("n1", "x", body, 60s), Code::kInvalidArgument));
+  EXPECT_EQ(world.numbers(1).connections, 0u);
+}
+
+TEST(Peers, ARemovedNodeIsNotAskedAndCountersStay) {
+  TcpWorld world(2);
+  world.server(1)->handle("echo", [](std::string_view request, const std::string&) {
+    return Result<std::string>(std::string(request));
+  });
+  EXPECT_TRUE(is_ok(world.peers().call("n1", "echo", "x", 10s)));
+  world.peers().remove("n1");
+  EXPECT_TRUE(has_error(world.peers().call("n1", "echo", "x", 10s), Code::kUnavailable, "address"));
+  EXPECT_EQ(world.numbers(1).connections, 1u);
+  EXPECT_EQ(world.numbers(1).bytes_sent, world.server(1)->numbers()[0].bytes_received);
 }
 
 }  // namespace

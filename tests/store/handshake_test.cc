@@ -1,0 +1,218 @@
+// Who is let in, and what becomes of those who speak nonsense.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "store/rpc/connection.h"
+#include "store/rpc/handshake.h"
+#include "store/rpc/messages.h"
+#include "tcp_world.h"
+
+namespace ptc {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Handshake : public testing::Test {
+ protected:
+  std::string secret_file(const std::string& name, const std::string& text, mode_t mode = 0600) {
+    const std::string path = world_.directory() + "/" + name;
+    std::ofstream(path) << text;
+    ::chmod(path.c_str(), mode);
+    return path;
+  }
+  PeerAuth secret(char letter) {
+    return {.secret_file = secret_file(std::string("secret-") + letter, std::string(40, letter) + "\n")};
+  }
+  void start(PeerServerOptions options) {
+    server_ = PeerServer::start(std::move(options)).value();
+    server_->handle("who", [](std::string_view, const std::string& from) {
+      return Result<std::string>(from);
+    });
+  }
+  PeerServerOptions serving(PeerAuth auth = {}) {
+    PeerServerOptions options = world_.server_options(1);
+    options.auth = auth;
+    return options;
+  }
+  /// What a node gets that asks the server who it is.
+  Result<std::string> ask(PeersOptions options, const std::string& other = "n1") {
+    if (options.node.empty()) options.node = "asker";
+    if (options.cluster.empty()) options.cluster = "test";
+    auto peers = Peers::create(options).value();
+    peers->set(other, server_->address());
+    return peers->call(other, "who", "", 10s);
+  }
+  /// A connection to the server without a handshake.
+  std::unique_ptr<Connection> stranger() {
+    auto address = PeerAddress::parse(server_->address()).value();
+    return std::make_unique<Connection>(
+        connect_to(address, std::chrono::steady_clock::now() + 5s, {}).value());
+  }
+  /// Sends bytes, and what the server does then: true when it closes.
+  bool is_cut_off_after(std::string_view bytes) {
+    auto address = PeerAddress::parse(server_->address()).value();
+    UniqueFd socket = connect_to(address, std::chrono::steady_clock::now() + 5s, {}).value();
+    EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    char rest[4096];
+    for (;;) {
+      if (!wait_for(socket.get(), POLLIN, std::chrono::steady_clock::now() + 20s, {})) return false;
+      if (::recv(socket.get(), rest, sizeof rest, 0) <= 0) return true;
+    }
+  }
+  std::string header(FrameType type, uint32_t bytes) {
+    FrameHeaderBytes raw = encode(FrameHeader{type, 0, bytes, 0});
+    return {reinterpret_cast<const char*>(raw.data()), raw.size()};
+  }
+
+  TcpWorld world_{2};
+  std::unique_ptr<PeerServer> server_;
+};
+
+TEST_F(Handshake, ASharedSecretLetsInWhoKnowsIt) {
+  start(serving(secret('a')));
+  EXPECT_EQ(ask({.auth = secret('a')}).value(), "asker");
+  EXPECT_TRUE(has_error(ask({.auth = secret('b')}), Code::kPermissionDenied, "secret is another"));
+  EXPECT_TRUE(has_error(ask({}), Code::kPermissionDenied, "secret"));
+  EXPECT_EQ(server_->numbers().size(), 1u);
+  start(serving());
+  EXPECT_TRUE(has_error(ask({.auth = secret('a')}), Code::kPermissionDenied, "no shared secret"));
+}
+
+TEST_F(Handshake, AnotherClusterAndAnotherNodeAreRefused) {
+  start(serving(secret('a')));
+  EXPECT_TRUE(has_error(ask({.cluster = "other", .auth = secret('a')}), Code::kPermissionDenied,
+                        "of cluster other"));
+  EXPECT_EQ(server_->refused(), 1u);
+  EXPECT_TRUE(has_error(ask({.auth = secret('a')}, "n2"), Code::kUnavailable, "node n1 now, not n2"));
+}
+
+TEST_F(Handshake, ASecretThatOthersMayReadIsRefused) {
+  auto load = [&](const std::string& path) { return Credentials::load({.secret_file = path}); };
+  const std::string good(40, 'x');
+  EXPECT_TRUE(is_ok(load(secret_file("good", good))));
+  EXPECT_TRUE(has_error(load(secret_file("read", good, 0640)), Code::kInvalidArgument, "chmod 600"));
+  EXPECT_TRUE(has_error(load(secret_file("short", "short\n")), Code::kInvalidArgument, "openssl rand"));
+  EXPECT_TRUE(has_error(load(secret_file("long", std::string(5000, 'x'))), Code::kInvalidArgument));
+  EXPECT_TRUE(has_error(load(world_.directory()), Code::kInvalidArgument, "regular"));
+  EXPECT_TRUE(has_error(load(world_.directory() + "/none"), Code::kNotFound, "none"));
+}
+
+TEST_F(Handshake, OffLoopbackAListenerWantsAuthentication) {
+  PeerServerOptions options = serving();
+  options.listen = "0.0.0.0:0";
+  EXPECT_TRUE(has_error(PeerServer::start(options), Code::kInvalidArgument, "shared secret"));
+  options.auth = secret('a');
+  EXPECT_TRUE(is_ok(PeerServer::start(options)));
+  options.auth = {.insecure = true};
+  EXPECT_TRUE(is_ok(PeerServer::start(options)));
+}
+
+TEST_F(Handshake, AddressesThatCannotBeListenedOnSayWhatToDo) {
+  start(serving());
+  auto refused = [&](const std::string& listen, Code code, std::string_view part) {
+    PeerServerOptions options = serving();
+    options.listen = listen;
+    return has_error(PeerServer::start(options), code, part);
+  };
+  EXPECT_TRUE(refused(server_->address(), Code::kUnavailable, "choose another port"));
+  EXPECT_TRUE(refused("192.0.2.1:0", Code::kUnavailable, "address of this machine"));
+  for (const char* bad : {"", "w1", "w1:", ":7070", "w1:x", "w1:70000", "1::2:7070", "a b:1"})
+    EXPECT_TRUE(refused(bad, Code::kInvalidArgument, "is no address")) << bad;
+}
+
+TEST_F(Handshake, NonsenseIsCutOff) {
+  start(serving());
+  std::string damaged = header(FrameType::kHello, 100);
+  damaged[17] ^= 1;
+  const std::string hello = encode(Hello{"test", "x", std::string(kNonceBytes, 'n'), ""});
+  std::mt19937_64 random(5);
+  const Bytes noise = random_bytes(4000, random);
+  for (const std::string& bytes : {
+           std::string("GET / HTTP/1.1\r\nHost: w1:7070\r\n\r\n"), damaged,
+           std::string(reinterpret_cast<const char*>(noise.data()), noise.size()),
+           header(FrameType::kHello, UINT32_MAX),            // longer than a greeting may be
+           header(FrameType::kFetch, 100),                   // not before the greeting
+           header(static_cast<FrameType>(99), 0),
+           header(FrameType::kHello, 100) + std::string(100, '\xff'),
+           header(FrameType::kHello, static_cast<uint32_t>(hello.size())) + hello,  // its checksum is 0
+       })
+    EXPECT_TRUE(is_cut_off_after(bytes));
+  EXPECT_EQ(server_->refused(), 8u);
+  EXPECT_EQ(ask({}).value(), "asker") << "others are served";
+}
+
+TEST_F(Handshake, WhoSaysNothingIsCutOff) {
+  PeerServerOptions options = serving();
+  options.handshake = 200ms;
+  start(options);
+  EXPECT_TRUE(is_cut_off_after(""));
+  EXPECT_TRUE(is_cut_off_after(header(FrameType::kHello, 100).substr(0, 20)));
+}
+
+TEST_F(Handshake, WhoWasLetInIsCutOffForNonsenseToo) {
+  start(serving());
+  const Identity self{"x", "test", Credentials::load({}).value()};
+  FetchRequest fetch;
+  fetch.images = {"0123456789abcdef"};
+  fetch.parts = {{.image = 0, .runs = whole_copy(10), .begin = 0, .end = 10}};
+  std::string far = encode(fetch);
+  far[4 + 4 + 16 + 4] = 1;  // image number 1 of one
+  fetch.parts[0].runs.level_count = 1;
+  fetch.parts[0].runs.levels[0] = {UINT64_MAX, UINT64_MAX, 0};
+  const std::pair<FrameType, std::string> nonsense[] = {
+      {FrameType::kFetch, far},
+      {FrameType::kFetch, encode(fetch)},
+      {FrameType::kFetch, "\xff\xff\xff\xff"},
+      {FrameType::kCall, encode(CallHeader{"who", UINT64_MAX})},
+      {FrameType::kReply, encode(CallHeader{"", 0})},
+      {FrameType::kData, "data"},
+  };
+  for (const auto& [type, body] : nonsense) {
+    auto connection = stranger();
+    ASSERT_TRUE(is_ok(greet(*connection, self, "n1")));
+    ASSERT_TRUE(is_ok(connection->send(type, 5, body)));
+    EXPECT_TRUE(has_error(connection->receive_header(), Code::kUnavailable));
+  }
+  EXPECT_EQ(server_->numbers()[0].broken_connections, std::size(nonsense));
+  EXPECT_EQ(ask({}).value(), "asker") << "others are served";
+}
+
+TEST_F(Handshake, BeyondTheCapConnectionsAreClosed) {
+  PeerServerOptions options = serving();
+  options.max_connections = 2;
+  start(options);
+  const Identity self{"x", "test", Credentials::load({}).value()};
+  auto first = stranger(), second = stranger(), third = stranger();
+  EXPECT_TRUE(is_ok(greet(*first, self, "n1")));
+  EXPECT_TRUE(is_ok(greet(*second, self, "n1")));
+  EXPECT_TRUE(has_error(greet(*third, self, "n1"), Code::kUnavailable));
+  first.reset();
+  Result<std::string> answer = std::string();
+  do answer = ask({}); while (!answer);  // as soon as the first one's thread has ended
+  EXPECT_EQ(answer.value(), "asker");
+}
+
+TEST_F(Handshake, APeerThatReadsNothingStopsOnlyItself) {
+  PeerServerOptions options = serving();
+  options.silence = 300ms;
+  start(options);
+  std::mt19937_64 random(5);
+  const Bytes content = random_bytes(32 << 20, random);
+  FetchRequest fetch;
+  fetch.images = {world_.publish(1, content)->id().text};
+  fetch.parts = {{.image = 0, .runs = whole_copy(content.size()), .begin = 0, .end = content.size()}};
+  auto idle = stranger();
+  ASSERT_TRUE(is_ok(greet(*idle, {"x", "test", Credentials::load({}).value()}, "n1")));
+  ASSERT_TRUE(is_ok(idle->send(FrameType::kFetch, 1, encode(fetch))));
+  EXPECT_EQ(ask({}).value(), "asker");
+  while (server_->numbers()[1].broken_connections == 0) std::this_thread::sleep_for(20ms);
+  EXPECT_LT(server_->numbers()[1].bytes_sent, content.size());
+}
+
+}  // namespace
+}  // namespace ptc
