@@ -247,12 +247,25 @@ file=$1; shift; words=("$@"); CURRENT=$#; complete_it "$file"
         self.assertEqual(offered("ptcfs", "-o", "mem"), ["memory=", "-S", ""])
         self.assertEqual(offered("ptc", "import", "j", ""), ["files -/"])
 
-    def test_the_other_shells_can_read_their_scripts(self):
-        for shell, script in (("zsh", "_ptc"), ("fish", "ptc.fish")):
-            with self.subTest(shell):
-                if shutil.which(shell) is None:
-                    self.skipTest(f"{shell} is not installed")
-                subprocess.run([shell, "-n", os.path.join(TOOLS, "completion", script)], check=True)
+    def test_fish_offers_the_same(self):
+        fish = shutil.which("fish") or self.skipTest("fish is not installed")
+        os.mkdir(self.temporary("models"))
+
+        def offered(line):
+            done = subprocess.run(
+                [fish, "-N", "-c", "source $argv[1]; complete -C $argv[2]",
+                 os.path.join(TOOLS, "completion", "ptc.fish"), line],
+                cwd=self.scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                env={**os.environ, "PATH": os.path.abspath(BIN) + ":" + os.environ["PATH"],
+                     "HOME": self.scratch})
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            return done.stdout.split("\n")[:-1]
+
+        self.assertEqual(offered("ptc stat"), ["status\tShow what a job, or every job, is doing"])
+        self.assertEqual(offered("ptc plan j --naming "), ["global", "stage"])
+        self.assertEqual(offered("ptc plan j --naming=st"), ["--naming=stage"])
+        self.assertEqual(offered("ptcfs -o allow_other,mem"), ["allow_other,memory="])
+        self.assertEqual(offered("ptc import j "), ["models/\tDirectory"])
 
 
 if __name__ == "__main__":
