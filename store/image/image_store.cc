@@ -35,16 +35,27 @@ Result<ImageId> new_id() {
 
 std::string part_name(const ImageId& id) { return id.text + std::string(kPartSuffix); }
 
-/// Gives a new file its size, with the space behind it: a full file system must show here and not
-/// as a SIGBUS of whoever writes the mapping.
-Result<> allocate(int fd, uint64_t bytes, const std::string& name) {
+/// Gives a file its size, with the space behind it: a full file system must show here and not
+/// as a SIGBUS of whoever uses a mapping (of a hole in a tmpfs, reading takes a page, too).
+Result<> allocate(int fd, uint64_t bytes, const std::string& what) {
   if (bytes == 0) return ok();
   int reason = 0;
   do {
     reason = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   } while (reason == EINTR);
   if (reason != 0)
-    return errno_error(reason, fmt::format("allocating {} for image {}", format_size(bytes), name));
+    return errno_error(reason, fmt::format("allocating {} for {}", format_size(bytes), what));
+  return ok();
+}
+
+/// The file at this path was opened as `info` says; it keeps its times.
+Result<> fill_holes(const std::string& path, const struct stat& info, const std::string& name) {
+  const auto bytes = static_cast<uint64_t>(info.st_size);
+  if (static_cast<uint64_t>(info.st_blocks) * 512 >= bytes) return ok();
+  PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY));
+  PTC_TRY(allocate(fd.get(), bytes, name + ", a file with holes"));
+  const timespec times[2] = {info.st_atim, info.st_mtim};
+  if (::futimens(fd.get(), times) != 0) return errno_error(errno, "times of " + name);
   return ok();
 }
 
@@ -110,7 +121,7 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes) {
   std::string name = part_name(writer.id_);
   PTC_TRY(writer.fd_, open_file(dir_fd_.get(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
   writer.store_ = this;  // from here on the destructor removes the file
-  PTC_TRY(allocate(writer.fd_.get(), bytes, writer.id_.text));
+  PTC_TRY(allocate(writer.fd_.get(), bytes, "image " + writer.id_.text));
   writer.size_ = bytes;
   return writer;
 }
@@ -134,8 +145,9 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
   if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
-  if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
   const std::string by_fd = fmt::format("/proc/self/fd/{}", fd.get());
+  PTC_TRY(fill_holes(by_fd, info, path));
+  if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
   if (::linkat(AT_FDCWD, by_fd.c_str(), dir_fd_.get(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     int reason = errno;
     if (reason == EXDEV) {

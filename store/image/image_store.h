@@ -92,7 +92,8 @@ class ImageStore {
   Result<ImageRef> publish(ImageWriter writer);
 
   /// Links the file `path` under `dir_fd` (same file system) as a new image, without a copy; the
-  /// old name stays until the caller removes it. Nobody may write the file any more.
+  /// old name stays until the caller removes it. Nobody may write the file any more. Its holes are
+  /// filled; kNoSpace when they cannot be.
   Result<ImageRef> adopt(int dir_fd, const std::string& path);
 
   /// kNotFound when there is none. The same object while anybody holds it. kCorrupt when its size

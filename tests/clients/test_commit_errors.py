@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import struct
+import unittest
 
 import models
 import mount
@@ -328,6 +329,35 @@ class CommitErrors(mount.TestCase):
             file.write(b" and ended")
         self.check_accepted(job, "base")
         self.assertEqual(mount.read_text(job.file("current/rank/0/late.bin")), "begun and ended")
+
+
+class Holes(mount.TestCase):
+    """A mapping of a tmpfs takes a page for each hole that is read: the commit has to take them before."""
+
+    @classmethod
+    def setUpClass(cls):
+        if os.getuid() != 0:
+            raise unittest.SkipTest("only root may mount a tmpfs")
+        cls.mount = mount.Mount("--memory", "24M")
+        cls.mount.__enter__()
+        cls.addClassCleanup(cls.mount.__exit__)
+
+    def write(self, job, mib):
+        header = json.dumps({"w": {"dtype": "U8", "shape": [mib, 1 << 20],
+                                   "data_offsets": [0, mib << 20]}}).encode()
+        path = job.incoming("base") + "/rank/0/model.safetensors"
+        models.write_file(path, struct.pack("<Q", len(header)) + header)
+        os.truncate(path, 8 + len(header) + (mib << 20))
+
+    def test_holes_that_there_is_no_room_for(self):
+        job = self.new_job()
+        self.write(job, 64)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ENOSPC")
+        self.assertRegex(job.commit_error("base"), "allocating 64.0 MiB for .*a file with holes")
+        self.write(job, 8)
+        job.commit("base")
+        with open(job.checkpoint("base", "model/w.npy"), "rb") as file:
+            self.assertEqual(file.read()[-(8 << 20):], bytes(8 << 20))
 
 
 if __name__ == "__main__":

@@ -140,6 +140,22 @@ TEST_F(Images, AreAdoptedWithoutACopy) {
   EXPECT_EQ(store_->open(image->id(), 3).value(), image);
 }
 
+TEST_F(Images, HolesOfAnAdoptedFileAreFilled) {
+  const std::string upload = path_ + "/upload";
+  UniqueFd fd = open_file(AT_FDCWD, upload, O_RDWR | O_CREAT | O_EXCL).value();
+  ASSERT_EQ(::ftruncate(fd.get(), 1 << 20), 0);
+  struct stat before {
+  }, after{};
+  ASSERT_EQ(::fstat(fd.get(), &before), 0);
+  ASSERT_LT(before.st_blocks * 512, 1 << 20);
+  ImageRef image = store_->adopt(AT_FDCWD, upload).value();
+  ASSERT_EQ(::fstat(fd.get(), &after), 0);
+  EXPECT_GE(after.st_blocks * 512, 1 << 20);
+  EXPECT_EQ(after.st_mtim.tv_sec, before.st_mtim.tv_sec);
+  EXPECT_EQ(after.st_mtim.tv_nsec, before.st_mtim.tv_nsec);
+  EXPECT_EQ(text_of(image), std::string(1 << 20, '\0'));
+}
+
 TEST_F(Images, OnlyRegularFilesAreAdopted) {
   UniqueFd dir = open_file(AT_FDCWD, path_, O_RDONLY | O_DIRECTORY).value();
   ASSERT_EQ(::symlinkat("/etc/passwd", dir.get(), "link"), 0);
