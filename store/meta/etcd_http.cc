@@ -49,15 +49,14 @@ class TlsContext {
 };
 
 Result<HttpEndpoint> parse_endpoint(std::string_view text) {
-  HttpEndpoint endpoint{.text = std::string(text)};
+  HttpEndpoint endpoint{.text = std::string(text.substr(0, text.size() - text.ends_with('/')))};
   auto wrong = [&] {
     return invalid_argument("'{}' is no address of etcd; it looks like http://10.0.0.1:2379", text);
   };
-  std::string_view rest = text;
+  std::string_view rest = endpoint.text;
   endpoint.tls = rest.starts_with("https://");
   if (!endpoint.tls && !rest.starts_with("http://")) return wrong();
   rest.remove_prefix(endpoint.tls ? 8 : 7);
-  if (rest.ends_with('/')) rest.remove_suffix(1);
   size_t host_end = rest.starts_with('[') ? rest.find(']') : rest.find(':');
   bool brackets = rest.starts_with('[');
   if (brackets && host_end == std::string_view::npos) return wrong();
@@ -188,8 +187,9 @@ struct HttpConnection::Impl {
 
   Result<> send(std::string_view target, const Headers& headers, std::string body,
                 Deadline deadline) {
+    PTC_TRY(connect(deadline));
     http::request<http::string_body> request(http::verb::post, {target.data(), target.size()}, 11);
-    request.set(http::field::host, endpoint.host + ":" + endpoint.port);
+    request.set(http::field::host, endpoint.text.substr(endpoint.text.find("//") + 2));
     request.set(http::field::content_type, "application/json");
     for (const auto& [name, value] : headers) request.set(name, value);
     request.body() = std::move(body);

@@ -49,7 +49,7 @@ class HttpConnection {
   HttpConnection(const HttpEndpoint& endpoint, std::shared_ptr<TlsContext> tls);
   ~HttpConnection();
 
-  /// Nothing to do when it is connected.
+  /// Nothing to do when it is connected; the others connect by themselves.
   Result<> connect(Deadline deadline);
   /// One request and its answer. After an error nobody knows whether the request was acted upon.
   Result<Response> post(std::string_view target, const Headers& headers, std::string body,

@@ -35,6 +35,7 @@ class MetaLease {
   virtual int64_t id() const = 0;
   /// Until then the store cannot have ended it, whatever happened: the moment when the last renewal
   /// that was answered had been sent, plus the time to live. Past as soon as it is known to be gone.
+  /// (This clock stands still while the machine is suspended: hence the compare of leased_puts.)
   virtual Clock::time_point deadline() const = 0;
   /// False: act no more in the name of what is under it.
   bool alive() const { return Clock::now() < deadline(); }

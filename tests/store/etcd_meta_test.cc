@@ -109,7 +109,7 @@ TEST_F(EtcdMeta, SaysWhatIsWrongWithItsOptions) {
                                                  "http://127.0.0.1:2: connecting: Connection refused"));
   wrong.endpoints = {shared_etcd()->peer_endpoint()};
   EXPECT_TRUE(refused(wrong, Code::kUnavailable, "answers HTTP 404, but not as etcd's JSON gateway"));
-  wrong.endpoints.push_back(options_.endpoints[0]);
+  wrong.endpoints.push_back(options_.endpoints[0] + "/");
   EXPECT_TRUE(is_ok(open_etcd_meta(wrong)));
 }
 
