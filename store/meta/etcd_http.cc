@@ -9,12 +9,11 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/host_name_verification.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
-#include <boost/beast/http/write.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
 #include <cerrno>
 
@@ -29,6 +28,7 @@ using ErrorCode = boost::system::error_code;
 namespace {
 
 constexpr uint64_t kMaxAnswerBytes = 128 << 20;
+constexpr size_t kReadBytes = 64 << 10;
 constexpr int kSilenceSeconds = 5;  // then TCP asks whether the other side is there, three times
 
 void keep_alive(tcp::socket& socket) {
@@ -188,16 +188,50 @@ struct HttpConnection::Impl {
   Result<> send(std::string_view target, const Headers& headers, std::string body,
                 Deadline deadline) {
     PTC_TRY(connect(deadline));
-    http::request<http::string_body> request(http::verb::post, {target.data(), target.size()}, 11);
-    request.set(http::field::host, endpoint.text.substr(endpoint.text.find("//") + 2));
-    request.set(http::field::content_type, "application/json");
-    for (const auto& [name, value] : headers) request.set(name, value);
-    request.body() = std::move(body);
-    request.prepare_payload();
+    std::string request = fmt::format(
+        "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
+        target, endpoint.text.substr(endpoint.text.find("//") + 2), body.size());
+    for (const auto& [name, value] : headers) request += fmt::format("{}: {}\r\n", name, value);
+    request += "\r\n" + body;
     ErrorCode error = finish_on_stream(deadline, [&](auto& stream, auto handler) {
-      http::async_write(stream, request, std::move(handler));
+      asio::async_write(stream, asio::buffer(request), std::move(handler));
     });
     if (error) return failed("sending", error);
+    return ok();
+  }
+
+  /// Reads into the buffer what comes next, of which the parser has seen nothing.
+  template <class Handler>
+  void start_reading(Handler handler) {
+    auto space = buffer.prepare(kReadBytes);
+    auto keep = [this, handler = std::move(handler)](ErrorCode error, size_t bytes) mutable {
+      buffer.commit(bytes);
+      handler(error);
+    };
+    tls ? tls->async_read_some(space, std::move(keep)) : plain->async_read_some(space, std::move(keep));
+  }
+
+  /// Gives the parser what is in the buffer.
+  ErrorCode parse(Parser& to) {
+    while (!to.is_done() && buffer.size() > 0) {
+      ErrorCode error;
+      size_t used = to.put(buffer.data(), error);
+      buffer.consume(used);
+      if (error == http::error::need_more) break;
+      if (error) return error;
+    }
+    return {};
+  }
+
+  /// Reads an answer, or until its head is there.
+  Result<> receive(Parser& to, Deadline deadline, bool head_only) {
+    to.eager(true);
+    while (head_only ? !to.is_header_done() : !to.is_done()) {
+      ErrorCode error = finish_on_stream(
+          deadline, [&](auto&, auto handler) { start_reading(std::move(handler)); });
+      if (!error) error = parse(to);
+      if (error) return failed("waiting for the answer", error);
+    }
     return ok();
   }
 };
@@ -218,10 +252,7 @@ Result<HttpConnection::Response> HttpConnection::post(std::string_view target,
   PTC_TRY(impl_->send(target, headers, std::move(body), deadline));
   Impl::Parser parser;
   parser.body_limit(kMaxAnswerBytes);
-  ErrorCode error = impl_->finish_on_stream(deadline, [&](auto& stream, auto handler) {
-    http::async_read(stream, impl_->buffer, parser, std::move(handler));
-  });
-  if (error) return impl_->failed("waiting for the answer", error);
+  PTC_TRY(impl_->receive(parser, deadline, false));
   if (!parser.keep_alive()) impl_->close();
   return Response{parser.get().result_int(), std::move(parser.get().body())};
 }
@@ -231,10 +262,7 @@ Result<unsigned> HttpConnection::start(std::string_view target, const Headers& h
   PTC_TRY(impl_->send(target, headers, std::move(body), deadline));
   impl_->parser = std::make_unique<Impl::Parser>();
   impl_->parser->body_limit(boost::none);
-  ErrorCode error = impl_->finish_on_stream(deadline, [&](auto& stream, auto handler) {
-    http::async_read_header(stream, impl_->buffer, *impl_->parser, std::move(handler));
-  });
-  if (error) return impl_->failed("waiting for the answer", error);
+  PTC_TRY(impl_->receive(*impl_->parser, deadline, true));
   return impl_->parser->get().result_int();
 }
 
@@ -247,23 +275,22 @@ Result<std::optional<std::string>> HttpConnection::read_line(std::chrono::millis
       text.erase(0, end + 1);
       return std::optional(std::move(line));
     }
+    if (impl_->parser->is_done() && !text.empty())
+      return std::optional(std::exchange(text, std::string()));
+    if (impl_->parser->is_done()) return impl_->failed("reading", http::error::end_of_stream);
+    if (text.size() > kMaxAnswerBytes) return impl_->failed("reading", http::error::body_limit);
     if (!impl_->reading) {
-      if (impl_->parser->is_done() && !text.empty())
-        return std::optional(std::exchange(text, std::string()));
-      if (impl_->parser->is_done()) return impl_->failed("reading", http::error::end_of_stream);
-      if (text.size() > kMaxAnswerBytes) return impl_->failed("reading", http::error::body_limit);
       impl_->reading = true;
-      auto handler = [this](ErrorCode error, size_t) {
-        impl_->reading = false;
-        impl_->read_error = error;
-      };
-      impl_->tls ? http::async_read_some(*impl_->tls, impl_->buffer, *impl_->parser, handler)
-                 : http::async_read_some(*impl_->plain, impl_->buffer, *impl_->parser, handler);
+      impl_->start_reading([impl = impl_.get()](ErrorCode error) {
+        impl->reading = false;
+        impl->read_error = error;
+      });
     }
     if (impl_->stopped) impl_->bottom().cancel();
     impl_->io.restart();
     impl_->io.run_until(until);
     if (impl_->reading) return std::optional<std::string>();
+    if (!impl_->read_error) impl_->read_error = impl_->parse(*impl_->parser);
     if (impl_->read_error) return impl_->failed("reading", impl_->read_error);
   }
 }
