@@ -17,6 +17,8 @@ namespace ptc {
 namespace {
 
 constexpr size_t kMaxPieces = 1024;  // IOV_MAX
+constexpr auto kLinger = std::chrono::milliseconds(500);
+constexpr size_t kLingerBytes = 64 << 10;
 
 std::span<const std::byte> bytes_of(const iovec& piece) {
   return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
@@ -50,6 +52,30 @@ void Connection::count_in(std::shared_ptr<PeerCounters> counters) {
   counters_ = std::move(counters);
 }
 
+Result<> Connection::start_tls(const TlsContext& context, TlsSession::Side side) {
+  tls_ = std::make_unique<TlsSession>(context, socket_.get(), side);
+  for (;;) {
+    const int done = tls_->handshake();
+    if (done > 0) return ok();
+    if (done == 0)
+      return Error(Code::kUnavailable,
+                   "the peer closed the connection in the TLS handshake; has it certificates, too?");
+    if (tls_->events() == 0) return tls_error();
+    PTC_TRY(wait(tls_->events()));
+  }
+}
+
+Error Connection::tls_error() {
+  Error error = tls_->error();
+  if (error.code() == Code::kCorrupt) ++counters_->checksum_failures;
+  return error;
+}
+
+Result<> Connection::wait(short events) {
+  const Deadline silent = std::chrono::steady_clock::now() + patience_.silence;
+  return wait_for(socket_.get(), events, std::min(silent, patience_.deadline), patience_.stop);
+}
+
 /// Moves all bytes of the pieces, which it uses up.
 Result<> Connection::transfer(std::span<iovec> pieces, bool out) {
   auto& counter = out ? counters_->bytes_sent : counters_->bytes_received;
@@ -61,17 +87,24 @@ Result<> Connection::transfer(std::span<iovec> pieces, bool out) {
     msghdr message{};
     message.msg_iov = pieces.data();
     message.msg_iovlen = std::min(pieces.size(), kMaxPieces);
-    const ssize_t moved = out ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL)
-                              : ::recvmsg(socket_.get(), &message, 0);
+    ssize_t moved = 0;
+    if (tls_)
+      moved = out ? tls_->send(pieces.front()) : tls_->receive(pieces.front());
+    else
+      moved = out ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL)
+                  : ::recvmsg(socket_.get(), &message, 0);
     if (moved == 0) return Error(Code::kUnavailable, "the peer closed the connection");
+    if (moved < 0 && tls_) {
+      if (tls_->events() == 0) return tls_error();
+      PTC_TRY(wait(tls_->events()));
+      continue;
+    }
     if (moved < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN)
         return make_error(Code::kUnavailable, "{}: {}", out ? "sending" : "receiving",
                           ::strerror(errno));
-      const Deadline silent = std::chrono::steady_clock::now() + patience_.silence;
-      PTC_TRY(wait_for(socket_.get(), out ? POLLOUT : POLLIN, std::min(silent, patience_.deadline),
-                       patience_.stop));
+      PTC_TRY(wait(out ? POLLOUT : POLLIN));
       continue;
     }
     counter += static_cast<uint64_t>(moved);
@@ -170,6 +203,7 @@ Result<std::string> Connection::receive_data(uint64_t request, uint64_t bytes) {
 }
 
 Result<bool> Connection::wait_for_request(std::chrono::milliseconds patience) {
+  if (tls_ && tls_->has_pending()) return true;
   PTC_TRY(wait_for(socket_.get(), POLLIN, std::chrono::steady_clock::now() + patience,
                    patience_.stop));
   char first;
@@ -179,6 +213,18 @@ Result<bool> Connection::wait_for_request(std::chrono::milliseconds patience) {
 bool Connection::looks_alive() const {
   pollfd idle{socket_.get(), POLLIN, 0};
   return ::poll(&idle, 1, 0) == 0;
+}
+
+void Connection::linger() {
+  ::shutdown(socket_.get(), SHUT_WR);
+  const Deadline until = std::chrono::steady_clock::now() + kLinger;
+  char rest[4096];
+  for (size_t taken = 0; taken < kLingerBytes;) {
+    if (!wait_for(socket_.get(), POLLIN, until, {})) return;
+    const ssize_t got = ::recv(socket_.get(), rest, sizeof rest, 0);
+    if (got <= 0) return;
+    taken += static_cast<size_t>(got);
+  }
 }
 
 void Connection::cut() { ::shutdown(socket_.get(), SHUT_RDWR); }

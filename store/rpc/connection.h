@@ -16,6 +16,7 @@
 #include "store/rpc/address.h"
 #include "store/rpc/frame.h"
 #include "store/rpc/peer_numbers.h"
+#include "store/rpc/tls.h"
 
 namespace ptc {
 
@@ -33,6 +34,11 @@ class Connection {
  public:
   /// `dialed`: the address it was made to, where it was made from here.
   explicit Connection(UniqueFd socket, std::string dialed = {});
+
+  /// Before anything else is sent. kPermissionDenied: a certificate is not of the authority.
+  Result<> start_tls(const TlsContext& context, TlsSession::Side side);
+  /// Whether the peer may say that it is this node: by its certificate, or because there is no TLS.
+  bool may_be(const std::string& node) const { return !tls_ || tls_->peer_is(node); }
 
   void set_patience(Patience patience) { patience_ = std::move(patience); }
   /// Where bytes and checksum failures are counted from now on; what was before, too.
@@ -62,6 +68,9 @@ class Connection {
   Result<bool> wait_for_request(std::chrono::milliseconds patience);
   /// Whether it is idle and open as far as one can see.
   bool looks_alive() const;
+  /// Says no more, and takes for a moment what still comes: closing at once would make the kernel send a
+  /// reset, which can overtake the last words.
+  void linger();
   /// Ends both directions; whoever waits on it gets kUnavailable.
   void cut();
 
@@ -70,8 +79,11 @@ class Connection {
 
  private:
   Result<> transfer(std::span<iovec> pieces, bool out);
+  Result<> wait(short events);
+  Error tls_error();
 
   UniqueFd socket_;
+  std::unique_ptr<TlsSession> tls_;
   std::string peer_address_, dialed_;
   Patience patience_;
   std::shared_ptr<PeerCounters> counters_;

@@ -1,40 +1,33 @@
 #include "store/rpc/credentials.h"
 
-#include <fcntl.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
-#include <cerrno>
-
-#include "store/base/file.h"
+#include "store/rpc/private_file.h"
 
 namespace ptc {
 namespace {
 
 constexpr size_t kMinSecretBytes = 32, kMaxSecretBytes = 4096;
 
-/// The text of a file that only its owner may read.
-Result<std::string> read_private_file(const std::string& path, size_t limit) {
-  PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
-  if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
-  if ((info.st_mode & 077) != 0)
-    return invalid_argument("others than its owner may use {} (mode {:o}): chmod 600 it", path,
-                            info.st_mode & 07777);
-  if (static_cast<uint64_t>(info.st_size) > limit)
-    return invalid_argument("{} has {} bytes, more than {}", path, info.st_size, limit);
-  std::string text(static_cast<size_t>(info.st_size), '\0');
-  PTC_TRY(read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0));
-  return text;
+/// Another text when one of the files is another.
+std::string stamp_of(const TlsFiles& files) {
+  std::string stamp;
+  for (const std::string* path : {&files.ca, &files.certificate, &files.key}) {
+    struct stat info {};
+    if (::stat(path->c_str(), &info) == 0)
+      stamp += fmt::format("{}:{}:{}.{} ", info.st_ino, info.st_size, info.st_mtim.tv_sec,
+                           info.st_mtim.tv_nsec);
+  }
+  return stamp;
 }
 
 }  // namespace
 
 Result<std::shared_ptr<const Credentials>> Credentials::load(const PeerAuth& auth) {
   auto credentials = std::make_shared<Credentials>();
-  credentials->insecure_ = auth.insecure;
   if (!auth.secret_file.empty()) {
     auto text = read_private_file(auth.secret_file, kMaxSecretBytes);
     if (!text) return std::move(text).error().with_context("shared secret");
@@ -45,7 +38,26 @@ Result<std::shared_ptr<const Credentials>> Credentials::load(const PeerAuth& aut
                               "'openssl rand -hex 32'",
                               auth.secret_file, secret.size(), kMinSecretBytes);
   }
+  if (!auth.ca_file.empty() || !auth.cert_file.empty() || !auth.key_file.empty()) {
+    credentials->files_ = {auth.ca_file, auth.cert_file, auth.key_file};
+    credentials->stamp_ = stamp_of(credentials->files_);
+    PTC_TRY(credentials->tls_, TlsContext::load(credentials->files_));
+  }
   return std::shared_ptr<const Credentials>(std::move(credentials));
+}
+
+std::shared_ptr<const TlsContext> Credentials::tls() const {
+  if (!has_tls()) return nullptr;
+  const std::string stamp = stamp_of(files_);
+  std::lock_guard lock(mutex_);
+  if (stamp != stamp_) {
+    stamp_ = stamp;
+    if (auto loaded = TlsContext::load(files_))
+      tls_ = std::move(loaded).value();
+    else
+      spdlog::error("peers: the changed certificates are not used: {}", loaded.error().message());
+  }
+  return tls_;
 }
 
 std::string Credentials::proof(std::string_view text) const {

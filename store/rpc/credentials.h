@@ -2,15 +2,19 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
 
 #include "store/base/error.h"
+#include "store/rpc/tls.h"
 
 namespace ptc {
 
 /// What a user gave. All empty: no authentication, which a listener takes on loopback only.
 struct PeerAuth {
   std::string secret_file;  // 32 to 4096 bytes that all nodes share; white space at its end does not count
+  std::string ca_file, cert_file, key_file;  // TLS: PEM, all three; the certificate names its node (SAN)
   bool insecure = false;    // listen anywhere without authentication
 };
 
@@ -21,15 +25,20 @@ class Credentials {
   /// others than its owner may read.
   static Result<std::shared_ptr<const Credentials>> load(const PeerAuth& auth);
 
-  bool authenticates() const { return !secret_.empty(); }
-  bool insecure() const { return insecure_; }
-  bool has_secret() const { return !secret_.empty(); }
+  bool authenticates() const { return !secret_.empty() || has_tls(); }
+  bool has_tls() const { return !files_.ca.empty(); }
+  /// For a new connection: of the files as they are now, so that certificates can be exchanged while nodes
+  /// run; of the last good ones if these cannot be used. Nothing without TLS.
+  std::shared_ptr<const TlsContext> tls() const;
   /// HMAC-SHA256 of the text under the shared secret, 32 bytes; without a secret empty.
   std::string proof(std::string_view text) const;
 
  private:
   std::string secret_;
-  bool insecure_ = false;
+  TlsFiles files_;
+  mutable std::mutex mutex_;
+  mutable std::string stamp_;                      // guarded by mutex_; of the files that tls_ is of
+  mutable std::shared_ptr<const TlsContext> tls_;  // guarded by mutex_
 };
 
 }  // namespace ptc

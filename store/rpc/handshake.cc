@@ -40,9 +40,15 @@ std::string_view fault(std::string_view given, std::string_view right) {
   return "its shared secret is another";
 }
 
+Result<> start_tls(Connection& connection, const Identity& self, TlsSession::Side side) {
+  auto context = self.credentials->tls();
+  return context ? connection.start_tls(*context, side) : ok();
+}
+
 }  // namespace
 
 Result<> greet(Connection& connection, const Identity& self, const std::string& other) {
+  PTC_TRY(start_tls(connection, self, TlsSession::Side::kClient));
   Hello mine{self.cluster, self.node, {}, {}};
   PTC_TRY(mine.nonce, new_nonce());
   PTC_TRY(connection.send(FrameType::kHello, 0, encode(mine)));
@@ -53,6 +59,8 @@ Result<> greet(Connection& connection, const Identity& self, const std::string& 
                       theirs.cluster, self.cluster);
   if (theirs.node != other)
     return make_error(Code::kUnavailable, "there is node {} now, not {}", theirs.node, other);
+  if (!connection.may_be(other))
+    return make_error(Code::kPermissionDenied, "its certificate is not for {} (SAN)", other);
   const std::string_view wrong =
       fault(theirs.proof, self.credentials->proof(proven("server", mine, theirs)));
   if (!wrong.empty()) return make_error(Code::kPermissionDenied, "{}", wrong);
@@ -68,6 +76,7 @@ Result<std::string> admit(Connection& connection, const Identity& self) {
     (void)connection.send(FrameType::kError, 0, encode(error));
     return error;
   };
+  PTC_TRY(start_tls(connection, self, TlsSession::Side::kServer));
   PTC_TRY(auto body, connection.expect(FrameType::kHello, 0));
   PTC_TRY(auto theirs, decode_hello(body));
   Hello mine{self.cluster, self.node, {}, {}};
@@ -75,6 +84,8 @@ Result<std::string> admit(Connection& connection, const Identity& self) {
   if (theirs.cluster != self.cluster)
     return refuse(fmt::format("node {} is of cluster {}, node {} of {}", theirs.node,
                               theirs.cluster, self.node, self.cluster));
+  if (!connection.may_be(theirs.node))
+    return refuse(fmt::format("the certificate is not for node {} (SAN)", theirs.node));
   mine.proof = self.credentials->proof(proven("server", theirs, mine));
   PTC_TRY(connection.send(FrameType::kWelcome, 0, encode(mine)));
   PTC_TRY(auto proof, connection.expect(FrameType::kProof, 0));

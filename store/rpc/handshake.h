@@ -15,7 +15,7 @@ struct Identity {
   std::shared_ptr<const Credentials> credentials;
 };
 
-/// The side that connected, to node `other`. kPermissionDenied: another cluster or secret; kUnavailable: another
+/// The side that connected, to node `other`. kPermissionDenied: another cluster, secret or authority; kUnavailable: another
 /// node listens there now.
 Result<> greet(Connection& connection, const Identity& self, const std::string& other);
 

@@ -110,7 +110,7 @@ void PeerServer::Impl::serve(Connection& connection) {
     if (!stopping)
       spdlog::warn("peers: {} was not let in: {}", connection.peer_address(),
                    from_node.error().message());
-    return;
+    return connection.linger();
   }
   auto counted = counters.of(from_node.value());
   connection.count_in(counted);
@@ -204,6 +204,7 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
     spdlog::warn("peers: {} takes connections of anybody: there is no authentication",
                  impl->listener.address);
   }
+  spdlog::debug("peers: listens on {}", impl->listener.address);
   impl->self = {options.node, options.cluster, std::move(credentials)};
   impl->options = std::move(options);
   impl->acceptor = std::thread([impl = impl.get()] {

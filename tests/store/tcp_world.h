@@ -2,6 +2,8 @@
 #pragma once
 
 
+#include <functional>
+
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
 #include "store/transport/tcp.h"
@@ -12,8 +14,12 @@ namespace ptc {
 /// Nodes n0, n1 …; n0 fetches, the others serve.
 class TcpWorld final : public TransportWorld {
  public:
-  explicit TcpWorld(size_t count = 4, PeersOptions options = {}) {
+  using Auth = std::function<PeerAuth(const std::string& node)>;
+  explicit TcpWorld(size_t count = 4, PeersOptions options = {},
+                    Auth auth = [](const std::string&) { return PeerAuth{}; })
+      : auth_(std::move(auth)) {
     options.node = "n0";
+    options.auth = auth_("n0");
     if (options.cluster.empty()) options.cluster = "test";
     peers_ = Peers::create(options).value();
     transport_ = make_tcp_transport(*peers_, make_loopback_transport());
@@ -31,6 +37,7 @@ class TcpWorld final : public TransportWorld {
     options.node = name(node);
     options.cluster = "test";
     options.images = stores_[node].get();
+    options.auth = auth_(name(node));
     return options;
   }
   std::unique_ptr<PeerServer> start(size_t node) {
@@ -54,6 +61,7 @@ class TcpWorld final : public TransportWorld {
   }
 
  private:
+  const Auth auth_;
   std::vector<std::unique_ptr<ImageStore>> stores_;
   std::vector<std::unique_ptr<PeerServer>> servers_;
   std::unique_ptr<Peers> peers_;

@@ -1,0 +1,180 @@
+#include "store/rpc/tls.h"
+
+#include <fcntl.h>
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "store/rpc/private_file.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxKeyBytes = 64 << 10;
+
+/// What OpenSSL says of the last failure of this thread.
+std::string last_error() {
+  const char* reason = ::ERR_reason_error_string(::ERR_peek_error());
+  ::ERR_clear_error();
+  return reason == nullptr ? "unknown error" : reason;
+}
+
+void forget_errors() {
+  ::ERR_clear_error();
+  errno = 0;
+}
+
+/// A key file with a passphrase is refused, not asked for at a terminal.
+int no_passphrase(char*, int, int, void*) { return 0; }
+
+/// OpenSSL's own socket BIO calls write(2), which raises SIGPIPE.
+int socket_write(BIO* bio, const char* bytes, int count) {
+  BIO_clear_retry_flags(bio);
+  const int socket = static_cast<int>(reinterpret_cast<intptr_t>(::BIO_get_data(bio)));
+  const ssize_t sent = ::send(socket, bytes, static_cast<size_t>(count), MSG_NOSIGNAL);
+  if (sent < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_write(bio);
+  return static_cast<int>(sent);
+}
+int socket_read(BIO* bio, char* bytes, int count) {
+  BIO_clear_retry_flags(bio);
+  const int socket = static_cast<int>(reinterpret_cast<intptr_t>(::BIO_get_data(bio)));
+  const ssize_t got = ::recv(socket, bytes, static_cast<size_t>(count), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
+  return static_cast<int>(got);
+}
+long socket_control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+BIO* new_socket_bio(int socket) {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* made = ::BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "ptcfs socket");
+    ::BIO_meth_set_write(made, socket_write);
+    ::BIO_meth_set_read(made, socket_read);
+    ::BIO_meth_set_ctrl(made, socket_control);
+    return made;
+  }();
+  BIO* bio = ::BIO_new(method);
+  PTC_CHECK(bio != nullptr);
+  ::BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(socket)));
+  ::BIO_set_init(bio, 1);
+  return bio;
+}
+
+Result<> use_key(SSL_CTX* context, const std::string& path) {
+  PTC_TRY(auto text, read_private_file(path, kMaxKeyBytes));
+  std::unique_ptr<BIO, int (*)(BIO*)> bio(
+      ::BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), &::BIO_free);
+  std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)> key(
+      ::PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr), &::EVP_PKEY_free);
+  ::OPENSSL_cleanse(text.data(), text.size());
+  if (!key)
+    return invalid_argument("{} holds no private key in PEM without a passphrase: {}", path,
+                            last_error());
+  if (::SSL_CTX_use_PrivateKey(context, key.get()) != 1)
+    return invalid_argument("the key {} is not that of the certificate: {}", path, last_error());
+  return ok();
+}
+
+/// Alerts by which the peer refuses this side's certificate (RFC 8446, 6.2).
+bool is_refusal(int alert) { return (alert >= 42 && alert <= 49) || alert == 116; }
+
+}  // namespace
+
+Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files) {
+  if (files.ca.empty() || files.certificate.empty() || files.key.empty())
+    return invalid_argument("TLS between nodes wants three files: the authority, the certificate and its key");
+  auto result = std::make_shared<TlsContext>();
+  result->context_ = std::shared_ptr<SSL_CTX>(::SSL_CTX_new(::TLS_method()), &::SSL_CTX_free);
+  SSL_CTX* context = result->context_.get();
+  PTC_CHECK(context != nullptr);
+  ::SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  ::SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  ::SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION);
+  ::SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  // Nothing is resumed; a ticket would make an idle connection look as if something had come.
+  ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  ::SSL_CTX_set_num_tickets(context, 0);
+  if (::SSL_CTX_load_verify_file(context, files.ca.c_str()) != 1)
+    return invalid_argument("{} holds no certificates in PEM: {}", files.ca, last_error());
+  if (::SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1)
+    return invalid_argument("{} holds no certificate in PEM: {}", files.certificate, last_error());
+  PTC_TRY(use_key(context, files.key));
+  return std::shared_ptr<const TlsContext>(std::move(result));
+}
+
+TlsSession::TlsSession(const TlsContext& context, int socket, Side side)
+    : session_(::SSL_new(context.get()), &::SSL_free) {
+  PTC_CHECK(session_ != nullptr);
+  BIO* bio = new_socket_bio(socket);
+  ::SSL_set_bio(session_.get(), bio, bio);
+  if (side == Side::kClient)
+    ::SSL_set_connect_state(session_.get());
+  else
+    ::SSL_set_accept_state(session_.get());
+}
+
+int TlsSession::handshake() {
+  forget_errors();
+  return static_cast<int>(outcome(::SSL_do_handshake(session_.get())));
+}
+
+ssize_t TlsSession::send(const iovec& piece) {
+  forget_errors();
+  return outcome(::SSL_write(session_.get(), piece.iov_base,
+                             static_cast<int>(std::min<size_t>(piece.iov_len, INT_MAX))));
+}
+
+ssize_t TlsSession::receive(const iovec& piece) {
+  forget_errors();
+  return outcome(::SSL_read(session_.get(), piece.iov_base,
+                            static_cast<int>(std::min<size_t>(piece.iov_len, INT_MAX))));
+}
+
+ssize_t TlsSession::outcome(int result) {
+  if (result > 0) return result;
+  const int reason = errno;
+  events_ = 0;
+  switch (::SSL_get_error(session_.get(), result)) {
+    case SSL_ERROR_WANT_READ: events_ = POLLIN; return -1;
+    case SSL_ERROR_WANT_WRITE: events_ = POLLOUT; return -1;
+    case SSL_ERROR_ZERO_RETURN: return 0;
+    case SSL_ERROR_SYSCALL:
+      if (reason == 0) return 0;  // closed without a word
+      code_ = Code::kUnavailable;
+      message_ = fmt::format("TLS: {}", ::strerror(reason));
+      return -1;
+    default: break;
+  }
+  const unsigned long error = ::ERR_peek_error();
+  const int detail = ERR_GET_REASON(error);
+  const long verified = ::SSL_get_verify_result(session_.get());
+  const bool refused = detail == SSL_R_CERTIFICATE_VERIFY_FAILED ||
+                       detail == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE ||
+                       is_refusal(detail - SSL_AD_REASON_OFFSET);
+  code_ = refused ? Code::kPermissionDenied : Code::kCorrupt;
+  message_ = fmt::format("TLS: {}", last_error());
+  if (verified != X509_V_OK)
+    message_ += fmt::format(" ({})", ::X509_verify_cert_error_string(verified));
+  return -1;
+}
+
+bool TlsSession::has_pending() const { return ::SSL_pending(session_.get()) > 0; }
+
+bool TlsSession::peer_is(const std::string& node) const {
+  std::unique_ptr<X509, void (*)(X509*)> peer(::SSL_get1_peer_certificate(session_.get()),
+                                              &::X509_free);
+  return peer != nullptr &&
+         ::X509_check_host(peer.get(), node.data(), node.size(),
+                           X509_CHECK_FLAG_NO_WILDCARDS | X509_CHECK_FLAG_NEVER_CHECK_SUBJECT,
+                           nullptr) == 1;
+}
+
+}  // namespace ptc
