@@ -5,7 +5,7 @@
 namespace ptc {
 namespace {
 
-constexpr size_t kChunkBytes = 256 << 10;
+constexpr size_t kChunkBytes = 512 << 10;
 constexpr uint64_t kLongRun = 4 << 10;  // is sent from where it lies
 
 }  // namespace

@@ -191,6 +191,7 @@ std::shared_ptr<const PeerServer::Handler> PeerServer::Impl::handler_of(
 PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options) {
+  PTC_CHECK(options.images != nullptr);
   auto impl = std::make_unique<Impl>();
   PTC_TRY(auto credentials, Credentials::load(options.auth));
   PTC_TRY(auto address, PeerAddress::parse(options.listen));

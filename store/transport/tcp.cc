@@ -53,8 +53,10 @@ class NodeFetch {
         return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
                           failures_);
       ++counters_->retries;
-      spdlog::warn("fetch: {}; {} bytes are still to come, trying again", error.message(),
-                   landing_.bytes_left());
+      const bool damaged = error.code() == Code::kCorrupt;
+      spdlog::log(damaged ? spdlog::level::warn : spdlog::level::debug,
+                  "fetch: {}; {} bytes are still to come, trying again", error.message(),
+                  landing_.bytes_left());
       pause(kFirstPause * (1 << (failures_ - 1)), stop_);
     }
     return ok();

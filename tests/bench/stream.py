@@ -73,7 +73,7 @@ def main():
         sys.exit(77)
     bench.need_root()
     ratios, speed = bench.Ratios(), bench.Ratios()
-    with bench.plain_tmpfs() as directory, serving(directory, options.mib) as (address, image):
+    with bench.plain_tmpfs(huge="always") as directory, serving(directory, options.mib) as (address, image):
         for _ in range(options.rounds):
             base = iperf3(options.mib)
             speed.add("iperf3, one stream", base / 1e9)
