@@ -2,6 +2,9 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <iostream>
+#include <random>
 #include <thread>
 
 #include "etcd_server.h"
@@ -124,6 +127,34 @@ TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
   for (int i = 0; i < 100 && !lease->alive(); ++i) std::this_thread::sleep_for(milliseconds(50));
   EXPECT_TRUE(lease->alive());
   EXPECT_TRUE(is_ok(meta_->commit({.compares = {{"node", joined}}, .puts = {{"x", "y"}}})));
+}
+
+/// PTC_ROUNDS (none by default) members go and come at random, up to all at once; PTC_SEED.
+TEST_F(EtcdCluster, LosesNothingWhateverGoes) {
+  const char* given = std::getenv("PTC_SEED");
+  const char* rounds = std::getenv("PTC_ROUNDS");
+  if (rounds == nullptr) GTEST_SKIP() << "long; asked for by PTC_ROUNDS";
+  uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::cout << "PTC_SEED=" << seed << "\n";
+  std::mt19937_64 random(seed);
+  Counting counting(*meta_);
+  for (int round = 0; round < std::atoi(rounds); ++round) {
+    unsigned gone = 1 + random() % 7;
+    int end = random() % 2 == 0 ? SIGKILL : SIGSTOP;
+    for (int i = 0; i < 3; ++i)
+      if (gone >> i & 1) servers_->signal(i, end);
+    bool majority = gone != 3 && gone < 5;
+    if (majority)
+      counting.wait_for_more(5);
+    else
+      std::this_thread::sleep_for(milliseconds(random() % 3000));
+    for (int i = 0; i < 3; ++i)
+      if (gone >> i & 1) end == SIGKILL ? servers_->start(i) : servers_->signal(i, SIGCONT);
+    counting.wait_for_more(5);
+    // A member that is still behind when the next goes leaves no majority.
+    for (int i = 0; i < 3; ++i) servers_->wait_until_serving(i);
+  }
+  counting.check();
 }
 
 /// A member without a majority neither answers from what it remembers nor lets a watch wait for nothing.
