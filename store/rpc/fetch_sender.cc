@@ -7,6 +7,7 @@ namespace {
 
 constexpr size_t kChunkBytes = 512 << 10;
 constexpr uint64_t kLongRun = 4 << 10;  // is sent from where it lies
+constexpr size_t kMaxHeld = 64;         // images
 
 }  // namespace
 
@@ -25,7 +26,7 @@ Result<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
       const uint64_t next = at + std::min<uint64_t>(part.end - at, kChunkBytes - chunk_bytes_);
       add_bytes(part, source.value(), at, next);
       at = next;
-      if (chunk_bytes_ == kChunkBytes) {
+      if (chunk_bytes_ == kChunkBytes || held_.size() == kMaxHeld) {
         PTC_TRY(flush(request));
       }
     }
@@ -36,11 +37,13 @@ Result<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
 /// The image of a part in memory, held until it is sent.
 Result<const std::byte*> FetchSender::source_of(const FetchRequest& fetch, const FetchPart& part) {
   const std::string& id = fetch.images[part.image];
-  if (held_.empty() || held_.back()->id().text != id) {
+  auto held = std::find_if(held_.begin(), held_.end(),
+                           [&](const Held& one) { return one.index == part.image; });
+  if (held == held_.end()) {
     PTC_TRY(auto image, images_.open(ImageId{id}));
-    held_.push_back(std::move(image));
+    held = held_.insert(held_.end(), {part.image, std::move(image)});
   }
-  PTC_TRY(auto memory, held_.back()->map());
+  PTC_TRY(auto memory, held->image->map());
   if (part.runs.source_end() > memory.size())
     return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", id, memory.size(),
                       part.runs.source_end());
@@ -68,7 +71,7 @@ Result<> FetchSender::flush(uint64_t request) {
   PTC_TRY(connection_.send(FrameType::kData, request, pieces_));
   pieces_.clear();
   gathered_ = chunk_bytes_ = 0;
-  if (held_.size() > 1) held_.erase(held_.begin(), held_.end() - 1);
+  if (held_.size() == kMaxHeld) held_.clear();
   return ok();
 }
 

@@ -11,7 +11,7 @@
 namespace ptc {
 
 /// Chunks cross from one part into the next. Runs of a page and more are sent from the mapped image, the
-/// others gathered first; one chunk is in memory at a time. Threads: one.
+/// others gathered first; one chunk is in memory at a time. For one request. Threads: one.
 class FetchSender {
  public:
   FetchSender(Connection& connection, ImageStore& images);
@@ -31,7 +31,11 @@ class FetchSender {
   size_t gathered_ = 0;
   std::vector<iovec> pieces_;
   size_t chunk_bytes_ = 0;
-  std::vector<ImageRef> held_;  // what pieces_ point into; the last one is the last part's
+  struct Held {
+    uint32_t index;  // in FetchRequest::images
+    ImageRef image;
+  };
+  std::vector<Held> held_;  // what pieces_ point into, and what the next parts may be of
 };
 
 }  // namespace ptc

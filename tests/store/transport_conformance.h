@@ -118,6 +118,29 @@ TEST_P(TransportConformance, ALongImageArrivesWhole) {
   EXPECT_TRUE(target == content);
 }
 
+TEST_P(TransportConformance, MoreItemsThanARequestHoldsArrive) {
+  constexpr size_t kItems = 70'000, kImages = 100, kItemBytes = 5;
+  const size_t node = world_->nodes() - 1;
+  std::vector<Bytes> contents;
+  std::vector<ImageRef> images;
+  for (size_t i = 0; i < kImages; ++i) {
+    contents.push_back(random_bytes(10'000, random_));
+    images.push_back(world_->seen(node, world_->publish(node, contents[i])));
+  }
+  Bytes target(kItems * kItemBytes), expected(target.size());
+  std::vector<FetchItem> items;
+  for (size_t i = 0; i < kItems; ++i) {
+    StridedCopy copy = whole_copy(kItemBytes);
+    copy.source_offset = random_() % 9'000;
+    const size_t image = random_() % kImages;
+    std::copy_n(contents[image].begin() + static_cast<ptrdiff_t>(copy.source_offset), kItemBytes,
+                expected.begin() + static_cast<ptrdiff_t>(i * kItemBytes));
+    items.push_back({images[image].get(), copy, 0, kItemBytes, target.data() + i * kItemBytes});
+  }
+  ASSERT_TRUE(is_ok(fetch(items)));
+  EXPECT_TRUE(target == expected);
+}
+
 TEST_P(TransportConformance, NothingToFetchIsNoError) {
   std::vector<FetchItem> none;
   EXPECT_TRUE(is_ok(fetch(none)));
