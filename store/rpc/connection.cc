@@ -108,6 +108,7 @@ Result<> Connection::transfer(std::span<iovec> pieces, bool out) {
       continue;
     }
     counter += static_cast<uint64_t>(moved);
+    if (!out) last_received_ = std::chrono::steady_clock::now();
     for (size_t left = static_cast<size_t>(moved); left > 0;) {
       iovec& piece = pieces.front();
       const size_t part = std::min(left, piece.iov_len);

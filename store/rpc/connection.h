@@ -74,6 +74,8 @@ class Connection {
   /// Ends both directions; whoever waits on it gets kUnavailable.
   void cut();
 
+  /// When the last byte came.
+  Deadline last_received() const { return last_received_; }
   const std::string& peer_address() const { return peer_address_; }
   const std::string& dialed() const { return dialed_; }
 
@@ -87,6 +89,7 @@ class Connection {
   std::string peer_address_, dialed_;
   Patience patience_;
   std::shared_ptr<PeerCounters> counters_;
+  Deadline last_received_{};
   bool said_ = false;
 };
 

@@ -45,10 +45,7 @@ class NodeFetch {
       if (streamed) continue;
       const Error& error = streamed.error();
       if (error.code() == Code::kCancelled || final_) return streamed;
-      if (landing_.bytes_left() < left) {
-        failures_ = 0;
-        since_ = Clock::now();
-      }
+      if (landing_.bytes_left() < left) failures_ = 0;
       if (++failures_ >= kAttempts || Clock::now() - since_ >= peers_.silence())
         return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
                           failures_);
@@ -72,7 +69,9 @@ class NodeFetch {
       return Error(Code::kUnavailable, taken.error().message());
     }
     auto connection = std::move(taken).value();
+    const Clock::time_point asked = Clock::now();
     auto received = receive(*connection);
+    if (connection->last_received() > asked) since_ = connection->last_received();
     const std::string from = fmt::format("node {} ({})", node_, connection->peer_address());
     final_ = connection->error_was_said();
     if (received || final_) {
@@ -82,7 +81,7 @@ class NodeFetch {
     }
     if (received) return ok();
     Error error = std::move(received).error().with_context(from);
-    if (error.code() == Code::kNotFound) return Error(Code::kUnavailable, error.message());
+    if (final_ && error.code() != Code::kCorrupt) return Error(Code::kUnavailable, error.message());
     return error;
   }
 
@@ -98,7 +97,6 @@ class NodeFetch {
       PTC_TRY(connection.receive_body(header, landing_.place(header.body_bytes)));
       landing_.accept();
       bytes -= header.body_bytes;
-      since_ = Clock::now();
     }
     return ok();
   }
@@ -108,8 +106,8 @@ class NodeFetch {
   const std::shared_ptr<PeerCounters> counters_;
   Landing landing_;
   const std::stop_token stop_;
-  int failures_ = 0;                    // since the last good chunk
-  Clock::time_point since_ = Clock::now();  // the last good chunk
+  int failures_ = 0;                        // since the last good chunk
+  Clock::time_point since_ = Clock::now();  // when the last byte of an answer came
   bool final_ = false;
 };
 

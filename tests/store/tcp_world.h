@@ -2,7 +2,9 @@
 #pragma once
 
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
@@ -10,6 +12,13 @@
 #include "transport_world.h"
 
 namespace ptc {
+
+/// Whether so many connections were refused, once the server's threads have come so far.
+inline bool comes_to_refuse(const PeerServer& server, uint64_t count) {
+  for (int i = 0; i < 2000 && server.refused() < count; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return server.refused() == count;
+}
 
 /// Nodes n0, n1 …; n0 fetches, the others serve.
 class TcpWorld final : public TransportWorld {
