@@ -315,7 +315,7 @@ std::vector<std::string> Checkpoint::lost_tensors() const {
                   [](const StoredImage& image) { return image.image != nullptr; }))
     return lost;
   for (uint32_t t = 0; t < model().tensors().size(); ++t)
-    if (now->index->missing_on_node(t, 0, {Box::whole(model().tensors()[t].shape)}) > 0)
+    if (now->index->missing(t, {Box::whole(model().tensors()[t].shape)}) > 0)
       lost.push_back(model().tensors()[t].name);
   return lost;
 }

@@ -131,6 +131,7 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
     const ImagePlan& image = plan.transfers.images[i];
     if (image.kept) flows[{source_block(*image.kept), target, Kind::kKept}] += layout.bytes;
     for (const Transfer& transfer : image.transfers) {
+      if (transfer.source_image >= stored.images.size()) continue;  // came for another file
       const bool local = stored.layouts[transfer.source_image].node == layout.node;
       flows[{source_block(transfer.source_image), target, local ? Kind::kLocal : Kind::kMoved}] +=
           transfer.copy.total_bytes();

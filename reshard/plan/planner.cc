@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -114,31 +115,39 @@ std::vector<const SourceIndex::Held*> SourceIndex::overlapping(uint32_t tensor,
   return found;
 }
 
-Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target,
-                                                      std::vector<uint64_t>* load) const {
+Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target) const {
+  return plan(std::span(&target, 1), 0, nullptr);
+}
+
+Result<std::vector<Transfer>> SourceIndex::plan_image(std::span<const ImageLayout> targets,
+                                                      uint32_t image, PlanState& state) const {
+  return plan(targets, image, &state);
+}
+
+Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> targets,
+                                                uint32_t image, PlanState* state) const {
+  const ImageLayout& target = targets[image];
   std::vector<Transfer> transfers;
   std::vector<Box> wanted, left;
-  auto likes_less = [&](const Holder& a, const Holder& b) {
-    const bool a_remote = images_[a.image].node != target.node;
-    const bool b_remote = images_[b.image].node != target.node;
-    if (a_remote != b_remote) return b_remote;
-    return load != nullptr && (*load)[a.image] < (*load)[b.image];
+  auto load = [&](const Holder& holder) {
+    const uint32_t node = images_[holder.image].node;
+    return std::tuple(node != target.node,
+                      state != nullptr && node != target.node ? state->node_load_[node] : 0,
+                      state != nullptr ? state->image_load_[holder.image] : 0);
   };
-  for (const ArraySlot& target_slot : target.arrays) {
+  for (uint32_t slot_number = 0; slot_number < target.arrays.size(); ++slot_number) {
+    const ArraySlot& target_slot = target.arrays[slot_number];
     const uint32_t bits = element_bits_[target_slot.tensor];
     const ArrayAt target_array = array_at(target_slot.part, target_slot.byte_offset);
-    for (const Piece& target_piece : target_slot.part.pieces) {
+    std::vector<PlanState::Arrival>* arrivals =
+        state == nullptr ? nullptr : &state->arrivals_[{target.node, target_slot.tensor}];
+    const size_t earlier_arrivals = arrivals == nullptr ? 0 : arrivals->size();
+    for (uint32_t piece_number = 0; piece_number < target_slot.part.pieces.size(); ++piece_number) {
+      const Piece& target_piece = target_slot.part.pieces[piece_number];
       if (target_piece.global.empty()) continue;
-      wanted.assign(1, target_piece.global);
-      std::vector<const Held*> candidates = overlapping(target_slot.tensor, target_piece.global);
-      std::stable_partition(candidates.begin(), candidates.end(),
-                            [&](const Held* held) { return on_node(*held, target.node); });
-      for (const Held* held : candidates) {
-        if (wanted.empty()) break;
-        const auto all = holders(*held);
-        const Holder& holder = *std::min_element(all.begin(), all.end(), likes_less);
-        const ArraySlot& source = slot(holder);
-        const Piece& source_piece = piece(holder);
+      // Takes from one source piece what it has of `wanted`, and says how much that is.
+      auto take = [&](uint32_t source_image, const ArraySlot& source,
+                      const Piece& source_piece, auto&& taken) -> Result<> {
         left.clear();
         for (const Box& box : wanted) {
           std::optional<Box> common = intersect(box, source_piece.global);
@@ -153,12 +162,48 @@ Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target,
                                                plus_minus(common->offset, target_piece.local_offset,
                                                           target_piece.global.offset),
                                                common->extent, bits));
-          transfers.push_back({holder.image, copy});
-          if (load != nullptr) (*load)[holder.image] += bytes_of(*common, bits);
+          transfers.push_back({source_image, copy});
+          taken(*common);
           if (*common == box) continue;
           for (Box& rest : subtract(box, *common)) left.push_back(std::move(rest));
         }
         wanted.swap(left);
+        return ok();
+      };
+      auto take_held = [&](const Held* held) -> Result<> {
+        const auto all = holders(*held);
+        const Holder& holder = *std::min_element(
+            all.begin(), all.end(),
+            [&](const Holder& a, const Holder& b) { return load(a) < load(b); });
+        const uint32_t node = images_[holder.image].node;
+        return take(holder.image, slot(holder), piece(holder), [&](const Box& common) {
+          if (state == nullptr) return;
+          const uint64_t bytes = bytes_of(common, bits);
+          state->image_load_[holder.image] += bytes;
+          if (node == target.node) return;
+          state->node_load_[node] += bytes;
+          arrivals->push_back({image, slot_number, piece_number, common});
+        });
+      };
+      wanted.assign(1, target_piece.global);
+      std::vector<const Held*> candidates = overlapping(target_slot.tensor, target_piece.global);
+      const auto remote = std::stable_partition(
+          candidates.begin(), candidates.end(),
+          [&](const Held* held) { return on_node(*held, target.node); });
+      for (auto it = candidates.begin(); it != remote && !wanted.empty(); ++it) {
+        PTC_TRY(take_held(*it));
+      }
+      for (size_t i = 0; i < earlier_arrivals && !wanted.empty(); ++i) {
+        const PlanState::Arrival arrival = (*arrivals)[i];
+        const ArraySlot& source = targets[arrival.target].arrays[arrival.slot];
+        const Piece& whole = source.part.pieces[arrival.piece];
+        const Piece part{arrival.box, plus_minus(arrival.box.offset, whole.local_offset,
+                                                 whole.global.offset)};
+        PTC_TRY(take(static_cast<uint32_t>(images_.size() + arrival.target), source, part,
+                     [](const Box&) {}));
+      }
+      for (auto it = remote; it != candidates.end() && !wanted.empty(); ++it) {
+        PTC_TRY(take_held(*it));
       }
       if (!wanted.empty())
         return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", target_slot.tensor,
@@ -171,15 +216,15 @@ Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target,
   return transfers;
 }
 
-uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
-                                      const std::vector<Box>& wanted) const {
+uint64_t SourceIndex::missing_if(uint32_t tensor, const std::vector<Box>& wanted,
+                                 auto&& counts) const {
   uint64_t missing = 0;
   std::vector<Box> rest, left;
   for (const Box& each : wanted) {
     if (each.empty()) continue;
     rest.assign(1, each);
     for (const Held* held : overlapping(tensor, each)) {
-      if (!on_node(*held, node)) continue;
+      if (!counts(*held)) continue;
       left.clear();
       for (const Box& part : rest)
         for (Box& outside : subtract(part, box(*held))) left.push_back(std::move(outside));
@@ -188,6 +233,15 @@ uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
     for (const Box& part : rest) missing += bytes_of(part, element_bits_[tensor]);
   }
   return missing;
+}
+
+uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
+                                      const std::vector<Box>& wanted) const {
+  return missing_if(tensor, wanted, [&](const Held& held) { return on_node(held, node); });
+}
+
+uint64_t SourceIndex::missing(uint32_t tensor, const std::vector<Box>& wanted) const {
+  return missing_if(tensor, wanted, [](const Held&) { return true; });
 }
 
 std::vector<Box> SourceIndex::disjoint(uint32_t tensor, std::vector<Box> boxes) const {
@@ -239,7 +293,9 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
 
   TransferPlan plan;
   plan.images.resize(target.size());
-  std::vector<uint64_t> load(images.size());
+  uint32_t nodes = 1;
+  for (const ImageLayout& image : images) nodes = std::max(nodes, image.node + 1);
+  PlanState state(images.size(), nodes);
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> pairs;
   for (size_t i = 0; i < target.size(); ++i) {
     ImagePlan& image_plan = plan.images[i];
@@ -253,17 +309,19 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
       continue;
     }
     ++plan.totals.written_images;
-    PTC_TRY(image_plan.transfers, source.plan_image(target[i], &load));
+    PTC_TRY(image_plan.transfers, source.plan_image(target, i, state));
     for (const Transfer& transfer : image_plan.transfers) {
-      uint32_t from = images[transfer.source_image].node;
+      const uint32_t from = transfer.source_image < images.size()
+                                ? images[transfer.source_image].node
+                                : target[i].node;
       uint64_t bytes = transfer.copy.total_bytes();
       pairs[{from, target[i].node}] += bytes;
       (from == target[i].node ? plan.totals.local_bytes : plan.totals.moved_bytes) += bytes;
     }
   }
   plan.totals.minimum_bytes = minimum_moved_bytes(source, target);
-  for (const auto& [nodes, bytes] : pairs)
-    if (bytes > 0) plan.pairs.push_back({nodes.first, nodes.second, bytes});
+  for (const auto& [ends, bytes] : pairs)
+    if (bytes > 0) plan.pairs.push_back({ends.first, ends.second, bytes});
   return plan;
 }
 

@@ -3,8 +3,9 @@
 // For every array of a target image, each of its pieces (a box of the global tensor) is covered by
 // boxes that source images hold: the box is intersected with what a source has, and what is left of
 // it is looked for further on. Every target byte is written exactly once; bytes that no source is
-// asked for are padding. Boxes that the target's own node holds come first; of the holders of one box
-// the one that was asked for the fewest bytes so far, so that the load spreads over all of them.
+// asked for are padding. Boxes that the target's own node holds come first, then those that came to
+// it for another target, so that no byte is moved to a node twice; of the holders of one box the one
+// that was asked for the fewest bytes so far, so that the load spreads over all of them.
 //
 // Cost: O(n log n) in the boxes held and wanted, and their overlaps. Boxes are found by the interval
 // of their elements' numbers in C order: what tp (on the first axis), FSDP and ZeRO-1 cut are
@@ -12,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,6 +44,8 @@ struct ImageLayout {
 };
 
 struct Transfer {
+  /// Of the source images; from their number on: a target image on the same node, by its place
+  /// among the targets, which got the bytes from another node.
   uint32_t source_image = 0;
   StridedCopy copy;  // target offsets from the start of the target image
 };
@@ -72,21 +76,40 @@ struct TransferPlan {
   std::vector<Pair> pairs;  // where bytes > 0, by (source, target)
 };
 
+/// What a plan asks for so far, to spread it over all holders and to move no byte to a node twice.
+class PlanState {
+ public:
+  PlanState(size_t source_images, uint32_t nodes) : image_load_(source_images), node_load_(nodes) {}
+
+ private:
+  friend class SourceIndex;
+  /// A box that comes to a node from another one, as part of a target image.
+  struct Arrival {
+    uint32_t target, slot, piece;
+    Box box;
+  };
+  std::vector<uint64_t> image_load_;  // bytes asked of each image
+  std::vector<uint64_t> node_load_;   // bytes asked of each node by others
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<Arrival>> arrivals_;  // by (node, tensor)
+};
+
 /// Which images hold which part of each tensor. Immutable; threads: any.
 class SourceIndex {
  public:
   /// `images` must outlive the index. Tensors are numbered 0 … element_bits.size() − 1.
   SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits);
 
-  /// The transfers of one target image. `load` (one entry per source image) counts the bytes asked
-  /// of each so far; null: not balanced. kCorrupt when some part is held by nobody: the message
-  /// gives the tensor's number and the box.
-  Result<std::vector<Transfer>> plan_image(const ImageLayout& target,
-                                           std::vector<uint64_t>* load = nullptr) const;
+  /// The transfers of one target image by itself. kCorrupt when some part is held by nobody: the
+  /// message gives the tensor's number and the box.
+  Result<std::vector<Transfer>> plan_image(const ImageLayout& target) const;
+  /// The same as one of many: `targets` up to number `image` were planned with this `state`.
+  Result<std::vector<Transfer>> plan_image(std::span<const ImageLayout> targets, uint32_t image,
+                                           PlanState& state) const;
 
   /// Bytes of `wanted` (disjoint boxes of the tensor) that no image on `node` holds.
-  uint64_t missing_on_node(uint32_t tensor, uint32_t node,
-                           const std::vector<Box>& wanted) const;
+  uint64_t missing_on_node(uint32_t tensor, uint32_t node, const std::vector<Box>& wanted) const;
+  /// … that no image holds at all.
+  uint64_t missing(uint32_t tensor, const std::vector<Box>& wanted) const;
 
   std::span<const ImageLayout> images() const { return images_; }
 
@@ -123,6 +146,9 @@ class SourceIndex {
     return std::span(holders_).subspan(held.first_holder, held.holders);
   }
   bool on_node(const Held& held, uint32_t node) const;
+  uint64_t missing_if(uint32_t tensor, const std::vector<Box>& wanted, auto&& counts) const;
+  Result<std::vector<Transfer>> plan(std::span<const ImageLayout> targets, uint32_t image,
+                                     PlanState* state) const;
   std::vector<const Held*> overlapping(uint32_t tensor, const Box& box) const;
   void index_tensor(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder);
 

@@ -134,8 +134,9 @@ TEST(Planner, EveryTargetByteIsWrittenOnceWithTheRightByte) {
     for (int copies = 0; copies < 2; ++copies)
       for (const Box& box : random_tiles(random, shape))
         held.push_back(image(random() % 3, box, element_bytes));
-    for (const Box& box : random_tiles(random, shape))
-      wanted.push_back(image(3, box, element_bytes));
+    for (int copies = 0; copies < 3; ++copies)
+      for (const Box& box : random_tiles(random, shape))
+        wanted.push_back(image(2 + random() % 3, box, element_bytes));
     auto content = [&](const ImageLayout& layout) {
       std::vector<uint32_t> bytes(layout.bytes, UINT32_MAX);
       const ArraySlot& slot = layout.arrays[0];
@@ -151,18 +152,31 @@ TEST(Planner, EveryTargetByteIsWrittenOnceWithTheRightByte) {
     std::vector<std::vector<uint32_t>> sources;
     for (const ImageLayout& layout : held) sources.push_back(content(layout));
 
+    // Targets come behind the sources: later ones may copy from them, on their own node.
+    std::vector<ImageLayout> all = held;
+    all.insert(all.end(), wanted.begin(), wanted.end());
     SourceIndex source(held, {static_cast<uint8_t>(element_bytes * 8)});
     TransferPlan plan = plan_transfers(source, wanted).value();
     for (size_t i = 0; i < wanted.size(); ++i) {
+      if (plan.images[i].kept) {
+        sources.push_back(sources[*plan.images[i].kept]);
+        continue;
+      }
       std::vector<uint32_t> bytes(wanted[i].bytes, UINT32_MAX);
-      for (const Transfer& transfer : plan.images[i].transfers)
+      for (const Transfer& transfer : plan.images[i].transfers) {
+        ASSERT_LT(transfer.source_image, sources.size());
+        if (transfer.source_image >= held.size()) {
+          ASSERT_EQ(all[transfer.source_image].node, wanted[i].node);
+        }
         for_each_run(transfer.copy, [&](uint64_t from, uint64_t to, uint64_t count) {
           for (uint64_t k = 0; k < count; ++k) {
             ASSERT_EQ(bytes[to + k], UINT32_MAX) << "written twice";
             bytes[to + k] = sources[transfer.source_image][from + k];
           }
         });
+      }
       ASSERT_EQ(bytes, content(wanted[i])) << "round " << round;
+      sources.push_back(std::move(bytes));
     }
     EXPECT_EQ(plan.totals.moved_bytes, plan.totals.minimum_bytes);
   }
