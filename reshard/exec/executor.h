@@ -37,6 +37,12 @@ class ChecksumLedger {
   /// Over all distinct boxes added, and how many elements those have.
   Checksum total(uint32_t tensor) const;
   uint64_t elements(uint32_t tensor) const;
+  /// Calls visit(tensor, box, checksum) for every distinct box.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor)
+      for (const auto& [box, checksum] : tensors_[tensor].parts) visit(tensor, box, checksum);
+  }
 
  private:
   struct Tensor {

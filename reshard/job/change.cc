@@ -1,25 +1,90 @@
 #include "reshard/job/change.h"
 
+#include <algorithm>
+#include <set>
+
 namespace ptc {
+namespace {
+
+bool is_on(const StoredState& stored, uint32_t node, const ImageLayout& file) {
+  return std::all_of(file.arrays.begin(), file.arrays.end(), [&](const ArraySlot& slot) {
+    return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
+      return stored.index->missing_on_node(slot.tensor, node, {piece.global}) == 0;
+    });
+  });
+}
+
+/// Files without tensors stay where they are, and get the copies that they lack, each from another
+/// node in turn.
+void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
+                      const WantedState& wanted, ChangePlan& plan) {
+  const std::vector<WrittenFile>& files = checkpoint.manifest().files;
+  size_t turn = 0;
+  for (uint32_t i = 0; i < stored.images.size(); ++i) {
+    const StoredImage& image = stored.images[i];
+    if (image.written < 0 || files[image.written].has_tensors) continue;
+    const bool first = i == 0 || stored.images[i - 1].written != image.written;
+    if (!first) continue;
+    std::set<std::string> on;
+    int64_t source = -1;
+    for (uint32_t copy = i; copy < stored.images.size() &&
+                            stored.images[copy].written == image.written; ++copy) {
+      if (stored.images[copy].image == nullptr) continue;
+      on.insert(stored.images[copy].node);
+      source = copy;
+    }
+    if (source < 0) continue;
+    ++turn;
+    for (size_t k = 0; k < wanted.alive.size() && on.size() <= wanted.replicas; ++k) {
+      const std::string& node = wanted.alive[(turn + k) % wanted.alive.size()];
+      if (!on.insert(node).second) continue;
+      const auto known = std::find(plan.nodes.begin(), plan.nodes.end(), node);
+      if (known == plan.nodes.end()) plan.nodes.push_back(node);
+      plan.copies.push_back({static_cast<uint32_t>(source),
+                             static_cast<uint32_t>(std::find(plan.nodes.begin(), plan.nodes.end(), node) -
+                                                   plan.nodes.begin())});
+    }
+  }
+}
+
+}  // namespace
 
 Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& stored,
-                               const LayoutSpec& spec) {
+                               const WantedState& wanted) {
   ChangePlan plan;
-  if (state_key(stored.spec) == state_key(spec)) {
-    // Every state keeps its images, whatever form they have (a set of shards need not be joined).
-    plan.nothing = true;
-    for (const ImageLayout& layout : stored.layouts) {
-      plan.transfers.totals.total_bytes += layout.bytes;
-      plan.transfers.totals.kept_bytes += layout.bytes;
-      ++plan.transfers.totals.kept_images;
-    }
-    return plan;
+  plan.nodes = stored.nodes;
+  plan.same_states = state_key(stored.spec) == state_key(wanted.spec);
+  const bool placed = !wanted.placement.node_of_rank.empty();
+  if (!plan.same_states || placed) {
+    PTC_TRY(plan.targets, checkpoint.target_images(wanted.spec));
   }
-  PTC_TRY(plan.targets, checkpoint.target_images(spec));
+  if (placed) {
+    plan.targets = place_files(std::move(plan.targets), wanted.spec, wanted.placement,
+                               wanted.replicas, wanted.alive, stored, plan.nodes);
+    plan_other_files(checkpoint, stored, wanted, plan);
+  }
+  // A set of shards need not be joined where it is.
+  if (plan.same_states)
+    std::erase_if(plan.targets, [&](const StateFile& file) {
+      return is_on(stored, file.layout.node, file.layout);
+    });
   std::vector<ImageLayout> layouts;
   layouts.reserve(plan.targets.size());
   for (const StateFile& target : plan.targets) layouts.push_back(target.layout);
   PTC_TRY(plan.transfers, plan_transfers(*stored.index, layouts));
+  TransferPlan::Totals& totals = plan.transfers.totals;
+  for (size_t i = 0; plan.same_states && i < stored.images.size(); ++i) {
+    if (stored.images[i].image == nullptr) continue;
+    totals.total_bytes += stored.layouts[i].bytes;
+    totals.kept_bytes += stored.layouts[i].bytes;
+    ++totals.kept_images;
+  }
+  for (const ChangePlan::OtherCopy& copy : plan.copies) {
+    const uint64_t bytes = stored.layouts[copy.source_image].bytes;
+    totals.total_bytes += bytes;
+    totals.moved_bytes += bytes;
+    totals.minimum_bytes += bytes;
+  }
   return plan;
 }
 

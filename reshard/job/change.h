@@ -1,23 +1,43 @@
-// The plan of bringing one checkpoint into another layout.
+// The plan of bringing one checkpoint into another layout, or its files onto other nodes.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "reshard/job/checkpoint.h"
+#include "reshard/job/placement.h"
 #include "reshard/plan/planner.h"
 #include "store/base/error.h"
 
 namespace ptc {
 
+/// How a checkpoint shall be stored.
+struct WantedState {
+  LayoutSpec spec;
+  Placement placement;             // without ranks: all on the one node there is
+  uint32_t replicas = 0;
+  std::vector<std::string> alive;  // nodes that can hold copies, by name
+};
+
 struct ChangePlan {
   std::vector<StateFile> targets;
   TransferPlan transfers;  // one ImagePlan per target
-  /// Nothing needs to be written: the specs differ in replicas and the numbering of ranks only.
-  bool nothing = false;
+  std::vector<std::string> nodes;  // ImageLayout::node of sources and targets counts in it
+  /// A file without tensors that another node shall have too.
+  struct OtherCopy {
+    uint32_t source_image;
+    uint32_t node;
+  };
+  std::vector<OtherCopy> copies;
+  /// The states are what they were: the images that are within reach stay, in whatever form, and
+  /// `targets` are those that come to them.
+  bool same_states = false;
+  /// Nothing needs to be written.
+  bool nothing() const { return same_states && targets.empty() && copies.empty(); }
 };
 
-/// Pure function of the checkpoint, where its bytes lie (`stored`), and the spec wanted.
+/// Pure function of the checkpoint, where its bytes lie (`stored`), and what is wanted.
 Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& stored,
-                               const LayoutSpec& spec);
+                               const WantedState& wanted);
 
 }  // namespace ptc

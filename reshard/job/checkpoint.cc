@@ -30,13 +30,8 @@ std::string escape_slashes(std::string_view path) {
 
 }  // namespace
 
-Checkpoint::Checkpoint(Manifest manifest, std::string headers,
-                       std::unordered_map<std::string, ImageRef> other_images,
-                       Transport* transport)
-    : manifest_(std::move(manifest)),
-      headers_(std::move(headers)),
-      other_images_(std::move(other_images)),
-      transport_(transport) {
+Checkpoint::Checkpoint(Manifest manifest, std::string headers, Transport* transport)
+    : manifest_(std::move(manifest)), headers_(std::move(headers)), transport_(transport) {
   // Where two files have a tensor of the same name, the model's file comes first: model.safetensors
   // before optim.safetensors. The others' tensors go under model/<file>/.
   const std::vector<TensorInfo>& tensors = model().tensors();
@@ -257,11 +252,18 @@ Result<std::vector<StateFile>> Checkpoint::target_images(const LayoutSpec& spec)
   std::vector<StateFile> targets;
   if (!manifest_.padding.empty() && state_key(spec) != state_key(manifest_.written_spec))
     targets.push_back({"", padding_layout()});
+  std::map<std::pair<uint32_t, std::string>, size_t> target_of;  // by owner and path
   for (uint32_t state = 0; state < state_count(spec); ++state) {
     PTC_TRY(auto files, state_files(spec, state_at(spec, state)));
-    for (StateFile& file : files)
-      if (file.owner == state) targets.push_back(std::move(file));
+    for (StateFile& file : files) {
+      auto [target, is_new] = target_of.try_emplace({file.owner, file.path}, targets.size());
+      if (is_new) targets.push_back(std::move(file));
+      targets[target->second].states.push_back(state);
+    }
   }
+  std::sort(targets.begin(), targets.end(), [](const StateFile& a, const StateFile& b) {
+    return std::tie(a.owner, a.path) < std::tie(b.owner, b.path);
+  });
   return targets;
 }
 
@@ -270,8 +272,13 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
   auto stored = std::make_shared<StoredState>();
   stored->spec = spec;
   std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
-    return std::tie(a.state, a.path, a.written) < std::tie(b.state, b.path, b.written);
+    return std::tie(a.state, a.path, a.written, a.node) <
+           std::tie(b.state, b.path, b.written, b.node);
   });
+  for (const StoredImage& image : images) stored->nodes.push_back(image.node);
+  std::sort(stored->nodes.begin(), stored->nodes.end());
+  stored->nodes.erase(std::unique(stored->nodes.begin(), stored->nodes.end()), stored->nodes.end());
+  stored->here = stored->nodes.size();
   uint32_t files_state = UINT32_MAX, held_state = UINT32_MAX;
   std::unordered_map<std::string, ImageLayout> files;  // of files_state
   HeldByName held;                                     // of held_state
@@ -280,12 +287,17 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
     if (image.written >= 0) {
       if (static_cast<size_t>(image.written) >= manifest_.files.size())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
-      if (held_state != image.state) {
+      const WrittenFile& file = manifest_.files[image.written];
+      if (!file.has_tensors) {
+        layout.bytes = file.bytes;
+      } else if (held_state != image.state) {
         PTC_TRY(held, held_by_name(manifest_.written_spec,
                                    state_at(manifest_.written_spec, image.state)));
         held_state = image.state;
       }
-      PTC_TRY(layout, written_layout(image.written, held));
+      if (file.has_tensors) {
+        PTC_TRY(layout, written_layout(image.written, held));
+      }
     } else if (image.path.empty()) {
       layout = padding_layout();
     } else {
@@ -298,9 +310,15 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
       auto file = files.find(image.path);
       if (file == files.end())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
-      layout = std::move(file->second);
+      layout = file->second;  // a copy: other nodes may have the same
     }
-    if (image.image == nullptr) layout.arrays.clear();
+    if (image.image == nullptr) {
+      layout.arrays.clear();
+      layout.header.clear();
+    }
+    layout.node = std::lower_bound(stored->nodes.begin(), stored->nodes.end(), image.node) -
+                  stored->nodes.begin();
+    if (image.image != nullptr && image.image->is_here()) stored->here = layout.node;
     stored->layouts.push_back(std::move(layout));
   }
   stored->images = std::move(images);

@@ -69,9 +69,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
  public:
   /// `headers` are the headers of the written files, one behind the other; `transport` outlives the
   /// checkpoint and everything opened from it. Call replace_stored() before anything is read.
-  /// `other_images`: the images of the files without tensors, by id; nullptr: lost.
-  Checkpoint(Manifest manifest, std::string headers,
-             std::unordered_map<std::string, ImageRef> other_images, Transport* transport);
+  Checkpoint(Manifest manifest, std::string headers, Transport* transport);
 
   const std::string& name() const { return manifest_.name; }
   const Manifest& manifest() const { return manifest_; }
@@ -92,7 +90,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// The files of one state under `spec` with their arrays and headers, as they would be stored:
   /// the target side of a plan. Pure function of checkpoint and spec.
   Result<std::vector<StateFile>> state_files(const LayoutSpec& spec, const StateCoords& state) const;
-  /// The files of all states under `spec`, and what else must be stored (path ""), in the order of
+  /// The files of all states under `spec`, and the padding (path ""), in the order of
   /// StoredState::images.
   Result<std::vector<StateFile>> target_images(const LayoutSpec& spec) const;
 
@@ -122,13 +120,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state) const;
   ImageLayout padding_layout() const;
-  std::vector<const WrittenFile*> other_files(const RankCoords& coords) const;
-  Result<ImageRef> other_image(const WrittenFile& file) const;
+  std::vector<uint32_t> other_files(const RankCoords& coords) const;
   void build_meta_json();
 
   Manifest manifest_;
   std::string headers_;
-  std::unordered_map<std::string, ImageRef> other_images_;
   Transport* transport_;
   std::string meta_json_;
   std::vector<std::string> model_paths_;  // by tensor: its path under model/

@@ -88,7 +88,9 @@ class ContentSource {
 
   Result<FileContentRef> gather(const ImageLayout& layout) const {
     std::shared_ptr<const StoredState> stored = checkpoint_->stored();
-    Result<std::vector<Transfer>> transfers = stored->index->plan_image(layout);
+    ImageLayout here = layout;
+    here.node = stored->here;  // what is here is read here
+    Result<std::vector<Transfer>> transfers = stored->index->plan_image(here);
     if (transfers.has_error()) return lost();
     return FileContentRef(std::make_shared<GatheredContent>(
         GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
@@ -96,14 +98,26 @@ class ContentSource {
         checkpoint_->transport_, in_use()));
   }
 
-  Result<FileContentRef> whole(const StoredState& stored, size_t image) const {
-    return FileContentRef(std::make_shared<ImageContent>(stored.images[image].image, in_use()));
+  Result<FileContentRef> whole(const StoredState& stored, size_t index) const {
+    const ImageRef& image = stored.images[index].image;
+    if (image->is_here()) return FileContentRef(std::make_shared<ImageContent>(image, in_use()));
+    Transfer all;
+    all.copy.run_bytes = image->bytes();
+    std::vector<Transfer> transfers;
+    if (image->bytes() > 0) transfers.push_back(all);
+    return FileContentRef(std::make_shared<GatheredContent>(
+        GatherProgram("", image->bytes(), std::move(transfers), {image}), checkpoint_->transport_,
+        in_use()));
   }
 
-  /// A file without tensors, as rank `file.rank` wrote it.
-  Result<FileContentRef> written(const WrittenFile& file) const {
-    PTC_TRY(auto image, checkpoint_->other_image(file));
-    return FileContentRef(std::make_shared<ImageContent>(std::move(image), in_use()));
+  /// A file without tensors, as its rank wrote it; `index` into Manifest::files.
+  Result<FileContentRef> written(uint32_t index) const {
+    std::shared_ptr<const StoredState> stored = checkpoint_->stored();
+    const int64_t image = stored->find_other(index);
+    if (image >= 0 && stored->images[image].image != nullptr) return whole(*stored, image);
+    const WrittenFile& file = checkpoint_->manifest().files[index];
+    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint_->name(),
+                      file.path, file.rank);
   }
 
  private:
@@ -125,8 +139,7 @@ class DescribedSet : public FileSet {
   using Open = std::function<Result<FileContentRef>(const ContentSource&)>;
   enum class Kind : uint8_t {
     kComputed,
-    kStored,
-    kRankFile,  // stored under the layout in force
+    kImage,  // stored, perhaps: under the layout in force, and on this node
   };
 
   DescribedSet(std::string key, std::shared_ptr<const Checkpoint> checkpoint)
@@ -147,7 +160,7 @@ class DescribedSet : public FileSet {
   }
   Result<FileContentRef> open(size_t index) const override { return files_[index].open(source_); }
   bool is_stored(size_t index) const override {
-    if (files_[index].kind != Kind::kRankFile) return files_[index].kind == Kind::kStored;
+    if (files_[index].kind == Kind::kComputed) return false;
     auto content = open(index);
     return content && content.value()->image() != nullptr;
   }
@@ -171,10 +184,11 @@ class DescribedSet : public FileSet {
     return ok();
   }
 
-  void add_other(const WrittenFile& file) {
+  void add_other(uint32_t index) {
+    const WrittenFile& file = source_.checkpoint().manifest().files[index];
     if (has(file.path)) return;
-    add({file.path, file.bytes, ""}, Kind::kStored,
-        [&file](const ContentSource& source) { return source.written(file); });
+    add({file.path, file.bytes, ""}, Kind::kImage,
+        [index](const ContentSource& source) { return source.written(index); });
   }
 
   void add_text(std::string path, std::string text) {
@@ -259,7 +273,7 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
         if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
           entry.dtype = dtype_name(dtype);
       }
-      set->add(std::move(entry), DescribedSet::Kind::kRankFile,
+      set->add(std::move(entry), DescribedSet::Kind::kImage,
                [=, this, path = file.path, owner = file.owner, layout = std::move(file.layout)](
                    const ContentSource& source) -> Result<FileContentRef> {
                  std::shared_ptr<const StoredState> now = stored();
@@ -269,13 +283,13 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
                                                                : source.gather(layout);
                });
     }
-    for (const WrittenFile* file : other_files(coords)) set->add_other(*file);
+    for (uint32_t file : other_files(coords)) set->add_other(file);
     set->finish();
     return FileSetRef(std::move(set));
   });
 }
 
-std::vector<const WrittenFile*> Checkpoint::other_files(const RankCoords& coords) const {
+std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {
   // The rank with the same coordinates, else rank 0 of that stage, else rank 0.
   const ParallelConfig& sizes = manifest_.written_spec.sizes;
   std::vector<uint64_t> candidates;
@@ -286,21 +300,13 @@ std::vector<const WrittenFile*> Checkpoint::other_files(const RankCoords& coords
   add(coords);
   add(RankCoords{.pp = coords.pp});
   add(RankCoords{});
-  std::vector<const WrittenFile*> files;
+  std::vector<uint32_t> files;
   for (uint64_t rank : candidates) {
-    for (const WrittenFile& file : manifest_.files)
-      if (file.rank == rank && !file.has_tensors) files.push_back(&file);
+    for (uint32_t i = 0; i < manifest_.files.size(); ++i)
+      if (manifest_.files[i].rank == rank && !manifest_.files[i].has_tensors) files.push_back(i);
     if (!files.empty()) break;
   }
   return files;
-}
-
-Result<ImageRef> Checkpoint::other_image(const WrittenFile& file) const {
-  auto it = other_images_.find(file.image);
-  if (it == other_images_.end() || it->second == nullptr)
-    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", name(), file.path,
-                      file.rank);
-  return it->second;
 }
 
 Result<FileSetRef> Checkpoint::hf_files() const {
@@ -334,7 +340,7 @@ Result<FileSetRef> Checkpoint::hf_files() const {
                   json::serialize(json::object{
                       {"metadata", json::object{{"total_size", total_bytes}}},
                       {"weight_map", std::move(weight_map)}}) + "\n");
-    for (const WrittenFile* file : other_files(RankCoords())) set->add_other(*file);
+    for (uint32_t file : other_files(RankCoords())) set->add_other(file);
     set->finish();
     return FileSetRef(std::move(set));
   });

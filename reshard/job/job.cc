@@ -1,6 +1,10 @@
 #include "reshard/job/job.h"
 
+#include <fcntl.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
+
+#include <algorithm>
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
@@ -22,6 +26,11 @@ int64_t now_ns() {
 
 std::string Job::Impl::meta_key(std::string_view what) const {
   return fmt::format("jobs/{}/{}", job->name(), what);
+}
+
+Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
+  if (services.cluster != nullptr) transaction.compares.push_back(services.cluster->fence());
+  return services.meta->commit(transaction);
 }
 
 std::string Job::Impl::checkpoint_dir(std::string_view id) const {
@@ -75,6 +84,10 @@ Job::Job(std::string name, std::string dir, JobServices services, JobListener* l
 Job::~Job() { stop(); }
 
 Result<> Job::load() { return impl_->load(); }
+Result<> Job::sync() { return impl_->sync(); }
+Result<std::string> Job::answer(std::string_view method, std::string_view request) {
+  return impl_->answer(method, request);
+}
 
 void Job::start() {
   impl_->reshard_thread = std::jthread([this](std::stop_token stop) { impl_->reshard_loop(stop); });
@@ -111,8 +124,6 @@ std::optional<std::vector<ImageId>> Job::images_in_use() const {
   std::vector<ImageId> ids;
   for (const auto& [name, record] : impl_->checkpoints) {
     for (const StoredImage& image : record.checkpoint->stored()->images) ids.push_back({image.id});
-    for (const WrittenFile& file : record.checkpoint->manifest().files)
-      if (!file.has_tensors) ids.push_back({file.image});
   }
   return ids;
 }
@@ -150,11 +161,14 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
 
 Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) const {
   std::map<std::string_view, size_t> rank_of;
+  const std::vector<std::string> nodes =
+      services.cluster != nullptr ? services.cluster->alive() : std::vector{services.node};
   for (size_t i = 0; i < wanted.devices.size(); ++i) {
     std::string node = wanted.devices[i].substr(0, wanted.devices[i].rfind(':'));
-    if (node != services.node)
+    if (std::find(nodes.begin(), nodes.end(), node) == nodes.end())
       return invalid_argument("{}: node '{}' is not part of this cluster (nodes: {})",
-                              json_place(text, {"devices", std::to_string(i)}), node, services.node);
+                              json_place(text, {"devices", std::to_string(i)}), node,
+                              fmt::join(nodes, ", "));
     if (auto [before, is_new] = rank_of.try_emplace(wanted.devices[i], i); !is_new)
       return invalid_argument("{}: device '{}' is given to rank {} already",
                               json_place(text, {"devices", std::to_string(i)}), wanted.devices[i],
@@ -232,7 +246,7 @@ Result<> Job::save_layout(const std::string& text) {
   if (spec_name.find('+') != std::string::npos)
     transaction.puts.emplace_back(impl.meta_key("specs/" + spec_name),
                                   json::serialize(wanted.value().spec.to_json()));
-  PTC_TRY(int64_t meta_revision, impl.services.meta->commit(transaction));
+  PTC_TRY(int64_t meta_revision, impl.commit_fenced(transaction));
   {
     std::lock_guard lock(impl.mutex);
     impl.layout_text = text;
@@ -262,8 +276,10 @@ Result<> Job::save_rules(const std::string& text) {
   }
   PTC_TRY(auto entry, impl_->services.meta->get("jobs/" + name_));
   if (!entry) return make_error(Code::kNotFound, "job {} is gone", name_);
-  PTC_TRY(impl_->services.meta->commit({.compares = {{"jobs/" + name_, entry->revision}},
-                                        .puts = {{impl_->meta_key("rules"), text}}}));
+  MetaTransaction transaction;
+  transaction.compares = {{"jobs/" + name_, entry->revision}};
+  transaction.puts = {{impl_->meta_key("rules"), text}};
+  PTC_TRY(impl_->commit_fenced(std::move(transaction)));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text = text;
   impl_->forget_error("rules.json ");
@@ -272,7 +288,9 @@ Result<> Job::save_rules(const std::string& text) {
 
 Result<> Job::remove_rules() {
   std::lock_guard change(impl_->changes);
-  PTC_TRY(impl_->services.meta->commit({.deletes = {impl_->meta_key("rules")}}));
+  MetaTransaction transaction;
+  transaction.deletes = {impl_->meta_key("rules")};
+  PTC_TRY(impl_->commit_fenced(std::move(transaction)));
   std::lock_guard lock(impl_->mutex);
   impl_->rules_text.reset();
   impl_->forget_error("rules.json ");
@@ -368,9 +386,10 @@ Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {
   if (record.pinned == pinned) return ok();
   record.pinned = pinned;
   const std::string key = impl_->meta_key(fmt::format("checkpoints/{}", name));
-  PTC_TRY(record.meta_revision,
-          impl_->services.meta->commit({.compares = {{key, record.meta_revision}},
-                                        .puts = {{key, Impl::record_text(record)}}}));
+  MetaTransaction transaction;
+  transaction.compares = {{key, record.meta_revision}};
+  transaction.puts = {{key, Impl::record_text(record)}};
+  PTC_TRY(record.meta_revision, impl_->commit_fenced(std::move(transaction)));
   std::lock_guard lock(impl_->mutex);
   impl_->checkpoints.find(name)->second = record;
   spdlog::info("job {}: checkpoint {} {}", name_, name, pinned ? "pinned" : "not pinned any more");
@@ -395,7 +414,8 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
     return make_error(Code::kNotFound, "job {} has no checkpoint yet: nothing would move", name_);
   auto start = std::chrono::steady_clock::now();
   std::shared_ptr<const StoredState> stored = newest->stored();
-  PTC_TRY(auto plan, plan_change(*newest, *stored, wanted.spec));
+  PTC_TRY(auto state, impl_->wanted_state(*newest, wanted));
+  PTC_TRY(auto plan, plan_change(*newest, *stored, state));
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return PlanReport(name_, impl_->services.node, *newest, *stored, wanted.spec, plan)
       .texts("dry-run", seconds.count())
@@ -415,6 +435,8 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
   std::vector<Executor::StoredArrays> arrays;
   uint64_t bytes = 0;
   for (size_t i = 0; i < stored->images.size(); ++i) {
+    const int32_t written = stored->images[i].written;
+    if (written >= 0 && !manifest.files[written].has_tensors) continue;
     if (stored->images[i].image == nullptr)
       return make_error(Code::kCorrupt, "checkpoint {}: image {} ({}) is lost; every tensor in it is "
                         "also held elsewhere", checkpoint_name, stored->images[i].id,
@@ -427,9 +449,14 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
   PTC_TRY(impl_->services.executor->hash_images(arrays, facts, ledger, {}));
   PTC_TRY(compare_checksums(ledger, facts,
                             [&](uint32_t tensor) { return manifest.tensor_name(tensor); }));
-  for (const WrittenFile& file : manifest.files) {
+  for (uint32_t i = 0; i < manifest.files.size(); ++i) {
+    const WrittenFile& file = manifest.files[i];
     if (file.has_tensors) continue;
-    PTC_TRY(auto image, impl_->services.images->open({file.image}, file.bytes));
+    const int64_t found = stored->find_other(i);
+    const ImageRef image = found < 0 ? nullptr : stored->images[found].image;
+    if (image == nullptr)
+      return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint_name,
+                        file.path, file.rank);
     PTC_TRY(auto content, image->map());
     if (checksum_of_run(content, 0) != file.checksum)
       return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had", file.path,
@@ -444,7 +471,23 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
 
 void Job::wait_settled() {
   std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return impl_->settled() && !impl_->running; });
+  impl_->changed.wait(lock, [&] { return impl_->settled() && !impl_->running && !impl_->look; });
+}
+
+bool Job::is_settled() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->settled() && !impl_->running && !impl_->look;
+}
+
+Result<> Job::forget() {
+  stop();
+  std::vector<CheckpointRecord> records;
+  {
+    std::lock_guard lock(impl_->mutex);
+    for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
+  }
+  for (const CheckpointRecord& record : records) impl_->remove_files_of(record);
+  return remove_tree(AT_FDCWD, impl_->dir);
 }
 
 }  // namespace ptc

@@ -14,6 +14,7 @@
 
 #include "reshard/exec/executor.h"
 #include "reshard/job/checkpoint.h"
+#include "reshard/job/cluster.h"
 #include "reshard/job/job_numbers.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
@@ -28,6 +29,7 @@ struct JobServices {
   ImageStore* images;
   Executor* executor;
   std::string node;  // this node's name
+  Cluster* cluster = nullptr;  // null: a cluster of one
 };
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.
@@ -107,6 +109,13 @@ class Job {
 
   /// Until no reshard is running or pending; for tests.
   void wait_settled();
+  bool is_settled() const;
+
+  /// Takes over what other nodes decided, and who is there. Called after every change of the metadata
+  /// under jobs/<job>, and of the nodes.
+  Result<> sync();
+  /// What another node asks of this job; see job_peers.cc for the methods.
+  Result<std::string> answer(std::string_view method, std::string_view request);
 
  private:
   friend class JobStore;
@@ -114,6 +123,8 @@ class Job {
   Job(std::string name, std::string dir, JobServices services, JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
   Result<> load();
+  /// The job was removed by another node: nothing of it stays here.
+  Result<> forget();
   /// Images that this job needs; nullopt when that is not known (a checkpoint is damaged).
   std::optional<std::vector<ImageId>> images_in_use() const;
   /// Nothing can be committed from now on; kBusy while something is.

@@ -207,19 +207,16 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   };
   auto finish = [&]() -> Result<> {
     PTC_TRY(take());
-    std::unordered_map<std::string, ImageRef> others;
     std::vector<StoredImage> stored_images;
+    const std::string node = node_key(services);
     for (size_t i = 0; i < manifest.files.size(); ++i) {
       const WrittenFile& file = manifest.files[i];
-      if (!file.has_tensors) {
-        others.emplace(file.image, images[i]);
-        continue;
-      }
-      const uint32_t state = manifest.owner_of(file);
-      if (file.set.empty()) stored_images.push_back({file.image, images[i], state, file.path, -1});
-      else stored_images.push_back({file.image, images[i], state, "", static_cast<int32_t>(i)});
+      const bool as_it_is = file.has_tensors && file.set.empty();
+      stored_images.push_back({file.image, images[i], file.has_tensors ? manifest.owner_of(file) : 0,
+                               as_it_is ? file.path : "", as_it_is ? -1 : static_cast<int32_t>(i),
+                               node});
     }
-    auto checkpoint = std::make_shared<Checkpoint>(manifest, draft.headers, std::move(others),
+    auto checkpoint = std::make_shared<Checkpoint>(manifest, draft.headers,
                                                    &services.executor->transport());
     PTC_TRY(auto stored, checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
     checkpoint->replace_stored(stored);
@@ -235,6 +232,9 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-1.json", stored->to_text()));
     PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));
     PTC_TRY(sync_directory(AT_FDCWD, dir));
+    if (services.cluster != nullptr) {
+      PTC_TRY(give_files(id, {"manifest.json", "headers.bin", "stored-1.json"}));
+    }
 
     std::lock_guard change(changes);
     MetaTransaction transaction;
@@ -259,7 +259,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
       next.current = name;
       transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
     }
-    Result<int64_t> committed = services.meta->commit(transaction);
+    Result<int64_t> committed = commit_fenced(transaction);
     if (committed.has_error()) {
       if (committed.error().code() == Code::kConflict)
         return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);

@@ -21,6 +21,7 @@
 #include <string>
 #include <thread>
 
+#include "reshard/job/change.h"
 #include "reshard/job/commit.h"
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
@@ -36,6 +37,21 @@ struct CheckpointRecord {
   int64_t generation = 0;   // of stored-<generation>.json
   bool pinned = false;
   int64_t meta_revision = 0;
+};
+
+/// What a node made of a plan: its own images.
+struct PlanPart {
+  std::vector<std::pair<uint32_t, std::string>> images;  // target → image
+  std::vector<std::pair<uint32_t, std::string>> copies;  // ChangePlan::copies → image
+  struct Sum {
+    uint32_t tensor;
+    Box box;
+    Checksum sum;
+  };
+  std::vector<Sum> sums;  // of all arrays in the images, and of kept ones
+
+  std::string to_text() const;
+  static Result<PlanPart> from_text(std::string_view text);
 };
 
 struct Job::Impl {
@@ -99,6 +115,15 @@ struct Job::Impl {
     std::string checkpoint;
   };
   std::optional<Failed> failed;
+  bool look = false;  // nodes or copies changed: something may be to do although all is settled
+  std::chrono::steady_clock::time_point others_first{};  // until then another node may do it
+  std::vector<std::string> alive;  // nodes, as the stored states know them
+  /// By checkpoint id: a part made here that no decision names yet, and of which plan.
+  struct FinishedPart {
+    std::string plan;
+    PlanPart part;
+  };
+  std::map<std::string, FinishedPart> finished_parts;
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
   std::string hashing;              // the name in incoming/ of which a file is being hashed
   std::stop_source hash_stop;       // ends that
@@ -107,8 +132,11 @@ struct Job::Impl {
   HashCache hashes;
   std::jthread reshard_thread, hash_thread;  // last: they use all of the above
 
+  std::mutex part_mutex;  // one part of a plan is made at a time; before `mutex`
+
   // --- helpers ---
   std::string meta_key(std::string_view what) const;
+  std::string leader_key() const { return "leaders/" + job->name(); }
   std::string checkpoint_dir(std::string_view id) const;
   const CheckpointRecord* latest() const;      // mutex held
   bool settled() const;                        // mutex held: nothing to do for the reshard thread
@@ -116,15 +144,44 @@ struct Job::Impl {
   void set_error(const std::string& what);     // takes mutex
   void forget_error(std::string_view beginning);  // mutex held: if it begins so
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
+  /// A decision: fails once this node's lease has ended.
+  Result<int64_t> commit_fenced(MetaTransaction transaction);
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
   static std::string in_force_text(const InForce& value);
   static std::string record_text(const CheckpointRecord& record);
 
   // job_load.cc
+  struct MetaState;
+  Result<MetaState> read_meta();
   Result<> load();
+  Result<> sync();
   Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation);
+  Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
+                                                         const std::string& id, int64_t generation);
+  Result<ImageRef> open_image(const std::string& id, uint64_t bytes, const std::string& node);
   Result<> recover_commits();
+  void remove_files_of(const CheckpointRecord& record);
+  Result<> remove_stale_files(const std::string& id, int64_t generation);
+
+  // job_peers.cc
+  Result<std::string> answer(std::string_view method, std::string_view request);
+  Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
+                          std::stop_token stop = {});
+  std::vector<std::string> other_nodes() const;
+  Result<std::string> checkpoint_file(const std::string& id, const std::string& file, size_t limit);
+  Result<> give_files(const std::string& id, const std::vector<std::string>& files);
+  void drop_part(const std::string& id);  // takes mutex
+
+  // job_move.cc
+  Result<PlanPart> make_part(const Checkpoint& checkpoint, const StoredState& stored,
+                             ChangePlan& change, std::atomic<uint64_t>& bytes_done,
+                             std::stop_token stop);
+  Result<PlanPart> part_of(const std::string& node, const CheckpointRecord& record,
+                           const WantedState& wanted, std::stop_token stop);
+  Result<PlanPart> make_part_for(std::string_view request);
+  Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
+                                           const std::vector<std::pair<std::string, PlanPart>>& parts);
 
   // job_commit.cc
   Result<> commit(const std::string& incoming, const std::string& name);
@@ -138,15 +195,24 @@ struct Job::Impl {
 
   // job_reshard.cc
   void reshard_loop(std::stop_token stop);
-  Result<> settle(const CheckpointRef& checkpoint, const LayoutSpec& wanted, int64_t wanted_revision);
-  Result<std::shared_ptr<const StoredState>> move(const Checkpoint& checkpoint,
-                                                  const LayoutSpec& wanted, std::stop_token stop);
+  Result<> settle(const CheckpointRef& checkpoint, const Layout& wanted, int64_t wanted_revision);
+  bool lead();  // false: another node does
+  void stop_leading();
+  Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout) const;
+  Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
+                                                  const WantedState& wanted, std::stop_token stop);
   Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
                     int64_t wanted_revision, std::shared_ptr<const StoredState> moved);
   void remove_images_not_in(const StoredState& these, const StoredState& those);
+  void give_up(const CheckpointRecord& record, const StoredState& made);
   void remove_superfluous();  // `keep`
   Result<> remove(const std::string& name, bool only_unused);
 };
+
+/// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.
+inline std::string node_key(const JobServices& services) {
+  return services.cluster != nullptr ? services.cluster->self() : std::string();
+}
 
 /// Bytes of a checkpoint as it is stored now.
 uint64_t stored_bytes(const Checkpoint& checkpoint);

@@ -1,12 +1,15 @@
-// A job at start: what the metadata say exists, and what a crash left half-done.
+// What the metadata say exists: at start, and whenever other nodes have changed it. And what a crash
+// left half-done.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json/object.hpp>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
@@ -15,6 +18,8 @@ namespace ptc {
 namespace {
 
 constexpr size_t kMaxManifestBytes = size_t{1} << 32;
+// Of a change that another node made, that node is the first to see to what follows from it.
+constexpr auto kOthersFirst = std::chrono::milliseconds(200);
 
 Result<json::object> parse_object(const std::string& text, std::string_view what) {
   PTC_TRY(auto value, parse_json(text));
@@ -27,97 +32,230 @@ Result<int64_t> number(const json::object& object, std::string_view key) {
   return static_cast<int64_t>(value.value_or(0));
 }
 
+Result<std::vector<std::string>> names_of(const std::string& directory) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> names;
+  std::error_code error;
+  if (!fs::exists(directory, error)) return names;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    names.push_back(it->path().filename());
+  if (error) return errno_error(error.value(), "reading " + directory);
+  return names;
+}
+
 }  // namespace
 
-Result<> Job::Impl::load() {
+/// What the metadata say of a job.
+struct Job::Impl::MetaState {
+  struct Record {
+    std::string id;
+    int64_t sequence = 0, generation = 0;
+    bool pinned = false;
+    int64_t meta_revision = 0;
+  };
+  std::string layout_text;
+  Layout layout;
+  int64_t revision = 0, layout_meta_revision = 0;
+  InForce in_force;
+  std::optional<std::string> rules_text;
+  std::map<std::string, LayoutSpec, std::less<>> custom_specs;
+  std::map<std::string, Record> checkpoints;
+};
+
+Result<Job::Impl::MetaState> Job::Impl::read_meta() {
   PTC_TRY(auto entries, services.meta->list(meta_key("")));
-  std::vector<std::pair<std::string, MetaEntry>> records;
-  for (MetaEntry& entry : entries) {
-    std::string what = entry.key.substr(meta_key("").size());
+  MetaState state;
+  for (const MetaEntry& entry : entries) {
+    const std::string what = entry.key.substr(meta_key("").size());
     if (what == "layout") {
       PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      PTC_TRY(revision, number(object, "revision"));
+      PTC_TRY(state.revision, number(object, "revision"));
       const json::value* text = object.if_contains("text");
       if (text == nullptr || !text->is_string())
         return make_error(Code::kCorrupt, "{} has no text", entry.key);
-      layout_text = std::string(text->as_string());
-      PTC_TRY(layout, Layout::parse(layout_text));
-      layout_meta_revision = entry.revision;
+      state.layout_text = std::string(text->as_string());
+      PTC_TRY(state.layout, Layout::parse(state.layout_text));
+      state.layout_meta_revision = entry.revision;
     } else if (what == "in_force") {
       PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      PTC_TRY(in_force.revision, number(object, "revision"));
+      PTC_TRY(state.in_force.revision, number(object, "revision"));
       const json::value* spec = object.if_contains("spec");
       if (spec == nullptr || !spec->is_object())
         return make_error(Code::kCorrupt, "{} has no spec", entry.key);
-      PTC_TRY(in_force.spec, LayoutSpec::from_json(spec->as_object()));
+      PTC_TRY(state.in_force.spec, LayoutSpec::from_json(spec->as_object()));
       if (const json::value* current = object.if_contains("current"); current && current->is_string())
-        in_force.current = std::string(current->as_string());
-      in_force.meta_revision = entry.revision;
+        state.in_force.current = std::string(current->as_string());
+      state.in_force.meta_revision = entry.revision;
     } else if (what == "rules") {
-      rules_text = entry.value;
+      state.rules_text = entry.value;
     } else if (what.starts_with("specs/")) {
       PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      PTC_TRY(custom_specs[what.substr(6)], LayoutSpec::from_json(object));
+      PTC_TRY(state.custom_specs[what.substr(6)], LayoutSpec::from_json(object));
     } else if (what.starts_with("checkpoints/")) {
-      records.emplace_back(what.substr(12), std::move(entry));
+      PTC_TRY(auto object, parse_object(entry.value, entry.key));
+      MetaState::Record record;
+      const json::value* id = object.if_contains("id");
+      if (id == nullptr || !id->is_string())
+        return make_error(Code::kCorrupt, "{} has no id", entry.key);
+      record.id = std::string(id->as_string());
+      PTC_TRY(record.generation, number(object, "generation"));
+      PTC_TRY(record.sequence, number(object, "sequence"));
+      if (const json::value* pinned = object.if_contains("pinned"))
+        record.pinned = pinned->is_bool() && pinned->as_bool();
+      record.meta_revision = entry.revision;
+      state.checkpoints.emplace(what.substr(12), std::move(record));
     }
   }
-  for (auto& [name, entry] : records) {
-    PTC_TRY(auto object, parse_object(entry.value, entry.key));
-    const json::value* id = object.if_contains("id");
-    if (id == nullptr || !id->is_string()) return make_error(Code::kCorrupt, "{} has no id", entry.key);
-    PTC_TRY(int64_t generation, number(object, "generation"));
-    Result<CheckpointRecord> record = Error(Code::kCorrupt, "");
-    try {
-      record = load_checkpoint(std::string(id->as_string()), generation);
-    } catch (const std::exception& error) {  // a damaged file of our own
-      record = make_error(Code::kCorrupt, "{}", error.what());
-    }
-    if (record.has_error()) {
-      // Everything else stays intact, and so do its files: they may still be mended by hand.
-      damaged[name] = record.error().message();
-      damaged_ids.insert(std::string(id->as_string()));
-      spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name, damaged[name]);
-      continue;
-    }
-    PTC_TRY(record.value().sequence, number(object, "sequence"));
-    if (const json::value* pinned = object.if_contains("pinned"))
-      record.value().pinned = pinned->is_bool() && pinned->as_bool();
-    record.value().meta_revision = entry.revision;
-    checkpoints.emplace(name, std::move(record).value());
-  }
+  if (state.layout_meta_revision == 0)
+    return make_error(Code::kNotFound, "the metadata know no job {}", job->name());
+  return state;
+}
+
+Result<> Job::Impl::load() {
+  PTC_TRY(sync());
   return recover_commits();
 }
 
-Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation) {
-  const std::string where = checkpoint_dir(id);
-  PTC_TRY(auto manifest_text, read_text_file(AT_FDCWD, where + "/manifest.json", kMaxManifestBytes));
-  PTC_TRY(auto manifest, Manifest::from_text(manifest_text));
-  PTC_TRY(auto headers, read_text_file(AT_FDCWD, where + "/headers.bin", kMaxManifestBytes));
-  PTC_TRY(auto stored_text, read_text_file(AT_FDCWD, fmt::format("{}/stored-{}.json", where, generation),
-                                           kMaxManifestBytes));
-  // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
-  auto open_image = [&](const std::string& image_id, uint64_t bytes) -> Result<ImageRef> {
-    Result<ImageRef> image = services.images->open({image_id}, bytes);
-    if (image.has_value()) return image;
-    spdlog::error("job {}, checkpoint {}: {}", job->name(), manifest.name, image.error().message());
-    const Code code = image.error().code();
-    if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
-    return image;
-  };
-  std::unordered_map<std::string, ImageRef> others;
-  for (const WrittenFile& file : manifest.files) {
-    if (file.has_tensors) continue;
-    PTC_TRY(others[file.image], open_image(file.image, file.bytes));
+Result<> Job::Impl::sync() {
+  std::lock_guard change(changes);
+  PTC_TRY(auto state, read_meta());
+  const std::vector<std::string> now_alive =
+      services.cluster != nullptr ? services.cluster->alive() : std::vector<std::string>();
+  std::map<std::string, CheckpointRecord, std::less<>> known;
+  bool nodes_changed = false;
+  {
+    std::lock_guard lock(mutex);
+    known = checkpoints;
+    nodes_changed = alive != now_alive;
+    alive = now_alive;
   }
 
-  PTC_TRY(auto value, parse_json(stored_text, {.max_bytes = kMaxManifestBytes}));
+  struct Change {
+    CheckpointRecord record;
+    std::shared_ptr<const StoredState> stored;  // null: as before
+  };
+  std::map<std::string, Change> changes_of;
+  std::map<std::string, std::pair<std::string, std::string>> now_damaged;  // name → id, why
+  for (const auto& [name, entry] : state.checkpoints) {
+    Change next;
+    auto before = known.find(name);
+    if (before != known.end() && before->second.id == entry.id) next.record = before->second;
+    auto load = [&]() -> Result<> {
+      if (next.record.checkpoint == nullptr) {
+        PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation));
+      } else if (next.record.generation != entry.generation || nodes_changed) {
+        PTC_TRY(next.stored,
+                load_stored(*next.record.checkpoint, entry.id, entry.generation));
+      }
+      return ok();
+    };
+    Result<> loaded = ok();
+    try {
+      loaded = load();
+    } catch (const std::exception& error) {  // a damaged file of our own
+      loaded = make_error(Code::kCorrupt, "{}", error.what());
+    }
+    if (loaded.has_error()) {
+      // Everything else stays intact, and so do its files: they may still be mended by hand.
+      if (services.cluster != nullptr && loaded.error().code() == Code::kUnavailable) return loaded;
+      now_damaged[name] = {entry.id, loaded.error().message()};
+      spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name,
+                    loaded.error().message());
+      continue;
+    }
+    next.record.generation = entry.generation;
+    next.record.sequence = entry.sequence;
+    next.record.pinned = entry.pinned;
+    next.record.meta_revision = entry.meta_revision;
+    changes_of.emplace(name, std::move(next));
+  }
+
+  std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>> replaced;  // and before
+  std::vector<CheckpointRecord> gone;
+  std::set<std::string> to_tell;
+  {
+    std::lock_guard lock(mutex);
+    const bool edited = revision != state.revision;
+    layout_text = std::move(state.layout_text);
+    layout = std::move(state.layout);
+    revision = state.revision;
+    layout_meta_revision = state.layout_meta_revision;
+    rules_text = std::move(state.rules_text);
+    custom_specs = std::move(state.custom_specs);
+    const bool flipped = in_force.meta_revision != state.in_force.meta_revision;
+    in_force = std::move(state.in_force);
+    if (edited) {
+      last_error.reset();
+      if (running) running->stop.request_stop();
+    }
+    damaged.clear();
+    for (auto& [name, why] : now_damaged) {
+      damaged[name] = why.second;
+      damaged_ids.insert(why.first);
+    }
+    for (auto& [name, record] : checkpoints) {
+      auto next = changes_of.find(name);
+      if (next != changes_of.end() && next->second.record.id == record.id) continue;
+      if (damaged.contains(name)) continue;
+      gone.push_back(record);
+      to_tell.insert(name);
+    }
+    for (auto& [name, next] : changes_of) {
+      if (!known.contains(name) || known.find(name)->second.id != next.record.id) to_tell.insert(name);
+      if (next.stored != nullptr) {
+        replaced.emplace_back(next.record, next.record.checkpoint->stored());
+        next.record.checkpoint->replace_stored(next.stored);
+        to_tell.insert(name);
+      }
+    }
+    const bool names = flipped || !gone.empty();
+    checkpoints.clear();
+    for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
+    if (services.cluster != nullptr && (nodes_changed || names || edited || !to_tell.empty())) {
+      look = true;
+      others_first = std::chrono::steady_clock::now() + kOthersFirst;
+    }
+    if (names && listener != nullptr) listener->names_changed();
+    changed.notify_all();
+  }
+  if (listener != nullptr)
+    for (const std::string& name : to_tell) listener->checkpoint_changed(job->name(), name);
+  for (const auto& [record, before] : replaced) {
+    remove_images_not_in(*before, *record.checkpoint->stored());
+    PTC_TRY(remove_stale_files(record.id, record.generation));
+  }
+  for (const auto& [name, next] : changes_of)
+    if (to_tell.contains(name)) drop_part(next.record.id.empty() ? "" : next.record.id);
+  for (const CheckpointRecord& record : gone) remove_files_of(record);
+  return ok();
+}
+
+Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation) {
+  PTC_TRY(auto manifest_text, checkpoint_file(id, "manifest.json", kMaxManifestBytes));
+  PTC_TRY(auto manifest, Manifest::from_text(manifest_text));
+  PTC_TRY(auto headers, checkpoint_file(id, "headers.bin", kMaxManifestBytes));
+  CheckpointRecord record;
+  record.id = id;
+  record.generation = generation;
+  record.checkpoint = std::make_shared<Checkpoint>(std::move(manifest), std::move(headers),
+                                                   &services.executor->transport());
+  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, generation));
+  record.checkpoint->replace_stored(std::move(stored));
+  return record;
+}
+
+Result<std::shared_ptr<const StoredState>> Job::Impl::load_stored(const Checkpoint& checkpoint,
+                                                                  const std::string& id,
+                                                                  int64_t generation) {
+  const std::string name = fmt::format("stored-{}.json", generation);
+  PTC_TRY(auto text, checkpoint_file(id, name, kMaxManifestBytes));
+  PTC_TRY(auto value, parse_json(text, {.max_bytes = kMaxManifestBytes}));
   boost::system::error_code bad;
   const json::value* spec_value = value.find_pointer("/spec", bad);
   const json::value* image_array = value.find_pointer("/images", bad);
   if (spec_value == nullptr || !spec_value->is_object() || image_array == nullptr ||
       !image_array->is_array())
-    return make_error(Code::kCorrupt, "{}/stored-{}.json is damaged", where, generation);
+    return make_error(Code::kCorrupt, "{} of checkpoint {} is damaged", name, id);
   PTC_TRY(auto spec, LayoutSpec::from_json(spec_value->as_object()));
   std::vector<StoredImage> images;
   for (const json::value& entry : image_array->as_array()) {
@@ -127,30 +265,47 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
     image.state = object.at("state").to_number<uint32_t>();
     image.path = std::string(object.at("path").as_string());
     image.written = object.at("written").to_number<int32_t>();
-    PTC_TRY(image.image, open_image(image.id, object.at("bytes").to_number<uint64_t>()));
+    if (const json::value* node = object.if_contains("node")) image.node = std::string(node->as_string());
+    PTC_TRY(image.image, open_image(image.id, object.at("bytes").to_number<uint64_t>(), image.node));
     images.push_back(std::move(image));
   }
-  CheckpointRecord record;
-  record.id = id;
-  record.generation = generation;
-  record.checkpoint = std::make_shared<Checkpoint>(std::move(manifest), std::move(headers),
-                                                   std::move(others), &services.executor->transport());
-  PTC_TRY(auto stored, record.checkpoint->make_stored(spec, std::move(images)));
-  record.checkpoint->replace_stored(std::move(stored));
-  return record;
+  return checkpoint.make_stored(spec, std::move(images));
+}
+
+Result<ImageRef> Job::Impl::open_image(const std::string& id, uint64_t bytes,
+                                       const std::string& node) {
+  if (services.cluster != nullptr && node != services.cluster->self()) {
+    if (std::find(alive.begin(), alive.end(), node) == alive.end()) return ImageRef();
+    return ImageRef(std::make_shared<const Image>(ImageId{id}, node, bytes));
+  }
+  // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
+  Result<ImageRef> image = services.images->open({id}, bytes);
+  if (image.has_value()) return image;
+  spdlog::error("job {}: {}", job->name(), image.error().message());
+  const Code code = image.error().code();
+  if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
+  return image;
+}
+
+void Job::Impl::remove_files_of(const CheckpointRecord& record) {
+  for (const StoredImage& image : record.checkpoint->stored()->images)
+    (void)services.images->remove({image.id});
+  drop_part(record.id);
+  (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
+}
+
+/// Left by a flip that was cut off on either side of its transaction, or replaced.
+Result<> Job::Impl::remove_stale_files(const std::string& id, int64_t generation) {
+  PTC_TRY(auto files, names_of(checkpoint_dir(id)));
+  const std::string stored = fmt::format("stored-{}.json", generation);
+  for (const std::string& file : files) {
+    if (!file.starts_with("stored-") || file == stored) continue;
+    PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(id) + "/" + file));
+  }
+  return ok();
 }
 
 Result<> Job::Impl::recover_commits() {
-  namespace fs = std::filesystem;
-  auto names_of = [](const std::string& directory) -> Result<std::vector<std::string>> {
-    std::vector<std::string> names;
-    std::error_code error;
-    if (!fs::exists(directory, error)) return names;
-    for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
-      names.push_back(it->path().filename());
-    if (error) return errno_error(error.value(), "reading " + directory);
-    return names;
-  };
   PTC_TRY(remove_tree(AT_FDCWD, dir + "/" + kScratchDir));
   std::unordered_map<std::string, int64_t> generations;  // of committed ids
   for (const auto& [name, record] : checkpoints) generations.emplace(record.id, record.generation);
@@ -185,13 +340,7 @@ Result<> Job::Impl::recover_commits() {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
-    // Left by a flip that was cut off on either side of its transaction.
-    PTC_TRY(auto files, names_of(directory));
-    const std::string stored = fmt::format("stored-{}.json", owner->second);
-    for (const std::string& file : files) {
-      if (!file.starts_with("stored-") || file == stored) continue;
-      PTC_TRY(remove_tree(AT_FDCWD, directory + "/" + file));
-    }
+    PTC_TRY(remove_stale_files(id, owner->second));
   }
   return ok();
 }

@@ -1,6 +1,10 @@
 // The background thread of a job: brings the newest checkpoint into the layout wanted, then flips.
 #include <spdlog/spdlog.h>
 
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <future>
+#include <set>
 #include <unordered_set>
 
 #include "reshard/job/change.h"
@@ -13,22 +17,31 @@ namespace ptc {
 void Job::Impl::reshard_loop(std::stop_token stop) {
   // Checkpoints that are too many but in use are looked at again after this time.
   constexpr auto kRetryRemoval = std::chrono::seconds(2);
+  constexpr auto kAnotherLeads = std::chrono::milliseconds(100);
   while (!stop.stop_requested()) {
     CheckpointRef checkpoint;
-    LayoutSpec wanted;
+    Layout wanted;
     int64_t wanted_revision = 0;
     PlanTexts plan_before;
     bool work = false;
     {
       std::unique_lock lock(mutex);
-      changed.wait_for(lock, stop, kRetryRemoval, [&] { return !settled(); });
-      work = !settled();
+      changed.wait_for(lock, stop, kRetryRemoval, [&] { return !settled() || look; });
+      if (services.cluster != nullptr)
+        changed.wait_until(lock, stop, others_first,
+                           [&] { return std::chrono::steady_clock::now() >= others_first; });
+      work = !settled() || look;
       if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
-      wanted = layout.spec;
+      wanted = layout;
       wanted_revision = revision;
       plan_before = plan;
     }
     if (stop.stop_requested()) return;
+    if (work && !lead()) {
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, stop, kAnotherLeads, [] { return false; });
+      continue;
+    }
     if (work) {
       Result<> result = ok();
       try {
@@ -36,6 +49,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       } catch (const std::exception& error) {  // no memory
         result = make_error(Code::kNoSpace, "{}", error.what());
       }
+      stop_leading();
       std::lock_guard lock(mutex);
       const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
                                                     result.error().code() == Code::kConflict);
@@ -46,7 +60,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       if (result.has_error() && !abandoned) {
         ++counts.reshards_failed;
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
-        last_error = {"reshard to " + wanted.name() + " failed: " + result.error().message() +
+        last_error = {"reshard to " + wanted.spec.name() + " failed: " + result.error().message() +
                           " (save layout.json again to try again)",
                       now_ns()};
         spdlog::error("job {}: {}", job->name(), last_error->what);
@@ -57,30 +71,84 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
   }
 }
 
-Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
+/// In a cluster one node at a time decides what a job's nodes do: the one that put the key, under its
+/// lease. Nothing rests on there being only one: a flip names all that it was based on.
+bool Job::Impl::lead() {
+  if (services.cluster == nullptr) return true;
+  MetaTransaction transaction;
+  transaction.compares = {{leader_key(), 0}, services.cluster->fence()};
+  transaction.leased_puts = {{leader_key(), services.cluster->self()}};
+  transaction.lease = services.cluster->lease();
+  if (services.meta->commit(transaction).has_error()) return false;
+  // What was decided until then is known from here on.
+  if (sync().has_value()) return true;
+  stop_leading();
+  return false;
+}
+
+void Job::Impl::stop_leading() {
+  if (services.cluster == nullptr) return;
+  MetaTransaction transaction;
+  transaction.deletes = {leader_key()};
+  Result<int64_t> done = commit_fenced(std::move(transaction));
+  if (done.has_error())
+    spdlog::warn("job {}: another node can lead when the lease of this one ends: {}", job->name(),
+                 done.error().message());
+}
+
+Result<WantedState> Job::Impl::wanted_state(const Checkpoint& checkpoint,
+                                            const Layout& wanted) const {
+  WantedState state;
+  state.spec = wanted.spec;
+  if (services.cluster == nullptr) return state;
+  state.replicas = wanted.replicas;
+  state.alive = services.cluster->alive();
+  PTC_TRY(state.placement, place_ranks(wanted, checkpoint, *checkpoint.stored(), state.alive));
+  return state;
+}
+
+Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted,
                            int64_t wanted_revision) {
   std::shared_ptr<const StoredState> moved;
-  if (checkpoint != nullptr && checkpoint->stored()->spec != wanted) {
+  CheckpointRecord record;
+  if (checkpoint != nullptr &&
+      (checkpoint->stored()->spec != wanted.spec || services.cluster != nullptr)) {
     std::stop_token stop;
     {
       std::lock_guard lock(mutex);
-      if (revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
+      look = false;
+      const CheckpointRecord* newest = latest();
+      if (revision != wanted_revision || newest == nullptr || newest->checkpoint != checkpoint)
+        return Error(Code::kCancelled, "a newer edit came");
       if (stopping) return Error(Code::kCancelled, "shutting down");
+      record = *newest;
       running.emplace(Running{});
       running->checkpoint = checkpoint->name();
       running->from = checkpoint->stored()->spec.name();
-      running->to = wanted.name();
+      running->to = wanted.spec.name();
       running->phase = "planning";
       running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
       running->started = std::chrono::steady_clock::now();
       stop = running->stop.get_token();
     }
-    PTC_TRY(moved, move(*checkpoint, wanted, stop));
+    PTC_TRY(auto state, wanted_state(*checkpoint, wanted));
+    PTC_TRY(moved, move(record, state, stop));
+  } else {
+    std::lock_guard lock(mutex);
+    look = false;
+    if (settled()) return ok();
   }
-  Result<bool> flipped = flip(checkpoint, wanted, wanted_revision, moved);
+  if (moved == nullptr && checkpoint != nullptr) {  // all is where it shall be
+    std::lock_guard lock(mutex);
+    if (settled()) {
+      running.reset();
+      return ok();
+    }
+  }
+  Result<bool> flipped = flip(checkpoint, wanted.spec, wanted_revision, moved);
   if (moved != nullptr && (flipped.has_error() ? !services.meta->in_doubt() : !flipped.value())) {
     // Superseded at the last moment, or not written down: what was made for it goes.
-    remove_images_not_in(*moved, *checkpoint->stored());
+    give_up(record, *moved);
   }
   if (flipped.has_error()) return std::move(flipped).error();
   if (moved != nullptr && !flipped.value()) return Error(Code::kCancelled, "a newer edit came");
@@ -94,15 +162,25 @@ void Job::Impl::remove_images_not_in(const StoredState& these, const StoredState
     if (!kept.contains(image.id)) (void)services.images->remove({image.id});
 }
 
-Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& checkpoint,
-                                                           const LayoutSpec& wanted,
+/// What was made for a decision that did not come: here, and on the other nodes.
+void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made) {
+  remove_images_not_in(made, *record.checkpoint->stored());
+  if (services.cluster == nullptr) return;
+  for (const std::string& node : other_nodes())
+    (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}}));
+}
+
+Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecord& record,
+                                                           const WantedState& wanted,
                                                            std::stop_token stop) {
   auto start = std::chrono::steady_clock::now();
+  const Checkpoint& checkpoint = *record.checkpoint;
   std::shared_ptr<const StoredState> stored = checkpoint.stored();
   PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
-  const PlanReport report(job->name(), services.node, checkpoint, *stored, wanted, change);
+  if (change.nothing() && stored->spec == wanted.spec) return std::shared_ptr<const StoredState>();
+  const PlanReport report(job->name(), services.node, checkpoint, *stored, wanted.spec, change);
   PlanTexts texts = report.texts("running", 0);
-  const TransferPlan::Totals& totals = change.transfers.totals;
+  const TransferPlan::Totals totals = change.transfers.totals;
   std::shared_ptr<std::atomic<uint64_t>> bytes_done;
   {
     std::lock_guard lock(mutex);
@@ -112,60 +190,64 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const Checkpoint& che
     bytes_done = running->bytes_done;
   }
 
-  std::vector<StoredImage> images;
-  if (change.nothing) {
-    images = stored->images;
-  } else {
-    const Manifest& manifest = checkpoint.manifest();
-    const std::vector<TensorFacts> facts = manifest.tensor_facts();
-    const std::vector<ImageRef> sources = stored->image_refs();
-    std::vector<std::unique_ptr<GatherProgram>> programs;
-    std::vector<Executor::Target> targets;
-    std::vector<Executor::StoredArrays> kept;
-    for (size_t i = 0; i < change.targets.size(); ++i) {
-      ImagePlan& image = change.transfers.images[i];
-      const ImageLayout& wanted_layout = change.targets[i].layout;
-      if (image.kept) {
-        kept.push_back({&wanted_layout, sources[*image.kept].get()});
-        continue;
-      }
-      programs.push_back(std::make_unique<GatherProgram>(wanted_layout.header, wanted_layout.bytes,
-                                                         std::move(image.transfers), sources));
-      targets.push_back({&wanted_layout, programs.back().get()});
-    }
-    ChecksumLedger ledger;
-    PTC_TRY(services.executor->hash_images(kept, facts, ledger, stop));
-    PTC_TRY(auto written, services.executor->materialise(*services.images, targets, facts, ledger,
-                                                         *bytes_done, stop));
-    Result<> right = compare_checksums(
-        ledger, facts, [&](uint32_t tensor) { return manifest.tensor_name(tensor); });
-    if (right.has_value()) right = services.images->sync();
-    if (right.has_error()) {
-      for (const ImageRef& image : written) (void)services.images->remove(image->id());
-      return std::move(right).error();
-    }
-    size_t next = 0;
-    for (size_t i = 0; i < change.targets.size(); ++i) {
-      const std::optional<uint32_t>& from = change.transfers.images[i].kept;
-      ImageRef image = from ? sources[*from] : written[next++];
-      images.push_back({image->id().text, image, change.targets[i].owner, change.targets[i].path, -1});
-    }
+  // All nodes at the same time, each its own files.
+  std::set<std::string> needed;
+  for (size_t i = 0; i < change.targets.size(); ++i)
+    if (!change.transfers.images[i].kept || !change.same_states)
+      needed.insert(change.nodes[change.targets[i].layout.node]);
+  for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
+  const std::string self = node_key(services);
+  std::vector<std::pair<std::string, std::future<Result<PlanPart>>>> elsewhere;
+  for (const std::string& node : needed)
+    if (node != self)
+      elsewhere.emplace_back(node, std::async(std::launch::async, [&, node] {
+                               return part_of(node, record, wanted, stop);
+                             }));
+  std::vector<std::pair<std::string, PlanPart>> parts;
+  Result<> made = ok();
+  if (needed.contains(self)) {
+    Result<PlanPart> own = make_part(checkpoint, *stored, change, *bytes_done, stop);
+    if (own.has_error()) made = std::move(own).error();
+    else parts.emplace_back(self, std::move(own).value());
   }
-  std::vector<StoredImage> described = images;
-  Result<std::shared_ptr<const StoredState>> made = checkpoint.make_stored(wanted, std::move(described));
+  for (auto& [node, part] : elsewhere) {
+    Result<PlanPart> theirs = part.get();
+    if (theirs.has_value()) parts.emplace_back(node, std::move(theirs).value());
+    else if (made.has_value()) made = std::move(theirs).error();
+  }
+  auto compare = [&]() -> Result<> {
+    ChecksumLedger ledger;
+    for (const auto& [node, part] : parts)
+      for (const PlanPart::Sum& sum : part.sums) {
+        PTC_TRY(ledger.add(sum.tensor, sum.box, sum.sum));
+      }
+    if (change.same_states) return ok();  // copies of some files, and not of all tensors
+    return compare_checksums(ledger, checkpoint.manifest().tensor_facts(), [&](uint32_t tensor) {
+      return checkpoint.manifest().tensor_name(tensor);
+    });
+  };
+  if (made.has_value()) made = compare();
+  Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
+  if (made.has_value()) {
+    Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
+    if (images.has_value()) moved = checkpoint.make_stored(wanted.spec, std::move(images).value());
+    else moved = std::move(images).error();
+    if (moved.has_error()) made = moved.error();
+  }
   if (made.has_error()) {
     StoredState orphans;
-    orphans.images = std::move(images);
-    remove_images_not_in(orphans, *stored);
+    for (const auto& [node, part] : parts)
+      for (const auto* list : {&part.images, &part.copies})
+        for (const auto& [number, id] : *list) orphans.images.push_back({id, nullptr, 0, "", -1, node});
+    give_up(record, orphans);
     return std::move(made).error();
   }
-  std::shared_ptr<const StoredState> moved = std::move(made).value();
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   texts = report.texts("done", seconds.count());
   std::lock_guard lock(mutex);
   plan = std::move(texts);
   running->phase = "committing";
-  last_reshard = {checkpoint.name(), stored->spec.name(), wanted.name(), totals, seconds.count()};
+  last_reshard = {checkpoint.name(), stored->spec.name(), wanted.spec.name(), totals, seconds.count()};
   return moved;
 }
 
@@ -195,15 +277,16 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     transaction.compares.push_back({key, record.meta_revision});
     if (moved != nullptr) {
       ++record.generation;
-      PTC_TRY(write_file_atomically(AT_FDCWD,
-                                    fmt::format("{}/stored-{}.json", checkpoint_dir(record.id),
-                                                record.generation),
-                                    moved->to_text()));
+      const std::string file = fmt::format("stored-{}.json", record.generation);
+      PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(record.id) + "/" + file, moved->to_text()));
+      if (services.cluster != nullptr) {
+        PTC_TRY(give_files(record.id, {file}));
+      }
       transaction.puts.emplace_back(key, record_text(record));
     }
   }
   transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
-  PTC_TRY(int64_t meta_revision, services.meta->commit(transaction));
+  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
 
   next.meta_revision = meta_revision;
   std::shared_ptr<const StoredState> before;
@@ -286,7 +369,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     next.current.reset();
     transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
   }
-  PTC_TRY(int64_t meta_revision, services.meta->commit(transaction));
+  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
   {
     std::lock_guard lock(mutex);
     checkpoints.erase(name);
@@ -299,11 +382,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     changed.notify_all();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
-  for (const StoredImage& image : record.checkpoint->stored()->images)
-    (void)services.images->remove({image.id});
-  for (const WrittenFile& file : record.checkpoint->manifest().files)
-    if (!file.has_tensors) (void)services.images->remove({file.image});
-  (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
+  remove_files_of(record);
   spdlog::info("job {}: checkpoint {} removed", job->name(), name);
   return ok();
 }

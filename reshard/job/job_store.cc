@@ -56,7 +56,9 @@ struct JobStore::Impl {
   std::string node;
   UniqueFd lock_fd;
   JobListener* listener = nullptr;
-  std::unique_ptr<MetaClient> meta;
+  std::unique_ptr<MetaClient> own_meta;  // of a cluster of one
+  MetaClient* meta = nullptr;
+  Cluster* cluster = nullptr;
   std::unique_ptr<ImageStore> images;
   std::unique_ptr<Executor> executor;
   std::mutex changes;                              // create and remove, one at a time
@@ -64,13 +66,31 @@ struct JobStore::Impl {
   std::map<std::string, JobRef, std::less<>> jobs;  // guarded by mutex
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
-  JobServices services() const { return {meta.get(), images.get(), executor.get(), node}; }
+  JobServices services() const { return {meta, images.get(), executor.get(), node, cluster}; }
+
+  // In a cluster: follows what other nodes decide.
+  std::mutex sync_mutex;
+  std::condition_variable_any sync_wanted;
+  bool stale = false;  // guarded by sync_mutex
+  std::shared_ptr<void> watch;
+  std::jthread sync_thread;
+
+  void want_sync() {
+    std::lock_guard lock(sync_mutex);
+    stale = true;
+    sync_wanted.notify_all();
+  }
+  void sync_loop(std::stop_token stop);
+  Result<> sync();
+  Result<> make_job_directory(const std::string& name);
 };
 
 JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 JobStore::~JobStore() {
   if (impl_ == nullptr) return;
+  impl_->watch.reset();
+  impl_->sync_thread = {};
   for (const JobRef& job : jobs()) job->stop();
 }
 
@@ -94,15 +114,21 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   if (!locked)
     return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
   // Without its metadata everything in the store would look like rubbish of a crash.
-  if (!std::filesystem::exists(impl->directory + "/meta.db") &&
+  impl->cluster = options.cluster.cluster;
+  if (impl->cluster == nullptr && !std::filesystem::exists(impl->directory + "/meta.db") &&
       (holds_anything(impl->directory + "/jobs") || holds_anything(impl->directory + "/images")))
     return make_error(Code::kCorrupt, "the store {} has jobs but no meta.db, which says what is in them: "
                       "put it back, or give ptcfs another store", impl->directory);
-  PTC_TRY(impl->meta, open_sqlite_meta(impl->directory + "/meta.db"));
+  impl->meta = options.cluster.meta;
+  if (impl->cluster == nullptr) {
+    PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
+    impl->meta = impl->own_meta.get();
+  }
   PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images"));
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
-  impl->executor = std::make_unique<Executor>(threads, make_loopback_transport());
+  impl->executor = std::make_unique<Executor>(
+      threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 
   PTC_TRY(auto entries, impl->meta->list("jobs/"));
@@ -112,6 +138,9 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   std::vector<ImageId> keep;
   bool all_known = true;
   for (const std::string& name : names) {
+    if (impl->cluster != nullptr) {
+      PTC_TRY(impl->make_job_directory(name));
+    }
     JobRef job(new Job(name, impl->job_dir(name), impl->services(), listener));
     PTC_TRY(job->load());
     std::optional<std::vector<ImageId>> used = job->images_in_use();
@@ -129,7 +158,91 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
       PTC_TRY(remove_tree(AT_FDCWD, entry.path()));
     }
   for (const auto& [name, job] : impl->jobs) job->start();
+  if (impl->cluster != nullptr) {
+    PTC_TRY(impl->watch, impl->meta->watch("jobs/", [store = impl.get()](const MetaEvent&) {
+      store->want_sync();
+    }));
+    impl->stale = true;  // something may have changed since it was read
+    impl->sync_thread = std::jthread(
+        [store = impl.get()](std::stop_token stop) { store->sync_loop(std::move(stop)); });
+  }
   return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
+}
+
+Result<> JobStore::Impl::make_job_directory(const std::string& name) {
+  const std::string dir = job_dir(name);
+  PTC_TRY(make_directory(AT_FDCWD, dir));
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0755));
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0755));
+  PTC_TRY(sync_directory(AT_FDCWD, dir));
+  return sync_directory(AT_FDCWD, directory + "/jobs");
+}
+
+void JobStore::Impl::sync_loop(std::stop_token stop) {
+  constexpr auto kRetry = std::chrono::milliseconds(500);
+  while (!stop.stop_requested()) {
+    {
+      std::unique_lock lock(sync_mutex);
+      sync_wanted.wait(lock, stop, [&] { return stale; });
+      stale = false;
+    }
+    if (stop.stop_requested()) return;
+    Result<> synced = sync();
+    if (synced.has_value()) continue;
+    spdlog::warn("what other nodes decided cannot be taken over yet: {}", synced.error().message());
+    std::unique_lock lock(sync_mutex);
+    sync_wanted.wait_for(lock, stop, kRetry, [] { return false; });
+    stale = true;
+  }
+}
+
+Result<> JobStore::Impl::sync() {
+  std::lock_guard change(changes);
+  PTC_TRY(auto entries, meta->list("jobs/"));
+  std::set<std::string> names;
+  for (const MetaEntry& entry : entries)
+    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos) names.insert(rest);
+  std::vector<JobRef> known, gone;
+  {
+    std::lock_guard lock(mutex);
+    for (auto it = jobs.begin(); it != jobs.end();) {
+      if (names.erase(it->first) > 0) known.push_back(it->second);
+      else gone.push_back(it->second);
+      it = known.empty() || known.back() != it->second ? jobs.erase(it) : std::next(it);
+    }
+  }
+  if (!gone.empty() && listener != nullptr) listener->names_changed();
+  for (const JobRef& job : gone) {
+    spdlog::info("job {} was removed by another node", job->name());
+    PTC_TRY(job->forget());
+  }
+  for (const JobRef& job : known) {
+    PTC_TRY(job->sync());
+  }
+  for (const std::string& name : names) {
+    PTC_TRY(make_job_directory(name));
+    JobRef job(new Job(name, job_dir(name), services(), listener));
+    PTC_TRY(job->load());
+    job->start();
+    std::lock_guard lock(mutex);
+    jobs.emplace(name, job);
+    spdlog::info("job {} was created by another node", name);
+  }
+  return ok();
+}
+
+void JobStore::nodes_changed() {
+  if (impl_->cluster != nullptr) impl_->want_sync();
+}
+
+Result<std::string> JobStore::answer(std::string_view method, std::string_view request) {
+  const size_t line_end = request.find('\n');
+  if (line_end == std::string_view::npos || !method.starts_with("job/"))
+    return invalid_argument("a request to a job names it in its first line");
+  const std::string_view name = request.substr(0, line_end);
+  JobRef job = find(name);
+  if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here yet", name);
+  return job->answer(method.substr(4), request.substr(line_end + 1));
 }
 
 Result<JobRef> JobStore::create_job(const std::string& name) {
@@ -137,11 +250,7 @@ Result<JobRef> JobStore::create_job(const std::string& name) {
   std::lock_guard change(impl_->changes);
   if (find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
   const std::string dir = impl_->job_dir(name);
-  PTC_TRY(make_directory(AT_FDCWD, dir));
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0755));
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0755));
-  PTC_TRY(sync_directory(AT_FDCWD, dir));
-  PTC_TRY(sync_directory(AT_FDCWD, impl_->directory + "/jobs"));
+  PTC_TRY(impl_->make_job_directory(name));
   const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
   MetaTransaction transaction;
@@ -151,6 +260,7 @@ Result<JobRef> JobStore::create_job(const std::string& name) {
       {prefix + "/layout", json::serialize(json::object{{"revision", 1}, {"text", text}})},
       {prefix + "/in_force",
        json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
+  if (impl_->cluster != nullptr) transaction.compares.push_back(impl_->cluster->fence());
   PTC_TRY(impl_->meta->commit(transaction));
   JobRef job(new Job(name, dir, impl_->services(), impl_->listener));
   PTC_TRY(job->load());
@@ -186,6 +296,7 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
     MetaTransaction transaction;
     transaction.deletes.push_back(fmt::format("jobs/{}", name));
     for (MetaEntry& entry : entries) transaction.deletes.push_back(std::move(entry.key));
+    if (impl_->cluster != nullptr) transaction.compares.push_back(impl_->cluster->fence());
     PTC_TRY(impl_->meta->commit(transaction));
     return ok();
   };

@@ -6,6 +6,7 @@
 //   <store>/jobs/<job>/checkpoints/<id>/             manifest.json, headers.bin
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,10 +18,18 @@
 
 namespace ptc {
 
+/// What a store that is one node of a cluster has from outside; all of it outlives the store.
+struct ClusterServices {
+  MetaClient* meta = nullptr;
+  Cluster* cluster = nullptr;
+  std::function<std::unique_ptr<Transport>()> transport;
+};
+
 struct JobStoreOptions {
   std::string directory;
   std::string node;          // empty: the host's name
   unsigned copy_threads = 0;  // 0: as many as cores
+  ClusterServices cluster = {};  // none: a cluster of one, with its metadata in `directory`
 };
 
 /// Threads: any.
@@ -39,6 +48,12 @@ class JobStore {
   Result<> remove_job(std::string_view name, bool force);
   JobRef find(std::string_view name) const;
   std::vector<JobRef> jobs() const;  // by name
+
+  /// In a cluster: nodes came or went.
+  void nodes_changed();
+  /// Answers what another node asks of a job here: `method` is "job/…", the request begins with the
+  /// job's name in a line.
+  Result<std::string> answer(std::string_view method, std::string_view request);
 
   const std::string& node() const;
   ImageStore& images();

@@ -263,14 +263,28 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
   return manifest;
 }
 
+int64_t StoredState::best(uint32_t state, std::string_view path, int32_t written) const {
+  // Few files a state, thousands of states at most: images are sorted by (state, path, written).
+  const auto key = std::tuple(state, path, written);
+  auto key_of = [](const StoredImage& image) {
+    return std::tuple(image.state, std::string_view(image.path), image.written);
+  };
+  auto it = std::lower_bound(images.begin(), images.end(), key,
+                             [&](const StoredImage& image, const auto& k) { return key_of(image) < k; });
+  int64_t found = -1;
+  for (; it != images.end() && key_of(*it) == key; ++it) {
+    if (it->image != nullptr && it->image->is_here()) return it - images.begin();
+    if (found < 0 || images[found].image == nullptr) found = it - images.begin();
+  }
+  return found;
+}
+
 int64_t StoredState::find(uint32_t state, std::string_view path) const {
-  // Few files a state, thousands of states at most: images are sorted by (state, path).
-  auto it = std::lower_bound(images.begin(), images.end(), std::pair(state, path),
-                             [](const StoredImage& image, const auto& key) {
-                               return std::pair(image.state, std::string_view(image.path)) < key;
-                             });
-  if (it == images.end() || it->state != state || it->path != path || path.empty()) return -1;
-  return it - images.begin();
+  return path.empty() ? -1 : best(state, path, -1);
+}
+
+int64_t StoredState::find_other(uint32_t file) const {
+  return best(0, "", static_cast<int32_t>(file));
 }
 
 std::vector<ImageRef> StoredState::image_refs() const {
@@ -282,12 +296,15 @@ std::vector<ImageRef> StoredState::image_refs() const {
 
 std::string StoredState::to_text() const {
   json::array array;
-  for (size_t i = 0; i < images.size(); ++i)
-    array.push_back(json::object{{"id", images[i].id},
-                                 {"bytes", layouts[i].bytes},
-                                 {"state", images[i].state},
-                                 {"path", images[i].path},
-                                 {"written", images[i].written}});
+  for (size_t i = 0; i < images.size(); ++i) {
+    json::object image{{"id", images[i].id},
+                       {"bytes", layouts[i].bytes},
+                       {"state", images[i].state},
+                       {"path", images[i].path},
+                       {"written", images[i].written}};
+    if (!images[i].node.empty()) image["node"] = images[i].node;
+    array.push_back(std::move(image));
+  }
   return json::serialize(json::object{
       {"format", "ptc-stored/1"}, {"spec", spec.to_json()}, {"images", std::move(array)}});
 }

@@ -82,28 +82,39 @@ struct StateFile {
   std::string path;
   ImageLayout layout;
   uint32_t owner = 0;  // the state whose file is stored
+  std::vector<uint32_t> states = {};  // that have it; filled by Checkpoint::target_images
 };
 
-/// One image that holds part of a checkpoint.
+/// One image that holds part of a checkpoint. Copies on several nodes are images of their own.
 struct StoredImage {
   std::string id;
-  ImageRef image;      // nullptr: lost
+  ImageRef image;      // nullptr: lost, or on a node that is away
   uint32_t state = 0;  // under the stored spec; its owner (StateFile)
   std::string path;    // it is exactly this file of that state; empty: no file (padding, a shard)
-  int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written
+  int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written, or it
+                         // is that file and has no tensors
+  std::string node = {};  // that holds it; empty: the only one of a cluster of one
 };
 
 /// Where all of a checkpoint's bytes lie: one state of affairs. Immutable; threads: any.
 struct StoredState {
   LayoutSpec spec;
   std::vector<StoredImage> images;
+  std::vector<std::string> nodes;    // by name; ImageLayout::node counts in it
+  uint32_t here = 0;                 // this node in it; nodes.size(): it holds nothing
   std::vector<ImageLayout> layouts;  // of images, in the same order; lost ones without arrays
   std::unique_ptr<const SourceIndex> index;
 
-  /// The image that is exactly this file, or −1.
+  /// The image that is exactly this file, the one on this node if there is one, or one that is within
+  /// reach if there is one; −1: there is none.
   int64_t find(uint32_t state, std::string_view path) const;
+  /// The same of a file without tensors, by its index into Manifest::files.
+  int64_t find_other(uint32_t file) const;
   std::vector<ImageRef> image_refs() const;
   std::string to_text() const;
+
+ private:
+  int64_t best(uint32_t state, std::string_view path, int32_t written) const;
 };
 
 }  // namespace ptc

@@ -117,7 +117,7 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
     picture.sources[source_block(i)].bytes += stored.layouts[i].bytes;
 
   std::map<std::tuple<uint32_t, uint32_t, Kind>, uint64_t> flows;
-  if (plan.nothing) {
+  if (plan.same_states) {
     for (size_t i = 0; i < stored.images.size(); ++i) {
       const uint32_t target = to_blocks.of_state(stored.images[i].state);
       picture.targets[target].bytes += stored.layouts[i].bytes;

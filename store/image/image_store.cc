@@ -90,9 +90,11 @@ ImageWriter::ImageWriter(ImageWriter&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       id_(std::move(other.id_)),
       fd_(std::move(other.fd_)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      mapping_(std::exchange(other.mapping_, nullptr)) {}
 
 ImageWriter::~ImageWriter() {
+  if (mapping_ != nullptr) ::munmap(mapping_, size_);
   if (store_ != nullptr) ::unlinkat(store_->dir_fd_.get(), part_name(id_).c_str(), 0);
 }
 
@@ -100,6 +102,16 @@ Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
   auto written = write_exactly(fd_.get(), bytes, offset);
   if (!written) return std::move(written).error().with_context("image " + id_.text);
   return ok();
+}
+
+Result<std::span<std::byte>> ImageWriter::map() {
+  if (mapping_ == nullptr && size_ > 0) {
+    void* mapping = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+    if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + id_.text);
+    ::madvise(mapping, size_, MADV_HUGEPAGE);  // a hint; refused by some file systems
+    mapping_ = static_cast<std::byte*>(mapping);
+  }
+  return std::span<std::byte>(mapping_, size_);
 }
 
 Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir) {

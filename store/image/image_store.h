@@ -57,8 +57,9 @@ using ImageRef = std::shared_ptr<const Image>;
 /// An image being written: of its full size from the start, filled with zeros. Removed again unless
 /// published.
 ///
-/// It is written by pwrite, not through a mapping: the kernel then need not clear the fresh pages that
-/// are filled at once, which saves a pass over memory. Threads: any, for bytes that do not overlap.
+/// What comes from memory is written by pwrite: the kernel then need not clear the fresh pages that are
+/// filled at once, which saves a pass over memory. What comes in small runs, or from a socket, goes into
+/// the mapping. Threads: any, for bytes that do not overlap.
 class ImageWriter {
  public:
   ImageWriter(ImageWriter&&) noexcept;
@@ -67,6 +68,8 @@ class ImageWriter {
 
   /// Best in pieces that the cache holds. All of it lies within the image.
   Result<> write(uint64_t offset, std::span<const std::byte> bytes);
+  /// The whole image as memory that can be written, until it is published.
+  Result<std::span<std::byte>> map();
   const ImageId& id() const { return id_; }
 
  private:
@@ -76,6 +79,7 @@ class ImageWriter {
   ImageId id_;
   UniqueFd fd_;
   uint64_t size_ = 0;
+  std::byte* mapping_ = nullptr;
 };
 
 /// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`).

@@ -212,7 +212,7 @@ TEST_F(JobTest, TheNewestEditWins) {
   }
   expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp1-pp2-dp1"));
   // Nothing is left of those that lost.
-  size_t wanted = job_->find_checkpoint("base")->stored()->images.size() + 2;  // config.json, rng.bin
+  size_t wanted = job_->find_checkpoint("base")->stored()->images.size();
   EXPECT_EQ(std::distance(fs::directory_iterator(dir_.path() / "images"), {}),
             static_cast<ptrdiff_t>(wanted));
 }
@@ -431,8 +431,9 @@ TEST_F(JobTest, AFlippedBitIsFoundAndStopsTheReshard) {
   write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
   commit("base");
   CheckpointRef checkpoint = job_->find_checkpoint("base");
-  const StoredImage image = checkpoint->stored()->images.front();
-  const ArraySlot& slot = checkpoint->stored()->layouts.front().arrays[3];
+  const int64_t model = checkpoint->stored()->find(0, "model.safetensors");
+  const StoredImage image = checkpoint->stored()->images.at(model);
+  const ArraySlot& slot = checkpoint->stored()->layouts[model].arrays[3];
   const std::string tensor = checkpoint->model().tensors()[slot.tensor].name;
   UniqueFd fd(::open((dir_.path() / "images" / image.id).c_str(), O_RDWR));
   char byte = 0;

@@ -61,7 +61,7 @@ TEST(PlanReport, RanksThatShareFilesShareABar) {
 TEST(PlanReport, WhatStaysFlowsStraightOn) {
   const LayoutSpec from = spec(2, 2, 1), to = spec(2, 2, 4);
   ChangePlan nothing;
-  nothing.nothing = true;
+  nothing.same_states = true;
   PlanPicture picture = picture_of(stored(from), to, nothing);
   ASSERT_EQ(picture.flows.size(), 4u);
   for (const PlanPicture::Flow& flow : picture.flows) {

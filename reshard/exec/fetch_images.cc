@@ -1,0 +1,163 @@
+#include "reshard/exec/fetch_images.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <unordered_map>
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kChunkBytes = 16 << 20;
+constexpr uint32_t kMostAttempts = 8;
+
+/// Of what one transfer writes, the part that goes to target bytes [begin, end).
+FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin, uint64_t end,
+                  std::span<std::byte> target) {
+  return {source, transfer.copy, begin, end, target.data() + begin};
+}
+
+struct Remote {
+  std::vector<FetchItem> items;
+  std::vector<uint32_t> source_of;  // by item: Transfer::source_image
+};
+
+/// All that lies on other nodes, tried with other holders when one fails.
+Result<> fetch_remote(Transport& transport, Remote remote, const FetchSources& sources,
+                      std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
+  std::vector<ImageRef> held;  // alternatives in use
+  std::vector<FetchItem> left = std::move(remote.items);
+  std::vector<uint32_t> source_of = std::move(remote.source_of);
+  for (uint32_t attempt = 1; !left.empty(); ++attempt) {
+    auto to_come = [&] {
+      uint64_t bytes = 0;
+      for (const FetchItem& item : left)
+        for_each_run(item.copy, item.begin, item.end,
+                     [&](uint64_t, uint64_t, uint64_t count) { bytes += count; });
+      return bytes;
+    };
+    const uint64_t before = to_come();
+    Result<> fetched = transport.fetch(left, stop);
+    if (fetched.has_value()) {
+      bytes_done += before;
+      return ok();
+    }
+    bytes_done += before - to_come();
+    if (fetched.error().code() == Code::kCancelled || attempt > kMostAttempts)
+      return std::move(fetched).error();
+    std::vector<FetchItem> again;
+    std::vector<uint32_t> again_source;
+    bool other = false;
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (left[i].begin >= left[i].end) continue;
+      if (ImageRef image = sources.alternative(source_of[i], attempt)) {
+        left[i].source = image.get();
+        held.push_back(std::move(image));
+        other = true;
+      }
+      again.push_back(left[i]);
+      again_source.push_back(source_of[i]);
+    }
+    if (!other) return std::move(fetched).error();
+    left = std::move(again);
+    source_of = std::move(again_source);
+  }
+  return ok();
+}
+
+}  // namespace
+
+Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
+                                           const std::vector<FetchTarget>& targets,
+                                           const FetchSources& sources,
+                                           const std::vector<TensorFacts>& tensors,
+                                           ChecksumLedger& ledger,
+                                           std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
+  std::vector<ImageWriter> writers;
+  std::vector<std::span<std::byte>> memory;
+  std::unordered_map<uint32_t, size_t> position;  // of a target's number
+  for (const FetchTarget& target : targets) {
+    PTC_TRY(auto writer, images.create(target.layout->bytes));
+    writers.push_back(std::move(writer));
+    PTC_TRY(auto mapped, writers.back().map());
+    std::memcpy(mapped.data(), target.layout->header.data(), target.layout->header.size());
+    position.emplace(target.number, memory.size());
+    memory.push_back(mapped);
+  }
+
+  Transport& transport = executor.transport();
+  Remote remote;
+  struct Copy {
+    FetchItem item;
+    const std::byte* source;  // another target; null: the item's image
+  };
+  std::vector<Copy> local, within;
+  for (size_t t = 0; t < targets.size(); ++t) {
+    for (const Transfer& transfer : targets[t].transfers) {
+      const uint64_t begin = transfer.copy.target_offset, end = transfer.copy.target_end();
+      if (transfer.source_image >= sources.images.size()) {
+        const auto from = position.find(transfer.source_image - sources.images.size());
+        if (from == position.end() || from->second >= t)
+          return make_error(Code::kInternal, "target {} copies from target {}, which is not there yet",
+                            targets[t].number, transfer.source_image - sources.images.size());
+        within.push_back({item_of(transfer, nullptr, begin, end, memory[t]), memory[from->second].data()});
+        continue;
+      }
+      const ImageRef& source = sources.images[transfer.source_image];
+      if (source == nullptr) return make_error(Code::kInternal, "a source of the plan is not there");
+      if (!source->is_here()) {
+        remote.items.push_back(item_of(transfer, source.get(), begin, end, memory[t]));
+        remote.source_of.push_back(transfer.source_image);
+        continue;
+      }
+      for (uint64_t at = begin; at < end; at += kChunkBytes)
+        local.push_back({item_of(transfer, source.get(), at, std::min(at + kChunkBytes, end), memory[t]),
+                         nullptr});
+    }
+  }
+
+  Result<> fetched = ok();
+  {
+    std::jthread fetching([&] {
+      fetched = fetch_remote(transport, std::move(remote), sources, bytes_done, stop);
+    });
+    PTC_TRY(executor.team().parallel_for(
+        local.size(),
+        [&](size_t i) -> Result<> {
+          const uint64_t bytes = local[i].item.end - local[i].item.begin;
+          PTC_TRY(transport.fetch(std::span(&local[i].item, 1), stop));
+          bytes_done += bytes;
+          return ok();
+        },
+        stop));
+  }
+  if (fetched.has_error()) return std::move(fetched).error();
+  for (const Copy& copy : within)
+    run_strided_copy(copy.item.copy, copy.source, copy.item.begin, copy.item.end,
+                     copy.item.target_at_begin);
+
+  std::vector<ImageRef> published;
+  auto take_back = [&] {
+    for (const ImageRef& image : published) (void)images.remove(image->id());
+  };
+  for (ImageWriter& writer : writers) {
+    const ImageId id = writer.id();
+    Result<ImageRef> image = images.publish(std::move(writer));
+    if (image.has_error()) {
+      (void)images.remove(id);
+      take_back();
+      return std::move(image).error();
+    }
+    published.push_back(std::move(image).value());
+  }
+  std::vector<Executor::StoredArrays> arrays;
+  for (size_t t = 0; t < targets.size(); ++t) arrays.push_back({targets[t].layout, published[t].get()});
+  Result<> hashed = executor.hash_images(arrays, tensors, ledger, stop);
+  if (hashed.has_error()) {
+    take_back();
+    return std::move(hashed).error();
+  }
+  return published;
+}
+
+}  // namespace ptc

@@ -1,0 +1,33 @@
+// What a job needs to know of the other nodes, and how it talks to them.
+#pragma once
+
+#include <chrono>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/meta/meta_client.h"
+
+namespace ptc {
+
+/// Threads: any.
+class Cluster {
+ public:
+  virtual ~Cluster() = default;
+
+  virtual const std::string& self() const = 0;
+  /// Nodes whose lease has not ended, this one among them while that holds for it, by name.
+  virtual std::vector<std::string> alive() const = 0;
+  /// Asks another node. Its own errors come back as they are; kUnavailable when it cannot be reached.
+  virtual Result<std::string> call(const std::string& node, std::string_view method,
+                                   const std::string& body, std::chrono::milliseconds deadline,
+                                   std::stop_token stop = {}) = 0;
+  /// Every decision of this node names it: it fails once the node's lease has ended.
+  virtual MetaTransaction::Compare fence() const = 0;
+  /// The lease that what a node does, and only while it lives, is put under.
+  virtual const MetaLease* lease() const = 0;
+};
+
+}  // namespace ptc

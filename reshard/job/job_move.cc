@@ -1,0 +1,333 @@
+// One node's part of a plan: the images that shall be on it, made of what lies here and elsewhere.
+//
+// Every node computes the same plan, from the same files: so a request names the state of affairs and
+// what is wanted, and an answer only the images made, by their numbers in the plan.
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <algorithm>
+#include <unordered_map>
+
+#include "reshard/exec/fetch_images.h"
+#include "reshard/job/job_impl.h"
+
+namespace ptc {
+namespace {
+
+json::array to_array(const Dims& dims) {
+  json::array array;
+  for (uint64_t value : dims) array.push_back(value);
+  return array;
+}
+
+Dims dims_of(const json::value& value) {
+  Dims dims(value.as_array().size());
+  for (size_t i = 0; i < dims.size(); ++i) dims[i] = value.as_array()[i].to_number<uint64_t>();
+  return dims;
+}
+
+json::array pairs_of(const std::vector<std::pair<uint32_t, std::string>>& pairs) {
+  json::array array;
+  for (const auto& [number, id] : pairs) array.push_back(json::array{number, json::value(id)});
+  return array;
+}
+
+std::vector<std::pair<uint32_t, std::string>> pairs_from(const json::value& value) {
+  std::vector<std::pair<uint32_t, std::string>> pairs;
+  for (const json::value& pair : value.as_array())
+    pairs.emplace_back(pair.as_array().at(0).to_number<uint32_t>(),
+                       std::string(pair.as_array().at(1).as_string()));
+  return pairs;
+}
+
+std::string wanted_text(const CheckpointRecord& record, const WantedState& wanted, int64_t revision) {
+  json::array ranks, alive;
+  for (const std::string& node : wanted.placement.node_of_rank) ranks.push_back(json::value(node));
+  for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
+  return json::serialize(json::object{{"id", record.id},
+                                      {"generation", record.generation},
+                                      {"revision", revision},
+                                      {"spec", wanted.spec.to_json()},
+                                      {"ranks", std::move(ranks)},
+                                      {"replicas", wanted.replicas},
+                                      {"alive", std::move(alive)}});
+}
+
+}  // namespace
+
+std::string PlanPart::to_text() const {
+  json::array all;
+  for (const Sum& sum : sums)
+    all.push_back(json::array{sum.tensor, to_array(sum.box.offset), to_array(sum.box.extent),
+                              json::value(sum.sum.to_hex())});
+  return json::serialize(json::object{
+      {"images", pairs_of(images)}, {"copies", pairs_of(copies)}, {"sums", std::move(all)}});
+}
+
+Result<PlanPart> PlanPart::from_text(std::string_view text) {
+  PlanPart part;
+  try {
+    PTC_TRY(auto value, parse_json(text, {.max_bytes = size_t{1} << 30}));
+    const json::object& object = value.as_object();
+    part.images = pairs_from(object.at("images"));
+    part.copies = pairs_from(object.at("copies"));
+    for (const json::value& entry : object.at("sums").as_array()) {
+      const json::array& sum = entry.as_array();
+      PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.at(3).as_string())));
+      part.sums.push_back({sum.at(0).to_number<uint32_t>(), {dims_of(sum.at(1)), dims_of(sum.at(2))},
+                           checksum});
+    }
+  } catch (const std::exception& error) {
+    return invalid_argument("a part of a plan is damaged: {}", error.what());
+  }
+  return part;
+}
+
+Result<PlanPart> Job::Impl::make_part(const Checkpoint& checkpoint, const StoredState& stored,
+                                      ChangePlan& change, std::atomic<uint64_t>& bytes_done,
+                                      std::stop_token stop) {
+  const std::string self = node_key(services);
+  const std::vector<TensorFacts> facts = checkpoint.manifest().tensor_facts();
+  const std::vector<ImageRef> sources = stored.image_refs();
+  std::vector<uint32_t> numbers;
+  std::vector<Executor::StoredArrays> kept;
+  bool all_here = true;
+  for (uint32_t i = 0; i < change.targets.size(); ++i) {
+    if (change.nodes[change.targets[i].layout.node] != self) continue;
+    const ImagePlan& image = change.transfers.images[i];
+    if (image.kept) {
+      kept.push_back({&change.targets[i].layout, sources[*image.kept].get()});
+      continue;
+    }
+    numbers.push_back(i);
+    for (const Transfer& transfer : image.transfers)
+      all_here = all_here && transfer.source_image < sources.size() &&
+                 sources[transfer.source_image]->is_here();
+  }
+  ChecksumLedger ledger;
+  PTC_TRY(services.executor->hash_images(kept, facts, ledger, stop));
+
+  std::vector<ImageRef> written;
+  if (all_here) {
+    std::vector<std::unique_ptr<GatherProgram>> programs;
+    std::vector<Executor::Target> targets;
+    for (uint32_t i : numbers) {
+      const ImageLayout& file = change.targets[i].layout;
+      programs.push_back(std::make_unique<GatherProgram>(
+          file.header, file.bytes, std::move(change.transfers.images[i].transfers), sources));
+      targets.push_back({&file, programs.back().get()});
+    }
+    PTC_TRY(written, services.executor->materialise(*services.images, targets, facts, ledger,
+                                                    bytes_done, stop));
+  } else {
+    std::vector<FetchTarget> targets;
+    for (uint32_t i : numbers)
+      targets.push_back({i, &change.targets[i].layout,
+                         std::move(change.transfers.images[i].transfers)});
+    auto other_holder = [&](uint32_t image, uint32_t attempt) -> ImageRef {
+      auto same = [&](const StoredImage& other) {
+        const StoredImage& one = stored.images[image];
+        return other.image != nullptr && other.state == one.state && other.path == one.path &&
+               other.written == one.written;
+      };
+      std::vector<ImageRef> holders;
+      for (size_t i = image; i-- > 0 && same(stored.images[i]);) holders.push_back(stored.images[i].image);
+      for (size_t i = image; i < stored.images.size() && same(stored.images[i]); ++i)
+        holders.push_back(stored.images[i].image);
+      const std::vector<std::string> now = services.cluster->alive();
+      std::erase_if(holders, [&](const ImageRef& holder) {
+        return !holder->is_here() && std::find(now.begin(), now.end(), holder->node()) == now.end();
+      });
+      return holders.empty() ? nullptr : holders[attempt % holders.size()];
+    };
+    PTC_TRY(written, fetch_images(*services.images, *services.executor, targets,
+                                  {sources, other_holder}, facts, ledger, bytes_done, stop));
+  }
+  PlanPart part;
+  auto take_back = [&] {
+    for (const ImageRef& image : written) (void)services.images->remove(image->id());
+  };
+  for (size_t i = 0; i < numbers.size(); ++i) part.images.emplace_back(numbers[i], written[i]->id().text);
+  for (uint32_t i = 0; i < change.copies.size(); ++i) {
+    const ChangePlan::OtherCopy& copy = change.copies[i];
+    if (change.nodes[copy.node] != self) continue;
+    ImageLayout opaque;
+    opaque.bytes = stored.layouts[copy.source_image].bytes;
+    Transfer whole{copy.source_image, {}};
+    whole.copy.run_bytes = opaque.bytes;
+    FetchTarget target{0, &opaque, {}};
+    if (opaque.bytes > 0) target.transfers.push_back(whole);
+    ChecksumLedger none;
+    auto copied = fetch_images(*services.images, *services.executor, {target},
+                               {sources, [](uint32_t, uint32_t) { return nullptr; }}, facts, none,
+                               bytes_done, stop);
+    if (copied.has_error()) {
+      take_back();
+      return std::move(copied).error();
+    }
+    const WrittenFile& file =
+        checkpoint.manifest().files[stored.images[copy.source_image].written];
+    written.push_back(copied.value().front());
+    auto content = written.back()->map();
+    if (content.has_error() || checksum_of_run(content.value(), 0) != file.checksum) {
+      take_back();
+      return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had", file.path,
+                        file.rank);
+    }
+    part.copies.emplace_back(i, written.back()->id().text);
+  }
+  Result<> synced = services.images->sync();
+  if (synced.has_error()) {
+    take_back();
+    return std::move(synced).error();
+  }
+  ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
+    part.sums.push_back({tensor, box, sum});
+  });
+  return part;
+}
+
+Result<PlanPart> Job::Impl::part_of(const std::string& node, const CheckpointRecord& record,
+                                    const WantedState& wanted, std::stop_token stop) {
+  int64_t wanted_revision = 0;
+  {
+    std::lock_guard lock(mutex);
+    wanted_revision = revision;
+  }
+  PTC_TRY(auto text, ask(node, "part", wanted_text(record, wanted, wanted_revision), std::move(stop)));
+  auto part = PlanPart::from_text(text);
+  if (part.has_error()) return std::move(part).error().with_context("node " + node);
+  return part;
+}
+
+Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
+  CheckpointRecord record;
+  WantedState wanted;
+  std::string id;
+  int64_t generation = 0, wanted_revision = 0;
+  try {
+    PTC_TRY(auto value, parse_json(request, {.max_bytes = size_t{1} << 28}));
+    const json::object& object = value.as_object();
+    id = std::string(object.at("id").as_string());
+    generation = object.at("generation").to_number<int64_t>();
+    wanted_revision = object.at("revision").to_number<int64_t>();
+    PTC_TRY(wanted.spec, LayoutSpec::from_json(object.at("spec").as_object()));
+    wanted.replicas = object.at("replicas").to_number<uint32_t>();
+    for (const json::value& node : object.at("ranks").as_array())
+      wanted.placement.node_of_rank.emplace_back(node.as_string());
+    for (const json::value& node : object.at("alive").as_array())
+      wanted.alive.emplace_back(node.as_string());
+  } catch (const std::exception& error) {
+    return invalid_argument("the request for a part of a plan is damaged: {}", error.what());
+  }
+  if (id.empty() || id[0] == '.' || id.find('/') != std::string::npos ||
+      wanted.placement.node_of_rank.size() != wanted.spec.sizes.world_size())
+    return invalid_argument("the request for a part of a plan is damaged");
+  // An edit that is heard of later ends what it finds running: so of this one first.
+  bool behind = false;
+  {
+    std::lock_guard lock(mutex);
+    behind = revision < wanted_revision;
+  }
+  if (behind) {
+    PTC_TRY(sync());
+  }
+  // One part of a job at a time; what was made for the same plan before is not made again.
+  std::lock_guard one(part_mutex);
+  {
+    std::lock_guard lock(mutex);
+    auto finished = finished_parts.find(id);
+    if (finished != finished_parts.end() && finished->second.plan == request)
+      return finished->second.part;
+    for (const auto& [name, known] : checkpoints)
+      if (known.id == id && known.generation == generation) record = known;
+  }
+  drop_part(id);
+  if (record.checkpoint == nullptr) {
+    PTC_TRY(record, load_checkpoint(id, generation));
+  }
+  std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));
+  std::shared_ptr<std::atomic<uint64_t>> bytes_done;
+  std::stop_token stop;
+  {
+    std::lock_guard lock(mutex);
+    if (stopping) return Error(Code::kCancelled, "shutting down");
+    running.emplace(Running{});
+    running->checkpoint = record.checkpoint->name();
+    running->from = stored->spec.name();
+    running->to = wanted.spec.name();
+    running->phase = "moving";
+    for (uint32_t i = 0; i < change.targets.size(); ++i)
+      if (change.nodes[change.targets[i].layout.node] == node_key(services) &&
+          !change.transfers.images[i].kept)
+        running->bytes_total += change.targets[i].layout.bytes;
+    bytes_done = running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
+    running->started = std::chrono::steady_clock::now();
+    stop = running->stop.get_token();
+  }
+  Result<PlanPart> part = make_part(*record.checkpoint, *stored, change, *bytes_done, stop);
+  std::lock_guard lock(mutex);
+  running.reset();
+  changed.notify_all();
+  if (part.has_value()) finished_parts[id] = {std::string(request), part.value()};
+  return part;
+}
+
+Result<std::vector<StoredImage>> Job::Impl::compose(
+    const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
+    const std::vector<std::pair<std::string, PlanPart>>& parts) {
+  std::unordered_map<uint32_t, const std::string*> image_of, copy_of;
+  for (const auto& [node, part] : parts) {
+    for (const auto& [number, id] : part.images) image_of.emplace(number, &id);
+    for (const auto& [number, id] : part.copies) copy_of.emplace(number, &id);
+  }
+  std::vector<StoredImage> images;
+  auto add = [&](StoredImage image, const std::string& id, uint32_t node, uint64_t bytes) -> Result<> {
+    image.id = id;
+    image.node = change.nodes[node];
+    PTC_TRY(image.image, open_image(id, bytes, image.node));
+    images.push_back(std::move(image));
+    return ok();
+  };
+  // What stays: files without tensors, and where the states are the same all of it; of nodes that are
+  // away only what may be nowhere else.
+  const std::vector<WrittenFile>& files = checkpoint.manifest().files;
+  const bool complete = checkpoint.lost_tensors().empty();
+  for (const StoredImage& image : stored.images) {
+    const bool other = image.written >= 0 && !files[image.written].has_tensors;
+    if (!other && !change.same_states) continue;
+    const int64_t best = other ? stored.find_other(image.written) : 0;
+    const bool elsewhere = other ? stored.images[best].image != nullptr : complete;
+    if (image.image != nullptr || !elsewhere) images.push_back(image);
+  }
+  for (uint32_t i = 0; i < change.targets.size(); ++i) {
+    const StateFile& target = change.targets[i];
+    if (const std::optional<uint32_t>& kept = change.transfers.images[i].kept) {
+      StoredImage image = stored.images[*kept];
+      image.state = target.owner;
+      image.path = target.path;
+      image.written = -1;
+      images.push_back(std::move(image));
+      continue;
+    }
+    const auto made = image_of.find(i);
+    if (made == image_of.end())
+      return make_error(Code::kInternal, "nobody made {} of state {}", target.path, target.owner);
+    PTC_TRY(add({"", nullptr, target.owner, target.path, -1}, *made->second, target.layout.node,
+                target.layout.bytes));
+  }
+  for (uint32_t i = 0; i < change.copies.size(); ++i) {
+    const auto made = copy_of.find(i);
+    if (made == copy_of.end()) return make_error(Code::kInternal, "nobody made copy {}", i);
+    const StoredImage& source = stored.images[change.copies[i].source_image];
+    PTC_TRY(add({"", nullptr, source.state, source.path, source.written}, *made->second,
+                change.copies[i].node, stored.layouts[change.copies[i].source_image].bytes));
+  }
+  return images;
+}
+
+}  // namespace ptc

@@ -1,0 +1,171 @@
+// What the nodes of a cluster ask each other about a job:
+//
+//   file   {"id", "file"}            → a file of checkpoints/<id>/ (manifest, headers, stored state)
+//   files  {"id", "files": [[name, bytes], …]} '\n' contents   keep them; before a decision names them
+//   part   a WantedState of a checkpoint → PlanPart: make this node's images of the plan
+//   drop   {"id"}                    the plan will not be carried out: its images go
+//
+// A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
+// are in front of it.
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <future>
+
+#include "reshard/job/job_impl.h"
+#include "store/base/file.h"
+
+namespace ptc {
+namespace {
+
+constexpr auto kCallTime = std::chrono::seconds(30);
+constexpr auto kPartTime = std::chrono::hours(12);  // a node that lives is waited for
+constexpr size_t kMaxFileBytes = size_t{1} << 32;
+
+bool is_name(std::string_view text) {
+  return !text.empty() && text[0] != '.' && text.find('/') == std::string_view::npos;
+}
+
+Result<std::string> text_of(const json::object& object, std::string_view key) {
+  const json::value* value = object.if_contains(key);
+  if (value == nullptr || !value->is_string())
+    return invalid_argument("the request has no text '{}'", key);
+  return std::string(value->as_string());
+}
+
+/// A name that can be a file below checkpoints/.
+Result<std::string> name_of(const json::object& object, std::string_view key) {
+  PTC_TRY(auto text, text_of(object, key));
+  if (!is_name(text)) return invalid_argument("'{}' cannot be the {} of a checkpoint", text, key);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> Job::Impl::other_nodes() const {
+  std::vector<std::string> nodes = services.cluster->alive();
+  std::erase(nodes, services.cluster->self());
+  return nodes;
+}
+
+Result<std::string> Job::Impl::ask(const std::string& node, std::string_view method,
+                                   std::string body, std::stop_token stop) {
+  auto answer = services.cluster->call(node, fmt::format("job/{}", method),
+                                       job->name() + "\n" + std::move(body),
+                                       method == "part" ? std::chrono::milliseconds(kPartTime)
+                                                        : std::chrono::milliseconds(kCallTime),
+                                       std::move(stop));
+  if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
+  return answer;
+}
+
+Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std::string& file,
+                                               size_t limit) {
+  const std::string path = checkpoint_dir(id) + "/" + file;
+  Result<std::string> here = read_text_file(AT_FDCWD, path, limit);
+  if (here.has_value() || services.cluster == nullptr || here.error().code() != Code::kNotFound)
+    return here;
+  Error last = std::move(here).error();
+  for (const std::string& node : other_nodes()) {
+    Result<std::string> there =
+        ask(node, "file", json::serialize(json::object{{"id", id}, {"file", file}}));
+    if (there.has_error()) {
+      last = make_error(Code::kUnavailable, "{}", there.error().message());
+      continue;
+    }
+    PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
+    PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
+    PTC_TRY(write_file_atomically(AT_FDCWD, path, there.value()));
+    return there;
+  }
+  return last;
+}
+
+Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files) {
+  json::array list;
+  std::string contents;
+  for (const std::string& file : files) {
+    PTC_TRY(auto content, read_text_file(AT_FDCWD, checkpoint_dir(id) + "/" + file, kMaxFileBytes));
+    list.push_back(json::array{json::value(file), content.size()});
+    contents += content;
+  }
+  const std::string body =
+      json::serialize(json::object{{"id", id}, {"files", std::move(list)}}) + "\n" + contents;
+  std::vector<std::future<Result<std::string>>> answers;
+  for (const std::string& node : other_nodes())
+    answers.push_back(std::async(std::launch::async, [&, node] { return ask(node, "files", body); }));
+  for (auto& answer : answers) {
+    // A node that does not answer now asks for them itself when it is there again.
+    Result<std::string> given = answer.get();
+    if (given.has_error()) spdlog::warn("job {}: {}", job->name(), given.error().message());
+  }
+  return ok();
+}
+
+void Job::Impl::drop_part(const std::string& id) {
+  PlanPart part;
+  std::set<std::string_view> used;
+  std::shared_ptr<const StoredState> stored;
+  {
+    std::lock_guard lock(mutex);
+    auto it = finished_parts.find(id);
+    if (it == finished_parts.end()) return;
+    part = std::move(it->second.part);
+    finished_parts.erase(it);
+    for (const auto& [name, record] : checkpoints)
+      if (record.id == id) stored = record.checkpoint->stored();
+  }
+  if (stored != nullptr)
+    for (const StoredImage& image : stored->images) used.insert(image.id);
+  for (const auto* list : {&part.images, &part.copies})
+    for (const auto& [number, image] : *list)
+      if (!used.contains(image)) (void)services.images->remove({image});
+}
+
+Result<std::string> Job::Impl::answer(std::string_view method, std::string_view request) {
+  if (method == "part") {
+    PTC_TRY(auto part, make_part_for(request));
+    return part.to_text();
+  }
+  const size_t line_end = std::min(request.find('\n'), request.size());
+  PTC_TRY(auto value, parse_json(request.substr(0, line_end)));
+  if (!value.is_object()) return invalid_argument("the request is no JSON object");
+  const json::object& object = value.as_object();
+  PTC_TRY(auto id, name_of(object, "id"));
+  if (method == "file") {
+    PTC_TRY(auto file, name_of(object, "file"));
+    return read_text_file(AT_FDCWD, checkpoint_dir(id) + "/" + file, kMaxFileBytes);
+  }
+  if (method == "drop") {
+    drop_part(id);
+    return std::string();
+  }
+  if (method == "files") {
+    std::string_view rest = request.substr(std::min(line_end + 1, request.size()));
+    const json::value* files = object.if_contains("files");
+    if (files == nullptr || !files->is_array()) return invalid_argument("the request has no files");
+    PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
+    PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
+    for (const json::value& file : files->as_array()) {
+      const json::array* pair = file.if_array();
+      if (pair == nullptr || pair->size() != 2 || !(*pair)[0].is_string() ||
+          !is_name(std::string_view((*pair)[0].as_string())))
+        return invalid_argument("the request names a file that cannot be one");
+      boost::system::error_code bad;
+      const auto bytes = (*pair)[1].to_number<uint64_t>(bad);
+      if (bad || bytes > rest.size()) return invalid_argument("the request is cut short");
+      PTC_TRY(write_file_atomically(AT_FDCWD,
+                                    checkpoint_dir(id) + "/" + std::string((*pair)[0].as_string()),
+                                    rest.substr(0, bytes)));
+      rest.remove_prefix(bytes);
+    }
+    PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));
+    return std::string();
+  }
+  return invalid_argument("a job does not know '{}'", method);
+}
+
+}  // namespace ptc

@@ -1,0 +1,150 @@
+#include "reshard/job/placement.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace ptc {
+namespace {
+
+uint32_t number_of(const std::string& node, std::vector<std::string>& nodes) {
+  const auto it = std::find(nodes.begin(), nodes.end(), node);
+  if (it != nodes.end()) return it - nodes.begin();
+  nodes.push_back(node);
+  return nodes.size() - 1;
+}
+
+uint64_t bytes_held(const StoredState& stored, uint32_t node, const ImageLayout& file) {
+  uint64_t missing = 0;
+  for (const ArraySlot& slot : file.arrays)
+    for (const Piece& piece : slot.part.pieces)
+      missing += stored.index->missing_on_node(slot.tensor, node, {piece.global});
+  return file.bytes - std::min(file.bytes, missing);
+}
+
+/// Ranks with those of a tensor-parallel group side by side.
+std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
+  std::vector<uint64_t> ranks(spec.sizes.world_size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<std::pair<uint64_t, uint32_t>> key(ranks.size());
+  for (uint64_t rank : ranks) {
+    RankCoords coords = spec.coords(rank);
+    const uint32_t tp = std::exchange(coords.tp, 0);
+    key[rank] = {spec.order.global_rank(spec.sizes, coords), tp};
+  }
+  std::sort(ranks.begin(), ranks.end(), [&](uint64_t a, uint64_t b) { return key[a] < key[b]; });
+  return ranks;
+}
+
+}  // namespace
+
+Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
+                              const StoredState& stored, const std::vector<std::string>& alive) {
+  const LayoutSpec& spec = layout.spec;
+  Placement placement;
+  if (!layout.devices.empty()) {
+    for (const std::string& device : layout.devices)
+      placement.node_of_rank.push_back(device.substr(0, device.rfind(':')));
+    return placement;
+  }
+  if (alive.empty()) return make_error(Code::kUnavailable, "no node is there to place ranks on");
+  const uint64_t world = spec.sizes.world_size();
+  placement.node_of_rank.assign(world, alive.front());
+  if (alive.size() == 1) return placement;
+
+  uint64_t block = (world + alive.size() - 1) / alive.size();
+  if (block > spec.sizes.tp) block = (block + spec.sizes.tp - 1) / spec.sizes.tp * spec.sizes.tp;
+  const std::vector<uint64_t> ranks = ranks_by_group(spec);
+  const size_t blocks = (world + block - 1) / block;
+
+  // Bytes that each node holds of what each block needs.
+  PTC_TRY(auto targets, checkpoint.target_images(spec));
+  std::vector<std::vector<uint32_t>> files_of_state(state_count(spec));
+  for (uint32_t file = 0; file < targets.size(); ++file)
+    for (uint32_t state : targets[file].states) files_of_state[state].push_back(file);
+  std::vector<std::vector<uint64_t>> held(targets.size(), std::vector<uint64_t>(alive.size()));
+  for (size_t node = 0; node < alive.size(); ++node) {
+    const auto known = std::find(stored.nodes.begin(), stored.nodes.end(), alive[node]);
+    if (known == stored.nodes.end()) continue;
+    for (size_t file = 0; file < targets.size(); ++file)
+      held[file][node] =
+          bytes_held(stored, known - stored.nodes.begin(), targets[file].layout);
+  }
+  struct Pair {
+    uint64_t bytes;
+    size_t block, node;
+  };
+  std::vector<Pair> pairs;
+  for (size_t b = 0; b < blocks; ++b) {
+    std::set<uint32_t> needed;
+    for (uint64_t i = b * block; i < std::min(world, (b + 1) * block); ++i) {
+      const auto& files = files_of_state[state_index(spec, state_of(spec, spec.coords(ranks[i])))];
+      needed.insert(files.begin(), files.end());
+    }
+    for (size_t node = 0; node < alive.size(); ++node) {
+      uint64_t bytes = 0;
+      for (uint32_t file : needed) bytes += held[file][node];
+      pairs.push_back({bytes, b, node});
+    }
+  }
+  std::stable_sort(pairs.begin(), pairs.end(),
+                   [](const Pair& a, const Pair& b) { return a.bytes > b.bytes; });
+  std::vector<bool> block_placed(blocks), node_taken(alive.size());
+  for (const Pair& pair : pairs) {
+    if (block_placed[pair.block] || node_taken[pair.node]) continue;
+    block_placed[pair.block] = node_taken[pair.node] = true;
+    for (uint64_t i = pair.block * block; i < std::min(world, (pair.block + 1) * block); ++i)
+      placement.node_of_rank[ranks[i]] = alive[pair.node];
+  }
+  return placement;
+}
+
+std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
+                                   const Placement& placement, uint32_t replicas,
+                                   const std::vector<std::string>& alive,
+                                   const StoredState& stored, std::vector<std::string>& nodes) {
+  std::vector<std::set<uint32_t>> nodes_of_state(state_count(spec));
+  auto is_alive = [&](const std::string& node) {
+    return std::find(alive.begin(), alive.end(), node) != alive.end();
+  };
+  for (uint64_t rank = 0; rank < placement.node_of_rank.size(); ++rank)
+    if (is_alive(placement.node_of_rank[rank]))
+      nodes_of_state[state_index(spec, state_of(spec, spec.coords(rank)))].insert(
+          number_of(placement.node_of_rank[rank], nodes));
+  std::vector<uint32_t> all;
+  for (const std::string& node : alive) all.push_back(number_of(node, nodes));
+
+  std::vector<StateFile> placed;
+  uint32_t turn = 0;
+  for (StateFile& target : targets) {
+    std::set<uint32_t> on;
+    for (uint32_t state : target.states)
+      on.insert(nodes_of_state[state].begin(), nodes_of_state[state].end());
+    if (target.states.empty()) on = nodes_of_state.front();  // padding: anywhere
+    if (on.size() < replicas + 1u && on.size() < all.size()) {
+      struct Candidate {
+        uint64_t held;
+        uint32_t distance, node;
+      };
+      std::vector<Candidate> candidates;
+      for (uint32_t i = 0; i < all.size(); ++i) {
+        if (on.contains(all[i])) continue;
+        const uint32_t distance = (i + all.size() - turn % all.size()) % all.size();
+        candidates.push_back({bytes_held(stored, all[i], target.layout), distance, all[i]});
+      }
+      std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+        return a.held != b.held ? a.held > b.held : a.distance < b.distance;
+      });
+      for (const Candidate& candidate : candidates)
+        if (on.size() < replicas + 1u) on.insert(candidate.node);
+      ++turn;
+    }
+    for (uint32_t node : on) {
+      placed.push_back(target);
+      placed.back().layout.node = node;
+    }
+  }
+  return placed;
+}
+
+}  // namespace ptc

@@ -1,0 +1,181 @@
+// Jobs on several nodes: the same state of affairs everywhere, the least moved, nobody's loss matters.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json/parse.hpp>
+
+#include "tests/support/local_cluster.h"
+#include "tests/support/synthetic_model.h"
+
+namespace ptc::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ClusterTest : public ::testing::Test {
+ protected:
+  void write(unsigned node, const LayoutSpec& spec) {
+    write_ranks(sample_, spec, incoming(node));
+  }
+  std::string incoming(unsigned node) {
+    return cluster_.job(node, "job")->files_dir() + "/incoming/base";
+  }
+  void edit(unsigned node, const std::string& text) {
+    Result<> saved = cluster_.job(node, "job")->save_layout(text);
+    ASSERT_TRUE(saved.has_value()) << saved.error().message();
+  }
+  void commit(unsigned node) {
+    Result<> committed = cluster_.job(node, "job")->commit("base", "base");
+    ASSERT_TRUE(committed.has_value()) << committed.error().message();
+  }
+  /// Every node that is in `nodes` shows the checkpoint whole, and `current` in the layout.
+  void expect_everywhere(std::initializer_list<unsigned> nodes, const LayoutSpec& spec) {
+    for (unsigned node : nodes) {
+      SCOPED_TRACE(fmt::format("node {}", node));
+      JobRef job = cluster_.job(node, "job");
+      ASSERT_NE(job, nullptr);
+      CheckpointRef checkpoint = job->find_checkpoint("base");
+      ASSERT_NE(checkpoint, nullptr) << job->status_json();
+      EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name()) << job->status_json();
+      expect_model(*checkpoint, sample_);
+      expect_layout(*checkpoint, sample_, spec);
+    }
+  }
+  /// Nodes that hold the rank's model file.
+  std::vector<std::string> holders(unsigned asked, const LayoutSpec& spec, uint64_t rank) {
+    CheckpointRef checkpoint = cluster_.job(asked, "job")->find_checkpoint("base");
+    std::vector<std::string> nodes;
+    const uint32_t state = state_index(spec, state_of(spec, spec.coords(rank)));
+    for (const StoredImage& image : checkpoint->stored()->images)
+      if (image.state == state && image.path == "model.safetensors" && image.image != nullptr)
+        nodes.push_back(image.node);
+    return nodes;
+  }
+
+  Sample sample_ = llama_sample(true, 4);
+  LocalCluster cluster_{3};
+};
+
+LayoutSpec spec_of(const std::string& text) { return Layout::parse(text).value().spec; }
+
+TEST_F(ClusterTest, WhatOneNodeCommitsAndEditsIsTheSameEverywhere) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+  EXPECT_GT(cluster_.bytes_moved(), 0u);  // the others read it over the network
+
+  const std::string even = R"({"tp": 1, "pp": 3, "dp": 1, "devices": ["w0:0", "w1:0", "w2:0"]})";
+  edit(1, even);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(even));
+  for (unsigned rank = 0; rank < 3; ++rank)
+    EXPECT_THAT(holders(0, spec_of(even), rank), ::testing::ElementsAre(LocalCluster::name(rank)));
+}
+
+TEST_F(ClusterTest, TheLeastMoves) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  for (const char* text : {R"({"tp": 2, "pp": 1, "dp": 1, "devices": ["w1:0", "w1:1"]})",
+                           R"({"tp": 2, "pp": 1, "dp": 2, "devices": ["w1:0", "w1:1", "w2:0", "w2:1"]})",
+                           R"({"tp": 1, "pp": 3, "dp": 1})", R"({"tp": 2, "pp": 2, "dp": 1})"}) {
+    SCOPED_TRACE(text);
+    const uint64_t before = cluster_.bytes_moved();
+    edit(0, text);
+    cluster_.wait_settled();
+    const uint64_t moved = cluster_.bytes_moved() - before;
+    std::string plan;
+    for (unsigned node = 0; node < 3; ++node) {
+      const std::string one = cluster_.job(node, "job")->plan_json();
+      if (one.find(fmt::format("\"to\": \"{}\"", spec_of(text).name())) != std::string::npos) plan = one;
+    }
+    const auto value = boost::json::parse(plan.empty() ? "{}" : plan);
+    boost::system::error_code bad;
+    ASSERT_NE(value.find_pointer("/bytes/minimum", bad), nullptr) << plan;
+    EXPECT_EQ(moved, value.at_pointer("/bytes/minimum").to_number<uint64_t>());
+    EXPECT_EQ(moved, value.at_pointer("/bytes/moved").to_number<uint64_t>());
+    expect_everywhere({0, 1, 2}, spec_of(text));
+  }
+}
+
+TEST_F(ClusterTest, WithACopyTheLossOfANodeLosesNothing) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1})";
+  edit(0, text);
+  cluster_.wait_settled();
+  write(0, spec_of(text));
+  commit(0);
+  cluster_.wait_settled();
+  for (uint64_t rank = 0; rank < 2; ++rank) EXPECT_EQ(holders(0, spec_of(text), rank).size(), 2u);
+  cluster_.stop(0);
+  cluster_.wait_settled();
+  expect_everywhere({1, 2}, spec_of(text));
+  for (uint64_t rank = 0; rank < 2; ++rank)
+    EXPECT_THAT(holders(1, spec_of(text), rank), ::testing::UnorderedElementsAre("w1", "w2"));
+  cluster_.start(0);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(text));
+  cluster_.stop(1);
+  cluster_.wait_settled();
+  expect_everywhere({0, 2}, spec_of(text));
+}
+
+TEST_F(ClusterTest, WithoutACopyWhatIsLostIsSaidAndComesBackWithItsNode) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w2:0"]})");
+  cluster_.wait_settled();
+  cluster_.stop(2);
+  cluster_.wait_settled();
+  EXPECT_THAT(cluster_.job(0, "job")->status_json(), HasSubstr("\"lost\""));
+  Result<> saved = cluster_.job(0, "job")->save_layout(R"({"tp": 1, "pp": 1, "dp": 1})");
+  ASSERT_TRUE(saved.has_error());
+  EXPECT_THAT(saved.error().message(), HasSubstr("lost"));
+  cluster_.start(2);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 1, "pp": 2, "dp": 1})"));
+}
+
+TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
+  for (int i = 0; i < 1000 && cluster_.store(2).find("job") != nullptr; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
+}
+
+TEST_F(ClusterTest, OfTwoEditorsOneComesFirst) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  std::vector<std::jthread> editors;
+  std::atomic<int> accepted = 0;
+  for (unsigned node = 0; node < 3; ++node)
+    editors.emplace_back([&, node] {
+      for (int i = 0; i < 5; ++i) {
+        const std::string text = fmt::format(R"({{"tp": {}, "pp": {}, "dp": 1, "keep": {}}})", 1 + i % 2,
+                                             1 + node, 10 + i);
+        Result<> saved = cluster_.job(node, "job")->save_layout(text);
+        if (saved.has_value()) ++accepted;
+        else EXPECT_EQ(saved.error().code(), Code::kConflict) << saved.error().message();
+      }
+    });
+  editors.clear();
+  cluster_.wait_settled();
+  std::string text = cluster_.job(0, "job")->layout_text();
+  EXPECT_EQ(boost::json::parse(cluster_.job(1, "job")->status_json()).at("revision").to_number<int>(),
+            1 + accepted);
+  for (unsigned node = 1; node < 3; ++node) EXPECT_EQ(cluster_.job(node, "job")->layout_text(), text);
+  expect_everywhere({0, 1, 2}, spec_of(text));
+}
+
+}  // namespace
+}  // namespace ptc::testing

@@ -1,0 +1,150 @@
+#include "tests/support/local_cluster.h"
+
+#include <thread>
+
+#include "store/transport/transport.h"
+
+namespace ptc::testing {
+
+class LocalCluster::NodeCluster final : public Cluster {
+ public:
+  NodeCluster(LocalCluster& all, std::string self)
+      : all_(all), self_(std::move(self)), lease_(all.meta_->lease(std::chrono::seconds(60)).value()) {
+    MetaTransaction join;
+    join.leased_puts = {{"nodes/" + self_, "up"}};
+    join.lease = lease_.get();
+    revision_ = all.meta_->commit(join).value();
+  }
+  const std::string& self() const override { return self_; }
+  std::vector<std::string> alive() const override {
+    std::lock_guard lock(all_.mutex_);
+    return {all_.running_.begin(), all_.running_.end()};
+  }
+  Result<std::string> call(const std::string& node, std::string_view method, const std::string& body,
+                           std::chrono::milliseconds, std::stop_token) override {
+    JobStore* store = nullptr;
+    {
+      std::lock_guard lock(all_.mutex_);
+      if (all_.running_.contains(node) && all_.running_.contains(self_))
+        store = all_.nodes_[std::stoul(node.substr(1))]->store.get();
+    }
+    if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
+    return store->answer(method, body);
+  }
+  MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
+  const MetaLease* lease() const override { return lease_.get(); }
+
+ private:
+  LocalCluster& all_;
+  std::string self_;
+  std::unique_ptr<MetaLease> lease_;
+  int64_t revision_;
+};
+
+class LocalCluster::NodeTransport final : public Transport {
+ public:
+  explicit NodeTransport(LocalCluster& all) : all_(all), local_(make_loopback_transport()) {}
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+    for (FetchItem& item : items) {
+      if (item.source->is_here()) {
+        PTC_TRY(local_->fetch(std::span(&item, 1), stop));
+        continue;
+      }
+      ImageStore* images = nullptr;
+      {
+        std::lock_guard lock(all_.mutex_);
+        if (all_.running_.contains(item.source->node()))
+          images = &all_.nodes_[std::stoul(item.source->node().substr(1))]->store->images();
+      }
+      if (images == nullptr)
+        return make_error(Code::kUnavailable, "node {} does not answer", item.source->node());
+      auto image = images->open(item.source->id(), item.source->bytes());
+      if (image.has_error()) return make_error(Code::kUnavailable, "{}", image.error().message());
+      for_each_run(item.copy, item.begin, item.end,
+                   [&](uint64_t, uint64_t, uint64_t bytes) { all_.bytes_moved_ += bytes; });
+      FetchItem there = item;
+      there.source = image.value().get();
+      PTC_TRY(local_->fetch(std::span(&there, 1), stop));
+      item.begin = there.begin;
+      item.target_at_begin = there.target_at_begin;
+    }
+    return ok();
+  }
+
+ private:
+  LocalCluster& all_;
+  std::unique_ptr<Transport> local_;
+};
+
+LocalCluster::LocalCluster(unsigned nodes) : meta_(make_memory_meta()) {
+  for (unsigned i = 0; i < nodes; ++i) {
+    nodes_.push_back(std::make_unique<Node>());
+    start(i);
+  }
+}
+
+LocalCluster::~LocalCluster() {
+  for (unsigned i = 0; i < nodes_.size(); ++i)
+    if (nodes_[i]->store != nullptr) stop(i);
+}
+
+JobRef LocalCluster::job(unsigned node, const std::string& name) {
+  // Another node's decision takes a moment to be known.
+  for (int i = 0; i < 1000; ++i) {
+    if (JobRef job = store(node).find(name)) return job;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return nullptr;
+}
+
+void LocalCluster::tell_all() {
+  for (auto& node : nodes_)
+    if (node->store != nullptr) node->store->nodes_changed();
+}
+
+void LocalCluster::stop(unsigned i) {
+  {
+    std::lock_guard lock(mutex_);
+    running_.erase(name(i));
+  }
+  tell_all();
+  nodes_[i]->store.reset();
+  nodes_[i]->cluster.reset();
+}
+
+void LocalCluster::start(unsigned i) {
+  Node& node = *nodes_[i];
+  node.cluster = std::make_unique<NodeCluster>(*this, name(i));
+  {
+    std::lock_guard lock(mutex_);
+    running_.insert(name(i));
+  }
+  JobStoreOptions options;
+  options.directory = node.dir.path();
+  options.node = name(i);
+  options.copy_threads = 2;
+  options.cluster = {meta_.get(), node.cluster.get(),
+                     [this] { return std::make_unique<NodeTransport>(*this); }};
+  auto store = JobStore::open(options, nullptr);
+  if (store.has_error()) {
+    ADD_FAILURE() << store.error().message();
+    std::abort();
+  }
+  node.store = std::move(store).value();
+  tell_all();
+}
+
+void LocalCluster::wait_settled() {
+  for (int calm = 0; calm < 3;) {
+    bool all = true;
+    for (auto& node : nodes_) {
+      if (node->store == nullptr) continue;
+      for (const JobRef& job : node->store->jobs())
+        all = all && job->sync().has_value() && job->is_settled();
+    }
+    calm = all ? calm + 1 : 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+}  // namespace ptc::testing

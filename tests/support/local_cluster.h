@@ -1,0 +1,56 @@
+// Several nodes of a cluster in one process: their agreement is a memory_meta, their network is calls of
+// functions, and can be cut. For the logic; real processes and sockets are in tests/cluster.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "reshard/job/job_store.h"
+#include "store/meta/meta_client.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
+
+class LocalCluster {
+ public:
+  explicit LocalCluster(unsigned nodes);
+  ~LocalCluster();
+
+  /// "w0", "w1", …
+  static std::string name(unsigned node) { return "w" + std::to_string(node); }
+  JobStore& store(unsigned node) { return *nodes_[node]->store; }
+  JobRef job(unsigned node, const std::string& job);
+
+  /// The node ends, as by kill -9 for all others: its lease is gone at once.
+  void stop(unsigned node);
+  /// … and comes back with its old directory.
+  void start(unsigned node);
+
+  /// Until every node that runs has taken over all decisions, and no job has anything to do.
+  void wait_settled();
+
+  /// Bytes that went from node to node so far.
+  uint64_t bytes_moved() const { return bytes_moved_; }
+
+ private:
+  class NodeCluster;
+  class NodeTransport;
+  struct Node {
+    TempDir dir;
+    std::unique_ptr<NodeCluster> cluster;
+    std::unique_ptr<JobStore> store;
+  };
+  void tell_all();
+
+  std::unique_ptr<MetaClient> meta_;
+  mutable std::mutex mutex_;  // who runs
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::set<std::string> running_;
+  std::atomic<uint64_t> bytes_moved_ = 0;
+};
+
+}  // namespace ptc::testing
