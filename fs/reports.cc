@@ -43,7 +43,18 @@ std::string nodes_text(Tree& tree) {
                     {"memory_total_bytes", space.total_bytes},
                     {"memory_used_bytes", space.used_bytes},
                     {"materialised_bytes", materialised_bytes(tree)}};
-  return pretty_json(json::object{{"nodes", json::array{std::move(node)}}});
+  json::array nodes;
+  bool listed = false;
+  for (const std::string& name : tree.store().nodes()) {
+    const bool self = name == tree.store().node();
+    listed = listed || self;
+    nodes.push_back(self ? std::move(node) : json::object{{"name", name}, {"state", "up"}});
+  }
+  if (!listed) {  // cut off from the cluster: it decides nothing
+    node["state"] = "fenced";
+    nodes.push_back(std::move(node));
+  }
+  return pretty_json(json::object{{"nodes", std::move(nodes)}});
 }
 
 std::string stats_text(Tree& tree) {

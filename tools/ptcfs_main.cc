@@ -4,6 +4,7 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/sinks/syslog_sink.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -54,6 +55,12 @@ void log_in_background(const std::string& store) {
     logger->flush_on(spdlog::level::info);
   }
   spdlog::set_default_logger(logger);
+}
+
+std::string host_name() {
+  char host[256] = "localhost";
+  ::gethostname(host, sizeof host - 1);
+  return host;
 }
 
 void raise_file_limit() {
@@ -164,6 +171,15 @@ int run(Options& options, Ready ready) {
   JobStoreOptions store_options;
   store_options.directory = place.value().directory;
   store_options.node = options.node;
+  std::unique_ptr<ClusterNode> cluster;
+  if (!options.cluster.etcd.endpoints.empty()) {
+    options.cluster.node = options.node.empty() ? host_name() : options.node;
+    auto started = ClusterNode::start(options.cluster);
+    if (!started) return complain(started.error(), kSystemError);
+    cluster = std::move(started).value();
+    store_options.node = options.cluster.node;
+    store_options.cluster = cluster->services();
+  }
   auto store = JobStore::open(store_options, &tree);
   if (!store) {
     return complain(std::move(store).error().with_context("store " + place.value().directory),
@@ -172,6 +188,13 @@ int run(Options& options, Ready ready) {
   ::umask(0);  // from here on modes come from the kernel, which has applied the caller's
   auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
   if (!attached) return complain(attached.error(), kSystemError);
+  if (cluster != nullptr) {
+    auto joined = cluster->join(*store.value());
+    if (!joined) return complain(joined.error(), kSystemError);
+    spdlog::info("node {} of cluster {}: listening on {}, etcd {}", options.cluster.node,
+                 options.cluster.etcd.cluster, cluster->address(),
+                 fmt::join(options.cluster.etcd.endpoints, ", "));
+  }
   auto session = FuseSession::mount(tree, options.mount);
   if (!session) return complain(session.error(), kMountFailure);
 
@@ -190,6 +213,7 @@ int run(Options& options, Ready ready) {
   }
   say_what_is_kept(*store.value(), place.value(), options);
   tree.detach();
+  if (cluster != nullptr) cluster->leave();
   store.value().reset();
   spdlog::shutdown();
   return 0;

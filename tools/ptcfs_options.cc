@@ -1,3 +1,4 @@
+#include <charconv>
 #include "tools/ptcfs_options.h"
 
 #include <fmt/core.h>
@@ -20,8 +21,8 @@ constexpr const char* kDescription =
     "Mounts the state of training jobs as a file system: checkpoints held in memory, readable "
     "under any layout of ranks. mkdir in it makes a job.";
 constexpr const char* kFooter =
-    R"(Options of -o, besides store=, memory=, cache=, node= and http=, which are those
-above:
+    R"(Options of -o, besides those above that take a value (memory=64G,
+etcd=http://a:2379;http://b:2379):
   allow_other           other users may enter (needs user_allow_other in
                         /etc/fuse.conf unless root)
   noexec, noatime, …    as mount(8) has them; ro is refused, for a job must be
@@ -32,6 +33,8 @@ Examples:
   ptcfs --memory 64G /mnt/ptc        in a tmpfs of 64 GiB, which outlives the
                                      daemon
   ptcfs --store /local/ptc /mnt/ptc  on a local disk
+  ptcfs --node w1 --listen 10.0.0.1:7070 --secret /etc/ptcfs/secret
+        --etcd http://10.0.0.9:2379 /mnt/ptc         one node of a cluster
   ptcfs -f /mnt/ptc                  in the foreground, log on stderr
   umount /mnt/ptc                    ends it; what was committed is kept
   ptcfs --discard /mnt/ptc           frees what was kept
@@ -40,7 +43,8 @@ Examples:
 Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 32 mount failed.)";
 
-const std::vector<std::string> kOwn = {"store", "memory", "cache", "node", "http"};
+const std::vector<std::string> kOwn = {"store", "memory", "cache", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
+    "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {
     "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
@@ -64,6 +68,32 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     options->node = value;
   } else if (key == "http") {
     PTC_TRY(options->http, HttpAddress::parse(value));
+  } else if (key == "etcd") {
+    for (const std::string& list : CLI::detail::split(value, ','))
+      for (const std::string& endpoint : CLI::detail::split(list, ';'))
+        if (!endpoint.empty()) options->cluster.etcd.endpoints.push_back(endpoint);
+  } else if (key == "listen") {
+    options->cluster.listen = value;
+  } else if (key == "advertise") {
+    options->cluster.advertise = value;
+  } else if (key == "cluster") {
+    options->cluster.etcd.cluster = value;
+  } else if (key == "secret") {
+    options->cluster.auth.secret_file = value;
+  } else if (key == "etcd-credentials") {
+    options->cluster.etcd.credentials_file = value;
+  } else if (key == "etcd-ca") {
+    options->cluster.etcd.ca_file = value;
+  } else if (key == "etcd-cert") {
+    options->cluster.etcd.certificate_file = value;
+  } else if (key == "etcd-key") {
+    options->cluster.etcd.key_file = value;
+  } else if (key == "lease") {
+    uint32_t seconds = 0;
+    const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+    if (bad != std::errc() || end != value.data() + value.size() || seconds < 2 || seconds > 3600)
+      return invalid_argument("a lease lasts 2 to 3600 seconds");
+    options->cluster.lease = std::chrono::seconds(seconds);
   } else {
     PTC_TRY(uint64_t bytes, parse_size(value));
     if (key == "cache") {
@@ -154,6 +184,21 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
           "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
           "a password (default: off)");
+  add_own("etcd", "URL,…",
+          "the etcd that the nodes of a cluster find each other and agree through: "
+          "http://10.0.0.1:2379,http://10.0.0.2:2379 (default: a cluster of one)");
+  add_own("listen", "HOST:PORT", "where other nodes reach this one (default: 127.0.0.1:7070)");
+  add_own("advertise", "HOST:PORT", "the same as others see it, where that differs");
+  add_own("cluster", "NAME", "which cluster of those that share the etcd (default: ptcfs)");
+  add_own("secret", "FILE",
+          "the secret that all nodes of the cluster share: 32 bytes or more, mode 0600");
+  app.add_flag("--insecure", options->cluster.auth.insecure,
+               "listen beyond this machine without a secret: whoever reaches the port reads all");
+  add_own("etcd-credentials", "FILE", "user:password for etcd, mode 0600");
+  add_own("etcd-ca", "FILE", "authority of etcd's certificate, PEM (default: the system's)");
+  add_own("etcd-cert", "FILE", "certificate that is shown to etcd, PEM, with --etcd-key");
+  add_own("etcd-key", "FILE", "its key, PEM, mode 0600");
+  add_own("lease", "SECONDS", "how long a node may be silent before it counts as gone (default: 5)");
   app.add_flag("--discard", options->discard,
                "do not mount: free what an earlier mount on MOUNTPOINT has kept");
   app.add_flag("-d,--debug", options->mount.debug, "log every request; implies -f");
@@ -180,6 +225,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
     places.erase(places.begin());
   }
   options->place.mount_point = places[0];
+  ClusterOptions& cluster = options->cluster;
+  if (cluster.etcd.endpoints.empty() && !cluster.listen.empty())
+    return complain(invalid_argument("--listen is for a cluster, which also needs --etcd"), kUsage);
+  if (cluster.listen.empty()) cluster.listen = "127.0.0.1:7070";
   options->foreground = options->foreground || options->mount.debug;
   return std::nullopt;
 }

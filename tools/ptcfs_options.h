@@ -8,6 +8,7 @@
 #include "fs/fuse_session.h"
 #include "fs/http_server.h"
 #include "fs/store_place.h"
+#include "reshard/cluster/cluster_node.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -21,6 +22,7 @@ struct Options {
   std::string node;
   std::optional<uint64_t> cache_bytes;
   std::optional<HttpAddress> http;
+  ClusterOptions cluster;  // of a cluster of one: no endpoints of etcd
   bool foreground = false;
   bool discard = false;
 };

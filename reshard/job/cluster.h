@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -26,8 +27,8 @@ class Cluster {
                                    std::stop_token stop = {}) = 0;
   /// Every decision of this node names it: it fails once the node's lease has ended.
   virtual MetaTransaction::Compare fence() const = 0;
-  /// The lease that what a node does, and only while it lives, is put under.
-  virtual const MetaLease* lease() const = 0;
+  /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
+  virtual std::shared_ptr<const MetaLease> lease() const = 0;
 };
 
 }  // namespace ptc

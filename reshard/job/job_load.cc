@@ -208,14 +208,13 @@ Result<> Job::Impl::sync() {
         to_tell.insert(name);
       }
     }
-    const bool names = flipped || !gone.empty();
     checkpoints.clear();
     for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
-    if (services.cluster != nullptr && (nodes_changed || names || edited || !to_tell.empty())) {
+    if (services.cluster != nullptr && (nodes_changed || flipped || edited || !to_tell.empty())) {
       look = true;
       others_first = std::chrono::steady_clock::now() + kOthersFirst;
     }
-    if (names && listener != nullptr) listener->names_changed();
+    if (!gone.empty() && listener != nullptr) listener->names_changed();
     changed.notify_all();
   }
   if (listener != nullptr)

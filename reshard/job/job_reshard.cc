@@ -75,10 +75,12 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
 /// lease. Nothing rests on there being only one: a flip names all that it was based on.
 bool Job::Impl::lead() {
   if (services.cluster == nullptr) return true;
+  const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
+  if (lease == nullptr) return false;
   MetaTransaction transaction;
   transaction.compares = {{leader_key(), 0}, services.cluster->fence()};
   transaction.leased_puts = {{leader_key(), services.cluster->self()}};
-  transaction.lease = services.cluster->lease();
+  transaction.lease = lease.get();
   if (services.meta->commit(transaction).has_error()) return false;
   // What was decided until then is known from here on.
   if (sync().has_value()) return true;

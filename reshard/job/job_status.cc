@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <map>
 
 #include "reshard/job/job_impl.h"
 #include "reshard/job/job_numbers.h"
@@ -48,7 +49,7 @@ std::string Job::status_json() const {
     status["last_error"] = nullptr;
   }
   json::array warnings;
-  if (impl.layout.replicas > 0)
+  if (impl.layout.replicas > 0 && impl.services.cluster == nullptr)
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
         impl.layout.replicas)));
@@ -82,7 +83,19 @@ std::string Job::status_json() const {
   }
   status["warnings"] = std::move(warnings);
   status["checkpoints"] = std::move(checkpoints);
-  status["nodes"] = json::array{json::object{{"name", impl.services.node}, {"state", "up"}}};
+  std::map<std::string, const char*> nodes;
+  if (impl.services.cluster == nullptr) {
+    nodes[impl.services.node] = "up";
+  } else {
+    nodes[impl.services.node] = "fenced";  // until its lease lives
+    for (const CheckpointRecord* record : records)
+      for (const std::string& node : record->checkpoint->stored()->nodes) nodes[node] = "away";
+    for (const std::string& node : impl.services.cluster->alive()) nodes[node] = "up";
+  }
+  json::array list;
+  for (const auto& [name, state] : nodes)
+    list.push_back(json::object{{"name", name}, {"state", state}});
+  status["nodes"] = std::move(list);
   return pretty_json(status);
 }
 

@@ -331,6 +331,9 @@ std::vector<JobRef> JobStore::jobs() const {
 }
 
 const std::string& JobStore::node() const { return impl_->node; }
+std::vector<std::string> JobStore::nodes() const {
+  return impl_->cluster != nullptr ? impl_->cluster->alive() : std::vector{impl_->node};
+}
 ImageStore& JobStore::images() { return *impl_->images; }
 const std::string& JobStore::directory() const { return impl_->directory; }
 

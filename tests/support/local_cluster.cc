@@ -32,12 +32,12 @@ class LocalCluster::NodeCluster final : public Cluster {
     return store->answer(method, body);
   }
   MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
-  const MetaLease* lease() const override { return lease_.get(); }
+  std::shared_ptr<const MetaLease> lease() const override { return lease_; }
 
  private:
   LocalCluster& all_;
   std::string self_;
-  std::unique_ptr<MetaLease> lease_;
+  std::shared_ptr<MetaLease> lease_;
   int64_t revision_;
 };
 

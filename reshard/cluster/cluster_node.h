@@ -1,0 +1,60 @@
+// This node as a member of a cluster: found by the others through etcd, asked and asking over TCP.
+//
+// nodes/<name> is put under a lease: {"address": "10.0.0.1:7070", "boot": "<16 hex>"}. A node is alive
+// while its key is there. One whose own lease may have ended decides nothing (fence()), and joins anew
+// when etcd can be reached again.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "reshard/job/cluster.h"
+#include "reshard/job/job_store.h"
+#include "store/base/error.h"
+#include "store/meta/etcd_meta.h"
+#include "store/rpc/credentials.h"
+#include "store/rpc/peer_numbers.h"
+
+namespace ptc {
+
+struct ClusterOptions {
+  std::string node;       // this node's name
+  std::string listen;     // "host:port" for other nodes
+  std::string advertise;  // where they find it; empty: as it listens
+  EtcdOptions etcd;
+  PeerAuth auth;
+  std::chrono::seconds lease{5};  // a node that is not heard of for so long is gone
+};
+
+/// Threads: any.
+class ClusterNode {
+ public:
+  /// Connects to etcd and begins to follow who is there. kBusy when another daemon has the name.
+  static Result<std::unique_ptr<ClusterNode>> start(ClusterOptions options);
+  ~ClusterNode();
+
+  /// For JobStore::open; valid as long as this is.
+  ClusterServices services();
+
+  /// Answers other nodes from `store` and joins: from here on they see this node. `store` outlives
+  /// leave() or this object.
+  Result<> join(JobStore& store);
+  /// The others see that this node is gone; nothing is answered any more.
+  void leave();
+
+  struct Member {
+    std::string name, address;
+  };
+  std::vector<Member> members() const;
+  std::string address() const;  // where this node listens; empty before join()
+  std::vector<PeerNumbers> traffic() const;  // of the connections that this node made
+
+ private:
+  struct Impl;
+  explicit ClusterNode(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ptc
