@@ -43,7 +43,8 @@ Examples:
 Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 32 mount failed.)";
 
-const std::vector<std::string> kOwn = {"store", "memory", "cache", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
+const std::vector<std::string> kOwn = {
+    "store", "memory", "cache", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
     "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {

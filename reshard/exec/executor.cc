@@ -117,10 +117,13 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
   std::vector<ImageSums> sums;
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < images.size(); ++i) {
-    PTC_TRY(auto mapped, images[i].image->map());
-    if (mapped.size() < images[i].layout->bytes)
-      return make_error(Code::kCorrupt, "an image has {} bytes, {} are needed", mapped.size(),
-                        images[i].layout->bytes);
+    std::span<const std::byte> mapped;  // stays empty of an image on another node
+    if (images[i].image->is_here()) {
+      PTC_TRY(mapped, images[i].image->map());
+    }
+    if (images[i].image->bytes() < images[i].layout->bytes)
+      return make_error(Code::kCorrupt, "an image has {} bytes, {} are needed",
+                        images[i].image->bytes(), images[i].layout->bytes);
     PTC_TRY(auto image_sums, ImageSums::make(*images[i].layout, tensors));
     bytes.push_back(mapped);
     sums.push_back(std::move(image_sums));
@@ -130,11 +133,19 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
       chunks.size(),
       [&](size_t i) -> Result<> {
         const Chunk& chunk = chunks[i];
+        if (!images[chunk.image].image->is_here()) {
+          std::vector<std::byte> buffer(chunk.end - chunk.begin);
+          FetchItem item{images[chunk.image].image, {}, chunk.begin, chunk.end, buffer.data()};
+          item.copy.run_bytes = images[chunk.image].layout->bytes;
+          PTC_TRY(transport_->fetch(std::span(&item, 1), stop));
+          sums[chunk.image].add(chunk.begin, buffer);
+          return ok();
+        }
         sums[chunk.image].add(chunk.begin,
                               bytes[chunk.image].subspan(chunk.begin, chunk.end - chunk.begin));
         return ok();
       },
-      std::move(stop)));
+      stop));
   for (const ImageSums& image_sums : sums) {
     PTC_TRY(image_sums.give_to(ledger));
   }

@@ -79,7 +79,7 @@ class Executor {
     const ImageLayout* layout;
     const Image* image;
   };
-  /// Reads every array of the images and adds the checksums of its pieces to `ledger`.
+  /// Reads every array of the images, wherever they lie, and adds the checksums of its pieces to `ledger`.
   Result<> hash_images(const std::vector<StoredArrays>& images,
                        const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
                        std::stop_token stop);

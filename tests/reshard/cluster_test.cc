@@ -39,6 +39,8 @@ class ClusterTest : public ::testing::Test {
       EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name()) << job->status_json();
       expect_model(*checkpoint, sample_);
       expect_layout(*checkpoint, sample_, spec);
+      auto verified = job->verify("base");
+      EXPECT_TRUE(verified.has_value()) << verified.error().message();
     }
   }
   /// Nodes that hold the rank's model file.
