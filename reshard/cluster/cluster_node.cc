@@ -40,7 +40,12 @@ struct ClusterNode::Impl final : public Cluster {
 
   mutable std::mutex mutex;
   std::condition_variable_any changed;
-  std::map<std::string, std::string> members;  // name → address; guarded
+  struct Known {
+    std::string address;
+    int64_t revision = 0;
+    friend bool operator==(const Known&, const Known&) = default;
+  };
+  std::map<std::string, Known> members;  // guarded
   bool refresh = true;                         // read nodes/ again; guarded
   std::shared_ptr<MetaLease> own_lease;        // guarded
   int64_t own_revision = 0;                    // of nodes/<self>; guarded
@@ -56,7 +61,7 @@ struct ClusterNode::Impl final : public Cluster {
   std::vector<std::string> alive() const override {
     std::lock_guard lock(mutex);
     std::vector<std::string> names;
-    for (const auto& [name, address] : members)
+    for (const auto& [name, known] : members)
       if (name != options.node || (own_lease != nullptr && own_lease->alive())) names.push_back(name);
     return names;
   }
@@ -73,15 +78,37 @@ struct ClusterNode::Impl final : public Cluster {
     return {std::string(kPrefix) + options.node, member ? own_revision : INT64_MAX};
   }
 
+  MetaTransaction::Compare fence_of(const std::string& node) const override {
+    if (node == options.node) return fence();
+    std::lock_guard lock(mutex);
+    const auto known = members.find(node);
+    return {std::string(kPrefix) + node, known != members.end() ? known->second.revision : INT64_MAX};
+  }
+
   std::shared_ptr<const MetaLease> lease() const override {
     std::lock_guard lock(mutex);
     return own_lease;
   }
 
+  Result<> forget_former_self();
   Result<> join();
   void follow(std::stop_token stop);
   Result<> read_members();
 };
+
+/// What a daemon that was killed under this name had promised to others is thrown away when its store is
+/// opened: so nobody may decide anything with it from now on.
+Result<> ClusterNode::Impl::forget_former_self() {
+  const std::string key = std::string(kPrefix) + options.node;
+  const std::string& address = options.advertise.empty() ? options.listen : options.advertise;
+  PTC_TRY(auto entry, meta->get(key));
+  if (!entry || address_in(entry->value) != address) return ok();
+  MetaTransaction transaction;
+  transaction.compares = {{key, entry->revision}};
+  transaction.deletes = {key};
+  PTC_TRY(meta->commit(transaction));
+  return ok();
+}
 
 /// A new lease, and this node's key under it.
 Result<> ClusterNode::Impl::join() {
@@ -111,20 +138,20 @@ Result<> ClusterNode::Impl::join() {
 
 Result<> ClusterNode::Impl::read_members() {
   PTC_TRY(auto entries, meta->list(kPrefix));
-  std::map<std::string, std::string> now;
+  std::map<std::string, Known> now;
   for (const MetaEntry& entry : entries)
-    now.emplace(entry.key.substr(kPrefix.size()), address_in(entry.value));
+    now.emplace(entry.key.substr(kPrefix.size()), Known{address_in(entry.value), entry.revision});
   bool differs = false;
   {
     std::lock_guard lock(mutex);
-    for (const auto& [name, address] : now) {
-      if (members.contains(name) && members[name] == address) continue;
+    for (const auto& [name, known] : now) {
+      if (members.contains(name) && members[name] == known) continue;
       differs = true;
       if (name == options.node) continue;
-      peers->set(name, address);
-      spdlog::info("node {} is there, at {}", name, address);
+      peers->set(name, known.address);
+      spdlog::info("node {} is there, at {}", name, known.address);
     }
-    for (const auto& [name, address] : members) {
+    for (const auto& [name, known] : members) {
       if (now.contains(name)) continue;
       differs = true;
       if (name == options.node) continue;
@@ -183,6 +210,7 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
     node->refresh = true;
     node->changed.notify_all();
   }));
+  PTC_TRY(impl->forget_former_self());
   PTC_TRY(impl->read_members());
   return std::unique_ptr<ClusterNode>(new ClusterNode(std::move(impl)));
 }
@@ -239,7 +267,7 @@ void ClusterNode::leave() {
 std::vector<ClusterNode::Member> ClusterNode::members() const {
   std::lock_guard lock(impl_->mutex);
   std::vector<Member> list;
-  for (const auto& [name, address] : impl_->members) list.push_back({name, address});
+  for (const auto& [name, known] : impl_->members) list.push_back({name, known.address});
   return list;
 }
 

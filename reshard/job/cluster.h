@@ -27,6 +27,9 @@ class Cluster {
                                    std::stop_token stop = {}) = 0;
   /// Every decision of this node names it: it fails once the node's lease has ended.
   virtual MetaTransaction::Compare fence() const = 0;
+  /// The same of another node, as it is now: a decision that rests on what that node has made names
+  /// what this said before the node was asked, for one that was started anew has thrown that away.
+  virtual MetaTransaction::Compare fence_of(const std::string& node) const = 0;
   /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
 };

@@ -6,8 +6,12 @@
 #include <sys/xattr.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <cerrno>
 #include <charconv>
+#include <future>
 #include <map>
 
 #include "reshard/job/file_hash.h"
@@ -42,6 +46,11 @@ struct Found {
   std::vector<TensorEntry> tensors;
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
+  std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece
+  std::vector<std::vector<FoundPadding>> padding;  // by tensor; of a set: none
+  Checksum whole;                                  // without tensors: of all its bytes
+  const FilesElsewhere* node = nullptr;            // that has it; null: this one
+  uint32_t number = 0;                             // in that node's list
 
   std::string source() const { return fmt::format("rank/{}/{}", rank, path); }
 };
@@ -112,7 +121,15 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
   return ok();
 }
 
-Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec& spec) {
+Result<> check_rank(uint64_t rank, const LayoutSpec& spec) {
+  if (rank < spec.sizes.world_size()) return ok();
+  return invalid_argument("rank/{} does not exist in layout {}, which has {} rank{}; a writer "
+                          "with another layout says so in a layout.json beside rank/", rank,
+                          spec.name(), spec.sizes.world_size(),
+                          spec.sizes.world_size() == 1 ? "" : "s");
+}
+
+Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   PTC_TRY(auto top, names_in(dir_fd, "."));
   bool has_ranks = false;
   for (const std::string& name : top) {
@@ -129,11 +146,9 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec& spec) {
   for (const std::string& name : ranks) {
     std::optional<uint64_t> rank = parse_rank(name);
     if (!rank) return invalid_argument("rank/{} is not a rank's number", name);
-    if (*rank >= spec.sizes.world_size())
-      return invalid_argument("rank/{} does not exist in layout {}, which has {} rank{}; a writer "
-                              "with another layout says so in a layout.json beside rank/", name,
-                              spec.name(), spec.sizes.world_size(),
-                              spec.sizes.world_size() == 1 ? "" : "s");
+    if (spec != nullptr) {
+      PTC_TRY(check_rank(*rank, *spec));
+    }
     PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, found));
   }
   if (found.empty()) return invalid_argument("rank/ holds no files");
@@ -235,11 +250,182 @@ Result<> read_header(int dir_fd, Found& file) {
   return ok();
 }
 
+Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
+  for (const Found& file : found) {
+    PTC_TRY(bool busy, open_for_writing(dir_fd, file.source()));
+    if (busy) return make_error(Code::kBusy, "{} is still open for writing", file.source());
+  }
+  return ok();
+}
+
+// --- what nodes tell each other of their files: a line of JSON, then the headers ---
+
+json::array numbers_of(const Dims& dims) {
+  json::array array;
+  for (uint64_t value : dims) array.push_back(value);
+  return array;
+}
+
+template <class Numbers>
+Numbers numbers_from(const json::value& value) {
+  const json::array& array = value.as_array();
+  Numbers numbers(array.size());
+  for (size_t i = 0; i < array.size(); ++i) numbers[i] = array[i].to_number<uint64_t>();
+  return numbers;
+}
+
+json::object part_text(const SubTensor& part) {
+  json::array pieces;
+  for (const Piece& piece : part.pieces)
+    pieces.push_back(json::array{numbers_of(piece.global.offset), numbers_of(piece.global.extent),
+                                 numbers_of(piece.local_offset)});
+  json::array shape;
+  for (uint64_t extent : part.local_shape) shape.push_back(extent);
+  json::object text{{"shape", std::move(shape)}, {"pieces", std::move(pieces)}};
+  if (part.flat) {
+    json::array of;
+    for (uint64_t extent : part.flat->of) of.push_back(extent);
+    text["flat"] = json::array{std::move(of), part.flat->begin};
+  }
+  return text;
+}
+
+SubTensor part_from(const json::object& text) {
+  SubTensor part;
+  part.local_shape = numbers_from<Shape>(text.at("shape"));
+  for (const json::value& piece : text.at("pieces").as_array())
+    part.pieces.push_back({{numbers_from<Dims>(piece.as_array().at(0)),
+                            numbers_from<Dims>(piece.as_array().at(1))},
+                           numbers_from<Dims>(piece.as_array().at(2))});
+  if (const json::value* flat = text.if_contains("flat"))
+    part.flat = SubTensor::Flat{numbers_from<Shape>(flat->as_array().at(0)),
+                                flat->as_array().at(1).to_number<uint64_t>()};
+  return part;
+}
+
+Result<json::object> parse_line(std::string_view text) {
+  PTC_TRY(auto value, parse_json(text.substr(0, text.find('\n')), {.max_bytes = size_t{1} << 30}));
+  if (!value.is_object()) return Error(Code::kCorrupt, "no JSON object");
+  return std::move(value.as_object());
+}
+
+Result<std::optional<std::string>> text_in_listing(const std::string& listing, std::string_view key) {
+  PTC_TRY(auto object, parse_line(listing));
+  const json::value* text = object.if_contains(key);
+  if (text == nullptr || !text->is_string()) return std::optional<std::string>();
+  return std::optional(std::string(text->as_string()));
+}
+
+Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
+  std::vector<Found> found;
+  try {
+    PTC_TRY(auto object, parse_line(node.listing));
+    std::string_view headers = node.listing;
+    headers.remove_prefix(std::min(headers.find('\n') + 1, headers.size()));
+    for (const json::value& value : object.at("files").as_array()) {
+      const json::object& text = value.as_object();
+      Found file;
+      file.node = &node;
+      file.number = static_cast<uint32_t>(found.size());
+      file.rank = text.at("rank").to_number<uint64_t>();
+      file.path = std::string(text.at("path").as_string());
+      file.version.bytes = text.at("bytes").to_number<uint64_t>();
+      file.index = text.at("index").as_bool();
+      file.set = std::string(text.at("set").as_string());
+      file.set_index = std::string(text.at("set_index").as_string());
+      for (const json::value& name : text.at("promised").as_array())
+        file.promised.emplace_back(name.as_string());
+      file.header_bytes = text.at("header").to_number<uint64_t>();
+      if (file.header_bytes > headers.size()) return Error(Code::kCorrupt, "its list of files is cut short");
+      file.header = std::string(headers.substr(0, file.header_bytes));
+      headers.remove_prefix(file.header_bytes);
+      for (const json::value& tensor : text.at("tensors").as_array()) {
+        const json::array& fields = tensor.as_array();
+        TensorEntry entry;
+        entry.name = std::string(fields.at(0).as_string());
+        PTC_TRY(entry.dtype, parse_dtype(std::string_view(fields.at(1).as_string())));
+        entry.shape = numbers_from<Shape>(fields.at(2));
+        entry.offset = fields.at(3).to_number<uint64_t>();
+        entry.bytes = fields.at(4).to_number<uint64_t>();
+        file.tensors.push_back(std::move(entry));
+      }
+      found.push_back(std::move(file));
+    }
+  } catch (const std::exception& error) {
+    return make_error(Code::kCorrupt, "its list of files is damaged: {}", error.what());
+  }
+  return found;
+}
+
+std::string hash_request(const Model& model, const FilesElsewhere& node, const std::vector<Found>& found) {
+  json::array files;
+  for (const Found& file : found) {
+    if (file.node != &node) continue;
+    json::object text{{"number", file.number}};
+    if (file.has_tensors) {
+      json::array tensors;
+      for (size_t i = 0; i < file.tensors.size(); ++i) {
+        json::object part = part_text(file.parts[i]);
+        json::array global;
+        for (uint64_t extent : model.tensors()[file.model_tensor[i]].shape) global.push_back(extent);
+        part["global"] = std::move(global);
+        tensors.push_back(std::move(part));
+      }
+      text["tensors"] = std::move(tensors);
+    }
+    files.push_back(std::move(text));
+  }
+  return json::serialize(json::object{{"files", std::move(files)}});
+}
+
+Result<> take_hashes(const FilesElsewhere& node, const std::string& answer, std::vector<Found>& found) {
+  try {
+    PTC_TRY(auto object, parse_line(answer));
+    std::map<uint32_t, Found*> by_number;
+    for (Found& file : found)
+      if (file.node == &node) by_number.emplace(file.number, &file);
+    for (const json::value& value : object.at("files").as_array()) {
+      const json::object& text = value.as_object();
+      Found& file = *by_number.at(text.at("number").to_number<uint32_t>());
+      if (const json::value* whole = text.if_contains("whole")) {
+        PTC_TRY(file.whole, Checksum::from_hex(std::string_view(whole->as_string())));
+        continue;
+      }
+      for (const json::value& tensor : text.at("tensors").as_array()) {
+        std::vector<Checksum>& sums = file.sums.emplace_back();
+        for (const json::value& sum : tensor.as_object().at("sums").as_array()) {
+          PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.as_string())));
+          sums.push_back(checksum);
+        }
+        std::vector<FoundPadding>& pads = file.padding.emplace_back();
+        for (const json::value& pad : tensor.as_object().at("padding").as_array()) {
+          const json::array& fields = pad.as_array();
+          PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(fields.at(2).as_string())));
+          pads.push_back({{numbers_from<Dims>(fields.at(0)), numbers_from<Dims>(fields.at(1))}, checksum});
+        }
+        const size_t i = file.sums.size() - 1;
+        if (i >= file.parts.size() || sums.size() != file.parts[i].pieces.size())
+          return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node, file.source());
+      }
+      if (file.sums.size() != file.parts.size())
+        return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node, file.source());
+    }
+  } catch (const std::exception& error) {
+    return make_error(Code::kCorrupt, "node {}: its checksums are damaged: {}", node.node, error.what());
+  }
+  return ok();
+}
+
 // config.json of the first rank that has one; empty if none has.
-Result<std::string> find_config(int dir_fd, const std::vector<Found>& found) {
+Result<std::string> find_config(int dir_fd, const std::vector<Found>& found,
+                                const std::vector<FilesElsewhere>& elsewhere) {
   for (const Found& file : found)
-    if (file.path == "config.json")
+    if (file.path == "config.json" && file.node == nullptr)
       return read_text_file(dir_fd, file.source(), kMaxConfigBytes, FileKind::kOwn);
+  for (const FilesElsewhere& node : elsewhere) {
+    PTC_TRY(auto text, text_in_listing(node.listing, "config"));
+    if (text) return *text;
+  }
   return std::string();
 }
 
@@ -310,21 +496,50 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
   return std::make_shared<const Model>(std::move(inferred.model));
 }
 
-// Hashes all pieces of all ranks, compares what more than one rank holds, and adds up.
-Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector<Found>& found,
-                                           Executor& executor, HashCache& hashes,
-                                           std::stop_token stop) {
-  std::vector<ArrayToHash> arrays;
-  std::vector<std::pair<const Found*, uint32_t>> origin;
-  for (const Found& file : found) {
-    for (uint32_t i = 0; i < file.tensors.size(); ++i) {
-      arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], file.parts[i],
-                        model.tensors()[file.model_tensor[i]].shape});
-      origin.emplace_back(&file, i);
+// Hashes all pieces of all files, each node those that it has.
+Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsewhere>& elsewhere,
+                    std::vector<Found>& found, Executor& executor, HashCache& hashes,
+                    std::stop_token stop) {
+  std::vector<std::future<Result<std::string>>> answers;
+  for (const FilesElsewhere& node : elsewhere)
+    answers.push_back(std::async(std::launch::async, [&node, request = hash_request(model, node, found)] {
+      return node.hash(request);
+    }));
+  auto hash_here = [&]() -> Result<> {
+    std::vector<ArrayToHash> arrays;
+    std::vector<Found*> origin;
+    for (Found& file : found) {
+      if (file.node != nullptr) continue;
+      if (!file.has_tensors) {
+        PTC_TRY(file.whole, hash_file(dir_fd, file.source(), file.version, hashes, stop));
+        continue;
+      }
+      for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+        arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], file.parts[i],
+                          model.tensors()[file.model_tensor[i]].shape});
+        origin.push_back(&file);
+        file.padding.emplace_back();
+        if (file.set.empty()) {
+          PTC_TRY(file.padding.back(), find_padding(file.fd.get(), file.tensors[i], file.parts[i]));
+        }
+      }
     }
+    PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, stop));
+    for (size_t i = 0; i < arrays.size(); ++i) origin[i]->sums.push_back(std::move(sums[i]));
+    return ok();
+  };
+  Result<> hashed = hash_here();
+  for (size_t i = 0; i < elsewhere.size(); ++i) {
+    Result<std::string> answer = answers[i].get();
+    if (hashed.has_error()) continue;
+    if (answer.has_error()) hashed = std::move(answer).error();
+    else hashed = take_hashes(elsewhere[i], answer.value(), found);
   }
-  PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, std::move(stop)));
+  return hashed;
+}
 
+// Compares what more than one rank holds, and adds up.
+Result<std::vector<Checksum>> add_up(const Model& model, const std::vector<Found>& found) {
   struct Part {
     Checksum sum;
     const Found* file;
@@ -332,20 +547,22 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
   std::vector<std::unordered_map<Box, Part, BoxHash>> parts(model.tensors().size());
   std::vector<Checksum> totals(model.tensors().size());
   std::vector<uint64_t> elements(model.tensors().size());
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    auto [file, position] = origin[i];
-    uint32_t tensor = file->model_tensor[position];
-    for (size_t p = 0; p < sums[i].size(); ++p) {
-      const Box& box = arrays[i].part.pieces[p].global;
-      if (box.empty()) continue;
-      auto [same, is_new] = parts[tensor].try_emplace(box, Part{sums[i][p], file});
-      if (is_new) {
-        totals[tensor] += sums[i][p];
-        elements[tensor] += box.volume();
-      } else if (same->second.sum != sums[i][p]) {
-        return invalid_argument("{} and {} both hold {} of tensor {}, but with different values: "
-                                "replicas must be equal", same->second.file->source(), file->source(),
-                                box.to_string(), model.tensors()[tensor].name);
+  for (const Found& file : found) {
+    for (size_t i = 0; i < file.tensors.size() && file.has_tensors; ++i) {
+      const uint32_t tensor = file.model_tensor[i];
+      for (size_t p = 0; p < file.parts[i].pieces.size(); ++p) {
+        const Box& box = file.parts[i].pieces[p].global;
+        if (box.empty()) continue;
+        const Checksum& sum = file.sums[i][p];
+        auto [same, is_new] = parts[tensor].try_emplace(box, Part{sum, &file});
+        if (is_new) {
+          totals[tensor] += sum;
+          elements[tensor] += box.volume();
+        } else if (same->second.sum != sum) {
+          return invalid_argument("{} and {} both hold {} of tensor {}, but with different values: "
+                                  "replicas must be equal", same->second.file->source(), file.source(),
+                                  box.to_string(), model.tensors()[tensor].name);
+        }
       }
     }
   }
@@ -356,11 +573,22 @@ Result<std::vector<Checksum>> hash_tensors(const Model& model, const std::vector
   return totals;
 }
 
-Result<LayoutSpec> writer_layout(const CommitRequest& request) {
+Result<LayoutSpec> writer_layout(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere) {
+  std::optional<std::string> text;
   struct stat st{};
-  if (fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) != 0) return request.in_force;
-  PTC_TRY(auto text, read_text_file(request.dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
-  auto layout = Layout::parse(text);
+  if (request.dir_fd >= 0 && fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
+    PTC_TRY(text, read_text_file(request.dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
+  }
+  for (const FilesElsewhere& node : elsewhere) {
+    PTC_TRY(auto theirs, text_in_listing(node.listing, "layout"));
+    if (theirs && text && *theirs != *text)
+      return invalid_argument("layout.json on node {} is another than on the others: the ranks of a "
+                              "checkpoint have one layout", node.node);
+    if (theirs) text = theirs;
+  }
+  if (!text) return request.in_force;
+  auto layout = Layout::parse(*text);
   if (layout.has_error()) return std::move(layout).error().with_context("layout.json");
   return layout.value().spec;
 }
@@ -379,16 +607,128 @@ Result<bool> open_for_writing(int dir_fd, const std::string& path) {
   return errno == EAGAIN;
 }
 
-Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executor,
-                                 HashCache& hashes, std::stop_token stop) {
-  PTC_TRY(auto spec, writer_layout(request));
-  PTC_TRY(auto found, find_files(request.dir_fd, spec));
-  for (const Found& file : found) {
-    PTC_TRY(bool busy, open_for_writing(request.dir_fd, file.source()));
-    if (busy) return make_error(Code::kBusy, "{} is still open for writing", file.source());
+Result<std::string> list_files(int dir_fd) {
+  PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(check_closed(dir_fd, found));
+  PTC_TRY(find_sets(dir_fd, found));
+  json::object root;
+  json::array files;
+  std::string headers;
+  struct stat st{};
+  if (fstatat(dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
+    PTC_TRY(auto text, read_text_file(dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
+    root["layout"] = text;
   }
+  for (Found& file : found) {
+    if (!file.index && (file.path.ends_with(".safetensors") || file.path.ends_with(".npy"))) {
+      Result<> read = read_header(dir_fd, file);
+      if (read.has_error()) return std::move(read).error().with_context(file.source());
+    }
+    if (file.path == "config.json" && !root.contains("config")) {
+      PTC_TRY(auto text, read_text_file(dir_fd, file.source(), kMaxConfigBytes, FileKind::kOwn));
+      root["config"] = text;
+    }
+    json::array promised, tensors;
+    for (const std::string& name : file.promised) promised.push_back(json::value(name));
+    for (const TensorEntry& tensor : file.tensors) {
+      json::array shape;
+      for (uint64_t extent : tensor.shape) shape.push_back(extent);
+      tensors.push_back(json::array{json::value(tensor.name), json::value(dtype_name(tensor.dtype)),
+                                    std::move(shape), tensor.offset, tensor.bytes});
+    }
+    headers += file.header;
+    files.push_back(json::object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.version.bytes},
+                                 {"index", file.index}, {"set", file.set},
+                                 {"set_index", file.set_index}, {"promised", std::move(promised)},
+                                 {"header", file.header.size()}, {"tensors", std::move(tensors)}});
+  }
+  root["files"] = std::move(files);
+  return json::serialize(root) + "\n" + headers;
+}
+
+Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
+                               HashCache& hashes, std::stop_token stop) {
+  PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(find_sets(dir_fd, found));
+  std::vector<ArrayToHash> arrays;
+  std::vector<std::pair<size_t, json::array>> pads;  // answer's file, by array
+  json::array files;
+  try {
+    PTC_TRY(auto object, parse_line(request));
+    for (const json::value& value : object.at("files").as_array()) {
+      const json::object& text = value.as_object();
+      Found& file = found.at(text.at("number").to_number<uint32_t>());
+      json::object answer{{"number", text.at("number")}};
+      const json::value* tensors = text.if_contains("tensors");
+      if (tensors == nullptr) {
+        PTC_TRY(auto whole, hash_file(dir_fd, file.source(), file.version, hashes, stop));
+        answer["whole"] = whole.to_hex();
+        files.push_back(std::move(answer));
+        continue;
+      }
+      Result<> read = read_header(dir_fd, file);
+      if (read.has_error()) return std::move(read).error().with_context(file.source());
+      if (tensors->as_array().size() != file.tensors.size())
+        return make_error(Code::kBusy, "{} was written while it was being committed", file.source());
+      for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+        const json::object& part = tensors->as_array()[i].as_object();
+        SubTensor sub = part_from(part);
+        if (sub.local_shape != file.tensors[i].shape)
+          return make_error(Code::kBusy, "{} was written while it was being committed", file.source());
+        json::array padding;
+        if (file.set.empty()) {
+          PTC_TRY(auto list, find_padding(file.fd.get(), file.tensors[i], sub));
+          for (const FoundPadding& pad : list)
+            padding.push_back(json::array{numbers_of(pad.local.offset), numbers_of(pad.local.extent),
+                                          json::value(pad.checksum.to_hex())});
+        }
+        pads.emplace_back(files.size(), std::move(padding));
+        arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], std::move(sub),
+                          numbers_from<Shape>(part.at("global"))});
+      }
+      answer["tensors"] = json::array();
+      files.push_back(std::move(answer));
+    }
+  } catch (const std::exception& error) {
+    return invalid_argument("the request for checksums is damaged: {}", error.what());
+  }
+  PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, stop));
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    json::array list;
+    for (const Checksum& sum : sums[i]) list.push_back(json::value(sum.to_hex()));
+    files[pads[i].first].as_object()["tensors"].as_array().push_back(
+        json::object{{"sums", std::move(list)}, {"padding", std::move(pads[i].second)}});
+  }
+  return json::serialize(json::object{{"files", std::move(files)}});
+}
+
+Result<CommitDraft> draft_commit(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
+                                 HashCache& hashes, std::stop_token stop) {
+  PTC_TRY(auto spec, writer_layout(request, elsewhere));
+  std::vector<Found> found;
+  if (request.dir_fd >= 0) {
+    PTC_TRY(found, find_files(request.dir_fd, &spec));
+  }
+  PTC_TRY(check_closed(request.dir_fd, found));
   PTC_TRY(find_sets(request.dir_fd, found));
+  for (const FilesElsewhere& node : elsewhere) {
+    auto theirs = read_listing(node);
+    if (theirs.has_error()) return std::move(theirs).error().with_context("node " + node.node);
+    for (Found& file : theirs.value()) {
+      PTC_TRY(check_rank(file.rank, spec));
+      found.push_back(std::move(file));
+    }
+  }
   std::erase_if(found, [](const Found& file) { return file.index; });
+  std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  for (size_t i = 1; i < found.size(); ++i)
+    if (found[i].rank == found[i - 1].rank && found[i].path == found[i - 1].path)
+      return invalid_argument("{} was written on two nodes, {} and {}: remove one of them", found[i].source(),
+                              found[i - 1].node ? found[i - 1].node->node : "this one",
+                              found[i].node ? found[i].node->node : "this one");
   const bool any_safetensors = std::any_of(found.begin(), found.end(), [](const Found& file) {
     return file.path.ends_with(".safetensors");
   });
@@ -398,7 +738,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
   PTC_TRY(executor.team().parallel_for(
       found.size(),
       [&](size_t i) -> Result<> {
-        if (!found[i].has_tensors) return ok();
+        if (!found[i].has_tensors || found[i].node != nullptr) return ok();
         Result<> read = read_header(request.dir_fd, found[i]);
         if (read.has_error()) return std::move(read).error().with_context(found[i].source());
         return ok();
@@ -408,15 +748,15 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
 
   CommitDraft draft;
   draft.manifest.written_spec = spec;
-  PTC_TRY(auto config, find_config(request.dir_fd, found));
+  PTC_TRY(auto config, find_config(request.dir_fd, found, elsewhere));
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
-  PTC_TRY(draft.manifest.checksums,
-          hash_tensors(*draft.manifest.model, found, executor, hashes, stop));
+  PTC_TRY(hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
+  PTC_TRY(draft.manifest.checksums, add_up(*draft.manifest.model, found));
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.
   std::map<std::pair<uint32_t, std::string>, uint64_t> owner;
   for (Found& file : found) {
-    draft.looked_at.push_back(file.version);
+    if (file.node == nullptr) draft.looked_at.push_back(file.version);
     WrittenFile written;
     written.rank = file.rank;
     written.dp_cut = std::any_of(file.model_tensor.begin(), file.model_tensor.end(), [&](uint32_t t) {
@@ -434,15 +774,15 @@ Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executo
       written.header_offset = draft.headers.size();
       draft.headers += file.header;
       for (uint32_t i = 0; written.set.empty() && i < file.tensors.size(); ++i) {
-        PTC_TRY(auto pads, find_padding(file.fd.get(), file.tensors[i], file.parts[i]));
-        for (FoundPadding& pad : pads)
+        for (FoundPadding& pad : file.padding[i])
           draft.manifest.padding.push_back({static_cast<uint32_t>(draft.manifest.files.size()),
                                             file.model_tensor[i], std::move(pad.local), pad.checksum});
       }
     } else {
-      PTC_TRY(written.checksum, hash_file(request.dir_fd, file.source(), file.version, hashes, stop));
+      written.checksum = file.whole;
     }
     draft.sources.push_back(file.source());
+    draft.nodes.push_back(file.node != nullptr ? file.node->node : "");
     draft.versions.push_back(file.version);
     draft.manifest.files.push_back(std::move(written));
   }

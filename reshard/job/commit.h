@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,12 +59,28 @@ struct CommitRequest {
   std::string known_family;
 };
 
+/// The files of a checkpoint that another node has taken. `listing` is what its list_files() said;
+/// `hash` asks it to hash_files().
+struct FilesElsewhere {
+  std::string node;
+  std::string listing;
+  std::function<Result<std::string>(const std::string& request)> hash;
+};
+
+/// What another node must know of a directory's files to make sense of them: names, sizes, headers.
+Result<std::string> list_files(int dir_fd);
+/// What draft_commit asks a node that listed files: the checksums of their tensors' parts.
+Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
+                               HashCache& hashes, std::stop_token stop);
+
 /// A checkpoint that could be made of the directory. Nothing has been changed yet.
 struct CommitDraft {
   Manifest manifest;     // without name, id, time and owner; files without image
   std::string headers;
   /// Paths under the directory, one for each of manifest.files: the file to take as its image.
   std::vector<std::string> sources;
+  /// In the same order the node that has it; empty: this one.
+  std::vector<std::string> nodes;
   /// What was looked at, in the same order; to see that it is still so after the files were taken.
   std::vector<FileVersion> versions;
   /// Every file that was looked at, also replicas that are not kept.
@@ -71,7 +88,9 @@ struct CommitDraft {
 };
 
 /// kInvalidArgument: what is wrong, in one paragraph. kBusy: a file is open for writing.
-Result<CommitDraft> draft_commit(const CommitRequest& request, Executor& executor,
+/// `elsewhere`: what ranks wrote on other nodes; then dir_fd may be −1, if there is nothing here.
+Result<CommitDraft> draft_commit(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
                                  HashCache& hashes, std::stop_token stop);
 
 /// Hashes one file that was just closed, as far as it is clear where its tensors belong without the

@@ -17,6 +17,8 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
+#include <map>
+#include <set>
 
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
@@ -103,42 +105,34 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
   if (job->find_checkpoint(name) != nullptr)
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
   const std::string label = "incoming/" + incoming;
-  const std::string source = job->files_dir() + "/" + label;
-  struct stat st{};
-  if (lstat(source.c_str(), &st) != 0) return errno_error(errno, label);
-  if (!S_ISDIR(st.st_mode))
-    return invalid_argument("{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…", label);
-
-  stop_hashing(incoming);  // the commit goes on where that was, on all threads
   PTC_TRY(auto id, new_id());
   const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
-  const std::string taken = taken_dir + "/" + incoming;
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/committing"));
-  PTC_TRY(make_directory(AT_FDCWD, taken_dir));
-  if (rename(source.c_str(), taken.c_str()) != 0) {
-    Error error = errno_error(errno, label);
-    rmdir(taken_dir.c_str());
-    return error;
-  }
-  Result<> result = ok();
-  {
-    Result<UniqueFd> taken_fd = open_file(AT_FDCWD, taken, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    result = taken_fd.has_error() ? Result<>(std::move(taken_fd).error())
-                                  : commit_taken(taken_fd.value().get(), label, id, name);
-  }
+  PTC_TRY(bool here, take_directory(id, incoming));
+  auto commit_all = [&]() -> Result<> {
+    std::vector<TakenElsewhere> elsewhere;
+    if (services.cluster != nullptr) {
+      PTC_TRY(elsewhere, take_elsewhere(id, incoming));
+    }
+    if (!here && elsewhere.empty())
+      return make_error(Code::kNotFound, "{} is on no node: No such file or directory", label);
+    UniqueFd taken_fd;
+    if (here) {
+      PTC_TRY(taken_fd, open_file(AT_FDCWD, taken_dir + "/" + incoming,
+                                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+    }
+    return commit_taken(here ? taken_fd.get() : -1, elsewhere, label, id, name);
+  };
+  Result<> result = commit_all();
   if (result.has_error() && services.meta->in_doubt()) {
     return std::move(result).error().with_context(
         label + " is neither committed nor put back before ptcfs is started again");
   }
   if (result.has_error()) {
+    if (services.cluster != nullptr)
+      for (const std::string& node : other_nodes())
+        (void)ask(node, "untake", json::serialize(json::object{{"id", id}}));
     (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
-    // Somebody may have made the name anew; then it comes back under another.
-    if (renameat2(AT_FDCWD, taken.c_str(), AT_FDCWD, source.c_str(), RENAME_NOREPLACE) != 0 &&
-        rename(taken.c_str(), fmt::format("{}/incoming/recovered-{}", job->files_dir(), id).c_str()) != 0)
-      spdlog::error("job {}: {} could not be put back ({}); it is in {}", job->name(), label,
-                    std::strerror(errno), taken);
-    else
-      rmdir(taken_dir.c_str());
+    if (here) put_back(id, incoming);
     return std::move(result).error();
   }
   (void)remove_tree(AT_FDCWD, taken_dir);
@@ -146,7 +140,69 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
   return ok();
 }
 
-Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const std::string& id,
+/// Takes incoming/<incoming> on all other nodes; those that have none are not in the result.
+Result<std::vector<Job::Impl::TakenElsewhere>> Job::Impl::take_elsewhere(const std::string& id,
+                                                                         const std::string& incoming) {
+  const std::string request = json::serialize(
+      json::object{{"id", id}, {"incoming", incoming}, {"from", services.cluster->self()}});
+  const auto deadline = std::chrono::steady_clock::now() + kWaitForRelease;
+  std::vector<TakenElsewhere> elsewhere;
+  for (const std::string& node : other_nodes()) {
+    TakenElsewhere one{{node, "", {}}, services.cluster->fence_of(node)};
+    Result<std::string> listing = ask(node, "take", request);
+    while (listing.has_error() && listing.error().code() == Code::kBusy &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      listing = ask(node, "take", request);
+    }
+    PTC_TRY(one.files.listing, std::move(listing));
+    if (one.files.listing.empty()) continue;
+    one.files.hash = [this, node, id](const std::string& files) {
+      return ask(node, "hash", json::serialize(json::object{{"id", id}}) + "\n" + files);
+    };
+    elsewhere.push_back(std::move(one));
+  }
+  return elsewhere;
+}
+
+/// The copies that `replicas` asks for, made before the checkpoint is decided on; null: there are none
+/// to make.
+Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
+    const CheckpointRecord& record, std::vector<MetaTransaction::Compare>& fences) {
+  const Checkpoint& checkpoint = *record.checkpoint;
+  std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  Layout as_written;
+  {
+    std::lock_guard lock(mutex);
+    as_written = layout;
+  }
+  if (as_written.replicas == 0) return std::shared_ptr<const StoredState>();
+  if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size()) as_written.devices.clear();
+  as_written.spec = stored->spec;
+  PTC_TRY(auto wanted, wanted_state(checkpoint, as_written));
+  PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+  if (change.nothing()) return std::shared_ptr<const StoredState>();
+  std::set<std::string> needed;
+  for (const StateFile& target : change.targets) needed.insert(change.nodes[target.layout.node]);
+  for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
+  std::vector<std::pair<std::string, PlanPart>> parts;
+  for (const std::string& node : needed) {
+    PlanPart part;
+    if (node == services.cluster->self()) {
+      std::atomic<uint64_t> done = 0;
+      PTC_TRY(part, make_part(checkpoint, *stored, change, done, commit_stop.get_token()));
+    } else {
+      fences.push_back(services.cluster->fence_of(node));
+      PTC_TRY(part, part_of(node, record, wanted, commit_stop.get_token()));
+    }
+    parts.emplace_back(node, std::move(part));
+  }
+  PTC_TRY(auto images, compose(checkpoint, *stored, change, parts));
+  return checkpoint.make_stored(stored->spec, std::move(images));
+}
+
+Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere,
+                                 const std::string& label, const std::string& id,
                                  const std::string& name) {
   auto start = std::chrono::steady_clock::now();
   CommitRequest request;
@@ -165,17 +221,25 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
   // The kernel tells of a last close a moment after close() has returned.
   auto deadline = start + kWaitForRelease;
   const std::stop_token stop = commit_stop.get_token();
-  Result<CommitDraft> drafted = draft_commit(request, *services.executor, hashes, stop);
+  std::vector<FilesElsewhere> files_elsewhere;
+  std::vector<MetaTransaction::Compare> fences;
+  for (const TakenElsewhere& one : elsewhere) {
+    files_elsewhere.push_back(one.files);
+    fences.push_back(one.fence);
+  }
+  Result<CommitDraft> drafted =
+      draft_commit(request, files_elsewhere, *services.executor, hashes, stop);
   while (drafted.has_error() && drafted.error().code() == Code::kBusy &&
          std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    drafted = draft_commit(request, *services.executor, hashes, stop);
+    drafted = draft_commit(request, files_elsewhere, *services.executor, hashes, stop);
   }
   if (drafted.has_error()) return std::move(drafted).error();
   CommitDraft& draft = drafted.value();
   Manifest& manifest = draft.manifest;
   struct stat owner{};
-  if (fstat(taken_fd, &owner) != 0) return errno_error(errno, label);
+  owner.st_mode = 0755;
+  if (taken_fd >= 0 && fstat(taken_fd, &owner) != 0) return errno_error(errno, label);
   manifest.name = name;
   manifest.id = id;
   manifest.time_ns = now_ns();
@@ -185,23 +249,47 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
 
   std::vector<ImageRef> images;
   auto take_back = [&] {
-    for (const ImageRef& image : images) (void)services.images->remove(image->id());
+    for (const ImageRef& image : images)
+      if (image != nullptr) (void)services.images->remove(image->id());
   };
   auto take = [&]() -> Result<> {
+    images.resize(manifest.files.size());
+    std::map<std::string, std::vector<size_t>> on_node;
     for (size_t i = 0; i < manifest.files.size(); ++i) {
-      PTC_TRY(auto image, services.images->adopt(taken_fd, draft.sources[i]));
-      manifest.files[i].image = image->id().text;
-      images.push_back(std::move(image));
+      if (!draft.nodes[i].empty()) {
+        on_node[draft.nodes[i]].push_back(i);
+        continue;
+      }
+      PTC_TRY(images[i], services.images->adopt(taken_fd, draft.sources[i]));
+      manifest.files[i].image = images[i]->id().text;
     }
     PTC_TRY(services.images->sync());
     // Somebody may have held a directory open and written while it was being read.
     for (size_t i = 0; i < manifest.files.size(); ++i) {
+      if (!draft.nodes[i].empty()) continue;
       struct stat now{};
       if (fstat(images[i]->fd(), &now) != 0) return errno_error(errno, draft.sources[i]);
       PTC_TRY(bool busy, open_for_writing(taken_fd, draft.sources[i]));
       if (busy || static_cast<uint64_t>(now.st_size) != draft.versions[i].bytes ||
           now.st_mtim.tv_sec * 1'000'000'000 + now.st_mtim.tv_nsec != draft.versions[i].mtime_ns)
         return make_error(Code::kBusy, "{} was written while it was being committed", draft.sources[i]);
+    }
+    for (const auto& [node, numbers] : on_node) {
+      json::array list;
+      for (size_t i : numbers)
+        list.push_back(json::array{json::value(draft.sources[i]), manifest.files[i].bytes});
+      PTC_TRY(auto answer, ask(node, "adopt", json::serialize(json::object{
+                                                  {"id", id}, {"files", std::move(list)}})));
+      PTC_TRY(auto ids, parse_json(answer, {.max_bytes = size_t{1} << 28}));
+      if (!ids.is_array() || ids.as_array().size() != numbers.size())
+        return make_error(Code::kCorrupt, "node {} did not take all of its files", node);
+      for (size_t k = 0; k < numbers.size(); ++k) {
+        if (!ids.as_array()[k].is_string())
+          return make_error(Code::kCorrupt, "node {} did not take all of its files", node);
+        WrittenFile& file = manifest.files[numbers[k]];
+        file.image = std::string(ids.as_array()[k].as_string());
+        images[numbers[k]] = std::make_shared<const Image>(ImageId{file.image}, node, file.bytes);
+      }
     }
     return ok();
   };
@@ -214,7 +302,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
       const bool as_it_is = file.has_tensors && file.set.empty();
       stored_images.push_back({file.image, images[i], file.has_tensors ? manifest.owner_of(file) : 0,
                                as_it_is ? file.path : "", as_it_is ? -1 : static_cast<int32_t>(i),
-                               node});
+                               draft.nodes[i].empty() ? node : draft.nodes[i]});
     }
     auto checkpoint = std::make_shared<Checkpoint>(manifest, draft.headers,
                                                    &services.executor->transport());
@@ -234,6 +322,14 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     PTC_TRY(sync_directory(AT_FDCWD, dir));
     if (services.cluster != nullptr) {
       PTC_TRY(give_files(id, {"manifest.json", "headers.bin", "stored-1.json"}));
+      PTC_TRY(auto with_copies, make_copies(record, fences));
+      if (with_copies != nullptr) {
+        record.generation = 2;
+        checkpoint->replace_stored(with_copies);
+        PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-2.json",
+                                      with_copies->to_text()));
+        PTC_TRY(give_files(id, {"stored-2.json"}));
+      }
     }
 
     std::lock_guard change(changes);
@@ -247,8 +343,9 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
       // Written in the layout wanted: it is current at once.
       in_place = in_force.revision == revision && in_force.spec == manifest.written_spec;
       next = in_force;
-      transaction.compares = {{meta_key("checkpoints/" + name), 0},
-                              {meta_key("in_force"), in_force.meta_revision}};
+      transaction.compares = fences;
+      transaction.compares.push_back({meta_key("checkpoints/" + name), 0});
+      transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
     }
     transaction.puts.emplace_back(meta_key("checkpoints/" + name), record_text(record));
     const std::string spec_name = manifest.written_spec.name();
@@ -280,7 +377,8 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::string& label, const s
     return std::move(finished).error();
   }
   for (const FileVersion& version : draft.looked_at) hashes.forget(version);
-  for (const ImageRef& image : images) fchmod(image->fd(), 0400);  // theirs until now
+  for (const ImageRef& image : images)
+    if (image->is_here()) fchmod(image->fd(), 0400);  // theirs until now
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   {

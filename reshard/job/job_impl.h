@@ -124,6 +124,12 @@ struct Job::Impl {
     PlanPart part;
   };
   std::map<std::string, FinishedPart> finished_parts;
+  /// What this node has taken out of incoming/ for a commit that another node leads, by its id.
+  struct Taken {
+    std::string incoming, from;
+    std::vector<std::string> images;
+  };
+  std::map<std::string, Taken> taken;
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
   std::string hashing;              // the name in incoming/ of which a file is being hashed
   std::stop_source hash_stop;       // ends that
@@ -173,6 +179,14 @@ struct Job::Impl {
   Result<> give_files(const std::string& id, const std::vector<std::string>& files);
   void drop_part(const std::string& id);  // takes mutex
 
+  // job_take.cc
+  Result<bool> take_directory(const std::string& id, const std::string& incoming);  // false: none here
+  void put_back(const std::string& id, const std::string& incoming);
+  Result<std::string> answer_take(std::string_view method, const json::object& request,
+                                  const std::string& id, std::string_view rest);
+  void untake(const std::string& id);
+  void settle_taken();
+
   // job_move.cc
   Result<PlanPart> make_part(const Checkpoint& checkpoint, const StoredState& stored,
                              ChangePlan& change, std::atomic<uint64_t>& bytes_done,
@@ -186,8 +200,16 @@ struct Job::Impl {
   // job_commit.cc
   Result<> commit(const std::string& incoming, const std::string& name);
   Result<> take_and_commit(const std::string& incoming, const std::string& name);
-  Result<> commit_taken(int taken_fd, const std::string& label, const std::string& id,
-                        const std::string& name);
+  /// What other nodes have of the checkpoint. They were asked after `fence` was read.
+  struct TakenElsewhere {
+    FilesElsewhere files;
+    MetaTransaction::Compare fence;
+  };
+  Result<std::vector<TakenElsewhere>> take_elsewhere(const std::string& id, const std::string& incoming);
+  Result<> commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere,
+                        const std::string& label, const std::string& id, const std::string& name);
+  Result<std::shared_ptr<const StoredState>> make_copies(const CheckpointRecord& record,
+                                                         std::vector<MetaTransaction::Compare>& fences);
   void note_refused(const std::string& incoming, const Error& error);
   void write_error_file(const std::string& incoming, const std::string& text);
   void hash_loop(std::stop_token stop);
@@ -199,10 +221,14 @@ struct Job::Impl {
   bool lead();  // false: another node does
   void stop_leading();
   Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout) const;
+  using Fences = std::vector<MetaTransaction::Compare>;
+  /// `fences`: of the nodes that made new images.
   Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
-                                                  const WantedState& wanted, std::stop_token stop);
+                                                  const WantedState& wanted, std::stop_token stop,
+                                                  Fences& fences);
   Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
-                    int64_t wanted_revision, std::shared_ptr<const StoredState> moved);
+                    int64_t wanted_revision, std::shared_ptr<const StoredState> moved,
+                    const Fences& fences);
   void remove_images_not_in(const StoredState& these, const StoredState& those);
   void give_up(const CheckpointRecord& record, const StoredState& made);
   void remove_superfluous();  // `keep`

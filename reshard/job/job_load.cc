@@ -226,6 +226,7 @@ Result<> Job::Impl::sync() {
   for (const auto& [name, next] : changes_of)
     if (to_tell.contains(name)) drop_part(next.record.id.empty() ? "" : next.record.id);
   for (const CheckpointRecord& record : gone) remove_files_of(record);
+  settle_taken();
   return ok();
 }
 
@@ -309,8 +310,8 @@ Result<> Job::Impl::recover_commits() {
   std::unordered_map<std::string, int64_t> generations;  // of committed ids
   for (const auto& [name, record] : checkpoints) generations.emplace(record.id, record.generation);
 
-  PTC_TRY(auto taken, names_of(dir + "/committing"));
-  for (const std::string& id : taken) {
+  PTC_TRY(auto commits, names_of(dir + "/committing"));
+  for (const std::string& id : commits) {
     const std::string directory = dir + "/committing/" + id;
     if (generations.contains(id) || damaged_ids.contains(id)) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));

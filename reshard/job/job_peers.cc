@@ -4,6 +4,7 @@
 //   files  {"id", "files": [[name, bytes], …]} '\n' contents   keep them; before a decision names them
 //   part   a WantedState of a checkpoint → PlanPart: make this node's images of the plan
 //   drop   {"id"}                    the plan will not be carried out: its images go
+//   take, hash, adopt, untake        a commit that the other node leads: job_take.cc
 //
 // A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
 // are in front of it.
@@ -55,7 +56,7 @@ Result<std::string> Job::Impl::ask(const std::string& node, std::string_view met
                                    std::string body, std::stop_token stop) {
   auto answer = services.cluster->call(node, fmt::format("job/{}", method),
                                        job->name() + "\n" + std::move(body),
-                                       method == "part" ? std::chrono::milliseconds(kPartTime)
+                                       method == "part" || method == "hash" ? std::chrono::milliseconds(kPartTime)
                                                         : std::chrono::milliseconds(kCallTime),
                                        std::move(stop));
   if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
@@ -135,6 +136,8 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (!value.is_object()) return invalid_argument("the request is no JSON object");
   const json::object& object = value.as_object();
   PTC_TRY(auto id, name_of(object, "id"));
+  if (method == "take" || method == "hash" || method == "adopt" || method == "untake")
+    return answer_take(method, object, id, request.substr(std::min(line_end + 1, request.size())));
   if (method == "file") {
     PTC_TRY(auto file, name_of(object, "file"));
     return read_text_file(AT_FDCWD, checkpoint_dir(id) + "/" + file, kMaxFileBytes);

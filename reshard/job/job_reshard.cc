@@ -112,6 +112,7 @@ Result<WantedState> Job::Impl::wanted_state(const Checkpoint& checkpoint,
 Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted,
                            int64_t wanted_revision) {
   std::shared_ptr<const StoredState> moved;
+  Fences fences;
   CheckpointRecord record;
   if (checkpoint != nullptr &&
       (checkpoint->stored()->spec != wanted.spec || services.cluster != nullptr)) {
@@ -134,7 +135,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
       stop = running->stop.get_token();
     }
     PTC_TRY(auto state, wanted_state(*checkpoint, wanted));
-    PTC_TRY(moved, move(record, state, stop));
+    PTC_TRY(moved, move(record, state, stop, fences));
   } else {
     std::lock_guard lock(mutex);
     look = false;
@@ -147,7 +148,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
       return ok();
     }
   }
-  Result<bool> flipped = flip(checkpoint, wanted.spec, wanted_revision, moved);
+  Result<bool> flipped = flip(checkpoint, wanted.spec, wanted_revision, moved, fences);
   if (moved != nullptr && (flipped.has_error() ? !services.meta->in_doubt() : !flipped.value())) {
     // Superseded at the last moment, or not written down: what was made for it goes.
     give_up(record, *moved);
@@ -174,7 +175,8 @@ void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made)
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecord& record,
                                                            const WantedState& wanted,
-                                                           std::stop_token stop) {
+                                                           std::stop_token stop,
+                                                           Fences& fences) {
   auto start = std::chrono::steady_clock::now();
   const Checkpoint& checkpoint = *record.checkpoint;
   std::shared_ptr<const StoredState> stored = checkpoint.stored();
@@ -199,6 +201,8 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
       needed.insert(change.nodes[change.targets[i].layout.node]);
   for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
   const std::string self = node_key(services);
+  for (const std::string& node : needed)
+    if (node != self) fences.push_back(services.cluster->fence_of(node));
   std::vector<std::pair<std::string, std::future<Result<PlanPart>>>> elsewhere;
   for (const std::string& node : needed)
     if (node != self)
@@ -254,7 +258,8 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
 }
 
 Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
-                             int64_t wanted_revision, std::shared_ptr<const StoredState> moved) {
+                             int64_t wanted_revision, std::shared_ptr<const StoredState> moved,
+                             const Fences& fences) {
   std::lock_guard change(changes);
   CheckpointRecord record;
   InForce next;
@@ -266,8 +271,9 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
       return false;
     if (newest != nullptr) record = *newest;
     next = in_force;
-    transaction.compares = {{meta_key("layout"), layout_meta_revision},
-                            {meta_key("in_force"), in_force.meta_revision}};
+    transaction.compares = fences;
+    transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
+    transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
   }
   next.spec = wanted;
   next.revision = wanted_revision;

@@ -75,6 +75,18 @@ struct JobStore::Impl {
   std::shared_ptr<void> watch;
   std::jthread sync_thread;
 
+  /// In steps, for etcd takes no more at once; the first key says whether there is a job.
+  Result<> delete_keys(const std::vector<std::string>& keys) {
+    constexpr size_t kMostAtOnce = 64;
+    for (size_t i = 0; i < keys.size(); i += kMostAtOnce) {
+      MetaTransaction transaction;
+      transaction.deletes.assign(keys.begin() + i,
+                                 keys.begin() + std::min(keys.size(), i + kMostAtOnce));
+      if (cluster != nullptr) transaction.compares.push_back(cluster->fence());
+      PTC_TRY(meta->commit(transaction));
+    }
+    return ok();
+  }
   void want_sync() {
     std::lock_guard lock(sync_mutex);
     stale = true;
@@ -253,6 +265,14 @@ Result<JobRef> JobStore::create_job(const std::string& name) {
   PTC_TRY(impl_->make_job_directory(name));
   const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
+  // Of an earlier job of this name, if its removal was cut off.
+  PTC_TRY(auto left, impl_->meta->list(prefix + "/"));
+  std::vector<std::string> left_keys;
+  for (MetaEntry& entry : left) left_keys.push_back(std::move(entry.key));
+  PTC_TRY(auto there, impl_->meta->get(prefix));
+  if (!there) {
+    PTC_TRY(impl_->delete_keys(left_keys));
+  }
   MetaTransaction transaction;
   transaction.compares = {{prefix, 0}};
   transaction.puts = {
@@ -293,12 +313,9 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
                           "checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
                           checkpoint->name(), name, name, checkpoint->name());
     PTC_TRY(auto entries, impl_->meta->list(fmt::format("jobs/{}/", name)));
-    MetaTransaction transaction;
-    transaction.deletes.push_back(fmt::format("jobs/{}", name));
-    for (MetaEntry& entry : entries) transaction.deletes.push_back(std::move(entry.key));
-    if (impl_->cluster != nullptr) transaction.compares.push_back(impl_->cluster->fence());
-    PTC_TRY(impl_->meta->commit(transaction));
-    return ok();
+    std::vector<std::string> keys{fmt::format("jobs/{}", name)};  // without it there is no job
+    for (MetaEntry& entry : entries) keys.push_back(std::move(entry.key));
+    return impl_->delete_keys(keys);
   };
   Result<> forgotten = forget();
   if (forgotten.has_error()) {

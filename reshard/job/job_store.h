@@ -54,7 +54,8 @@ class JobStore {
   /// Answers what another node asks of a job here: `method` is "job/…", the request begins with the
   /// job's name in a line.
   Result<std::string> answer(std::string_view method, std::string_view request);
-  static constexpr const char* kMethods[] = {"job/file", "job/files", "job/part", "job/drop"};
+  static constexpr const char* kMethods[] = {"job/file", "job/files", "job/part", "job/drop",
+                                             "job/take", "job/hash",  "job/adopt", "job/untake"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

@@ -103,6 +103,52 @@ TEST_F(ClusterTest, TheLeastMoves) {
   }
 }
 
+/// Each node writes some of the ranks.
+TEST_F(ClusterTest, RanksMayBeWrittenOnAnyNode) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 2, "pp": 3, "dp": 1, "replicas": 1})";
+  edit(0, text);
+  cluster_.wait_settled();
+  const LayoutSpec spec = spec_of(text);
+  auto write_all = [&] {
+    for (unsigned node = 0; node < 3; ++node) {
+      write(node, spec);
+      for (uint64_t rank = 0; rank < 6; ++rank)
+        if (rank / 2 != node) std::filesystem::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
+    }
+  };
+  write_all();
+  // Refused as a whole, and nothing is lost: then on each node it is where it was.
+  std::filesystem::resize_file(incoming(2) + "/rank/5/model.safetensors", 100);
+  Result<> refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("rank/5/model.safetensors"));
+  for (unsigned node = 0; node < 3; ++node)
+    EXPECT_TRUE(std::filesystem::exists(incoming(node) + "/rank")) << node;
+  write_all();
+  const uint64_t before = cluster_.bytes_moved();
+  commit(1);
+  // Committed means safe: each file has its copy, and that is all that moved.
+  for (uint64_t rank = 0; rank < 6; ++rank) EXPECT_EQ(holders(1, spec, rank).size(), 2u);
+  const uint64_t copied = cluster_.bytes_moved() - before;
+  cluster_.wait_settled();
+  EXPECT_EQ(cluster_.bytes_moved() - before, copied);
+  for (unsigned node = 0; node < 3; ++node)
+    EXPECT_FALSE(std::filesystem::exists(incoming(node))) << node;
+  expect_everywhere({0, 1, 2}, spec);
+  cluster_.stop(2);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1}, spec);
+}
+
+TEST_F(ClusterTest, ARankWrittenOnTwoNodesIsRefused) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  for (unsigned node = 0; node < 2; ++node) write(node, LayoutSpec());
+  Result<> refused = cluster_.job(0, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("was written on two nodes"));
+}
+
 TEST_F(ClusterTest, WithACopyTheLossOfANodeLosesNothing) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   const std::string text = R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1})";

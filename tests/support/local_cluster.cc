@@ -32,6 +32,10 @@ class LocalCluster::NodeCluster final : public Cluster {
     return store->answer(method, body);
   }
   MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
+  MetaTransaction::Compare fence_of(const std::string& node) const override {
+    auto entry = all_.meta_->get("nodes/" + node);
+    return {"nodes/" + node, entry.has_value() && entry.value() ? entry.value()->revision : INT64_MAX};
+  }
   std::shared_ptr<const MetaLease> lease() const override { return lease_; }
 
  private:
