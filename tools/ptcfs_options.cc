@@ -45,7 +45,7 @@ Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 
 const std::vector<std::string> kOwn = {
     "store", "memory", "cache", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
-    "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease"};
+    "tls-ca", "tls-cert", "tls-key", "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {
     "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
@@ -81,6 +81,12 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     options->cluster.etcd.cluster = value;
   } else if (key == "secret") {
     options->cluster.auth.secret_file = value;
+  } else if (key == "tls-ca") {
+    options->cluster.auth.ca_file = value;
+  } else if (key == "tls-cert") {
+    options->cluster.auth.cert_file = value;
+  } else if (key == "tls-key") {
+    options->cluster.auth.key_file = value;
   } else if (key == "etcd-credentials") {
     options->cluster.etcd.credentials_file = value;
   } else if (key == "etcd-ca") {
@@ -195,6 +201,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "the secret that all nodes of the cluster share: 32 bytes or more, mode 0600");
   app.add_flag("--insecure", options->cluster.auth.insecure,
                "listen beyond this machine without a secret: whoever reaches the port reads all");
+  add_own("tls-ca", "FILE",
+          "mutual TLS between nodes: the authority that signs the nodes' certificates, PEM");
+  add_own("tls-cert", "FILE", "this node's certificate, with its name in the SAN, PEM");
+  add_own("tls-key", "FILE", "its key, PEM, mode 0600");
   add_own("etcd-credentials", "FILE", "user:password for etcd, mode 0600");
   add_own("etcd-ca", "FILE", "authority of etcd's certificate, PEM (default: the system's)");
   add_own("etcd-cert", "FILE", "certificate that is shown to etcd, PEM, with --etcd-key");

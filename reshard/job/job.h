@@ -112,7 +112,7 @@ class Job {
   bool is_settled() const;
 
   /// Takes over what other nodes decided, and who is there. Called after every change of the metadata
-  /// under jobs/<job>, and of the nodes.
+  /// under jobs/<job>, and of the nodes. kUnavailable: not all of it could be had; call it again.
   Result<> sync();
   /// What another node asks of this job; see job_peers.cc for the methods.
   Result<std::string> answer(std::string_view method, std::string_view request);

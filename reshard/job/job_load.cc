@@ -112,7 +112,9 @@ Result<Job::Impl::MetaState> Job::Impl::read_meta() {
 }
 
 Result<> Job::Impl::load() {
-  PTC_TRY(sync());
+  Result<> known = sync();
+  const bool read = layout_meta_revision != 0;  // else nothing is known of what may be thrown away
+  if (known.has_error() && (!read || known.error().code() != Code::kUnavailable)) return known;
   return recover_commits();
 }
 
@@ -136,6 +138,7 @@ Result<> Job::Impl::sync() {
   };
   std::map<std::string, Change> changes_of;
   std::map<std::string, std::pair<std::string, std::string>> now_damaged;  // name → id, why
+  std::optional<Error> unreachable;
   for (const auto& [name, entry] : state.checkpoints) {
     Change next;
     auto before = known.find(name);
@@ -157,7 +160,9 @@ Result<> Job::Impl::sync() {
     }
     if (loaded.has_error()) {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
-      if (services.cluster != nullptr && loaded.error().code() == Code::kUnavailable) return loaded;
+      // In a cluster its files may be with a node that does not answer now.
+      if (services.cluster != nullptr && loaded.error().code() == Code::kUnavailable)
+        unreachable = loaded.error();
       now_damaged[name] = {entry.id, loaded.error().message()};
       spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name,
                     loaded.error().message());
@@ -227,6 +232,7 @@ Result<> Job::Impl::sync() {
     if (to_tell.contains(name)) drop_part(next.record.id.empty() ? "" : next.record.id);
   for (const CheckpointRecord& record : gone) remove_files_of(record);
   settle_taken();
+  if (unreachable) return *std::move(unreachable);
   return ok();
 }
 

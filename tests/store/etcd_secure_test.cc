@@ -105,7 +105,7 @@ TEST_F(EtcdSecure, Certificates) {
                       "--client-cert-auth", "--trusted-ca-file", dir_.file("ca.pem")},
                      tls);
   EtcdOptions options = etcd_options(server.endpoints());
-  options.patience = std::chrono::milliseconds(500);
+  options.patience = std::chrono::milliseconds(2000);
   EXPECT_TRUE(refused(options, Code::kUnavailable, "certificate verify failed"));
   options.ca_file = dir_.file("other-ca.pem");
   EXPECT_TRUE(refused(options, Code::kUnavailable, "certificate verify failed"));
