@@ -189,6 +189,7 @@ Result<> Job::Impl::sync() {
     custom_specs = std::move(state.custom_specs);
     const bool flipped = in_force.meta_revision != state.in_force.meta_revision;
     in_force = std::move(state.in_force);
+    if (flipped) failed.reset();  // another node could do it
     if (edited) {
       last_error.reset();
       if (running) running->stop.request_stop();
