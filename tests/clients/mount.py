@@ -60,6 +60,10 @@ def read_text(path):
         return file.read()
 
 
+def read_json(path):
+    return json.loads(read_text(path))
+
+
 def same_bytes(a, b):
     with open(a, "rb") as left, open(b, "rb") as right:
         while True:
@@ -73,12 +77,14 @@ def same_bytes(a, b):
 class Mount:
     """`ptcfs` in the foreground on a fresh mount point; `with` unmounts it again."""
 
-    def __init__(self, *options):
+    launcher = ()  # a command that runs ptcfs
+
+    def __init__(self, *options, top=None):
         self.options = options  # of ptcfs, beside those below
         if not os.path.exists("/dev/fuse"):
             skip("this machine has no /dev/fuse")
         self.bin = bin_dir()
-        self.top = tempfile.mkdtemp(prefix="ptcfs-test-")
+        self.top = top or tempfile.mkdtemp(prefix="ptcfs-test-")
         self.path = os.path.join(self.top, "mnt")
         self.store = os.path.join(self.top, "store")
         self.log = os.path.join(self.top, "log")
@@ -97,8 +103,8 @@ class Mount:
     def start(self):
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store, *self.options,
-                 self.path],
+                [*self.launcher, os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store,
+                 *self.options, self.path],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while not (is_mounted(self.path) and os.path.exists(self.path + "/.ptc/version")):
@@ -188,7 +194,7 @@ class Job:
         return self.checkpoint(checkpoint, "layouts", layout, "rank", rank, name)
 
     def status(self):
-        return json.loads(read_text(self.file("status.json")))
+        return read_json(self.file("status.json"))
 
     def error(self):
         return (self.status().get("last_error") or {}).get("what", "")
