@@ -95,6 +95,7 @@ struct JobStore::Impl {
   void sync_loop(std::stop_token stop);
   Result<> sync();
   Result<> make_job_directory(const std::string& name);
+  Result<> check_empty_elsewhere(const std::string& name);
 };
 
 JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -243,6 +244,17 @@ Result<> JobStore::Impl::sync() {
   return ok();
 }
 
+/// Each node has an incoming/ of its own.
+Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
+  if (cluster == nullptr) return ok();
+  for (const std::string& other : cluster->alive()) {
+    if (other == cluster->self()) continue;
+    PTC_TRY(auto file, cluster->call(other, "job/holds", name + "\n", std::chrono::seconds(10)));
+    if (!file.empty()) return make_error(Code::kBusy, "job {} holds {} on node {}", name, file, other);
+  }
+  return ok();
+}
+
 void JobStore::nodes_changed() {
   if (impl_->cluster != nullptr) impl_->want_sync();
 }
@@ -258,6 +270,10 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     job = find(name);
   }
   if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
+  if (method == "job/holds") {
+    PTC_TRY(auto file, user_file_in(job->files_dir()));
+    return file.value_or("");
+  }
   return job->answer(method.substr(4), request.substr(line_end + 1));
 }
 
@@ -305,6 +321,7 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
       return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
     PTC_TRY(auto file, user_file_in(job->files_dir()));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
+    PTC_TRY(impl_->check_empty_elsewhere(std::string(name)));
   }
   PTC_TRY(job->close());
   auto forget = [&]() -> Result<> {

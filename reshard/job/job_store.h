@@ -55,7 +55,8 @@ class JobStore {
   /// job's name in a line.
   Result<std::string> answer(std::string_view method, std::string_view request);
   static constexpr const char* kMethods[] = {"job/file", "job/files", "job/part", "job/drop",
-                                             "job/take", "job/hash",  "job/adopt", "job/untake"};
+                                             "job/take", "job/hash",  "job/adopt", "job/untake",
+                                             "job/holds"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

@@ -151,10 +151,12 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
 
 PlanReport::PlanReport(std::string job, std::string node, const Checkpoint& checkpoint,
                        const StoredState& stored, const LayoutSpec& to, const ChangePlan& plan)
-    : node_(std::move(node)),
+    : nodes_(plan.nodes),
       totals_(plan.transfers.totals),
       pairs_(plan.transfers.pairs),
       picture_(picture_of(stored, to, plan)) {
+  for (std::string& name : nodes_)
+    if (name.empty()) name = node;
   picture_.job = std::move(job);
   picture_.checkpoint = checkpoint.name();
 }
@@ -162,7 +164,9 @@ PlanReport::PlanReport(std::string job, std::string node, const Checkpoint& chec
 PlanTexts PlanReport::texts(std::string_view state, double seconds) const {
   json::array pairs;
   for (const TransferPlan::Pair& pair : pairs_)
-    pairs.push_back(json::object{{"source", node_}, {"target", node_}, {"bytes", pair.bytes}});
+    pairs.push_back(json::object{{"source", nodes_[pair.source_node]},
+                                 {"target", nodes_[pair.target_node]},
+                                 {"bytes", pair.bytes}});
   json::array flows;
   for (const PlanPicture::Flow& flow : picture_.flows)
     flows.push_back(json::object{{"source", picture_.sources[flow.source].label},

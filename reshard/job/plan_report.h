@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "reshard/job/change.h"
 #include "reshard/job/checkpoint.h"
@@ -19,6 +20,7 @@ struct PlanTexts {
 /// Made before a plan is carried out, for that takes its transfers.
 class PlanReport {
  public:
+  /// `node`: this node's name, for plans of a cluster of one, in which nodes have none.
   PlanReport(std::string job, std::string node, const Checkpoint& checkpoint,
              const StoredState& stored, const LayoutSpec& to, const ChangePlan& plan);
 
@@ -26,7 +28,7 @@ class PlanReport {
   PlanTexts texts(std::string_view state, double seconds) const;
 
  private:
-  std::string node_;
+  std::vector<std::string> nodes_;  // as the plan's pairs number them
   TransferPlan::Totals totals_;
   std::vector<TransferPlan::Pair> pairs_;
   PlanPicture picture_;

@@ -193,6 +193,11 @@ TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
   write(0, LayoutSpec());
   commit(0);
   ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  ASSERT_TRUE(cluster_.job(1, "job")->remove_checkpoint("base").has_value());
+  write_file(incoming(2) + "/rank/0/notes.txt", "not to be lost");
+  Result<> refused = cluster_.store(0).remove_job("job", false);
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("on node w2"));
   ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
   for (int i = 0; i < 1000 && cluster_.store(2).find("job") != nullptr; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
