@@ -29,7 +29,13 @@ std::string Job::Impl::meta_key(std::string_view what) const {
 }
 
 Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
-  if (services.cluster != nullptr) transaction.compares.push_back(services.cluster->fence());
+  if (services.cluster != nullptr) {
+    const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
+    if (lease == nullptr || !lease->alive())
+      return make_error(Code::kUnavailable, "node {} is cut off from its cluster, and decides nothing "
+                        "until it has joined again: try again then, or on another node", services.node);
+    transaction.compares.push_back(services.cluster->fence());
+  }
   return services.meta->commit(transaction);
 }
 
@@ -73,6 +79,7 @@ std::string Job::Impl::record_text(const CheckpointRecord& record) {
   return json::serialize(json::object{{"id", record.id},
                                       {"sequence", record.sequence},
                                       {"generation", record.generation},
+                                      {"stored", record.stored},
                                       {"pinned", record.pinned}});
 }
 

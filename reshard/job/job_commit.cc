@@ -39,12 +39,6 @@ Result<> check_name(std::string_view name) {
   return ok();
 }
 
-Result<std::string> new_id() {
-  uint64_t bits = 0;
-  if (getrandom(&bits, sizeof bits, 0) != sizeof bits) return errno_error(errno, "getrandom");
-  return fmt::format("{:016x}", bits);
-}
-
 /// Where the reason of a refusal is told: incoming/<name>.error, of a name that leaves room for it.
 std::string error_file_of(const std::string& incoming) {
   constexpr size_t kMaxName = 255;
@@ -53,6 +47,12 @@ std::string error_file_of(const std::string& incoming) {
 }
 
 }  // namespace
+
+Result<std::string> random_id() {
+  uint64_t bits = 0;
+  if (getrandom(&bits, sizeof bits, 0) != sizeof bits) return errno_error(errno, "getrandom");
+  return fmt::format("{:016x}", bits);
+}
 
 void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
   // The directory is the user's: nothing here may follow what they put there.
@@ -105,7 +105,7 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
   if (job->find_checkpoint(name) != nullptr)
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
   const std::string label = "incoming/" + incoming;
-  PTC_TRY(auto id, new_id());
+  PTC_TRY(auto id, random_id());
   const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
   PTC_TRY(bool here, take_directory(id, incoming));
   auto commit_all = [&]() -> Result<> {
@@ -313,6 +313,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
     record.checkpoint = checkpoint;
     record.id = id;
     record.generation = 1;
+    record.stored = "stored-1.json";  // the id is this commit's alone
     PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
     PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
     PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/manifest.json", manifest.to_text()));
@@ -325,6 +326,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
       PTC_TRY(auto with_copies, make_copies(record, fences));
       if (with_copies != nullptr) {
         record.generation = 2;
+        record.stored = "stored-2.json";
         checkpoint->replace_stored(with_copies);
         PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-2.json",
                                       with_copies->to_text()));

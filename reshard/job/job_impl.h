@@ -34,7 +34,8 @@ struct CheckpointRecord {
   CheckpointRef checkpoint;
   std::string id;           // directory under checkpoints/
   int64_t sequence = 0;     // order of commits
-  int64_t generation = 0;   // of stored-<generation>.json
+  int64_t generation = 0;   // of where its bytes lie
+  std::string stored;       // file below it that says so: of one decision, and no other has the name
   bool pinned = false;
   int64_t meta_revision = 0;
 };
@@ -162,13 +163,15 @@ struct Job::Impl {
   Result<MetaState> read_meta();
   Result<> load();
   Result<> sync();
-  Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation);
+  Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation,
+                                           const std::string& stored_file);
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
-                                                         const std::string& id, int64_t generation);
+                                                         const std::string& id,
+                                                         const std::string& stored_file);
   Result<ImageRef> open_image(const std::string& id, uint64_t bytes, const std::string& node);
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
-  Result<> remove_stale_files(const std::string& id, int64_t generation);
+  Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
 
   // job_peers.cc
   Result<std::string> answer(std::string_view method, std::string_view request);
@@ -242,6 +245,9 @@ inline std::string node_key(const JobServices& services) {
 
 /// Bytes of a checkpoint as it is stored now.
 uint64_t stored_bytes(const Checkpoint& checkpoint);
+
+/// 16 hexadecimal digits, never used twice.
+Result<std::string> random_id();
 
 /// Nanoseconds since the epoch.
 int64_t now_ns();

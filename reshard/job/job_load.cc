@@ -48,7 +48,7 @@ Result<std::vector<std::string>> names_of(const std::string& directory) {
 /// What the metadata say of a job.
 struct Job::Impl::MetaState {
   struct Record {
-    std::string id;
+    std::string id, stored;
     int64_t sequence = 0, generation = 0;
     bool pinned = false;
     int64_t meta_revision = 0;
@@ -99,6 +99,10 @@ Result<Job::Impl::MetaState> Job::Impl::read_meta() {
         return make_error(Code::kCorrupt, "{} has no id", entry.key);
       record.id = std::string(id->as_string());
       PTC_TRY(record.generation, number(object, "generation"));
+      const json::value* stored = object.if_contains("stored");
+      if (stored == nullptr || !stored->is_string())
+        return make_error(Code::kCorrupt, "{} does not say where its bytes lie", entry.key);
+      record.stored = std::string(stored->as_string());
       PTC_TRY(record.sequence, number(object, "sequence"));
       if (const json::value* pinned = object.if_contains("pinned"))
         record.pinned = pinned->is_bool() && pinned->as_bool();
@@ -145,10 +149,10 @@ Result<> Job::Impl::sync() {
     if (before != known.end() && before->second.id == entry.id) next.record = before->second;
     auto load = [&]() -> Result<> {
       if (next.record.checkpoint == nullptr) {
-        PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation));
-      } else if (next.record.generation != entry.generation || nodes_changed) {
+        PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation, entry.stored));
+      } else if (next.record.stored != entry.stored || nodes_changed) {
         PTC_TRY(next.stored,
-                load_stored(*next.record.checkpoint, entry.id, entry.generation));
+                load_stored(*next.record.checkpoint, entry.id, entry.stored));
       }
       return ok();
     };
@@ -169,6 +173,7 @@ Result<> Job::Impl::sync() {
       continue;
     }
     next.record.generation = entry.generation;
+    next.record.stored = entry.stored;
     next.record.sequence = entry.sequence;
     next.record.pinned = entry.pinned;
     next.record.meta_revision = entry.meta_revision;
@@ -227,7 +232,7 @@ Result<> Job::Impl::sync() {
     for (const std::string& name : to_tell) listener->checkpoint_changed(job->name(), name);
   for (const auto& [record, before] : replaced) {
     remove_images_not_in(*before, *record.checkpoint->stored());
-    PTC_TRY(remove_stale_files(record.id, record.generation));
+    PTC_TRY(remove_stale_files(record.id, record.stored));
   }
   for (const auto& [name, next] : changes_of)
     if (to_tell.contains(name)) drop_part(next.record.id.empty() ? "" : next.record.id);
@@ -237,24 +242,25 @@ Result<> Job::Impl::sync() {
   return ok();
 }
 
-Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation) {
+Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation,
+                                                    const std::string& stored_file) {
   PTC_TRY(auto manifest_text, checkpoint_file(id, "manifest.json", kMaxManifestBytes));
   PTC_TRY(auto manifest, Manifest::from_text(manifest_text));
   PTC_TRY(auto headers, checkpoint_file(id, "headers.bin", kMaxManifestBytes));
   CheckpointRecord record;
   record.id = id;
   record.generation = generation;
+  record.stored = stored_file;
   record.checkpoint = std::make_shared<Checkpoint>(std::move(manifest), std::move(headers),
                                                    &services.executor->transport());
-  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, generation));
+  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
   record.checkpoint->replace_stored(std::move(stored));
   return record;
 }
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::load_stored(const Checkpoint& checkpoint,
                                                                   const std::string& id,
-                                                                  int64_t generation) {
-  const std::string name = fmt::format("stored-{}.json", generation);
+                                                                  const std::string& name) {
   PTC_TRY(auto text, checkpoint_file(id, name, kMaxManifestBytes));
   PTC_TRY(auto value, parse_json(text, {.max_bytes = kMaxManifestBytes}));
   boost::system::error_code bad;
@@ -302,9 +308,8 @@ void Job::Impl::remove_files_of(const CheckpointRecord& record) {
 }
 
 /// Left by a flip that was cut off on either side of its transaction, or replaced.
-Result<> Job::Impl::remove_stale_files(const std::string& id, int64_t generation) {
+Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string& stored) {
   PTC_TRY(auto files, names_of(checkpoint_dir(id)));
-  const std::string stored = fmt::format("stored-{}.json", generation);
   for (const std::string& file : files) {
     if (!file.starts_with("stored-") || file == stored) continue;
     PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(id) + "/" + file));
@@ -314,13 +319,13 @@ Result<> Job::Impl::remove_stale_files(const std::string& id, int64_t generation
 
 Result<> Job::Impl::recover_commits() {
   PTC_TRY(remove_tree(AT_FDCWD, dir + "/" + kScratchDir));
-  std::unordered_map<std::string, int64_t> generations;  // of committed ids
-  for (const auto& [name, record] : checkpoints) generations.emplace(record.id, record.generation);
+  std::unordered_map<std::string, std::string> stored_files;  // of committed ids
+  for (const auto& [name, record] : checkpoints) stored_files.emplace(record.id, record.stored);
 
   PTC_TRY(auto commits, names_of(dir + "/committing"));
   for (const std::string& id : commits) {
     const std::string directory = dir + "/committing/" + id;
-    if (generations.contains(id) || damaged_ids.contains(id)) {
+    if (stored_files.contains(id) || damaged_ids.contains(id)) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
@@ -342,8 +347,8 @@ Result<> Job::Impl::recover_commits() {
   for (const std::string& id : ids) {
     const std::string directory = checkpoint_dir(id);
     if (damaged_ids.contains(id)) continue;
-    auto owner = generations.find(id);
-    if (owner == generations.end()) {
+    auto owner = stored_files.find(id);
+    if (owner == stored_files.end()) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }

@@ -49,6 +49,7 @@ std::string wanted_text(const CheckpointRecord& record, const WantedState& wante
   for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
   return json::serialize(json::object{{"id", record.id},
                                       {"generation", record.generation},
+                                      {"stored", record.stored},
                                       {"revision", revision},
                                       {"spec", wanted.spec.to_json()},
                                       {"ranks", std::move(ranks)},
@@ -206,13 +207,14 @@ Result<PlanPart> Job::Impl::part_of(const std::string& node, const CheckpointRec
 Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   CheckpointRecord record;
   WantedState wanted;
-  std::string id;
+  std::string id, stored_file;
   int64_t generation = 0, wanted_revision = 0;
   try {
     PTC_TRY(auto value, parse_json(request, {.max_bytes = size_t{1} << 28}));
     const json::object& object = value.as_object();
     id = std::string(object.at("id").as_string());
     generation = object.at("generation").to_number<int64_t>();
+    stored_file = std::string(object.at("stored").as_string());
     wanted_revision = object.at("revision").to_number<int64_t>();
     PTC_TRY(wanted.spec, LayoutSpec::from_json(object.at("spec").as_object()));
     wanted.replicas = object.at("replicas").to_number<uint32_t>();
@@ -224,6 +226,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     return invalid_argument("the request for a part of a plan is damaged: {}", error.what());
   }
   if (id.empty() || id[0] == '.' || id.find('/') != std::string::npos ||
+      !stored_file.starts_with("stored-") || stored_file.find('/') != std::string::npos ||
       wanted.placement.node_of_rank.size() != wanted.spec.sizes.world_size())
     return invalid_argument("the request for a part of a plan is damaged");
   // An edit that is heard of later ends what it finds running: so of this one first.
@@ -243,11 +246,11 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     if (finished != finished_parts.end() && finished->second.plan == request)
       return finished->second.part;
     for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.generation == generation) record = known;
+      if (known.id == id && known.stored == stored_file) record = known;
   }
   drop_part(id);
   if (record.checkpoint == nullptr) {
-    PTC_TRY(record, load_checkpoint(id, generation));
+    PTC_TRY(record, load_checkpoint(id, generation, stored_file));
   }
   std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));

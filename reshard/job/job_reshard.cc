@@ -17,6 +17,7 @@ namespace ptc {
 void Job::Impl::reshard_loop(std::stop_token stop) {
   // Checkpoints that are too many but in use are looked at again after this time.
   constexpr auto kRetryRemoval = std::chrono::seconds(2);
+  constexpr auto kTryAgain = std::chrono::seconds(1);
   constexpr auto kAnotherLeads = std::chrono::milliseconds(100);
   while (!stop.stop_requested()) {
     CheckpointRef checkpoint;
@@ -53,11 +54,20 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       std::lock_guard lock(mutex);
       const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
                                                     result.error().code() == Code::kConflict);
+      // A node that does not answer is gone soon, and then the plan is another one.
+      const bool again = services.cluster != nullptr && result.has_error() &&
+                         result.error().code() == Code::kUnavailable;
+      if (again) {
+        others_first = std::chrono::steady_clock::now() + kTryAgain;
+        last_error = {"reshard to " + wanted.spec.name() + " is tried again: " +
+                          result.error().message(), now_ns()};
+        spdlog::warn("job {}: {}", job->name(), last_error->what);
+      }
       if (running && !result.has_error()) ++counts.reshards_done;
       if (running && abandoned) ++counts.reshards_abandoned;
       running.reset();
       if (result.has_error()) plan = std::move(plan_before);
-      if (result.has_error() && !abandoned) {
+      if (result.has_error() && !abandoned && !again) {
         ++counts.reshards_failed;
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
         last_error = {"reshard to " + wanted.spec.name() + " failed: " + result.error().message() +
@@ -278,17 +288,20 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   next.spec = wanted;
   next.revision = wanted_revision;
   next.current.reset();
-  const int64_t old_generation = record.generation;
+  const std::string old_stored = record.stored;
   if (checkpoint != nullptr) {
     next.current = checkpoint->name();
     const std::string key = meta_key("checkpoints/" + checkpoint->name());
     transaction.compares.push_back({key, record.meta_revision});
     if (moved != nullptr) {
       ++record.generation;
-      const std::string file = fmt::format("stored-{}.json", record.generation);
-      PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(record.id) + "/" + file, moved->to_text()));
+      // Others may think that they lead, and write their own: the name is this decision's alone.
+      PTC_TRY(auto unique, random_id());
+      record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
+      PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(record.id) + "/" + record.stored,
+                                    moved->to_text()));
       if (services.cluster != nullptr) {
-        PTC_TRY(give_files(record.id, {file}));
+        PTC_TRY(give_files(record.id, {record.stored}));
       }
       transaction.puts.emplace_back(key, record_text(record));
     }
@@ -302,6 +315,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     std::lock_guard lock(mutex);
     in_force = next;
     failed.reset();
+    if (last_error && last_error->what.starts_with("reshard to ")) last_error.reset();
     if (checkpoint != nullptr && moved != nullptr) {
       before = checkpoint->stored();
       checkpoint->replace_stored(moved);
@@ -317,8 +331,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
                wanted.name(), next.current.value_or("none"));
   if (before != nullptr) {
     remove_images_not_in(*before, *moved);
-    (void)remove_tree(AT_FDCWD, fmt::format("{}/stored-{}.json", checkpoint_dir(record.id),
-                                            old_generation));
+    (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + old_stored);
   }
   return true;
 }
