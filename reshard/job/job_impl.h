@@ -12,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -123,8 +124,12 @@ struct Job::Impl {
   struct FinishedPart {
     std::string plan;
     PlanPart part;
+    int64_t epoch;  // of the leader that asked for it last
   };
   std::map<std::string, FinishedPart> finished_parts;
+  /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more, gets
+  /// nothing done where a later one has been heard of.
+  std::atomic<int64_t> leader_epoch{0};
   /// What this node has taken out of incoming/ for a commit that another node leads, by its id.
   struct Taken {
     std::string incoming, from;
@@ -180,7 +185,8 @@ struct Job::Impl {
   std::vector<std::string> other_nodes() const;
   Result<std::string> checkpoint_file(const std::string& id, const std::string& file, size_t limit);
   Result<> give_files(const std::string& id, const std::vector<std::string>& files);
-  void drop_part(const std::string& id);  // takes mutex
+  /// Unless a leader of a later epoch wants it. Takes mutex.
+  void drop_part(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
 
   // job_take.cc
   Result<bool> take_directory(const std::string& id, const std::string& incoming);  // false: none here

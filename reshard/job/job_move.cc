@@ -43,7 +43,8 @@ std::vector<std::pair<uint32_t, std::string>> pairs_from(const json::value& valu
   return pairs;
 }
 
-std::string wanted_text(const CheckpointRecord& record, const WantedState& wanted, int64_t revision) {
+std::string wanted_text(const CheckpointRecord& record, const WantedState& wanted, int64_t revision,
+                        int64_t epoch) {
   json::array ranks, alive;
   for (const std::string& node : wanted.placement.node_of_rank) ranks.push_back(json::value(node));
   for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
@@ -54,7 +55,8 @@ std::string wanted_text(const CheckpointRecord& record, const WantedState& wante
                                       {"spec", wanted.spec.to_json()},
                                       {"ranks", std::move(ranks)},
                                       {"replicas", wanted.replicas},
-                                      {"alive", std::move(alive)}});
+                                      {"alive", std::move(alive)},
+                                      {"epoch", epoch}});
 }
 
 }  // namespace
@@ -198,7 +200,8 @@ Result<PlanPart> Job::Impl::part_of(const std::string& node, const CheckpointRec
     std::lock_guard lock(mutex);
     wanted_revision = revision;
   }
-  PTC_TRY(auto text, ask(node, "part", wanted_text(record, wanted, wanted_revision), std::move(stop)));
+  PTC_TRY(auto text, ask(node, "part", wanted_text(record, wanted, wanted_revision, leader_epoch),
+                           std::move(stop)));
   auto part = PlanPart::from_text(text);
   if (part.has_error()) return std::move(part).error().with_context("node " + node);
   return part;
@@ -207,11 +210,11 @@ Result<PlanPart> Job::Impl::part_of(const std::string& node, const CheckpointRec
 Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   CheckpointRecord record;
   WantedState wanted;
-  std::string id, stored_file;
-  int64_t generation = 0, wanted_revision = 0;
+  std::string id, stored_file, wanted_plan;
+  int64_t generation = 0, wanted_revision = 0, epoch = 0;
   try {
     PTC_TRY(auto value, parse_json(request, {.max_bytes = size_t{1} << 28}));
-    const json::object& object = value.as_object();
+    json::object& object = value.as_object();
     id = std::string(object.at("id").as_string());
     generation = object.at("generation").to_number<int64_t>();
     stored_file = std::string(object.at("stored").as_string());
@@ -222,6 +225,9 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
       wanted.placement.node_of_rank.emplace_back(node.as_string());
     for (const json::value& node : object.at("alive").as_array())
       wanted.alive.emplace_back(node.as_string());
+    epoch = object.at("epoch").to_number<int64_t>();
+    object.erase("epoch");
+    wanted_plan = json::serialize(object);
   } catch (const std::exception& error) {
     return invalid_argument("the request for a part of a plan is damaged: {}", error.what());
   }
@@ -234,6 +240,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   {
     std::lock_guard lock(mutex);
     behind = revision < wanted_revision;
+    for (const auto& [name, known] : checkpoints)
+      behind = behind || (known.id == id && known.generation < generation);
   }
   if (behind) {
     PTC_TRY(sync());
@@ -243,8 +251,12 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   {
     std::lock_guard lock(mutex);
     auto finished = finished_parts.find(id);
-    if (finished != finished_parts.end() && finished->second.plan == request)
+    if (finished != finished_parts.end() && finished->second.epoch > epoch)
+      return Error(Code::kCancelled, "another node leads by now");
+    if (finished != finished_parts.end() && finished->second.plan == wanted_plan) {
+      finished->second.epoch = epoch;
       return finished->second.part;
+    }
     for (const auto& [name, known] : checkpoints)
       if (known.id == id && known.stored == stored_file) record = known;
   }
@@ -276,7 +288,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   std::lock_guard lock(mutex);
   running.reset();
   changed.notify_all();
-  if (part.has_value()) finished_parts[id] = {std::string(request), part.value()};
+  if (part.has_value()) finished_parts[id] = {std::move(wanted_plan), part.value(), epoch};
   return part;
 }
 

@@ -3,7 +3,7 @@
 //   file   {"id", "file"}            → a file of checkpoints/<id>/ (manifest, headers, stored state)
 //   files  {"id", "files": [[name, bytes], …]} '\n' contents   keep them; before a decision names them
 //   part   a WantedState of a checkpoint → PlanPart: make this node's images of the plan
-//   drop   {"id"}                    the plan will not be carried out: its images go
+//   drop   {"id", "epoch"}                    the plan will not be carried out: its images go
 //   take, hash, adopt, untake        a commit that the other node leads: job_take.cc
 //
 // A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
@@ -106,14 +106,14 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
   return ok();
 }
 
-void Job::Impl::drop_part(const std::string& id) {
+void Job::Impl::drop_part(const std::string& id, int64_t epoch) {
   PlanPart part;
   std::set<std::string_view> used;
   std::shared_ptr<const StoredState> stored;
   {
     std::lock_guard lock(mutex);
     auto it = finished_parts.find(id);
-    if (it == finished_parts.end()) return;
+    if (it == finished_parts.end() || it->second.epoch > epoch) return;
     part = std::move(it->second.part);
     finished_parts.erase(it);
     for (const auto& [name, record] : checkpoints)
@@ -143,7 +143,9 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     return read_text_file(AT_FDCWD, checkpoint_dir(id) + "/" + file, kMaxFileBytes);
   }
   if (method == "drop") {
-    drop_part(id);
+    const json::value* epoch = object.if_contains("epoch");
+    if (epoch == nullptr || !epoch->is_int64()) return invalid_argument("the request has no epoch");
+    drop_part(id, epoch->as_int64());
     return std::string();
   }
   if (method == "files") {

@@ -91,7 +91,9 @@ bool Job::Impl::lead() {
   transaction.compares = {{leader_key(), 0}, services.cluster->fence()};
   transaction.leased_puts = {{leader_key(), services.cluster->self()}};
   transaction.lease = lease.get();
-  if (services.meta->commit(transaction).has_error()) return false;
+  Result<int64_t> led = services.meta->commit(transaction);
+  if (led.has_error()) return false;
+  leader_epoch = led.value();
   // What was decided until then is known from here on.
   if (sync().has_value()) return true;
   stop_leading();
@@ -180,7 +182,7 @@ void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made)
   remove_images_not_in(made, *record.checkpoint->stored());
   if (services.cluster == nullptr) return;
   for (const std::string& node : other_nodes())
-    (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}}));
+    (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}, {"epoch", leader_epoch.load()}}));
 }
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecord& record,
