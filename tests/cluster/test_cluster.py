@@ -216,6 +216,22 @@ class Interruptions(TestCase):
         self.end(model)
 
 
+    def test_leader_stopped_for_longer_than_its_lease(self):
+        model = BigLlama(5)
+        self.begin(model)
+        self.nodes.pause(1)
+        self.nodes.wait_members()
+        for node in self.alive():
+            self.nodes.shape(node, None)
+        self.job(0).set_layout(pp=2, devices=["w0:0", "w2:0"])
+        revision = self.job(0).status()["revision"]
+        self.nodes.resume(1)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
+        self.assertEqual(self.job(1).status()["revision"], revision)
+
+
 class Partition(TestCase):
     def test_a_node_alone_decides_nothing(self):
         model = models.Llama(6)
