@@ -143,12 +143,17 @@ class Http(mount.TestCase):
             answer = connection.getresponse()
             self.assertEqual((answer.status, len(answer.read()) > 0), (200, True))
         tag = answer.headers["ETag"]
-        connection.request("GET", "/api/jobs.json")
-        answer = connection.getresponse()
-        answer.read()
-        connection.request("GET", "/api/jobs.json", headers={"If-None-Match": answer.headers["ETag"]})
-        answer = connection.getresponse()
-        self.assertEqual((answer.status, answer.read()), (304, b""))
+        for _ in range(50):  # what it says of memory changes when others use the disk
+            connection.request("GET", "/api/jobs.json")
+            answer = connection.getresponse()
+            answer.read()
+            connection.request("GET", "/api/jobs.json",
+                               headers={"If-None-Match": answer.headers["ETag"]})
+            answer = connection.getresponse()
+            same = (answer.status, answer.read())
+            if same[0] == 304:
+                break
+        self.assertEqual(same, (304, b""))
         self.assertNotEqual(tag, answer.headers["ETag"])
         connection.close()
 
