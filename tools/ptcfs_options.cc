@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <vector>
 
 #include "fs/version.h"
@@ -62,45 +63,37 @@ bool is_in(const std::vector<std::string>& names, const std::string& name) {
 Result<> take_own(const std::string& key, const std::string& value, Options* options) {
   constexpr uint64_t kLeastMemory = 1 << 20;
   if (value.empty()) return invalid_argument("a value is missing");
-  if (key == "store") {
+  ClusterOptions& cluster = options->cluster;
+  const std::map<std::string_view, std::string*> texts = {
+      {"node", &options->node},
+      {"listen", &cluster.listen},
+      {"advertise", &cluster.advertise},
+      {"cluster", &cluster.etcd.cluster},
+      {"secret", &cluster.auth.secret_file},
+      {"tls-ca", &cluster.auth.ca_file},
+      {"tls-cert", &cluster.auth.cert_file},
+      {"tls-key", &cluster.auth.key_file},
+      {"etcd-credentials", &cluster.etcd.credentials_file},
+      {"etcd-ca", &cluster.etcd.ca_file},
+      {"etcd-cert", &cluster.etcd.certificate_file},
+      {"etcd-key", &cluster.etcd.key_file}};
+  if (const auto text = texts.find(key); text != texts.end()) {
+    *text->second = value;
+  } else if (key == "store") {
     std::error_code error;
     options->place.directory = std::filesystem::absolute(value, error).string();
-  } else if (key == "node") {
-    options->node = value;
   } else if (key == "http") {
     PTC_TRY(options->http, HttpAddress::parse(value));
   } else if (key == "etcd") {
     for (const std::string& list : CLI::detail::split(value, ','))
       for (const std::string& endpoint : CLI::detail::split(list, ';'))
-        if (!endpoint.empty()) options->cluster.etcd.endpoints.push_back(endpoint);
-  } else if (key == "listen") {
-    options->cluster.listen = value;
-  } else if (key == "advertise") {
-    options->cluster.advertise = value;
-  } else if (key == "cluster") {
-    options->cluster.etcd.cluster = value;
-  } else if (key == "secret") {
-    options->cluster.auth.secret_file = value;
-  } else if (key == "tls-ca") {
-    options->cluster.auth.ca_file = value;
-  } else if (key == "tls-cert") {
-    options->cluster.auth.cert_file = value;
-  } else if (key == "tls-key") {
-    options->cluster.auth.key_file = value;
-  } else if (key == "etcd-credentials") {
-    options->cluster.etcd.credentials_file = value;
-  } else if (key == "etcd-ca") {
-    options->cluster.etcd.ca_file = value;
-  } else if (key == "etcd-cert") {
-    options->cluster.etcd.certificate_file = value;
-  } else if (key == "etcd-key") {
-    options->cluster.etcd.key_file = value;
+        if (!endpoint.empty()) cluster.etcd.endpoints.push_back(endpoint);
   } else if (key == "lease") {
     uint32_t seconds = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), seconds);
     if (bad != std::errc() || end != value.data() + value.size() || seconds < 2 || seconds > 3600)
       return invalid_argument("a lease lasts 2 to 3600 seconds");
-    options->cluster.lease = std::chrono::seconds(seconds);
+    cluster.lease = std::chrono::seconds(seconds);
   } else {
     PTC_TRY(uint64_t bytes, parse_size(value));
     if (key == "cache") {

@@ -103,9 +103,10 @@ bool Job::Impl::lead() {
 void Job::Impl::stop_leading() {
   if (services.cluster == nullptr) return;
   MetaTransaction transaction;
+  transaction.compares = {{leader_key(), leader_epoch}};  // not a later leader's
   transaction.deletes = {leader_key()};
   Result<int64_t> done = commit_fenced(std::move(transaction));
-  if (done.has_error())
+  if (done.has_error() && done.error().code() != Code::kConflict)
     spdlog::warn("job {}: another node can lead when the lease of this one ends: {}", job->name(),
                  done.error().message());
 }
