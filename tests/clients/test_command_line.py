@@ -135,6 +135,8 @@ class Help(unittest.TestCase):
                 ("ptc", "wait j --timeout -1", "--timeout"),
                 ("ptc", "", "subcommand"),
                 ("ptcfs", "", "MOUNTPOINT is required"),
+                ("ptcfs", "--listen 10.0.0.1:7070 /mnt/x", "also needs --etcd"),
+                ("ptcfs", "--lease 0 /mnt/x", "2 to 3600 seconds"),
                 ("ptcfs", "--memroy 1G /mnt/x", "unknown option '--memroy'; is it '--memory'?"),
                 ("ptcfs", "--memroy", "unknown option '--memroy'; is it '--memory'?"),
                 ("ptcfs", "a b c", "MOUNTPOINT", "received 3"),

@@ -205,6 +205,7 @@ class Background(MountProgram):
                 (32, "is not a directory", self.top + "/file"),
                 (32, "is not empty", self.top),
                 (2, "file", "--store", self.top + "/file", path),
+                (2, "it looks like http://", "--etcd", "10.0.0.1", path),
                 (1, "unknown option", "-o", "nonsense", path)):
             for foreground in ([], ["-f"]):
                 done = self.ptcfs(*foreground, *arguments)
