@@ -98,7 +98,7 @@ void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse
     // With the second version of killpriv, the kernel leaves it to us where somebody without the
     // right writes or truncates, and says so by a bit that libfuse takes away. What changes the owner
     // does it by itself.
-    change.drop_suid = set == 0 || (change.size && request.caller().uid != 0);
+    if (set == 0 || (change.size && request.caller().uid != 0)) change.drops_suid = request.caller();
     Node& node = node_of(raw, inode);
     PTC_TRY(node.set_attributes(change, info != nullptr ? handle_of(info) : nullptr));
     return reply_attributes(request, node);

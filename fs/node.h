@@ -85,7 +85,8 @@ struct AttributeChange {
   std::optional<gid_t> gid;
   std::optional<uint64_t> size;
   std::optional<timespec> access_time, modify_time;  // tv_nsec may be UTIME_NOW
-  bool drop_suid = false;
+  /// On whose behalf S_ISUID and S_ISGID go, as a write by somebody without the right to keep them does.
+  std::optional<Caller> drops_suid;
 };
 
 /// One inode. `key` names it: two nodes with one key never live at once (NodeTable).

@@ -6,7 +6,13 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace ptc {
 namespace {
@@ -20,6 +26,19 @@ FsResult<> give_to(int dir_fd, const char* name, uid_t uid, gid_t gid) {
     return last_errno();
   }
   return ok();
+}
+
+/// Whether `group` is one of his. His process may have ended, or lie in another namespace: then no.
+bool is_in_group(const Caller& caller, gid_t group) {
+  if (caller.gid == group) return true;
+  std::ifstream status(fmt::format("/proc/{}/status", caller.pid));
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("Groups:")) continue;
+    std::istringstream groups(line.substr(sizeof("Groups:") - 1));
+    return std::find(std::istream_iterator<gid_t>(groups), std::istream_iterator<gid_t>(), group) !=
+           std::istream_iterator<gid_t>();
+  }
+  return false;
 }
 
 }  // namespace
@@ -124,16 +143,21 @@ FsResult<struct stat> RealNode::attributes() {
   return stat;
 }
 
-FsResult<> RealNode::drop_suid() {
-  // To change the owner into who he is does all that: mode bits and time of the change.
+FsResult<> RealNode::drop_suid(const Caller& caller) {
+  // To change the owner into who he is does nearly all that: mode bits and time of the change.
   if (::fchownat(fd_.get(), "", -1, -1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) return last_errno();
+  // What it leaves, because root may keep it: S_ISGID of a file that its group cannot execute.
+  struct stat stat = {};
+  if (caller.uid == 0 || ::fstat(fd_.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) return ok();
+  if ((stat.st_mode & S_ISGID) == 0 || is_in_group(caller, stat.st_gid)) return ok();
+  if (::chmod(proc_path().c_str(), stat.st_mode & 07777 & ~S_ISGID) != 0) return last_errno();
   return ok();
 }
 
 FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handle) {
   if (read_only_.load()) return Errno{EROFS};
-  if (change.drop_suid) {
-    PTC_TRY(drop_suid());
+  if (change.drops_suid) {
+    PTC_TRY(drop_suid(*change.drops_suid));
   }
   if (change.uid || change.gid) {
     if (::fchownat(fd_.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
@@ -176,7 +200,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
     UniqueFd fd(::open(proc_path().c_str(), host_flags));
     if (!fd.valid()) return last_errno();
     if ((flags & O_TRUNC) != 0 && caller.uid != 0) {
-      PTC_TRY(drop_suid());
+      PTC_TRY(drop_suid(caller));
     }
     return opened(std::move(fd), flags);
   };

@@ -68,7 +68,7 @@ class RealNode : public Node {
  private:
   friend class RealHandle;
   std::string proc_path() const;
-  FsResult<> drop_suid();  // and S_ISGID, as a write by somebody without the right to keep them does
+  FsResult<> drop_suid(const Caller& caller);  // and S_ISGID, as a write of his does
   FsResult<Opened> opened(UniqueFd fd, int flags);
   FsResult<NodeRef> adopt_new(const Caller& caller, const std::string& name, mode_t mode);
   gid_t group_for(const Caller& caller) const;

@@ -12,6 +12,7 @@
 
 #include "reshard/job/change.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/tell.h"
 #include "store/base/file.h"
 #include "store/base/utf8.h"
 #include "store/base/size_text.h"
@@ -212,60 +213,64 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
 }
 
 Result<> Job::save_layout(const std::string& text) {
-  Impl& impl = *impl_;
-  std::lock_guard change(impl.changes);
+  PTC_TRY(impl_->save_layout(text));
+  tell_others(impl_->services.cluster, name_);
+  return ok();
+}
+
+Result<> Job::Impl::save_layout(const std::string& text) {
+  std::lock_guard change(changes);
   {
-    std::lock_guard lock(impl.mutex);
-    if (text == impl.layout_text) {
-      if (impl.failed && impl.failed->revision == impl.revision) {  // wanted still: once more
-        impl.failed.reset();
-        impl.last_error.reset();
-        impl.changed.notify_all();
+    std::lock_guard lock(mutex);
+    if (text == layout_text) {
+      if (failed && failed->revision == revision) {  // wanted still: once more
+        failed.reset();
+        last_error.reset();
+        changed.notify_all();
       }
-      impl.forget_error("layout.json ");
+      forget_error("layout.json ");
       return ok();
     }
   }
   auto refuse = [&](Error error) {
-    note_refused_save("layout.json", error.message());
+    job->note_refused_save("layout.json", error.message());
     return Error(Code::kInvalidArgument, error.message());
   };
   Result<Layout> wanted = Layout::parse(text);
   if (wanted.has_error()) return refuse(std::move(wanted).error());
-  Result<> fits = impl.check_layout(text, wanted.value());
+  Result<> fits = check_layout(text, wanted.value());
   if (fits.has_error()) return refuse(std::move(fits).error());
 
   MetaTransaction transaction;
   const std::string spec_name = wanted.value().spec.name();
-  bool taken = false;  // 32 bits of hash are not always enough
+  bool name_taken = false;  // 32 bits of hash are not always enough
   {
-    std::lock_guard lock(impl.mutex);
-    auto known = impl.custom_specs.find(spec_name);
-    taken = known != impl.custom_specs.end() && !(known->second == wanted.value().spec);
+    std::lock_guard lock(mutex);
+    auto known = custom_specs.find(spec_name);
+    name_taken = known != custom_specs.end() && !(known->second == wanted.value().spec);
   }
-  if (taken)
+  if (name_taken)
     return refuse(invalid_argument("another layout of this job has the name {} already", spec_name));
-  const int64_t revision = impl.revision + 1;  // only changed under impl.changes
-  transaction.compares.push_back({impl.meta_key("layout"), impl.layout_meta_revision});
+  const int64_t next_revision = revision + 1;  // only changed under changes
+  transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
   transaction.puts.emplace_back(
-      impl.meta_key("layout"),
-      json::serialize(json::object{{"revision", revision}, {"text", text}}));
+      meta_key("layout"), json::serialize(json::object{{"revision", next_revision}, {"text", text}}));
   if (spec_name.find('+') != std::string::npos)
-    transaction.puts.emplace_back(impl.meta_key("specs/" + spec_name),
+    transaction.puts.emplace_back(meta_key("specs/" + spec_name),
                                   json::serialize(wanted.value().spec.to_json()));
-  PTC_TRY(int64_t meta_revision, impl.commit_fenced(transaction));
+  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
   {
-    std::lock_guard lock(impl.mutex);
-    impl.layout_text = text;
-    impl.layout = std::move(wanted).value();
-    impl.revision = revision;
-    impl.layout_meta_revision = meta_revision;
-    impl.custom_specs[spec_name] = impl.layout.spec;
-    impl.last_error.reset();
-    if (impl.running) impl.running->stop.request_stop();  // the newer edit wins
-    impl.changed.notify_all();
+    std::lock_guard lock(mutex);
+    layout_text = text;
+    layout = std::move(wanted).value();
+    revision = next_revision;
+    layout_meta_revision = meta_revision;
+    custom_specs[spec_name] = layout.spec;
+    last_error.reset();
+    if (running) running->stop.request_stop();  // the newer edit wins
+    changed.notify_all();
   }
-  spdlog::info("job {}: layout {} accepted as revision {}", name_, spec_name, revision);
+  spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, next_revision);
   return ok();
 }
 
@@ -369,7 +374,9 @@ void Job::note_closed(const std::string& path) {
 }
 
 Result<> Job::commit(const std::string& incoming, const std::string& name) {
-  return impl_->commit(incoming, name);
+  PTC_TRY(impl_->commit(incoming, name));
+  tell_others(impl_->services.cluster, name_);
+  return ok();
 }
 
 void Job::note_refused(const std::string& incoming, const Error& error) {
@@ -377,7 +384,12 @@ void Job::note_refused(const std::string& incoming, const Error& error) {
 }
 
 Result<> Job::remove_checkpoint(std::string_view name) {
-  return impl_->remove(std::string(name), /*only_unused=*/false);
+  if (impl_->services.cluster != nullptr) {
+    PTC_TRY(impl_->sync());
+  }
+  PTC_TRY(impl_->remove(std::string(name), /*only_unused=*/false));
+  tell_others(impl_->services.cluster, name_);
+  return ok();
 }
 
 Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {

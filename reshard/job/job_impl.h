@@ -168,6 +168,7 @@ struct Job::Impl {
   Result<MetaState> read_meta();
   Result<> load();
   Result<> sync();
+  Result<> save_layout(const std::string& text);
   Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation,
                                            const std::string& stored_file);
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "reshard/job/job_impl.h"
+#include "reshard/job/tell.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/utf8.h"
@@ -94,6 +95,9 @@ struct JobStore::Impl {
   }
   void sync_loop(std::stop_token stop);
   Result<> sync();
+  JobRef find(std::string_view name) const;
+  Result<JobRef> create(const std::string& name);
+  Result<> remove(std::string_view name, bool force);
   Result<> make_job_directory(const std::string& name);
   Result<> check_empty_elsewhere(const std::string& name);
 };
@@ -270,6 +274,10 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     job = find(name);
   }
   if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
+  if (method == "job/changed") {
+    PTC_TRY(impl_->sync());
+    return std::string();
+  }
   if (method == "job/holds") {
     PTC_TRY(auto file, user_file_in(job->files_dir()));
     return file.value_or("");
@@ -279,19 +287,25 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
 
 Result<JobRef> JobStore::create_job(const std::string& name) {
   PTC_TRY(check_job_name(name));
-  std::lock_guard change(impl_->changes);
+  PTC_TRY(auto job, impl_->create(name));
+  tell_others(impl_->cluster, name);
+  return job;
+}
+
+Result<JobRef> JobStore::Impl::create(const std::string& name) {
+  std::lock_guard change(changes);
   if (find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
-  const std::string dir = impl_->job_dir(name);
-  PTC_TRY(impl_->make_job_directory(name));
+  const std::string dir = job_dir(name);
+  PTC_TRY(make_job_directory(name));
   const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
   // Of an earlier job of this name, if its removal was cut off.
-  PTC_TRY(auto left, impl_->meta->list(prefix + "/"));
+  PTC_TRY(auto left, meta->list(prefix + "/"));
   std::vector<std::string> left_keys;
   for (MetaEntry& entry : left) left_keys.push_back(std::move(entry.key));
-  PTC_TRY(auto there, impl_->meta->get(prefix));
+  PTC_TRY(auto there, meta->get(prefix));
   if (!there) {
-    PTC_TRY(impl_->delete_keys(left_keys));
+    PTC_TRY(delete_keys(left_keys));
   }
   MetaTransaction transaction;
   transaction.compares = {{prefix, 0}};
@@ -300,19 +314,28 @@ Result<JobRef> JobStore::create_job(const std::string& name) {
       {prefix + "/layout", json::serialize(json::object{{"revision", 1}, {"text", text}})},
       {prefix + "/in_force",
        json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
-  if (impl_->cluster != nullptr) transaction.compares.push_back(impl_->cluster->fence());
-  PTC_TRY(impl_->meta->commit(transaction));
-  JobRef job(new Job(name, dir, impl_->services(), impl_->listener));
+  if (cluster != nullptr) transaction.compares.push_back(cluster->fence());
+  PTC_TRY(meta->commit(transaction));
+  JobRef job(new Job(name, dir, services(), listener));
   PTC_TRY(job->load());
   job->start();
-  std::lock_guard lock(impl_->mutex);
-  impl_->jobs.emplace(name, job);
+  std::lock_guard lock(mutex);
+  jobs.emplace(name, job);
   spdlog::info("job {} created", name);
   return job;
 }
 
 Result<> JobStore::remove_job(std::string_view name, bool force) {
-  std::lock_guard change(impl_->changes);
+  if (impl_->cluster != nullptr) {
+    PTC_TRY(impl_->sync());  // what was removed on another node just now is no reason to refuse
+  }
+  PTC_TRY(impl_->remove(name, force));
+  tell_others(impl_->cluster, std::string(name));
+  return ok();
+}
+
+Result<> JobStore::Impl::remove(std::string_view name, bool force) {
+  std::lock_guard change(changes);
   JobRef job = find(name);
   if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
   if (!force) {
@@ -321,7 +344,7 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
       return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
     PTC_TRY(auto file, user_file_in(job->files_dir()));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
-    PTC_TRY(impl_->check_empty_elsewhere(std::string(name)));
+    PTC_TRY(check_empty_elsewhere(std::string(name)));
   }
   PTC_TRY(job->close());
   auto forget = [&]() -> Result<> {
@@ -333,10 +356,10 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
         return make_error(Code::kPermissionDenied,
                           "checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
                           checkpoint->name(), name, name, checkpoint->name());
-    PTC_TRY(auto entries, impl_->meta->list(fmt::format("jobs/{}/", name)));
+    PTC_TRY(auto entries, meta->list(fmt::format("jobs/{}/", name)));
     std::vector<std::string> keys{fmt::format("jobs/{}", name)};  // without it there is no job
     for (MetaEntry& entry : entries) keys.push_back(std::move(entry.key));
-    return impl_->delete_keys(keys);
+    return delete_keys(keys);
   };
   Result<> forgotten = forget();
   if (forgotten.has_error()) {
@@ -345,20 +368,22 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
   }
   job->stop();
   {
-    std::lock_guard lock(impl_->mutex);
-    impl_->jobs.erase(impl_->jobs.find(name));
+    std::lock_guard lock(mutex);
+    jobs.erase(jobs.find(name));
   }
   std::optional<std::vector<ImageId>> used = job->images_in_use();
-  for (const ImageId& id : used.value_or(std::vector<ImageId>())) (void)impl_->images->remove(id);
-  PTC_TRY(remove_tree(AT_FDCWD, impl_->job_dir(name)));
+  for (const ImageId& id : used.value_or(std::vector<ImageId>())) (void)images->remove(id);
+  PTC_TRY(remove_tree(AT_FDCWD, job_dir(name)));
   spdlog::info("job {} removed", name);
   return ok();
 }
 
-JobRef JobStore::find(std::string_view name) const {
-  std::lock_guard lock(impl_->mutex);
-  auto it = impl_->jobs.find(name);
-  return it == impl_->jobs.end() ? nullptr : it->second;
+JobRef JobStore::find(std::string_view name) const { return impl_->find(name); }
+
+JobRef JobStore::Impl::find(std::string_view name) const {
+  std::lock_guard lock(mutex);
+  auto it = jobs.find(name);
+  return it == jobs.end() ? nullptr : it->second;
 }
 
 std::vector<JobRef> JobStore::jobs() const {

@@ -199,9 +199,27 @@ TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
   ASSERT_TRUE(refused.has_error());
   EXPECT_THAT(refused.error().message(), HasSubstr("on node w2"));
   ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
-  for (int i = 0; i < 1000 && cluster_.store(2).find("job") != nullptr; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
+}
+
+TEST_F(ClusterTest, WhatOneNodeDecidedAllOthersSeeWhenItReturns) {
+  for (int round = 0; round < 5; ++round) {
+    ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+    for (unsigned node = 1; node < 3; ++node) ASSERT_NE(cluster_.store(node).find("job"), nullptr);
+    write(0, LayoutSpec());
+    commit(0);
+    for (unsigned node = 1; node < 3; ++node)
+      ASSERT_NE(cluster_.store(node).find("job")->find_checkpoint("base"), nullptr);
+    const std::string text = R"({"tp": 2, "pp": 1, "dp": 1})";
+    ASSERT_TRUE(cluster_.store(2).find("job")->save_layout(text).has_value());
+    for (unsigned node = 0; node < 2; ++node)
+      ASSERT_EQ(cluster_.store(node).find("job")->layout_text(), text);
+    ASSERT_TRUE(cluster_.store(1).find("job")->remove_checkpoint("base").has_value());
+    for (unsigned node : {0u, 2u})
+      ASSERT_EQ(cluster_.store(node).find("job")->find_checkpoint("base"), nullptr);
+    ASSERT_TRUE(cluster_.store(2).remove_job("job", true).has_value());
+    for (unsigned node = 0; node < 2; ++node) ASSERT_EQ(cluster_.store(node).find("job"), nullptr);
+  }
 }
 
 TEST_F(ClusterTest, OfTwoEditorsOneComesFirst) {

@@ -1,0 +1,25 @@
+#include "reshard/job/tell.h"
+
+#include <future>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+
+namespace ptc {
+
+void tell_others(Cluster* cluster, const std::string& job) {
+  static constexpr auto kDeadline = std::chrono::seconds(2);
+  if (cluster == nullptr) return;
+  std::vector<std::future<void>> told;
+  for (const std::string& node : cluster->alive()) {
+    if (node == cluster->self()) continue;
+    told.push_back(std::async(std::launch::async, [cluster, &job, node] {
+      Result<std::string> answer = cluster->call(node, "job/changed", job + "\n", kDeadline);
+      if (answer.has_error())
+        spdlog::info("job {}: node {} will see what changed a moment later: {}", job, node,
+                     answer.error().message());
+    }));
+  }
+}
+
+}  // namespace ptc
