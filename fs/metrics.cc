@@ -194,11 +194,11 @@ void write_process(MetricsWriter& out, Tree& tree) {
   out.single("process_start_time_seconds", "gauge", "Start of the daemon since the epoch.", started);
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
-  auto seconds = [](const timeval& time) {
+  auto seconds_of = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
   };
   out.single("process_cpu_seconds_total", "counter", "Time of processors that the daemon took.",
-             seconds(usage.ru_utime) + seconds(usage.ru_stime));
+             seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime));
   out.single("process_resident_memory_bytes", "gauge",
              "Memory of the daemon; the store is not in it, except where it is mapped.",
              resident_bytes());

@@ -89,11 +89,11 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
       for (const std::string& endpoint : CLI::detail::split(list, ';'))
         if (!endpoint.empty()) cluster.etcd.endpoints.push_back(endpoint);
   } else if (key == "lease") {
-    uint32_t seconds = 0;
-    const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), seconds);
-    if (bad != std::errc() || end != value.data() + value.size() || seconds < 2 || seconds > 3600)
+    uint32_t lease = 0;
+    const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), lease);
+    if (bad != std::errc() || end != value.data() + value.size() || lease < 2 || lease > 3600)
       return invalid_argument("a lease lasts 2 to 3600 seconds");
-    cluster.lease = std::chrono::seconds(seconds);
+    cluster.lease = std::chrono::seconds(lease);
   } else {
     PTC_TRY(uint64_t bytes, parse_size(value));
     if (key == "cache") {

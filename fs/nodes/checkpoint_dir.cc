@@ -13,7 +13,7 @@ namespace ptc {
 namespace {
 
 constexpr const char* kPin = "user.ptc.pin";
-constexpr std::string_view kNames[] = {"meta.json", "model", "hf", "layouts"};
+constexpr std::string_view kParts[] = {"meta.json", "model", "hf", "layouts"};
 
 /// meta.json: as long as the checkpoint, so worth caching.
 class MetaFile : public Node {
@@ -117,7 +117,7 @@ FsResult<> FrozenDir::remove_directory(const std::string& name) {
 }
 
 bool CheckpointDir::all_hidden(const CheckpointView& checkpoint) {
-  return std::all_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) {
+  return std::all_of(std::begin(kParts), std::end(kParts), [&](std::string_view name) {
     return checkpoint.hidden.hidden(std::string(name));
   });
 }
@@ -163,7 +163,7 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
 
 FsResult<std::vector<DirEntry>> CheckpointDir::entries() {
   std::vector<DirEntry> result;
-  for (std::string_view name : kNames) {
+  for (std::string_view name : kParts) {
     result.push_back(entry(std::string(name), name == "meta.json" ? S_IFREG : S_IFDIR));
   }
   return result;

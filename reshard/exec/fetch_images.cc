@@ -8,7 +8,7 @@
 namespace ptc {
 namespace {
 
-constexpr uint64_t kChunkBytes = 16 << 20;
+constexpr uint64_t kCopyBytes = 16 << 20;
 constexpr uint32_t kMostAttempts = 8;
 
 /// Of what one transfer writes, the part that goes to target bytes [begin, end).
@@ -110,8 +110,8 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
         remote.source_of.push_back(transfer.source_image);
         continue;
       }
-      for (uint64_t at = begin; at < end; at += kChunkBytes)
-        local.push_back({item_of(transfer, source.get(), at, std::min(at + kChunkBytes, end), memory[t]),
+      for (uint64_t at = begin; at < end; at += kCopyBytes)
+        local.push_back({item_of(transfer, source.get(), at, std::min(at + kCopyBytes, end), memory[t]),
                          nullptr});
     }
   }

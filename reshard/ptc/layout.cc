@@ -11,7 +11,7 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kFormat = "ptc-layout/1";
+constexpr std::string_view kLayoutFormat = "ptc-layout/1";
 constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one value of the metadata
 constexpr uint64_t kMaxReplicas = 64;
 constexpr uint64_t kMaxDeviceIndex = 9999;
@@ -62,12 +62,6 @@ std::string custom_fields(const LayoutSpec& spec) {
     text += fmt::format("optimizer={};", optimizer_name(spec.optimizer));
   }
   return text;
-}
-
-std::optional<uint64_t> whole_number(const json::value& value) {
-  if (value.is_uint64()) return value.get_uint64();
-  if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
-  return std::nullopt;
 }
 
 bool fits_world_size(const ParallelConfig& sizes) {
@@ -166,8 +160,8 @@ class LayoutParser {
 
   Result<> words(LayoutSpec& spec) const {
     PTC_TRY(const auto format, text_of("format"));
-    if (format && *format != kFormat) {
-      return error({"format"}, fmt::format("'format' must be \"{}\"", kFormat));
+    if (format && *format != kLayoutFormat) {
+      return error({"format"}, fmt::format("'format' must be \"{}\"", kLayoutFormat));
     }
     PTC_TRY(const auto order, text_of("order"));
     if (order) {

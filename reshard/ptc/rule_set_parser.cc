@@ -8,7 +8,7 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kFormat = "ptc-rules/1";
+constexpr std::string_view kRulesFormat = "ptc-rules/1";
 constexpr uint64_t kMaxRuleNumber = UINT32_MAX;
 constexpr uint64_t kMaxMultiple = 1 << 20;
 // Every name of a model may be compared with all patterns behind all prefixes.
@@ -23,12 +23,6 @@ Path operator/(Path path, std::string part) {
   return path;
 }
 Path operator/(Path path, size_t index) { return std::move(path) / std::to_string(index); }
-
-std::optional<uint64_t> whole_number(const json::value& value) {
-  if (value.is_uint64()) return value.get_uint64();
-  if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
-  return std::nullopt;
-}
 
 /// Whether a run of letters and digits of the pattern is digits only: a number written out.
 bool names_number(std::string_view pattern) {
@@ -114,8 +108,8 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
 
 Result<> RuleSetParser::header(const json::object& object) {
   PTC_TRY(const std::string format, text_member(object, "format", {}));
-  if (format != kFormat) {
-    return error({"format"}, fmt::format("'format' must be \"{}\"", kFormat));
+  if (format != kRulesFormat) {
+    return error({"format"}, fmt::format("'format' must be \"{}\"", kRulesFormat));
   }
   PTC_TRY(std::string description, text_member(object, "description", {}));
   PTC_TRY(const std::string base, text_member(object, "extends", {}));

@@ -273,14 +273,17 @@ std::string json_place(std::string_view text, const std::vector<std::string>& pa
   return place_of_offset(text, place);
 }
 
+std::optional<uint64_t> whole_number(const json::value& value) {
+  if (value.is_uint64()) return value.get_uint64();
+  if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
+  return std::nullopt;
+}
+
 Result<std::optional<uint64_t>> json_uint(const json::object& object, std::string_view key,
                                           uint64_t max) {
   const json::value* value = object.if_contains(json::string_view(key.data(), key.size()));
   if (value == nullptr) return std::optional<uint64_t>();
-  std::optional<uint64_t> number;
-  if (value->is_uint64()) number = value->get_uint64();
-  if (value->is_int64() && value->get_int64() >= 0)
-    number = static_cast<uint64_t>(value->get_int64());
+  std::optional<uint64_t> number = whole_number(*value);
   if (!number || *number > max) {
     return invalid_argument("{} must be a whole number from 0 to {}, not {}", quoted(key), max,
                             is_scalar(*value) ? json::serialize(*value) : "a list or an object");

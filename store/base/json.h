@@ -29,6 +29,9 @@ enum class JsonPart { kValue, kKey };
 std::string json_place(std::string_view text, const std::vector<std::string>& path,
                        JsonPart part = JsonPart::kValue);
 
+/// The value if it is a whole number and not negative.
+std::optional<uint64_t> whole_number(const json::value& value);
+
 /// A key's value as an unsigned number ≤ max; absent: nullopt; anything else: kInvalidArgument.
 Result<std::optional<uint64_t>> json_uint(const json::object& object, std::string_view key,
                                           uint64_t max = UINT64_MAX);

@@ -15,7 +15,6 @@ namespace {
 
 constexpr uint64_t kPrefixBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-constexpr std::string_view kMetadataKey = "__metadata__";
 
 /// Checks that the entries, in order of offset, fill the data with neither hole nor overlap.
 Result<> check_tiling(const std::vector<TensorEntry>& tensors, uint64_t data_bytes) {

@@ -12,7 +12,6 @@ namespace {
 
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxMetadata = 1 << 16;  // entries; each takes more memory than text
-constexpr std::string_view kMetadataKey = "__metadata__";
 
 /// What Boost.JSON's parser calls, token by token. A member that returns false ends the parsing; `why()`
 /// says why, unless the text is no JSON.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr JsonLimits kAnswerLimits{.max_bytes = 256 << 20};
 constexpr size_t kMaxIdle = 8;
-constexpr std::chrono::milliseconds kPause{50};  // after all endpoints were tried in vain
+constexpr std::chrono::milliseconds kPauseOfEndpoints{50};  // after all endpoints were tried in vain
 
 // gRPC's status codes.
 enum : int64_t {
@@ -97,7 +97,7 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
       }
       if (Clock::now() >= deadline) break;
     }
-    std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPause));
+    std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPauseOfEndpoints));
   } while (Clock::now() < deadline && !stopped_);
   std::erase(tried, "");
   return make_error(Code::kUnavailable, "etcd does not answer: {}", fmt::join(tried, "; "));

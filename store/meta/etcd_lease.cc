@@ -7,7 +7,7 @@ namespace ptc {
 
 using Clock = MetaLease::Clock;
 namespace {
-constexpr std::chrono::milliseconds kPause{100};
+constexpr std::chrono::milliseconds kPauseOfLease{100};
 constexpr Clock::duration kTurn = std::chrono::seconds(1);  // then other leases are renewed
 }
 
@@ -65,7 +65,7 @@ Result<std::unique_ptr<MetaLease>> EtcdLeases::grant(std::chrono::seconds ttl) {
     bool sent = false;
     auto answer = calls_.call_once("lease/grant", {{"TTL", std::to_string(ttl.count())}}, last_ask, sent);
     if (!answer && sent && Clock::now() < last_ask) {
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kPauseOfLease);
       continue;
     }
     PTC_TRY(json::object granted, std::move(answer));

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kPageEntries = 50;  // of up to 1 MiB each
 constexpr std::chrono::milliseconds kSilence{2000};  // after which the member is probed
-constexpr std::chrono::milliseconds kPause{100};     // after a stream that broke
+constexpr std::chrono::milliseconds kPauseOfWatch{100};     // after a stream that broke
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void EtcdWatch::run() {
     else
       (void)follow();
     std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, kPause, [&] { return stopping_; })) return;
+    if (changed_.wait_for(lock, kPauseOfWatch, [&] { return stopping_; })) return;
   }
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ExportOptions {
   std::string target;
   std::string destination;
   bool hf = false;
@@ -38,7 +38,7 @@ bool is_tensor_tree(const std::string& path) {
   return path == "tensors" || path.ends_with("/tensors");
 }
 
-Result<CopyList> files_of(const Target& target, const Options& options) {
+Result<CopyList> files_of(const Target& target, const ExportOptions& options) {
   std::string top = target.checkpoint_dir();
   if (options.model) return list_files(top + "/model", "", is_nothing_skipped);
   if (options.layout.empty()) return list_files(top + "/hf", "", is_nothing_skipped);
@@ -73,7 +73,7 @@ Result<> check_destination(const std::string& destination, uint64_t bytes, bool 
 }
 
 /// Beside rank/, so that the copy can be imported again.
-Result<> write_layout(const Options& options) {
+Result<> write_layout(const ExportOptions& options) {
   if (options.layout.empty() || options.rank) return ok();
   auto layout = layout_of_name(options.layout);
   if (!layout) return ok();
@@ -81,7 +81,7 @@ Result<> write_layout(const Options& options) {
                                pretty_json(layout.value()));
 }
 
-Result<int> run_export(const Context& context, Options options) {
+Result<int> run_export(const Context& context, ExportOptions options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
   if (options.layout == "current") {
@@ -105,7 +105,7 @@ Result<int> run_export(const Context& context, Options options) {
 }  // namespace
 
 void add_export(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<ExportOptions>(
       app, context, "export", "Copy a checkpoint out of the mount", run_export);
   command
       ->add_option("JOB[/CHECKPOINT]", options->target,

@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ImportOptions {
   std::string job;
   std::string directory;
   std::string name = "base";
@@ -67,7 +67,7 @@ bool is_rubbish(const std::string& path) {
   return name == ".git" || name == ".cache";
 }
 
-Result<CopyList> files_of(const Options& options) {
+Result<CopyList> files_of(const ImportOptions& options) {
   std::string directory = inside_hub_cache(options.directory);
   if (options.rank) return list_files(directory, fmt::format("rank/{}", *options.rank), is_rubbish);
   if (!has_ranks(directory)) return list_files(directory, "rank/0", is_rubbish);
@@ -83,7 +83,7 @@ Result<CopyList> files_of(const Options& options) {
 }
 
 /// Makes room for the copy: the job, and a fresh incoming/<name>.
-Result<> prepare(const Target& target, const std::string& incoming, const Options& options) {
+Result<> prepare(const Target& target, const std::string& incoming, const ImportOptions& options) {
   if (!exists(target.job_dir())) {
     if (::mkdir(target.job_dir().c_str(), 0777) != 0)
       return errno_error(errno, "making job " + target.job);
@@ -141,7 +141,7 @@ Result<> refuse_special_files(const CopyList& list, const std::string& directory
   return ok();
 }
 
-Result<int> run_import(const Context& context, const Options& options) {
+Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.job, true));
   if (target.checkpoint.empty()) target.checkpoint = options.name;
   if (!is_directory(options.directory))
@@ -175,7 +175,7 @@ Result<int> run_import(const Context& context, const Options& options) {
 }  // namespace
 
 void add_import(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<ImportOptions>(
       app, context, "import", "Copy a checkpoint in and commit it", run_import);
   command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
   command

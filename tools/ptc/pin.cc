@@ -12,12 +12,12 @@ namespace {
 
 constexpr const char* kPin = "user.ptc.pin";
 
-struct Options {
+struct PinOptions {
   std::string target;
   bool remove = false;
 };
 
-Result<int> run_pin(const Context& context, const Options& options) {
+Result<int> run_pin(const Context& context, const PinOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.target));
   if (target.checkpoint.empty())
     return invalid_argument("'{}' names no checkpoint: ptc pin JOB/CHECKPOINT", options.target);
@@ -35,7 +35,7 @@ Result<int> run_pin(const Context& context, const Options& options) {
 }  // namespace
 
 void add_pin(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<PinOptions>(
       app, context, "pin", "Protect a checkpoint from removal and from \"keep\"", run_pin);
   command->add_option("JOB/CHECKPOINT", options->target, "a checkpoint, or its path")->required();
   command->add_flag("--remove", options->remove, "take the pin off again");

@@ -56,7 +56,7 @@ void print_plan(const json::object& plan) {
   if (!pairs.empty()) fmt::print("\n{}", pairs.to_string(2, terminal_width(1)));
 }
 
-struct Options {
+struct PlanOptions {
   std::string job;
   LayoutEdit edit;
   std::string layout_file;
@@ -64,7 +64,7 @@ struct Options {
 };
 
 /// The layout to ask about: the file's, or the one in force with what was given changed.
-Result<json::object> layout_asked(const Target& target, const Options& options) {
+Result<json::object> layout_asked(const Target& target, const PlanOptions& options) {
   std::vector<std::string> notes;
   json::object layout;
   if (!options.layout_file.empty()) {
@@ -79,7 +79,7 @@ Result<json::object> layout_asked(const Target& target, const Options& options) 
   return layout;
 }
 
-Result<int> run_plan(const Context& context, const Options& options) {
+Result<int> run_plan(const Context& context, const PlanOptions& options) {
   PTC_TRY(auto target, find_job(context.mount_option, options.job));
   json::object plan;
   if (options.edit.empty() && options.layout_file.empty()) {
@@ -104,7 +104,7 @@ Result<int> run_plan(const Context& context, const Options& options) {
 }  // namespace
 
 void add_plan(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<PlanOptions>(
       app, context, "plan", "Show what another layout would move", run_plan);
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--layout", options->layout_file, "a layout.json, or a layout's name")

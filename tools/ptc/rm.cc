@@ -14,7 +14,7 @@
 namespace ptc::cli {
 namespace {
 
-struct Options {
+struct RmOptions {
   std::string target;
   bool force = false;
   bool yes = false;
@@ -46,7 +46,7 @@ bool confirmed(const std::string& what) {
   return first == 'y' || first == 'Y';
 }
 
-Result<int> run_rm(const Context& context, const Options& options) {
+Result<int> run_rm(const Context& context, const RmOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.target));
   if (!target.checkpoint.empty()) {
     PTC_TRY(target, with_checkpoint(std::move(target)));
@@ -66,7 +66,7 @@ Result<int> run_rm(const Context& context, const Options& options) {
 }  // namespace
 
 void add_rm(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<RmOptions>(
       app, context, "rm", "Remove a checkpoint or a job", run_rm);
   command->add_option("JOB[/CHECKPOINT]", options->target, "what to remove")->required();
   command->add_flag("-f,--force", options->force, "also a job that still holds something");

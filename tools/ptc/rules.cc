@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kMaxRulesBytes = 1 << 20;
 
-struct Options {
+struct RulesOptions {
   std::string target;
   std::vector<std::string> names;
   std::string layout;
@@ -136,7 +136,7 @@ void print_report(const Target& target, const json::object& report) {
   }
 }
 
-Result<int> check_job(const Context& context, const Options& options) {
+Result<int> check_job(const Context& context, const RulesOptions& options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
   json::object question{{"do", "rules"}, {"job", target.job}, {"checkpoint", target.checkpoint},
@@ -161,7 +161,7 @@ Result<int> check_job(const Context& context, const Options& options) {
 }  // namespace
 
 void add_rules(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RulesOptions>();
   CLI::App* command = app.add_subcommand("rules", "Explain how slicing rules cut a model");
   command->footer(
       "The rules of a checkpoint are those of its job's rules.json when it was\n"

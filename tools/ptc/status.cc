@@ -68,12 +68,12 @@ void print_status(const JobStatus& status) {
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));
 }
 
-struct Options {
+struct StatusOptions {
   std::string job;
   bool as_json = false;
 };
 
-Result<int> run_status(const Context& context, const Options& options) {
+Result<int> run_status(const Context& context, const StatusOptions& options) {
   std::vector<Target> targets;
   if (!options.job.empty()) {
     PTC_TRY(auto target, find_job(context.mount_option, options.job));
@@ -106,7 +106,7 @@ Result<int> run_status(const Context& context, const Options& options) {
 }  // namespace
 
 void add_status(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<StatusOptions>(
       app, context, "status", "Show what a job, or every job, is doing", run_status);
   command->add_option("JOB", options->job, "a job, or a path into it; all jobs if left out");
   command->add_flag("--json", options->as_json, "print status.json as it is");

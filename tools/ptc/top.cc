@@ -20,7 +20,7 @@
 namespace ptc::cli {
 namespace {
 
-struct Options {
+struct TopOptions {
   double delay_seconds = 1;
   uint64_t count = 0;  // 0: until it is ended
   bool once = false;
@@ -106,7 +106,7 @@ class Terminal {
   UniqueFd signals_;
 };
 
-Result<int> run_top(const Context& context, const Options& options) {
+Result<int> run_top(const Context& context, const TopOptions& options) {
   PTC_TRY(auto mount, find_mount(context.mount_option));
   auto lines = [](const TopSample& now, const TopSample* before) {
     return top_lines(now, before, terminal_width(STDOUT_FILENO), utf8_terminal());
@@ -130,7 +130,7 @@ Result<int> run_top(const Context& context, const Options& options) {
 }  // namespace
 
 void add_top(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<TopOptions>(
       app, context, "top", "Watch jobs, progress, throughput and memory", run_top);
   command->add_option("-d,--delay", options->delay_seconds, "seconds between two looks (default: 1)")
       ->type_name("S")

@@ -203,12 +203,12 @@ void print_outcome_json(const Target& target, const Outcome& outcome) {
   fmt::print("{}", pretty_json(report));
 }
 
-struct Options {
+struct VerifyOptions {
   std::string target;
   bool as_json = false;
 };
 
-Result<int> run_verify(const Context& context, const Options& options) {
+Result<int> run_verify(const Context& context, const VerifyOptions& options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
   PTC_TRY(auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
@@ -239,7 +239,7 @@ Result<int> run_verify(const Context& context, const Options& options) {
 }  // namespace
 
 void add_verify(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<VerifyOptions>(
       app, context, "verify", "Read a checkpoint and compare its checksums", run_verify);
   command
       ->add_option("JOB[/CHECKPOINT]", options->target,

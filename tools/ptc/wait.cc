@@ -10,12 +10,12 @@
 namespace ptc::cli {
 namespace {
 
-struct Options {
+struct WaitOptions {
   std::string job;
   double timeout_seconds = 0;
 };
 
-Result<int> run_wait(const Context& context, const Options& options) {
+Result<int> run_wait(const Context& context, const WaitOptions& options) {
   PTC_TRY(auto target, find_job(context.mount_option, options.job));
   auto settled = wait_until_settled(target, options.timeout_seconds);
   if (!settled && settled.error().code() == Code::kCancelled) {
@@ -34,7 +34,7 @@ Result<int> run_wait(const Context& context, const Options& options) {
 }  // namespace
 
 void add_wait(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<Options>(
+  auto [command, options] = add_command<WaitOptions>(
       app, context, "wait", "Block until the layout wanted is in force, or has failed", run_wait);
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--timeout", options->timeout_seconds, "give up after this many seconds")
