@@ -5,64 +5,17 @@
 #include <thread>
 #include <unordered_map>
 
+#include "reshard/exec/remote_fetch.h"
+
 namespace ptc {
 namespace {
 
 constexpr uint64_t kCopyBytes = 16 << 20;
-constexpr uint32_t kMostAttempts = 8;
 
 /// Of what one transfer writes, the part that goes to target bytes [begin, end).
 FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin, uint64_t end,
                   std::span<std::byte> target) {
   return {source, transfer.copy, begin, end, target.data() + begin};
-}
-
-struct Remote {
-  std::vector<FetchItem> items;
-  std::vector<uint32_t> source_of;  // by item: Transfer::source_image
-};
-
-/// All that lies on other nodes, tried with other holders when one fails.
-Result<> fetch_remote(Transport& transport, Remote remote, const FetchSources& sources,
-                      std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
-  std::vector<ImageRef> held;  // alternatives in use
-  std::vector<FetchItem> left = std::move(remote.items);
-  std::vector<uint32_t> source_of = std::move(remote.source_of);
-  for (uint32_t attempt = 1; !left.empty(); ++attempt) {
-    auto to_come = [&] {
-      uint64_t bytes = 0;
-      for (const FetchItem& item : left)
-        for_each_run(item.copy, item.begin, item.end,
-                     [&](uint64_t, uint64_t, uint64_t count) { bytes += count; });
-      return bytes;
-    };
-    const uint64_t before = to_come();
-    Result<> fetched = transport.fetch(left, stop);
-    if (fetched.has_value()) {
-      bytes_done += before;
-      return ok();
-    }
-    bytes_done += before - to_come();
-    if (fetched.error().code() == Code::kCancelled || attempt > kMostAttempts)
-      return std::move(fetched).error();
-    std::vector<FetchItem> again;
-    std::vector<uint32_t> again_source;
-    bool other = false;
-    for (size_t i = 0; i < left.size(); ++i) {
-      if (left[i].begin >= left[i].end) continue;
-      if (ImageRef image = sources.alternative(source_of[i], attempt)) {
-        left[i].source = image.get();
-        held.push_back(std::move(image));
-        other = true;
-      }
-      again.push_back(left[i]);
-      again_source.push_back(source_of[i]);
-    }
-    if (!other) return std::move(fetched).error();
-    left = std::move(again);
-    source_of = std::move(again_source);
-  }
-  return ok();
 }
 
 }  // namespace
@@ -75,18 +28,25 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
                                            std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
   std::vector<ImageWriter> writers;
   std::vector<std::span<std::byte>> memory;
+  std::vector<ImageRef> shown;             // of which other nodes may want what has come
   std::unordered_map<uint32_t, size_t> position;  // of a target's number
   for (const FetchTarget& target : targets) {
     PTC_TRY(auto writer, images.create(target.layout->bytes));
     writers.push_back(std::move(writer));
     PTC_TRY(auto mapped, writers.back().map());
     std::memcpy(mapped.data(), target.layout->header.data(), target.layout->header.size());
+    if (std::any_of(target.transfers.begin(), target.transfers.end(), [](const Transfer& transfer) {
+          return transfer.has_window() && !transfer.relay;
+        })) {
+      PTC_TRY(auto image, images.show(writers.back()));
+      shown.push_back(std::move(image));
+    }
     position.emplace(target.number, memory.size());
     memory.push_back(mapped);
   }
 
   Transport& transport = executor.transport();
-  Remote remote;
+  RemoteFetch remote(transport, sources, bytes_done);
   struct Copy {
     FetchItem item;
     const std::byte* source;  // another target; null: the item's image
@@ -106,8 +66,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
       const ImageRef& source = sources.images[transfer.source_image];
       if (source == nullptr) return make_error(Code::kInternal, "a source of the plan is not there");
       if (!source->is_here()) {
-        remote.items.push_back(item_of(transfer, source.get(), begin, end, memory[t]));
-        remote.source_of.push_back(transfer.source_image);
+        remote.add(targets[t].number, transfer, memory[t], writers[t].id());
         continue;
       }
       for (uint64_t at = begin; at < end; at += kCopyBytes)
@@ -118,9 +77,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
 
   Result<> fetched = ok();
   {
-    std::jthread fetching([&] {
-      fetched = fetch_remote(transport, std::move(remote), sources, bytes_done, stop);
-    });
+    std::jthread fetching([&] { fetched = remote.run(stop); });
     PTC_TRY(executor.team().parallel_for(
         local.size(),
         [&](size_t i) -> Result<> {

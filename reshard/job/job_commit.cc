@@ -18,7 +18,6 @@
 #include <boost/json/serialize.hpp>
 #include <cerrno>
 #include <map>
-#include <set>
 
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
@@ -182,21 +181,8 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
   PTC_TRY(auto wanted, wanted_state(checkpoint, as_written));
   PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
   if (change.nothing()) return std::shared_ptr<const StoredState>();
-  std::set<std::string> needed;
-  for (const StateFile& target : change.targets) needed.insert(change.nodes[target.layout.node]);
-  for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
-  std::vector<std::pair<std::string, PlanPart>> parts;
-  for (const std::string& node : needed) {
-    PlanPart part;
-    if (node == services.cluster->self()) {
-      std::atomic<uint64_t> done = 0;
-      PTC_TRY(part, make_part(checkpoint, *stored, change, done, commit_stop.get_token()));
-    } else {
-      fences.push_back(services.cluster->fence_of(node));
-      PTC_TRY(part, part_of(node, record, wanted, commit_stop.get_token()));
-    }
-    parts.emplace_back(node, std::move(part));
-  }
+  std::atomic<uint64_t> done = 0;
+  PTC_TRY(auto parts, make_parts(record, wanted, change, done, commit_stop.get_token(), fences));
   PTC_TRY(auto images, compose(checkpoint, *stored, change, parts));
   return checkpoint.make_stored(stored->spec, std::move(images));
 }

@@ -56,6 +56,14 @@ struct PlanPart {
   static Result<PlanPart> from_text(std::string_view text);
 };
 
+/// A plan that several nodes carry out, as they name it to each other: equal where all of it is.
+struct PlanName {
+  std::string id;      // of the checkpoint
+  std::string digest;  // of the request for a part of it
+};
+
+using NodeParts = std::vector<std::pair<std::string, PlanPart>>;  // by node
+
 struct Job::Impl {
   Impl(Job* owner, std::string job_dir, JobServices job_services, JobListener* job_listener)
       : job(owner), dir(std::move(job_dir)), services(job_services), listener(job_listener) {}
@@ -127,6 +135,13 @@ struct Job::Impl {
     int64_t epoch;  // of the leader that asked for it last
   };
   std::map<std::string, FinishedPart> finished_parts;
+  /// By checkpoint id: what has come of the images that this node makes, for nodes that take it from here.
+  struct Arrivals {
+    std::string digest;
+    std::map<std::pair<uint32_t, uint64_t>, std::string> windows;  // (target, begin) → image
+    bool ended = false;
+  };
+  std::map<std::string, Arrivals> arrivals;
   /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more, gets
   /// nothing done where a later one has been heard of.
   std::atomic<int64_t> leader_epoch{0};
@@ -197,15 +212,23 @@ struct Job::Impl {
   void untake(const std::string& id);
   void settle_taken();
 
+  // plan_relays.cc
+  class PlanRelays;
+  Result<std::string> answer_arrived(const json::object& request, const std::string& id);
+
   // job_move.cc
-  Result<PlanPart> make_part(const Checkpoint& checkpoint, const StoredState& stored,
+  using Fences = std::vector<MetaTransaction::Compare>;
+  /// All nodes that get new images make them, at the same time. `fences`: of those nodes. On an error
+  /// nothing of it stays anywhere.
+  Result<NodeParts> make_parts(const CheckpointRecord& record, const WantedState& wanted, ChangePlan& change,
+                               std::atomic<uint64_t>& bytes_done, std::stop_token stop, Fences& fences);
+  void give_up(const CheckpointRecord& record, const NodeParts& parts);
+  Result<PlanPart> make_part(const PlanName& plan, const Checkpoint& checkpoint, const StoredState& stored,
                              ChangePlan& change, std::atomic<uint64_t>& bytes_done,
                              std::stop_token stop);
-  Result<PlanPart> part_of(const std::string& node, const CheckpointRecord& record,
-                           const WantedState& wanted, std::stop_token stop);
   Result<PlanPart> make_part_for(std::string_view request);
   Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
-                                           const std::vector<std::pair<std::string, PlanPart>>& parts);
+                                           const NodeParts& parts);
 
   // job_commit.cc
   Result<> commit(const std::string& incoming, const std::string& name);
@@ -231,7 +254,6 @@ struct Job::Impl {
   bool lead();  // false: another node does
   void stop_leading();
   Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout) const;
-  using Fences = std::vector<MetaTransaction::Compare>;
   /// `fences`: of the nodes that made new images.
   Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
                                                   const WantedState& wanted, std::stop_token stop,

@@ -9,10 +9,12 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <algorithm>
+#include <future>
 #include <unordered_map>
 
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/plan_relays.h"
 
 namespace ptc {
 namespace {
@@ -43,20 +45,22 @@ std::vector<std::pair<uint32_t, std::string>> pairs_from(const json::value& valu
   return pairs;
 }
 
-std::string wanted_text(const CheckpointRecord& record, const WantedState& wanted, int64_t revision,
-                        int64_t epoch) {
+json::object wanted_json(const CheckpointRecord& record, const WantedState& wanted, int64_t revision) {
   json::array ranks, alive;
   for (const std::string& node : wanted.placement.node_of_rank) ranks.push_back(json::value(node));
   for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
-  return json::serialize(json::object{{"id", record.id},
-                                      {"generation", record.generation},
-                                      {"stored", record.stored},
-                                      {"revision", revision},
-                                      {"spec", wanted.spec.to_json()},
-                                      {"ranks", std::move(ranks)},
-                                      {"replicas", wanted.replicas},
-                                      {"alive", std::move(alive)},
-                                      {"epoch", epoch}});
+  return {{"id", record.id},
+          {"generation", record.generation},
+          {"stored", record.stored},
+          {"revision", revision},
+          {"spec", wanted.spec.to_json()},
+          {"ranks", std::move(ranks)},
+          {"replicas", wanted.replicas},
+          {"alive", std::move(alive)}};
+}
+
+PlanName name_of_plan(const std::string& id, std::string_view wanted_text) {
+  return {id, checksum_of_run(std::as_bytes(std::span(wanted_text)), 0).to_hex()};
 }
 
 }  // namespace
@@ -89,9 +93,65 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
   return part;
 }
 
-Result<PlanPart> Job::Impl::make_part(const Checkpoint& checkpoint, const StoredState& stored,
-                                      ChangePlan& change, std::atomic<uint64_t>& bytes_done,
-                                      std::stop_token stop) {
+Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const WantedState& wanted,
+                                        ChangePlan& change, std::atomic<uint64_t>& bytes_done,
+                                        std::stop_token stop, Fences& fences) {
+  std::set<std::string> needed;
+  for (size_t i = 0; i < change.targets.size(); ++i)
+    if (!change.transfers.images[i].kept || !change.same_states)
+      needed.insert(change.nodes[change.targets[i].layout.node]);
+  for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
+  const std::string self = node_key(services);
+  for (const std::string& node : needed)
+    if (node != self) fences.push_back(services.cluster->fence_of(node));
+  int64_t wanted_revision = 0;
+  {
+    std::lock_guard lock(mutex);
+    wanted_revision = revision;
+  }
+  json::object request = wanted_json(record, wanted, wanted_revision);
+  const PlanName plan_name = name_of_plan(record.id, json::serialize(request));
+  request["epoch"] = leader_epoch.load();
+  const std::string text = json::serialize(request);
+  auto part_of = [&](const std::string& node) -> Result<PlanPart> {
+    PTC_TRY(auto answer, ask(node, "part", text, stop));
+    auto part = PlanPart::from_text(answer);
+    if (part.has_error()) return std::move(part).error().with_context("node " + node);
+    return part;
+  };
+  std::vector<std::pair<std::string, std::future<Result<PlanPart>>>> elsewhere;
+  for (const std::string& node : needed)
+    if (node != self)
+      elsewhere.emplace_back(node, std::async(std::launch::async, [&, node] { return part_of(node); }));
+  NodeParts parts;
+  Result<> made = ok();
+  if (needed.contains(self)) {
+    Result<PlanPart> own =
+        make_part(plan_name, *record.checkpoint, *record.checkpoint->stored(), change, bytes_done, stop);
+    if (own.has_error()) made = std::move(own).error();
+    else parts.emplace_back(self, std::move(own).value());
+  }
+  for (auto& [node, part] : elsewhere) {
+    Result<PlanPart> theirs = part.get();
+    if (theirs.has_value()) parts.emplace_back(node, std::move(theirs).value());
+    else if (made.has_value()) made = std::move(theirs).error();
+  }
+  if (made.has_value()) return parts;
+  give_up(record, parts);
+  return std::move(made).error();
+}
+
+void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts) {
+  StoredState orphans;
+  for (const auto& [node, part] : parts)
+    for (const auto* list : {&part.images, &part.copies})
+      for (const auto& [number, id] : *list) orphans.images.push_back({id, nullptr, 0, "", -1, node});
+  give_up(record, orphans);
+}
+
+Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoint& checkpoint,
+                                      const StoredState& stored, ChangePlan& change,
+                                      std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
   const std::string self = node_key(services);
   const std::vector<TensorFacts> facts = checkpoint.manifest().tensor_facts();
   const std::vector<ImageRef> sources = stored.image_refs();
@@ -146,8 +206,9 @@ Result<PlanPart> Job::Impl::make_part(const Checkpoint& checkpoint, const Stored
       });
       return holders.empty() ? nullptr : holders[attempt % holders.size()];
     };
+    PlanRelays relays(*this, plan_name, change);
     PTC_TRY(written, fetch_images(*services.images, *services.executor, targets,
-                                  {sources, other_holder}, facts, ledger, bytes_done, stop));
+                                  {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
   }
   PlanPart part;
   auto take_back = [&] {
@@ -165,7 +226,7 @@ Result<PlanPart> Job::Impl::make_part(const Checkpoint& checkpoint, const Stored
     if (opaque.bytes > 0) target.transfers.push_back(whole);
     ChecksumLedger none;
     auto copied = fetch_images(*services.images, *services.executor, {target},
-                               {sources, [](uint32_t, uint32_t) { return nullptr; }}, facts, none,
+                               {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr}, facts, none,
                                bytes_done, stop);
     if (copied.has_error()) {
       take_back();
@@ -190,20 +251,6 @@ Result<PlanPart> Job::Impl::make_part(const Checkpoint& checkpoint, const Stored
   ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
     part.sums.push_back({tensor, box, sum});
   });
-  return part;
-}
-
-Result<PlanPart> Job::Impl::part_of(const std::string& node, const CheckpointRecord& record,
-                                    const WantedState& wanted, std::stop_token stop) {
-  int64_t wanted_revision = 0;
-  {
-    std::lock_guard lock(mutex);
-    wanted_revision = revision;
-  }
-  PTC_TRY(auto text, ask(node, "part", wanted_text(record, wanted, wanted_revision, leader_epoch),
-                           std::move(stop)));
-  auto part = PlanPart::from_text(text);
-  if (part.has_error()) return std::move(part).error().with_context("node " + node);
   return part;
 }
 
@@ -284,7 +331,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     running->started = std::chrono::steady_clock::now();
     stop = running->stop.get_token();
   }
-  Result<PlanPart> part = make_part(*record.checkpoint, *stored, change, *bytes_done, stop);
+  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan), *record.checkpoint, *stored, change,
+                                    *bytes_done, stop);
   std::lock_guard lock(mutex);
   running.reset();
   changed.notify_all();
@@ -294,7 +342,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
 
 Result<std::vector<StoredImage>> Job::Impl::compose(
     const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
-    const std::vector<std::pair<std::string, PlanPart>>& parts) {
+    const NodeParts& parts) {
   std::unordered_map<uint32_t, const std::string*> image_of, copy_of;
   for (const auto& [node, part] : parts) {
     for (const auto& [number, id] : part.images) image_of.emplace(number, &id);

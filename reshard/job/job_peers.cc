@@ -4,6 +4,7 @@
 //   files  {"id", "files": [[name, bytes], …]} '\n' contents   keep them; before a decision names them
 //   part   a WantedState of a checkpoint → PlanPart: make this node's images of the plan
 //   drop   {"id", "epoch"}                    the plan will not be carried out: its images go
+//   arrived {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
 //   take, hash, adopt, untake        a commit that the other node leads: job_take.cc
 //
 // A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
@@ -138,6 +139,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   PTC_TRY(auto id, name_of(object, "id"));
   if (method == "take" || method == "hash" || method == "adopt" || method == "untake")
     return answer_take(method, object, id, request.substr(std::min(line_end + 1, request.size())));
+  if (method == "arrived") return answer_arrived(object, id);
   if (method == "file") {
     PTC_TRY(auto file, name_of(object, "file"));
     return read_text_file(AT_FDCWD, checkpoint_dir(id) + "/" + file, kMaxFileBytes);

@@ -3,8 +3,6 @@
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <future>
-#include <set>
 #include <unordered_set>
 
 #include "reshard/job/change.h"
@@ -207,33 +205,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
     bytes_done = running->bytes_done;
   }
 
-  // All nodes at the same time, each its own files.
-  std::set<std::string> needed;
-  for (size_t i = 0; i < change.targets.size(); ++i)
-    if (!change.transfers.images[i].kept || !change.same_states)
-      needed.insert(change.nodes[change.targets[i].layout.node]);
-  for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
-  const std::string self = node_key(services);
-  for (const std::string& node : needed)
-    if (node != self) fences.push_back(services.cluster->fence_of(node));
-  std::vector<std::pair<std::string, std::future<Result<PlanPart>>>> elsewhere;
-  for (const std::string& node : needed)
-    if (node != self)
-      elsewhere.emplace_back(node, std::async(std::launch::async, [&, node] {
-                               return part_of(node, record, wanted, stop);
-                             }));
-  std::vector<std::pair<std::string, PlanPart>> parts;
-  Result<> made = ok();
-  if (needed.contains(self)) {
-    Result<PlanPart> own = make_part(checkpoint, *stored, change, *bytes_done, stop);
-    if (own.has_error()) made = std::move(own).error();
-    else parts.emplace_back(self, std::move(own).value());
-  }
-  for (auto& [node, part] : elsewhere) {
-    Result<PlanPart> theirs = part.get();
-    if (theirs.has_value()) parts.emplace_back(node, std::move(theirs).value());
-    else if (made.has_value()) made = std::move(theirs).error();
-  }
+  PTC_TRY(auto parts, make_parts(record, wanted, change, *bytes_done, stop, fences));
   auto compare = [&]() -> Result<> {
     ChecksumLedger ledger;
     for (const auto& [node, part] : parts)
@@ -245,7 +217,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
       return checkpoint.manifest().tensor_name(tensor);
     });
   };
-  if (made.has_value()) made = compare();
+  Result<> made = compare();
   Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
   if (made.has_value()) {
     Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
@@ -254,11 +226,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
     if (moved.has_error()) made = moved.error();
   }
   if (made.has_error()) {
-    StoredState orphans;
-    for (const auto& [node, part] : parts)
-      for (const auto* list : {&part.images, &part.copies})
-        for (const auto& [number, id] : *list) orphans.images.push_back({id, nullptr, 0, "", -1, node});
-    give_up(record, orphans);
+    give_up(record, parts);
     return std::move(made).error();
   }
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

@@ -54,7 +54,7 @@ class JobStore {
   /// Answers what another node asks of a job here: `method` is "job/…", the request begins with the
   /// job's name in a line.
   Result<std::string> answer(std::string_view method, std::string_view request);
-  static constexpr const char* kMethods[] = {"job/changed", "job/file", "job/files", "job/part", "job/drop",
+  static constexpr const char* kMethods[] = {"job/changed", "job/file", "job/files", "job/part", "job/drop", "job/arrived",
                                              "job/take", "job/hash",  "job/adopt", "job/untake",
                                              "job/holds"};
 

@@ -134,7 +134,7 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
       if (transfer.source_image >= stored.images.size()) continue;  // came for another file
       const bool local = stored.layouts[transfer.source_image].node == layout.node;
       flows[{source_block(transfer.source_image), target, local ? Kind::kLocal : Kind::kMoved}] +=
-          transfer.copy.total_bytes();
+          transfer.bytes();
     }
   }
   for (const auto& [ends, bytes] : flows)

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/plan/relay.h"
+
 namespace ptc {
 namespace {
 
@@ -296,7 +298,6 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
   uint32_t nodes = 1;
   for (const ImageLayout& image : images) nodes = std::max(nodes, image.node + 1);
   PlanState state(images.size(), nodes);
-  std::map<std::pair<uint32_t, uint32_t>, uint64_t> pairs;
   for (size_t i = 0; i < target.size(); ++i) {
     ImagePlan& image_plan = plan.images[i];
     plan.totals.total_bytes += target[i].bytes;
@@ -310,13 +311,18 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
     }
     ++plan.totals.written_images;
     PTC_TRY(image_plan.transfers, source.plan_image(target, i, state));
-    for (const Transfer& transfer : image_plan.transfers) {
-      const uint32_t from = transfer.source_image < images.size()
-                                ? images[transfer.source_image].node
-                                : target[i].node;
-      uint64_t bytes = transfer.copy.total_bytes();
-      pairs[{from, target[i].node}] += bytes;
-      (from == target[i].node ? plan.totals.local_bytes : plan.totals.moved_bytes) += bytes;
+  }
+  plan_relays(images, target, plan);
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> pairs;
+  for (size_t i = 0; i < target.size(); ++i) {
+    const uint32_t to = target[i].node;
+    for (const Transfer& transfer : plan.images[i].transfers) {
+      const uint32_t from = transfer.relay ? target[*transfer.relay].node
+                            : transfer.source_image < images.size() ? images[transfer.source_image].node
+                                                                    : to;
+      const uint64_t bytes = transfer.bytes();
+      pairs[{from, to}] += bytes;
+      (from == to ? plan.totals.local_bytes : plan.totals.moved_bytes) += bytes;
     }
   }
   plan.totals.minimum_bytes = minimum_moved_bytes(source, target);

@@ -22,7 +22,7 @@
 
 #include "store/base/error.h"
 #include "store/tensor/box.h"
-#include "store/tensor/strided_copy.h"
+#include "store/tensor/packed_copy.h"
 
 namespace ptc {
 
@@ -48,6 +48,14 @@ struct Transfer {
   /// among the targets, which got the bytes from another node.
   uint32_t source_image = 0;
   StridedCopy copy;  // target offsets from the start of the target image
+  /// Of what the copy writes, what lies in [begin, end) of the target image.
+  uint64_t begin = 0, end = UINT64_MAX;
+  /// A target on another node, by its place among the targets, that gets the same bytes at the same
+  /// place from the source image: to be taken from there (plan/relay.h), and from the source where that fails.
+  std::optional<uint32_t> relay = {};
+
+  bool has_window() const { return end != UINT64_MAX; }
+  uint64_t bytes() const { return bytes_between(copy, begin, end); }
 };
 
 /// How one target image comes into being.
@@ -162,7 +170,7 @@ class SourceIndex {
 /// no source on it holds, every byte once per node.
 uint64_t minimum_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> target);
 
-/// The whole plan. Target images that are source images already, on the same node, are kept.
+/// The whole plan, with relays. Target images that are source images already, on the same node, are kept.
 Result<TransferPlan> plan_transfers(const SourceIndex& source, std::span<const ImageLayout> target);
 
 }  // namespace ptc

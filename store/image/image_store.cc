@@ -138,6 +138,14 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes) {
   return writer;
 }
 
+Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
+  PTC_TRY(auto fd, open_file(dir_fd_.get(), part_name(writer.id_), O_RDONLY));
+  auto image = std::make_shared<const Image>(writer.id_, std::move(fd), writer.size_);
+  std::lock_guard lock(mutex_);
+  open_[writer.id_.text] = image;
+  return image;
+}
+
 Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   const std::string& name = writer.id_.text;
   uint64_t bytes = writer.size_;

@@ -92,6 +92,9 @@ class ImageStore {
 
   /// kNoSpace before anything is written when the file system has less than `bytes` free.
   Result<ImageWriter> create(uint64_t bytes);
+  /// Makes the image readable under its id before it is whole, as long as the result is held: for those who
+  /// know which bytes are there already.
+  Result<ImageRef> show(const ImageWriter& writer);
   /// Makes the bytes durable and read-only, and visible under the id (the name lasts after sync()).
   Result<ImageRef> publish(ImageWriter writer);
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "store/rpc/bytes.h"
-#include "store/rpc/packed_copy.h"
+#include "store/tensor/packed_copy.h"
 
 namespace ptc {
 namespace {

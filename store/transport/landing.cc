@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "store/rpc/connection.h"
-#include "store/rpc/packed_copy.h"
+#include "store/tensor/packed_copy.h"
 
 namespace ptc {
 namespace {
@@ -14,7 +14,7 @@ constexpr size_t kDirect = SIZE_MAX;
 constexpr uint64_t kLongRun = 4 << 10;  // is received where it belongs
 
 uint64_t bytes_of(const FetchItem& item) {
-  return packed_offset(item.copy, item.end) - packed_offset(item.copy, item.begin);
+  return bytes_between(item.copy, item.begin, item.end);
 }
 
 void advance(FetchItem& item, uint64_t to) {

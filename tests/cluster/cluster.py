@@ -62,10 +62,10 @@ def namespace(top, name):
     return f"{os.path.basename(top)}-{name}"
 
 
-def bytes_received(top, name, link):
-    """What the link has carried to the node, with all headers, since the cluster began."""
+def bytes_carried(top, name, link, way):
+    """What the link has carried to the node ("rx") or from it ("tx"), with all headers, since the cluster began."""
     links = json.loads(run("ip", "-n", namespace(top, name), "-s", "-j", "link", "show", link))
-    return links[0]["stats64"]["rx"]["bytes"]
+    return links[0]["stats64"][way]["bytes"]
 
 
 def is_ours(pid, top):
@@ -282,7 +282,10 @@ class Cluster:
             self.ip("switch", "link", "set", f"w{node}-{link}", "up")
 
     def bytes_received(self, node, link="eth0"):
-        return bytes_received(self.top, f"w{node}", link)
+        return bytes_carried(self.top, f"w{node}", link, "rx")
+
+    def bytes_sent(self, node, link="eth0"):
+        return bytes_carried(self.top, f"w{node}", link, "tx")
 
     def wait_members(self):
         """Until every living node sees just the living ones."""

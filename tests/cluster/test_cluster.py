@@ -1,5 +1,6 @@
 """Nodes in networks of their own: one state of affairs, the least moved, and nothing lost with a node."""
 import concurrent.futures
+import json
 import os
 import unittest
 
@@ -68,15 +69,15 @@ class TestCase(unittest.TestCase):
     def alive(self):
         return [number for number, node in enumerate(self.nodes.nodes) if node in self.nodes.alive()]
 
-    def expect_everywhere(self, model, tp, pp):
+    def expect_everywhere(self, model, tp, pp, dp=1):
         """Every living node shows every rank's file as it should be, and the same model/."""
-        layout, trees = layout_name(tp, pp), []
+        layout, trees = layout_name(tp, pp, dp), []
         for node in self.alive():
             job = self.job(node)
             self.assertEqual(os.readlink(job.file("current")), f"checkpoints/base/layouts/{layout}")
-            for rank in range(tp * pp):
+            for rank in range(tp * dp * pp):
                 held = models.read_safetensors(job.rank_file("base", layout, rank))
-                wanted = model.rank_tensors(tp, pp, rank % tp, rank // tp)
+                wanted = model.rank_tensors(tp, pp, rank % tp, rank // (tp * dp))
                 self.assertEqual(held, {tensor.name: tensor for tensor in wanted}, (node, rank))
             trees.append(tree(job.checkpoint("base", "model")))
         for other in trees[1:]:
@@ -228,6 +229,69 @@ class Interruptions(TestCase):
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 1, 2)
         self.assertEqual(self.job(1).status()["revision"], revision)
+
+
+class Relays(TestCase):
+    """w0 holds what the three others need: they pass it on."""
+    NODES = 4
+    DEVICES = ["w1:0", "w2:0", "w3:0"]
+
+    def test_the_holder_sends_it_once(self):
+        job = self.nodes.job(0, self.name)
+        make_llama.write_model(job.incoming("base") + "/rank/0", "68m", seed=1)
+        job.commit("base")
+        self.nodes.wait_settled(self.name)
+        sent = [self.nodes.bytes_sent(node) for node in range(4)]
+        received = [self.nodes.bytes_received(node) for node in range(4)]
+        job.set_layout(dp=3, devices=self.DEVICES)
+        self.nodes.wait_settled(self.name)
+        state = os.path.getsize(job.rank_file("base", layout_name(1, 1), 0))
+        for node in range(4):
+            out = self.nodes.bytes_sent(node) - sent[node]
+            print(f"w{node}: {out / MIB:.1f} MiB out, "
+                  f"{(self.nodes.bytes_received(node) - received[node]) / MIB:.1f} in, the state has {state / MIB:.1f}")
+            self.assertLess(out, state * 1.1 + MIB)
+            self.assertLess(self.nodes.bytes_received(node) - received[node], state * 1.1 + MIB)
+        content = read(job.rank_file("base", layout_name(1, 1), 0))
+        for rank in range(3):
+            path = self.job(rank + 1).rank_file("base", layout_name(1, 1, 3), rank)
+            self.assertEqual(read(path), content)
+        self.nodes.nodes[3].ptc("verify", self.name)
+
+    def begin(self, model):
+        self.commit(0, model)
+        for node in self.alive():
+            self.nodes.shape(node, "40mbit")
+        before = [self.nodes.bytes_sent(node) for node in (1, 2)]
+        models.write_file(self.job(0).file("layout.json"), json.dumps(
+            {"tp": 1, "pp": 1, "dp": 3, "devices": self.DEVICES}))
+        cluster.until(lambda: all(self.nodes.bytes_sent(node) - sent > MIB // 2
+                                  for node, sent in zip((1, 2), before)), "bytes are passed on")
+        self.assertEqual(self.job(0).status()["state"], "resharding")
+
+    def end(self, model):
+        for node in self.alive():
+            self.nodes.shape(node, None)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 1, 3)
+        self.nodes.nodes[0].ptc("verify", self.name)
+
+    def test_a_receiver_is_killed(self):
+        model = BigLlama(8)
+        self.begin(model)
+        self.nodes.kill(2)
+        self.nodes.start(2)
+        self.end(model)
+
+    def test_a_receiver_cannot_be_reached_for_a_while(self):
+        model = BigLlama(9)
+        self.begin(model)
+        self.nodes.partition(2, links=("eth0",))
+        before = self.nodes.bytes_received(1)
+        cluster.until(lambda: self.nodes.bytes_received(1) - before > 8 * MIB, "w1 gets its bytes without w2")
+        self.nodes.heal(2)
+        self.end(model)
 
 
 class Partition(TestCase):

@@ -14,6 +14,7 @@ using ::testing::HasSubstr;
 
 class ClusterTest : public ::testing::Test {
  protected:
+  explicit ClusterTest(unsigned nodes = 3) : cluster_(nodes) {}
   void write(unsigned node, const LayoutSpec& spec) {
     write_ranks(sample_, spec, incoming(node));
   }
@@ -55,7 +56,7 @@ class ClusterTest : public ::testing::Test {
   }
 
   Sample sample_ = llama_sample(true, 4);
-  LocalCluster cluster_{3};
+  LocalCluster cluster_;
 };
 
 LayoutSpec spec_of(const std::string& text) { return Layout::parse(text).value().spec; }
@@ -186,6 +187,64 @@ TEST_F(ClusterTest, WithoutACopyWhatIsLostIsSaidAndComesBackWithItsNode) {
   cluster_.start(2);
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 1, "pp": 2, "dp": 1})"));
+}
+
+/// w0 holds what the three others need.
+class RelayTest : public ClusterTest {
+ protected:
+  RelayTest() : ClusterTest(4) {
+    EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
+    write(0, LayoutSpec());
+    commit(0);
+    cluster_.wait_settled();
+    sent_ = cluster_.bytes_sent(0);
+    moved_ = cluster_.bytes_moved();
+  }
+  /// Bytes that w0 sent for it, and all nodes.
+  std::pair<uint64_t, uint64_t> spread() {
+    edit(1, text_);
+    cluster_.wait_settled();
+    const std::pair bytes(cluster_.bytes_sent(0) - sent_, cluster_.bytes_moved() - moved_);
+    cluster_.loses = nullptr;
+    expect_everywhere({0, 1, 2, 3}, spec_of(text_));
+    EXPECT_THAT(holders(0, spec_of(text_), 0), ::testing::IsSupersetOf({"w1", "w2", "w3"}));
+    return bytes;
+  }
+
+  /// Whatever the receivers are asked in this way is lost.
+  void without(std::string_view method) {
+    std::atomic<int> lost = 0;
+    cluster_.loses = [&](const std::string& node, std::string_view what) {
+      return what == method && node != "w0" && ++lost > 0;
+    };
+    const auto [sent, moved] = spread();
+    EXPECT_GT(lost, 0);
+    EXPECT_EQ(moved, sent);  // all of it from w0 in the end
+  }
+
+  const std::string text_ = R"({"tp": 1, "pp": 1, "dp": 3, "devices": ["w1:0", "w2:0", "w3:0"]})";
+  uint64_t sent_, moved_;
+};
+
+TEST_F(RelayTest, WhatThreeNeedOfOneItSendsOnce) {
+  const auto [sent, moved] = spread();
+  EXPECT_GT(sent, 0u);
+  EXPECT_EQ(moved, 3 * sent);
+}
+
+TEST_F(RelayTest, NodesThatPassNothingOnAreNotMissed) { without("fetch"); }
+
+TEST_F(RelayTest, NodesThatDoNotSayWhatTheyHaveAreNotMissed) { without("job/arrived"); }
+
+TEST_F(RelayTest, ANodeThatStopsPassingOnInTheMiddleIsNotMissed) {
+  std::atomic<int> fetches = 0;
+  cluster_.loses = [&](const std::string& node, std::string_view what) {
+    return what == "fetch" && node != "w0" && ++fetches > 5;
+  };
+  const auto [sent, moved] = spread();
+  EXPECT_GT(fetches, 5);
+  EXPECT_GT(moved, sent);
+  EXPECT_LT(moved, 2 * sent);
 }
 
 TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {

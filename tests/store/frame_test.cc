@@ -9,7 +9,7 @@
 #include "expect_error.h"
 #include "store/rpc/crc32c.h"
 #include "store/rpc/messages.h"
-#include "store/rpc/packed_copy.h"
+#include "store/tensor/packed_copy.h"
 
 namespace ptc {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
 
 namespace ptc::testing {
@@ -23,7 +24,7 @@ class LocalCluster::NodeCluster final : public Cluster {
   Result<std::string> call(const std::string& node, std::string_view method, const std::string& body,
                            std::chrono::milliseconds, std::stop_token) override {
     JobStore* store = nullptr;
-    {
+    if (!all_.loses || !all_.loses(node, method)) {
       std::lock_guard lock(all_.mutex_);
       if (all_.running_.contains(node) && all_.running_.contains(self_))
         store = all_.nodes_[std::stoul(node.substr(1))]->store.get();
@@ -55,7 +56,7 @@ class LocalCluster::NodeTransport final : public Transport {
         continue;
       }
       ImageStore* images = nullptr;
-      {
+      if (!all_.loses || !all_.loses(item.source->node(), "fetch")) {
         std::lock_guard lock(all_.mutex_);
         if (all_.running_.contains(item.source->node()))
           images = &all_.nodes_[std::stoul(item.source->node().substr(1))]->store->images();
@@ -64,8 +65,10 @@ class LocalCluster::NodeTransport final : public Transport {
         return make_error(Code::kUnavailable, "node {} does not answer", item.source->node());
       auto image = images->open(item.source->id(), item.source->bytes());
       if (image.has_error()) return make_error(Code::kUnavailable, "{}", image.error().message());
-      for_each_run(item.copy, item.begin, item.end,
-                   [&](uint64_t, uint64_t, uint64_t bytes) { all_.bytes_moved_ += bytes; });
+      {
+        std::lock_guard lock(all_.mutex_);
+        all_.sent_[item.source->node()] += bytes_between(item.copy, item.begin, item.end);
+      }
       FetchItem there = item;
       there.source = image.value().get();
       PTC_TRY(local_->fetch(std::span(&there, 1), stop));
@@ -90,6 +93,19 @@ LocalCluster::LocalCluster(unsigned nodes) : meta_(make_memory_meta()) {
 LocalCluster::~LocalCluster() {
   for (unsigned i = 0; i < nodes_.size(); ++i)
     if (nodes_[i]->store != nullptr) stop(i);
+}
+
+uint64_t LocalCluster::bytes_moved() const {
+  std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [node, sent] : sent_) bytes += sent;
+  return bytes;
+}
+
+uint64_t LocalCluster::bytes_sent(unsigned node) const {
+  std::lock_guard lock(mutex_);
+  const auto sent = sent_.find(name(node));
+  return sent == sent_.end() ? 0 : sent->second;
 }
 
 JobRef LocalCluster::job(unsigned node, const std::string& name) {

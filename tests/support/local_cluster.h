@@ -2,6 +2,7 @@
 // functions, and can be cut. For the logic; real processes and sockets are in tests/cluster.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,8 +34,13 @@ class LocalCluster {
   /// Until every node that runs has taken over all decisions, and no job has anything to do.
   void wait_settled();
 
-  /// Bytes that went from node to node so far.
-  uint64_t bytes_moved() const { return bytes_moved_; }
+  /// Bytes that went from node to node so far, and out of one node.
+  uint64_t bytes_moved() const;
+  uint64_t bytes_sent(unsigned node) const;
+
+  /// Asked before each call and each item of a fetch ("fetch") to another node: true, and it is lost. Set
+  /// while nothing runs.
+  std::function<bool(const std::string& node, std::string_view method)> loses;
 
  private:
   class NodeCluster;
@@ -47,10 +53,10 @@ class LocalCluster {
   void tell_all();
 
   std::unique_ptr<MetaClient> meta_;
-  mutable std::mutex mutex_;  // who runs
+  mutable std::mutex mutex_;  // who runs, and what was sent
   std::vector<std::unique_ptr<Node>> nodes_;
   std::set<std::string> running_;
-  std::atomic<uint64_t> bytes_moved_ = 0;
+  std::map<std::string, uint64_t> sent_;
 };
 
 }  // namespace ptc::testing

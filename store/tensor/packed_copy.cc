@@ -1,4 +1,4 @@
-#include "store/rpc/packed_copy.h"
+#include "store/tensor/packed_copy.h"
 
 #include <algorithm>
 
