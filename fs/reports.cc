@@ -5,6 +5,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "fs/version.h"
@@ -43,17 +44,18 @@ std::string nodes_text(Tree& tree) {
                     {"memory_total_bytes", space.total_bytes},
                     {"memory_used_bytes", space.used_bytes},
                     {"materialised_bytes", materialised_bytes(tree)}};
+  std::map<std::string, json::object> by_name;
+  for (const std::string& name : tree.store().nodes())
+    by_name[name] = {{"name", name}, {"state", "up"}};
+  const std::string& self = tree.store().node();
+  if (!by_name.contains(self)) node["state"] = "fenced";  // cut off from the cluster: it decides nothing
+  by_name[self] = std::move(node);
+  for (const std::string& name : tree.store().drained()) {
+    by_name.try_emplace(name, json::object{{"name", name}, {"state", "away"}});
+    by_name[name]["drain"] = json::object{{"bytes_left", tree.store().bytes_on(name)}};
+  }
   json::array nodes;
-  bool listed = false;
-  for (const std::string& name : tree.store().nodes()) {
-    const bool self = name == tree.store().node();
-    listed = listed || self;
-    nodes.push_back(self ? std::move(node) : json::object{{"name", name}, {"state", "up"}});
-  }
-  if (!listed) {  // cut off from the cluster: it decides nothing
-    node["state"] = "fenced";
-    nodes.push_back(std::move(node));
-  }
+  for (auto& [name, one] : by_name) nodes.push_back(std::move(one));
   return pretty_json(json::object{{"nodes", std::move(nodes)}});
 }
 

@@ -61,6 +61,7 @@ int run(int argc, char** argv) {
   add_verify(app, context);
   add_pin(app, context);
   add_rm(app, context);
+  add_drain(app, context);
   for (CLI::App* command : app.get_subcommands({})) command->fallthrough();
   if (answer_completion(app, argc, argv, values_in_mount)) return kDone;
 

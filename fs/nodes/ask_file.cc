@@ -91,11 +91,30 @@ Result<json::object> explain_rules(const Job& job, const json::object& question)
   return cut_report(checkpoint->model(), layout.spec, names);
 }
 
+/// Begins to empty a node, or ends that; and what stays on it that no checkpoint has.
+Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& question) {
+  if (caller.uid != 0 && caller.uid != ::geteuid())
+    return make_error(Code::kPermissionDenied, "only root, or whoever runs ptcfs, may drain a node");
+  PTC_TRY(auto node, text_of(question, "node"));
+  const json::value* cancel = question.if_contains("cancel");
+  json::array uncommitted;
+  if (cancel != nullptr && cancel->is_bool() && cancel->as_bool()) {
+    PTC_TRY(tree.store().cancel_drain(node));
+  } else {
+    PTC_TRY(tree.store().drain(node));
+    for (const std::string& what : tree.store().uncommitted_on(node))
+      uncommitted.push_back(json::value(what));
+  }
+  return json::value(json::object{{"bytes_left", tree.store().bytes_on(node)},
+                                  {"uncommitted", std::move(uncommitted)}});
+}
+
 Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text) {
   PTC_TRY(auto parsed, parse_json(text, {.max_bytes = kMaxQuestion}));
   if (!parsed.is_object()) return invalid_argument("the question is not a JSON object");
   const json::object& question = parsed.as_object();
   PTC_TRY(auto what, text_of(question, "do"));
+  if (what == "drain") return drain(tree, caller, question);
   PTC_TRY(auto name, text_of(question, "job"));
   PTC_TRY(auto view, tree.job(name));
   if (view == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
@@ -123,7 +142,7 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
     PTC_TRY(answer, view->job().verify(checkpoint));
   } else {
-    return invalid_argument("'{}' is not something to do; plan, rules, verify and remove are", what);
+    return invalid_argument("'{}' is not something to do; plan, rules, verify, remove and drain are", what);
   }
   // Answers that are JSON themselves are given as such.
   auto as_json = parse_json(answer, {.max_bytes = 64 << 20});

@@ -5,9 +5,11 @@
 //   {"do":"plan","job":J,"layout":{…}}              what an edit of layout.json would move
 //   {"do":"verify","job":J,"checkpoint":C}          reads every stored byte, compares checksums
 //   {"do":"remove","job":J,"checkpoint":C?,"force":bool}   a checkpoint; without one, the job
+//   {"do":"drain","node":N,"cancel":bool}           empties a node, or takes it into service again
 //
 // Answers {"ok":true,"result":…} or {"ok":false,"code":"invalid argument","error":"…"}.
-// plan and verify: who may read the job directory; remove: its owner, and root.
+// plan and verify: who may read the job directory; remove: its owner, and root; drain: root, and whoever
+// runs the daemon.
 #pragma once
 
 #include <chrono>

@@ -6,6 +6,10 @@
 namespace ptc {
 namespace {
 
+bool contains(const std::vector<std::string>& nodes, const std::string& node) {
+  return std::find(nodes.begin(), nodes.end(), node) != nodes.end();
+}
+
 bool is_on(const StoredState& stored, uint32_t node, const ImageLayout& file) {
   return std::all_of(file.arrays.begin(), file.arrays.end(), [&](const ArraySlot& slot) {
     return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
@@ -30,7 +34,7 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
     for (uint32_t copy = i; copy < stored.images.size() &&
                             stored.images[copy].written == image.written; ++copy) {
       if (stored.images[copy].image == nullptr) continue;
-      on.insert(stored.images[copy].node);
+      if (contains(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
       source = copy;
     }
     if (source < 0) continue;
@@ -62,6 +66,9 @@ Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& 
     plan.targets = place_files(std::move(plan.targets), wanted.spec, wanted.placement,
                                wanted.replicas, wanted.alive, stored, plan.nodes);
     plan_other_files(checkpoint, stored, wanted, plan);
+    for (uint32_t i = 0; i < stored.images.size(); ++i)
+      if (stored.images[i].image != nullptr && !contains(wanted.alive, stored.images[i].node))
+        plan.leaving.push_back(i);
   }
   // A set of shards need not be joined where it is.
   if (plan.same_states)
@@ -73,8 +80,11 @@ Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& 
   for (const StateFile& target : plan.targets) layouts.push_back(target.layout);
   PTC_TRY(plan.transfers, plan_transfers(*stored.index, layouts));
   TransferPlan::Totals& totals = plan.transfers.totals;
+  auto stays = [&](uint32_t image) {
+    return !std::binary_search(plan.leaving.begin(), plan.leaving.end(), image);
+  };
   for (size_t i = 0; plan.same_states && i < stored.images.size(); ++i) {
-    if (stored.images[i].image == nullptr) continue;
+    if (stored.images[i].image == nullptr || !stays(i)) continue;
     totals.total_bytes += stored.layouts[i].bytes;
     totals.kept_bytes += stored.layouts[i].bytes;
     ++totals.kept_images;

@@ -16,7 +16,7 @@ struct WantedState {
   LayoutSpec spec;
   Placement placement;             // without ranks: all on the one node there is
   uint32_t replicas = 0;
-  std::vector<std::string> alive;  // nodes that can hold copies, by name
+  std::vector<std::string> alive;  // nodes that shall hold something, by name; others may still be sources
 };
 
 struct ChangePlan {
@@ -29,11 +29,15 @@ struct ChangePlan {
     uint32_t node;
   };
   std::vector<OtherCopy> copies;
+  /// Stored images of nodes that shall hold nothing: they go once the rest is there.
+  std::vector<uint32_t> leaving;
   /// The states are what they were: the images that are within reach stay, in whatever form, and
   /// `targets` are those that come to them.
   bool same_states = false;
-  /// Nothing needs to be written.
-  bool nothing() const { return same_states && targets.empty() && copies.empty(); }
+  /// Nothing needs to be written, and nothing goes.
+  bool nothing() const {
+    return same_states && targets.empty() && copies.empty() && leaving.empty();
+  }
 };
 
 /// Pure function of the checkpoint, where its bytes lie (`stored`), and what is wanted.

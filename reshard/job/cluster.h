@@ -34,4 +34,10 @@ class Cluster {
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
 };
 
+/// kUnavailable where this node is cut off from its cluster, before anything is asked of that; null: it
+/// is alone, and decides always.
+Result<> check_member(const Cluster* cluster);
+/// A decision: fails once this node's lease has ended, at once where that is known.
+Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster, MetaTransaction transaction);
+
 }  // namespace ptc

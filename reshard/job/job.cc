@@ -11,6 +11,7 @@
 #include <ctime>
 
 #include "reshard/job/change.h"
+#include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/tell.h"
 #include "store/base/file.h"
@@ -30,14 +31,7 @@ std::string Job::Impl::meta_key(std::string_view what) const {
 }
 
 Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
-  if (services.cluster != nullptr) {
-    const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
-    if (lease == nullptr || !lease->alive())
-      return make_error(Code::kUnavailable, "node {} is cut off from its cluster, and decides nothing "
-                        "until it has joined again: try again then, or on another node", services.node);
-    transaction.compares.push_back(services.cluster->fence());
-  }
-  return services.meta->commit(transaction);
+  return ptc::commit_fenced(*services.meta, services.cluster, std::move(transaction));
 }
 
 std::string Job::Impl::checkpoint_dir(std::string_view id) const {
@@ -171,12 +165,21 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   std::map<std::string_view, size_t> rank_of;
   const std::vector<std::string> nodes =
       services.cluster != nullptr ? services.cluster->alive() : std::vector{services.node};
+  std::vector<std::string> not_in_service;
+  {
+    std::lock_guard lock(mutex);
+    not_in_service = drained;
+  }
   for (size_t i = 0; i < wanted.devices.size(); ++i) {
-    std::string node = wanted.devices[i].substr(0, wanted.devices[i].rfind(':'));
+    const std::string node = node_of(wanted.devices[i]);
     if (std::find(nodes.begin(), nodes.end(), node) == nodes.end())
       return invalid_argument("{}: node '{}' is not part of this cluster (nodes: {})",
                               json_place(text, {"devices", std::to_string(i)}), node,
                               fmt::join(nodes, ", "));
+    if (std::find(not_in_service.begin(), not_in_service.end(), node) != not_in_service.end())
+      return invalid_argument("{}: node '{}' is being drained: name another, or take it into service "
+                              "again (ptc drain {} --cancel)",
+                              json_place(text, {"devices", std::to_string(i)}), node, node);
     if (auto [before, is_new] = rank_of.try_emplace(wanted.devices[i], i); !is_new)
       return invalid_argument("{}: device '{}' is given to rank {} already",
                               json_place(text, {"devices", std::to_string(i)}), wanted.devices[i],
@@ -253,6 +256,9 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     return refuse(invalid_argument("another layout of this job has the name {} already", spec_name));
   const int64_t next_revision = revision + 1;  // only changed under changes
   transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
+  if (services.cluster != nullptr)
+    for (const std::string& node : nodes_of(wanted.value()))
+      transaction.compares.push_back({drained_key(node), 0});
   transaction.puts.emplace_back(
       meta_key("layout"), json::serialize(json::object{{"revision", next_revision}, {"text", text}}));
   if (spec_name.find('+') != std::string::npos)
@@ -433,7 +439,7 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
     return make_error(Code::kNotFound, "job {} has no checkpoint yet: nothing would move", name_);
   auto start = std::chrono::steady_clock::now();
   std::shared_ptr<const StoredState> stored = newest->stored();
-  PTC_TRY(auto state, impl_->wanted_state(*newest, wanted));
+  PTC_TRY(auto state, impl_->wanted_state(*newest, wanted, impl_->nodes_in_service()));
   PTC_TRY(auto plan, plan_change(*newest, *stored, state));
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return PlanReport(name_, impl_->services.node, *newest, *stored, wanted.spec, plan)
@@ -495,12 +501,12 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
 
 void Job::wait_settled() {
   std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return impl_->settled() && !impl_->running && !impl_->look; });
+  impl_->changed.wait(lock, [&] { return impl_->settled() && !impl_->running && !impl_->look && !impl_->busy; });
 }
 
 bool Job::is_settled() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->settled() && !impl_->running && !impl_->look;
+  return impl_->settled() && !impl_->running && !impl_->look && !impl_->busy;
 }
 
 Result<> Job::forget() {

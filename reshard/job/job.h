@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -106,6 +107,13 @@ class Job {
   Result<std::string> dry_run(const std::string& layout_text) const;
   /// Reads every stored byte of a checkpoint and compares checksums. kCorrupt names the tensors.
   Result<std::string> verify(std::string_view checkpoint) const;
+
+  /// Bytes of its checkpoints that lie on a node, within reach or not.
+  uint64_t bytes_on(std::string_view node) const;
+  /// The first rank that layout.json wants on the node.
+  std::optional<uint64_t> rank_on(std::string_view node) const;
+  /// What would come to each of the others if `node` were to hold nothing.
+  Result<std::map<std::string, uint64_t>> bytes_without(const std::string& node) const;
 
   /// Until no reshard is running or pending; for tests.
   void wait_settled();

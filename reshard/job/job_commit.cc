@@ -178,8 +178,9 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
   if (as_written.replicas == 0) return std::shared_ptr<const StoredState>();
   if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size()) as_written.devices.clear();
   as_written.spec = stored->spec;
-  PTC_TRY(auto wanted, wanted_state(checkpoint, as_written));
+  PTC_TRY(auto wanted, wanted_state(checkpoint, as_written, nodes_in_service()));
   PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+  change.leaving.clear();  // what was just written stays where it is until it is decided on
   if (change.nothing()) return std::shared_ptr<const StoredState>();
   std::atomic<uint64_t> done = 0;
   PTC_TRY(auto parts, make_parts(record, wanted, change, done, commit_stop.get_token(), fences));

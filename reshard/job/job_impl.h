@@ -1,5 +1,5 @@
-// The inside of a Job, shared by job.cc (edits), job_status.cc, job_commit.cc (commit and removal) and
-// job_reshard.cc (the background thread).
+// The inside of a Job, shared by job.cc (edits), job_status.cc, job_commit.cc (commit and removal),
+// job_reshard.cc (the background thread) and job_older.cc (checkpoints beside the newest).
 //
 // Who decides what: `changes` is held while a decision is made and written to the metadata, and only
 // for that moment: hashing and moving bytes happen outside of it, on snapshots, and the decision then
@@ -127,7 +127,9 @@ struct Job::Impl {
   std::optional<Failed> failed;
   bool look = false;  // nodes or copies changed: something may be to do although all is settled
   std::chrono::steady_clock::time_point others_first{};  // until then another node may do it
+  bool busy = false;  // the reshard thread works on it
   std::vector<std::string> alive;  // nodes, as the stored states know them
+  std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
   /// By checkpoint id: a part made here that no decision names yet, and of which plan.
   struct FinishedPart {
     std::string plan;
@@ -166,6 +168,7 @@ struct Job::Impl {
   std::string leader_key() const { return "leaders/" + job->name(); }
   std::string checkpoint_dir(std::string_view id) const;
   const CheckpointRecord* latest() const;      // mutex held
+  uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
   bool settled() const;                        // mutex held: nothing to do for the reshard thread
   JobState state() const;                      // mutex held
   void set_error(const std::string& what);     // takes mutex
@@ -253,7 +256,10 @@ struct Job::Impl {
   Result<> settle(const CheckpointRef& checkpoint, const Layout& wanted, int64_t wanted_revision);
   bool lead();  // false: another node does
   void stop_leading();
-  Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout) const;
+  /// `nodes`: those that shall hold something.
+  Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout,
+                                   std::vector<std::string> nodes) const;
+  std::vector<std::string> nodes_in_service() const;  // alive and not drained; takes mutex
   /// `fences`: of the nodes that made new images.
   Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
                                                   const WantedState& wanted, std::stop_token stop,
@@ -263,7 +269,20 @@ struct Job::Impl {
                     const Fences& fences);
   void remove_images_not_in(const StoredState& these, const StoredState& those);
   void give_up(const CheckpointRecord& record, const StoredState& made);
+  /// The new record of where the bytes lie, as a file that all nodes have, and in the transaction.
+  Result<> put_stored(CheckpointRecord& record, const StoredState& moved, MetaTransaction& transaction);
+  /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was before.
+  std::shared_ptr<const StoredState> take_over(const CheckpointRecord& record,
+                                               std::shared_ptr<const StoredState> moved);
+  void remove_replaced(const CheckpointRecord& record, const StoredState& before,
+                       const std::string& old_stored);
   void remove_superfluous();  // `keep`
+
+  // job_older.cc
+  Result<> settle_older(const Layout& wanted);
+  Result<> settle_one(CheckpointRecord record, uint32_t replicas);
+  Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replicas,
+                                  std::vector<std::string> nodes) const;
   Result<> remove(const std::string& name, bool only_unused);
 };
 
@@ -274,6 +293,8 @@ inline std::string node_key(const JobServices& services) {
 
 /// Bytes of a checkpoint as it is stored now.
 uint64_t stored_bytes(const Checkpoint& checkpoint);
+
+Error no_node_in_service();
 
 /// 16 hexadecimal digits, never used twice.
 Result<std::string> random_id();

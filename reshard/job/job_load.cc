@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <set>
 
+#include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
 
@@ -125,15 +126,20 @@ Result<> Job::Impl::load() {
 Result<> Job::Impl::sync() {
   std::lock_guard change(changes);
   PTC_TRY(auto state, read_meta());
-  const std::vector<std::string> now_alive =
-      services.cluster != nullptr ? services.cluster->alive() : std::vector<std::string>();
+  std::vector<std::string> now_alive, now_drained;
+  if (services.cluster != nullptr) {
+    now_alive = services.cluster->alive();
+    PTC_TRY(now_drained, drained_nodes(*services.meta));
+  }
   std::map<std::string, CheckpointRecord, std::less<>> known;
-  bool nodes_changed = false;
+  bool nodes_changed = false, service_changed = false;
   {
     std::lock_guard lock(mutex);
     known = checkpoints;
     nodes_changed = alive != now_alive;
     alive = now_alive;
+    service_changed = drained != now_drained;
+    drained = now_drained;
   }
 
   struct Change {
@@ -221,7 +227,9 @@ Result<> Job::Impl::sync() {
     }
     checkpoints.clear();
     for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
-    if (services.cluster != nullptr && (nodes_changed || flipped || edited || !to_tell.empty())) {
+    if (service_changed) failed.reset();  // another plan
+    if (services.cluster != nullptr &&
+        (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
       look = true;
       others_first = std::chrono::steady_clock::now() + kOthersFirst;
     }

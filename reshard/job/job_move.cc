@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "reshard/exec/fetch_images.h"
+#include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/plan_relays.h"
 
@@ -104,6 +105,8 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const Wa
   const std::string self = node_key(services);
   for (const std::string& node : needed)
     if (node != self) fences.push_back(services.cluster->fence_of(node));
+  if (services.cluster != nullptr)
+    for (const std::string& node : needed) fences.push_back({drained_key(node), 0});
   int64_t wanted_revision = 0;
   {
     std::lock_guard lock(mutex);
@@ -357,10 +360,12 @@ Result<std::vector<StoredImage>> Job::Impl::compose(
     return ok();
   };
   // What stays: files without tensors, and where the states are the same all of it; of nodes that are
-  // away only what may be nowhere else.
+  // away only what may be nowhere else, and of nodes that shall hold nothing, nothing.
   const std::vector<WrittenFile>& files = checkpoint.manifest().files;
   const bool complete = checkpoint.lost_tensors().empty();
-  for (const StoredImage& image : stored.images) {
+  for (uint32_t i = 0; i < stored.images.size(); ++i) {
+    const StoredImage& image = stored.images[i];
+    if (std::binary_search(change.leaving.begin(), change.leaving.end(), i)) continue;
     const bool other = image.written >= 0 && !files[image.written].has_tensors;
     if (!other && !change.same_states) continue;
     const int64_t best = other ? stored.find_other(image.written) : 0;

@@ -42,9 +42,15 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       continue;
     }
     if (work) {
+      {
+        std::lock_guard lock(mutex);
+        look = false;
+        busy = true;
+      }
       Result<> result = ok();
       try {
         result = settle(checkpoint, wanted, wanted_revision);
+        if (result.has_value()) result = settle_older(wanted);
       } catch (const std::exception& error) {  // no memory
         result = make_error(Code::kNoSpace, "{}", error.what());
       }
@@ -55,11 +61,21 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       // A node that does not answer is gone soon, and then the plan is another one.
       const bool again = services.cluster != nullptr && result.has_error() &&
                          result.error().code() == Code::kUnavailable;
+      if (abandoned && services.cluster != nullptr) {  // there may be more to do than the newer edit says
+        look = true;
+        others_first = std::chrono::steady_clock::now() + kAnotherLeads;
+      }
       if (again) {
+        look = true;
         others_first = std::chrono::steady_clock::now() + kTryAgain;
         last_error = {"reshard to " + wanted.spec.name() + " is tried again: " +
                           result.error().message(), now_ns()};
         spdlog::warn("job {}: {}", job->name(), last_error->what);
+      }
+      busy = false;
+      if (!result.has_error()) {
+        failed.reset();
+        forget_error("reshard to ");
       }
       if (running && !result.has_error()) ++counts.reshards_done;
       if (running && abandoned) ++counts.reshards_abandoned;
@@ -109,13 +125,29 @@ void Job::Impl::stop_leading() {
                  done.error().message());
 }
 
-Result<WantedState> Job::Impl::wanted_state(const Checkpoint& checkpoint,
-                                            const Layout& wanted) const {
+std::vector<std::string> Job::Impl::nodes_in_service() const {
+  if (services.cluster == nullptr) return {};
+  std::vector<std::string> nodes = services.cluster->alive();
+  std::lock_guard lock(mutex);
+  std::erase_if(nodes, [&](const std::string& node) {
+    return std::find(drained.begin(), drained.end(), node) != drained.end();
+  });
+  return nodes;
+}
+
+Error no_node_in_service() {
+  return make_error(Code::kUnavailable, "no node is in service: all that are there are being drained (ptc "
+                    "drain NODE --cancel)");
+}
+
+Result<WantedState> Job::Impl::wanted_state(const Checkpoint& checkpoint, const Layout& wanted,
+                                            std::vector<std::string> nodes) const {
   WantedState state;
   state.spec = wanted.spec;
   if (services.cluster == nullptr) return state;
   state.replicas = wanted.replicas;
-  state.alive = services.cluster->alive();
+  state.alive = std::move(nodes);
+  if (state.alive.empty()) return no_node_in_service();
   PTC_TRY(state.placement, place_ranks(wanted, checkpoint, *checkpoint.stored(), state.alive));
   return state;
 }
@@ -130,7 +162,6 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
     std::stop_token stop;
     {
       std::lock_guard lock(mutex);
-      look = false;
       const CheckpointRecord* newest = latest();
       if (revision != wanted_revision || newest == nullptr || newest->checkpoint != checkpoint)
         return Error(Code::kCancelled, "a newer edit came");
@@ -145,11 +176,10 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
       running->started = std::chrono::steady_clock::now();
       stop = running->stop.get_token();
     }
-    PTC_TRY(auto state, wanted_state(*checkpoint, wanted));
+    PTC_TRY(auto state, wanted_state(*checkpoint, wanted, nodes_in_service()));
     PTC_TRY(moved, move(record, state, stop, fences));
   } else {
     std::lock_guard lock(mutex);
-    look = false;
     if (settled()) return ok();
   }
   if (moved == nullptr && checkpoint != nullptr) {  // all is where it shall be
@@ -265,16 +295,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     const std::string key = meta_key("checkpoints/" + checkpoint->name());
     transaction.compares.push_back({key, record.meta_revision});
     if (moved != nullptr) {
-      ++record.generation;
-      // Others may think that they lead, and write their own: the name is this decision's alone.
-      PTC_TRY(auto unique, random_id());
-      record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
-      PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(record.id) + "/" + record.stored,
-                                    moved->to_text()));
-      if (services.cluster != nullptr) {
-        PTC_TRY(give_files(record.id, {record.stored}));
-      }
-      transaction.puts.emplace_back(key, record_text(record));
+      PTC_TRY(put_stored(record, *moved, transaction));
     }
   }
   transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
@@ -288,10 +309,8 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     failed.reset();
     if (last_error && last_error->what.starts_with("reshard to ")) last_error.reset();
     if (checkpoint != nullptr && moved != nullptr) {
-      before = checkpoint->stored();
-      checkpoint->replace_stored(moved);
       record.meta_revision = meta_revision;
-      checkpoints[checkpoint->name()] = record;
+      before = take_over(record, moved);
     }
     changed.notify_all();
   }
@@ -300,11 +319,38 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   }
   spdlog::info("job {}: revision {} in force, layout {}, current {}", job->name(), next.revision,
                wanted.name(), next.current.value_or("none"));
-  if (before != nullptr) {
-    remove_images_not_in(*before, *moved);
-    (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + old_stored);
-  }
+  if (before != nullptr) remove_replaced(record, *before, old_stored);
   return true;
+}
+
+Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& moved,
+                               MetaTransaction& transaction) {
+  ++record.generation;
+  // Others may think that they lead, and write their own: the name is this decision's alone.
+  PTC_TRY(auto unique, random_id());
+  record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
+  PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(record.id) + "/" + record.stored,
+                                moved.to_text()));
+  if (services.cluster != nullptr) {
+    PTC_TRY(give_files(record.id, {record.stored}));
+  }
+  transaction.puts.emplace_back(meta_key("checkpoints/" + record.checkpoint->name()),
+                                record_text(record));
+  return ok();
+}
+
+std::shared_ptr<const StoredState> Job::Impl::take_over(const CheckpointRecord& record,
+                                                        std::shared_ptr<const StoredState> moved) {
+  std::shared_ptr<const StoredState> before = record.checkpoint->stored();
+  record.checkpoint->replace_stored(std::move(moved));
+  checkpoints[record.checkpoint->name()] = record;
+  return before;
+}
+
+void Job::Impl::remove_replaced(const CheckpointRecord& record, const StoredState& before,
+                                const std::string& old_stored) {
+  remove_images_not_in(before, *record.checkpoint->stored());
+  (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + old_stored);
 }
 
 void Job::Impl::remove_superfluous() {

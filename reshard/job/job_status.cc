@@ -92,9 +92,14 @@ std::string Job::status_json() const {
       for (const std::string& node : record->checkpoint->stored()->nodes) nodes[node] = "away";
     for (const std::string& node : impl.services.cluster->alive()) nodes[node] = "up";
   }
+  for (const std::string& node : impl.drained) nodes.emplace(node, "away");
   json::array list;
-  for (const auto& [name, state] : nodes)
-    list.push_back(json::object{{"name", name}, {"state", state}});
+  for (const auto& [name, state] : nodes) {
+    json::object node{{"name", name}, {"state", state}};
+    if (std::find(impl.drained.begin(), impl.drained.end(), name) != impl.drained.end())
+      node["drain"] = json::object{{"bytes_left", impl.bytes_on(name)}};
+    list.push_back(std::move(node));
+  }
   status["nodes"] = std::move(list);
   return pretty_json(status);
 }

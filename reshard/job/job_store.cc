@@ -14,6 +14,7 @@
 #include <set>
 #include <thread>
 
+#include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/tell.h"
 #include "store/base/file.h"
@@ -65,6 +66,7 @@ struct JobStore::Impl {
   std::mutex changes;                              // create and remove, one at a time
   mutable std::mutex mutex;
   std::map<std::string, JobRef, std::less<>> jobs;  // guarded by mutex
+  std::vector<std::string> drained;                 // guarded by mutex
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
   JobServices services() const { return {meta, images.get(), executor.get(), node, cluster}; }
@@ -73,7 +75,7 @@ struct JobStore::Impl {
   std::mutex sync_mutex;
   std::condition_variable_any sync_wanted;
   bool stale = false;  // guarded by sync_mutex
-  std::shared_ptr<void> watch;
+  std::shared_ptr<void> watch, drained_watch;
   std::jthread sync_thread;
 
   /// In steps, for etcd takes no more at once; the first key says whether there is a job.
@@ -83,8 +85,7 @@ struct JobStore::Impl {
       MetaTransaction transaction;
       transaction.deletes.assign(keys.begin() + i,
                                  keys.begin() + std::min(keys.size(), i + kMostAtOnce));
-      if (cluster != nullptr) transaction.compares.push_back(cluster->fence());
-      PTC_TRY(meta->commit(transaction));
+      PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
     }
     return ok();
   }
@@ -100,6 +101,8 @@ struct JobStore::Impl {
   Result<> remove(std::string_view name, bool force);
   Result<> make_job_directory(const std::string& name);
   Result<> check_empty_elsewhere(const std::string& name);
+  Result<std::string> user_file_on(const std::string& on, const std::string& job) const;
+  Result<> service_changed();
 };
 
 JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -107,6 +110,7 @@ JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 JobStore::~JobStore() {
   if (impl_ == nullptr) return;
   impl_->watch.reset();
+  impl_->drained_watch.reset();
   impl_->sync_thread = {};
   for (const JobRef& job : jobs()) job->stop();
 }
@@ -176,9 +180,9 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     }
   for (const auto& [name, job] : impl->jobs) job->start();
   if (impl->cluster != nullptr) {
-    PTC_TRY(impl->watch, impl->meta->watch("jobs/", [store = impl.get()](const MetaEvent&) {
-      store->want_sync();
-    }));
+    auto look = [store = impl.get()](const MetaEvent&) { store->want_sync(); };
+    PTC_TRY(impl->watch, impl->meta->watch("jobs/", look));
+    PTC_TRY(impl->drained_watch, impl->meta->watch(drained_key(""), look));
     impl->stale = true;  // something may have changed since it was read
     impl->sync_thread = std::jthread(
         [store = impl.get()](std::stop_token stop) { store->sync_loop(std::move(stop)); });
@@ -215,6 +219,7 @@ void JobStore::Impl::sync_loop(std::stop_token stop) {
 
 Result<> JobStore::Impl::sync() {
   std::lock_guard change(changes);
+  PTC_TRY(auto now_drained, drained_nodes(*meta));
   PTC_TRY(auto entries, meta->list("jobs/"));
   std::set<std::string> names;
   for (const MetaEntry& entry : entries)
@@ -222,6 +227,7 @@ Result<> JobStore::Impl::sync() {
   std::vector<JobRef> known, gone;
   {
     std::lock_guard lock(mutex);
+    drained = std::move(now_drained);
     for (auto it = jobs.begin(); it != jobs.end();) {
       if (names.erase(it->first) > 0) known.push_back(it->second);
       else gone.push_back(it->second);
@@ -249,11 +255,18 @@ Result<> JobStore::Impl::sync() {
 }
 
 /// Each node has an incoming/ of its own.
+Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const std::string& name) const {
+  if (cluster != nullptr && on != cluster->self())
+    return cluster->call(on, "job/holds", name + "\n", std::chrono::seconds(10));
+  PTC_TRY(auto file, user_file_in(job_dir(name) + "/files"));
+  return file.value_or("");
+}
+
 Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
   if (cluster == nullptr) return ok();
   for (const std::string& other : cluster->alive()) {
     if (other == cluster->self()) continue;
-    PTC_TRY(auto file, cluster->call(other, "job/holds", name + "\n", std::chrono::seconds(10)));
+    PTC_TRY(auto file, user_file_on(other, name));
     if (!file.empty()) return make_error(Code::kBusy, "job {} holds {} on node {}", name, file, other);
   }
   return ok();
@@ -264,6 +277,14 @@ void JobStore::nodes_changed() {
 }
 
 Result<std::string> JobStore::answer(std::string_view method, std::string_view request) {
+  if (method == "job/changed") {
+    PTC_TRY(impl_->sync());
+    return std::string();
+  }
+  if (method == kSpaceMethod) {
+    PTC_TRY(auto space, impl_->images->space());
+    return json::serialize(json::object{{"free", space.free_bytes}});
+  }
   const size_t line_end = request.find('\n');
   if (line_end == std::string_view::npos || !method.starts_with("job/"))
     return invalid_argument("a request to a job names it in its first line");
@@ -274,10 +295,6 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     job = find(name);
   }
   if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
-  if (method == "job/changed") {
-    PTC_TRY(impl_->sync());
-    return std::string();
-  }
   if (method == "job/holds") {
     PTC_TRY(auto file, user_file_in(job->files_dir()));
     return file.value_or("");
@@ -285,8 +302,52 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
   return job->answer(method.substr(4), request.substr(line_end + 1));
 }
 
+Result<> JobStore::drain(const std::string& node) {
+  PTC_TRY(check_member(impl_->cluster));
+  if (impl_->cluster != nullptr) {
+    PTC_TRY(impl_->sync());
+  }
+  PTC_TRY(begin_drain(*impl_->meta, impl_->cluster, jobs(), *impl_->images, node));
+  spdlog::info("node {} is being drained", node);
+  return impl_->service_changed();
+}
+
+Result<> JobStore::cancel_drain(const std::string& node) {
+  PTC_TRY(ptc::cancel_drain(*impl_->meta, impl_->cluster, node));
+  spdlog::info("node {} is in service again", node);
+  return impl_->service_changed();
+}
+
+Result<> JobStore::Impl::service_changed() {
+  PTC_TRY(sync());
+  tell_others(cluster, "");
+  return ok();
+}
+
+std::vector<std::string> JobStore::drained() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->drained;
+}
+
+uint64_t JobStore::bytes_on(std::string_view node) const {
+  uint64_t bytes = 0;
+  for (const JobRef& job : jobs()) bytes += job->bytes_on(node);
+  return bytes;
+}
+
+std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const {
+  std::vector<std::string> found;
+  for (const JobRef& job : jobs()) {
+    Result<std::string> file = impl_->user_file_on(node, job->name());
+    if (file.has_value() && !file.value().empty())
+      found.push_back(fmt::format("{} of job {}", file.value(), job->name()));
+  }
+  return found;
+}
+
 Result<JobRef> JobStore::create_job(const std::string& name) {
   PTC_TRY(check_job_name(name));
+  PTC_TRY(check_member(impl_->cluster));
   PTC_TRY(auto job, impl_->create(name));
   tell_others(impl_->cluster, name);
   return job;
@@ -314,8 +375,7 @@ Result<JobRef> JobStore::Impl::create(const std::string& name) {
       {prefix + "/layout", json::serialize(json::object{{"revision", 1}, {"text", text}})},
       {prefix + "/in_force",
        json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
-  if (cluster != nullptr) transaction.compares.push_back(cluster->fence());
-  PTC_TRY(meta->commit(transaction));
+  PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
   JobRef job(new Job(name, dir, services(), listener));
   PTC_TRY(job->load());
   job->start();
@@ -326,6 +386,7 @@ Result<JobRef> JobStore::Impl::create(const std::string& name) {
 }
 
 Result<> JobStore::remove_job(std::string_view name, bool force) {
+  PTC_TRY(check_member(impl_->cluster));
   if (impl_->cluster != nullptr) {
     PTC_TRY(impl_->sync());  // what was removed on another node just now is no reason to refuse
   }

@@ -49,14 +49,24 @@ class JobStore {
   JobRef find(std::string_view name) const;
   std::vector<JobRef> jobs() const;  // by name
 
+  /// Empties a node, so that it can be stopped without any loss (drain.h): this returns once that is decided.
+  Result<> drain(const std::string& node);
+  /// Takes it into service again.
+  Result<> cancel_drain(const std::string& node);
+  std::vector<std::string> drained() const;  // by name, as of the last change heard of
+  /// Bytes of all checkpoints that lie on the node.
+  uint64_t bytes_on(std::string_view node) const;
+  /// What no checkpoint has, and so stays on the node: "incoming/base of job llama".
+  std::vector<std::string> uncommitted_on(const std::string& node) const;
+
   /// In a cluster: nodes came or went.
   void nodes_changed();
-  /// Answers what another node asks of a job here: `method` is "job/…", the request begins with the
-  /// job's name in a line.
+  /// Answers what another node asks: for "store/space", what is free here; for "job/…", of a job, whose
+  /// name is the first line of the request.
   Result<std::string> answer(std::string_view method, std::string_view request);
   static constexpr const char* kMethods[] = {"job/changed", "job/file", "job/files", "job/part", "job/drop", "job/arrived",
                                              "job/take", "job/hash",  "job/adopt", "job/untake",
-                                             "job/holds"};
+                                             "job/holds", "store/space"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

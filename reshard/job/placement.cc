@@ -38,13 +38,21 @@ std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
 
 }  // namespace
 
+std::string node_of(const std::string& device) { return device.substr(0, device.rfind(':')); }
+
+std::set<std::string> nodes_of(const Layout& layout) {
+  std::set<std::string> nodes;
+  for (const std::string& device : layout.devices) nodes.insert(node_of(device));
+  return nodes;
+}
+
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
                               const StoredState& stored, const std::vector<std::string>& alive) {
   const LayoutSpec& spec = layout.spec;
   Placement placement;
   if (!layout.devices.empty()) {
     for (const std::string& device : layout.devices)
-      placement.node_of_rank.push_back(device.substr(0, device.rfind(':')));
+      placement.node_of_rank.push_back(node_of(device));
     return placement;
   }
   if (alive.empty()) return make_error(Code::kUnavailable, "no node is there to place ranks on");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,11 @@ struct Placement {
   std::vector<std::string> node_of_rank;  // by global rank
   friend bool operator==(const Placement&, const Placement&) = default;
 };
+
+/// The node of a device as layout.json names it, "w0:1".
+std::string node_of(const std::string& device);
+/// Those that `devices` names; none if it is left out.
+std::set<std::string> nodes_of(const Layout& layout);
 
 /// The placement that layout.json asks for: `devices` if it has them; else one that keeps the most
 /// bytes where they are. Then ranks are put on `alive` (not empty, sorted) in equal blocks, whole

@@ -204,6 +204,8 @@ class Completion(mount.TestCase):
         self.assertEqual(self.bash("ptc", "plan", "--tp", "2", "comp"), ["completed"])
         self.assertEqual(self.bash("ptc", "plan", "--tp=2", "x"), [])
         self.assertEqual(self.bash("ptc", "pin", ""), ["completed/base"])
+        nodes = mount.read_json(self.mount.path + "/.ptc/nodes.json")["nodes"]
+        self.assertEqual(self.bash("ptc", "drain", ""), [node["name"] for node in nodes])
         self.assertEqual(self.bash("ptc", "rm", "comp"), ["completed", "completed/base"])
         self.assertEqual(self.bash("ptc", "export", "completed", "out", "--layout", ""),
                          ["tp2-pp1-dp1"])

@@ -149,6 +149,38 @@ class Losses(TestCase):
         cluster.until(lambda: self.held() == whole, "no copy is missing, and none too many is kept")
         self.nodes.nodes[1].ptc("verify", self.name)
 
+    def test_a_drained_node_can_be_killed(self):
+        model, older = models.Llama(8), models.Llama(9)
+        job = self.nodes.job(1, self.name)
+        older.write_hf(job.incoming("older") + "/rank/0")
+        job.commit("older")
+        self.commit(1, model, pp=3)
+        whole = tree(job.checkpoint("older", "model"))
+        drain = self.nodes.nodes[2].ptc("drain", "w1")
+        self.assertIn("w1 is drained: it can be stopped", drain.stdout)
+        self.assertEqual(self.nodes.nodes[1].image_bytes(), 0)
+        self.assertIn("w1 up (drained)", self.nodes.nodes[0].ptc("status", self.name).stdout)
+        refused = self.nodes.nodes[0].ptc("layout", self.name, "set", "--tp", "1", "--pp", "1", "--devices", "w1:0",
+                                          check=False)
+        self.assertIn("ptc drain w1 --cancel", refused.stderr)
+        self.nodes.kill(1)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 3)
+        for node in self.alive():
+            self.assertEqual(tree(self.job(node).checkpoint("older", "model")), whole)
+            self.nodes.nodes[node].ptc("verify", self.name)
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.assertEqual(self.nodes.nodes[1].image_bytes(), 0)  # drained still
+        self.nodes.nodes[1].ptc("drain", "w1", "--cancel")
+        self.nodes.wait_settled(self.name)
+        cluster.until(lambda: self.nodes.nodes[1].image_bytes() > 0, "w1 is in service again")
+        self.expect_everywhere(model, 1, 3)
+        self.assertIn("there is no node 'w7'",
+                      self.nodes.nodes[1].ptc("drain", "w7", check=False).stderr)
+
     def held(self):
         return sum(self.nodes.nodes[node].image_bytes() for node in self.alive())
 

@@ -247,6 +247,96 @@ TEST_F(RelayTest, ANodeThatStopsPassingOnInTheMiddleIsNotMissed) {
   EXPECT_LT(moved, 2 * sent);
 }
 
+TEST_F(ClusterTest, ADrainedNodeHoldsNothingAndCanGo) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "keep": 2})");
+  write(0, spec_of(R"({"tp": 1, "pp": 3, "dp": 1})"));
+  commit(0);
+  write_ranks(sample_, LayoutSpec(), cluster_.job(2, "job")->files_dir() + "/incoming/next");
+  write_file(cluster_.job(2, "job")->files_dir() + "/incoming/next/layout.json",
+             R"({"tp": 1, "pp": 1, "dp": 1})");
+  ASSERT_TRUE(cluster_.job(2, "job")->commit("next", "next").has_value());
+  cluster_.wait_settled();
+  const uint64_t before = cluster_.bytes_moved(), held = cluster_.store(1).bytes_on("w0");
+  EXPECT_GT(held, 0u);
+  Result<> drained = cluster_.store(1).drain("w0");  // asked of any node
+  ASSERT_TRUE(drained.has_value()) << drained.error().message();
+  ASSERT_TRUE(cluster_.store(2).drain("w0").has_value()) << "once more";
+  cluster_.wait_settled();
+  // It alone held the older checkpoint, and a third of the newer one, of which the others hold the rest.
+  EXPECT_LE(cluster_.bytes_moved() - before, held);
+  for (unsigned node = 0; node < 3; ++node) {
+    EXPECT_EQ(cluster_.store(node).bytes_on("w0"), 0u) << node;
+    EXPECT_THAT(cluster_.store(node).drained(), ::testing::ElementsAre("w0"));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(cluster_.store(0).images().directory()));
+  EXPECT_THAT(cluster_.job(1, "job")->status_json(), HasSubstr("\"bytes_left\": 0"));
+  cluster_.stop(0);
+  cluster_.wait_settled();
+  for (const char* name : {"base", "next"}) {
+    auto verified = cluster_.job(1, "job")->verify(name);
+    EXPECT_TRUE(verified.has_value()) << verified.error().message();
+    expect_model(*cluster_.job(2, "job")->find_checkpoint(name), sample_);
+  }
+  // It is still drained when it is back, until it is taken into service again.
+  cluster_.start(0);
+  cluster_.wait_settled();
+  EXPECT_EQ(cluster_.store(0).bytes_on("w0"), 0u);
+  ASSERT_TRUE(cluster_.store(0).cancel_drain("w0").has_value());
+  cluster_.wait_settled();
+  EXPECT_GT(cluster_.store(1).bytes_on("w0"), 0u);
+}
+
+TEST_F(ClusterTest, NothingNewIsPlacedOnADrainedNode) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  ASSERT_TRUE(cluster_.store(0).drain("w1").has_value());
+  const std::string text = R"({"tp": 2, "pp": 2, "dp": 1, "replicas": 1})";
+  edit(0, text);
+  write(1, spec_of(text));  // a job may still write there
+  commit(1);
+  cluster_.wait_settled();
+  EXPECT_EQ(cluster_.store(2).bytes_on("w1"), 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(cluster_.store(1).images().directory()));
+  for (uint64_t rank = 0; rank < 4; ++rank)
+    EXPECT_THAT(holders(0, spec_of(text), rank), ::testing::UnorderedElementsAre("w0", "w2"));
+  expect_everywhere({0, 1, 2}, spec_of(text));
+  Result<> named = cluster_.job(2, "job")->save_layout(
+      R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w1:0"]})");
+  ASSERT_TRUE(named.has_error());
+  EXPECT_THAT(named.error().message(), HasSubstr("node 'w1' is being drained"));
+
+  ASSERT_TRUE(cluster_.store(2).cancel_drain("w1").has_value());
+  const std::string three = R"({"tp": 1, "pp": 3, "dp": 1})";
+  edit(0, three);
+  cluster_.wait_settled();
+  EXPECT_GT(cluster_.store(0).bytes_on("w1"), 0u);
+  expect_everywhere({0, 1, 2}, spec_of(three));
+  EXPECT_EQ(cluster_.store(0).cancel_drain("w1").error().code(), Code::kNotFound);
+}
+
+TEST_F(ClusterTest, WhatCannotBeDrainedIsSaid) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w2:0"]})");
+  cluster_.wait_settled();
+  auto why = [&](const char* node) {
+    Result<> drained = cluster_.store(0).drain(node);
+    return drained.has_error() ? drained.error().message() : "";
+  };
+  EXPECT_THAT(why("w9"), HasSubstr("there is no node 'w9' (nodes: w0, w1, w2)"));
+  EXPECT_THAT(why("w2"), HasSubstr("layout.json of job job wants rank 1 on node w2"));
+  EXPECT_EQ(why("w0"), "");
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1})");
+  EXPECT_EQ(why("w1"), "");
+  EXPECT_THAT(why("w2"), HasSubstr("node w2 is the last one in service"));
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 1, "pp": 2, "dp": 1})"));
+  EXPECT_EQ(cluster_.store(0).bytes_on("w1"), 0u);
+  cluster_.stop(2);
+  EXPECT_THAT(why("w2"), HasSubstr("node w2 is away"));
+}
+
 TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   write(0, LayoutSpec());

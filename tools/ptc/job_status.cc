@@ -41,6 +41,13 @@ std::optional<ProgressView> progress_of(const JobStatus& status) {
   return view;
 }
 
+std::string node_text(const json::object& node) {
+  std::string text = text_field(node, "name") + " " + text_field(node, "state");
+  if (!has_object(node, "drain")) return text;
+  const uint64_t left = number_field(object_field(node, "drain"), "bytes_left");
+  return text + (left == 0 ? " (drained)" : fmt::format(" (draining, {} left)", format_size(left)));
+}
+
 Table job_table(const std::vector<JobStatus>& jobs) {
   using Align = Table::Align;
   Table table({{"JOB"},

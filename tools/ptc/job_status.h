@@ -39,6 +39,9 @@ std::string phase_text(const json::object& progress);
 /// How far a reshard is, and its mean rate so far; nullopt while none runs.
 std::optional<ProgressView> progress_of(const JobStatus& status);
 
+/// "w1 up (draining, 1.2 GiB left)": an entry of "nodes".
+std::string node_text(const json::object& node);
+
 /// One row for each job, in this order: what `ptc ls` and `ptc top` list.
 Table job_table(const std::vector<JobStatus>& jobs);
 /// One row for each checkpoint: what `ptc ls JOB` and `ptc status` list.

@@ -58,9 +58,7 @@ void print_status(const JobStatus& status) {
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {
     if (!node.is_object()) continue;
-    nodes +=
-        fmt::format("{}{} {}", nodes.empty() ? "" : ", ", text_field(node.get_object(), "name"),
-                    text_field(node.get_object(), "state"));
+    nodes += (nodes.empty() ? "" : ", ") + node_text(node.get_object());
   }
   if (!nodes.empty()) print_line("nodes", nodes);
 

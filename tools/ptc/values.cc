@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "tools/ptc/fields.h"
 #include "tools/ptc/mount.h"
 
 namespace ptc::cli {
@@ -21,6 +22,15 @@ std::vector<std::string> checkpoints(const std::string& mount,
       found.push_back(job + "/" + name);
     }
   }
+  return found;
+}
+
+std::vector<std::string> nodes(const std::string& mount) {
+  auto report = read_json_file(mount + "/.ptc/nodes.json");
+  std::vector<std::string> found;
+  if (!report) return found;
+  for (const json::value& node : array_field(report.value(), "nodes"))
+    if (node.is_object()) found.push_back(text_field(node.get_object(), "name"));
   return found;
 }
 
@@ -49,10 +59,11 @@ Values values_in_mount(const std::string& type, const Typed& typed) {
   if (type == "DIR" || type == "DEST") return {{}, kDirectories};
   if (type == "LAYOUT") return {layouts(mount_option, typed.positionals), kNothing};
   if (type == "LAYOUT or FILE") return {layouts(mount_option, typed.positionals), kFiles};
-  if (!type.starts_with("JOB")) return {};
+  if (type != "NODE" && !type.starts_with("JOB")) return {};
   auto mount = find_mount(mount_option);
   if (!mount) return {};
   Values values;
+  if (type == "NODE") return {nodes(mount.value()), kNothing};
   if (auto jobs = list_jobs(mount.value())) values.words = std::move(jobs).value();
   if (type == "JOB") return values;
   auto also = checkpoints(mount.value(), values.words);

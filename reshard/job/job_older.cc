@@ -1,0 +1,143 @@
+// Checkpoints beside the newest: no layout is made of them any more, and their files stay where they are.
+// But they get the copies that `replicas` asks for, and leave nodes that shall hold nothing.
+#include <spdlog/spdlog.h>
+
+#include "reshard/job/change.h"
+#include "reshard/job/job_impl.h"
+
+namespace ptc {
+
+/// Ranks on no node in particular: then place_files() leaves each file with who holds most of it.
+Result<WantedState> Job::Impl::where_it_is(const CheckpointRecord& record, uint32_t replicas,
+                                           std::vector<std::string> nodes) const {
+  WantedState wanted;
+  wanted.spec = record.checkpoint->stored()->spec;
+  wanted.replicas = replicas;
+  wanted.alive = std::move(nodes);
+  wanted.placement.node_of_rank.assign(wanted.spec.sizes.world_size(), "");
+  if (wanted.alive.empty()) return no_node_in_service();
+  return wanted;
+}
+
+Result<> Job::Impl::settle_older(const Layout& wanted) {
+  if (services.cluster == nullptr) return ok();
+  std::vector<CheckpointRecord> older;
+  {
+    std::lock_guard lock(mutex);
+    const CheckpointRecord* newest = latest();
+    for (const auto& [name, record] : checkpoints)
+      if (&record != newest) older.push_back(record);
+  }
+  for (CheckpointRecord& record : older) {
+    const std::string name = record.checkpoint->name();
+    Result<> settled = settle_one(std::move(record), wanted.replicas);
+    if (settled.has_error()) return std::move(settled).error().with_context("checkpoint " + name);
+  }
+  return ok();
+}
+
+Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
+  PTC_TRY(auto wanted, where_it_is(record, replicas, nodes_in_service()));
+  std::stop_token stop;
+  {
+    std::lock_guard lock(mutex);
+    if (stopping) return Error(Code::kCancelled, "shutting down");
+    if (!running) running.emplace(Running{});
+    running->checkpoint = record.checkpoint->name();
+    running->from = running->to = wanted.spec.name();
+    running->phase = "planning";
+    running->bytes_total = 0;
+    running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
+    running->started = std::chrono::steady_clock::now();
+    stop = running->stop.get_token();
+  }
+  Fences fences;
+  PTC_TRY(auto moved, move(record, wanted, stop, fences));
+  if (moved == nullptr) return ok();
+
+  const std::string old_stored = record.stored, name = record.checkpoint->name();
+  auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
+    std::lock_guard change(changes);
+    {
+      std::lock_guard lock(mutex);
+      const auto known = checkpoints.find(name);
+      if (known == checkpoints.end() || known->second.stored != record.stored)
+        return Error(Code::kCancelled, "it has changed meanwhile");
+      record = known->second;  // it may be pinned by now
+    }
+    MetaTransaction transaction;
+    transaction.compares = fences;
+    transaction.compares.push_back({meta_key("checkpoints/" + name), record.meta_revision});
+    PTC_TRY(put_stored(record, *moved, transaction));
+    PTC_TRY(record.meta_revision, commit_fenced(transaction));
+    std::lock_guard lock(mutex);
+    return take_over(record, moved);
+  };
+  Result<std::shared_ptr<const StoredState>> before = decide();
+  if (before.has_error()) {
+    if (!services.meta->in_doubt()) give_up(record, *moved);
+    return std::move(before).error();
+  }
+  if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
+  remove_replaced(record, *before.value(), old_stored);
+  return ok();
+}
+
+uint64_t Job::Impl::bytes_on(std::string_view node) const {
+  uint64_t bytes = 0;
+  for (const auto& [name, record] : checkpoints) {
+    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+    for (size_t i = 0; i < stored->images.size(); ++i)
+      if (stored->images[i].node == node) bytes += stored->layouts[i].bytes;
+  }
+  return bytes;
+}
+
+uint64_t Job::bytes_on(std::string_view node) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->bytes_on(node);
+}
+
+std::optional<uint64_t> Job::rank_on(std::string_view node) const {
+  std::lock_guard lock(impl_->mutex);
+  const std::vector<std::string>& devices = impl_->layout.devices;
+  for (uint64_t rank = 0; rank < devices.size(); ++rank)
+    if (node_of(devices[rank]) == node) return rank;
+  return std::nullopt;
+}
+
+Result<std::map<std::string, uint64_t>> Job::bytes_without(const std::string& node) const {
+  std::vector<std::string> nodes = impl_->nodes_in_service();
+  std::erase(nodes, node);
+  std::vector<CheckpointRecord> records;
+  const Checkpoint* newest = nullptr;
+  Layout wanted;
+  {
+    std::lock_guard lock(impl_->mutex);
+    for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
+    if (const CheckpointRecord* record = impl_->latest()) newest = record->checkpoint.get();
+    wanted = impl_->layout;
+  }
+  std::map<std::string, uint64_t> bytes;
+  for (const CheckpointRecord& record : records) {
+    const Checkpoint& checkpoint = *record.checkpoint;
+    Result<WantedState> state = &checkpoint == newest
+                                    ? impl_->wanted_state(checkpoint, wanted, nodes)
+                                    : impl_->where_it_is(record, wanted.replicas, nodes);
+    if (state.has_error()) return std::move(state).error();
+    const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+    Result<ChangePlan> plan = plan_change(checkpoint, *stored, state.value());
+    if (plan.has_error())
+      return std::move(plan).error().with_context(
+          fmt::format("job {}, checkpoint {}", name_, checkpoint.name()));
+    const ChangePlan& change = plan.value();
+    for (size_t i = 0; i < change.targets.size(); ++i)
+      if (!change.transfers.images[i].kept)
+        bytes[change.nodes[change.targets[i].layout.node]] += change.targets[i].layout.bytes;
+    for (const ChangePlan::OtherCopy& copy : change.copies)
+      bytes[change.nodes[copy.node]] += stored->layouts[copy.source_image].bytes;
+  }
+  return bytes;
+}
+
+}  // namespace ptc

@@ -1,0 +1,116 @@
+// ptc drain: empties a node of the cluster, so that it can be stopped without any loss.
+#include <fmt/core.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "store/base/size_text.h"
+#include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
+#include "tools/ptc/job_status.h"
+#include "tools/ptc/mount.h"
+
+namespace ptc::cli {
+namespace {
+
+struct DrainOptions {
+  std::string node;
+  bool cancel = false, no_wait = false, as_json = false;
+};
+
+struct Left {
+  bool drained = false;  // or being so
+  uint64_t bytes = 0;
+};
+Result<Left> left_on(const std::string& mount, const std::string& node) {
+  PTC_TRY(auto nodes, read_json_file(mount + "/.ptc/nodes.json"));
+  for (const json::value& one : array_field(nodes, "nodes"))
+    if (one.is_object() && text_field(one.get_object(), "name") == node)
+      return Left{has_object(one.get_object(), "drain"),
+                  number_field(object_field(one.get_object(), "drain"), "bytes_left")};
+  return Left{};
+}
+
+/// Of a job that has something there still, and cannot move it.
+Result<std::string> failure(const std::string& mount, const std::string& node) {
+  PTC_TRY(auto names, list_jobs(mount));
+  for (std::string& name : names) {
+    auto status = read_status({mount, std::move(name), ""});
+    if (!status || status.value().state != "failed") continue;
+    for (const json::value& one : array_field(status.value().raw, "nodes"))
+      if (one.is_object() && text_field(one.get_object(), "name") == node &&
+          number_field(object_field(one.get_object(), "drain"), "bytes_left") > 0)
+        return fmt::format("job {}: {}", status.value().job, status.value().last_error);
+  }
+  return std::string();
+}
+
+Result<> wait_until_empty(const std::string& mount, const std::string& node, uint64_t total) {
+  constexpr auto kPause = std::chrono::milliseconds(100);
+  Progress bar("draining " + node, total);
+  for (;;) {
+    PTC_TRY(auto left, left_on(mount, node));
+    if (!left.drained)
+      return make_error(Code::kCancelled, "node {} was taken into service again meanwhile", node);
+    if (left.bytes == 0) return ok();
+    total = std::max(total, left.bytes);
+    bar.set(total - left.bytes, total);
+    PTC_TRY(auto why, failure(mount, node));
+    if (!why.empty()) {
+      bar.finish();
+      return make_error(Code::kUnavailable, "{} are left on node {}: {}", format_size(left.bytes), node,
+                        why);
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+Result<int> run_drain(const Context& context, const DrainOptions& options) {
+  PTC_TRY(auto mount, find_mount(context.mount_option));
+  const std::string& node = options.node;
+  const json::object request{{"do", "drain"}, {"node", node}, {"cancel", options.cancel}};
+  PTC_TRY(auto answer, ask(mount, request));
+  const uint64_t bytes = number_field(answer, "bytes_left");
+  if (!options.cancel && !options.no_wait && bytes > 0) {
+    PTC_TRY(wait_until_empty(mount, node, bytes));
+    PTC_TRY(answer, ask(mount, request));
+  }
+  if (options.as_json) {
+    answer["node"] = node;
+    fmt::print("{}", pretty_json(answer));
+    return kDone;
+  }
+  if (options.cancel) {
+    fmt::print("{} is in service again\n", node);
+    return kDone;
+  }
+  if (const uint64_t left = number_field(answer, "bytes_left"); left > 0) {
+    fmt::print("{} is being drained: {} left\n", node, format_size(left));
+    return kDone;
+  }
+  const auto uncommitted = text_list(array_field(answer, "uncommitted"));
+  if (uncommitted.empty()) fmt::print("{} is drained: it can be stopped\n", node);
+  else fmt::print("{} is drained, but what is not committed stays there, and goes with it:\n", node);
+  for (const std::string& what : uncommitted) fmt::print("  {}\n", what);
+  return kDone;
+}
+
+}  // namespace
+
+void add_drain(CLI::App& app, Context& context) {
+  auto [command, options] = add_command<DrainOptions>(
+      app, context, "drain", "Empty a node, so that it can be stopped without any loss", run_drain);
+  command->add_option("NODE", options->node, "a node of the cluster, as .ptc/nodes.json lists them")
+      ->required();
+  command->add_flag("--cancel", options->cancel, "take it into service again");
+  command->add_flag("--no-wait", options->no_wait, "do not wait until it is empty");
+  command->add_flag("--json", options->as_json, "print the outcome as JSON");
+  command->footer(
+      "What the node holds is moved to others, and nothing new is placed on it. That\n"
+      "goes on when this command is interrupted, and survives restarts. A node that was\n"
+      "stopped stays drained until it is taken into service again.\n"
+      "\nExample:\n  ptc drain w1 && ssh w1 reboot    # and later: ptc drain w1 --cancel");
+}
+
+}  // namespace ptc::cli
