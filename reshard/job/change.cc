@@ -6,7 +6,7 @@
 namespace ptc {
 namespace {
 
-bool contains(const std::vector<std::string>& nodes, const std::string& node) {
+bool is_in(const std::vector<std::string>& nodes, const std::string& node) {
   return std::find(nodes.begin(), nodes.end(), node) != nodes.end();
 }
 
@@ -34,7 +34,7 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
     for (uint32_t copy = i; copy < stored.images.size() &&
                             stored.images[copy].written == image.written; ++copy) {
       if (stored.images[copy].image == nullptr) continue;
-      if (contains(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
+      if (is_in(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
       source = copy;
     }
     if (source < 0) continue;
@@ -67,7 +67,7 @@ Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& 
                                wanted.replicas, wanted.alive, stored, plan.nodes);
     plan_other_files(checkpoint, stored, wanted, plan);
     for (uint32_t i = 0; i < stored.images.size(); ++i)
-      if (stored.images[i].image != nullptr && !contains(wanted.alive, stored.images[i].node))
+      if (stored.images[i].image != nullptr && !is_in(wanted.alive, stored.images[i].node))
         plan.leaving.push_back(i);
   }
   // A set of shards need not be joined where it is.

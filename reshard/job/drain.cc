@@ -13,16 +13,16 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kPrefix = "drained/";
+constexpr std::string_view kDrained = "drained/";
 
-bool contains(const std::vector<std::string>& names, const std::string& name) {
+bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
                      const std::vector<std::string>& drained, const std::string& node) {
   std::vector<std::string> alive = cluster.alive();
-  if (!contains(alive, node)) {
+  if (!is_one_of(alive, node)) {
     const bool known = std::any_of(jobs.begin(), jobs.end(),
                                    [&](const JobRef& job) { return job->bytes_on(node) > 0; });
     if (known)
@@ -30,7 +30,7 @@ Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
                         "first", node);
     return make_error(Code::kNotFound, "there is no node '{}' (nodes: {})", node, fmt::join(alive, ", "));
   }
-  std::erase_if(alive, [&](const std::string& other) { return contains(drained, other); });
+  std::erase_if(alive, [&](const std::string& other) { return is_one_of(drained, other); });
   if (std::erase(alive, node) > 0 && alive.empty())
     return invalid_argument("node {} is the last one in service: start another first, or take one into "
                             "service again (ptc drain NODE --cancel)", node);
@@ -78,12 +78,12 @@ Result<> check_space(Cluster& cluster, const std::vector<JobRef>& jobs, ImageSto
 
 }  // namespace
 
-std::string drained_key(const std::string& node) { return std::string(kPrefix) + node; }
+std::string drained_key(const std::string& node) { return std::string(kDrained) + node; }
 
 Result<std::vector<std::string>> drained_nodes(MetaClient& meta) {
-  PTC_TRY(auto entries, meta.list(kPrefix));
+  PTC_TRY(auto entries, meta.list(kDrained));
   std::vector<std::string> nodes;
-  for (const MetaEntry& entry : entries) nodes.push_back(entry.key.substr(kPrefix.size()));
+  for (const MetaEntry& entry : entries) nodes.push_back(entry.key.substr(kDrained.size()));
   return nodes;
 }
 
@@ -92,7 +92,7 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
   if (cluster == nullptr)
     return invalid_argument("this cluster has one node: there is none that could take over what it holds");
   PTC_TRY(auto drained, drained_nodes(meta));
-  if (contains(drained, node)) return ok();
+  if (is_one_of(drained, node)) return ok();
   PTC_TRY(check_there(*cluster, jobs, drained, node));
   PTC_TRY(check_layouts(jobs, node));
   PTC_TRY(check_space(*cluster, jobs, images, node));

@@ -127,7 +127,7 @@ struct Job::Impl {
   std::optional<Failed> failed;
   bool look = false;  // nodes or copies changed: something may be to do although all is settled
   std::chrono::steady_clock::time_point others_first{};  // until then another node may do it
-  bool busy = false;  // the reshard thread works on it
+  bool at_work = false;  // the reshard thread works on it
   std::vector<std::string> alive;  // nodes, as the stored states know them
   std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
   /// By checkpoint id: a part made here that no decision names yet, and of which plan.

@@ -45,7 +45,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       {
         std::lock_guard lock(mutex);
         look = false;
-        busy = true;
+        at_work = true;
       }
       Result<> result = ok();
       try {
@@ -72,7 +72,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
                           result.error().message(), now_ns()};
         spdlog::warn("job {}: {}", job->name(), last_error->what);
       }
-      busy = false;
+      at_work = false;
       if (!result.has_error()) {
         failed.reset();
         forget_error("reshard to ");
