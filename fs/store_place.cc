@@ -150,6 +150,7 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
   }
   PTC_TRY(mount_tmpfs(place.directory, options.memory_bytes.value_or(memory_of_machine() / 2),
                       &place));
+  place.is_new = true;
   return place;
 }
 

@@ -19,6 +19,7 @@ struct StorePlace {
   std::string directory;
   bool in_memory = false;   // gone after a reboot
   bool is_tmpfs = false;    // mounted by us (now or by an earlier daemon)
+  bool is_new = false;      // mounted now: it is empty
   std::string note;         // something the user should know, one line; or empty
 };
 

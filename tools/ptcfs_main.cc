@@ -144,6 +144,21 @@ void serve_http(HttpServer& server, Tree& tree) {
   }
 }
 
+/// A start that fails leaves no tmpfs behind that was mounted for it. Outlives whatever has files there open.
+class NewPlace {
+ public:
+  NewPlace(const StorePlace& place, const StorePlaceOptions& options)
+      : options_(options), discard_(place.is_new) {}
+  ~NewPlace() {
+    if (discard_) (void)discard_store_place(options_);
+  }
+  void keep() { discard_ = false; }
+
+ private:
+  const StorePlaceOptions& options_;
+  bool discard_;
+};
+
 /// Mounts and serves until the end. `ready` is called once the mount can be used.
 template <class Ready>
 int run(Options& options, Ready ready) {
@@ -165,6 +180,7 @@ int run(Options& options, Ready ready) {
   if (!http) return complain(http.error(), kSystemError);
   auto place = prepare_store_place(options.place);
   if (!place) return complain(place.error(), kSystemError);
+  NewPlace new_place(place.value(), options.place);
   if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
 
   Tree tree(options.cache_bytes.value_or(memory_of_machine() / 8));
@@ -198,6 +214,7 @@ int run(Options& options, Ready ready) {
   auto session = FuseSession::mount(tree, options.mount);
   if (!session) return complain(session.error(), kMountFailure);
 
+  new_place.keep();
   ready(place.value());
   spdlog::info("mounted {} (ptcfs {}, node {}, store {}, jobs {}, passthrough {})",
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,

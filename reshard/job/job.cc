@@ -322,12 +322,13 @@ void Job::note_refused_save(const std::string& file, const std::string& why) {
 
 std::string Job::plan_json() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->plan.json;
+  return impl_->shown_plan().json;
 }
 
 std::string Job::plan_svg() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->plan.svg.empty() ? ptc::plan_svg({.job = name_}) : impl_->plan.svg;
+  const PlanTexts& plan = impl_->shown_plan();
+  return plan.svg.empty() ? ptc::plan_svg({.job = name_}) : plan.svg;
 }
 
 std::optional<std::string> Job::current_target() const {

@@ -112,7 +112,9 @@ struct Job::Impl {
   };
   std::optional<LastReshard> last_reshard;
   JobCounts counts;
-  PlanTexts plan;  // of the running or last reshard
+  PlanTexts last_plan;  // carried out, on whatever node
+  std::optional<PlanTexts> running_plan;  // that this node leads
+  const PlanTexts& shown_plan() const { return running_plan ? *running_plan : last_plan; }  // mutex held
   struct LastError {
     std::string what;
     int64_t time_ns = 0;
@@ -192,6 +194,7 @@ struct Job::Impl {
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
                                                          const std::string& id,
                                                          const std::string& stored_file);
+  std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file);
   Result<ImageRef> open_image(const std::string& id, uint64_t bytes, const std::string& node);
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
@@ -269,13 +272,13 @@ struct Job::Impl {
                     const Fences& fences);
   void remove_images_not_in(const StoredState& these, const StoredState& those);
   void give_up(const CheckpointRecord& record, const StoredState& made);
-  /// The new record of where the bytes lie, as a file that all nodes have, and in the transaction.
+  /// The new record of where the bytes lie, as a file that all nodes have, and in the transaction; and
+  /// the plan beside it.
   Result<> put_stored(CheckpointRecord& record, const StoredState& moved, MetaTransaction& transaction);
   /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was before.
   std::shared_ptr<const StoredState> take_over(const CheckpointRecord& record,
                                                std::shared_ptr<const StoredState> moved);
-  void remove_replaced(const CheckpointRecord& record, const StoredState& before,
-                       const std::string& old_stored);
+  void remove_replaced(const CheckpointRecord& record, const StoredState& before);
   void remove_superfluous();  // `keep`
 
   // job_older.cc
@@ -295,6 +298,9 @@ inline std::string node_key(const JobServices& services) {
 uint64_t stored_bytes(const Checkpoint& checkpoint);
 
 Error no_node_in_service();
+
+/// The file with the plan that led to this stored state; empty: it was a commit.
+std::string plan_file_of(const std::string& stored_file);
 
 /// 16 hexadecimal digits, never used twice.
 Result<std::string> random_id();

@@ -46,6 +46,12 @@ Result<std::vector<std::string>> names_of(const std::string& directory) {
 
 }  // namespace
 
+std::string plan_file_of(const std::string& stored_file) {
+  const size_t dash = stored_file.find('-'), second = stored_file.find('-', dash + 1);
+  if (dash == std::string::npos || second == std::string::npos) return "";
+  return "plan" + stored_file.substr(dash);
+}
+
 /// What the metadata say of a job.
 struct Job::Impl::MetaState {
   struct Record {
@@ -149,10 +155,13 @@ Result<> Job::Impl::sync() {
   std::map<std::string, Change> changes_of;
   std::map<std::string, std::pair<std::string, std::string>> now_damaged;  // name → id, why
   std::optional<Error> unreachable;
+  std::optional<PlanTexts> newest_plan;
+  int64_t plan_revision = 0;
   for (const auto& [name, entry] : state.checkpoints) {
     Change next;
     auto before = known.find(name);
     if (before != known.end() && before->second.id == entry.id) next.record = before->second;
+    const bool decided_anew = next.record.stored != entry.stored;
     auto load = [&]() -> Result<> {
       if (next.record.checkpoint == nullptr) {
         PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation, entry.stored));
@@ -177,6 +186,12 @@ Result<> Job::Impl::sync() {
       spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name,
                     loaded.error().message());
       continue;
+    }
+    if (decided_anew && entry.meta_revision > plan_revision) {
+      if (std::optional<PlanTexts> plan = load_plan(entry.id, entry.stored)) {
+        newest_plan = std::move(plan);
+        plan_revision = entry.meta_revision;
+      }
     }
     next.record.generation = entry.generation;
     next.record.stored = entry.stored;
@@ -227,6 +242,7 @@ Result<> Job::Impl::sync() {
     }
     checkpoints.clear();
     for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
+    if (newest_plan) last_plan = *std::move(newest_plan);
     if (service_changed) failed.reset();  // another plan
     if (services.cluster != nullptr &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
@@ -293,6 +309,17 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::load_stored(const Checkpoi
   return checkpoint.make_stored(spec, std::move(images));
 }
 
+std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id, const std::string& stored_file) {
+  constexpr size_t kMaxPlanBytes = size_t{1} << 28;
+  const std::string file = plan_file_of(stored_file);
+  if (file.empty()) return std::nullopt;
+  Result<std::string> text = checkpoint_file(id, file, kMaxPlanBytes);
+  Result<PlanTexts> plan = text.has_value() ? PlanTexts::from_text(text.value()) : std::move(text).error();
+  if (plan.has_value()) return std::move(plan).value();
+  spdlog::warn("job {}: the last plan is not known: {}", job->name(), plan.error().message());
+  return std::nullopt;
+}
+
 Result<ImageRef> Job::Impl::open_image(const std::string& id, uint64_t bytes,
                                        const std::string& node) {
   if (services.cluster != nullptr && node != services.cluster->self()) {
@@ -319,7 +346,9 @@ void Job::Impl::remove_files_of(const CheckpointRecord& record) {
 Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string& stored) {
   PTC_TRY(auto files, names_of(checkpoint_dir(id)));
   for (const std::string& file : files) {
-    if (!file.starts_with("stored-") || file == stored) continue;
+    if (!(file.starts_with("stored-") || file.starts_with("plan-")) || file == stored ||
+        file == plan_file_of(stored))
+      continue;
     PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(id) + "/" + file));
   }
   return ok();

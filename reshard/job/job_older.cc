@@ -55,7 +55,7 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
   PTC_TRY(auto moved, move(record, wanted, stop, fences));
   if (moved == nullptr) return ok();
 
-  const std::string old_stored = record.stored, name = record.checkpoint->name();
+  const std::string name = record.checkpoint->name();
   auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
     std::lock_guard change(changes);
     {
@@ -79,7 +79,7 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
     return std::move(before).error();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
-  remove_replaced(record, *before.value(), old_stored);
+  remove_replaced(record, *before.value());
   return ok();
 }
 

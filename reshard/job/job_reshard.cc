@@ -21,7 +21,6 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
     CheckpointRef checkpoint;
     Layout wanted;
     int64_t wanted_revision = 0;
-    PlanTexts plan_before;
     bool work = false;
     {
       std::unique_lock lock(mutex);
@@ -33,7 +32,6 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
       wanted = layout;
       wanted_revision = revision;
-      plan_before = plan;
     }
     if (stop.stop_requested()) return;
     if (work && !lead()) {
@@ -80,7 +78,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       if (running && !result.has_error()) ++counts.reshards_done;
       if (running && abandoned) ++counts.reshards_abandoned;
       running.reset();
-      if (result.has_error()) plan = std::move(plan_before);
+      running_plan.reset();
       if (result.has_error() && !abandoned && !again) {
         ++counts.reshards_failed;
         failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
@@ -229,7 +227,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
   std::shared_ptr<std::atomic<uint64_t>> bytes_done;
   {
     std::lock_guard lock(mutex);
-    plan = std::move(texts);
+    running_plan = std::move(texts);
     running->phase = "moving";
     running->bytes_total = totals.total_bytes - totals.kept_bytes;
     bytes_done = running->bytes_done;
@@ -262,7 +260,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   texts = report.texts("done", seconds.count());
   std::lock_guard lock(mutex);
-  plan = std::move(texts);
+  running_plan = std::move(texts);
   running->phase = "committing";
   last_reshard = {checkpoint.name(), stored->spec.name(), wanted.spec.name(), totals, seconds.count()};
   return moved;
@@ -289,7 +287,6 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   next.spec = wanted;
   next.revision = wanted_revision;
   next.current.reset();
-  const std::string old_stored = record.stored;
   if (checkpoint != nullptr) {
     next.current = checkpoint->name();
     const std::string key = meta_key("checkpoints/" + checkpoint->name());
@@ -319,7 +316,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   }
   spdlog::info("job {}: revision {} in force, layout {}, current {}", job->name(), next.revision,
                wanted.name(), next.current.value_or("none"));
-  if (before != nullptr) remove_replaced(record, *before, old_stored);
+  if (before != nullptr) remove_replaced(record, *before);
   return true;
 }
 
@@ -329,10 +326,16 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
   // Others may think that they lead, and write their own: the name is this decision's alone.
   PTC_TRY(auto unique, random_id());
   record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
-  PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(record.id) + "/" + record.stored,
-                                moved.to_text()));
+  std::string plan;
+  {
+    std::lock_guard lock(mutex);
+    plan = running_plan->to_text();
+  }
+  const std::string plan_file = plan_file_of(record.stored), directory = checkpoint_dir(record.id) + "/";
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved.to_text()));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan));
   if (services.cluster != nullptr) {
-    PTC_TRY(give_files(record.id, {record.stored}));
+    PTC_TRY(give_files(record.id, {record.stored, plan_file}));
   }
   transaction.puts.emplace_back(meta_key("checkpoints/" + record.checkpoint->name()),
                                 record_text(record));
@@ -344,13 +347,13 @@ std::shared_ptr<const StoredState> Job::Impl::take_over(const CheckpointRecord& 
   std::shared_ptr<const StoredState> before = record.checkpoint->stored();
   record.checkpoint->replace_stored(std::move(moved));
   checkpoints[record.checkpoint->name()] = record;
+  last_plan = *running_plan;
   return before;
 }
 
-void Job::Impl::remove_replaced(const CheckpointRecord& record, const StoredState& before,
-                                const std::string& old_stored) {
+void Job::Impl::remove_replaced(const CheckpointRecord& record, const StoredState& before) {
   remove_images_not_in(before, *record.checkpoint->stored());
-  (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + old_stored);
+  (void)remove_stale_files(record.id, record.stored);
 }
 
 void Job::Impl::remove_superfluous() {

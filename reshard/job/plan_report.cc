@@ -2,6 +2,7 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -159,6 +160,20 @@ PlanReport::PlanReport(std::string job, std::string node, const Checkpoint& chec
     if (name.empty()) name = node;
   picture_.job = std::move(job);
   picture_.checkpoint = checkpoint.name();
+}
+
+std::string PlanTexts::to_text() const {
+  return json::serialize(json::object{{"json", json}, {"svg", svg}});
+}
+
+Result<PlanTexts> PlanTexts::from_text(std::string_view text) {
+  PTC_TRY(auto value, parse_json(text, {.max_bytes = size_t{1} << 28}));
+  const json::object* object = value.if_object();
+  const json::value* plan = object != nullptr ? object->if_contains("json") : nullptr;
+  const json::value* picture = object != nullptr ? object->if_contains("svg") : nullptr;
+  if (plan == nullptr || !plan->is_string() || picture == nullptr || !picture->is_string())
+    return make_error(Code::kCorrupt, "a stored plan is damaged");
+  return PlanTexts{std::string(plan->as_string()), std::string(picture->as_string())};
 }
 
 PlanTexts PlanReport::texts(std::string_view state, double seconds) const {

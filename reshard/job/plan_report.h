@@ -15,6 +15,10 @@ namespace ptc {
 struct PlanTexts {
   std::string json = "{}\n";
   std::string svg;
+
+  /// Both as one file, which the nodes of a cluster give each other.
+  std::string to_text() const;
+  static Result<PlanTexts> from_text(std::string_view text);
 };
 
 /// Made before a plan is carried out, for that takes its transfers.

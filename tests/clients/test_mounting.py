@@ -215,6 +215,17 @@ class Background(MountProgram):
                 self.assertFalse(mount.is_mounted(path))
 
 
+    def test_a_start_that_fails_leaves_no_tmpfs(self):
+        path = self.directory("mnt")
+        for foreground in ([], ["-f"]):
+            done = self.ptcfs(*foreground, "--node", "w1", "--listen", "127.0.0.1:0", "--insecure",
+                              "--etcd", f"http://127.0.0.1:{self.free_port()}", path)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("etcd", done.stderr)
+            self.assertNotIn(mount.read_text("/proc/mounts"), "ptcfs-store " + self.store_of(path))
+            self.assertFalse(os.path.exists(self.store_of(path)))
+
+
 class Signals(mount.TestCase):
     """SIGTERM, SIGINT and SIGHUP: the daemon ends with 0, and the next one finds everything."""
 

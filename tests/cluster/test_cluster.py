@@ -122,12 +122,11 @@ class Agreement(TestCase):
         self.nodes.nodes[1].ptc("verify", self.name)
 
     def plan(self, layout):
-        """plan.json of the node that led the change."""
-        for node in self.alive():
-            plan = mount.read_json(self.job(node).file("plan.json"))
-            if plan.get("to") == layout:
-                return plan
-        return self.fail("no node has the plan")
+        """plan.json, which all nodes show alike."""
+        plans = [mount.read_json(self.job(node).file("plan.json")) for node in self.alive()]
+        self.assertEqual(plans[0]["to"], layout)
+        self.assertTrue(all(plan == plans[0] for plan in plans))
+        return plans[0]
 
 
 class Losses(TestCase):
