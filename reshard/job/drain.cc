@@ -112,6 +112,7 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
 }
 
 Result<> cancel_drain(MetaClient& meta, Cluster* cluster, const std::string& node) {
+  PTC_TRY(check_member(cluster));
   PTC_TRY(auto entry, meta.get(drained_key(node)));
   if (!entry) return make_error(Code::kNotFound, "node '{}' is not being drained", node);
   MetaTransaction transaction;

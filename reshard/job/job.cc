@@ -391,6 +391,7 @@ void Job::note_refused(const std::string& incoming, const Error& error) {
 }
 
 Result<> Job::remove_checkpoint(std::string_view name) {
+  PTC_TRY(check_member(impl_->services.cluster));
   if (impl_->services.cluster != nullptr) {
     PTC_TRY(impl_->sync());
   }

@@ -100,6 +100,7 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name)
 }
 
 Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::string& name) {
+  PTC_TRY(check_member(services.cluster));
   PTC_TRY(check_name(name));
   if (job->find_checkpoint(name) != nullptr)
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);

@@ -357,6 +357,30 @@ TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
   EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
 }
 
+TEST_F(ClusterTest, ANodeThatIsCutOffDecidesNothing) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  ASSERT_NE(cluster_.job(1, "job"), nullptr);
+  write(1, LayoutSpec());
+  cluster_.fence(1, true);
+  JobStore& store = cluster_.store(1);
+  Result<JobRef> created = store.create_job("new");
+  ASSERT_TRUE(created.has_error());
+  const std::vector<Result<>> refused = {
+      created.error(), store.remove_job("job", true), store.drain("w2"),
+      store.cancel_drain("w2"), cluster_.job(1, "job")->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})"),
+      cluster_.job(1, "job")->commit("base", "base")};
+  for (const Result<>& one : refused) {
+    ASSERT_TRUE(one.has_error());
+    EXPECT_EQ(one.error().code(), Code::kUnavailable);
+    EXPECT_THAT(one.error().message(), HasSubstr("node w1 is cut off from its cluster"));
+  }
+  cluster_.fence(1, false);
+  EXPECT_EQ(cluster_.store(0).find("new"), nullptr);
+  commit(1);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+}
+
 TEST_F(ClusterTest, WhatOneNodeDecidedAllOthersSeeWhenItReturns) {
   for (int round = 0; round < 5; ++round) {
     ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());

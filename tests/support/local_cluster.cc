@@ -37,7 +37,9 @@ class LocalCluster::NodeCluster final : public Cluster {
     auto entry = all_.meta_->get("nodes/" + node);
     return {"nodes/" + node, entry.has_value() && entry.value() ? entry.value()->revision : INT64_MAX};
   }
-  std::shared_ptr<const MetaLease> lease() const override { return lease_; }
+  std::shared_ptr<const MetaLease> lease() const override { return fenced ? nullptr : lease_; }
+
+  std::atomic<bool> fenced = false;
 
  private:
   LocalCluster& all_;
@@ -153,6 +155,8 @@ void LocalCluster::start(unsigned i) {
   node.store = std::move(store).value();
   tell_all();
 }
+
+void LocalCluster::fence(unsigned i, bool fenced) { nodes_[i]->cluster->fenced = fenced; }
 
 void LocalCluster::wait_settled() {
   for (int calm = 0; calm < 3;) {

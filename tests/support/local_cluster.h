@@ -31,6 +31,9 @@ class LocalCluster {
   /// … and comes back with its old directory.
   void start(unsigned node);
 
+  /// The node knows that its lease may have ended; all others still see it.
+  void fence(unsigned node, bool fenced);
+
   /// Until every node that runs has taken over all decisions, and no job has anything to do.
   void wait_settled();
 
