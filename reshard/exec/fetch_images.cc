@@ -5,6 +5,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "reshard/exec/incoming_sums.h"
 #include "reshard/exec/remote_fetch.h"
 
 namespace ptc {
@@ -46,73 +47,78 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   }
 
   Transport& transport = executor.transport();
-  RemoteFetch remote(transport, sources, bytes_done);
+  IncomingSums sums;
+  RemoteFetch remote(transport, sources, bytes_done,
+                     [&](size_t image, uint64_t begin, uint64_t end) { sums.came(image, begin, end); });
   struct Copy {
+    size_t image;
     FetchItem item;
     const std::byte* source;  // another target; null: the item's image
   };
   std::vector<Copy> local, within;
   for (size_t t = 0; t < targets.size(); ++t) {
+    PTC_TRY(sums.add(*targets[t].layout, memory[t], tensors));
     for (const Transfer& transfer : targets[t].transfers) {
-      const uint64_t begin = transfer.copy.target_offset, end = transfer.copy.target_end();
+      const uint64_t begin = std::max(transfer.begin, transfer.copy.target_offset);
+      const uint64_t end = std::min(transfer.end, transfer.copy.target_end());
       if (transfer.source_image >= sources.images.size()) {
         const auto from = position.find(transfer.source_image - sources.images.size());
         if (from == position.end() || from->second >= t)
           return make_error(Code::kInternal, "target {} copies from target {}, which is not there yet",
                             targets[t].number, transfer.source_image - sources.images.size());
-        within.push_back({item_of(transfer, nullptr, begin, end, memory[t]), memory[from->second].data()});
+        within.push_back({t, item_of(transfer, nullptr, begin, end, memory[t]), memory[from->second].data()});
+        sums.expect(t, begin, end);
         continue;
       }
       const ImageRef& source = sources.images[transfer.source_image];
       if (source == nullptr) return make_error(Code::kInternal, "a source of the plan is not there");
       if (!source->is_here()) {
-        remote.add(targets[t].number, transfer, memory[t], writers[t].id());
+        remote.add(t, targets[t].number, transfer, item_of(transfer, source.get(), begin, end, memory[t]),
+                   writers[t].id());
+        sums.expect(t, begin, end);
         continue;
       }
-      for (uint64_t at = begin; at < end; at += kCopyBytes)
-        local.push_back({item_of(transfer, source.get(), at, std::min(at + kCopyBytes, end), memory[t]),
-                         nullptr});
+      for (uint64_t at = begin; at < end; at += kCopyBytes) {
+        const uint64_t to = std::min(at + kCopyBytes, end);
+        local.push_back({t, item_of(transfer, source.get(), at, to, memory[t]), nullptr});
+        sums.expect(t, at, to);
+      }
     }
   }
 
+  sums.start();
   Result<> fetched = ok();
   {
     std::jthread fetching([&] { fetched = remote.run(stop); });
     PTC_TRY(executor.team().parallel_for(
         local.size(),
         [&](size_t i) -> Result<> {
-          const uint64_t bytes = local[i].item.end - local[i].item.begin;
+          const uint64_t from = local[i].item.begin, to = local[i].item.end;
           PTC_TRY(transport.fetch(std::span(&local[i].item, 1), stop));
-          bytes_done += bytes;
+          bytes_done += to - from;
+          sums.came(local[i].image, from, to);
           return ok();
         },
         stop));
   }
   if (fetched.has_error()) return std::move(fetched).error();
-  for (const Copy& copy : within)
+  for (const Copy& copy : within) {
     run_strided_copy(copy.item.copy, copy.source, copy.item.begin, copy.item.end,
                      copy.item.target_at_begin);
+    sums.came(copy.image, copy.item.begin, copy.item.end);
+  }
+  PTC_TRY(sums.finish(executor.team(), ledger, stop));
 
   std::vector<ImageRef> published;
-  auto take_back = [&] {
-    for (const ImageRef& image : published) (void)images.remove(image->id());
-  };
   for (ImageWriter& writer : writers) {
     const ImageId id = writer.id();
     Result<ImageRef> image = images.publish(std::move(writer));
     if (image.has_error()) {
       (void)images.remove(id);
-      take_back();
+      for (const ImageRef& earlier : published) (void)images.remove(earlier->id());
       return std::move(image).error();
     }
     published.push_back(std::move(image).value());
-  }
-  std::vector<Executor::StoredArrays> arrays;
-  for (size_t t = 0; t < targets.size(); ++t) arrays.push_back({targets[t].layout, published[t].get()});
-  Result<> hashed = executor.hash_images(arrays, tensors, ledger, stop);
-  if (hashed.has_error()) {
-    take_back();
-    return std::move(hashed).error();
   }
   return published;
 }

@@ -41,11 +41,11 @@ struct FetchSources {
 };
 
 /// Makes the targets, published in their order, and adds the checksums of their arrays to `ledger`.
-/// What lies here is copied by all threads; meanwhile everything that lies elsewhere comes straight into the
-/// new images: in one Transport::fetch, so in one stream from each node, and beside that window by window
-/// what others relay to this node or this one to others; then what one target has of another is copied; then
-/// all is hashed. A node that fails is replaced by another holder, one that relays by the source, and what
-/// arrived is not sent again. `bytes_done` grows by the bytes written. On an error no image stays behind.
+/// What lies here is copied by all threads; meanwhile what lies elsewhere comes straight into the new images, in
+/// one stream from each node, and what others relay in one from each of them (remote_fetch.h); meanwhile what is
+/// whole is hashed (incoming_sums.h). Last, what one target has of another is copied. A node that fails is
+/// replaced by another holder, one that relays by the source, and what arrived is not sent again. `bytes_done`
+/// grows by the bytes written. On an error no image stays behind.
 Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
                                            const std::vector<FetchTarget>& targets,
                                            const FetchSources& sources,

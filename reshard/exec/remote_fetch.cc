@@ -10,6 +10,7 @@ namespace ptc {
 namespace {
 
 constexpr uint32_t kMostAttempts = 8;
+constexpr uint64_t kBatchBytes = 16 << 20;  // asked for at a time: many round trips' worth
 
 uint64_t bytes_to_come(const std::vector<FetchItem>& items) {
   uint64_t bytes = 0;
@@ -27,28 +28,30 @@ StridedCopy in_place(StridedCopy copy) {
 
 }  // namespace
 
-void RemoteFetch::Batch::add(const FetchItem& item, uint32_t source) {
-  items.push_back(item);
-  source_of.push_back(source);
-}
-
-void RemoteFetch::add(uint32_t target, const Transfer& transfer, std::span<std::byte> memory,
+void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer, const FetchItem& item,
                       const ImageId& id) {
-  const Image* source = sources_.images[transfer.source_image].get();
-  const uint64_t begin = std::max(transfer.begin, transfer.copy.target_offset);
-  const uint64_t end = std::min(transfer.end, transfer.copy.target_end());
-  const FetchItem item{source, transfer.copy, begin, end, memory.data() + begin};
-  if (!transfer.has_window()) return plain_.add(item, transfer.source_image);
+  auto add_to = [&](Batch& batch) {
+    batch.items.push_back(item);
+    batch.parts.push_back({image, item.begin, item.end, transfer.source_image});
+    batch.bytes += bytes_between(item.copy, item.begin, item.end);
+  };
   if (transfer.relay) {
-    relayed_[sources_.relays->node_of(*transfer.relay)][{*transfer.relay, transfer.begin}].add(
-        item, transfer.source_image);
-    return;
+    const uint32_t node = sources_.relays->node_of(*transfer.relay);
+    return add_to(relayed_[node].windows[{*transfer.relay, transfer.begin}]);
+  }
+  Lane& lane = lanes_[item.source->node()];
+  if (!transfer.has_window()) {
+    if (lane.others.empty() || lane.others.back().bytes >= kBatchBytes) lane.others.emplace_back();
+    return add_to(lane.others.back());
   }
   const Window window{target, transfer.begin};
-  Batch& batch = lanes_[source->node()][window];
-  Coming& coming = coming_.try_emplace(window, Coming{id}).first->second;
-  if (batch.items.empty()) ++coming.batches;
-  batch.add(item, transfer.source_image);
+  Batch& batch = lane.windows[window];
+  if (batch.items.empty()) ++coming_.try_emplace(window, Coming{id}).first->second.batches;
+  add_to(batch);
+}
+
+void RemoteFetch::note_came(const Batch& batch) {
+  for (const Batch::Part& part : batch.parts) came_(part.image, part.begin, part.end);
 }
 
 Result<> RemoteFetch::fetch_counted(std::vector<FetchItem>& items, const std::stop_token& stop) {
@@ -59,44 +62,56 @@ Result<> RemoteFetch::fetch_counted(std::vector<FetchItem>& items, const std::st
 }
 
 /// Tried with other holders when one fails.
-Result<> RemoteFetch::fetch(Batch left, const std::stop_token& stop) {
-  std::vector<ImageRef> held;  // alternatives in use
-  for (uint32_t attempt = 1; !left.items.empty(); ++attempt) {
-    Result<> fetched = fetch_counted(left.items, stop);
-    if (fetched.has_value()) return ok();
+Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop) {
+  std::vector<FetchItem> left = batch.items;
+  std::vector<uint32_t> source_of;
+  for (size_t i = 0; i < left.size(); ++i) {
+    source_of.push_back(batch.parts[i].source);
+    const auto other = lane.instead.find(source_of[i]);
+    if (other != lane.instead.end()) left[i].source = other->second.get();
+  }
+  for (uint32_t attempt = 1; !left.empty(); ++attempt) {
+    Result<> fetched = fetch_counted(left, stop);
+    if (fetched.has_value()) break;
     if (fetched.error().code() == Code::kCancelled || attempt > kMostAttempts)
       return std::move(fetched).error();
-    Batch again;
-    bool other = false;
-    for (size_t i = 0; i < left.items.size(); ++i) {
-      FetchItem& item = left.items[i];
-      if (item.begin >= item.end) continue;
-      if (ImageRef image = sources_.alternative(left.source_of[i], attempt)) {
-        item.source = image.get();
-        held.push_back(std::move(image));
-        other = true;
-      }
-      again.add(item, left.source_of[i]);
+    std::map<uint32_t, ImageRef> others;
+    std::vector<FetchItem> again;
+    std::vector<uint32_t> again_source;
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (left[i].begin >= left[i].end) continue;
+      auto [other, is_new] = others.try_emplace(source_of[i]);
+      if (is_new) other->second = sources_.alternative(source_of[i], attempt);
+      if (other->second != nullptr) left[i].source = other->second.get();
+      again.push_back(left[i]);
+      again_source.push_back(source_of[i]);
     }
-    if (!other) return std::move(fetched).error();
+    std::erase_if(others, [](const auto& other) { return other.second == nullptr; });
+    if (others.empty()) return std::move(fetched).error();
+    for (auto& [source, image] : others) lane.instead[source] = std::move(image);
     left = std::move(again);
+    source_of = std::move(again_source);
   }
+  note_came(batch);
   return ok();
 }
 
 Result<> RemoteFetch::fetch_lane(Lane& lane, const std::stop_token& stop) {
-  for (auto& [window, batch] : lane) {
-    PTC_TRY(fetch(std::move(batch), stop));
+  for (auto& [window, batch] : lane.windows) {
+    PTC_TRY(fetch(lane, std::move(batch), stop));
     std::lock_guard lock(mutex_);
     Coming& coming = coming_.at(window);
     if (--coming.batches == 0) sources_.relays->arrived(window.first, window.second, coming.image);
+  }
+  for (Batch& batch : lane.others) {
+    PTC_TRY(fetch(lane, std::move(batch), stop));
   }
   return ok();
 }
 
 Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
   bool asked = true;
-  for (auto& [window, batch] : lane) {
+  for (auto& [window, batch] : lane.windows) {
     if (asked) {
       Result<ImageRef> image = sources_.relays->wait_for(window.first, window.second, stop);
       Result<> fetched = ok();
@@ -114,13 +129,16 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
       } else {
         fetched = std::move(image).error();
       }
-      if (fetched.has_value()) continue;
+      if (fetched.has_value()) {
+        note_came(batch);
+        continue;
+      }
       if (fetched.error().code() == Code::kCancelled) return fetched;
       spdlog::warn("what another node should have passed on is taken from its source: {}",
                    fetched.error().message());
       asked = false;
     }
-    PTC_TRY(fetch(std::move(batch), stop));
+    PTC_TRY(fetch(lane, std::move(batch), stop));
   }
   return ok();
 }
@@ -138,7 +156,6 @@ Result<> RemoteFetch::run(std::stop_token stop) {
       threads.emplace_back([&, lane = &lane] { note(fetch_lane(*lane, stop)); });
     for (auto& [node, lane] : relayed_)
       threads.emplace_back([&, lane = &lane] { note(fetch_relayed(*lane, stop)); });
-    note(fetch(std::move(plain_), stop));
   }
   if (first_error) return *std::move(first_error);
   return ok();

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
@@ -18,43 +19,56 @@ namespace ptc {
 /// Filled by add(), then run once. Threads: one.
 class RemoteFetch {
  public:
+  /// Bytes [begin, end) of image number `image` have come, of one transfer. Threads: any.
+  using Came = std::function<void(size_t image, uint64_t begin, uint64_t end)>;
   /// `bytes_done` grows by the bytes that come. All arguments outlive this.
-  RemoteFetch(Transport& transport, const FetchSources& sources, std::atomic<uint64_t>& bytes_done)
-      : transport_(transport), sources_(sources), bytes_done_(bytes_done) {}
+  RemoteFetch(Transport& transport, const FetchSources& sources, std::atomic<uint64_t>& bytes_done, Came came)
+      : transport_(transport), sources_(sources), bytes_done_(bytes_done), came_(std::move(came)) {}
 
-  /// `memory` is all of the image, which can be read under `id` where the transfer has a window.
-  void add(uint32_t target, const Transfer& transfer, std::span<std::byte> memory, const ImageId& id);
+  /// Of the image of the plan's target `target`: `item` is what comes of the transfer. Where the transfer has
+  /// a window, the image can be read under `id`.
+  void add(size_t image, uint32_t target, const Transfer& transfer, const FetchItem& item, const ImageId& id);
 
-  /// Everything without a window in one fetch; beside it one thread for each node that windows come from,
-  /// be it from source images or relayed. The first error, when all have ended.
+  /// One thread for each node, which takes from it first the windows that others wait for, then the rest, some
+  /// MiB at a time; and one for each node that relays to this one. The first error, when all have ended.
   Result<> run(std::stop_token stop);
 
  private:
   using Window = std::pair<uint32_t, uint64_t>;  // target, begin
   struct Batch {
+    struct Part {
+      size_t image;
+      uint64_t begin, end;
+      uint32_t source;  // Transfer::source_image
+    };
     std::vector<FetchItem> items;
-    std::vector<uint32_t> source_of;  // by item: Transfer::source_image
-    void add(const FetchItem& item, uint32_t source);
+    std::vector<Part> parts;  // by item
+    uint64_t bytes = 0;
+  };
+  struct Lane {
+    std::map<Window, Batch> windows;  // in the order in which all nodes take them
+    std::vector<Batch> others;
+    std::map<uint32_t, ImageRef> instead;  // of source images that failed
   };
   struct Coming {  // a window that this node relays
     ImageId image;
     int batches = 0;  // that it waits for
   };
-  using Lane = std::map<Window, Batch>;  // in the order in which all nodes take them
 
   Result<> fetch_counted(std::vector<FetchItem>& items, const std::stop_token& stop);
-  Result<> fetch(Batch batch, const std::stop_token& stop);
+  Result<> fetch(Lane& lane, Batch batch, const std::stop_token& stop);
   Result<> fetch_lane(Lane& lane, const std::stop_token& stop);
   Result<> fetch_relayed(Lane& lane, const std::stop_token& stop);
+  void note_came(const Batch& batch);
 
   Transport& transport_;
   const FetchSources& sources_;
   std::atomic<uint64_t>& bytes_done_;
-  Batch plain_;
-  std::map<std::string, Lane> lanes_;     // by the source images' node
-  std::map<uint32_t, Lane> relayed_;      // by the node that relays
+  const Came came_;
+  std::map<std::string, Lane> lanes_;  // by the source images' node
+  std::map<uint32_t, Lane> relayed_;   // by the node that relays: windows only
   std::mutex mutex_;
-  std::map<Window, Coming> coming_;       // guarded by mutex_
+  std::map<Window, Coming> coming_;    // guarded by mutex_
 };
 
 }  // namespace ptc

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long several nodes take to move state, as ratios to the time that the busiest link needs for its bytes.
 
-    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/nodes.py [--mib 256] [--rounds 3] [--rate 1gbit] [one|layout|loss …]
+    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/nodes.py [--mib 768] [--rounds 3] [--rate 1gbit] [one|layout|loss …]
 
 Four daemons in network namespaces, every link shaped in both directions. The baseline of a round is the
 largest number of bytes that the plan has in or out of one node, over the rate of one stream of iperf3
@@ -50,12 +50,6 @@ def link_rate(nodes, seconds=2):
     return report["end"]["sum_received"]["bits_per_second"] / 8
 
 
-def plan_of(nodes, job):
-    """plan.json of the last change, by the node that led it."""
-    plans = [mount.read_json(mount.Job(node, job).file("plan.json")) for node in nodes.alive()]
-    return max((plan for plan in plans if plan.get("state") == "done"), key=lambda plan: plan["bytes"]["moved"])
-
-
 def busiest(plan):
     """The most bytes in or out of one node."""
     load = {}
@@ -68,12 +62,10 @@ def busiest(plan):
 
 class Bench:
     def __init__(self, nodes, mib):
-        self.nodes, self.mib, self.count = nodes, mib, 0
+        self.nodes, self.mib, self.name = nodes, mib, "bench"
 
     def commit(self, **layout):
-        """A new job whose one checkpoint lies as the layout says."""
-        self.count += 1
-        self.name = f"bench{self.count}"
+        """A job whose one checkpoint lies as the layout says."""
         job = self.nodes.job(0, self.name)
         config, tensors = bench.llama(layers=8, hidden=bench.hidden_for(self.mib, layers=8, vocabulary=8000),
                                       vocabulary=8000)
@@ -90,23 +82,33 @@ class Bench:
         links = [mount.Job(node, self.name).file("current") for node in self.nodes.alive()]
         name = "tp{tp}-pp{pp}-dp{dp}".format(**layout)
         start = time.perf_counter()
-        bench.write_json(mount.Job(self.nodes.nodes[0], self.name).file("layout.json"), layout)
+        job = mount.Job(self.nodes.nodes[0], self.name)
+        try:
+            bench.write_json(job.file("layout.json"), layout)
+        except OSError:
+            sys.exit(f"refused: {job.error()}")
         until(lambda: all(os.readlink(link).endswith(name) for link in links))
         return time.perf_counter() - start
 
-    def remove(self):
-        self.nodes.nodes[0].ptc("rm", "--force", self.name)
+    def plans(self):
+        """plan.json of each living node: one that led a change has that one's."""
+        return [mount.read_json(mount.Job(node, self.name).file("plan.json")) for node in self.nodes.alive()]
+
+    def new_plan(self, before):
+        return next(plan for plan in self.plans() if plan.get("state") == "done" and plan not in before)
 
     def one(self):
         self.commit()
+        before = self.plans()
         took = self.set(tp=1, pp=1, dp=3, devices=["w1:0", "w2:0", "w3:0"])
-        plan = plan_of(self.nodes, self.name)
+        plan = self.new_plan(before)
         return took, plan["bytes"]["moved"] / 3, plan
 
     def layout(self):
         self.commit(tp=4, pp=2, dp=1)
+        before = self.plans()
         took = self.set(tp=2, pp=2, dp=2)
-        plan = plan_of(self.nodes, self.name)
+        plan = self.new_plan(before)
         return took, busiest(plan), plan
 
     def held(self):
@@ -114,7 +116,7 @@ class Bench:
 
     def loss(self):
         self.commit(tp=4, pp=1, dp=1, replicas=1)
-        whole = self.held()
+        whole, before = self.held(), self.plans()
         self.nodes.kill(3)
         watcher = self.nodes.nodes[0]
         until(lambda: "w3" not in watcher.members())
@@ -122,31 +124,27 @@ class Bench:
         until(lambda: self.held() >= whole)
         self.nodes.wait_settled(self.name)
         took = time.perf_counter() - start
-        plan = plan_of(self.nodes, self.name)
-        self.nodes.start(3)
-        self.nodes.wait_members()
-        self.nodes.wait_settled(self.name)
+        plan = self.new_plan(before)
         return took, busiest(plan), plan
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("what", nargs="*", default=["one", "layout", "loss"])
-    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--mib", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", default="1gbit")
     options = parser.parse_args()
     mount.require_program("iperf3")
     ratios, facts = bench.Ratios(), bench.Ratios()
-    with cluster.Cluster(NODES, "--lease", "3", rate=options.rate, memory=f"{options.mib * 12 + 1024}M") as nodes:
-        runs = Bench(nodes, options.mib)
-        for _ in range(options.rounds):
-            rate = link_rate(nodes)
-            facts.add("link, MB/s", rate / 1e6)
-            facts.add("load of the machine", os.getloadavg()[0])
-            for what in options.what:
-                took, bound, plan = getattr(runs, what)()
-                runs.remove()
+    for _ in range(options.rounds):
+        for what in options.what:
+            with cluster.Cluster(NODES, "--lease", "3", rate=options.rate,
+                                 memory=f"{options.mib * 8 + 1024}M") as nodes:
+                rate = link_rate(nodes)
+                facts.add("link, MB/s", rate / 1e6)
+                facts.add("load of the machine", os.getloadavg()[0])
+                took, bound, plan = getattr(Bench(nodes, options.mib), what)()
                 ratios.add(what, took / (bound / rate))
                 facts.add(f"{what}: seconds", took)
                 facts.add(f"{what}: MiB of the busiest link", bound / 2**20)

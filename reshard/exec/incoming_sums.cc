@@ -1,0 +1,75 @@
+#include "reshard/exec/incoming_sums.h"
+
+#include <algorithm>
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kChunkBytes = 4 << 20;
+
+template <class Visit>
+void for_each_chunk(uint64_t begin, uint64_t end, Visit visit) {
+  for (uint64_t chunk = begin / kChunkBytes; chunk * kChunkBytes < end; ++chunk) visit(chunk);
+}
+
+}  // namespace
+
+Result<> IncomingSums::add(const ImageLayout& layout, std::span<const std::byte> memory,
+                           const std::vector<TensorFacts>& tensors) {
+  PTC_TRY(auto sums, ImageSums::make(layout, tensors));
+  images_.push_back({std::move(sums), memory, std::vector<uint32_t>((memory.size() + kChunkBytes - 1) / kChunkBytes)});
+  return ok();
+}
+
+void IncomingSums::expect(size_t image, uint64_t begin, uint64_t end) {
+  for_each_chunk(begin, end, [&](uint64_t chunk) { ++images_[image].expected[chunk]; });
+}
+
+void IncomingSums::start() {
+  for (size_t image = 0; image < images_.size(); ++image)
+    for (size_t chunk = 0; chunk < images_[image].expected.size(); ++chunk)
+      if (images_[image].expected[chunk] == 0) whole_.push_back({image, chunk});
+  thread_ = std::jthread([this](std::stop_token stop) { hash_all(std::move(stop)); });
+}
+
+void IncomingSums::came(size_t image, uint64_t begin, uint64_t end) {
+  std::lock_guard lock(mutex_);
+  for_each_chunk(begin, end, [&](uint64_t chunk) {
+    if (--images_[image].expected[chunk] == 0) whole_.push_back({image, chunk});
+  });
+  more_.notify_one();
+}
+
+void IncomingSums::hash(const Chunk& chunk) {
+  ImageChunks& image = images_[chunk.image];
+  const uint64_t begin = chunk.number * kChunkBytes;
+  image.sums.add(begin, image.memory.subspan(begin, std::min(kChunkBytes, image.memory.size() - begin)));
+}
+
+void IncomingSums::hash_all(std::stop_token stop) {
+  std::unique_lock lock(mutex_);
+  while (more_.wait(lock, stop, [&] { return !whole_.empty(); }) && !stop.stop_requested()) {
+    const Chunk chunk = whole_.front();
+    whole_.pop_front();
+    lock.unlock();
+    hash(chunk);
+    lock.lock();
+  }
+}
+
+Result<> IncomingSums::finish(ThreadTeam& team, ChecksumLedger& ledger, std::stop_token stop) {
+  thread_ = {};
+  PTC_TRY(team.parallel_for(
+      whole_.size(),
+      [&](size_t i) -> Result<> {
+        hash(whole_[i]);
+        return ok();
+      },
+      stop));
+  for (const ImageChunks& image : images_) {
+    PTC_TRY(image.sums.give_to(ledger));
+  }
+  return ok();
+}
+
+}  // namespace ptc

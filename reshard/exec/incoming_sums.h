@@ -1,0 +1,56 @@
+// Checksums of images that are being filled from several sides, taken chunk by chunk as these become whole.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include "reshard/exec/executor.h"
+#include "reshard/exec/image_sums.h"
+
+namespace ptc {
+
+/// Images are numbered as they were added. First add() and expect() everything, then start(); came() of each
+/// part once; finish() when all has come. A thread of its own hashes meanwhile.
+class IncomingSums {
+ public:
+  IncomingSums() = default;
+
+  /// `layout` and `memory`, the whole image, outlive this.
+  Result<> add(const ImageLayout& layout, std::span<const std::byte> memory,
+               const std::vector<TensorFacts>& tensors);
+  /// Something will be written into bytes [begin, end) of the image.
+  void expect(size_t image, uint64_t begin, uint64_t end);
+  void start();
+  /// It was written. Threads: any.
+  void came(size_t image, uint64_t begin, uint64_t end);
+  /// Hashes what is left, with all threads of the team, and adds the sums to the ledger.
+  Result<> finish(ThreadTeam& team, ChecksumLedger& ledger, std::stop_token stop);
+
+ private:
+  struct ImageChunks {
+    ImageSums sums;
+    std::span<const std::byte> memory;
+    std::vector<uint32_t> expected;  // by chunk
+  };
+  struct Chunk {
+    size_t image, number;
+  };
+  void hash(const Chunk& chunk);
+  void hash_all(std::stop_token stop);
+
+  std::vector<ImageChunks> images_;  // `expected` is guarded by mutex_ from start() on
+  std::mutex mutex_;
+  std::condition_variable_any more_;
+  std::deque<Chunk> whole_;  // guarded by mutex_
+  std::jthread thread_;      // last
+};
+
+}  // namespace ptc
