@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace ptc {
 namespace {
 
 constexpr uint32_t kMostAttempts = 8;
+constexpr int kStreams = 2;             // from each node
 constexpr uint64_t kBatchBytes = 16 << 20;  // asked for at a time: many round trips' worth
 
 uint64_t bytes_to_come(const std::vector<FetchItem>& items) {
@@ -65,10 +67,15 @@ Result<> RemoteFetch::fetch_counted(std::vector<FetchItem>& items, const std::st
 Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop) {
   std::vector<FetchItem> left = batch.items;
   std::vector<uint32_t> source_of;
+  std::map<uint32_t, ImageRef> instead;
+  {
+    std::lock_guard lock(mutex_);
+    instead = lane.instead;
+  }
   for (size_t i = 0; i < left.size(); ++i) {
     source_of.push_back(batch.parts[i].source);
-    const auto other = lane.instead.find(source_of[i]);
-    if (other != lane.instead.end()) left[i].source = other->second.get();
+    const auto other = instead.find(source_of[i]);
+    if (other != instead.end()) left[i].source = other->second.get();
   }
   for (uint32_t attempt = 1; !left.empty(); ++attempt) {
     Result<> fetched = fetch_counted(left, stop);
@@ -88,7 +95,11 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
     }
     std::erase_if(others, [](const auto& other) { return other.second == nullptr; });
     if (others.empty()) return std::move(fetched).error();
-    for (auto& [source, image] : others) lane.instead[source] = std::move(image);
+    for (auto& [source, image] : others) instead[source] = image;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& [source, image] : others) lane.instead[source] = std::move(image);
+    }
     left = std::move(again);
     source_of = std::move(again_source);
   }
@@ -96,24 +107,40 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
   return ok();
 }
 
-Result<> RemoteFetch::fetch_lane(Lane& lane, const std::stop_token& stop) {
-  for (auto& [window, batch] : lane.windows) {
-    PTC_TRY(fetch(lane, std::move(batch), stop));
-    std::lock_guard lock(mutex_);
-    Coming& coming = coming_.at(window);
-    if (--coming.batches == 0) sources_.relays->arrived(window.first, window.second, coming.image);
+std::optional<RemoteFetch::Work> RemoteFetch::next(Lane& lane) {
+  std::lock_guard lock(mutex_);
+  if (!lane.windows.empty()) {
+    auto first = lane.windows.extract(lane.windows.begin());
+    return Work{first.key(), std::move(first.mapped())};
   }
-  for (Batch& batch : lane.others) {
-    PTC_TRY(fetch(lane, std::move(batch), stop));
+  if (lane.others.empty()) return std::nullopt;
+  Work work{std::nullopt, std::move(lane.others.front())};
+  lane.others.pop_front();
+  return work;
+}
+
+Result<> RemoteFetch::fetch_lane(Lane& lane, const std::stop_token& stop) {
+  while (std::optional<Work> work = next(lane)) {
+    PTC_TRY(fetch(lane, std::move(work->batch), stop));
+    if (!work->window) continue;
+    std::lock_guard lock(mutex_);
+    Coming& coming = coming_.at(*work->window);
+    if (--coming.batches == 0)
+      sources_.relays->arrived(work->window->first, work->window->second, coming.image);
   }
   return ok();
 }
 
 Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
-  bool asked = true;
-  for (auto& [window, batch] : lane.windows) {
-    if (asked) {
-      Result<ImageRef> image = sources_.relays->wait_for(window.first, window.second, stop);
+  while (std::optional<Work> work = next(lane)) {
+    Batch& batch = work->batch;
+    bool ask = false;
+    {
+      std::lock_guard lock(mutex_);
+      ask = lane.relays;
+    }
+    if (ask) {
+      Result<ImageRef> image = sources_.relays->wait_for(work->window->first, work->window->second, stop);
       Result<> fetched = ok();
       if (image.has_value()) {
         std::vector<FetchItem> items = batch.items;
@@ -134,9 +161,10 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
         continue;
       }
       if (fetched.error().code() == Code::kCancelled) return fetched;
-      spdlog::warn("what another node should have passed on is taken from its source: {}",
-                   fetched.error().message());
-      asked = false;
+      std::lock_guard lock(mutex_);
+      if (std::exchange(lane.relays, false))
+        spdlog::warn("what another node should have passed on is taken from its source: {}",
+                     fetched.error().message());
     }
     PTC_TRY(fetch(lane, std::move(batch), stop));
   }
@@ -152,10 +180,12 @@ Result<> RemoteFetch::run(std::stop_token stop) {
   };
   {
     std::vector<std::jthread> threads;
-    for (auto& [node, lane] : lanes_)
-      threads.emplace_back([&, lane = &lane] { note(fetch_lane(*lane, stop)); });
-    for (auto& [node, lane] : relayed_)
-      threads.emplace_back([&, lane = &lane] { note(fetch_relayed(*lane, stop)); });
+    for (int stream = 0; stream < kStreams; ++stream) {
+      for (auto& [node, lane] : lanes_)
+        threads.emplace_back([&, lane = &lane] { note(fetch_lane(*lane, stop)); });
+      for (auto& [node, lane] : relayed_)
+        threads.emplace_back([&, lane = &lane] { note(fetch_relayed(*lane, stop)); });
+    }
   }
   if (first_error) return *std::move(first_error);
   return ok();

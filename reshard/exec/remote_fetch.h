@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -29,8 +31,9 @@ class RemoteFetch {
   /// a window, the image can be read under `id`.
   void add(size_t image, uint32_t target, const Transfer& transfer, const FetchItem& item, const ImageId& id);
 
-  /// One thread for each node, which takes from it first the windows that others wait for, then the rest, some
-  /// MiB at a time; and one for each node that relays to this one. The first error, when all have ended.
+  /// From each node first the windows that others wait for, then the rest, some MiB at a time; and what is
+  /// relayed from each node that does. Two streams a node: while one waits for the answer to its next request,
+  /// the other fills the link. The first error, when all have ended.
   Result<> run(std::stop_token stop);
 
  private:
@@ -45,10 +48,16 @@ class RemoteFetch {
     std::vector<Part> parts;  // by item
     uint64_t bytes = 0;
   };
-  struct Lane {
-    std::map<Window, Batch> windows;  // in the order in which all nodes take them
-    std::vector<Batch> others;
+  struct Lane {  // what is taken from one node, in this order
+    std::map<Window, Batch> windows;
+    std::deque<Batch> others;
+    // What is left, and what was found out; guarded by mutex_.
     std::map<uint32_t, ImageRef> instead;  // of source images that failed
+    bool relays = true;
+  };
+  struct Work {
+    std::optional<Window> window;
+    Batch batch;
   };
   struct Coming {  // a window that this node relays
     ImageId image;
@@ -57,6 +66,7 @@ class RemoteFetch {
 
   Result<> fetch_counted(std::vector<FetchItem>& items, const std::stop_token& stop);
   Result<> fetch(Lane& lane, Batch batch, const std::stop_token& stop);
+  std::optional<Work> next(Lane& lane);
   Result<> fetch_lane(Lane& lane, const std::stop_token& stop);
   Result<> fetch_relayed(Lane& lane, const std::stop_token& stop);
   void note_came(const Batch& batch);
@@ -68,7 +78,7 @@ class RemoteFetch {
   std::map<std::string, Lane> lanes_;  // by the source images' node
   std::map<uint32_t, Lane> relayed_;   // by the node that relays: windows only
   std::mutex mutex_;
-  std::map<Window, Coming> coming_;    // guarded by mutex_
+  std::map<Window, Coming> coming_;  // guarded by mutex_ once it runs
 };
 
 }  // namespace ptc
