@@ -8,7 +8,7 @@
 #include <map>
 
 #include "reshard/job/job_impl.h"
-#include "store/base/size_text.h"
+#include "reshard/job/space.h"
 
 namespace ptc {
 namespace {
@@ -46,36 +46,6 @@ Result<> check_layouts(const std::vector<JobRef>& jobs, const std::string& node)
   return ok();
 }
 
-Result<uint64_t> free_on(const std::string& node, Cluster& cluster, ImageStore& images) {
-  constexpr auto kDeadline = std::chrono::seconds(10);
-  if (node == cluster.self()) {
-    PTC_TRY(auto space, images.space());
-    return space.free_bytes;
-  }
-  PTC_TRY(auto answer, cluster.call(node, kSpaceMethod, "", kDeadline));
-  PTC_TRY(auto space, parse_json(answer));
-  if (!space.is_object()) return make_error(Code::kCorrupt, "node {} does not say what is free", node);
-  PTC_TRY(auto free, json_uint(space.as_object(), "free", INT64_MAX));
-  return free.value_or(0);
-}
-
-Result<> check_space(Cluster& cluster, const std::vector<JobRef>& jobs, ImageStore& images,
-                     const std::string& node) {
-  std::map<std::string, uint64_t> needed;
-  for (const JobRef& job : jobs) {
-    PTC_TRY(auto bytes, job->bytes_without(node));
-    for (const auto& [other, more] : bytes) needed[other] += more;
-  }
-  for (const auto& [other, bytes] : needed) {
-    PTC_TRY(uint64_t free, free_on(other, cluster, images));
-    if (bytes > free)
-      return make_error(Code::kNoSpace, "not enough memory on node {}: {} would come there, {} are free; "
-                        "remove checkpoints (ptc rm), or give its store more (ptcfs --memory)",
-                        other, format_size(bytes), format_size(free));
-  }
-  return ok();
-}
-
 }  // namespace
 
 std::string drained_key(const std::string& node) { return std::string(kDrained) + node; }
@@ -95,7 +65,11 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
   if (is_one_of(drained, node)) return ok();
   PTC_TRY(check_there(*cluster, jobs, drained, node));
   PTC_TRY(check_layouts(jobs, node));
-  PTC_TRY(check_space(*cluster, jobs, images, node));
+  std::map<std::string, uint64_t> needed;
+  for (const JobRef& job : jobs) {
+    PTC_TRY(job->add_bytes_without(node, needed));
+  }
+  PTC_TRY(check_space(*cluster, images, needed));
   MetaTransaction transaction;
   transaction.compares = {{drained_key(node), 0}, cluster->fence_of(node)};
   transaction.puts = {{drained_key(node), json::serialize(json::object{{"since", time_text(now_ns())}})}};

@@ -16,8 +16,6 @@
 namespace ptc {
 
 std::string drained_key(const std::string& node);
-/// Asked of another node: {"free": <bytes>}.
-constexpr std::string_view kSpaceMethod = "store/space";
 /// By name.
 Result<std::vector<std::string>> drained_nodes(MetaClient& meta);
 

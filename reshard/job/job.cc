@@ -13,6 +13,7 @@
 #include "reshard/job/change.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/space.h"
 #include "reshard/job/tell.h"
 #include "store/base/file.h"
 #include "store/base/utf8.h"
@@ -204,6 +205,22 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
     return invalid_argument("checkpoint {} has lost {} tensor{}, {} among them; no other layout can "
                             "be made of it", newest->name(), lost.size(), lost.size() == 1 ? "" : "s",
                             lost.front());
+  if (services.cluster != nullptr) {
+    if (!lost.empty()) return ok();  // nothing can be planned
+    const std::shared_ptr<const StoredState> stored = newest->stored();
+    PTC_TRY(auto state, wanted_state(*newest, wanted, nodes_in_service()));
+    PTC_TRY(auto plan, plan_change(*newest, *stored, state));
+    std::map<std::string, uint64_t> needed;
+    add_bytes(plan, *stored, needed);
+    if (needed.contains(services.node)) {
+      uint64_t& here = needed[services.node];
+      here -= std::min(here, given_back);
+    }
+    Result<> room = check_space(*services.cluster, *services.images, needed);
+    // A node that does not answer now is seen to when the files are moved.
+    if (room.has_error() && room.error().code() == Code::kUnavailable) return ok();
+    return room;
+  }
   PTC_TRY(uint64_t needed, bytes_to_write(*newest, wanted.spec));
   PTC_TRY(auto space, services.images->space());
   if (needed > space.free_bytes + given_back)

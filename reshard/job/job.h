@@ -112,8 +112,8 @@ class Job {
   uint64_t bytes_on(std::string_view node) const;
   /// The first rank that layout.json wants on the node.
   std::optional<uint64_t> rank_on(std::string_view node) const;
-  /// What would come to each of the others if `node` were to hold nothing.
-  Result<std::map<std::string, uint64_t>> bytes_without(const std::string& node) const;
+  /// What would come to each of the others if `node` were to hold nothing, added to `bytes`.
+  Result<> add_bytes_without(const std::string& node, std::map<std::string, uint64_t>& bytes) const;
 
   /// Until no reshard is running or pending; for tests.
   void wait_settled();

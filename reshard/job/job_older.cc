@@ -4,6 +4,7 @@
 
 #include "reshard/job/change.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/space.h"
 
 namespace ptc {
 
@@ -106,7 +107,8 @@ std::optional<uint64_t> Job::rank_on(std::string_view node) const {
   return std::nullopt;
 }
 
-Result<std::map<std::string, uint64_t>> Job::bytes_without(const std::string& node) const {
+Result<> Job::add_bytes_without(const std::string& node,
+                               std::map<std::string, uint64_t>& bytes) const {
   std::vector<std::string> nodes = impl_->nodes_in_service();
   std::erase(nodes, node);
   std::vector<CheckpointRecord> records;
@@ -118,7 +120,6 @@ Result<std::map<std::string, uint64_t>> Job::bytes_without(const std::string& no
     if (const CheckpointRecord* record = impl_->latest()) newest = record->checkpoint.get();
     wanted = impl_->layout;
   }
-  std::map<std::string, uint64_t> bytes;
   for (const CheckpointRecord& record : records) {
     const Checkpoint& checkpoint = *record.checkpoint;
     Result<WantedState> state = &checkpoint == newest
@@ -130,14 +131,9 @@ Result<std::map<std::string, uint64_t>> Job::bytes_without(const std::string& no
     if (plan.has_error())
       return std::move(plan).error().with_context(
           fmt::format("job {}, checkpoint {}", name_, checkpoint.name()));
-    const ChangePlan& change = plan.value();
-    for (size_t i = 0; i < change.targets.size(); ++i)
-      if (!change.transfers.images[i].kept)
-        bytes[change.nodes[change.targets[i].layout.node]] += change.targets[i].layout.bytes;
-    for (const ChangePlan::OtherCopy& copy : change.copies)
-      bytes[change.nodes[copy.node]] += stored->layouts[copy.source_image].bytes;
+    add_bytes(plan.value(), *stored, bytes);
   }
-  return bytes;
+  return ok();
 }
 
 }  // namespace ptc

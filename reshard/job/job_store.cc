@@ -16,6 +16,7 @@
 
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/space.h"
 #include "reshard/job/tell.h"
 #include "store/base/file.h"
 #include "store/base/json.h"

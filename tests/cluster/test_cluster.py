@@ -1,6 +1,11 @@
 """Nodes in networks of their own: one state of affairs, the least moved, and nothing lost with a node."""
+import concurrent.futures
+import errno
 import json
 import os
+import shutil
+import signal
+import time
 import unittest
 
 import cluster
@@ -345,6 +350,84 @@ class Partition(TestCase):
         job.commit("other")
         self.nodes.wait_settled(self.name)
         self.assertEqual(self.job(0).status()["checkpoint"], "other")
+
+
+class Faults(TestCase):
+    def test_two_editors_race(self):
+        """A total order: every accepted edit is one revision, and all nodes end with the last one."""
+        model = models.Llama(10)
+        self.commit(0, model)
+        before = self.job(0).status()["revision"]
+
+        def edit(node):
+            accepted = 0
+            for number in range(25):
+                text = json.dumps({"tp": 1 + number % 2, "pp": 1, "dp": 1, "keep": 100 * node + number + 2})
+                try:
+                    with open(self.job(node).file("layout.json"), "w", encoding="utf-8") as file:
+                        file.write(text)
+                    accepted += 1
+                except OSError as error:
+                    self.assertIn(errno.errorcode[error.errno], ("EBUSY", "EAGAIN", "ESTALE", "EIO"))
+            return accepted
+
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            accepted = sum(threads.map(edit, (0, 1)))
+        self.nodes.wait_settled(self.name)
+        self.assertGreater(accepted, 0)
+        for node in self.alive():
+            self.assertEqual(self.job(node).status()["revision"], before + accepted)
+            self.assertEqual(read(self.job(node).file("layout.json")), read(self.job(0).file("layout.json")))
+        tp = mount.read_json(self.job(0).file("layout.json"))["tp"]
+        self.expect_everywhere(model, tp, 1)
+
+    def test_without_etcd_all_is_read_and_nothing_decided(self):
+        """Longer than a lease lasts; PTC_ETCD_AWAY=20 for as many seconds."""
+        model = models.Llama(11)
+        self.commit(0, model, pp=3, replicas=1)
+        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.nodes.etcd.send_signal, signal.SIGCONT)
+        end = time.monotonic() + float(os.environ.get("PTC_ETCD_AWAY", LEASE + 2))
+        while time.monotonic() < end:
+            self.expect_everywhere(model, 1, 3)
+        for node in self.alive():
+            self.assertEqual(mount.error_of(self.job(node).set_layout), "EIO")
+            self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(node, "new")), "EIO")
+        self.expect_everywhere(model, 1, 3)
+        self.nodes.etcd.send_signal(signal.SIGCONT)
+        self.nodes.wait_members()
+        self.job(1).set_layout(tp=2)
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 2, 1)
+
+    def test_a_full_store(self):
+        """What does not fit on a node is refused before it starts, and nothing committed suffers."""
+        model = BigLlama(12)
+        self.nodes.kill(2)
+        store = self.nodes.nodes[2].store
+        cluster.run("mount", "-t", "tmpfs", "-o", f"size={12 * MIB}", "small", store)
+        self.addCleanup(self.replace_store)
+        self.nodes.start(2)
+        self.nodes.wait_members()
+        self.commit(0, model)
+        with self.assertRaises(OSError) as refused:
+            self.job(1).set_layout(devices=["w2:0"])
+        self.assertEqual(refused.exception.errno, errno.EINVAL)
+        self.assertIn("not enough memory on node w2", self.job(1).status()["last_error"]["what"])
+        self.assertEqual(self.nodes.nodes[2].image_bytes(), 0)
+        incoming = self.job(2).incoming("big")
+        self.assertEqual(mount.error_of(models.write_file, incoming + "/data", bytes(16 * MIB)), "ENOSPC")
+        self.expect_everywhere(model, 1, 1)
+        shutil.rmtree(incoming)
+        models.Llama(13).write_hf(incoming + "/rank/0")
+        self.job(2).commit("big")
+        self.nodes.wait_settled(self.name)
+        self.nodes.nodes[0].ptc("verify", self.name)
+
+    def replace_store(self):
+        self.nodes.kill(2)
+        cluster.run("umount", self.nodes.nodes[2].store)
+        self.nodes.start(2)
 
 
 if __name__ == "__main__":
