@@ -139,10 +139,12 @@ Result<> Job::Impl::sync() {
   }
   std::map<std::string, CheckpointRecord, std::less<>> known;
   bool nodes_changed = false, service_changed = false;
+  bool only_lost = false;  // nodes, and none came
   {
     std::lock_guard lock(mutex);
     known = checkpoints;
     nodes_changed = alive != now_alive;
+    only_lost = nodes_changed && std::includes(alive.begin(), alive.end(), now_alive.begin(), now_alive.end());
     alive = now_alive;
     service_changed = drained != now_drained;
     drained = now_drained;
@@ -247,7 +249,11 @@ Result<> Job::Impl::sync() {
     if (services.cluster != nullptr &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
       look = true;
-      others_first = std::chrono::steady_clock::now() + kOthersFirst;
+      others_first = std::chrono::steady_clock::now();
+      // What an edit asks for is done where it was made; what a loss asks for, by the first that is left.
+      const bool first = only_lost && !flipped && !edited && !now_alive.empty() &&
+                         now_alive.front() == services.cluster->self();
+      if (!first) others_first += kOthersFirst;
     }
     if (!gone.empty() && listener != nullptr) listener->names_changed();
     changed.notify_all();

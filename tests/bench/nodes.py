@@ -81,13 +81,14 @@ class Bench:
         """Seconds from the save until every node shows the layout in force."""
         links = [mount.Job(node, self.name).file("current") for node in self.nodes.alive()]
         name = "tp{tp}-pp{pp}-dp{dp}".format(**layout)
-        start = time.perf_counter()
         job = mount.Job(self.nodes.nodes[0], self.name)
+        start, self.cpu = time.perf_counter(), self.cpu_seconds()
         try:
             bench.write_json(job.file("layout.json"), layout)
         except OSError:
             sys.exit(f"refused: {job.error()}")
         until(lambda: all(os.readlink(link).endswith(name) for link in links))
+        self.cpu = self.cpu_seconds() - self.cpu
         return time.perf_counter() - start
 
     def plans(self):
@@ -111,6 +112,14 @@ class Bench:
         plan = self.new_plan(before)
         return took, busiest(plan), plan
 
+    def cpu_seconds(self):
+        """Of all daemons, and etcd."""
+        ticks = 0
+        for pid in [node.process.pid for node in self.nodes.alive()] + [self.nodes.etcd.pid]:
+            fields = mount.read_text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def held(self):
         return sum(node.image_bytes() for node in self.nodes.alive())
 
@@ -120,9 +129,10 @@ class Bench:
         self.nodes.kill(3)
         watcher = self.nodes.nodes[0]
         until(lambda: "w3" not in watcher.members())
-        start = time.perf_counter()
+        start, self.cpu = time.perf_counter(), self.cpu_seconds()
         until(lambda: self.held() >= whole)
         self.nodes.wait_settled(self.name)
+        self.cpu = self.cpu_seconds() - self.cpu
         took = time.perf_counter() - start
         plan = self.new_plan(before)
         return took, busiest(plan), plan
@@ -144,9 +154,11 @@ def main():
                 rate = link_rate(nodes)
                 facts.add("link, MB/s", rate / 1e6)
                 facts.add("load of the machine", os.getloadavg()[0])
-                took, bound, plan = getattr(Bench(nodes, options.mib), what)()
+                runs = Bench(nodes, options.mib)
+                took, bound, plan = getattr(runs, what)()
                 ratios.add(what, took / (bound / rate))
                 facts.add(f"{what}: seconds", took)
+                facts.add(f"{what}: CPU seconds, all nodes", runs.cpu)
                 facts.add(f"{what}: MiB of the busiest link", bound / 2**20)
                 facts.add(f"{what}: MiB moved in all", plan["bytes"]["moved"] / 2**20)
     facts.print()
