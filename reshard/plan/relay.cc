@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint64_t kLeastWindowBytes = 4 << 20;
 constexpr uint64_t kMostWindows = 1024;
+constexpr ptrdiff_t kMostInGroup = 32;  // each takes from all others at the same time
 
 /// Equal of two transfers: they put the same bytes at the same places of images of one size.
 auto key(const Transfer& transfer, const ImageLayout& target) {
@@ -64,7 +65,7 @@ void plan_relays(std::span<const ImageLayout> sources, std::span<const ImageLayo
   std::map<uint32_t, std::vector<Transfer>> cut;  // by target
   std::vector<Place> whole;                       // that were cut
   for (auto first = places.begin(); first != places.end();) {
-    const auto last = std::find_if(first, places.end(),
+    const auto last = std::find_if(first, first + std::min(kMostInGroup, places.end() - first),
                                    [&](Place place) { return key_of(place) != key_of(*first); });
     const std::span<Place> group(first, last);
     first = last;

@@ -1,7 +1,7 @@
 // Who passes on what several nodes need of one.
 //
 // Where a node would send more than any node has to receive, its link would carry the same bytes again
-// and again. Bytes that k targets on k nodes take of it, by equal copies, are therefore cut into windows of
+// and again. Bytes that k ≤ 32 targets on k nodes take of it, by equal copies, are therefore cut into windows of
 // the target image; each window is taken from the source by one of the k in turn, and by the others from
 // that one as soon as it is there. The source sends each byte once, each of the k passes (k − 1) / k of what
 // it receives on, all at the same time: no link carries more than the receivers' own. What a node receives

@@ -77,6 +77,13 @@ TEST(Relay, NotWhereTheHoldersSendNoMoreThanOneReceives) {
   EXPECT_EQ(out.size(), 2u);
 }
 
+TEST(Relay, OfVeryManyReceiversSomeShare) {
+  const Box all = rows(0, kRows);
+  std::vector<ImageLayout> wanted;
+  for (uint32_t node = 1; node <= 40; ++node) wanted.push_back(image(node, all));
+  EXPECT_EQ(sent({image(0, all)}, wanted).at(0), all.volume() * 2 * 2);
+}
+
 TEST(Relay, TwoHoldersOfSixReceivers) {
   const Box all = rows(0, kRows);
   std::vector<ImageLayout> held, wanted;

@@ -46,6 +46,24 @@ class Images : public testing::Test {
   std::unique_ptr<ImageStore> store_;
 };
 
+TEST_F(Images, CanBeShownBeforeTheyAreWhole) {
+  ImageWriter writer = store_->create(10).value();
+  const ImageId id = writer.id();
+  EXPECT_FALSE(store_->open(id).has_value());
+  ImageRef shown = store_->show(writer).value();
+  EXPECT_EQ(::fcntl(shown->fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_TRUE(is_ok(writer.write(0, std::as_bytes(std::span("hello", 5)))));
+  EXPECT_EQ(text_of(store_->open(id, 10).value()), "hello" + std::string(5, '\0'));
+  EXPECT_EQ(store_->publish(std::move(writer)).value(), shown);
+
+  ImageWriter given_up = store_->create(10).value();
+  const ImageId gone = given_up.id();
+  shown = store_->show(given_up).value();
+  { const ImageWriter end = std::move(given_up); }
+  shown.reset();
+  EXPECT_FALSE(store_->open(gone).has_value());
+}
+
 TEST_F(Images, ArePublishedReadOnlyUnderTheirId) {
   ImageWriter writer = store_->create(10000).value();
   EXPECT_EQ(files(), std::vector<std::string>{writer.id().text + ".part"});
