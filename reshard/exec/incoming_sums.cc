@@ -5,11 +5,11 @@
 namespace ptc {
 namespace {
 
-constexpr uint64_t kChunkBytes = 4 << 20;
+constexpr uint64_t kSummedAtOnce = 4 << 20;
 
 template <class Visit>
 void for_each_chunk(uint64_t begin, uint64_t end, Visit visit) {
-  for (uint64_t chunk = begin / kChunkBytes; chunk * kChunkBytes < end; ++chunk) visit(chunk);
+  for (uint64_t chunk = begin / kSummedAtOnce; chunk * kSummedAtOnce < end; ++chunk) visit(chunk);
 }
 
 }  // namespace
@@ -17,7 +17,7 @@ void for_each_chunk(uint64_t begin, uint64_t end, Visit visit) {
 Result<> IncomingSums::add(const ImageLayout& layout, std::span<const std::byte> memory,
                            const std::vector<TensorFacts>& tensors) {
   PTC_TRY(auto sums, ImageSums::make(layout, tensors));
-  images_.push_back({std::move(sums), memory, std::vector<uint32_t>((memory.size() + kChunkBytes - 1) / kChunkBytes)});
+  images_.push_back({std::move(sums), memory, std::vector<uint32_t>((memory.size() + kSummedAtOnce - 1) / kSummedAtOnce)});
   return ok();
 }
 
@@ -42,8 +42,8 @@ void IncomingSums::came(size_t image, uint64_t begin, uint64_t end) {
 
 void IncomingSums::hash(const Chunk& chunk) {
   ImageChunks& image = images_[chunk.image];
-  const uint64_t begin = chunk.number * kChunkBytes;
-  image.sums.add(begin, image.memory.subspan(begin, std::min(kChunkBytes, image.memory.size() - begin)));
+  const uint64_t begin = chunk.number * kSummedAtOnce;
+  image.sums.add(begin, image.memory.subspan(begin, std::min(kSummedAtOnce, image.memory.size() - begin)));
 }
 
 void IncomingSums::hash_all(std::stop_token stop) {

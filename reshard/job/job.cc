@@ -520,12 +520,12 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
 
 void Job::wait_settled() {
   std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return impl_->settled() && !impl_->running && !impl_->look && !impl_->at_work; });
+  impl_->changed.wait(lock, [&] { return impl_->at_rest(); });
 }
 
 bool Job::is_settled() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->settled() && !impl_->running && !impl_->look && !impl_->at_work;
+  return impl_->at_rest();
 }
 
 Result<> Job::forget() {

@@ -172,6 +172,7 @@ struct Job::Impl {
   const CheckpointRecord* latest() const;      // mutex held
   uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
   bool settled() const;                        // mutex held: nothing to do for the reshard thread
+  bool at_rest() const { return settled() && !running && !look && !at_work; }  // mutex held
   JobState state() const;                      // mutex held
   void set_error(const std::string& what);     // takes mutex
   void forget_error(std::string_view beginning);  // mutex held: if it begins so
