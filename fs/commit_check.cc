@@ -146,7 +146,10 @@ Result<> CommitCheck::prepare() {
 void CommitCheck::committed() {
   for (const std::string& key : keys_) {
     NodeRef node = job_.tree().table().find(key);
-    if (auto* real = dynamic_cast<RealNode*>(node.get())) real->make_read_only();
+    if (auto real = std::dynamic_pointer_cast<RealNode>(node)) {
+      real->make_read_only();
+      job_.note_committed(real);
+    }
   }
 }
 

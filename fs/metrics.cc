@@ -117,6 +117,9 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
         "What the reshard that runs will have written; 0 while none does.",
         [](const JobNumbers& numbers) { return numbers.progress_total_bytes; });
 
+  out.family("ptcfs_job_hashed_bytes_total", "counter", "Hashed at the close of files and by commits.");
+  for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, numbers.counts.hashed_bytes);
+
   auto outcomes = [&](std::string_view name, std::string_view help, auto counts) {
     out.family(name, "counter", help);
     for (const auto& [job, numbers] : jobs)

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "fs/nodes/real_node.h"
+
 namespace ptc {
 
 void CommitGate::seal(const std::vector<std::string>& keys) {
@@ -142,6 +144,29 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   PTC_TRY(auto view, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
   views_.emplace(std::move(key), view);
   return view;
+}
+
+void JobView::note_committed(const std::shared_ptr<RealNode>& file) {
+  std::lock_guard lock(mutex_);
+  committed_.push_back(file);
+}
+
+void JobView::let_go_of_removed() {
+  std::vector<std::shared_ptr<RealNode>> ending;  // destroyed without the lock
+  std::lock_guard lock(mutex_);
+  std::erase_if(committed_, [&](const std::weak_ptr<RealNode>& file) {
+    ending.push_back(file.lock());
+    return ending.back() == nullptr || ending.back()->let_go_if_removed();
+  });
+}
+
+void Tree::images_removed(const std::string& job_name) {
+  {
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return;
+  }
+  auto found = job(job_name);
+  if (found && found.value() != nullptr) found.value()->let_go_of_removed();
 }
 
 void Tree::names_changed() {

@@ -25,6 +25,7 @@
 
 namespace ptc {
 
+class RealNode;
 class Tree;
 
 /// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing, nor
@@ -91,6 +92,10 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile& rules() { return rules_; }
   Whiteouts& hidden() { return hidden_; }  // names of the job directory
   CommitGate& gate() { return gate_; }
+  /// The file is part of a checkpoint now. The kernel may know it by the name it was written under for as
+  /// long as it likes: once its image is removed, the node lets go of it.
+  void note_committed(const std::shared_ptr<RealNode>& file);
+  void let_go_of_removed();
 
   /// A name of its own, relative to files_fd(), for a file in the making: where no user and no commit
   /// looks. What a crash leaves there goes at the next start.
@@ -113,6 +118,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
+  std::vector<std::weak_ptr<RealNode>> committed_;                                // guarded
 };
 using JobViewRef = std::shared_ptr<JobView>;
 
@@ -166,6 +172,7 @@ class Tree : public JobListener {
   // JobListener.
   void names_changed() override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
+  void images_removed(const std::string& job) override;
 
  private:
   JobStore* store_ = nullptr;

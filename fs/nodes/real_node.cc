@@ -3,6 +3,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -137,9 +139,22 @@ void RealNode::note_written() const {
   if (path.starts_with(incoming)) job_->job().note_closed(path.substr(incoming.size()));
 }
 
+bool RealNode::let_go_if_removed() {
+  struct stat stat = {};
+  struct statfs system = {};
+  if (::fstat(fd_.get(), &stat) != 0 || stat.st_nlink > 0) return false;
+  if (::fstatfs(fd_.get(), &system) != 0 || system.f_type != TMPFS_MAGIC) return true;
+  UniqueFd nothing(::open("/dev/null", O_PATH | O_CLOEXEC));
+  if (!nothing.valid()) return false;
+  gone_.store(true);  // before, so that who used the other file sees it afterwards
+  ::dup3(nothing.get(), fd_.get(), O_CLOEXEC);
+  return true;
+}
+
 FsResult<struct stat> RealNode::attributes() {
   struct stat stat = {};
   if (::fstat(fd_.get(), &stat) != 0) return last_errno();
+  if (gone_.load()) return Errno{ESTALE};
   return stat;
 }
 
@@ -198,6 +213,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
   int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
   auto open_now = [&]() -> FsResult<Opened> {
     UniqueFd fd(::open(proc_path().c_str(), host_flags));
+    if (gone_.load()) return Errno{ESTALE};
     if (!fd.valid()) return last_errno();
     if ((flags & O_TRUNC) != 0 && caller.uid != 0) {
       PTC_TRY(drop_suid(caller));
@@ -339,6 +355,7 @@ FsResult<std::string> RealNode::get_xattr(const std::string& name) {
   if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
   std::string value(XATTR_SIZE_MAX, '\0');
   ssize_t size = ::getxattr(proc_path().c_str(), name.c_str(), value.data(), value.size());
+  if (gone_.load()) return Errno{ESTALE};
   if (size < 0) return last_errno();
   value.resize(static_cast<size_t>(size));
   return value;
@@ -347,6 +364,7 @@ FsResult<std::string> RealNode::get_xattr(const std::string& name) {
 FsResult<std::vector<std::string>> RealNode::list_xattrs() {
   std::string names(XATTR_LIST_MAX, '\0');
   ssize_t size = ::listxattr(proc_path().c_str(), names.data(), names.size());
+  if (gone_.load()) return Errno{ESTALE};
   if (size < 0) return last_errno();
   std::vector<std::string> result;
   for (size_t at = 0; at < static_cast<size_t>(size);) {

@@ -25,6 +25,9 @@ class RealNode : public Node {
 
   /// The file became part of a checkpoint: no more writing through what the kernel still knows.
   void make_read_only() { read_only_.store(true); }
+  /// Of a file without a name: no longer holds it, and answers ESTALE, which makes the kernel look for the
+  /// name anew. Only on a tmpfs, where no later file gets the number by which this node is known.
+  bool let_go_if_removed();
   /// Tells the job that the file under this name was written, if it is below incoming/.
   void note_written() const;
 
@@ -77,7 +80,7 @@ class RealNode : public Node {
   const UniqueFd fd_;
   InodeMode mode_;
   std::atomic<uint64_t> writers_{0};
-  std::atomic<bool> read_only_{false};
+  std::atomic<bool> read_only_{false}, gone_{false};
 };
 
 }  // namespace ptc

@@ -80,13 +80,17 @@ Result<std::vector<ImageRef>> Executor::materialise(ImageStore& images,
         const Chunk& chunk = chunks[i];
         thread_local const std::unique_ptr<std::byte[]> buffer(new std::byte[kBlockBytes]);
         for (uint64_t begin = chunk.begin; begin < chunk.end; begin += kBlockBytes) {
+          if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
           const std::span block(buffer.get(), std::min(kBlockBytes, chunk.end - begin));
+          std::vector<std::span<const std::byte>> pieces;
           for (uint64_t at = 0; at < block.size(); at += kWindowBytes) {
             const auto window = block.subspan(at, std::min(kWindowBytes, block.size() - at));
-            PTC_TRY(targets[chunk.image].program->read(*transport_, begin + at, window, stop));
-            sums[chunk.image].add(begin + at, window);
+            size_t next = pieces.size();
+            PTC_TRY(targets[chunk.image].program->read_in_place(*transport_, begin + at, window, pieces, stop));
+            for (uint64_t to = begin + at; next < pieces.size(); to += pieces[next++].size())
+              sums[chunk.image].add(to, pieces[next]);
           }
-          PTC_TRY(writers[chunk.image].write(begin, block));
+          PTC_TRY(writers[chunk.image].write(begin, pieces));
           bytes_done += block.size();
         }
         return ok();

@@ -32,6 +32,11 @@ class GatherProgram {
   Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out,
                 std::stop_token stop = {}) const;
 
+  /// The bytes from `offset` on, as many as `buffer` has, as pieces that follow each other, put behind
+  /// those in `pieces`: long runs of images that are here lie where they are, all else is in `buffer`.
+  Result<> read_in_place(Transport& transport, uint64_t offset, std::span<std::byte> buffer,
+                         std::vector<std::span<const std::byte>>& pieces, std::stop_token stop = {}) const;
+
   /// Reads [begin, end) through a buffer that stays in the cache: `visit` gets it window by window,
   /// and must be done with a window when it returns. Its first error is returned.
   Result<> read_in_windows(Transport& transport, uint64_t begin, uint64_t end,
@@ -40,6 +45,10 @@ class GatherProgram {
                            std::stop_token stop = {}) const;
 
  private:
+  /// Header and padding; then `visit(transfer, from, to)` with each transfer that reaches into the window.
+  template <class Visit>
+  Result<> begin_window(uint64_t offset, std::span<std::byte> out, Visit visit) const;
+
   std::string header_;
   uint64_t bytes_;
   std::vector<Transfer> transfers_;       // by target_offset

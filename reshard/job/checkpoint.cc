@@ -92,6 +92,14 @@ void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
   stored_ = std::move(stored);
 }
 
+void Checkpoint::let_go() {
+  const std::shared_ptr<const StoredState> before = stored();
+  std::vector<StoredImage> images = before->images;
+  for (StoredImage& image : images) image.image = nullptr;
+  Result<std::shared_ptr<const StoredState>> bare = make_stored(before->spec, std::move(images));
+  if (bare.has_value()) replace_stored(std::move(bare).value());
+}
+
 std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,
                                 const StateCoords& state) const {
   const std::string& file = model().tensors()[tensor].file;

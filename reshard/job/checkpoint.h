@@ -97,6 +97,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// Where the bytes lie now.
   std::shared_ptr<const StoredState> stored() const;
   void replace_stored(std::shared_ptr<const StoredState> stored);
+  /// The checkpoint was removed: holds no image any more, for the kernel may know its names, and so this
+  /// object, for long. What is open keeps its images; nothing else can be opened.
+  void let_go();
   /// Completes a description of where bytes lie: what each image holds. Images are put in order.
   Result<std::shared_ptr<const StoredState>> make_stored(const LayoutSpec& spec,
                                                          std::vector<StoredImage> images) const;

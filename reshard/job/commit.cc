@@ -329,7 +329,7 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
     for (Found& file : found) {
       if (file.node != nullptr) continue;
       if (!file.has_tensors) {
-        PTC_TRY(file.whole, hash_file(dir_fd, file.source(), file.version, hashes, stop));
+        PTC_TRY(file.whole, hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
         continue;
       }
       for (uint32_t i = 0; i < file.tensors.size(); ++i) {
@@ -523,7 +523,7 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     return;
   file.version = version_of(st);
   if (!path.ends_with(".safetensors") && !path.ends_with(".npy")) {
-    (void)hash_file(dir_fd, file.source(), file.version, hashes, stop);
+    (void)hash_file(dir_fd, file.source(), file.version, FileState::kOpen, hashes, stop);
     return;
   }
   if (read_header(dir_fd, file).has_error()) return;

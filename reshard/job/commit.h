@@ -5,6 +5,7 @@
 // then a commit costs the headers only.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,6 +39,8 @@ class HashCache {
   /// `key` says of what in the file: which bytes of which array, and as what part of which tensor.
   std::optional<Checksum> find(const FileVersion& file, const std::string& key) const;
   void put(const FileVersion& file, const std::string& key, const Checksum& sum);
+  void count(uint64_t bytes) { bytes_ += bytes; }
+  uint64_t bytes() const { return bytes_; }  // hashed ever
   /// Forgets files whose name is gone; called after a commit with the files it took.
   void forget(const FileVersion& file);
 
@@ -48,6 +51,7 @@ class HashCache {
   };
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> files_;  // by inode; guarded
+  std::atomic<uint64_t> bytes_ = 0;
 };
 
 struct CommitRequest {

@@ -227,7 +227,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
       json::object answer{{"number", text.at("number")}};
       const json::value* tensors = text.if_contains("tensors");
       if (tensors == nullptr) {
-        PTC_TRY(auto whole, hash_file(dir_fd, file.source(), file.version, hashes, stop));
+        PTC_TRY(auto whole, hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
         answer["whole"] = whole.to_hex();
         files.push_back(std::move(answer));
         continue;

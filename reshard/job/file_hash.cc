@@ -1,8 +1,14 @@
 #include "reshard/job/file_hash.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <unordered_map>
 
 #include "store/base/file.h"
 #include "store/tensor/strided_copy.h"
@@ -11,8 +17,9 @@ namespace ptc {
 namespace {
 
 // A buffer that stays in the second-level cache between the read and the hash.
-constexpr uint64_t kBufferBytes = 512 << 10;
+constexpr uint64_t kBufferBytes = 128 << 10;
 constexpr uint64_t kTaskBytes = 4 << 20;
+constexpr uint64_t kLeastMapped = 256 << 10;  // of a smaller file, the copy takes less than the mapping
 
 std::vector<std::byte>& thread_buffer(uint64_t bytes) {
   thread_local std::vector<std::byte> buffer;
@@ -42,19 +49,67 @@ Result<std::vector<StridedCopy>> places_of(const ArrayToHash& array) {
   return places;
 }
 
+/// A file in memory while this lives.
+class MappedFile {
+ public:
+  /// Nothing, where the file has holes: to read one through a mapping takes a page of the store.
+  MappedFile(int fd, uint64_t bytes) {
+    struct stat info = {};
+    if (bytes == 0 || ::fstat(fd, &info) != 0 || info.st_blocks * 512 < info.st_size) return;
+    void* memory = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) return;
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // a hint; refused by some file systems
+    bytes_ = std::span(static_cast<const std::byte*>(memory), bytes);
+  }
+  ~MappedFile() {
+    if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  bool mapped() const { return !bytes_.empty(); }
+  /// With their pages there at once: an error, not a SIGBUS, where the file ends before.
+  Result<std::span<const std::byte>> window(uint64_t offset, uint64_t bytes) const {
+    static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    if (bytes > bytes_.size() || offset > bytes_.size() - bytes)
+      return make_error(Code::kCorrupt, "a file ends at byte {} instead of {}", bytes_.size(), offset + bytes);
+    const uint64_t begin = offset & ~(page - 1);
+    void* at = const_cast<std::byte*>(bytes_.data() + begin);
+    if (::madvise(at, offset + bytes - begin, MADV_POPULATE_READ) != 0 && errno != EINVAL)
+      return errno_error(errno, "reading a file to hash it");
+    return bytes_.subspan(offset, bytes);
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+void add_window(const std::vector<StridedCopy>& places, std::span<const std::byte> window, uint64_t at,
+                std::vector<Checksum>& sums) {
+  for (size_t p = 0; p < places.size(); ++p)
+    for_each_run(places[p], at, at + window.size(), [&](uint64_t logical, uint64_t local, uint64_t bytes) {
+      sums[p] += checksum_of_run(window.subspan(local - at, bytes), logical);
+    });
+}
+
 // Bytes [begin, end) of the local array, added to the sums of the pieces they belong to.
 Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& places, uint64_t begin,
-                    uint64_t end, std::vector<Checksum>& sums, const std::stop_token& stop) {
+                    uint64_t end, const MappedFile* mapped, std::vector<Checksum>& sums,
+                    const std::stop_token& stop) {
+  if (mapped != nullptr && mapped->mapped()) {
+    for (uint64_t at = begin; at < end; at += kTaskBytes) {
+      if (stop.stop_requested()) return cancelled();
+      PTC_TRY(auto window, mapped->window(array.entry.offset + at, std::min(kTaskBytes, end - at)));
+      add_window(places, window, at, sums);
+    }
+    return ok();
+  }
   auto& buffer = thread_buffer(std::min(kBufferBytes, end - begin));
   for (uint64_t at = begin; at < end; at += kBufferBytes) {
     if (stop.stop_requested()) return cancelled();
     const std::span window(buffer.data(), std::min(kBufferBytes, end - at));
     PTC_TRY(read_exactly(array.fd, window, array.entry.offset + at));
-    for (size_t p = 0; p < places.size(); ++p)
-      for_each_run(places[p], at, at + window.size(),
-                   [&](uint64_t logical, uint64_t local, uint64_t bytes) {
-                     sums[p] += checksum_of_run(window.subspan(local - at, bytes), logical);
-                   });
+    add_window(places, window, at, sums);
   }
   return ok();
 }
@@ -73,7 +128,8 @@ void add_tasks(std::vector<Task>& tasks, size_t array, uint64_t bytes) {
 /// One checksum per piece, of what the task has of it.
 Result<std::vector<Checksum>> hash_task(const ArrayToHash& array,
                                         const std::vector<StridedCopy>& places, const Task& task,
-                                        HashCache& hashes, const std::stop_token& stop) {
+                                        const MappedFile* mapped, HashCache& hashes,
+                                        const std::stop_token& stop) {
   std::vector<std::string> keys;
   std::vector<Checksum> sums;
   for (const Piece& piece : array.part.pieces) {
@@ -82,7 +138,8 @@ Result<std::vector<Checksum>> hash_task(const ArrayToHash& array,
   }
   if (sums.size() == keys.size()) return sums;
   sums.assign(keys.size(), Checksum());
-  PTC_TRY(hash_bytes(array, places, task.begin, task.end, sums, stop));
+  PTC_TRY(hash_bytes(array, places, task.begin, task.end, mapped, sums, stop));
+  hashes.count(task.end - task.begin);
   for (size_t p = 0; p < keys.size(); ++p) hashes.put(array.version, keys[p], sums[p]);
   return sums;
 }
@@ -116,7 +173,11 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
   std::vector<std::vector<Checksum>> sums(arrays.size());
   std::vector<std::vector<StridedCopy>> places(arrays.size());
   std::vector<Task> tasks;
+  std::unordered_map<int, std::unique_ptr<MappedFile>> files;  // null: a small one
   for (size_t i = 0; i < arrays.size(); ++i) {
+    const uint64_t bytes = arrays[i].version.bytes;
+    if (auto [file, is_new] = files.try_emplace(arrays[i].fd); is_new && bytes >= kLeastMapped)
+      file->second = std::make_unique<MappedFile>(arrays[i].fd, bytes);
     sums[i].resize(arrays[i].part.pieces.size());
     PTC_TRY(places[i], places_of(arrays[i]));
     add_tasks(tasks, i, arrays[i].entry.bytes);
@@ -126,7 +187,7 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
       tasks.size(),
       [&](size_t t) -> Result<> {
         const size_t i = tasks[t].array;
-        PTC_TRY(task_sums[t], hash_task(arrays[i], places[i], tasks[t], hashes, stop));
+        PTC_TRY(task_sums[t], hash_task(arrays[i], places[i], tasks[t], files.at(arrays[i].fd).get(), hashes, stop));
         return ok();
       },
       stop));
@@ -140,21 +201,24 @@ Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token
   std::vector<Task> tasks;
   add_tasks(tasks, 0, array.entry.bytes);
   for (const Task& task : tasks) {
-    PTC_TRY(hash_task(array, places, task, hashes, stop));
+    PTC_TRY(hash_task(array, places, task, nullptr, hashes, stop));
   }
   return ok();
 }
 
 Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
-                           HashCache& hashes, std::stop_token stop) {
+                           FileState state, HashCache& hashes, std::stop_token stop) {
   if (auto sum = hashes.find(version, "file")) return *sum;
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
   ArrayToHash array;
   array.fd = fd.get();
   StridedCopy whole;
   whole.run_bytes = version.bytes;
+  std::optional<MappedFile> mapped;
+  if (state == FileState::kSealed && version.bytes >= kLeastMapped) mapped.emplace(fd.get(), version.bytes);
   std::vector<Checksum> sums(1);
-  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, sums, stop));
+  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, mapped ? &*mapped : nullptr, sums, stop));
+  hashes.count(version.bytes);
   hashes.put(version, "file", sums[0]);
   return sums[0];
 }

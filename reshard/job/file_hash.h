@@ -1,5 +1,5 @@
-// Checksums of tensors in files that may still change: read with pread, never mapped, so that a
-// file that shrinks meanwhile is an error and no SIGBUS.
+// Checksums of tensors in files. While a file may still change it is read with pread, so that one that
+// shrinks meanwhile is an error and no SIGBUS; sealed by a commit, it is mapped: no byte is copied.
 #pragma once
 
 #include <cstdint>
@@ -26,17 +26,19 @@ struct ArrayToHash {
   Shape global_shape;
 };
 
-/// One checksum per piece, for every array; what `hashes` knows is not read again.
+enum class FileState { kOpen, kSealed };
+
+/// One checksum per piece, for every array of sealed files; what `hashes` knows is not read again.
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,
                                                        Executor& executor, HashCache& hashes,
                                                        std::stop_token stop);
 
-/// One array on the calling thread, into `hashes`; broken off, all that was hashed until then.
+/// One array of an open file on the calling thread, into `hashes`; broken off, all that was hashed until then.
 Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop);
 
 /// A whole file as a vector of bytes.
 Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
-                           HashCache& hashes, std::stop_token stop);
+                           FileState state, HashCache& hashes, std::stop_token stop);
 
 /// The parts of a local array that no piece covers and that are not all zeros.
 struct FoundPadding {

@@ -42,6 +42,8 @@ struct JobListener {
   /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint came or
   /// went. Called after that has happened.
   virtual void checkpoint_changed(const std::string& job, const std::string& checkpoint) = 0;
+  /// Images of the job are not in the store any more; whoever still holds such a file keeps its memory.
+  virtual void images_removed(const std::string& /*job*/) {}
 };
 
 /// Threads: any. Calls that change something are serialised per job; reading never waits for them.

@@ -344,6 +344,8 @@ Result<ImageRef> Job::Impl::open_image(const std::string& id, uint64_t bytes,
 void Job::Impl::remove_files_of(const CheckpointRecord& record) {
   for (const StoredImage& image : record.checkpoint->stored()->images)
     (void)services.images->remove({image.id});
+  record.checkpoint->let_go();
+  if (listener != nullptr) listener->images_removed(job->name());
   drop_part(record.id);
   (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
 }

@@ -44,6 +44,7 @@ JobNumbers Job::numbers() const {
     numbers.progress_total_bytes = impl.running->bytes_total;
   }
   numbers.counts = impl.counts;
+  numbers.counts.hashed_bytes = impl.hashes.bytes();
   if (impl.last_reshard)
     numbers.last_reshard = {impl.last_reshard->totals, impl.last_reshard->seconds};
   return numbers;

@@ -19,6 +19,7 @@ std::string_view state_name(JobState state);
 struct JobCounts {
   uint64_t reshards_done = 0, reshards_failed = 0, reshards_abandoned = 0;
   uint64_t commits_done = 0, commits_refused = 0;
+  uint64_t hashed_bytes = 0;  // at the close of files and by commits
   std::optional<double> last_commit_seconds;  // of those that were done
 };
 

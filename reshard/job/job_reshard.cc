@@ -202,6 +202,7 @@ void Job::Impl::remove_images_not_in(const StoredState& these, const StoredState
   for (const StoredImage& image : those.images) kept.insert(image.id);
   for (const StoredImage& image : these.images)
     if (!kept.contains(image.id)) (void)services.images->remove({image.id});
+  if (listener != nullptr) listener->images_removed(job->name());
 }
 
 /// What was made for a decision that did not come: here, and on the other nodes.

@@ -429,12 +429,14 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     return forgotten;
   }
   job->stop();
+  std::optional<std::vector<ImageId>> used = job->images_in_use();
+  for (const ImageId& id : used.value_or(std::vector<ImageId>())) (void)images->remove(id);
+  for (const CheckpointRef& checkpoint : job->checkpoints()) checkpoint->let_go();
+  if (listener != nullptr) listener->images_removed(std::string(name));
   {
     std::lock_guard lock(mutex);
     jobs.erase(jobs.find(name));
   }
-  std::optional<std::vector<ImageId>> used = job->images_in_use();
-  for (const ImageId& id : used.value_or(std::vector<ImageId>())) (void)images->remove(id);
   PTC_TRY(remove_tree(AT_FDCWD, job_dir(name)));
   spdlog::info("job {} removed", name);
   return ok();

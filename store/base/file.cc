@@ -4,15 +4,18 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <limits.h>
 #include <linux/openat2.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <thread>
+#include <vector>
 
 namespace ptc {
 namespace {
@@ -99,6 +102,24 @@ Result<> write_exactly(int fd, std::span<const std::byte> data, uint64_t offset)
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return errno_error(errno, fmt::format("writing at byte {}", offset + done));
     done += static_cast<size_t>(put);
+  }
+  return ok();
+}
+
+Result<> write_exactly(int fd, std::span<const std::span<const std::byte>> pieces, uint64_t offset) {
+  std::vector<iovec> left;
+  left.reserve(pieces.size());
+  for (std::span<const std::byte> piece : pieces)
+    if (!piece.empty()) left.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+  for (size_t i = 0; i < left.size();) {
+    const size_t count = std::min<size_t>(left.size() - i, IOV_MAX);
+    const ssize_t put = ::pwritev(fd, &left[i], static_cast<int>(count), static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return errno_error(errno, fmt::format("writing at byte {}", offset));
+    offset += static_cast<size_t>(put);
+    size_t done = static_cast<size_t>(put);
+    while (i < left.size() && done >= left[i].iov_len) done -= left[i++].iov_len;
+    if (done > 0) left[i] = {static_cast<std::byte*>(left[i].iov_base) + done, left[i].iov_len - done};
   }
   return ok();
 }

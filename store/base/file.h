@@ -43,6 +43,8 @@ Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_
 /// Reads exactly `buffer.size()` bytes at `offset`; a short file is kCorrupt.
 Result<> read_exactly(int fd, std::span<std::byte> buffer, uint64_t offset);
 Result<> write_exactly(int fd, std::span<const std::byte> data, uint64_t offset);
+/// Pieces that follow each other in the file, in as few calls as there can be.
+Result<> write_exactly(int fd, std::span<const std::span<const std::byte>> pieces, uint64_t offset);
 
 /// The whole of a file of at most `limit` bytes; a longer one is kInvalidArgument. kOwn: only an
 /// ordinary file that is no symbolic link, for names that somebody else could have put there.

@@ -99,7 +99,11 @@ ImageWriter::~ImageWriter() {
 }
 
 Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
-  auto written = write_exactly(fd_.get(), bytes, offset);
+  return write(offset, std::span(&bytes, 1));
+}
+
+Result<> ImageWriter::write(uint64_t offset, std::span<const std::span<const std::byte>> pieces) {
+  auto written = write_exactly(fd_.get(), pieces, offset);
   if (!written) return std::move(written).error().with_context("image " + id_.text);
   return ok();
 }

@@ -66,7 +66,9 @@ class ImageWriter {
   ImageWriter& operator=(ImageWriter&&) = delete;
   ~ImageWriter();
 
-  /// Best in pieces that the cache holds. All of it lies within the image.
+  /// Pieces that follow each other from `offset` on; best as many as the cache holds. All of it lies
+  /// within the image.
+  Result<> write(uint64_t offset, std::span<const std::span<const std::byte>> pieces);
   Result<> write(uint64_t offset, std::span<const std::byte> bytes);
   /// The whole image as memory that can be written, until it is published.
   Result<std::span<std::byte>> map();

@@ -1,0 +1,74 @@
+"""What a reshard or a removal gives back is free at once, whatever names the kernel still remembers."""
+import json
+import os
+import random
+import subprocess
+
+import models
+import mount
+
+STATE = 24 << 20
+SLACK = 3 << 20
+
+
+class Space(mount.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if os.getuid() != 0:
+            mount.skip("only root can mount a tmpfs for the store")
+        cls.mount = mount.Mount("--memory", "96M")
+        cls.mount.__enter__()
+        cls.addClassCleanup(cls.mount.__exit__)
+
+    def free(self):
+        space = os.statvfs(self.mount.path)
+        return space.f_bfree * space.f_frsize
+
+    def commit(self, job, name):
+        """24 MiB of a layer that any tensor parallelism cuts."""
+        tensor = models.random_tensor(random.Random(1), "model.layers.0.mlp.up_proj.weight", "F32",
+                                      (6144, 1024))
+        config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 8}
+        models.write_file(job.incoming(name) + "/rank/0/config.json", json.dumps(config).encode())
+        models.write_safetensors(job.incoming(name) + "/rank/0/model.safetensors", [tensor])
+        job.commit(name)
+
+    def assert_used_since(self, before, states, when=""):
+        self.assertLess(abs(before - self.free() - states * STATE), SLACK, when)
+
+    def test_files_as_they_were_written_go_when_a_layout_replaces_them(self):
+        before = self.free()
+        job = self.new_job()
+        self.commit(job, "base")  # and nobody looks the checkpoint up
+        for tp in (2, 4, 8, 2):
+            job.set_layout(tp=tp)
+            self.assert_used_since(before, 1, f"tp{tp}")
+        self.mount.ptc("rm", "-y", job.name, "--force")
+        self.assert_used_since(before, 0)
+
+    def test_removed_checkpoints_and_jobs_whose_names_were_looked_at(self):
+        before = self.free()
+        job = self.new_job()
+        for name in ("one", "two"):
+            self.commit(job, name)
+            subprocess.run(["ls", "-lR", job.path], stdout=subprocess.DEVNULL, check=True)
+        self.assert_used_since(before, 2)
+        with open(job.rank_file("one", "tp1-pp1-dp1", 0), "rb") as held:
+            self.mount.ptc("rm", "-y", f"{job.name}/one", "--force")
+            self.assert_used_since(before, 2, "one is open")
+            self.assertEqual(mount.error_of(os.stat, job.checkpoint("one")), "ENOENT")
+            self.assertGreater(len(held.read()), STATE)
+        self.assert_used_since(before, 1)
+        self.mount.ptc("rm", "-y", job.name, "--force")
+        self.assert_used_since(before, 0)
+
+    def test_a_job_that_was_only_committed(self):
+        before = self.free()
+        job = self.new_job()
+        self.commit(job, "base")
+        self.mount.ptc("rm", "-y", job.name, "--force")
+        self.assert_used_since(before, 0)
+
+
+if __name__ == "__main__":
+    mount.main()
