@@ -25,9 +25,11 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
     {
       std::unique_lock lock(mutex);
       changed.wait_for(lock, stop, kRetryRemoval, [&] { return !settled() || look; });
-      if (services.cluster != nullptr)
-        changed.wait_until(lock, stop, others_first,
-                           [&] { return std::chrono::steady_clock::now() >= others_first; });
+      auto waited = [&] { return std::chrono::steady_clock::now() >= others_first; };
+      while (services.cluster != nullptr && !stop.stop_requested() && !waited()) {
+        const auto time = others_first;  // a copy: it is read without the lock
+        changed.wait_until(lock, stop, time, waited);
+      }
       work = !settled() || look;
       if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
       wanted = layout;
