@@ -93,6 +93,7 @@ void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
 }
 
 void Checkpoint::let_go() {
+  removed_ = true;
   const std::shared_ptr<const StoredState> before = stored();
   std::vector<StoredImage> images = before->images;
   for (StoredImage& image : images) image.image = nullptr;

@@ -1,6 +1,7 @@
 // One committed checkpoint, and every file that can be read out of it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -98,8 +99,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::shared_ptr<const StoredState> stored() const;
   void replace_stored(std::shared_ptr<const StoredState> stored);
   /// The checkpoint was removed: holds no image any more, for the kernel may know its names, and so this
-  /// object, for long. What is open keeps its images; nothing else can be opened.
+  /// object, for long. What is open keeps its images; to open anything else is kNotFound.
   void let_go();
+  bool removed() const { return removed_; }
   /// Completes a description of where bytes lie: what each image holds. Images are put in order.
   Result<std::shared_ptr<const StoredState>> make_stored(const LayoutSpec& spec,
                                                          std::vector<StoredImage> images) const;
@@ -132,6 +134,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::string meta_json_;
   std::vector<std::string> model_paths_;  // by tensor: its path under model/
   std::vector<bool> primary_;             // by tensor: its name is in no earlier file
+  std::atomic<bool> removed_ = false;
   std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;
   std::shared_ptr<const StoredState> stored_;                                        // guarded

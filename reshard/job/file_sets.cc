@@ -158,7 +158,12 @@ class DescribedSet : public FileSet {
     entries_.reserve(files_.size());
     for (File& file : files_) entries_.push_back(std::move(file.entry));
   }
-  Result<FileContentRef> open(size_t index) const override { return files_[index].open(source_); }
+  Result<FileContentRef> open(size_t index) const override {
+    Result<FileContentRef> content = files_[index].open(source_);
+    if (content.has_error() && source_.checkpoint().removed())
+      return make_error(Code::kNotFound, "checkpoint {} was removed", source_.checkpoint().name());
+    return content;
+  }
   bool is_stored(size_t index) const override {
     if (files_[index].kind == Kind::kComputed) return false;
     auto content = open(index);

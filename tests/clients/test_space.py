@@ -53,12 +53,16 @@ class Space(mount.TestCase):
             self.commit(job, name)
             subprocess.run(["ls", "-lR", job.path], stdout=subprocess.DEVNULL, check=True)
         self.assert_used_since(before, 2)
+        rank = os.open(os.path.dirname(job.rank_file("one", "tp1-pp1-dp1", 0)), os.O_PATH)
+        self.addCleanup(os.close, rank)
         with open(job.rank_file("one", "tp1-pp1-dp1", 0), "rb") as held:
             self.mount.ptc("rm", "-y", f"{job.name}/one", "--force")
             self.assert_used_since(before, 2, "one is open")
             self.assertEqual(mount.error_of(os.stat, job.checkpoint("one")), "ENOENT")
             self.assertGreater(len(held.read()), STATE)
         self.assert_used_since(before, 1)
+        with self.assertRaises(FileNotFoundError):
+            os.open("model.safetensors", os.O_RDONLY, dir_fd=rank)
         self.mount.ptc("rm", "-y", job.name, "--force")
         self.assert_used_since(before, 0)
 
