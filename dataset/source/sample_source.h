@@ -1,0 +1,120 @@
+// A data set as a numbered row of samples, 0 … samples() − 1, that lie in shards on disk.
+//
+// The number of a sample is its place: shards in the order of source.json (within a directory by name, MDS
+// by its index.json), samples in the order of the shard. It depends on nothing else. What a sample is:
+//
+//   tar        the neighbouring members of one key (WebDataset: the name up to the first dot behind the last '/')
+//   mds        a sample            tfrecord   a record            jsonl   a line, with its newline
+//   megatron   a sequence of tokens                               files   a file
+//
+// An index holds where each begins, in at most 6 bytes; nothing else is copied.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "dataset/source/source_spec.h"
+#include "store/base/error.h"
+#include "store/base/file.h"
+
+namespace ptc {
+
+class SampleIndex;
+class ShardFiles;
+
+/// A run of bytes in a shard. For `files`, `shard` counts files.
+struct Extent {
+  uint64_t shard = 0, offset = 0, bytes = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+/// A named part of a sample: a member of a tar, a column of MDS; else the payload.
+struct Field {
+  std::string name;  // the extension, without a dot: "jpg", "seg.png"
+  Extent extent;
+};
+
+/// How far open_source() is; it writes, others read. Threads: any.
+struct IndexProgress {
+  std::atomic<uint64_t> shards{0}, shards_done{0};  // to be indexed; `files`: thousands of files at a time
+  std::atomic<uint64_t> bytes{0}, bytes_done{0};    // of the shards
+  std::atomic<uint64_t> samples{0};                 // found so far
+};
+
+struct SkippedShard {
+  std::string path, reason;
+};
+
+/// One column of MDS samples.
+struct MdsColumn {
+  std::string name, encoding;
+  std::optional<uint32_t> bytes;  // nullopt: variable, its length is in the sample
+  friend bool operator==(const MdsColumn&, const MdsColumn&) = default;
+};
+
+/// Threads: any. Holds the index mapped, and some shards open.
+/// Errors of reads: kCorrupt where a shard is not what was indexed (it says what changed), or what the system
+/// call said; they name the shard.
+class SampleSource {
+ public:
+  SampleSource(std::unique_ptr<const SampleIndex> index, std::vector<std::string> roots);
+  ~SampleSource();
+
+  SourceFormat format() const;
+  uint64_t samples() const;
+  /// Of all samples in their shards.
+  uint64_t bytes() const;
+  /// A pure function of the shards' names below their directories, their sizes and where samples begin in
+  /// them: the same on each machine that sees the same shards.
+  uint64_t fingerprint() const;
+  /// Bad shards that were left out ("on_error": "skip").
+  const std::vector<SkippedShard>& skipped() const;
+  /// Of the index, in memory: at most 6 a sample, and some per shard.
+  uint64_t index_bytes() const;
+
+  // What follows is for dataset/tree.
+
+  /// Where sample `id` < samples() lies, with all that its shard has around its fields.
+  Extent extent(uint64_t id) const;
+  /// Bytes of all its fields together; nullopt where only the shard knows.
+  std::optional<uint64_t> payload_bytes(uint64_t id) const;
+  /// Bytes of its fields, each rounded up to 512; nullopt where only the shard knows.
+  std::optional<uint64_t> padded_payload_bytes(uint64_t id) const;
+  /// The names of the fields that all samples have, sorted; empty where samples differ.
+  const std::vector<std::string>& field_names() const;
+  /// The fields of one sample in the order they lie there. Reads the shard for tar and for MDS with several
+  /// columns of variable length.
+  Result<std::vector<Field>> fields(uint64_t id) const;
+  /// The last line of its shard has no newline, which its extent therefore lacks.
+  bool lacks_newline(uint64_t id) const;
+
+  const std::vector<MdsColumn>& mds_columns() const;  // of MDS; else empty
+  uint8_t megatron_dtype() const;                     // of Megatron; else 0
+
+  uint64_t shards() const;
+  uint64_t shard_bytes(uint64_t shard) const;
+  std::string shard_path(uint64_t shard) const;
+  Result<> read(uint64_t shard, uint64_t offset, std::span<std::byte> out) const;
+  /// The shard, open for reading and checked; lives as long as it is held.
+  Result<std::shared_ptr<const UniqueFd>> open_shard(uint64_t shard) const;
+
+ private:
+  std::unique_ptr<const SampleIndex> index_;
+  std::unique_ptr<ShardFiles> files_;
+};
+using SampleSourceRef = std::shared_ptr<const SampleSource>;
+
+/// Opens the index file if it is there and still true of the shards (names, sizes, mtimes, inodes); else builds
+/// it, on `threads` threads (0: one for each core), and renames it into place when it is durable.
+/// Errors: kInvalidArgument with the shard, the offset and what to do; kNotFound: no shard at all; kCancelled: stop.
+Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& index_path,
+                                    IndexProgress& progress, std::stop_token stop = {},
+                                    unsigned threads = 0);
+
+}  // namespace ptc

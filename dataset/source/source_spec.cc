@@ -1,0 +1,108 @@
+#include "dataset/source/source_spec.h"
+
+#include <algorithm>
+#include <array>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+const std::vector<std::string> kSourceKeys = {"format", "shards", "on_error"};
+constexpr std::array kAllFormats = {SourceFormat::kTar,      SourceFormat::kMds,
+                                    SourceFormat::kMegatron, SourceFormat::kTfrecord,
+                                    SourceFormat::kJsonl,    SourceFormat::kFiles};
+
+/// Reads source.json; every error has its place.
+class SourceParser {
+ public:
+  SourceParser(std::string_view text, const json::object& object) : text_(text), object_(object) {}
+
+  Result<SourceSpec> parse() const {
+    for (const auto& member : object_) {
+      const std::string key(member.key());
+      if (std::find(kSourceKeys.begin(), kSourceKeys.end(), key) != kSourceKeys.end()) continue;
+      const auto nearest = nearest_name(key, kSourceKeys);
+      return invalid_argument(
+          "{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), ptc::quoted(key),
+          nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
+    }
+    SourceSpec spec;
+    PTC_TRY(format(spec));
+    PTC_TRY(shards(spec));
+    if (const json::value* value = object_.if_contains("on_error")) {
+      if (*value != "refuse" && *value != "skip")
+        return error({"on_error"}, "'on_error' must be \"refuse\" or \"skip\"");
+      if (*value == "skip") spec.on_error = OnError::kSkip;
+    }
+    return spec;
+  }
+
+ private:
+  Error error(const std::vector<std::string>& path, std::string_view message) const {
+    return invalid_argument("{}: {}", json_place(text_, path), message);
+  }
+
+  Result<> format(SourceSpec& spec) const {
+    const json::value* value = object_.if_contains("format");
+    if (!value || *value == "auto") return ok();
+    for (SourceFormat known : kAllFormats)
+      if (*value == format_name(known)) spec.format = known;
+    if (!spec.format) {
+      return error({"format"},
+                   "'format' must be \"auto\", \"tar\", \"mds\", \"megatron\", \"tfrecord\", "
+                   "\"jsonl\" or \"files\"");
+    }
+    return ok();
+  }
+
+  Result<> shards(SourceSpec& spec) const {
+    const json::value* value = object_.if_contains("shards");
+    if (!value) {
+      return error({}, "'shards' is missing: a directory, a glob, a file, or a list of these");
+    }
+    if (!value->is_array()) return shard(*value, {"shards"}, spec);
+    const json::array& list = value->get_array();
+    if (list.empty()) return error({"shards"}, "'shards' is an empty list");
+    for (size_t i = 0; i < list.size(); ++i)
+      PTC_TRY(shard(list[i], {"shards", std::to_string(i)}, spec));
+    return ok();
+  }
+
+  Result<> shard(const json::value& value, const std::vector<std::string>& path,
+                 SourceSpec& spec) const {
+    const bool good = value.is_string() && value.get_string().starts_with('/') &&
+                      value.get_string().find('\0') == json::string::npos;
+    if (!good) return error(path, "a path of shards must be a text that begins with '/'");
+    spec.shards.emplace_back(std::string_view(value.get_string()));
+    return ok();
+  }
+
+  std::string_view text_;
+  const json::object& object_;
+};
+
+}  // namespace
+
+std::string_view format_name(SourceFormat format) {
+  switch (format) {
+    case SourceFormat::kTar: return "tar";
+    case SourceFormat::kMds: return "mds";
+    case SourceFormat::kMegatron: return "megatron";
+    case SourceFormat::kTfrecord: return "tfrecord";
+    case SourceFormat::kJsonl: return "jsonl";
+    case SourceFormat::kFiles: break;
+  }
+  return "files";
+}
+
+Result<SourceSpec> parse_source(std::string_view text) {
+  PTC_TRY(const json::value value, parse_json(text));
+  if (!value.is_object()) {
+    return invalid_argument("{}: a source is a JSON object: {{\"shards\": …}}",
+                            json_place(text, {}));
+  }
+  return SourceParser(text, value.get_object()).parse();
+}
+
+}  // namespace ptc
