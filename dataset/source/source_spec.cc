@@ -31,9 +31,10 @@ class SourceParser {
     PTC_TRY(format(spec));
     PTC_TRY(shards(spec));
     if (const json::value* value = object_.if_contains("on_error")) {
-      if (*value != "refuse" && *value != "skip")
+      const std::string_view word = word_of(*value);
+      if (word != "refuse" && word != "skip")
         return error({"on_error"}, "'on_error' must be \"refuse\" or \"skip\"");
-      if (*value == "skip") spec.on_error = OnError::kSkip;
+      if (word == "skip") spec.on_error = OnError::kSkip;
     }
     return spec;
   }
@@ -43,11 +44,15 @@ class SourceParser {
     return invalid_argument("{}: {}", json_place(text_, path), message);
   }
 
+  static std::string_view word_of(const json::value& value) {
+    return value.is_string() ? std::string_view(value.get_string()) : std::string_view();
+  }
+
   Result<> format(SourceSpec& spec) const {
     const json::value* value = object_.if_contains("format");
-    if (!value || *value == "auto") return ok();
+    if (!value || word_of(*value) == "auto") return ok();
     for (SourceFormat known : kAllFormats)
-      if (*value == format_name(known)) spec.format = known;
+      if (word_of(*value) == format_name(known)) spec.format = known;
     if (!spec.format) {
       return error({"format"},
                    "'format' must be \"auto\", \"tar\", \"mds\", \"megatron\", \"tfrecord\", "
@@ -64,8 +69,9 @@ class SourceParser {
     if (!value->is_array()) return shard(*value, {"shards"}, spec);
     const json::array& list = value->get_array();
     if (list.empty()) return error({"shards"}, "'shards' is an empty list");
-    for (size_t i = 0; i < list.size(); ++i)
+    for (size_t i = 0; i < list.size(); ++i) {
       PTC_TRY(shard(list[i], {"shards", std::to_string(i)}, spec));
+    }
     return ok();
   }
 
