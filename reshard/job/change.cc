@@ -6,10 +6,6 @@
 namespace ptc {
 namespace {
 
-bool is_in(const std::vector<std::string>& nodes, const std::string& node) {
-  return std::find(nodes.begin(), nodes.end(), node) != nodes.end();
-}
-
 bool is_on(const StoredState& stored, uint32_t node, const ImageLayout& file) {
   return std::all_of(file.arrays.begin(), file.arrays.end(), [&](const ArraySlot& slot) {
     return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
@@ -34,7 +30,7 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
     for (uint32_t copy = i; copy < stored.images.size() &&
                             stored.images[copy].written == image.written; ++copy) {
       if (stored.images[copy].image == nullptr) continue;
-      if (is_in(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
+      if (is_among(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
       source = copy;
     }
     if (source < 0) continue;
@@ -67,7 +63,7 @@ Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& 
                                wanted.replicas, wanted.alive, stored, plan.nodes);
     plan_other_files(checkpoint, stored, wanted, plan);
     for (uint32_t i = 0; i < stored.images.size(); ++i)
-      if (stored.images[i].image != nullptr && !is_in(wanted.alive, stored.images[i].node))
+      if (stored.images[i].image != nullptr && !is_among(wanted.alive, stored.images[i].node))
         plan.leaving.push_back(i);
   }
   // A set of shards need not be joined where it is.

@@ -10,50 +10,31 @@
 #include <map>
 
 #include "reshard/job/found_files.h"
+#include "reshard/job/json_numbers.h"
 #include "store/base/json.h"
 
 namespace ptc {
 namespace {
 
-json::array numbers_of(const Dims& dims) {
-  json::array array;
-  for (uint64_t value : dims) array.push_back(value);
-  return array;
-}
-
-template <class Numbers>
-Numbers numbers_from(const json::value& value) {
-  const json::array& array = value.as_array();
-  Numbers numbers(array.size());
-  for (size_t i = 0; i < array.size(); ++i) numbers[i] = array[i].to_number<uint64_t>();
-  return numbers;
-}
-
 json::object part_text(const SubTensor& part) {
   json::array pieces;
   for (const Piece& piece : part.pieces)
-    pieces.push_back(json::array{numbers_of(piece.global.offset), numbers_of(piece.global.extent),
-                                 numbers_of(piece.local_offset)});
-  json::array shape;
-  for (uint64_t extent : part.local_shape) shape.push_back(extent);
-  json::object text{{"shape", std::move(shape)}, {"pieces", std::move(pieces)}};
-  if (part.flat) {
-    json::array of;
-    for (uint64_t extent : part.flat->of) of.push_back(extent);
-    text["flat"] = json::array{std::move(of), part.flat->begin};
-  }
+    pieces.push_back(json::array{to_array(piece.global.offset), to_array(piece.global.extent),
+                                 to_array(piece.local_offset)});
+  json::object text{{"shape", to_array(part.local_shape)}, {"pieces", std::move(pieces)}};
+  if (part.flat) text["flat"] = json::array{to_array(part.flat->of), part.flat->begin};
   return text;
 }
 
 SubTensor part_from(const json::object& text) {
   SubTensor part;
-  part.local_shape = numbers_from<Shape>(text.at("shape"));
-  for (const json::value& piece : text.at("pieces").as_array())
-    part.pieces.push_back({{numbers_from<Dims>(piece.as_array().at(0)),
-                            numbers_from<Dims>(piece.as_array().at(1))},
-                           numbers_from<Dims>(piece.as_array().at(2))});
+  part.local_shape = dims_from(text.at("shape"));
+  for (const json::value& value : text.at("pieces").as_array()) {
+    const json::array& piece = value.as_array();
+    part.pieces.push_back({box_from(piece.at(0), piece.at(1)), dims_from(piece.at(2))});
+  }
   if (const json::value* flat = text.if_contains("flat"))
-    part.flat = SubTensor::Flat{numbers_from<Shape>(flat->as_array().at(0)),
+    part.flat = SubTensor::Flat{dims_from(flat->as_array().at(0)),
                                 flat->as_array().at(1).to_number<uint64_t>()};
   return part;
 }
@@ -101,7 +82,7 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
         TensorEntry entry;
         entry.name = std::string(fields.at(0).as_string());
         PTC_TRY(entry.dtype, parse_dtype(std::string_view(fields.at(1).as_string())));
-        entry.shape = numbers_from<Shape>(fields.at(2));
+        entry.shape = dims_from(fields.at(2));
         entry.offset = fields.at(3).to_number<uint64_t>();
         entry.bytes = fields.at(4).to_number<uint64_t>();
         file.tensors.push_back(std::move(entry));
@@ -123,9 +104,7 @@ std::string hash_request(const Model& model, const FilesElsewhere& node, const s
       json::array tensors;
       for (size_t i = 0; i < file.tensors.size(); ++i) {
         json::object part = part_text(file.parts[i]);
-        json::array global;
-        for (uint64_t extent : model.tensors()[file.model_tensor[i]].shape) global.push_back(extent);
-        part["global"] = std::move(global);
+        part["global"] = to_array(model.tensors()[file.model_tensor[i]].shape);
         tensors.push_back(std::move(part));
       }
       text["tensors"] = std::move(tensors);
@@ -158,7 +137,7 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer, std:
         for (const json::value& pad : tensor.as_object().at("padding").as_array()) {
           const json::array& fields = pad.as_array();
           PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(fields.at(2).as_string())));
-          pads.push_back({{numbers_from<Dims>(fields.at(0)), numbers_from<Dims>(fields.at(1))}, checksum});
+          pads.push_back({box_from(fields.at(0), fields.at(1)), checksum});
         }
         const size_t i = file.sums.size() - 1;
         if (i >= file.parts.size() || sums.size() != file.parts[i].pieces.size())
@@ -245,12 +224,12 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
         if (file.set.empty()) {
           PTC_TRY(auto list, find_padding(file.fd.get(), file.tensors[i], sub));
           for (const FoundPadding& pad : list)
-            padding.push_back(json::array{numbers_of(pad.local.offset), numbers_of(pad.local.extent),
+            padding.push_back(json::array{to_array(pad.local.offset), to_array(pad.local.extent),
                                           json::value(pad.checksum.to_hex())});
         }
         pads.emplace_back(files.size(), std::move(padding));
         arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], std::move(sub),
-                          numbers_from<Shape>(part.at("global"))});
+                          dims_from(part.at("global"))});
       }
       answer["tensors"] = json::array();
       files.push_back(std::move(answer));

@@ -15,14 +15,10 @@ namespace {
 
 constexpr std::string_view kDrained = "drained/";
 
-bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
                      const std::vector<std::string>& drained, const std::string& node) {
   std::vector<std::string> alive = cluster.alive();
-  if (!is_one_of(alive, node)) {
+  if (!is_among(alive, node)) {
     const bool known = std::any_of(jobs.begin(), jobs.end(),
                                    [&](const JobRef& job) { return job->bytes_on(node) > 0; });
     if (known)
@@ -30,7 +26,7 @@ Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
                         "first", node);
     return make_error(Code::kNotFound, "there is no node '{}' (nodes: {})", node, fmt::join(alive, ", "));
   }
-  std::erase_if(alive, [&](const std::string& other) { return is_one_of(drained, other); });
+  std::erase_if(alive, [&](const std::string& other) { return is_among(drained, other); });
   if (std::erase(alive, node) > 0 && alive.empty())
     return invalid_argument("node {} is the last one in service: start another first, or take one into "
                             "service again (ptc drain NODE --cancel)", node);
@@ -62,7 +58,7 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
   if (cluster == nullptr)
     return invalid_argument("this cluster has one node: there is none that could take over what it holds");
   PTC_TRY(auto drained, drained_nodes(meta));
-  if (is_one_of(drained, node)) return ok();
+  if (is_among(drained, node)) return ok();
   PTC_TRY(check_there(*cluster, jobs, drained, node));
   PTC_TRY(check_layouts(jobs, node));
   std::map<std::string, uint64_t> needed;

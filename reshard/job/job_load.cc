@@ -329,7 +329,7 @@ std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id, const std::
 Result<ImageRef> Job::Impl::open_image(const std::string& id, uint64_t bytes,
                                        const std::string& node) {
   if (services.cluster != nullptr && node != services.cluster->self()) {
-    if (std::find(alive.begin(), alive.end(), node) == alive.end()) return ImageRef();
+    if (!is_among(alive, node)) return ImageRef();
     return ImageRef(std::make_shared<const Image>(ImageId{id}, node, bytes));
   }
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of.

@@ -15,22 +15,11 @@
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/json_numbers.h"
 #include "reshard/job/plan_relays.h"
 
 namespace ptc {
 namespace {
-
-json::array to_array(const Dims& dims) {
-  json::array array;
-  for (uint64_t value : dims) array.push_back(value);
-  return array;
-}
-
-Dims dims_of(const json::value& value) {
-  Dims dims(value.as_array().size());
-  for (size_t i = 0; i < dims.size(); ++i) dims[i] = value.as_array()[i].to_number<uint64_t>();
-  return dims;
-}
 
 json::array pairs_of(const std::vector<std::pair<uint32_t, std::string>>& pairs) {
   json::array array;
@@ -85,8 +74,7 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
     for (const json::value& entry : object.at("sums").as_array()) {
       const json::array& sum = entry.as_array();
       PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.at(3).as_string())));
-      part.sums.push_back({sum.at(0).to_number<uint32_t>(), {dims_of(sum.at(1)), dims_of(sum.at(2))},
-                           checksum});
+      part.sums.push_back({sum.at(0).to_number<uint32_t>(), box_from(sum.at(1), sum.at(2)), checksum});
     }
   } catch (const std::exception& error) {
     return invalid_argument("a part of a plan is damaged: {}", error.what());

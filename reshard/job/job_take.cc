@@ -152,7 +152,7 @@ void Job::Impl::settle_taken() {
       const bool committed = std::any_of(checkpoints.begin(), checkpoints.end(),
                                          [&](const auto& known) { return known.second.id == id; });
       if (committed) done.push_back(id);
-      else if (std::find(alive.begin(), alive.end(), own.from) == alive.end()) back.push_back(id);
+      else if (!is_among(alive, own.from)) back.push_back(id);
     }
   }
   for (const std::string& id : back) untake(id);

@@ -6,6 +6,7 @@
 
 #include <ctime>
 
+#include "reshard/job/json_numbers.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -36,22 +37,12 @@ Result<const json::array*> array_member(const json::object& object, std::string_
   return &value->as_array();
 }
 
-json::array to_array(const Dims& dims) {
-  json::array array;
-  for (uint64_t value : dims) array.push_back(value);
-  return array;
-}
-
 Result<Dims> dims_member(const json::object& object, std::string_view key) {
-  PTC_TRY(const json::array* array, array_member(object, key));
-  if (array->size() > kMaxAxes) return Error(Code::kCorrupt, "manifest: too many axes");
-  Dims dims;
-  for (const json::value& value : *array) {
-    boost::system::error_code error;
-    dims.push_back(value.to_number<uint64_t>(error));
-    if (error) return make_error(Code::kCorrupt, "manifest: '{}' is no shape", key);
+  try {
+    return dims_from(object.at(key));
+  } catch (const std::exception&) {
+    return make_error(Code::kCorrupt, "manifest: {} is no shape", quoted(key));
   }
-  return dims;
 }
 
 Result<Checksum> checksum_member(const json::object& object) {

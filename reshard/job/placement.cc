@@ -38,6 +38,10 @@ std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
 
 }  // namespace
 
+bool is_among(const std::vector<std::string>& nodes, const std::string& node) {
+  return std::find(nodes.begin(), nodes.end(), node) != nodes.end();
+}
+
 std::string node_of(const std::string& device) { return device.substr(0, device.rfind(':')); }
 
 std::set<std::string> nodes_of(const Layout& layout) {
@@ -113,7 +117,7 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
                                    const StoredState& stored, std::vector<std::string>& nodes) {
   std::vector<std::set<uint32_t>> nodes_of_state(state_count(spec));
   auto is_alive = [&](const std::string& node) {
-    return std::find(alive.begin(), alive.end(), node) != alive.end();
+    return is_among(alive, node);
   };
   for (uint64_t rank = 0; rank < placement.node_of_rank.size(); ++rank)
     if (is_alive(placement.node_of_rank[rank]))

@@ -19,6 +19,7 @@ struct Placement {
 
 /// The node of a device as layout.json names it, "w0:1".
 std::string node_of(const std::string& device);
+bool is_among(const std::vector<std::string>& nodes, const std::string& node);
 /// Those that `devices` names; none if it is left out.
 std::set<std::string> nodes_of(const Layout& layout);
 

@@ -3,7 +3,6 @@ import json
 import os
 import shutil
 import struct
-import unittest
 
 import models
 import mount
@@ -333,14 +332,8 @@ class CommitErrors(mount.TestCase):
 
 class Holes(mount.TestCase):
     """A mapping of a tmpfs takes a page for each hole that is read: the commit has to take them before."""
-
-    @classmethod
-    def setUpClass(cls):
-        if os.getuid() != 0:
-            raise unittest.SkipTest("only root may mount a tmpfs")
-        cls.mount = mount.Mount("--memory", "24M")
-        cls.mount.__enter__()
-        cls.addClassCleanup(cls.mount.__exit__)
+    mount_options = ("--memory", "24M")
+    only_root = "can mount a tmpfs for the store"
 
     def write(self, job, mib):
         header = json.dumps({"w": {"dtype": "U8", "shape": [mib, 1 << 20],

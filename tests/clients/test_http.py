@@ -56,11 +56,7 @@ def received(connection):
 
 
 class Http(mount.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.mount = HttpMount()
-        cls.mount.__enter__()
-        cls.addClassCleanup(cls.mount.__exit__)
+    mount_type = HttpMount
 
     def resharded(self, name=None):
         job = self.mount.job(name) if name else self.new_job()

@@ -46,11 +46,7 @@ class Outline(html.parser.HTMLParser):
 
 
 class WithHttp(mount.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.mount = HttpMount()
-        cls.mount.__enter__()
-        cls.addClassCleanup(cls.mount.__exit__)
+    mount_type = HttpMount
 
     def committed(self, name=None, checkpoint="base"):
         job = self.mount.job(name) if name else self.new_job()

@@ -1,7 +1,6 @@
 """Layouts that cannot be are refused when they are saved; the reason says what is wrong, and where."""
 import os
 import re
-import unittest
 
 import models
 import mount
@@ -226,14 +225,8 @@ class WideLlama(models.Llama):
 
 class NoRoom(Saving):
     """A store of its own size."""
-
-    @classmethod
-    def setUpClass(cls):
-        if os.getuid() != 0:
-            raise unittest.SkipTest("only root may mount a tmpfs")
-        cls.mount = mount.Mount("--memory", "24M")
-        cls.mount.__enter__()
-        cls.addClassCleanup(cls.mount.__exit__)
+    mount_options = ("--memory", "24M")
+    only_root = "can mount a tmpfs for the store"
 
     def test_not_enough_memory(self):
         job = self.new_job()

@@ -13,13 +13,8 @@ SLACK = 3 << 20
 
 
 class Space(mount.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        if os.getuid() != 0:
-            mount.skip("only root can mount a tmpfs for the store")
-        cls.mount = mount.Mount("--memory", "96M")
-        cls.mount.__enter__()
-        cls.addClassCleanup(cls.mount.__exit__)
+    mount_options = ("--memory", "96M")
+    only_root = "can mount a tmpfs for the store"
 
     def free(self):
         space = os.statvfs(self.mount.path)

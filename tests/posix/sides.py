@@ -160,14 +160,8 @@ class Sides:
 
 class TestCase(mount.TestCase):
     """A daemon that other users may enter."""
-
-    @classmethod
-    def setUpClass(cls):
-        if os.getuid() != 0:
-            mount.skip("only root can be several users")
-        cls.mount = mount.Mount("-o", "allow_other")
-        cls.mount.__enter__()
-        cls.addClassCleanup(cls.mount.__exit__)
+    mount_options = ("-o", "allow_other")
+    only_root = "can be several users"
 
     def sides(self):
         return Sides(self.mount, self.new_job())

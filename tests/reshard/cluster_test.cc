@@ -29,6 +29,14 @@ class ClusterTest : public ::testing::Test {
     Result<> committed = cluster_.job(node, "job")->commit("base", "base");
     ASSERT_TRUE(committed.has_value()) << committed.error().message();
   }
+  /// A checkpoint written on w0 of which each of the others holds half, and w0 nothing.
+  void put_on_w1_and_w2() {
+    ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+    write(0, LayoutSpec());
+    commit(0);
+    edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w2:0"]})");
+    cluster_.wait_settled();
+  }
   /// Every node that is in `nodes` shows the checkpoint whole, and `current` in the layout.
   void expect_everywhere(std::initializer_list<unsigned> nodes, const LayoutSpec& spec) {
     for (unsigned node : nodes) {
@@ -179,11 +187,7 @@ TEST_F(ClusterTest, WithACopyTheLossOfANodeLosesNothing) {
 }
 
 TEST_F(ClusterTest, WithoutACopyWhatIsLostIsSaidAndComesBackWithItsNode) {
-  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
-  write(0, LayoutSpec());
-  commit(0);
-  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w2:0"]})");
-  cluster_.wait_settled();
+  put_on_w1_and_w2();
   cluster_.stop(2);
   cluster_.wait_settled();
   EXPECT_THAT(cluster_.job(0, "job")->status_json(), HasSubstr("\"lost\""));
@@ -321,11 +325,7 @@ TEST_F(ClusterTest, NothingNewIsPlacedOnADrainedNode) {
 }
 
 TEST_F(ClusterTest, WhatCannotBeDrainedIsSaid) {
-  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
-  write(0, LayoutSpec());
-  commit(0);
-  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w2:0"]})");
-  cluster_.wait_settled();
+  put_on_w1_and_w2();
   auto why = [&](const char* node) {
     Result<> drained = cluster_.store(0).drain(node);
     return drained.has_error() ? drained.error().message() : "";
