@@ -140,7 +140,14 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     PTC_TRY(answer, view->job().dry_run(json::serialize(*layout)));
   } else if (what == "verify") {
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
-    PTC_TRY(answer, view->job().verify(checkpoint));
+    const json::value* repair = question.if_contains("repair");
+    if (repair != nullptr && repair->is_bool() && repair->as_bool()) {
+      if (!rights.owns)
+        return make_error(Code::kPermissionDenied, "job '{}' belongs to another user", name);
+      PTC_TRY(answer, view->job().repair(checkpoint));
+    } else {
+      PTC_TRY(answer, view->job().verify(checkpoint));
+    }
   } else {
     return invalid_argument("'{}' is not something to do; plan, rules, verify, remove and drain are", what);
   }

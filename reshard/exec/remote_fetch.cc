@@ -173,18 +173,24 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
 
 Result<> RemoteFetch::run(std::stop_token stop) {
   std::mutex mutex;
-  std::optional<Error> first_error;  // guarded by mutex
+  std::optional<Error> first_error;  // guarded by mutex; ends the other lanes
+  std::stop_source lanes_stop;
+  const std::stop_callback pass_on(stop, [&] { lanes_stop.request_stop(); });
   auto note = [&](Result<> result) {
-    std::lock_guard lock(mutex);
-    if (result.has_error() && !first_error) first_error = std::move(result).error();
+    if (result.has_value()) return;
+    {
+      std::lock_guard lock(mutex);
+      if (!first_error) first_error = std::move(result).error();
+    }
+    lanes_stop.request_stop();
   };
   {
     std::vector<std::jthread> threads;
     for (int stream = 0; stream < kStreams; ++stream) {
       for (auto& [node, lane] : lanes_)
-        threads.emplace_back([&, lane = &lane] { note(fetch_lane(*lane, stop)); });
+        threads.emplace_back([&, lane = &lane] { note(fetch_lane(*lane, lanes_stop.get_token())); });
       for (auto& [node, lane] : relayed_)
-        threads.emplace_back([&, lane = &lane] { note(fetch_relayed(*lane, stop)); });
+        threads.emplace_back([&, lane = &lane] { note(fetch_relayed(*lane, lanes_stop.get_token())); });
     }
   }
   if (first_error) return *std::move(first_error);

@@ -466,58 +466,6 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
       .json;
 }
 
-Result<std::string> Job::verify(std::string_view checkpoint_name) const {
-  CheckpointRef checkpoint = find_checkpoint(checkpoint_name);
-  if (checkpoint == nullptr)
-    return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", name_, checkpoint_name);
-  std::vector<std::string> lost = checkpoint->lost_tensors();
-  if (!lost.empty())
-    return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
-                      checkpoint_name, lost.size(), lost.front());
-  const Manifest& manifest = checkpoint->manifest();
-  std::shared_ptr<const StoredState> stored = checkpoint->stored();
-  std::vector<Executor::StoredArrays> arrays;
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < stored->images.size(); ++i) {
-    const int32_t written = stored->images[i].written;
-    if (written >= 0 && !manifest.files[written].has_tensors) continue;
-    if (stored->images[i].image == nullptr)
-      return make_error(Code::kCorrupt, "checkpoint {}: image {} ({}) is lost; every tensor in it is "
-                        "also held elsewhere", checkpoint_name, stored->images[i].id,
-                        stored->images[i].path);
-    arrays.push_back({&stored->layouts[i], stored->images[i].image.get()});
-    bytes += stored->layouts[i].bytes;
-  }
-  const std::vector<TensorFacts> facts = manifest.tensor_facts();
-  ChecksumLedger ledger;
-  PTC_TRY(impl_->services.executor->hash_images(arrays, facts, ledger, {}));
-  PTC_TRY(compare_checksums(ledger, facts,
-                            [&](uint32_t tensor) { return manifest.tensor_name(tensor); }));
-  for (uint32_t i = 0; i < manifest.files.size(); ++i) {
-    const WrittenFile& file = manifest.files[i];
-    if (file.has_tensors) continue;
-    const int64_t found = stored->find_other(i);
-    const ImageRef image = found < 0 ? nullptr : stored->images[found].image;
-    if (image == nullptr)
-      return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint_name,
-                        file.path, file.rank);
-    std::vector<std::byte> content(file.bytes);
-    FetchItem all{image.get(), {}, 0, file.bytes, content.data()};
-    all.copy.run_bytes = file.bytes;
-    if (file.bytes > 0) {
-      PTC_TRY(impl_->services.executor->transport().fetch(std::span(&all, 1), {}));
-    }
-    if (checksum_of_run(content, 0) != file.checksum)
-      return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had", file.path,
-                        file.rank);
-    bytes += file.bytes;
-  }
-  return json::serialize(json::object{{"checkpoint", checkpoint->name()},
-                                      {"tensors", manifest.checksums.size()},
-                                      {"images", stored->images.size()},
-                                      {"bytes", bytes}});
-}
-
 void Job::wait_settled() {
   std::unique_lock lock(impl_->mutex);
   impl_->changed.wait(lock, [&] { return impl_->at_rest(); });

@@ -107,8 +107,12 @@ class Job {
 
   /// What changing to `layout_text` would move, as plan.json; changes nothing.
   Result<std::string> dry_run(const std::string& layout_text) const;
-  /// Reads every stored byte of a checkpoint and compares checksums. kCorrupt names the tensors.
+  /// Every node reads every byte it stores of a checkpoint, and checksums are compared. kCorrupt names the
+  /// damaged copies, and tensors of which none is right.
   Result<std::string> verify(std::string_view checkpoint) const;
+  /// The same; then damaged copies go, if others have all that is in them, and are made anew from these in
+  /// the background. kCorrupt: not all of the damage could be mended so.
+  Result<std::string> repair(std::string_view checkpoint);
 
   /// Bytes of its checkpoints that lie on a node, within reach or not.
   uint64_t bytes_on(std::string_view node) const;

@@ -24,6 +24,7 @@
 
 #include "reshard/job/change.h"
 #include "reshard/job/commit.h"
+#include "reshard/job/examine.h"
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
 #include "reshard/job/plan_report.h"
@@ -268,6 +269,10 @@ struct Job::Impl {
   Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
                                                   const WantedState& wanted, std::stop_token stop,
                                                   Fences& fences);
+  /// kCancelled: something was damaged, and is taken out now: plan anew.
+  Result<std::shared_ptr<const StoredState>> move_or_repair(const CheckpointRecord& record,
+                                                            const WantedState& wanted,
+                                                            std::stop_token stop, Fences& fences);
   Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
                     int64_t wanted_revision, std::shared_ptr<const StoredState> moved,
                     const Fences& fences);
@@ -275,10 +280,12 @@ struct Job::Impl {
   void give_up(const CheckpointRecord& record, const StoredState& made);
   /// The new record of where the bytes lie, as a file that all nodes have, and in the transaction; and
   /// the plan beside it.
-  Result<> put_stored(CheckpointRecord& record, const StoredState& moved, MetaTransaction& transaction);
+  Result<> put_stored(CheckpointRecord& record, const StoredState& moved, const PlanTexts& plan,
+                      MetaTransaction& transaction);
   /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was before.
   std::shared_ptr<const StoredState> take_over(const CheckpointRecord& record,
-                                               std::shared_ptr<const StoredState> moved);
+                                               std::shared_ptr<const StoredState> moved,
+                                               PlanTexts plan);
   void remove_replaced(const CheckpointRecord& record, const StoredState& before);
   void remove_superfluous();  // `keep`
 
@@ -288,6 +295,16 @@ struct Job::Impl {
   Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replicas,
                                   std::vector<std::string> nodes) const;
   Result<> remove(const std::string& name, bool only_unused);
+
+  // job_verify.cc
+  Result<CheckpointRecord> find_record(std::string_view name) const;
+  Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint,
+                                                    const StoredState& stored) const;
+  Result<std::string> answer_examine(const std::string& id, const std::string& stored_file);
+  Result<Findings> examine(const CheckpointRecord& record);
+  Result<bool> take_out(const CheckpointRecord& seen, const std::vector<uint32_t>& images);
+  /// What is wrong; of that `replaceable` has been taken out.
+  Result<Findings> repair(const std::string& name);
 };
 
 /// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.

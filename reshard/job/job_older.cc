@@ -53,26 +53,28 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
     stop = running->stop.get_token();
   }
   Fences fences;
-  PTC_TRY(auto moved, move(record, wanted, stop, fences));
+  PTC_TRY(auto moved, move_or_repair(record, wanted, stop, fences));
   if (moved == nullptr) return ok();
 
   const std::string name = record.checkpoint->name();
   auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
     std::lock_guard change(changes);
+    PlanTexts plan;
     {
       std::lock_guard lock(mutex);
       const auto known = checkpoints.find(name);
       if (known == checkpoints.end() || known->second.stored != record.stored)
         return Error(Code::kCancelled, "it has changed meanwhile");
       record = known->second;  // it may be pinned by now
+      plan = *running_plan;
     }
     MetaTransaction transaction;
     transaction.compares = fences;
     transaction.compares.push_back({meta_key("checkpoints/" + name), record.meta_revision});
-    PTC_TRY(put_stored(record, *moved, transaction));
+    PTC_TRY(put_stored(record, *moved, plan, transaction));
     PTC_TRY(record.meta_revision, commit_fenced(transaction));
     std::lock_guard lock(mutex);
-    return take_over(record, moved);
+    return take_over(record, moved, std::move(plan));
   };
   Result<std::shared_ptr<const StoredState>> before = decide();
   if (before.has_error()) {

@@ -1,11 +1,12 @@
 // What the nodes of a cluster ask each other about a job:
 //
-//   file   {"id", "file"}            → a file of checkpoints/<id>/ (manifest, headers, stored state)
-//   files  {"id", "files": [[name, bytes], …]} '\n' contents   keep them; before a decision names them
-//   part   a WantedState of a checkpoint → PlanPart: make this node's images of the plan
-//   drop   {"id", "epoch"}                    the plan will not be carried out: its images go
-//   arrived {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
-//   take, hash, adopt, untake        a commit that the other node leads: job_take.cc
+//   file     {"id", "file"} → a file of checkpoints/<id>/ (manifest, headers, stored state)
+//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names them
+//   part     a WantedState of a checkpoint → PlanPart: make this node's images of the plan
+//   drop     {"id", "epoch"}: the plan will not be carried out: its images go
+//   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
+//   examine  {"id", "stored"} → what this node's images really contain: examine.h
+//   take, hash, adopt, untake: a commit that the other node leads: job_take.cc
 //
 // A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
 // are in front of it.
@@ -23,9 +24,13 @@
 namespace ptc {
 namespace {
 
-constexpr auto kCallTime = std::chrono::seconds(30);
-constexpr auto kPartTime = std::chrono::hours(12);  // a node that lives is waited for
+constexpr std::chrono::milliseconds kCallTime = std::chrono::seconds(30);
+constexpr std::chrono::milliseconds kPartTime = std::chrono::hours(12);  // a node that lives is waited for
 constexpr size_t kMaxFileBytes = size_t{1} << 32;
+
+bool is_long(std::string_view method) {
+  return method == "part" || method == "hash" || method == "examine";
+}
 
 bool is_name(std::string_view text) {
   return !text.empty() && text[0] != '.' && text.find('/') == std::string_view::npos;
@@ -57,8 +62,7 @@ Result<std::string> Job::Impl::ask(const std::string& node, std::string_view met
                                    std::string body, std::stop_token stop) {
   auto answer = services.cluster->call(node, fmt::format("job/{}", method),
                                        job->name() + "\n" + std::move(body),
-                                       method == "part" || method == "hash" ? std::chrono::milliseconds(kPartTime)
-                                                        : std::chrono::milliseconds(kCallTime),
+                                       is_long(method) ? kPartTime : kCallTime,
                                        std::move(stop));
   if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
   return answer;
@@ -140,6 +144,10 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (method == "take" || method == "hash" || method == "adopt" || method == "untake")
     return answer_take(method, object, id, request.substr(std::min(line_end + 1, request.size())));
   if (method == "arrived") return answer_arrived(object, id);
+  if (method == "examine") {
+    PTC_TRY(auto stored_file, text_of(object, "stored"));
+    return answer_examine(id, stored_file);
+  }
   if (method == "file") {
     PTC_TRY(auto file, name_of(object, "file"));
     return read_text_file(AT_FDCWD, checkpoint_dir(id) + "/" + file, kMaxFileBytes);

@@ -177,7 +177,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
       stop = running->stop.get_token();
     }
     PTC_TRY(auto state, wanted_state(*checkpoint, wanted, nodes_in_service()));
-    PTC_TRY(moved, move(record, state, stop, fences));
+    PTC_TRY(moved, move_or_repair(record, state, stop, fences));
   } else {
     std::lock_guard lock(mutex);
     if (settled()) return ok();
@@ -213,6 +213,17 @@ void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made)
   if (services.cluster == nullptr) return;
   for (const std::string& node : other_nodes())
     (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}, {"epoch", leader_epoch.load()}}));
+}
+
+Result<std::shared_ptr<const StoredState>> Job::Impl::move_or_repair(const CheckpointRecord& record,
+                                                                     const WantedState& wanted,
+                                                                     std::stop_token stop,
+                                                                     Fences& fences) {
+  auto moved = move(record, wanted, stop, fences);
+  if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
+  Result<Findings> found = repair(record.checkpoint->name());
+  if (found.has_error() || found.value().replaceable.empty()) return moved;
+  return make_error(Code::kCancelled, "damaged copies were taken out: what is made of the others comes next");
 }
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecord& record,
@@ -275,6 +286,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   std::lock_guard change(changes);
   CheckpointRecord record;
   InForce next;
+  PlanTexts plan;
   MetaTransaction transaction;
   {
     std::lock_guard lock(mutex);
@@ -283,6 +295,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
       return false;
     if (newest != nullptr) record = *newest;
     next = in_force;
+    if (moved != nullptr) plan = *running_plan;
     transaction.compares = fences;
     transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
     transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
@@ -295,7 +308,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     const std::string key = meta_key("checkpoints/" + checkpoint->name());
     transaction.compares.push_back({key, record.meta_revision});
     if (moved != nullptr) {
-      PTC_TRY(put_stored(record, *moved, transaction));
+      PTC_TRY(put_stored(record, *moved, plan, transaction));
     }
   }
   transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
@@ -310,7 +323,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     if (last_error && last_error->what.starts_with("reshard to ")) last_error.reset();
     if (checkpoint != nullptr && moved != nullptr) {
       record.meta_revision = meta_revision;
-      before = take_over(record, moved);
+      before = take_over(record, moved, std::move(plan));
     }
     changed.notify_all();
   }
@@ -324,19 +337,14 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
 }
 
 Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& moved,
-                               MetaTransaction& transaction) {
+                               const PlanTexts& plan, MetaTransaction& transaction) {
   ++record.generation;
   // Others may think that they lead, and write their own: the name is this decision's alone.
   PTC_TRY(auto unique, random_id());
   record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
-  std::string plan;
-  {
-    std::lock_guard lock(mutex);
-    plan = running_plan->to_text();
-  }
   const std::string plan_file = plan_file_of(record.stored), directory = checkpoint_dir(record.id) + "/";
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved.to_text()));
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
   if (services.cluster != nullptr) {
     PTC_TRY(give_files(record.id, {record.stored, plan_file}));
   }
@@ -346,11 +354,12 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
 }
 
 std::shared_ptr<const StoredState> Job::Impl::take_over(const CheckpointRecord& record,
-                                                        std::shared_ptr<const StoredState> moved) {
+                                                        std::shared_ptr<const StoredState> moved,
+                                                        PlanTexts plan) {
   std::shared_ptr<const StoredState> before = record.checkpoint->stored();
   record.checkpoint->replace_stored(std::move(moved));
   checkpoints[record.checkpoint->name()] = record;
-  last_plan = *running_plan;
+  last_plan = std::move(plan);
   return before;
 }
 

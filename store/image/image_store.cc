@@ -69,15 +69,15 @@ Result<std::span<const std::byte>> Image::map() const {
   if (!is_here())
     return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node_);
   std::lock_guard lock(mutex_);
+  struct stat info {};
+  if (::fstat(fd_.get(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
+  if (static_cast<uint64_t>(info.st_size) != bytes_) {
+    return make_error(Code::kCorrupt,
+                      "image {} has {} bytes instead of {}: its file was changed from outside; "
+                      "take the image from another copy",
+                      id_.text, info.st_size, bytes_);
+  }
   if (mapping_ == nullptr && bytes_ > 0) {
-    struct stat info {};
-    if (::fstat(fd_.get(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
-    if (static_cast<uint64_t>(info.st_size) != bytes_) {
-      return make_error(Code::kCorrupt,
-                        "image {} has {} bytes instead of {}: its file was changed from outside; "
-                        "take the image from another copy",
-                        id_.text, info.st_size, bytes_);
-    }
     void* mapping = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_.get(), 0);
     if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + id_.text);
     ::madvise(mapping, bytes_, MADV_HUGEPAGE);  // a hint; refused by some file systems

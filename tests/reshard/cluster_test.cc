@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
 #include <boost/json/parse.hpp>
+#include <filesystem>
+#include <fstream>
 
 #include "tests/support/local_cluster.h"
 #include "tests/support/synthetic_model.h"
@@ -184,6 +188,99 @@ TEST_F(ClusterTest, WithACopyTheLossOfANodeLosesNothing) {
   cluster_.stop(1);
   cluster_.wait_settled();
   expect_everywhere({0, 2}, spec_of(text));
+}
+
+/// Copies are damaged on the disk of a node: bytes change, or a file is cut.
+class DamageTest : public ClusterTest {
+ protected:
+  void commit_with_copies(unsigned replicas) {
+    ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+    spec_text_ = fmt::format(R"({{"tp": 1, "pp": 3, "dp": 1, "replicas": {}}})", replicas);
+    edit(0, spec_text_);
+    write(0, spec_of(spec_text_));
+    commit(0);
+    cluster_.wait_settled();
+    ASSERT_TRUE(cluster_.job(0, "job")->verify("base").has_value());
+  }
+  /// The file of a rank's image on a node that has it.
+  std::string image_file(unsigned node, uint64_t rank) {
+    const auto stored = cluster_.job(node, "job")->find_checkpoint("base")->stored();
+    for (const StoredImage& image : stored->images)
+      if (image.state == rank && image.path == "model.safetensors" && image.node == LocalCluster::name(node))
+        return cluster_.store(node).images().directory() + "/" + image.id;
+    return "";
+  }
+  unsigned holder_of(uint64_t rank) { return holders(0, spec_of(spec_text_), rank).front()[1] - '0'; }
+  static void flip_last_byte(const std::string& file) {
+    ASSERT_EQ(chmod(file.c_str(), 0600), 0) << file;
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(-1, std::ios::end);
+    const char byte = static_cast<char>(stream.get() ^ 0x10);
+    stream.seekp(-1, std::ios::end);
+    stream.put(byte);
+    ASSERT_TRUE(stream.good());
+  }
+  std::string spec_text_;
+};
+
+TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(1);
+  flip_last_byte(image_file(node, 1));
+  const unsigned asked = (node + 1) % 3;
+  Result<std::string> verified = cluster_.job(asked, "job")->verify("base");
+  ASSERT_TRUE(verified.has_error());
+  EXPECT_EQ(verified.error().code(), Code::kCorrupt);
+  EXPECT_THAT(verified.error().message(), HasSubstr("on " + LocalCluster::name(node)));
+  EXPECT_THAT(verified.error().message(), HasSubstr("--repair"));
+
+  Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
+  ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
+  EXPECT_THAT(repaired.value(), HasSubstr("is not what was committed"));
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(asked, "job")->verify("base").has_value());
+  EXPECT_EQ(holders(0, spec_of(spec_text_), 1).size(), 2u);
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+TEST_F(DamageTest, ACopyThatIsCutIsMadeAnew) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(2);
+  const std::string file = image_file(node, 2);
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
+  std::filesystem::resize_file(file, 1000);
+  Result<std::string> repaired = cluster_.job(node, "job")->repair("base");
+  ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
+  EXPECT_THAT(repaired.value(), HasSubstr("1000 bytes instead of"));
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(0, "job")->verify("base").has_value());
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+TEST_F(DamageTest, AReshardDoesNotCarryDamageOn) {
+  commit_with_copies(1);
+  flip_last_byte(image_file(holder_of(0), 0));
+  const std::string text = R"({"tp": 2, "pp": 1, "dp": 1, "replicas": 1})";
+  edit(1, text);
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(2, "job")->verify("base").has_value());
+  expect_everywhere({0, 1, 2}, spec_of(text));
+}
+
+TEST_F(DamageTest, WhatNoOtherCopyHasIsSaidAndKept) {
+  commit_with_copies(0);
+  std::string file;
+  for (const std::string& node : holders(0, spec_of(spec_text_), 1)) {
+    file = image_file(node[1] - '0', 1);
+    flip_last_byte(file);
+  }
+  for (bool repair : {false, true}) {
+    JobRef job = cluster_.job(0, "job");
+    Result<std::string> answer = repair ? job->repair("base") : job->verify("base");
+    ASSERT_TRUE(answer.has_error());
+    EXPECT_THAT(answer.error().message(), HasSubstr("do not have the checksum they had"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(file));
 }
 
 TEST_F(ClusterTest, WithoutACopyWhatIsLostIsSaidAndComesBackWithItsNode) {

@@ -177,12 +177,15 @@ struct Outcome {
   double seconds = 0;
   std::vector<const Subject*> bad;
   std::string daemon_error;  // empty: the stored bytes are right
+  std::vector<std::string> repaired;
   bool good() const { return bad.empty() && daemon_error.empty(); }
 };
 
 void print_outcome(const Target& target, const Outcome& outcome) {
   for (const Subject* subject : outcome.bad)
     fmt::print("{}: {}\n", subject->name, subject->problem);
+  for (const std::string& what : outcome.repaired)
+    fmt::print("{}: made anew from another copy\n", what);
   if (!outcome.daemon_error.empty()) fmt::print("stored bytes: {}\n", outcome.daemon_error);
   fmt::print("{}: {}: {} tensors, {} other files, {} read in {}\n", target.name(),
              outcome.good() ? coloured("good", Colour::kGreen) : coloured("BAD", Colour::kRed),
@@ -200,13 +203,29 @@ void print_outcome_json(const Target& target, const Outcome& outcome) {
       {"bytes", outcome.bytes},   {"seconds", outcome.seconds}, {"bad", bad}};
   report["stored"] =
       outcome.daemon_error.empty() ? json::value("good") : json::value(outcome.daemon_error);
+  report["repaired"] = json::array(outcome.repaired.begin(), outcome.repaired.end());
   fmt::print("{}", pretty_json(report));
 }
 
 struct VerifyOptions {
   std::string target;
-  bool as_json = false;
+  bool as_json = false, repair = false;
 };
+
+/// What the daemon finds in what it stores; with `repair`, damaged copies are replaced first.
+void ask_daemon(const Target& target, bool repair, Outcome& outcome) {
+  const json::object request{{"do", "verify"}, {"job", target.job}, {"checkpoint", target.checkpoint}};
+  if (repair) {
+    json::object mend = request;
+    mend["repair"] = true;
+    auto answer = ask(target.mount, mend);
+    if (answer) outcome.repaired = text_list(array_field(answer.value(), "repaired"));
+    else outcome.daemon_error = answer.error().message();
+    if (!answer) return;
+  }
+  auto answer = ask(target.mount, request);
+  if (!answer) outcome.daemon_error = answer.error().message();
+}
 
 Result<int> run_verify(const Context& context, const VerifyOptions& options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
@@ -215,6 +234,7 @@ Result<int> run_verify(const Context& context, const VerifyOptions& options) {
   PTC_TRY(auto subjects, subjects_of(target, meta));
 
   Outcome outcome;
+  if (options.repair) ask_daemon(target, true, outcome);
   for (const Subject& subject : subjects) outcome.bytes += subject.bytes;
   outcome.tensors = array_field(meta, "tensors").size();
   outcome.files = subjects.size() - outcome.tensors;
@@ -224,9 +244,7 @@ Result<int> run_verify(const Context& context, const VerifyOptions& options) {
   for (const Subject& subject : subjects) {
     if (!subject.problem.empty()) outcome.bad.push_back(&subject);
   }
-  auto answer =
-      ask(target.mount, {{"do", "verify"}, {"job", target.job}, {"checkpoint", target.checkpoint}});
-  if (!answer) outcome.daemon_error = answer.error().message();
+  if (!options.repair) ask_daemon(target, false, outcome);
   outcome.seconds = progress.seconds();
   if (options.as_json) {
     print_outcome_json(target, outcome);
@@ -245,12 +263,14 @@ void add_verify(CLI::App& app, Context& context) {
       ->add_option("JOB[/CHECKPOINT]", options->target,
                    "without a checkpoint, the one that 'current' shows")
       ->required();
+  command->add_flag("--repair", options->repair, "first replace damaged copies by what others hold");
   command->add_flag("--json", options->as_json, "print the outcome as JSON");
   command->footer(
-      "Every tensor is read through the mount; then the daemon reads every byte it\n"
-      "stores.\n"
-      "Exit status: 0 all good, 1 something differs (named).\n"
-      "\nExample:\n  ptc verify llama/step500");
+      "Every tensor is read through the mount; then the daemons of all nodes read every\n"
+      "byte they store. A copy that is damaged or cut is named; --repair makes it anew\n"
+      "from another copy ('replicas' in layout.json), if there is one that is right.\n"
+      "Exit status: 0 all good (now), 1 something differs (named).\n"
+      "\nExamples:\n  ptc verify llama/step500\n  ptc verify --repair llama");
 }
 
 }  // namespace ptc::cli
