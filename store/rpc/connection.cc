@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "store/rpc/crc32c.h"
+#include "store/base/crc32c.h"
 #include "store/rpc/messages.h"
 
 namespace ptc {

@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "store/rpc/bytes.h"
-#include "store/rpc/crc32c.h"
+#include "store/base/bytes.h"
+#include "store/base/crc32c.h"
 
 namespace ptc {
 namespace {

@@ -3,7 +3,7 @@
 #include <openssl/crypto.h>
 #include <sys/random.h>
 
-#include "store/rpc/bytes.h"
+#include "store/base/bytes.h"
 #include "store/rpc/messages.h"
 
 namespace ptc {

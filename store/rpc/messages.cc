@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "store/rpc/bytes.h"
+#include "store/base/bytes.h"
 #include "store/tensor/packed_copy.h"
 
 namespace ptc {

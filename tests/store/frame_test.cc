@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "store/rpc/crc32c.h"
+#include "store/base/crc32c.h"
 #include "store/rpc/messages.h"
 #include "store/tensor/packed_copy.h"
 

@@ -1,4 +1,4 @@
-// Numbers and texts in frames: little-endian, texts with their length before them.
+// Numbers and texts in frames and in files of our own: little-endian, texts with their length before them.
 #pragma once
 
 #include <concepts>

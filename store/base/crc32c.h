@@ -1,4 +1,4 @@
-// CRC32C (Castagnoli), the checksum of every frame between nodes.
+// CRC32C (Castagnoli), the checksum of every frame between nodes and of TFRecord files.
 //
 // It finds every error burst of up to 32 bits, so also two neighbouring 16-bit words that changed places,
 // which TCP's sum does not see.

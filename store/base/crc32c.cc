@@ -1,4 +1,4 @@
-#include "store/rpc/crc32c.h"
+#include "store/base/crc32c.h"
 
 #include <array>
 #include <cstring>
