@@ -63,12 +63,12 @@ struct MdsColumn {
 /// call said; they name the shard.
 class SampleSource {
  public:
-  SampleSource(std::unique_ptr<const SampleIndex> index, std::vector<std::string> roots);
+  explicit SampleSource(std::unique_ptr<const SampleIndex> index);
   ~SampleSource();
 
   SourceFormat format() const;
   uint64_t samples() const;
-  /// Of all samples in their shards.
+  /// Of all shards.
   uint64_t bytes() const;
   /// A pure function of the shards' names below their directories, their sizes and where samples begin in
   /// them: the same on each machine that sees the same shards.
@@ -82,10 +82,10 @@ class SampleSource {
 
   /// Where sample `id` < samples() lies, with all that its shard has around its fields.
   Extent extent(uint64_t id) const;
-  /// Bytes of all its fields together; nullopt where only the shard knows.
-  std::optional<uint64_t> payload_bytes(uint64_t id) const;
-  /// Bytes of its fields, each rounded up to 512; nullopt where only the shard knows.
-  std::optional<uint64_t> padded_payload_bytes(uint64_t id) const;
+  /// Bytes of all its fields together, with the newline that a last line lacks.
+  uint64_t payload_bytes(uint64_t id) const;
+  /// Blocks of 512 bytes that its fields take, each in blocks of its own; nullopt for tar.
+  std::optional<uint64_t> payload_blocks(uint64_t id) const;
   /// The names of the fields that all samples have, sorted; empty where samples differ.
   const std::vector<std::string>& field_names() const;
   /// The fields of one sample in the order they lie there. Reads the shard for tar and for MDS with several
@@ -105,6 +105,10 @@ class SampleSource {
   Result<std::shared_ptr<const UniqueFd>> open_shard(uint64_t shard) const;
 
  private:
+  Result<std::vector<Field>> tar_fields(const Extent& extent) const;
+  Result<std::vector<Field>> mds_column_fields(const Extent& extent) const;
+  Error changed(uint64_t shard, const Error& error) const;
+
   std::unique_ptr<const SampleIndex> index_;
   std::unique_ptr<ShardFiles> files_;
 };

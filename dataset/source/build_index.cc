@@ -1,0 +1,235 @@
+#include "dataset/source/build_index.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "dataset/source/fnv.h"
+#include "dataset/source/folder_files.h"
+#include "dataset/source/in_order.h"
+#include "dataset/source/indexer.h"
+#include "dataset/source/sample_index.h"
+#include "store/base/crc32c.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+/// A shard with what the whole must know of it.
+struct BuiltShard {
+  IndexedShard shard;
+  std::vector<std::string> field_names;
+  uint8_t megatron_dtype = 0;
+  uint32_t content_crc = 0;  // of the section but for what is of this machine
+  std::vector<SkippedShard> skipped;  // files of a group
+};
+
+constexpr uint64_t kMaxShardBytes = uint64_t{1} << 55;  // what packed starts can hold, and more than there is
+
+uint32_t crc_of(std::string_view text) { return crc32c(std::as_bytes(std::span(text))); }
+
+class IndexBuilder {
+ public:
+  IndexBuilder(const ShardList& list, OnError on_error, IndexContext context)
+      : list_(list), on_error_(on_error), context_(std::move(context)) {}
+
+  Result<BuiltShard> shard(const ListedShard& listed) const {
+    const std::string path = list_.roots[listed.root] + '/' + listed.name;
+    auto built = shard_at(path, listed);
+    if (!built) return std::move(built).error().with_context(ptc::quoted(path));
+    context_.progress->samples += built.value().shard.record.samples;
+    return built;
+  }
+
+  Result<BuiltShard> group(const FileGroup& group) const {
+    PTC_TRY(const UniqueFd root, open_file(AT_FDCWD, list_.roots[group.root], O_RDONLY | O_DIRECTORY));
+    BuiltShard built;
+    ShardRecord& record = built.shard.record;
+    record.root = group.root;
+    OffsetPacker starts, names;
+    std::string stamps, text;
+    for (size_t at = 0; at < group.names.size(); at += std::strlen(&group.names[at]) + 1) {
+      if (context_.stop.stop_requested()) return Error(Code::kCancelled, "stopped");
+      const std::string name = &group.names[at];
+      auto stamp = file_stamp(root.get(), name);
+      if (stamp && stamp.value().bytes > kMaxShardBytes - record.end) stamp = invalid_argument("too large");
+      if (!stamp) {
+        const std::string path = list_.roots[group.root] + '/' + name;
+        Error error = std::move(stamp).error().with_context(ptc::quoted(path));
+        if (on_error_ == OnError::kRefuse) return error;
+        built.skipped.push_back({path, error.message()});
+        continue;
+      }
+      starts.add(record.end);
+      names.add(text.size());
+      text.append(name).push_back('\0');
+      const uint64_t kept = short_stamp(stamp.value());
+      stamps.append(reinterpret_cast<const char*>(&kept), sizeof kept);
+      record.end += stamp.value().bytes;
+      const std::vector<std::string> field = {std::string(file_extension(name))};
+      if (starts.count() == 1) built.field_names = field;
+      else if (built.field_names != field) built.field_names.clear();
+    }
+    record.samples = starts.count();
+    record.stamp.bytes = record.end;
+    built.shard.section = starts.finish();
+    built.content_crc = crc32c(std::as_bytes(std::span(text)), crc_of(built.shard.section));
+    record.file_names = built.shard.section.size();
+    built.shard.section += names.finish();
+    record.file_stamps = built.shard.section.size();
+    built.shard.section += stamps;
+    record.file_text = built.shard.section.size();
+    built.shard.section += text;
+    context_.progress->samples += record.samples;
+    return built;
+  }
+
+ private:
+  Result<BuiltShard> shard_at(const std::string& path, const ListedShard& listed) const {
+    PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
+    PTC_TRY(const FileStamp before, stamp_of(fd.get()));
+    PTC_TRY(refuse_compressed(fd.get()));
+    if (before.bytes > kMaxShardBytes) return invalid_argument("{} bytes are too many", before.bytes);
+    PTC_TRY(ShardFacts facts, facts_of(fd.get(), before.bytes, path, listed));
+    PTC_TRY(const FileStamp after, stamp_of(fd.get()));
+    if (before != listed.stamp || after != before)
+      return invalid_argument("it was written to while it was indexed; wait for its writer, then save source.json again");
+    BuiltShard built;
+    built.shard.name = listed.name;
+    built.shard.section = facts.starts.finish();
+    built.shard.record = {.samples = facts.starts.count(), .end = facts.end, .stamp = after, .root = listed.root,
+                          .lacks_newline = facts.lacks_newline};
+    built.field_names = std::move(facts.field_names);
+    built.megatron_dtype = facts.megatron_dtype;
+    built.content_crc = crc_of(built.shard.section);
+    return built;
+  }
+
+  Result<ShardFacts> facts_of(int fd, uint64_t bytes, const std::string& path, const ListedShard& listed) const {
+    switch (list_.format) {
+      case SourceFormat::kTar: return index_tar(fd, bytes, context_);
+      case SourceFormat::kTfrecord: return index_tfrecord(fd, bytes, context_);
+      case SourceFormat::kMds:
+        if (bytes != listed.mds_bytes)
+          return invalid_argument("byte {}: the shard ends here, but index.json says {} bytes", bytes, listed.mds_bytes);
+        return index_mds(fd, bytes, listed.mds_samples, list_.columns, context_);
+      case SourceFormat::kMegatron: {
+        const std::string idx_path = path.substr(0, path.size() - 3) + "idx";
+        PTC_TRY(const UniqueFd idx, open_file(AT_FDCWD, idx_path, O_RDONLY | O_NONBLOCK));
+        PTC_TRY(const FileStamp idx_stamp, stamp_of(idx.get()));
+        return index_megatron(idx.get(), idx_stamp.bytes, bytes, context_);
+      }
+      default: return index_jsonl(fd, bytes, context_);
+    }
+  }
+
+  static Result<FileStamp> file_stamp(int root, const std::string& name) {
+    struct stat facts;
+    if (::fstatat(root, name.c_str(), &facts, 0) != 0) return errno_error(errno, "stat");
+    if (!S_ISREG(facts.st_mode)) return invalid_argument("not a regular file");
+    if (file_extension(name).size() > kMaxFieldBytes)
+      return invalid_argument("its extension is longer than {} bytes", kMaxFieldBytes);
+    return FileStamp{.bytes = static_cast<uint64_t>(facts.st_size),
+                     .mtime_ns = facts.st_mtim.tv_sec * 1'000'000'000 + facts.st_mtim.tv_nsec,
+                     .inode = facts.st_ino};
+  }
+
+  const ShardList& list_;
+  const OnError on_error_;
+  const IndexContext context_;
+};
+
+/// Puts the shards together as they come, in their order.
+class Assembler {
+ public:
+  Assembler(IndexWriter& writer, OnError on_error, IndexFacts& facts, IndexProgress& progress)
+      : writer_(writer), on_error_(on_error), facts_(facts), progress_(progress) {}
+
+  Result<> take(Result<BuiltShard> built, const std::string& path) {
+    ++progress_.shards_done;
+    if (!built) {
+      const Code code = built.error().code();
+      if (on_error_ == OnError::kRefuse || code == Code::kCancelled || code == Code::kNoSpace)
+        return std::move(built).error();
+      facts_.skipped.push_back({path, built.error().message()});
+      return ok();
+    }
+    BuiltShard& shard = built.value();
+    std::move(shard.skipped.begin(), shard.skipped.end(), std::back_inserter(facts_.skipped));
+    fingerprint_.add(shard.shard.name).add(uint64_t{shard.shard.record.root}).add(shard.shard.record.stamp.bytes);
+    fingerprint_.add(shard.shard.record.samples).add(shard.shard.record.end).add(uint64_t{shard.content_crc});
+    if (shard.shard.record.samples == 0) return writer_.add(std::move(shard.shard));
+    if (!any_) facts_.field_names = shard.field_names;
+    else if (facts_.field_names != shard.field_names) facts_.field_names.clear();
+    if (any_ && facts_.megatron_dtype != shard.megatron_dtype)
+      return invalid_argument("{}: its tokens are of another type than those of the shards before it", ptc::quoted(path));
+    facts_.megatron_dtype = shard.megatron_dtype;
+    any_ = true;
+    return writer_.add(std::move(shard.shard));
+  }
+  uint64_t fingerprint() const { return fingerprint_.value(); }
+
+ private:
+  IndexWriter& writer_;
+  OnError on_error_;
+  IndexFacts& facts_;
+  IndexProgress& progress_;
+  bool any_ = false;
+  Fnv fingerprint_;
+};
+
+}  // namespace
+
+std::string_view file_extension(std::string_view path) {
+  path.remove_prefix(path.rfind('/') + 1);
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos || dot == 0 ? std::string_view() : path.substr(dot + 1);
+}
+
+Result<> refuse_compressed(int fd) {
+  unsigned char head[6] = {};
+  if (::pread(fd, head, sizeof head, 0) < 4) return ok();
+  const std::string_view text(reinterpret_cast<const char*>(head), sizeof head);
+  const char* name = text.starts_with("\x1F\x8B")           ? "gzip"
+                     : text.starts_with("\x28\xB5\x2F\xFD") ? "zstd"
+                     : text.starts_with("BZh")              ? "bzip2"
+                     : text.starts_with("\xFD" "7zXZ")      ? "xz"
+                                                            : nullptr;
+  if (name == nullptr) return ok();
+  return invalid_argument("byte 0: compressed with {}, which cannot be read in the middle; decompress it", name);
+}
+
+Result<> build_index(const ShardList& list, OnError on_error, const std::string& path,
+                     IndexProgress& progress, std::stop_token stop, unsigned threads) {
+  IndexFacts facts{.format = list.format, .digest = list.digest, .roots = list.roots, .columns = list.columns};
+  FolderFiles folder;
+  const bool files = list.format == SourceFormat::kFiles;
+  if (files) {
+    PTC_TRY(folder, list_files(list, stop));
+    facts.directories = std::move(folder.directories);
+  } else {
+    for (const ListedShard& shard : list.shards)
+      progress.bytes += list.format == SourceFormat::kMegatron ? shard.idx_stamp.bytes : shard.stamp.bytes;
+  }
+  const uint64_t count = files ? folder.groups.size() : list.shards.size();
+  progress.shards = count;
+  PTC_TRY(IndexWriter writer, IndexWriter::create(path));
+  const IndexBuilder builder(list, on_error, {.stop = stop, .progress = &progress});
+  Assembler assembler(writer, on_error, facts, progress);
+  PTC_TRY(in_order<BuiltShard>(
+      count, threads, stop,
+      [&](uint64_t i) { return files ? builder.group(folder.groups[i]) : builder.shard(list.shards[i]); },
+      [&](uint64_t i, Result<BuiltShard> built) {
+        const uint32_t root = files ? folder.groups[i].root : list.shards[i].root;
+        return assembler.take(std::move(built), list.roots[root] + '/' + (files ? "" : list.shards[i].name));
+      }));
+  facts.fingerprint = assembler.fingerprint();
+  return writer.finish(std::move(facts));
+}
+
+}  // namespace ptc

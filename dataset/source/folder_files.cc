@@ -1,0 +1,117 @@
+#include "dataset/source/folder_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "store/base/file.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxFolderDepth = 100;
+constexpr uint32_t kFilesInGroup = 8192;
+
+/// Collects the files of directories.
+class FolderWalk {
+ public:
+  FolderWalk(const ShardList& list, FolderFiles& files, std::stop_token stop)
+      : list_(list), files_(files), stop_(std::move(stop)) {}
+
+  Result<> add(const ListedShard& named) {
+    std::error_code ignored;
+    if (fs::is_directory(list_.roots[named.root] + '/' + named.name, ignored))
+      return folder(named.root, named.name, 0);
+    file(named.root, named.name);
+    return ok();
+  }
+
+ private:
+  void file(uint32_t root, const std::string& name) {
+    std::vector<FileGroup>& groups = files_.groups;
+    if (groups.empty() || groups.back().root != root || groups.back().count == kFilesInGroup)
+      groups.push_back({.root = root});
+    groups.back().names.append(name).push_back('\0');
+    ++groups.back().count;
+  }
+
+  Result<> folder(uint32_t root, const std::string& name, size_t depth) {
+    if (stop_.stop_requested()) return Error(Code::kCancelled, "stopped");
+    const std::string path = list_.roots[root] + '/' + name;
+    if (depth > kMaxFolderDepth)
+      return invalid_argument("{}: directories nested deeper than {}", ptc::quoted(path), kMaxFolderDepth);
+    PTC_TRY(const FileStamp stamp, stamp_at(path));
+    files_.directories.push_back({.root = root, .name = name, .stamp = stamp});
+    PTC_TRY(const auto entries, entries_of(path));
+    std::vector<std::string> names;  // with '/' behind a directory's, which makes the order that of whole paths
+    for (const auto& entry : entries) {
+      std::error_code error;
+      std::string found = name.empty() ? "" : name + '/';
+      found += entry.path().filename();
+      if (entry.is_symlink(error) ? entry.is_regular_file(error) : !entry.is_directory(error)) names.push_back(found);
+      else if (!entry.is_symlink(error)) names.push_back(found + '/');
+    }
+    std::sort(names.begin(), names.end());
+    for (std::string& found : names) {
+      if (!found.ends_with('/')) {
+        file(root, found);
+        continue;
+      }
+      found.pop_back();
+      PTC_TRY(folder(root, found, depth + 1));
+    }
+    return ok();
+  }
+
+  const ShardList& list_;
+  FolderFiles& files_;
+  std::stop_token stop_;
+};
+
+}  // namespace
+
+Result<std::vector<std::filesystem::directory_entry>> entries_of(const std::string& path) {
+  std::vector<std::filesystem::directory_entry> entries;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(path, error), end; !error && at != end; at.increment(error))
+    if (!at->path().filename().native().starts_with('.')) entries.push_back(*at);
+  if (error) return errno_error(error.value(), ptc::quoted(path));
+  return entries;
+}
+
+Result<FileStamp> stamp_of(int fd) {
+  struct stat facts;
+  if (::fstat(fd, &facts) != 0) return errno_error(errno, "fstat");
+  if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode)) return invalid_argument("not a regular file");
+  return FileStamp{.bytes = static_cast<uint64_t>(facts.st_size),
+                   .mtime_ns = facts.st_mtim.tv_sec * 1'000'000'000 + facts.st_mtim.tv_nsec,
+                   .inode = facts.st_ino};
+}
+
+Result<FileStamp> stamp_at(const std::string& path) {
+  PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
+  return stamp_of(fd.get());
+}
+
+Result<FolderFiles> list_files(const ShardList& list, std::stop_token stop) {
+  FolderFiles files;
+  FolderWalk walk(list, files, std::move(stop));
+  for (const ListedShard& named : list.shards) {
+    PTC_TRY(walk.add(named));
+  }
+  return files;
+}
+
+bool unchanged(const ShardList& list, const std::vector<ListedShard>& directories) {
+  return std::all_of(directories.begin(), directories.end(), [&](const ListedShard& directory) {
+    const auto stamp = stamp_at(list.roots[directory.root] + '/' + directory.name);
+    return stamp && stamp.value() == directory.stamp;
+  });
+}
+
+}  // namespace ptc

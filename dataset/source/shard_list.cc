@@ -1,0 +1,279 @@
+#include "dataset/source/shard_list.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <set>
+
+#include "dataset/source/fnv.h"
+#include "dataset/source/folder_files.h"
+#include "dataset/source/mds_json.h"
+#include "store/base/file.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A path that source.json names: a root and what is below it.
+struct NamedPath {
+  std::string root, name;  // name: empty where the root itself is meant
+  bool folder = false;
+  std::string path() const { return name.empty() ? root : root + '/' + name; }
+};
+
+Error path_error(std::string_view path, std::string_view what) {
+  return invalid_argument("{}: {}", ptc::quoted(path), what);
+}
+
+bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> ends) {
+  return std::any_of(ends.begin(), ends.end(), [&](auto end) { return name.ends_with(end); });
+}
+
+/// What a shard of this name holds; nullopt: nothing known.
+std::optional<SourceFormat> format_of_name(std::string_view name) {
+  if (name.ends_with(".tar")) return SourceFormat::kTar;
+  if (name.ends_with(".mds")) return SourceFormat::kMds;
+  if (ends_with_any(name, {".jsonl", ".ndjson"})) return SourceFormat::kJsonl;
+  if (name.ends_with(".idx")) return SourceFormat::kMegatron;
+  if (ends_with_any(name, {".tfrecord", ".tfrecords", ".tfrec"}) ||
+      name.find(".tfrecord-") != std::string_view::npos)
+    return SourceFormat::kTfrecord;
+  return std::nullopt;
+}
+
+/// The name without the ending that says that it is compressed; empty: it is not.
+std::string_view without_compression(std::string_view name) {
+  if (name.ends_with(".tgz")) return "x.tar";
+  for (std::string_view end : {".gz", ".zst", ".bz2", ".xz", ".lz4"})
+    if (name.ends_with(end)) return name.substr(0, name.size() - end.size());
+  return {};
+}
+
+Result<> refuse_compressed_name(std::string_view path) {
+  const auto format = format_of_name(without_compression(path));
+  if (!format) return ok();
+  return path_error(path, fmt::format("a compressed shard cannot be read in the middle; decompress it (gunzip, "
+                                      "zstd -d), {} is then read as it is", format_name(*format)));
+}
+
+Result<NamedPath> named_path(std::string root, std::string name) {
+  NamedPath found{std::move(root), std::move(name)};
+  struct stat facts;
+  if (::stat(found.path().c_str(), &facts) != 0) return errno_error(errno, ptc::quoted(found.path()));
+  found.folder = S_ISDIR(facts.st_mode);
+  if (!found.folder && !S_ISREG(facts.st_mode))
+    return path_error(found.path(), "neither a file nor a directory");
+  return found;
+}
+
+/// What one text of "shards" stands for, by name.
+Result<std::vector<NamedPath>> expand(std::string pattern) {
+  while (pattern.size() > 1 && pattern.ends_with('/')) pattern.pop_back();
+  std::vector<NamedPath> found;
+  std::error_code ignored;
+  if (fs::exists(pattern, ignored) || pattern.find_first_of("*?[") == std::string::npos) {
+    const size_t slash = pattern.rfind('/');
+    // As Megatron names its data: without ".bin" and ".idx".
+    if (!fs::exists(pattern, ignored) && fs::exists(pattern + ".idx", ignored)) pattern += ".idx";
+    const bool folder = fs::is_directory(pattern, ignored);
+    PTC_TRY(auto one, folder ? named_path(pattern, {})
+                             : named_path(slash == 0 ? "/" : pattern.substr(0, slash), pattern.substr(slash + 1)));
+    found.push_back(std::move(one));
+    return found;
+  }
+  const size_t root_end = pattern.rfind('/', pattern.find_first_of("*?["));
+  glob_t matches{};
+  const int status = ::glob(pattern.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &matches);
+  std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+  ::globfree(&matches);
+  if (status != 0 && status != GLOB_NOMATCH)
+    return make_error(Code::kUnavailable, "{}: a directory cannot be read", ptc::quoted(pattern));
+  if (paths.empty()) return make_error(Code::kNotFound, "{}: no file matches", ptc::quoted(pattern));
+  std::sort(paths.begin(), paths.end());
+  for (const std::string& path : paths) {
+    PTC_TRY(auto one, named_path(root_end == 0 ? "/" : pattern.substr(0, root_end), path.substr(root_end + 1)));
+    found.push_back(std::move(one));
+  }
+  return found;
+}
+
+/// What lies in a directory, by the names of its files.
+Result<SourceFormat> format_of_folder(const std::string& path) {
+  if (auto index = read_text_file(AT_FDCWD, path + "/index.json", kMaxMdsIndexBytes);
+      index && index.value().find("\"shards\"") != std::string::npos)
+    return SourceFormat::kMds;
+  PTC_TRY(const auto entries, entries_of(path));
+  std::set<SourceFormat> formats;
+  bool others = false;
+  for (const auto& entry : entries) {
+    const std::string name = entry.path().filename();
+    PTC_TRY(refuse_compressed_name(entry.path().native()));
+    const auto format = format_of_name(name);
+    const bool beside = ends_with_any(name, {".bin", ".json", ".txt", ".md", ".yaml"}) ||
+                        name.find('.') == std::string::npos;
+    if (format) formats.insert(*format);
+    else others = others || !beside;
+  }
+  if (formats.empty()) return SourceFormat::kFiles;
+  if (formats.size() > 1 || others) {
+    return path_error(path, "holds files of several kinds; say which with \"format\", or name the shards with "
+                            "a glob");
+  }
+  return *formats.begin();
+}
+
+Result<SourceFormat> detect_format(const std::vector<NamedPath>& paths) {
+  std::optional<SourceFormat> format;
+  for (const NamedPath& named : paths) {
+    SourceFormat found;
+    if (named.folder) {
+      PTC_TRY(found, format_of_folder(named.path()));
+    } else {
+      PTC_TRY(refuse_compressed_name(named.path()));
+      const bool tokens = named.name.ends_with(".bin") &&
+                          fs::exists(named.path().substr(0, named.path().size() - 3) + "idx");
+      found = tokens ? SourceFormat::kMegatron
+                     : format_of_name(named.name).value_or(SourceFormat::kFiles);
+    }
+    if (format && *format != found) {
+      return path_error(named.path(), fmt::format("looks like {}, but what is before it like {}; say which with "
+                                                  "\"format\"", format_name(found), format_name(*format)));
+    }
+    format = found;
+  }
+  return *format;
+}
+
+/// Adds the shards that a path stands for.
+class Lister {
+ public:
+  Lister(ShardList& list) : list_(list) {}
+
+  Result<> add(const NamedPath& named) {
+    const uint32_t root = root_of(named.root);
+    if (!named.folder || list_.format == SourceFormat::kFiles) {
+      if (list_.format == SourceFormat::kMds)
+        return path_error(named.path(), "name the directory of MDS shards, with its index.json");
+      return shard(root, named.name);
+    }
+    if (list_.format == SourceFormat::kMds) return mds(root, named);
+    PTC_TRY(auto entries, entries_of(named.path()));
+    std::vector<std::string> names;
+    for (const auto& entry : entries) {
+      std::string name = entry.path().filename();
+      PTC_TRY(refuse_compressed_name(entry.path().native()));
+      if (format_of_name(name) == list_.format) names.push_back(std::move(name));
+    }
+    std::sort(names.begin(), names.end());
+    for (const std::string& name : names) {
+      PTC_TRY(shard(root, below(named, name)));
+    }
+    return ok();
+  }
+
+ private:
+  static std::string below(const NamedPath& named, const std::string& name) {
+    return named.name.empty() ? name : named.name + '/' + name;
+  }
+
+  uint32_t root_of(const std::string& root) {
+    const auto at = std::find(list_.roots.begin(), list_.roots.end(), root);
+    if (at == list_.roots.end()) {
+      list_.roots.push_back(root);
+      return static_cast<uint32_t>(list_.roots.size() - 1);
+    }
+    return static_cast<uint32_t>(at - list_.roots.begin());
+  }
+
+  Result<> shard(uint32_t root, std::string name) {
+    ListedShard shard{.root = root, .name = std::move(name)};
+    if (list_.format == SourceFormat::kMegatron) {
+      const bool known = ends_with_any(shard.name, {".bin", ".idx"});
+      if (!known) return path_error(shard.name, "a Megatron data set is a .bin and an .idx file");
+      const std::string stem = shard.name.substr(0, shard.name.size() - 3);
+      shard.name = stem + "bin";
+      if (!seen_.insert(path_of(shard)).second) return ok();  // a glob that finds both
+      if (auto stamp = stamp_at(list_.roots[root] + '/' + stem + "idx")) shard.idx_stamp = stamp.value();
+    } else if (!seen_.insert(path_of(shard)).second) {
+      return path_error(path_of(shard), "is named twice in \"shards\"");
+    }
+    // A shard that is not there is a bad shard: that is found when it is indexed.
+    if (auto stamp = stamp_at(path_of(shard))) shard.stamp = stamp.value();
+    list_.shards.push_back(std::move(shard));
+    return ok();
+  }
+
+  Result<> mds(uint32_t root, const NamedPath& named) {
+    const std::string path = named.path() + "/index.json";
+    PTC_TRY(const std::string text, read_text_file(AT_FDCWD, path, kMaxMdsIndexBytes));
+    auto listing = parse_mds_json(text);
+    if (!listing) return std::move(listing).error().with_context(ptc::quoted(path));
+    if (list_.shards.empty()) list_.columns = listing.value().columns;
+    if (list_.columns != listing.value().columns)
+      return path_error(path, "has other columns than the directory before it");
+    for (const auto& found : listing.value().shards) {
+      PTC_TRY(shard(root, below(named, found.basename)));
+      list_.shards.back().mds_samples = found.samples;
+      list_.shards.back().mds_bytes = found.bytes;
+    }
+    return ok();
+  }
+
+  std::string path_of(const ListedShard& shard) const {
+    return list_.roots[shard.root] + '/' + shard.name;
+  }
+
+  ShardList& list_;
+  std::set<std::string> seen_;
+};
+
+void digest_stamp(Fnv& digest, const FileStamp& stamp) {
+  digest.add(stamp.bytes).add(static_cast<uint64_t>(stamp.mtime_ns)).add(stamp.inode);
+}
+
+uint64_t digest_of(const ShardList& list, OnError on_error) {
+  Fnv digest;
+  digest.add(static_cast<uint64_t>(list.format)).add(static_cast<uint64_t>(on_error));
+  for (const std::string& root : list.roots) digest.add(root);
+  for (const MdsColumn& column : list.columns)
+    digest.add(column.name).add(column.encoding).add(uint64_t{column.bytes.value_or(0)} + column.bytes.has_value());
+  for (const ListedShard& shard : list.shards) {
+    digest.add(uint64_t{shard.root}).add(shard.name).add(shard.mds_samples);
+    digest_stamp(digest, shard.stamp);
+    digest_stamp(digest, shard.idx_stamp);
+  }
+  return digest.value();
+}
+
+}  // namespace
+
+Result<ShardList> list_shards(const SourceSpec& spec) {
+  std::vector<NamedPath> paths;
+  for (const std::string& pattern : spec.shards) {
+    PTC_TRY(auto found, expand(pattern));
+    std::move(found.begin(), found.end(), std::back_inserter(paths));
+  }
+  ShardList list;
+  if (spec.format) list.format = *spec.format;
+  else {
+    PTC_TRY(list.format, detect_format(paths));
+  }
+  Lister lister(list);
+  for (const NamedPath& path : paths) {
+    PTC_TRY(lister.add(path));
+  }
+  if (list.shards.empty()) {
+    return make_error(Code::kNotFound, "{}: there is no {} shard", ptc::quoted(paths.front().path()),
+                      format_name(list.format));
+  }
+  list.digest = digest_of(list, spec.on_error);
+  return list;
+}
+
+}  // namespace ptc

@@ -1,0 +1,34 @@
+// Which shards source.json means, as they lie there now.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dataset/source/file_stamp.h"
+#include "dataset/source/sample_source.h"
+#include "dataset/source/source_spec.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+struct ListedShard {
+  uint32_t root = 0;
+  std::string name;        // below its root
+  FileStamp stamp;         // of the .bin, for Megatron
+  FileStamp idx_stamp;     // of Megatron's .idx
+  uint64_t mds_samples = 0, mds_bytes = 0;  // as index.json says
+};
+
+struct ShardList {
+  SourceFormat format = SourceFormat::kTar;
+  std::vector<std::string> roots;     // directories, no '/' at their end
+  std::vector<ListedShard> shards;    // in their order; kFiles: the files and directories that were named
+  std::vector<MdsColumn> columns;
+  uint64_t digest = 0;  // of all this: an index is true of the shards as long as it is the same
+};
+
+/// Errors: kInvalidArgument, kNotFound, with the path.
+Result<ShardList> list_shards(const SourceSpec& spec);
+
+}  // namespace ptc
