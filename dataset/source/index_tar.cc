@@ -20,7 +20,7 @@ class TarIndexer {
     if (!name) return ok();
     if (name->field.size() > kMaxFieldBytes) {
       return invalid_argument("byte {}: {}: what follows the first dot is longer than {} bytes",
-                              member.begin, quoted(member.name), kMaxFieldBytes);
+                              member.begin, ptc::quoted(member.name), kMaxFieldBytes);
     }
     if (!open_ || name->key != key_) {
       if (open_) close(member.begin);
@@ -33,7 +33,7 @@ class TarIndexer {
     }
     if (std::find(fields_.begin(), fields_.end(), name->field) != fields_.end()) {
       return invalid_argument("byte {}: {} is there twice in one sample", member.begin,
-                              quoted(member.name));
+                              ptc::quoted(member.name));
     }
     if (fields_.size() == kMaxFields) {
       return invalid_argument("byte {}: a sample of more than {} members", member.begin, kMaxFields);
@@ -71,7 +71,7 @@ class TarIndexer {
       if (first != second) continue;
       return invalid_argument(
           "byte {}: the key {} was there before, at byte {}: members of a sample must be neighbours; "
-          "make the archive with --sort=name", seen_[i].begin, quoted(second), seen_[i - 1].begin);
+          "make the archive with --sort=name", seen_[i].begin, ptc::quoted(second), seen_[i - 1].begin);
     }
     return ok();
   }

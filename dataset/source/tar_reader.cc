@@ -145,7 +145,7 @@ Result<> TarReader::pax(const Header& header, bool global) {
     }
     if (global && (key == "path" || key == "size")) {
       return invalid_argument("byte {}: a global pax header sets {} of all members", header.at,
-                              quoted(key));
+                              ptc::quoted(key));
     }
     if (key == "path") {
       if (value.empty() || value.find('\0') != std::string_view::npos) {
@@ -196,20 +196,20 @@ Result<std::optional<TarMember>> TarReader::next() {
       if (header.type == '1') {
         return invalid_argument(
             "byte {}: {} is a hard link, which readers of WebDataset leave out; make the archive with "
-            "--hard-dereference", header.at, quoted(member.name));
+            "--hard-dereference", header.at, ptc::quoted(member.name));
       }
       if (header.type == 'S') {
         return invalid_argument("byte {}: {} is a sparse member; make the archive without --sparse",
-                                header.at, quoted(member.name));
+                                header.at, ptc::quoted(member.name));
       }
       if (!member.regular && !folder && (header.type < '2' || header.type > '6')) {
         return invalid_argument("byte {}: {} is a member of unknown type {}", header.at,
-                                quoted(member.name), quoted({&header.type, 1}));
+                                ptc::quoted(member.name), ptc::quoted({&header.type, 1}));
       }
       if (!member.regular) member.size = 0;
       if (member.size > shard_.left() || padded(member.size) > shard_.left()) {
         return invalid_argument("byte {}: {} has {} bytes, but only {} follow: the archive was cut off",
-                                header.at, quoted(member.name), member.size, shard_.left());
+                                header.at, ptc::quoted(member.name), member.size, shard_.left());
       }
       shard_.skip(padded(member.size));
       members_end_ = shard_.position();
