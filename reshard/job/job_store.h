@@ -64,9 +64,9 @@ class JobStore {
   /// Answers what another node asks: for "store/space", what is free here; for "job/…", of a job, whose
   /// name is the first line of the request.
   Result<std::string> answer(std::string_view method, std::string_view request);
-  static constexpr const char* kMethods[] = {"job/changed", "job/file", "job/files", "job/part", "job/drop", "job/arrived",
-                                             "job/take", "job/hash",  "job/adopt", "job/untake",
-                                             "job/holds", "store/space"};
+  static constexpr const char* kMethods[] = {
+      "job/changed", "job/file", "job/files", "job/part",   "job/drop",  "job/arrived", "job/examine",
+      "job/take",    "job/hash", "job/adopt", "job/untake", "job/holds", "store/space"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

@@ -202,10 +202,13 @@ class Job:
     def commit_error(self, name):
         return read_text(self.incoming(name) + ".error")
 
-    def set_layout(self, **fields):
-        """Saves a layout of these fields and waits until it is in force."""
+    def save_layout(self, **fields):
         with open(self.file("layout.json"), "w", encoding="utf-8") as file:
             json.dump({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1, **fields}, file)
+
+    def set_layout(self, **fields):
+        """Saves a layout of these fields and waits until it is in force."""
+        self.save_layout(**fields)
         return self.wait()
 
     def wait(self):

@@ -30,7 +30,7 @@ ETCD = "http://10.2.0.254:2379"
 def require():
     if os.getuid() != 0:
         mount.skip("network namespaces need root")
-    for program in ("ip", "nsenter", "setpriv", "etcd"):
+    for program in ("ip", "nsenter", "setpriv", "nft", "etcd"):
         mount.require_program(program)
     mount.bin_dir()
     probe = f"ptcfs-probe-{os.getpid()}"
@@ -175,6 +175,8 @@ class Cluster:
         for bridge in ("nodes", "etcd"):
             self.ip("switch", "link", "add", bridge, "type", "bridge")
             self.ip("switch", "link", "set", bridge, "up")
+        self.nft("add table bridge faults")
+        self.nft("add chain bridge faults forward { type filter hook forward priority 0; }")
         self.start_etcd()
         for index in range(self.count):
             self.add_node(index)
@@ -280,6 +282,18 @@ class Cluster:
     def heal(self, node, links=("eth0", "eth1")):
         for link in links:
             self.ip("switch", "link", "set", f"w{node}-{link}", "up")
+
+    def nft(self, rule):
+        return run("ip", "netns", "exec", namespace(self.top, "switch"), "nft", rule)
+
+    def lose(self, source, target, percent=100, link="eth0"):
+        """That much of what one node sends the other gets lost; the way back is as it was."""
+        some = f"numgen random mod 100 < {percent}" if percent < 100 else ""
+        self.nft(f"add rule bridge faults forward iifname w{source}-{link} oifname w{target}-{link} "
+                 f"{some} drop")
+
+    def lose_nothing(self):
+        self.nft("flush chain bridge faults forward")
 
     def bytes_received(self, node, link="eth0"):
         return bytes_carried(self.top, f"w{node}", link, "rx")

@@ -1,91 +1,13 @@
 """Nodes in networks of their own: one state of affairs, the least moved, and nothing lost with a node."""
-import concurrent.futures
-import errno
 import json
 import os
-import shutil
-import signal
-import time
 import unittest
 
 import cluster
 from cluster import mount  # noqa: F401 (it finds tests/clients)
 import make_llama
 import models
-
-LEASE = 3
-MIB = 1 << 20
-
-
-def layout_name(tp, pp, dp=1):
-    return f"tp{tp}-pp{pp}-dp{dp}"
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def tree(directory):
-    """Path below → content of every file."""
-    return {os.path.relpath(os.path.join(where, name), directory): read(os.path.join(where, name))
-            for where, _, names in os.walk(directory) for name in names}
-
-
-class TestCase(unittest.TestCase):
-    """One cluster for the tests of a class; every test makes a job of its own name."""
-    NODES = 3
-
-    @classmethod
-    def setUpClass(cls):
-        cls.nodes = cluster.Cluster(cls.NODES, "--lease", str(LEASE))
-        cls.nodes.__enter__()
-        cls.addClassCleanup(cls.nodes.__exit__)
-
-    def setUp(self):
-        self.name = self.id().rsplit(".", 1)[-1]
-        self.addCleanup(self.clean)
-
-    def clean(self):
-        """The next test finds all nodes, and no files of this one."""
-        for number, node in enumerate(self.nodes.nodes):
-            self.nodes.heal(number)
-            self.nodes.shape(number, None)
-            if node.paused:
-                self.nodes.resume(number)
-            if node.process is None:
-                self.nodes.start(number)
-        self.nodes.wait_members()
-        self.nodes.nodes[0].ptc("rm", "--force", self.name, check=False)
-
-    def job(self, node):
-        return mount.Job(self.nodes.nodes[node], self.name)
-
-    def commit(self, node, model, **layout):
-        """A checkpoint `base` of one rank, and then the layout."""
-        job = self.nodes.job(node, self.name)
-        model.write_hf(job.incoming("base") + "/rank/0")
-        job.commit("base")
-        if layout:
-            job.set_layout(**layout)
-        self.nodes.wait_settled(self.name)
-
-    def alive(self):
-        return [number for number, node in enumerate(self.nodes.nodes) if node in self.nodes.alive()]
-
-    def expect_everywhere(self, model, tp, pp, dp=1):
-        """Every living node shows every rank's file as it should be, and the same model/."""
-        layout, trees = layout_name(tp, pp, dp), []
-        for node in self.alive():
-            job = self.job(node)
-            self.assertEqual(os.readlink(job.file("current")), f"checkpoints/base/layouts/{layout}")
-            for rank in range(tp * dp * pp):
-                held = models.read_safetensors(job.rank_file("base", layout, rank))
-                wanted = model.rank_tensors(tp, pp, rank % tp, rank // (tp * dp))
-                self.assertEqual(held, {tensor.name: tensor for tensor in wanted}, (node, rank))
-            trees.append(tree(job.checkpoint("base", "model")))
-        for other in trees[1:]:
-            self.assertEqual(other, trees[0])
+from cases import BigLlama, MIB, TestCase, layout_name, read, tree
 
 
 class Agreement(TestCase):
@@ -193,10 +115,6 @@ class Losses(TestCase):
         except OSError:
             return False
         return True
-
-
-class BigLlama(models.Llama):
-    vocab = 64 * 1024  # 16 MiB
 
 
 class Interruptions(TestCase):
@@ -327,107 +245,6 @@ class Relays(TestCase):
         cluster.until(lambda: self.nodes.bytes_received(1) - before > 8 * MIB, "w1 gets its bytes without w2")
         self.nodes.heal(2)
         self.end(model)
-
-
-class Partition(TestCase):
-    def test_a_node_alone_decides_nothing(self):
-        model = models.Llama(6)
-        self.commit(0, model)
-        job = self.job(2)
-        models.Llama(7).write_hf(job.incoming("other") + "/rank/0")
-        models.write_file(job.incoming("other") + "/layout.json", '{"tp": 1, "pp": 1, "dp": 1}')
-        self.nodes.partition(2)
-        cluster.until(lambda: "w2" not in self.nodes.nodes[2].members(), "it knows that it is alone")
-        for call in ((job.commit, "other"), (job.set_layout,), (os.mkdir, self.nodes.path(2, "new"))):
-            self.assertEqual(mount.error_of(*call), "EIO")
-        self.assertIn("node w2 is cut off from its cluster", job.status()["last_error"]["what"])
-        self.job(0).set_layout(tp=2, devices=["w0:0", "w1:0"])
-        self.nodes.heal(2)
-        self.nodes.wait_members()
-        self.nodes.wait_settled(self.name)
-        self.expect_everywhere(model, 2, 1)
-        self.assertFalse(os.path.exists(self.nodes.path(0, "new")))
-        job.commit("other")
-        self.nodes.wait_settled(self.name)
-        self.assertEqual(self.job(0).status()["checkpoint"], "other")
-
-
-class Faults(TestCase):
-    def test_two_editors_race(self):
-        """A total order: every accepted edit is one revision, and all nodes end with the last one."""
-        model = models.Llama(10)
-        self.commit(0, model)
-        before = self.job(0).status()["revision"]
-
-        def edit(node):
-            accepted = 0
-            for number in range(25):
-                text = json.dumps({"tp": 1 + number % 2, "pp": 1, "dp": 1, "keep": 100 * node + number + 2})
-                try:
-                    with open(self.job(node).file("layout.json"), "w", encoding="utf-8") as file:
-                        file.write(text)
-                    accepted += 1
-                except OSError as error:
-                    self.assertIn(errno.errorcode[error.errno], ("EBUSY", "EAGAIN", "ESTALE", "EIO"))
-            return accepted
-
-        with concurrent.futures.ThreadPoolExecutor() as threads:
-            accepted = sum(threads.map(edit, (0, 1)))
-        self.nodes.wait_settled(self.name)
-        self.assertGreater(accepted, 0)
-        for node in self.alive():
-            self.assertEqual(self.job(node).status()["revision"], before + accepted)
-            self.assertEqual(read(self.job(node).file("layout.json")), read(self.job(0).file("layout.json")))
-        tp = mount.read_json(self.job(0).file("layout.json"))["tp"]
-        self.expect_everywhere(model, tp, 1)
-
-    def test_without_etcd_all_is_read_and_nothing_decided(self):
-        """Longer than a lease lasts; PTC_ETCD_AWAY=20 for as many seconds."""
-        model = models.Llama(11)
-        self.commit(0, model, pp=3, replicas=1)
-        self.nodes.etcd.send_signal(signal.SIGSTOP)
-        self.addCleanup(self.nodes.etcd.send_signal, signal.SIGCONT)
-        end = time.monotonic() + float(os.environ.get("PTC_ETCD_AWAY", LEASE + 2))
-        while time.monotonic() < end:
-            self.expect_everywhere(model, 1, 3)
-        for node in self.alive():
-            self.assertEqual(mount.error_of(self.job(node).set_layout), "EIO")
-            self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(node, "new")), "EIO")
-        self.expect_everywhere(model, 1, 3)
-        self.nodes.etcd.send_signal(signal.SIGCONT)
-        self.nodes.wait_members()
-        self.job(1).set_layout(tp=2)
-        self.nodes.wait_settled(self.name)
-        self.expect_everywhere(model, 2, 1)
-
-    def test_a_full_store(self):
-        """What does not fit on a node is refused before it starts, and nothing committed suffers."""
-        model = BigLlama(12)
-        self.nodes.kill(2)
-        store = self.nodes.nodes[2].store
-        cluster.run("mount", "-t", "tmpfs", "-o", f"size={12 * MIB}", "small", store)
-        self.addCleanup(self.replace_store)
-        self.nodes.start(2)
-        self.nodes.wait_members()
-        self.commit(0, model)
-        with self.assertRaises(OSError) as refused:
-            self.job(1).set_layout(devices=["w2:0"])
-        self.assertEqual(refused.exception.errno, errno.EINVAL)
-        self.assertIn("not enough memory on node w2", self.job(1).status()["last_error"]["what"])
-        self.assertEqual(self.nodes.nodes[2].image_bytes(), 0)
-        incoming = self.job(2).incoming("big")
-        self.assertEqual(mount.error_of(models.write_file, incoming + "/data", bytes(16 * MIB)), "ENOSPC")
-        self.expect_everywhere(model, 1, 1)
-        shutil.rmtree(incoming)
-        models.Llama(13).write_hf(incoming + "/rank/0")
-        self.job(2).commit("big")
-        self.nodes.wait_settled(self.name)
-        self.nodes.nodes[0].ptc("verify", self.name)
-
-    def replace_store(self):
-        self.nodes.kill(2)
-        cluster.run("umount", self.nodes.nodes[2].store)
-        self.nodes.start(2)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,231 @@
+"""Nodes in networks of their own, and what goes wrong with them: the old state or the new one, never a mix."""
+import concurrent.futures
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+import unittest
+
+import cluster
+from cluster import mount  # noqa: F401 (it finds tests/clients)
+import models
+from cases import BigLlama, LEASE, MIB, TestCase, read
+
+
+class Partition(TestCase):
+    def test_a_node_alone_decides_nothing(self):
+        model = models.Llama(6)
+        self.commit(0, model)
+        job = self.job(2)
+        models.Llama(7).write_hf(job.incoming("other") + "/rank/0")
+        models.write_file(job.incoming("other") + "/layout.json", '{"tp": 1, "pp": 1, "dp": 1}')
+        self.nodes.partition(2)
+        cluster.until(lambda: "w2" not in self.nodes.nodes[2].members(), "it knows that it is alone")
+        for call in ((job.commit, "other"), (job.set_layout,), (os.mkdir, self.nodes.path(2, "new"))):
+            self.assertEqual(mount.error_of(*call), "EIO")
+        self.assertIn("node w2 is cut off from its cluster", job.status()["last_error"]["what"])
+        self.job(0).set_layout(tp=2, devices=["w0:0", "w1:0"])
+        self.nodes.heal(2)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 2, 1)
+        self.assertFalse(os.path.exists(self.nodes.path(0, "new")))
+        job.commit("other")
+        self.nodes.wait_settled(self.name)
+        self.assertEqual(self.job(0).status()["checkpoint"], "other")
+
+
+class Faults(TestCase):
+    def test_two_editors_race(self):
+        """A total order: every accepted edit is one revision, and all nodes end with the last one."""
+        model = models.Llama(10)
+        self.commit(0, model)
+        before = self.job(0).status()["revision"]
+
+        def edit(node):
+            accepted = 0
+            for number in range(25):
+                text = json.dumps({"tp": 1 + number % 2, "pp": 1, "dp": 1, "keep": 100 * node + number + 2})
+                try:
+                    with open(self.job(node).file("layout.json"), "w", encoding="utf-8") as file:
+                        file.write(text)
+                    accepted += 1
+                except OSError as error:
+                    self.assertIn(errno.errorcode[error.errno], ("EBUSY", "EAGAIN", "ESTALE", "EIO"))
+            return accepted
+
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            accepted = sum(threads.map(edit, (0, 1)))
+        self.nodes.wait_settled(self.name)
+        self.assertGreater(accepted, 0)
+        for node in self.alive():
+            self.assertEqual(self.job(node).status()["revision"], before + accepted)
+            self.assertEqual(read(self.job(node).file("layout.json")), read(self.job(0).file("layout.json")))
+        tp = mount.read_json(self.job(0).file("layout.json"))["tp"]
+        self.expect_everywhere(model, tp, 1)
+
+    def test_without_etcd_all_is_read_and_nothing_decided(self):
+        """Longer than a lease lasts; PTC_ETCD_AWAY=20 for as many seconds."""
+        model = models.Llama(11)
+        self.commit(0, model, pp=3, replicas=1)
+        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.nodes.etcd.send_signal, signal.SIGCONT)
+        end = time.monotonic() + float(os.environ.get("PTC_ETCD_AWAY", LEASE + 2))
+        while time.monotonic() < end:
+            self.expect_everywhere(model, 1, 3)
+        for node in self.alive():
+            self.assertEqual(mount.error_of(self.job(node).set_layout), "EIO")
+            self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(node, "new")), "EIO")
+        self.expect_everywhere(model, 1, 3)
+        self.nodes.etcd.send_signal(signal.SIGCONT)
+        self.nodes.wait_members()
+        self.job(1).set_layout(tp=2)
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 2, 1)
+
+    def test_a_full_store(self):
+        """What does not fit on a node is refused before it starts, and nothing committed suffers."""
+        model = BigLlama(12)
+        self.nodes.kill(2)
+        store = self.nodes.nodes[2].store
+        cluster.run("mount", "-t", "tmpfs", "-o", f"size={12 * MIB}", "small", store)
+        self.addCleanup(self.replace_store)
+        self.nodes.start(2)
+        self.nodes.wait_members()
+        self.commit(0, model)
+        with self.assertRaises(OSError) as refused:
+            self.job(1).set_layout(devices=["w2:0"])
+        self.assertEqual(refused.exception.errno, errno.EINVAL)
+        self.assertIn("not enough memory on node w2", self.job(1).status()["last_error"]["what"])
+        self.assertEqual(self.nodes.nodes[2].image_bytes(), 0)
+        incoming = self.job(2).incoming("big")
+        self.assertEqual(mount.error_of(models.write_file, incoming + "/data", bytes(16 * MIB)), "ENOSPC")
+        self.expect_everywhere(model, 1, 1)
+        shutil.rmtree(incoming)
+        models.Llama(13).write_hf(incoming + "/rank/0")
+        self.job(2).commit("big")
+        self.nodes.wait_settled(self.name)
+        self.nodes.nodes[0].ptc("verify", self.name)
+
+    def replace_store(self):
+        self.nodes.kill(2)
+        cluster.run("umount", self.nodes.nodes[2].store)
+        self.nodes.start(2)
+
+
+class Network(TestCase):
+    """What a network does to nodes that are alive."""
+
+    def test_one_way_cut(self):
+        """w1 hears w0 no more, and is heard. It goes on by itself when that is over."""
+        model = models.Llama(20)
+        self.commit(0, model)
+        self.nodes.lose(0, 1)
+        for node in (0, 2):
+            self.assertEqual(self.nodes.nodes[node].members(), ["w0", "w1", "w2"])
+        self.job(2).save_layout(tp=2, devices=["w1:0", "w1:1"])
+        time.sleep(LEASE)
+        state = os.readlink(self.job(2).file("current"))
+        self.assertIn(state.rsplit("/", 1)[-1], ("tp1-pp1-dp1", "tp2-pp1-dp1"))
+        self.nodes.lose_nothing()
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 2, 1)
+
+    def test_one_percent_is_lost(self):
+        model = BigLlama(21)
+        self.commit(0, model)
+        for source in range(3):
+            for target in range(3):
+                if source != target:
+                    self.nodes.lose(source, target, percent=1)
+        self.job(1).set_layout(pp=2, devices=["w1:0", "w2:0"])
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
+        for node in range(3):
+            self.assertEqual(self.nodes.nodes[node].members(), ["w0", "w1", "w2"])
+        self.nodes.nodes[2].ptc("verify", self.name)
+
+    def test_a_slow_node(self):
+        """It counts as alive, and what concerns others does not wait for it."""
+        model, small = BigLlama(22), models.Llama(23)
+        self.commit(0, model)
+        self.nodes.shape(2, "2mbit")
+        self.job(0).save_layout(devices=["w2:0"])
+        cluster.until(lambda: self.job(0).status()["state"] == "resharding", "it is being moved")
+        other = self.nodes.job(0, self.name + "-other")
+        self.addCleanup(self.nodes.nodes[0].ptc, "rm", "--force", other.name, check=False)
+        small.write_hf(other.incoming("base") + "/rank/0")
+        other.commit("base")
+        other.save_layout(tp=2, devices=["w0:0", "w1:0"])
+        cluster.until(lambda: os.readlink(other.file("current")).endswith("tp2-pp1-dp1"), "another job goes on")
+        self.assertEqual(self.job(0).status()["state"], "resharding")
+        self.assertEqual(self.nodes.nodes[0].members(), ["w0", "w1", "w2"])
+        self.nodes.shape(2, None)
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 1)
+
+    def test_partitions_heal_in_any_order(self):
+        """Edits come from who is not cut off; when all is healed there is one history."""
+        dice = random.Random(os.environ.get("PTC_SEED", time.time_ns()))
+        seed = dice.randrange(1 << 32)
+        print("PTC_SEED", seed)
+        dice.seed(seed)
+        model = models.Llama(24)
+        self.commit(0, model, pp=3, replicas=1)
+        accepted = 0
+        for _ in range(3):
+            cuts = dice.sample([(node, (link,)) for node in range(3) for link in ("eth0", "eth1")], 2)
+            for cut in cuts:
+                self.nodes.partition(*cut)
+            for node in range(3):
+                try:
+                    self.job(node).save_layout(tp=dice.choice((1, 2)), keep=dice.randrange(2, 100))
+                    accepted += 1
+                except OSError as error:
+                    self.assertIn(errno.errorcode[error.errno], ("EIO", "EBUSY", "EAGAIN", "EINVAL"))
+            time.sleep(dice.random() * LEASE)
+            for cut in dice.sample(cuts, 2):
+                self.nodes.heal(*cut)
+                time.sleep(dice.random())
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        texts = {read(self.job(node).file("layout.json")) for node in range(3)}
+        self.assertEqual(len(texts), 1)
+        print(accepted, "edits were accepted")
+        self.expect_everywhere(model, json.loads(texts.pop())["tp"], 1)
+
+
+class Damage(TestCase):
+    def test_a_flipped_byte_and_a_cut_file(self):
+        model = models.Llama(25)
+        self.commit(0, model, pp=3, replicas=1)
+        self.assertIn("good", self.nodes.nodes[1].ptc("verify", self.name).stdout)
+        images = os.path.join(self.nodes.nodes[1].store, "images")
+        first, second = sorted(os.listdir(images))[:2]
+        with open(os.path.join(images, first), "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([byte[0] ^ 1]))
+        os.truncate(os.path.join(images, second), 100)
+        done = self.nodes.nodes[0].ptc("verify", self.name, check=False)
+        self.assertEqual(done.returncode, 1)
+        for image in (first, second):
+            self.assertIn(f"image {image} on w1", done.stdout)
+        done = self.nodes.nodes[2].ptc("verify", "--repair", self.name)
+        self.assertEqual(done.stdout.count("made anew from another copy"), 2)
+        self.nodes.wait_settled(self.name)
+        self.assertFalse({first, second} & set(os.listdir(images)))
+        self.expect_everywhere(model, 1, 3)
+        for node in self.alive():
+            self.nodes.nodes[node].ptc("verify", self.name)
+        self.nodes.kill(0)
+        self.nodes.wait_members()
+        self.expect_everywhere(model, 1, 3)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
