@@ -30,7 +30,7 @@ ETCD = "http://10.2.0.254:2379"
 def require():
     if os.getuid() != 0:
         mount.skip("network namespaces need root")
-    for program in ("ip", "nsenter", "setpriv", "nft", "etcd"):
+    for program in ("ip", "nsenter", "setpriv", "nft", "etcd", "etcdctl"):
         mount.require_program(program)
     mount.bin_dir()
     probe = f"ptcfs-probe-{os.getpid()}"
@@ -228,6 +228,13 @@ class Cluster:
         self.keep_pid("etcd", self.etcd.pid)
         until(lambda: self.etcd.poll() is not None or "ready to serve" in mount.read_text(log),
               "etcd serves", 30)
+
+    def compact_etcd(self):
+        """etcd forgets all history: who was cut off cannot be told what happened meanwhile."""
+        etcdctl = ("env", "ETCDCTL_API=3", "ip", "netns", "exec", namespace(self.top, "etcd"),
+                   "etcdctl", "--endpoints", ETCD)
+        now = json.loads(run(*etcdctl, "get", "none", "-w", "json"))["header"]["revision"]
+        run(*etcdctl, "compaction", "--physical", str(now))
 
     def add_node(self, index):
         name = f"w{index}"

@@ -86,6 +86,26 @@ class Faults(TestCase):
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 2, 1)
 
+    def test_history_is_compacted_while_a_node_is_away(self):
+        """It misses no version: what was committed, edited and removed meanwhile it lists anew."""
+        model = models.Llama(14)
+        self.commit(0, model)
+        self.nodes.partition(2, links=("eth1",))
+        self.job(0).set_layout(tp=2, keep=1, devices=["w0:0", "w1:0"])
+        newer = models.Llama(15)
+        newer.write_hf(self.job(1).incoming("newer") + "/rank/0")
+        models.write_file(self.job(1).incoming("newer") + "/layout.json", '{"tp": 1, "pp": 1, "dp": 1}')
+        self.job(1).commit("newer")
+        self.job(0).set_layout(pp=2)
+        self.nodes.compact_etcd()
+        self.nodes.heal(2, links=("eth1",))
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.assertEqual(os.listdir(self.job(2).file("checkpoints")), ["newer"])
+        for rank in range(2):
+            held = models.read_safetensors(self.job(2).rank_file("newer", "tp1-pp2-dp1", rank))
+            self.assertEqual(held, {tensor.name: tensor for tensor in newer.rank_tensors(1, 2, 0, rank)})
+
     def test_a_full_store(self):
         """What does not fit on a node is refused before it starts, and nothing committed suffers."""
         model = BigLlama(12)
@@ -105,6 +125,13 @@ class Faults(TestCase):
         self.assertEqual(mount.error_of(models.write_file, incoming + "/data", bytes(16 * MIB)), "ENOSPC")
         self.expect_everywhere(model, 1, 1)
         shutil.rmtree(incoming)
+        self.nodes.kill(1)
+        self.nodes.wait_members()
+        drained = self.nodes.nodes[2].ptc("drain", "w0", check=False)
+        self.assertEqual(drained.returncode, 1)
+        self.assertIn("not enough memory on node w2", drained.stderr)
+        self.nodes.start(1)
+        self.nodes.wait_members()
         models.Llama(13).write_hf(incoming + "/rank/0")
         self.job(2).commit("big")
         self.nodes.wait_settled(self.name)
