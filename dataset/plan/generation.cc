@@ -64,6 +64,12 @@ uint64_t Generation::place(uint64_t size, uint64_t rank, uint64_t local) const {
   return rank * size / ranks + local;
 }
 
+/// Of what is at a place in a batch.
+uint64_t Generation::position(const Step& step, uint64_t place) const {
+  if (place < step.positions) return step.begin + place;
+  return step.epoch * run_.samples + (place - step.positions) % run_.samples;
+}
+
 uint64_t Generation::local_size(const Step& step, uint64_t rank) const { return share(step.size(), rank); }
 
 std::vector<uint64_t> Generation::local_positions(const Step& step, uint64_t rank, uint64_t first,
@@ -74,10 +80,7 @@ std::vector<uint64_t> Generation::local_positions(const Step& step, uint64_t ran
   count = std::min(count, size - first);
   positions.reserve(count);
   for (uint64_t i = first; i < first + count; ++i) {
-    const uint64_t at = place(step.size(), rank, i);
-    positions.push_back(at < step.positions
-                            ? step.begin + at
-                            : step.epoch * run_.samples + (at - step.positions) % run_.samples);
+    positions.push_back(position(step, place(step.size(), rank, i)));
   }
   return positions;
 }
@@ -143,6 +146,40 @@ std::vector<uint64_t> Generation::rank_ids(uint64_t rank, uint64_t first, uint64
     }
   }
   return found;
+}
+
+uint64_t Generation::global_samples(uint64_t epoch) const {
+  const uint64_t count = steps(epoch);
+  return count == 0 ? 0 : (count - 1) * segment_.batch + step(epoch, count - 1).size();
+}
+
+std::vector<uint64_t> Generation::global_ids(uint64_t epoch, uint64_t first, uint64_t count) const {
+  const uint64_t all = global_samples(epoch);
+  std::vector<uint64_t> positions;
+  if (first >= all) return positions;
+  count = std::min(count, all - first);
+  positions.reserve(count);
+  for (uint64_t i = first; i < first + count; ++i) {
+    positions.push_back(position(step(epoch, i / segment_.batch), i % segment_.batch));
+  }
+  return ids(positions);
+}
+
+uint64_t Generation::global_samples() const {
+  if (segment_.tail == Tail::kCarry) return end_ - segment_.from;
+  if (first_epoch() == end_epoch()) return 0;
+  return global_samples(first_epoch()) + (end_epoch() - first_epoch() - 1) * global_samples(end_epoch() - 1);
+}
+
+uint64_t Generation::global_position(uint64_t index) const {
+  if (segment_.tail == Tail::kCarry) return segment_.from + index;
+  uint64_t epoch = first_epoch();
+  if (const uint64_t in_first = global_samples(epoch); index >= in_first) {
+    const uint64_t in_each = global_samples(epoch + 1);
+    epoch += 1 + (index - in_first) / in_each;
+    index = (index - in_first) % in_each;
+  }
+  return position(step(epoch, index / segment_.batch), index % segment_.batch);
 }
 
 std::pair<uint64_t, uint64_t> Generation::boundaries(uint64_t position) const {

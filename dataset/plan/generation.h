@@ -87,6 +87,13 @@ class Generation {
   /// Ids of a rank's samples in the order it reads them, from the `first`th of the generation on.
   std::vector<uint64_t> rank_ids(uint64_t rank, uint64_t first, uint64_t count) const;
 
+  /// All ranks together: the samples of the steps that begin in `epoch`, batch after batch, and their ids from
+  /// the `first`th on. And of the whole generation: how many, and the position of one of them.
+  uint64_t global_samples(uint64_t epoch) const;
+  std::vector<uint64_t> global_ids(uint64_t epoch, uint64_t first, uint64_t count) const;
+  uint64_t global_samples() const;
+  uint64_t global_position(uint64_t index) const;
+
   /// The nearest ends of steps (or the beginning of the segment) at or before, and at or after `position`,
   /// which is in [from, end()]. Equal: it is one.
   std::pair<uint64_t, uint64_t> boundaries(uint64_t position) const;
@@ -102,6 +109,7 @@ class Generation {
   uint64_t steps_before(uint64_t epoch) const;  // carry
   uint64_t share(uint64_t size, uint64_t rank) const;
   uint64_t place(uint64_t size, uint64_t rank, uint64_t local) const;
+  uint64_t position(const Step& step, uint64_t place) const;
 
   Run run_;
   Segment segment_;

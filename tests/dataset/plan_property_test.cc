@@ -116,6 +116,22 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
           << "rank " << rank << " first " << first << " count " << count;
     }
   }
+  uint64_t index = 0;
+  for (uint64_t epoch = 0; epoch < segment.epochs; ++epoch) {
+    std::vector<uint64_t> global;
+    for (const OracleStep* step : by_epoch[epoch]) {
+      for (uint64_t position : step->positions) {
+        global.push_back(ids(position));
+        ASSERT_EQ(generation.global_position(index++), position);
+      }
+    }
+    ASSERT_EQ(generation.global_samples(epoch), global.size());
+    const uint64_t first = dice.up_to(global.size()), count = dice.up_to(global.size());
+    const auto begin = global.begin() + static_cast<long>(first);
+    ASSERT_EQ(generation.global_ids(epoch, first, count),
+              std::vector<uint64_t>(begin, begin + static_cast<long>(std::min(count, global.size() - first))));
+  }
+  ASSERT_EQ(generation.global_samples(), index);
   // Ends of steps, and where none is.
   std::vector<uint64_t> ends = {segment.from, generation.end()};
   for (const OracleStep& step : steps) ends.insert(ends.end(), {step.begin, step.end});
