@@ -182,7 +182,10 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   for (const auto& [name, job] : impl->jobs) job->start();
   if (impl->cluster != nullptr) {
     auto look = [store = impl.get()](const MetaEvent&) { store->want_sync(); };
-    PTC_TRY(impl->watch, impl->meta->watch("jobs/", look));
+    auto look_at_jobs = [look](const MetaEvent& event) {
+      if (event.key.find("/dataset/") == std::string::npos) look(event);  // those have followers of their own
+    };
+    PTC_TRY(impl->watch, impl->meta->watch("jobs/", look_at_jobs));
     PTC_TRY(impl->drained_watch, impl->meta->watch(drained_key(""), look));
     impl->stale = true;  // something may have changed since it was read
     impl->sync_thread = std::jthread(

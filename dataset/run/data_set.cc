@@ -1,0 +1,349 @@
+#include "dataset/run/data_set.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+
+#include "dataset/run/data_set_impl.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr auto kLookAgain = std::chrono::milliseconds(500);  // where the metadata did not answer
+constexpr size_t kMostReadErrors = 16;
+
+Result<uint64_t> parse_count(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  std::string_view digits = text;
+  digits.remove_prefix(std::min(digits.find_first_not_of(kSpace), digits.size()));
+  if (const size_t last = digits.find_last_not_of(kSpace); last != digits.npos) {
+    digits = digits.substr(0, last + 1);
+  }
+  uint64_t count = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    return invalid_argument("consumed: {} is not a count of samples in decimal digits", quoted(text));
+  }
+  return count;
+}
+
+}  // namespace
+
+std::string generation_name(uint64_t number) { return fmt::format("{:06}", number); }
+
+DataSet::Impl::~Impl() {
+  watch.reset();
+  follower = {};
+  indexer = {};
+}
+
+Result<> DataSet::Impl::start() {
+  PTC_TRY(watch, options.meta->watch(record.prefix(), [this](const MetaEvent&) { want_look(); }));
+  PTC_TRY(const DataSetState now, record.read());
+  {
+    std::lock_guard lock(changes);
+    take_over(now);
+  }
+  follower = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
+  return ok();
+}
+
+void DataSet::Impl::want_look() {
+  std::lock_guard lock(mutex);
+  look_wanted = true;
+  changed.notify_all();
+}
+
+void DataSet::Impl::set_refused(std::string what) {
+  std::lock_guard lock(mutex);
+  refused = std::move(what);
+}
+
+Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
+  const std::optional<OrderSpec> order = now.order_spec();
+  SampleSourceRef known;
+  DataParallel dp;
+  {
+    std::lock_guard lock(mutex);
+    if (now.source && now.source == indexed_text) known = source;
+    dp = now.dp_now(seen);
+  }
+  if (!order) return ok();
+  if (!now.plan && known == nullptr) return order->check(dp.ranks, std::nullopt);
+  const bool other_samples = now.plan && known != nullptr &&
+                             (known->fingerprint() != now.plan->run().fingerprint ||
+                              known->samples() != now.plan->run().samples);
+  if (other_samples && now.consumed > 0) {
+    return invalid_argument(
+        "source.json: these shards hold {} samples, and are not those of which {} are consumed ({} samples, "
+        "fingerprint {:016x}): name the former shards again, or begin another job",
+        known->samples(), now.consumed, now.plan->run().samples, now.plan->run().fingerprint);
+  }
+  if (!now.plan || other_samples) {
+    const uint64_t number = now.plan ? now.plan->next_generation() : 1;
+    PTC_TRY(now.plan, RunPlan::begin(*order, known->samples(), known->fingerprint(), dp.ranks, number));
+  } else {
+    PTC_TRY(RunPlan::Changed next, now.plan->change(*order, dp.ranks, now.consumed));
+    now.plan = std::move(next.plan);
+    now.consumed = next.consumed;
+  }
+  now.dp = dp;
+  return ok();
+}
+
+void DataSet::Impl::take_over(const DataSetState& now) {
+  std::lock_guard lock(mutex);
+  state = now;
+  std::map<uint64_t, ShownGenerationRef> next;
+  if (now.plan && now.order && source != nullptr && now.source == indexed_text &&
+      source->fingerprint() == now.plan->run().fingerprint) {
+    for (const Segment& segment : now.plan->segments()) {
+      const auto known = shown.find(segment.generation);
+      const bool same = known != shown.end() && known->second->source == source &&
+                        known->second->cuts.segment() == segment &&
+                        known->second->cuts.run() == now.plan->run();
+      next[segment.generation] =
+          same ? known->second
+               : std::make_shared<const ShownGeneration>(ShownGeneration{
+                     segment.generation, now.plan->generation(segment), source});
+    }
+  }
+  shown = std::move(next);
+}
+
+Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& change) {
+  {
+    std::lock_guard lock(changes);
+    const Result<DataSetState> now = record.update(change);
+    if (!now) {
+      set_refused(now.error().message());
+      return now.error();
+    }
+    take_over(now.value());
+  }
+  set_refused("");
+  want_look();
+  if (options.changed) options.changed();
+  return ok();
+}
+
+void DataSet::Impl::follow(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    {
+      std::unique_lock lock(mutex);
+      looking = false;
+      changed.notify_all();
+      changed.wait(lock, stop, [&] { return look_wanted; });
+      looking = true;
+      look_wanted = false;
+    }
+    if (stop.stop_requested()) return;
+    const Result<> looked = look();
+    if (options.changed) options.changed();
+    if (looked) continue;
+    std::unique_lock lock(mutex);
+    pending = looked.error().message();
+    changed.wait_for(lock, stop, kLookAgain, [] { return false; });
+    look_wanted = true;
+  }
+}
+
+Result<> DataSet::Impl::look() {
+  std::string why;
+  DataSetState now;
+  {
+    std::lock_guard lock(changes);
+    PTC_TRY(now, record.read());
+    const Result<DataSetState> updated =
+        record.update([&](DataSetState& next) { return bring_up_to_date(next); });
+    if (updated) now = updated.value();
+    if (!updated && updated.error().code() != Code::kInvalidArgument) return updated.error();
+    if (!updated) why = updated.error().message();
+    take_over(now);
+  }
+  std::optional<std::string> to_index;
+  {
+    std::lock_guard lock(mutex);
+    pending = why;
+    if (now.source != indexed_text) {
+      source = nullptr;
+      shown.clear();
+      indexed_text = to_index = now.source;
+      indexing = to_index.has_value();
+      index_error.clear();
+      progress = std::make_shared<IndexProgress>();
+    } else {
+      return ok();
+    }
+  }
+  indexer = {};  // ends the one before
+  if (!to_index) return ok();
+  indexer = std::jthread([this, text = *to_index, into = progress](std::stop_token stop) {
+    auto opened = [&]() -> Result<SampleSourceRef> {
+      PTC_TRY(const SourceSpec spec, parse_source(text));
+      return open_source(spec, options.directory + "/dataset.index", *into, stop);
+    }();
+    std::lock_guard lock(mutex);
+    if (stop.stop_requested()) return;
+    indexing = false;
+    if (opened) source = std::move(opened).value();
+    else index_error = opened.error().message();
+    look_wanted = true;
+    changed.notify_all();
+  });
+  return ok();
+}
+
+DataSet::DataSet(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DataSet::~DataSet() = default;
+
+Result<std::unique_ptr<DataSet>> DataSet::open(DataSetOptions options) {
+  auto impl = std::make_unique<Impl>(std::move(options));
+  PTC_TRY(impl->start());
+  return std::unique_ptr<DataSet>(new DataSet(std::move(impl)));
+}
+
+std::optional<std::string> DataSet::source_text() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->state.source;
+}
+
+std::optional<std::string> DataSet::order_text() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->state.order;
+}
+
+Result<> DataSet::save_source(const std::string& text) {
+  return impl_->decide([&](DataSetState& next) -> Result<> {
+    const auto spec = parse_source(text);
+    if (!spec) return Error(spec.error()).with_context("source.json");
+    next.source = text;
+    std::lock_guard lock(impl_->mutex);
+    if (!impl_->index_error.empty()) impl_->indexed_text.reset();  // tried again
+    return ok();
+  });
+}
+
+Result<> DataSet::save_order(const std::string& text) {
+  return impl_->decide([&](DataSetState& next) -> Result<> {
+    const auto spec = OrderSpec::parse(text);
+    if (!spec) return Error(spec.error()).with_context("order.json");
+    next.order = text;
+    const Result<> fits = impl_->bring_up_to_date(next);
+    if (!fits) return Error(fits.error()).with_context("order.json: " + json_place(text, {"batch"}));
+    return ok();
+  });
+}
+
+Result<> DataSet::remove_source() {
+  return impl_->decide([](DataSetState& next) -> Result<> {
+    if (next.consumed > 0) {
+      return invalid_argument("source.json: {} of its samples are consumed", next.consumed);
+    }
+    next.source.reset();
+    return ok();
+  });
+}
+
+Result<> DataSet::remove_order() {
+  return impl_->decide([](DataSetState& next) -> Result<> {
+    if (next.consumed > 0) {
+      return invalid_argument("order.json: {} samples are consumed in this order", next.consumed);
+    }
+    next.order.reset();
+    return ok();
+  });
+}
+
+std::string DataSet::consumed_text() const {
+  std::lock_guard lock(impl_->mutex);
+  return fmt::format("{}\n", impl_->state.consumed);
+}
+
+Result<> DataSet::save_consumed(std::string_view text) {
+  return impl_->decide([&](DataSetState& next) -> Result<> {
+    PTC_TRY(const uint64_t count, parse_count(text));
+    if (count == next.consumed) return ok();
+    if (!next.plan) return invalid_argument("consumed: there is no run yet: nothing can be consumed");
+    if (count > next.plan->end()) {
+      return invalid_argument("consumed: {} is more than the {} samples of the whole run ({} epochs of {})", count,
+                              next.plan->end(), next.plan->last().epochs, next.plan->run().samples);
+    }
+    if (count > next.consumed) {
+      next.consumed = count;
+      return ok();
+    }
+    if (!impl_->options.checkpoint_has || !impl_->options.checkpoint_has(count)) {
+      return invalid_argument(
+          "consumed: {} is less than the {} that are consumed. The run goes back only together with a checkpoint "
+          "that was committed with this count in a file `consumed`",
+          count, next.consumed);
+    }
+    DataParallel dp;
+    {
+      std::lock_guard lock(impl_->mutex);
+      dp = next.dp_now(impl_->seen);
+    }
+    const std::optional<OrderSpec> order = next.order_spec();
+    if (!order) return invalid_argument("consumed: there is no order.json");
+    auto back = next.plan->roll_back(*order, dp.ranks, count);
+    if (!back) return Error(back.error()).with_context("consumed");
+    next.plan = std::move(back.value().plan);
+    next.consumed = back.value().consumed;
+    next.dp = dp;
+    return ok();
+  });
+}
+
+void DataSet::set_dp(DataParallel dp) {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->seen == dp) return;
+  impl_->seen = dp;
+  impl_->look_wanted = true;
+  impl_->changed.notify_all();
+}
+
+Result<> DataSet::check_dp(uint64_t ranks) const {
+  DataSetState now;
+  {
+    std::lock_guard lock(impl_->mutex);
+    now = impl_->state;
+  }
+  const std::optional<OrderSpec> order = now.order_spec();
+  if (!order) return ok();
+  const auto fits = now.plan ? [&]() -> Result<> {
+    PTC_TRY(now.plan->change(*order, ranks, now.consumed));
+    return ok();
+  }() : order->check(ranks, std::nullopt);
+  if (!fits) return Error(fits.error()).with_context("the data set");
+  return ok();
+}
+
+std::vector<uint64_t> DataSet::generations() const {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, generation] : impl_->shown) numbers.push_back(number);
+  return numbers;
+}
+
+ShownGenerationRef DataSet::generation(uint64_t number) const {
+  std::lock_guard lock(impl_->mutex);
+  const auto found = impl_->shown.find(number);
+  return found == impl_->shown.end() ? nullptr : found->second;
+}
+
+void DataSet::note_read_error(const Error& error) {
+  std::lock_guard lock(impl_->mutex);
+  std::deque<std::string>& errors = impl_->read_errors;
+  if (std::find(errors.begin(), errors.end(), error.message()) != errors.end()) return;
+  if (errors.size() == kMostReadErrors) errors.pop_front();
+  errors.push_back(error.message());
+}
+
+void DataSet::wait_settled() const {
+  std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait(lock, [&] { return !impl_->look_wanted && !impl_->looking && !impl_->indexing; });
+}
+
+}  // namespace ptc

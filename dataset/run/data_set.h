@@ -1,0 +1,106 @@
+// One job's data set: where its samples are, in which order they are read, how far the job has come, and the
+// generations that follow from that.
+//
+// What is agreed on lies in the metadata, under jobs/<job>/dataset/:
+//   source, order   the texts of source.json and order.json
+//   plan            RunPlan::to_text(), once the index is known
+//   consumed        the count
+//   dp              how many data-parallel ranks the plan was last made for, and by which layout
+// A decision is one transaction that compares all of these. Each node has an index of its own, beside its
+// metadata; as all see the same shards, all come to the same plan, and who is first writes it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dataset/plan/generation.h"
+#include "dataset/source/sample_source.h"
+#include "store/base/error.h"
+#include "store/meta/meta_client.h"
+
+namespace ptc {
+
+/// How many data-parallel ranks there are, as of which layout: of two the one with the later revision holds.
+struct DataParallel {
+  uint64_t ranks = 1;
+  int64_t revision = 0;
+  friend bool operator==(const DataParallel&, const DataParallel&) = default;
+};
+
+struct DataSetOptions {
+  std::string job;
+  MetaClient* meta = nullptr;  // outlives it
+  std::string directory;       // exists; for the index
+  DataParallel dp;
+  /// Decisions are committed so; left out: by `meta`.
+  std::function<Result<int64_t>(MetaTransaction)> commit;
+  /// Whether a checkpoint of the job was committed with this count in a file `consumed`.
+  std::function<bool(uint64_t)> checkpoint_has;
+  /// Something that is shown has changed: generations, texts. On any thread, without a lock.
+  std::function<void()> changed;
+};
+
+/// What lies under gen/<number>/. Immutable: who holds it reads the same whatever becomes of the run.
+struct ShownGeneration {
+  uint64_t number;
+  Generation cuts;
+  SampleSourceRef source;
+};
+using ShownGenerationRef = std::shared_ptr<const ShownGeneration>;
+
+/// Threads: any. Calls that change something return when it is durable. Refusals are kInvalidArgument, and
+/// status_json() says them too, until something is accepted.
+class DataSet {
+ public:
+  static Result<std::unique_ptr<DataSet>> open(DataSetOptions options);
+  ~DataSet();
+
+  std::optional<std::string> source_text() const;
+  std::optional<std::string> order_text() const;
+  /// The shards are indexed in the background, unless the index of before is still true. Shards with other
+  /// samples than those of a run of which some are consumed are refused then (status_json()).
+  Result<> save_source(const std::string& text);
+  /// Takes effect at `consumed`, as RunPlan::change() says.
+  Result<> save_order(const std::string& text);
+  /// Refused once anything is consumed.
+  Result<> remove_source();
+  Result<> remove_order();
+
+  std::string consumed_text() const;  // "1024\n"
+  /// A count of positions, in decimal digits. More than before: noted. Less: the run goes back there, if a
+  /// checkpoint says so too (checkpoint_has).
+  Result<> save_consumed(std::string_view text);
+
+  /// Another layout is in force. What that changes is decided in the background.
+  void set_dp(DataParallel dp);
+  /// Whether a layout of so many data-parallel ranks can come into force now.
+  Result<> check_dp(uint64_t ranks) const;
+
+  /// Of the run, by number; the last one is what `head` names. Empty until source and order are there and
+  /// indexed.
+  std::vector<uint64_t> generations() const;
+  ShownGenerationRef generation(uint64_t number) const;
+
+  std::string plan_json() const;  // "{}\n" without a run
+  std::string status_json() const;
+
+  /// An error of reading a shard: the last few are in status_json().
+  void note_read_error(const Error& error);
+  /// Until nothing is indexed or to be decided; for tests.
+  void wait_settled() const;
+
+ private:
+  struct Impl;
+  explicit DataSet(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// "000003"
+std::string generation_name(uint64_t number);
+
+}  // namespace ptc

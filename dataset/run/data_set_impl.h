@@ -1,0 +1,59 @@
+// The inside of a DataSet, shared by data_set.cc and data_set_status.cc.
+//
+// `changes` is held while a decision is made, written, and taken over; `mutex` only to look at or change what
+// is in memory. Lock order: changes, mutex. A thread of its own follows the metadata, another one indexes.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "dataset/run/data_set.h"
+#include "dataset/run/data_set_state.h"
+
+namespace ptc {
+
+struct DataSet::Impl {
+  explicit Impl(DataSetOptions given)
+      : options(std::move(given)), record(*options.meta, options.job, options.commit), seen(options.dp) {}
+  ~Impl();
+
+  Result<> start();
+  /// Writes a decision and takes it over; says in status.json why it was refused.
+  Result<> decide(const std::function<Result<>(DataSetState&)>& change);
+  /// Brings the plan to what order, source and dp say. Needs `changes`.
+  Result<> bring_up_to_date(DataSetState& state) const;
+  void take_over(const DataSetState& now);  // needs `changes`
+  void want_look();
+  void follow(std::stop_token stop);
+  Result<> look();
+  void index(const std::string& text);
+  void set_refused(std::string what);
+
+  const DataSetOptions options;
+  const DataSetRecord record;
+  std::mutex changes;
+
+  // --- guarded by mutex ---
+  mutable std::mutex mutex;
+  mutable std::condition_variable_any changed;
+  DataParallel seen;   // the layout in force here
+  DataSetState state;  // as last read
+  std::map<uint64_t, ShownGenerationRef> shown;
+  SampleSourceRef source;            // of indexed_text
+  std::optional<std::string> indexed_text;  // what is, or was last, indexed
+  bool indexing = false;
+  std::shared_ptr<IndexProgress> progress;
+  std::string index_error;           // why indexed_text has no source
+  std::string refused;               // what was not accepted last
+  std::string pending;               // why the plan is not what it should be
+  std::deque<std::string> read_errors;
+  bool look_wanted = true, looking = false;
+
+  std::shared_ptr<void> watch;
+  std::jthread indexer, follower;  // last: they use all of the above
+};
+
+}  // namespace ptc

@@ -1,0 +1,80 @@
+// What a data set says about itself.
+#include <boost/json/object.hpp>
+
+#include "dataset/run/data_set_impl.h"
+#include "store/base/json.h"
+#include "store/base/utf8.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMostSkippedListed = 100;
+
+json::object source_json(const SampleSource& source) {
+  json::object object{{"format", format_name(source.format())},
+                      {"samples", source.samples()},
+                      {"bytes", source.bytes()},
+                      {"fingerprint", fmt::format("{:016x}", source.fingerprint())},
+                      {"index_bytes", source.index_bytes()},
+                      {"shards_skipped", source.skipped().size()}};
+  json::array skipped;
+  for (const SkippedShard& shard : source.skipped()) {
+    if (skipped.size() == kMostSkippedListed) break;
+    skipped.push_back(json::object{{"shard", printable(shard.path, 4096)}, {"why", printable(shard.reason, 4096)}});
+  }
+  if (!skipped.empty()) object["skipped"] = std::move(skipped);
+  return object;
+}
+
+}  // namespace
+
+std::string DataSet::plan_json() const {
+  std::optional<RunPlan> plan;
+  uint64_t consumed = 0;
+  {
+    std::lock_guard lock(impl_->mutex);
+    plan = impl_->state.plan;
+    consumed = impl_->state.consumed;
+  }
+  return plan ? plan->to_plan_json(consumed) : "{}\n";
+}
+
+std::string DataSet::status_json() const {
+  std::lock_guard lock(impl_->mutex);
+  const Impl& impl = *impl_;
+  std::string_view state = "ready";
+  if (!impl.state.source) state = "no source.json";
+  else if (impl.indexing || impl.state.source != impl.indexed_text) state = "indexing";
+  else if (impl.source == nullptr) state = "refused";
+  else if (!impl.state.order) state = "no order.json";
+  else if (impl.shown.empty()) state = "refused";
+  json::object object{{"state", state}};
+  std::string_view error = impl.refused;
+  if (error.empty()) error = impl.index_error;
+  if (error.empty()) error = impl.pending;
+  object["error"] = error.empty() ? json::value(nullptr) : json::value(printable(error, 4096));
+  if (impl.indexing) {
+    const IndexProgress& progress = *impl.progress;
+    object["index"] = json::object{{"shards", progress.shards.load()},
+                                   {"shards_done", progress.shards_done.load()},
+                                   {"bytes", progress.bytes.load()},
+                                   {"bytes_done", progress.bytes_done.load()},
+                                   {"samples", progress.samples.load()}};
+  }
+  if (impl.source != nullptr) object["source"] = source_json(*impl.source);
+  object["consumed"] = impl.state.consumed;
+  if (impl.state.plan) {
+    object["end"] = impl.state.plan->end();
+    object["generation"] = generation_name(impl.state.plan->last().generation);
+    object["batch"] = impl.state.plan->last().batch;
+    object["dp"] = impl.state.plan->last().dp;
+  }
+  if (!impl.read_errors.empty()) {
+    json::array errors;
+    for (const std::string& what : impl.read_errors) errors.push_back(json::string(printable(what, 4096)));
+    object["read_errors"] = std::move(errors);
+  }
+  return pretty_json(object);
+}
+
+}  // namespace ptc
