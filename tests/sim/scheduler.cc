@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace ptc::sim {
@@ -23,6 +24,7 @@ class Thread {
 
   const uint64_t number;
   std::string name;
+  int group = 0;
   bool ended = false;
   bool freed = false;  // goes at its end
   // While it waits:
@@ -58,6 +60,7 @@ struct Scheduler {
   uint64_t next_number = 0;
   std::map<uint64_t, Thread*> threads;  // that have not ended, by number
   std::vector<Thread*> ready;
+  std::map<int, std::vector<Thread*>> frozen;  // of groups that stand still, those that are ready
   std::unordered_map<const void*, std::vector<Thread*>> waiting;
   std::set<std::pair<Time, uint64_t>> deadlines;  // and the thread's number
 
@@ -73,8 +76,12 @@ struct Scheduler {
     if (thread->deadline) deadlines.erase({*thread->deadline, thread->number});
     thread->deadline.reset();
     thread->key = nullptr;
-    thread->what = "for its turn";
-    ready.push_back(thread);
+    be_ready(thread);
+  }
+  void be_ready(Thread* thread) {
+    auto group = frozen.find(thread->group);
+    thread->what = group == frozen.end() ? "for its turn" : "until it is thawed";
+    (group == frozen.end() ? ready : group->second).push_back(thread);
   }
   void time_out(Thread* thread) {
     if (thread->key != nullptr) {
@@ -86,12 +93,14 @@ struct Scheduler {
   }
   Thread* pick() {
     result.time += kStep;
-    if (ready.empty()) {
-      if (deadlines.empty()) deadlock();
-      result.time = std::max(result.time, deadlines.begin()->first);
-    }
-    while (!deadlines.empty() && deadlines.begin()->first <= result.time)
-      time_out(threads.at(deadlines.begin()->second));
+    do {
+      if (ready.empty()) {
+        if (deadlines.empty()) deadlock();
+        result.time = std::max(result.time, deadlines.begin()->first);
+      }
+      while (!deadlines.empty() && deadlines.begin()->first <= result.time)
+        time_out(threads.at(deadlines.begin()->second));
+    } while (ready.empty());
     std::swap(ready[turns() % ready.size()], ready.back());
     Thread* next = ready.back();
     ready.pop_back();
@@ -163,9 +172,33 @@ size_t wake(const void* key, size_t count) {
   return woken;
 }
 
+bool wait_until(const void* key, Time deadline) { return wait(key, deadline, "for the world"); }
+void sleep(Time time) { wait(nullptr, now() + time, "for a time"); }
+void wake_all(const void* key) { wake(key, SIZE_MAX); }
+
+int set_group(int group) {
+  const int before = std::exchange(self->group, group);
+  if (scheduler->frozen.contains(group)) yield();
+  return before;
+}
+
+void freeze(int group) {
+  auto [frozen, is_new] = scheduler->frozen.try_emplace(group);
+  if (!is_new) return;
+  std::erase_if(scheduler->ready, [&](Thread* thread) {
+    if (thread->group == group) frozen->second.push_back(thread);
+    return thread->group == group;
+  });
+}
+
+void thaw(int group) {
+  auto frozen = scheduler->frozen.extract(group);
+  if (frozen.empty()) return;
+  for (Thread* thread : frozen.mapped()) scheduler->be_ready(thread);
+}
+
 void yield() {
-  scheduler->ready.push_back(self);
-  self->what = "for its turn";
+  scheduler->be_ready(self);
   hand_over(self);
 }
 
@@ -176,6 +209,7 @@ void maybe_yield() {
 
 Thread* add_thread() {
   Thread* thread = scheduler->add();
+  thread->group = self->group;
   scheduler->make_ready(thread, true);
   return thread;
 }

@@ -46,6 +46,17 @@ void name_thread(std::string name);
 /// One line a thread: what it is called, and what it waits for.
 std::string list_threads();
 
+/// Threads of one group stand still and go on together; a thread is of the group of the one that started it, the
+/// first of group 0. Time goes on meanwhile: what waits longer than its deadline finds that over.
+int set_group(int group);  // returns what it was
+void freeze(int group);
+void thaw(int group);
+
+/// For what is shared and has no lock: the one who runs changes it, and wakes those that wait for `key`.
+bool wait_until(const void* key, Time deadline);
+void sleep(Time time);
+void wake_all(const void* key);
+
 /// For interpose.cc. Within run(), by the thread that runs; true for no other.
 bool managed();
 /// Waits until woken by `key`: true, or until the deadline: false. `what` is said of a deadlock.

@@ -140,6 +140,27 @@ TEST(Scheduler, KnowsAllThatWaits) {
   }
 }
 
+TEST(Scheduler, AFrozenGroupFindsItsDeadlinesOver) {
+  run_seed(3, [] {
+    constexpr int kGroup = 5;
+    Time woke{};
+    std::jthread sleeper([&] {
+      set_group(kGroup);
+      sleep(1s);
+      woke = now();
+    });
+    sleep(100ms);
+    const Time begun = now();
+    freeze(kGroup);
+    sleep(10s);
+    EXPECT_EQ(woke, Time());
+    thaw(kGroup);
+    sleeper.join();
+    EXPECT_GE(woke - begun, 10s);
+    EXPECT_LT(woke - begun, 11s);
+  });
+}
+
 TEST(Scheduler, RandomBytesAreOfTheSeed) {
   auto draw = [](uint64_t seed) {
     uint64_t value = 0;

@@ -1,0 +1,190 @@
+// What must hold: at any time of what a node shows, and at the end of all.
+#include <boost/json/parse.hpp>
+
+#include "store/codec/safetensors.h"
+#include "tests/sim/world.h"
+
+namespace ptc::sim {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// nullopt: the file holds these parts, and no others.
+std::optional<std::string> difference(const std::string& content,
+                                      const std::map<std::string, testing::SlowPart>& parts) {
+  const auto bytes = std::as_bytes(std::span(content));
+  auto header_bytes = safetensors_header_bytes(bytes.first(8), content.size());
+  if (header_bytes.has_error()) return header_bytes.error().message();
+  auto header = parse_safetensors(bytes.first(header_bytes.value()), content.size());
+  if (header.has_error()) return header.error().message();
+  if (header.value().tensors.size() != parts.size()) return "it does not hold the tensors that it shall";
+  for (const TensorEntry& entry : header.value().tensors) {
+    auto part = parts.find(entry.name);
+    if (part == parts.end()) return entry.name + " is none of its tensors";
+    if (!std::equal(entry.shape.begin(), entry.shape.end(), part->second.shape.begin(), part->second.shape.end()))
+      return entry.name + " has another shape";
+    if (content.compare(entry.offset, entry.bytes, part->second.bytes) != 0) return entry.name + " has other bytes";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+/// What one node shows now.
+void World::look_at(unsigned node) {
+  if (cluster_.network().is_frozen(node)) return;
+  std::optional<std::string> target;
+  cluster_.on(node, [&](JobStore& store) {
+    if (JobRef job = store.find("job")) target = job->current_target();
+  });
+  if (!target) return;
+  const std::string& text = *target;  // checkpoints/<name>/layouts/<layout>
+  const size_t name_end = text.find('/', 12);
+  const std::string name = text.substr(12, name_end - 12), layout = text.substr(name_end + 9);
+  if (!checkpoints_.contains(name)) broken(fmt::format("{} shows checkpoint {}, which nobody committed",
+                                                       SimCluster::name(node), name));
+  if (!layouts_.contains(layout)) broken(fmt::format("{} shows layout {}, which nobody asked for",
+                                                     SimCluster::name(node), layout));
+}
+
+bool World::all_settled(std::string* why) {
+  for (unsigned node = 0; node < options_.nodes; ++node) {
+    std::string not_yet = "is not up";
+    cluster_.on(node, [&](JobStore& store) {
+      not_yet.clear();
+      if (store.nodes().size() != options_.nodes) not_yet = "does not see all nodes";
+      JobRef job = store.find("job");
+      if (job == nullptr) not_yet = "does not know the job";
+      for (const JobRef& one : store.jobs()) {
+        Result<> synced = one->sync();
+        if (synced.has_error()) not_yet = "cannot take over: " + synced.error().message();
+        else if (!one->is_settled()) not_yet = "is at work on " + one->name() + ": " + one->status_json();
+      }
+    });
+    if (not_yet.empty()) continue;
+    if (why != nullptr) *why = SimCluster::name(node) + " " + not_yet;
+    return false;
+  }
+  return true;
+}
+
+bool World::wait_settled(Time limit) {
+  const Time deadline = now() + limit;
+  for (int calm = 0; calm < 3;) {
+    if (now() >= deadline) return false;
+    calm = all_settled(nullptr) ? calm + 1 : 0;
+    sleep(500ms);
+  }
+  return true;
+}
+
+void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
+                       bool must_read) {
+  auto known = checkpoints_.find(checkpoint.name());
+  if (known == checkpoints_.end()) return broken(where + ": nobody committed it");
+  const testing::Sample& sample = known->second.sample;
+  const std::string what = fmt::format("{}, rank {} of {}", where, rank, spec.name());
+  auto unreadable = [&](const Error& error) {
+    if (must_read) broken(what + " cannot be read: " + error.message());
+  };
+  auto set = checkpoint.rank_files(spec, rank);
+  if (set.has_error()) return unreadable(set.error());
+  const testing::RankParts expected = testing::slow_rank(sample, spec, rank);
+  size_t found = 0;
+  for (size_t i = 0; i < set.value()->entries().size(); ++i) {
+    const FileSet::Entry& entry = set.value()->entries()[i];
+    auto parts = expected.find(entry.path);
+    if (parts == expected.end()) continue;
+    ++found;
+    auto content = set.value()->open(i);
+    if (content.has_error()) return unreadable(content.error());
+    std::string bytes(content.value()->bytes(), '\0');
+    Result<> read = content.value()->read(0, std::as_writable_bytes(std::span(bytes)));
+    if (read.has_error()) return unreadable(read.error());
+    if (auto differs = difference(bytes, parts->second)) broken(fmt::format("{}, {}: {}", what, entry.path, *differs));
+  }
+  if (found != expected.size()) broken(what + " has not all of its files");
+}
+
+void World::check_files(unsigned node, JobStore& store) {
+  std::set<std::string> needed;
+  for (const JobRef& job : store.jobs())
+    for (const CheckpointRef& checkpoint : job->checkpoints())
+      for (const StoredImage& image : checkpoint->stored()->images)
+        if (image.node == SimCluster::name(node)) needed.insert(image.id);
+  for (const auto& entry : std::filesystem::directory_iterator(store.images().directory())) {
+    const std::string id = entry.path().filename();
+    if (needed.erase(id) == 0) broken(fmt::format("image {} is left over on {}", id, SimCluster::name(node)));
+  }
+}
+
+void World::check_end() {
+  std::optional<std::string> first;
+  for (unsigned node = 0; node < options_.nodes; ++node) {
+    const std::string here = SimCluster::name(node);
+    cluster_.on(node, [&](JobStore& store) {
+      JobRef job = store.find("job");
+      std::string view = fmt::format("current {}, layout {}, plan {}, checkpoints", job->current_target().value_or("-"),
+                                     job->layout_text(), job->plan_json());
+      for (const CheckpointRef& checkpoint : job->checkpoints()) view += " " + checkpoint->name();
+      for (const JobRef& other : store.jobs()) view += ", job " + other->name();
+      if (!first) first = view;
+      if (view != *first) broken(fmt::format("{} and w0 differ: {} | {}", here, view, *first));
+
+      for (const auto& [name, known] : checkpoints_) {
+        CheckpointRef checkpoint = job->find_checkpoint(name);
+        if (checkpoint == nullptr) {
+          if (known.acknowledged && !known.removing) broken(fmt::format("{} does not have {} any more", here, name));
+          continue;
+        }
+        if (known.removed) broken(fmt::format("{} still has {}, which was removed", here, name));
+        const std::vector<std::string> lost = checkpoint->lost_tensors();
+        if (!lost.empty() && !known.may_be_lost) {
+          broken(fmt::format("{} has lost {} tensors of {}, {} among them", here, lost.size(), name, lost.front()));
+          continue;
+        }
+        const LayoutSpec spec = checkpoint->stored()->spec;
+        check_rank(*checkpoint, spec, draw(spec.sizes.world_size()), name + " on " + here, lost.empty());
+      }
+      const JobNumbers numbers = job->numbers();
+      const bool may_fail = std::any_of(checkpoints_.begin(), checkpoints_.end(),
+                                        [](const auto& known) { return known.second.may_be_lost; });
+      if (numbers.state != JobState::kIdle && !may_fail)
+        broken(fmt::format("{} is not idle: {}", here, job->status_json()));
+      check_files(node, store);
+    });
+  }
+  // All of it, and every checksum, once.
+  const unsigned node = some_node();
+  cluster_.on(node, [&](JobStore& store) {
+    JobRef job = store.find("job");
+    for (const CheckpointRef& checkpoint : job->checkpoints()) {
+      if (!checkpoint->lost_tensors().empty()) continue;
+      const LayoutSpec spec = checkpoint->stored()->spec;
+      const std::string where = checkpoint->name() + " on " + SimCluster::name(node);
+      for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) check_rank(*checkpoint, spec, rank, where, true);
+      auto verified = job->verify(checkpoint->name());
+      if (verified.has_error()) broken(where + ": " + verified.error().message());
+    }
+  });
+}
+
+/// One more edit, of a cluster that is well: it moves what its plan says, and that is the least.
+void World::check_least_movement() {
+  const uint64_t before = cluster_.bytes_moved();
+  const unsigned node = some_node();
+  edit(node);
+  if (!wait_settled(10min)) return broken("the last edit does not settle");
+  const uint64_t moved = cluster_.bytes_moved() - before;
+  cluster_.on(node, [&](JobStore& store) {
+    const auto plan = boost::json::parse(store.find("job")->plan_json());
+    boost::system::error_code none;
+    const auto* planned = plan.find_pointer("/bytes/moved", none);
+    const auto* minimum = plan.find_pointer("/bytes/minimum", none);
+    if (planned == nullptr || minimum == nullptr) return;
+    say(fmt::format("the last edit moved {} bytes; plan.json: {}, at least {}", moved,
+                    planned->to_number<uint64_t>(), minimum->to_number<uint64_t>()));
+  });
+}
+
+}  // namespace ptc::sim

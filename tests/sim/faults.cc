@@ -1,0 +1,98 @@
+// What fails, and for how long.
+#include "tests/sim/world.h"
+
+namespace ptc::sim {
+
+using namespace std::chrono_literals;
+
+void World::until(Time end, const std::string& what, std::function<void()> heal) {
+  to_heal_.emplace(end, std::pair(what, std::move(heal)));
+}
+
+void World::heal_what_is_due() {
+  while (!to_heal_.empty() && to_heal_.begin()->first <= now()) {
+    auto [what, heal] = std::move(to_heal_.begin()->second);
+    to_heal_.erase(to_heal_.begin());
+    say("over: " + what);
+    heal();
+  }
+}
+
+void World::heal_all() {
+  while (!to_heal_.empty()) {  // in random order
+    auto some = std::next(to_heal_.begin(), static_cast<ptrdiff_t>(draw(to_heal_.size())));
+    auto [what, heal] = std::move(some->second);
+    to_heal_.erase(some);
+    say("over: " + what);
+    heal();
+    if (chance(50)) sleep(std::chrono::milliseconds(draw(2000)));
+  }
+}
+
+void World::fail() {
+  Network& network = cluster_.network();
+  const unsigned node = some_node();
+  const std::string name = SimCluster::name(node);
+  const Time end = now() + std::chrono::milliseconds(draw(15'000));
+  auto begin = [&](const std::string& what, std::function<void()> heal) {
+    say(what);
+    until(end, what, std::move(heal));
+  };
+  auto cut = [&](const std::string& what, const std::vector<std::pair<unsigned, unsigned>>& ways) {
+    for (const auto& [from, to] : ways) network.cut(from, to);
+    begin(what, [&network, ways] {
+      for (const auto& [from, to] : ways) network.mend(from, to);
+    });
+  };
+  switch (draw(10)) {
+    case 0:
+    case 1:
+      if (!cluster_.is_wanted(node)) return;
+      cluster_.kill(node, true);
+      return begin("kill " + name, [this, node] { cluster_.start(node); });
+    case 2:
+      if (!cluster_.is_wanted(node)) return;
+      cluster_.stop(node);
+      return begin("stop " + name, [this, node] { cluster_.start(node); });
+    case 3: {
+      const unsigned other = some_node();
+      if (chance(50)) return cut(fmt::format("cut from {} to {}", name, SimCluster::name(other)), {{node, other}});
+      return cut(fmt::format("cut between {} and {}", name, SimCluster::name(other)), {{node, other}, {other, node}});
+    }
+    case 4: {
+      std::vector<std::pair<unsigned, unsigned>> ways;
+      std::string side;
+      std::vector<bool> left(options_.nodes + 1);
+      for (unsigned i = 0; i < options_.nodes; ++i)
+        if ((left[i] = chance(40))) side += " " + SimCluster::name(i);
+      for (unsigned a = 0; a <= options_.nodes; ++a)
+        for (unsigned b = 0; b <= options_.nodes; ++b)
+          if (left[a] != left[b]) ways.emplace_back(a, b);
+      return cut("cut off:" + side, ways);
+    }
+    case 5: {
+      const unsigned store = network.store();
+      if (chance(30)) return cut("cut from " + name + " to the agreement store", {{node, store}});
+      if (chance(40)) return cut("cut from the agreement store to " + name, {{store, node}});
+      return cut("cut between " + name + " and the agreement store", {{node, store}, {store, node}});
+    }
+    case 6: {
+      std::vector<std::pair<unsigned, unsigned>> ways;
+      for (unsigned i = 0; i < options_.nodes; ++i)
+        for (const auto& way : {std::pair(i, network.store()), std::pair(network.store(), i)}) ways.push_back(way);
+      return cut("the agreement store is away", ways);
+    }
+    case 7:
+      network.set_slow(node, true);
+      return begin(name + " is slow", [&network, node] { network.set_slow(node, false); });
+    case 8:
+      if (!cluster_.is_up(node) || network.is_frozen(node)) return;
+      network.set_frozen(node, true);
+      return begin(name + " is stopped", [&network, node] { network.set_frozen(node, false); });
+    default:
+      network.set_breaks(static_cast<unsigned>(1 + draw(50)));
+      return begin("connections break", [&network] { network.set_breaks(0); });
+  }
+}
+
+}  // namespace ptc::sim

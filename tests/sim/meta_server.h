@@ -1,0 +1,74 @@
+// The agreement store of a simulated cluster: what etcd is to a real one. One history of transactions, leases that
+// end, watches that come later; and clients that reach it over the network, with all that then can happen.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "store/meta/meta_client.h"
+#include "tests/sim/network.h"
+
+namespace ptc::sim {
+
+class MetaServer {
+ public:
+  explicit MetaServer(Network& network);
+  ~MetaServer();
+
+  /// The client of a node, for one life of it: fails as soon as that has ended. The server outlives it.
+  /// A call waits for at most 10 s. A commit whose answer did not come by then may have been done, may yet be
+  /// done, or not: MetaClient::in_doubt.
+  std::unique_ptr<MetaClient> connect(unsigned node, std::shared_ptr<const Life> life);
+
+  // What is so, for who checks.
+  const std::map<std::string, MetaEntry, std::less<>>& entries() const { return entries_; }
+  int64_t revision() const { return revision_; }
+
+ private:
+  class Client;
+  class Lease;
+  struct LeaseState {
+    unsigned node;
+    Time ttl, ends, renew_at;
+    Lease* lease;  // of the client; null when that is gone
+    std::shared_ptr<const Life> life;
+  };
+  /// A transaction that outlives the call: MetaTransaction names the lease by pointer.
+  struct Request {
+    MetaTransaction transaction;
+    int64_t lease = 0;
+  };
+  struct Doubt {
+    bool done = false, forbidden = false;
+  };
+  struct Late {
+    Time at;
+    Request request;
+    std::shared_ptr<Doubt> doubt;
+  };
+
+  Result<int64_t> commit(const Request& request);
+  void publish(const std::vector<MetaEvent>& events);
+  int64_t grant(unsigned node, Time ttl, Lease* lease, std::shared_ptr<const Life> life);
+  void end_lease(int64_t id);
+  void keep_house();
+
+  Network& network_;
+  std::map<std::string, MetaEntry, std::less<>> entries_;
+  std::map<std::string, int64_t, std::less<>> lease_of_;
+  int64_t revision_ = 1;
+  int64_t last_lease_ = 0;
+  std::map<int64_t, LeaseState> leases_;
+  std::vector<Late> late_;
+  std::vector<Client*> clients_;  // in the order of their coming
+  bool stopping_ = false;
+  std::thread house_;
+};
+
+}  // namespace ptc::sim

@@ -1,0 +1,87 @@
+// ptc_sim --seed S [--seeds N] [--nodes N] [--tensors T]: each seed in a process of its own.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+
+#include "tests/sim/world.h"
+
+namespace ptc::sim {
+namespace {
+
+struct Result {  // what the process of a seed says
+  uint64_t hash, steps, seconds_simulated, events;
+};
+
+int run_seed(WorldOptions options, Result& result) {
+  const std::filesystem::path below =
+      std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path();
+  std::string name = below / "ptcfs-sim-XXXXXX";
+  if (mkdtemp(name.data()) == nullptr) return 2;
+  options.directory = name;
+  const pid_t child = fork();
+  if (child == 0) {
+    const Outcome outcome = run_world(options);
+    result = {outcome.run.hash, outcome.run.steps,
+              static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(outcome.run.time).count()) - 1000,
+              outcome.history.size()};
+    if (!outcome.broken.empty()) {
+      if (!options.verbose)
+        for (const std::string& line : outcome.history) std::printf("  %s\n", line.c_str());
+      for (const std::string& what : outcome.broken) std::printf("seed %lu: BROKEN: %s\n", options.seed, what.c_str());
+    }
+    std::fflush(nullptr);
+    _exit(outcome.broken.empty() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  std::error_code ignored;
+  std::filesystem::remove_all(name, ignored);
+  if (WIFSIGNALED(status)) std::printf("seed %lu: ended by signal %d\n", options.seed, WTERMSIG(status));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
+}
+
+}  // namespace
+}  // namespace ptc::sim
+
+int main(int argc, char** argv) {
+  using namespace ptc::sim;
+  WorldOptions options;
+  uint64_t seeds = 1;
+  bool twice = false;
+  CLI::App app("A simulated cluster: random operations and faults, a seed each; what breaks can be run again.");
+  app.add_option("--seed", options.seed, "The first seed");
+  app.add_option("--seeds", seeds, "How many");
+  app.add_option("--nodes", options.nodes, "Nodes of the cluster")->check(CLI::Range(2u, 1000u));
+  app.add_option("--tensors", options.tensors, "Tensors of the job's model, about");
+  app.add_option("--steps", options.steps, "Operations and faults");
+  app.add_flag("--twice", twice, "Each seed twice: the runs must be the same");
+  app.add_flag("--verbose", options.verbose, "Tell what happens");
+  CLI11_PARSE(app, argc, argv);
+
+  auto* result = static_cast<Result*>(
+      mmap(nullptr, sizeof(Result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  uint64_t failed = 0;
+  for (uint64_t i = 0; i < seeds; ++i, ++options.seed) {
+    *result = {};
+    const auto start = std::chrono::steady_clock::now();
+    int status = run_seed(options, *result);
+    const Result first = *result;
+    if (status == 0 && twice && (run_seed(options, *result) != 0 || result->hash != first.hash)) {
+      std::printf("seed %lu: another run, another history\n", options.seed);
+      status = 4;
+    }
+    failed += status != 0;
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("seed %lu: %s, %lu events, %lu turns, %lu s simulated, %.1f s, %016lx\n", options.seed,
+                status == 0 ? "ok" : "FAILED", first.events, first.steps, first.seconds_simulated, seconds.count(),
+                first.hash);
+    std::fflush(stdout);
+  }
+  std::printf("%lu of %lu seeds failed\n", failed, seeds);
+  return failed == 0 ? 0 : 1;
+}

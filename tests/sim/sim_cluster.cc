@@ -1,0 +1,311 @@
+#include "tests/sim/sim_cluster.h"
+
+#include "store/tensor/packed_copy.h"
+#include "store/transport/transport.h"
+#include "tests/sim/member.h"
+
+namespace ptc::sim {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr Time kSilence = 5s;  // until a peer that says nothing counts as dead, as in store/rpc
+constexpr Time kStartAgain = 1s;
+
+int group_of(unsigned node) { return static_cast<int>(node) + 1; }
+unsigned number_of(const std::string& name) { return static_cast<unsigned>(std::stoul(name.substr(1))); }
+
+Error no_answer(unsigned node, std::string_view why) {
+  return make_error(Code::kUnavailable, "node {} {}", SimCluster::name(node), why);
+}
+
+}  // namespace
+
+struct SimCluster::Instance {
+  unsigned node = 0;
+  std::filesystem::path directory;
+  std::shared_ptr<Life> life = std::make_shared<Life>();
+  bool serving = false;
+  // Destroyed from below.
+  std::unique_ptr<MetaClient> meta;
+  std::unique_ptr<Member> member;
+  std::unique_ptr<JobStore> store;
+
+  void use() { ++life->users; }
+  void leave() {
+    --life->users;
+    wake_all(life.get());
+  }
+  void wait_unused() {
+    while (life->users > 0) wait(life.get(), std::nullopt, "until nobody uses the node");
+  }
+};
+
+/// Bytes of images on other nodes, in the order that they were asked for.
+class SimCluster::Streams final : public Transport {
+ public:
+  Streams(SimCluster& all, unsigned self, std::shared_ptr<const Life> life)
+      : all_(all), self_(self), life_(std::move(life)), local_(make_loopback_transport()) {}
+
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+    constexpr size_t kItemsAtOnce = 64;
+    std::optional<Error> first_error;
+    std::map<unsigned, size_t> done;  // items of a node
+    for (FetchItem& item : items) {
+      if (item.source->is_here()) {
+        PTC_TRY(local_->fetch(std::span(&item, 1), stop));
+        continue;
+      }
+      if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+      if (first_error) continue;
+      const unsigned node = number_of(item.source->node());
+      Result<> fetched = fetch_one(item, node, done[node]++ % kItemsAtOnce == 0, stop);
+      if (fetched.has_error()) first_error = std::move(fetched).error();
+    }
+    if (first_error) return *std::move(first_error);
+    return ok();
+  }
+
+ private:
+  Result<> fetch_one(FetchItem& item, unsigned node, bool travels, const std::stop_token& stop) {
+    Network& network = all_.network_;
+    if (travels) {
+      network.travel(self_, node);
+      const Time asked = now();
+      while (network.is_cut(self_, node) || network.is_cut(node, self_) || network.is_frozen(node)) {
+        if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+        if (now() - asked > kSilence || life_->dead) return no_answer(node, "says nothing");
+        sleep(200ms);
+      }
+      if (network.breaks()) return no_answer(node, "has broken off");
+    }
+    const std::shared_ptr<Instance> source = all_.serving(node);
+    if (source == nullptr || life_->dead) return no_answer(node, "is not there");
+    source->use();
+    auto image = source->store->images().open(item.source->id(), item.source->bytes());
+    source->leave();
+    if (image.has_error()) return make_error(Code::kUnavailable, "{}", image.error().message());
+    all_.bytes_moved_ += bytes_between(item.copy, item.begin, item.end);
+    FetchItem there = item;
+    there.source = image.value().get();
+    PTC_TRY(local_->fetch(std::span(&there, 1), stop));
+    item.begin = there.begin;
+    item.target_at_begin = there.target_at_begin;
+    return ok();
+  }
+
+  SimCluster& all_;
+  const unsigned self_;
+  const std::shared_ptr<const Life> life_;
+  std::unique_ptr<Transport> local_;
+};
+
+SimCluster::SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path directory,
+                       std::function<void(const std::string&)> failed)
+    : directory_(std::move(directory)), failed_(std::move(failed)), network_(nodes, seed), agreement_(network_),
+      nodes_(nodes) {}
+
+SimCluster::~SimCluster() {
+  for (unsigned i = 0; i < size(); ++i) kill(i, false);
+  for (Node& node : nodes_)
+    if (node.keeper.joinable()) node.keeper.join();
+  while (others_ > 0) wait(&others_, std::nullopt, "for the last threads");
+}
+
+std::filesystem::path SimCluster::directory(unsigned node) const {
+  return directory_ / (name(node) + "-" + std::to_string(nodes_[node].directory));
+}
+
+std::shared_ptr<SimCluster::Instance> SimCluster::serving(unsigned node) const {
+  const std::shared_ptr<Instance>& instance = nodes_[node].instance;
+  return instance != nullptr && instance->serving ? instance : nullptr;
+}
+
+bool SimCluster::is_up(unsigned node) const { return serving(node) != nullptr; }
+
+bool SimCluster::wait_up(unsigned node, Time limit) {
+  const Time deadline = now() + limit;
+  while (!is_up(node) && now() < deadline) sleep(50ms);
+  return is_up(node);
+}
+
+bool SimCluster::on(unsigned node, const std::function<void(JobStore&)>& use) {
+  const std::shared_ptr<Instance> instance = serving(node);
+  if (instance == nullptr) return false;
+  instance->use();
+  const int before = set_group(group_of(node));
+  use(*instance->store);
+  set_group(before);
+  instance->leave();
+  return true;
+}
+
+void SimCluster::start(unsigned number) {
+  Node& node = nodes_[number];
+  if (node.wanted) return;
+  node.wanted = true;
+  ++node.lives;
+  node.keeper = std::thread([this, number, before = std::move(node.keeper)]() mutable {
+    name_thread("start of " + name(number));
+    if (before.joinable()) before.join();
+    if (!nodes_[number].wanted || nodes_[number].instance != nullptr) return;
+    auto instance = std::make_shared<Instance>();
+    nodes_[number].instance = instance;
+    instance->node = number;
+    instance->directory = directory(number);
+    std::filesystem::create_directories(instance->directory);
+    instance->use();
+    set_group(group_of(number));
+    open(number, instance);
+    instance->leave();
+  });
+}
+
+void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance) {
+  auto once = [&]() -> Result<> {
+    instance->meta = agreement_.connect(number, instance->life);
+    instance->member = std::make_unique<Member>(
+        name(number), *instance->meta,
+        [this, self = instance.get()](const std::string& node, std::string_view method, const std::string& body,
+                                      Time deadline, const std::stop_token& stop) {
+          return call(*self, number_of(node), method, body, deadline, stop);
+        });
+    PTC_TRY(instance->member->begin());
+    JobStoreOptions options;
+    options.directory = instance->directory;
+    options.node = name(number);
+    options.copy_threads = 2;
+    options.cluster = {instance->meta.get(), instance->member.get(), [this, number, life = instance->life] {
+                         return std::make_unique<Streams>(*this, number, life);
+                       }};
+    PTC_TRY(instance->store, JobStore::open(options, nullptr));
+    // Whoever sees it may ask it.
+    instance->serving = !instance->life->dead;
+    return instance->member->join(*instance->store);
+  };
+  while (!instance->life->dead) {
+    Result<> opened = once();
+    if (opened.has_value()) return;
+    instance->serving = false;
+    const Code code = opened.error().code();
+    if (code != Code::kUnavailable && code != Code::kConflict && !instance->life->dead)
+      failed_(fmt::format("node {} cannot start: {}", name(number), opened.error().message()));
+    instance->member->leave();
+    while (instance->life->users > 1) wait(instance->life.get(), std::nullopt, "until nobody uses the node");
+    instance->store.reset();
+    instance->member.reset();
+    instance->meta.reset();
+    sleep(kStartAgain);
+  }
+}
+
+void SimCluster::close(const std::shared_ptr<Instance>& instance) {
+  if (instance->member != nullptr) instance->member->leave();
+  instance->serving = false;
+  instance->wait_unused();
+  instance->store.reset();
+  instance->member.reset();
+  instance->meta.reset();
+}
+
+void SimCluster::stop(unsigned number) {
+  Node& node = nodes_[number];
+  if (!node.wanted) return;
+  node.wanted = false;
+  ++node.lives;
+  node.keeper = std::thread([this, number, before = std::move(node.keeper)]() mutable {
+    name_thread("stop of " + name(number));
+    if (before.joinable()) before.join();
+    std::shared_ptr<Instance> instance = nodes_[number].instance;
+    if (instance == nullptr) return;  // killed meanwhile
+    set_group(group_of(number));
+    close(instance);
+    if (nodes_[number].instance == instance) nodes_[number].instance = nullptr;
+  });
+}
+
+void SimCluster::kill(unsigned number, bool keep_directory) {
+  Node& node = nodes_[number];
+  node.wanted = false;
+  ++node.lives;
+  network_.set_frozen(number, false);
+  std::shared_ptr<Instance> instance = std::exchange(node.instance, nullptr);
+  if (instance != nullptr) {
+    instance->life->dead = true;
+    instance->serving = false;
+  }
+  const std::filesystem::path before = directory(number);
+  ++node.directory;
+  if (keep_directory && std::filesystem::exists(before))
+    std::filesystem::copy(before, directory(number),
+                          std::filesystem::copy_options::recursive | std::filesystem::copy_options::copy_symlinks);
+  if (instance == nullptr) {
+    std::filesystem::remove_all(before);
+    return;
+  }
+  ++others_;
+  std::thread([this, instance, before] {
+    name_thread("end of " + name(instance->node));
+    set_group(group_of(instance->node));
+    close(instance);
+    std::filesystem::remove_all(before);
+    --others_;
+    wake_all(&others_);
+  }).detach();
+}
+
+/// As a connection of store/rpc: refused at once by a node that is not there, broken when it dies, and given up when
+/// nothing is heard for a while.
+Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::string_view method,
+                                     const std::string& body, Time deadline, const std::stop_token& stop) {
+  struct Reply {
+    bool done = false;
+    Result<std::string> answer = std::string();
+  };
+  const unsigned self = from.node;
+  const Time limit = now() + deadline;
+  auto both_ways = [&, this] {
+    return !network_.is_cut(self, to) && !network_.is_cut(to, self) && !network_.is_frozen(to);
+  };
+  if (from.life->dead) return no_answer(to, "cannot be reached any more");
+  network_.travel(self, to);
+  auto reply = std::make_shared<Reply>();
+  std::shared_ptr<Instance> target;
+  if (!network_.is_cut(self, to)) {
+    target = serving(to);
+    if (target == nullptr) return no_answer(to, "refuses the connection");
+    if (network_.breaks()) return no_answer(to, "has broken the connection");
+    target->use();
+    ++others_;
+    std::thread([this, target, reply, self, to, asked = std::string(method), request = body] {
+      name_thread("answer of " + name(to) + " to " + name(self) + ": " + asked);
+      const int before = set_group(group_of(to));
+      reply->answer = target->store->answer(asked, request);
+      target->leave();
+      network_.travel(to, self);
+      set_group(before);
+      if (!target->life->dead && !network_.is_cut(to, self)) {
+        if (network_.breaks()) reply->answer = no_answer(to, "has broken the connection");
+        reply->done = true;
+        wake_all(reply.get());
+      }
+      --others_;
+      wake_all(&others_);
+    }).detach();
+  }
+  std::stop_callback stopped(stop, [&] { wake_all(reply.get()); });
+  for (Time heard = now(); !reply->done;) {
+    if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+    if (from.life->dead) return no_answer(to, "cannot be reached any more");
+    if (now() >= limit) return no_answer(to, "does not answer in time");
+    if (target != nullptr && both_ways()) {
+      if (target->life->dead) return no_answer(to, "is gone");
+      heard = now();
+    } else if (now() - heard >= kSilence) {
+      return no_answer(to, "says nothing");
+    }
+    wait_until(reply.get(), std::min(limit, now() + 300ms));
+  }
+  return reply->answer;
+}
+
+}  // namespace ptc::sim

@@ -1,0 +1,79 @@
+// A cluster of simulated nodes: each is a real JobStore over a directory of its own, with the product's threads;
+// simulated are the agreement store, the calls and streams between nodes, and who is alive.
+//
+// A node that is killed leaves its directory as it is at that moment; its threads go on, in vain, over what was
+// theirs, and nobody hears of them any more. Touched by the thread that runs, without a lock.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reshard/job/job_store.h"
+#include "tests/sim/meta_server.h"
+#include "tests/sim/network.h"
+
+namespace ptc::sim {
+
+class SimCluster {
+ public:
+  /// Directories of the nodes below `directory`. `failed` hears of what no fault excuses.
+  SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path directory,
+             std::function<void(const std::string&)> failed);
+  /// Kills what still runs.
+  ~SimCluster();
+
+  static std::string name(unsigned node) { return "w" + std::to_string(node); }
+  unsigned size() const { return static_cast<unsigned>(nodes_.size()); }
+  Network& network() { return network_; }
+  const MetaServer& agreement() const { return agreement_; }
+
+  /// In the background; `wait_up` waits for it.
+  void start(unsigned node);
+  /// As SIGTERM: it leaves, and ends. In the background; starting it again waits for that.
+  void stop(unsigned node);
+  /// As kill -9. Its directory stays, or is lost.
+  void kill(unsigned node, bool keep_directory);
+  bool is_wanted(unsigned node) const { return nodes_[node].wanted; }
+  bool is_up(unsigned node) const;
+  bool wait_up(unsigned node, Time limit);
+
+  /// Runs `use` on the store of a node that is up, as a thread of that node; false: it is not up. The node may die
+  /// meanwhile: then what `use` did counts for nothing.
+  bool on(unsigned node, const std::function<void(JobStore&)>& use);
+  bool died_since(unsigned node, uint64_t lives) const { return nodes_[node].lives != lives; }
+  uint64_t lives(unsigned node) const { return nodes_[node].lives; }
+
+  uint64_t bytes_moved() const { return bytes_moved_; }
+  std::filesystem::path directory(unsigned node) const;
+
+ private:
+  class Streams;
+  struct Instance;
+  struct Node {
+    std::shared_ptr<Instance> instance;
+    bool wanted = false;
+    uint64_t lives = 0;  // how many directories and processes there were
+    uint64_t directory = 0;
+    std::thread keeper;  // starts it, and ends it
+  };
+
+  std::shared_ptr<Instance> serving(unsigned node) const;
+  void open(unsigned node, const std::shared_ptr<Instance>& instance);
+  void close(const std::shared_ptr<Instance>& instance);
+  Result<std::string> call(const Instance& from, unsigned to, std::string_view method, const std::string& body,
+                           Time deadline, const std::stop_token& stop);
+
+  std::filesystem::path directory_;
+  std::function<void(const std::string&)> failed_;
+  Network network_;
+  MetaServer agreement_;
+  std::vector<Node> nodes_;
+  uint64_t bytes_moved_ = 0;
+  unsigned others_ = 0;  // detached threads
+};
+
+}  // namespace ptc::sim

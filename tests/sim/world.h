@@ -1,0 +1,101 @@
+// One seed: a cluster, a job, what users do on random nodes, and what fails meanwhile; and what must hold of it.
+//
+// What is known to be true is kept beside it: which checkpoints were tried, acknowledged, removed, and which layouts
+// were asked for. An answer of a node that died meanwhile counts as no answer.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/sim/sim_cluster.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::sim {
+
+struct WorldOptions {
+  uint64_t seed = 0;
+  unsigned nodes = 4;
+  unsigned tensors = 40;
+  unsigned steps = 25;  // operations and faults
+  std::filesystem::path directory;
+  bool verbose = false;  // what happens, as it happens
+};
+
+struct Outcome {
+  std::vector<std::string> broken;   // guarantees, in words; none: all hold
+  std::vector<std::string> history;  // operations and faults, with their times
+  RunResult run;
+};
+
+/// Runs the seed. Threads: one at a time in a process. Ends the process on a deadlock, with what was known by then.
+Outcome run_world(const WorldOptions& options);
+
+class World {
+ public:
+  explicit World(const WorldOptions& options, Outcome& outcome);
+  void run();
+
+ private:
+  struct Known {
+    testing::Sample sample;
+    bool acknowledged = false, removing = false, removed = false;
+    bool may_be_lost = false;  // its last copies
+  };
+  using Op = std::function<void(unsigned node)>;
+
+  void say(const std::string& text);
+  void broken(const std::string& what);
+  uint64_t draw(uint64_t below) { return random_() % below; }
+  bool chance(unsigned of_100) { return draw(100) < of_100; }
+  unsigned some_node() { return static_cast<unsigned>(draw(options_.nodes)); }
+
+  // operations.cc: each runs in a thread of its own
+  void operate();
+  void in_background(const std::string& what, unsigned node, const Op& op);
+  /// What a call on a node's store said; nullopt: the node was not there, or died meanwhile.
+  std::optional<Result<>> ask(unsigned node, const std::function<Result<>(JobStore&)>& what);
+  void note_answer(const std::string& what, const std::optional<Result<>>& answer);
+  std::string random_layout();
+  void write_and_commit(unsigned node);
+  void edit(unsigned node);
+  void remove(unsigned node);
+  void drain(unsigned node);
+  void make_and_remove_job(unsigned node);
+  void read_something(unsigned node);
+
+  // faults.cc
+  void fail();
+  void until(Time end, const std::string& what, std::function<void()> heal);
+  void heal_what_is_due();
+  void heal_all();
+  void lose_a_node_for_good();
+
+  // checks.cc
+  void look_at(unsigned node);
+  bool wait_settled(Time limit);
+  bool all_settled(std::string* why);
+  void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
+                  bool must_read);
+  void check_end();
+  void check_files(unsigned node, JobStore& store);
+  void check_least_movement();
+
+  const WorldOptions options_;
+  Outcome& outcome_;
+  std::mt19937_64 random_;
+  testing::Sample model_;  // of which every checkpoint has bytes of its own
+  SimCluster cluster_;
+  std::map<std::string, Known> checkpoints_;
+  std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
+  unsigned last_checkpoint_ = 0;
+  unsigned operating_ = 0;
+  uint32_t replicas_ = 0;  // as the last edit that was accepted, or may have been, asks for; the least of those
+  std::multimap<Time, std::pair<std::string, std::function<void()>>> to_heal_;
+};
+
+}  // namespace ptc::sim
