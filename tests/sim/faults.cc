@@ -55,7 +55,7 @@ void World::fail() {
       cluster_.stop(node);
       return begin("stop " + name, [this, node] { cluster_.start(node); });
     case 3: {
-      const unsigned other = some_node();
+      const unsigned other = (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes;
       if (chance(50)) return cut(fmt::format("cut from {} to {}", name, SimCluster::name(other)), {{node, other}});
       return cut(fmt::format("cut between {} and {}", name, SimCluster::name(other)), {{node, other}, {other, node}});
     }

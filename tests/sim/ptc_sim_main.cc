@@ -29,11 +29,7 @@ int run_seed(WorldOptions options, Result& result) {
     result = {outcome.run.hash, outcome.run.steps,
               static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(outcome.run.time).count()) - 1000,
               outcome.history.size()};
-    if (!outcome.broken.empty()) {
-      if (!options.verbose)
-        for (const std::string& line : outcome.history) std::printf("  %s\n", line.c_str());
-      for (const std::string& what : outcome.broken) std::printf("seed %lu: BROKEN: %s\n", options.seed, what.c_str());
-    }
+    if (!outcome.broken.empty()) report(outcome);
     std::fflush(nullptr);
     _exit(outcome.broken.empty() ? 0 : 1);
   }

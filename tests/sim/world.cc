@@ -1,5 +1,6 @@
 #include "tests/sim/world.h"
 
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -20,13 +21,29 @@ testing::Sample model_of(unsigned tensors, std::mt19937_64& random) {
   return testing::llama_sample(with_optimizer, std::max(2u, (wanted + 5) / 9));
 }
 
-void print(const Outcome& outcome, size_t most) {
-  const std::vector<std::string>& history = outcome.history;
-  for (size_t i = history.size() > most ? history.size() - most : 0; i < history.size(); ++i)
-    std::printf("  %s\n", history[i].c_str());
-}
+/// What the daemons log, into the history; without a mutex, that would be one more place to switch threads.
+class HistorySink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+ public:
+  explicit HistorySink(Outcome& outcome) : outcome_(outcome) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& line) override {
+    note(outcome_, "    " + std::string(line.payload.data(), line.payload.size()));
+  }
+  void flush_() override {}
+  Outcome& outcome_;
+};
 
 }  // namespace
+
+void note(Outcome& outcome, const std::string& text) {
+  const double seconds = std::chrono::duration<double>(now()).count() - 1000;
+  std::string line = fmt::format("{:10.6f} {}", seconds, text);
+  for (size_t at; (at = line.find(outcome.directory)) != std::string::npos;) line.erase(at, outcome.directory.size());
+  outcome.history.push_back(std::move(line));
+  note(outcome.history.back());
+  if (outcome.verbose) std::printf("%s\n", outcome.history.back().c_str());
+}
 
 World::World(const WorldOptions& options, Outcome& outcome)
     : options_(options), outcome_(outcome), random_(options.seed), model_(model_of(options.tensors, random_)),
@@ -34,12 +51,7 @@ World::World(const WorldOptions& options, Outcome& outcome)
   layouts_.emplace(LayoutSpec().name(), LayoutSpec());
 }
 
-void World::say(const std::string& text) {
-  const double seconds = std::chrono::duration<double>(now()).count() - 1000;
-  outcome_.history.push_back(fmt::format("{:10.6f} {}", seconds, text));
-  note(outcome_.history.back());
-  if (options_.verbose) std::printf("  %s\n", outcome_.history.back().c_str());
-}
+void World::say(const std::string& text) { note(outcome_, text); }
 
 void World::broken(const std::string& what) {
   say("BROKEN: " + what);
@@ -69,7 +81,7 @@ void World::run() {
   while (operating_ > 0 && now() < limit) wait_until(&operating_, now() + 1s);
   if (operating_ > 0) {
     broken("an operation never ends:\n" + list_threads());
-    print(outcome_, SIZE_MAX);
+    report(outcome_);
     std::fflush(nullptr);
     _exit(1);
   }
@@ -83,15 +95,22 @@ void World::run() {
   say("end");
 }
 
+void report(const Outcome& outcome) {
+  if (!outcome.verbose)
+    for (const std::string& line : outcome.history) std::printf("%s\n", line.c_str());
+  for (const std::string& what : outcome.broken) std::printf("BROKEN: %s\n", what.c_str());
+}
+
 Outcome run_world(const WorldOptions& options) {
   Outcome outcome;
-  spdlog::set_level(options.verbose ? spdlog::level::info : spdlog::level::off);
-  spdlog::set_pattern("  %E.%f   | %v");
+  outcome.verbose = options.verbose;
+  outcome.directory = options.directory;
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("", std::make_shared<HistorySink>(outcome)));
   SchedulerOptions scheduler;
   scheduler.seed = options.seed;
   scheduler.on_deadlock = [&](const std::string& threads) {
-    print(outcome, SIZE_MAX);
-    std::printf("seed %lu: nobody can run:\n%s", options.seed, threads.c_str());
+    report(outcome);
+    std::printf("BROKEN: nobody can run:\n%s", threads.c_str());
   };
   outcome.run = sim::run(scheduler, [&] {
     World world(options, outcome);

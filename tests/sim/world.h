@@ -30,7 +30,13 @@ struct Outcome {
   std::vector<std::string> broken;   // guarantees, in words; none: all hold
   std::vector<std::string> history;  // operations and faults, with their times
   RunResult run;
+  std::string directory;  // is not told: it is another in each run
+  bool verbose = false;
 };
+/// Adds to the history, and tells it when that is wanted.
+void note(Outcome& outcome, const std::string& text);
+/// The history, unless it was told already, and what is broken.
+void report(const Outcome& outcome);
 
 /// Runs the seed. Threads: one at a time in a process. Ends the process on a deadlock, with what was known by then.
 Outcome run_world(const WorldOptions& options);
