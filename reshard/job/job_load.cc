@@ -181,9 +181,14 @@ Result<> Job::Impl::sync() {
     }
     if (loaded.has_error()) {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
-      // In a cluster its files may be with a node that does not answer now.
-      if (services.cluster != nullptr && loaded.error().code() == Code::kUnavailable)
+      // In a cluster its files may be with a node that does not answer now: until then it is as it was.
+      if (services.cluster != nullptr && loaded.error().code() == Code::kUnavailable) {
         unreachable = loaded.error();
+        if (next.record.checkpoint != nullptr) {
+          changes_of.emplace(name, Change{before->second, nullptr});
+          continue;
+        }
+      }
       now_damaged[name] = {entry.id, loaded.error().message()};
       spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name,
                     loaded.error().message());

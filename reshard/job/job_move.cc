@@ -273,13 +273,13 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
       !stored_file.starts_with("stored-") || stored_file.find('/') != std::string::npos ||
       wanted.placement.node_of_rank.size() != wanted.spec.sizes.world_size())
     return invalid_argument("the request for a part of a plan is damaged");
-  // An edit that is heard of later ends what it finds running: so of this one first.
-  bool behind = false;
+  // An edit that is heard of later ends what it finds running: so of this one first. And what was made here for
+  // another plan may have been decided on: then it stays.
+  bool behind = true;
   {
     std::lock_guard lock(mutex);
-    behind = revision < wanted_revision;
     for (const auto& [name, known] : checkpoints)
-      behind = behind || (known.id == id && known.generation < generation);
+      if (known.id == id && known.generation >= generation) behind = revision < wanted_revision;
   }
   if (behind) {
     PTC_TRY(sync());

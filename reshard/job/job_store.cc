@@ -159,12 +159,17 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos) names.insert(rest);
   std::vector<ImageId> keep;
   bool all_known = true;
-  for (const std::string& name : names) {
+  for (const std::string& name : std::set(names)) {
     if (impl->cluster != nullptr) {
       PTC_TRY(impl->make_job_directory(name));
     }
     JobRef job(new Job(name, impl->job_dir(name), impl->services(), listener));
-    PTC_TRY(job->load());
+    Result<> loaded = job->load();
+    if (loaded.has_error() && loaded.error().code() == Code::kNotFound) {  // removed by another node just now
+      names.erase(name);
+      continue;
+    }
+    PTC_TRY(std::move(loaded));
     std::optional<std::vector<ImageId>> used = job->images_in_use();
     all_known = all_known && used;
     if (used) keep.insert(keep.end(), used->begin(), used->end());

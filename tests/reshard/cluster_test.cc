@@ -7,6 +7,7 @@
 #include <boost/json/parse.hpp>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tests/support/local_cluster.h"
 #include "tests/support/synthetic_model.h"
@@ -120,6 +121,31 @@ TEST_F(ClusterTest, TheLeastMoves) {
   cluster_.stop(1);
   cluster_.start(1);
   EXPECT_EQ(cluster_.job(1, "job")->plan_json(), plan);
+}
+
+/// A node that cannot get the file that says where the bytes lie now shows the checkpoint as it was.
+TEST_F(ClusterTest, ACheckpointStaysWhileItsFilesAreOutOfReach) {
+  std::atomic<bool> lost = false;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    return lost && ((method == "job/files" && node == "w2") || method == "job/file");
+  };
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  JobRef there = cluster_.job(2, "job");
+  lost = true;
+  const std::string wanted = R"({"tp": 2, "pp": 1, "dp": 1, "devices": ["w0:0", "w1:0"]})";
+  edit(0, wanted);
+  while (cluster_.job(0, "job")->current_target() != "checkpoints/base/layouts/tp2-pp1-dp1")
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  Result<> synced = there->sync();
+  ASSERT_TRUE(synced.has_error());
+  EXPECT_EQ(synced.error().code(), Code::kUnavailable) << synced.error().message();
+  EXPECT_NE(there->find_checkpoint("base"), nullptr);
+  lost = false;
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(wanted));
 }
 
 /// Each node writes some of the ranks.

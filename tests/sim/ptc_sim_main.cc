@@ -13,11 +13,11 @@
 namespace ptc::sim {
 namespace {
 
-struct Result {  // what the process of a seed says
+struct Numbers {  // what the process of a seed says
   uint64_t hash, steps, seconds_simulated, events;
 };
 
-int run_seed(WorldOptions options, Result& result) {
+int run_seed(WorldOptions options, Numbers& result) {
   const std::filesystem::path below =
       std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path();
   std::string name = below / "ptcfs-sim-XXXXXX";
@@ -59,14 +59,14 @@ int main(int argc, char** argv) {
   app.add_flag("--verbose", options.verbose, "Tell what happens");
   CLI11_PARSE(app, argc, argv);
 
-  auto* result = static_cast<Result*>(
-      mmap(nullptr, sizeof(Result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* result = static_cast<Numbers*>(
+      mmap(nullptr, sizeof(Numbers), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   uint64_t failed = 0;
   for (uint64_t i = 0; i < seeds; ++i, ++options.seed) {
     *result = {};
     const auto start = std::chrono::steady_clock::now();
     int status = run_seed(options, *result);
-    const Result first = *result;
+    const Numbers first = *result;
     if (status == 0 && twice && (run_seed(options, *result) != 0 || result->hash != first.hash)) {
       std::printf("seed %lu: another run, another history\n", options.seed);
       status = 4;
