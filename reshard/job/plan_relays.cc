@@ -37,7 +37,8 @@ Result<ImageRef> Job::Impl::PlanRelays::wait_for(uint32_t target, uint64_t windo
       json::object{{"id", plan_.id}, {"plan", plan_.digest}, {"target", target}, {"window", window}});
   for (const Clock::time_point asked = Clock::now();;) {
     Result<std::string> image = job_.ask(node, "arrived", request, stop);
-    if (image.has_value()) return job_.open_image(image.value(), layout.bytes, node);
+    // Of a node that has just answered, whether or not it still counts as alive here.
+    if (image.has_value()) return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));
     if (image.error().code() != Code::kBusy || Clock::now() - asked > kPatience)
       return std::move(image).error();
   }
