@@ -188,7 +188,8 @@ class Assembler {
 std::string_view file_extension(std::string_view path) {
   path.remove_prefix(path.rfind('/') + 1);
   const size_t dot = path.rfind('.');
-  return dot == std::string_view::npos || dot == 0 ? std::string_view() : path.substr(dot + 1);
+  const bool none = dot == std::string_view::npos || dot == 0 || dot + 1 == path.size();
+  return none ? "bin" : path.substr(dot + 1);
 }
 
 Result<> refuse_compressed(int fd) {

@@ -71,7 +71,7 @@ Result<ShardFacts> index_mds(int fd, uint64_t bytes, uint64_t samples,
                               i, size, fixed_bytes);
     }
     uint64_t extra = 0;
-    if (columns.size() > 1 && lengths_bytes > 0) {
+    if (lengths_bytes > 0) {
       PTC_TRY(const auto lengths, data.peek(lengths_bytes));
       auto sizes = mds_column_bytes(lengths, size, columns);
       if (!sizes) return std::move(sizes).error().with_context(fmt::format("byte {}", begin));

@@ -48,7 +48,7 @@ Result<std::vector<uint64_t>> mds_column_bytes(std::span<const std::byte> length
                                                const std::vector<MdsColumn>& columns);
 size_t mds_variable_columns(const std::vector<MdsColumn>& columns);
 
-/// Behind the last dot of a path's name; empty: none.
+/// Behind the last dot of a path's name; "bin" where there is none.
 std::string_view file_extension(std::string_view path);
 
 /// An error where the bytes that a file begins with are those of gzip, zstd, bzip2 or xz.

@@ -1,6 +1,7 @@
 #include "dataset/source/sample_source.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "dataset/source/build_index.h"
@@ -97,8 +98,12 @@ Result<std::vector<Field>> SampleSource::fields(uint64_t id) const {
     case SourceFormat::kMegatron: return std::vector<Field>{{"bin", extent}};
     case SourceFormat::kFiles: break;
   }
-  const Place place = place_of(*index_, id);
-  return std::vector<Field>{{std::string(file_extension(index_->file_name(place.record, place.i))), extent}};
+  return std::vector<Field>{{std::string(file_extension_of(id)), extent}};
+}
+
+std::string_view SampleSource::file_extension_of(uint64_t id) const {
+  const ShardRecord& group = index_->shard(index_->shard_of(id));
+  return file_extension(index_->file_name(group, id - group.first_sample));
 }
 
 Result<std::vector<Field>> SampleSource::tar_fields(const Extent& extent) const {
@@ -119,7 +124,13 @@ Result<std::vector<Field>> SampleSource::tar_fields(const Extent& extent) const 
 Result<std::vector<Field>> SampleSource::mds_column_fields(const Extent& extent) const {
   const std::vector<MdsColumn>& columns = mds_columns();
   std::vector<std::byte> lengths(mds_length_bytes(*index_));
-  PTC_TRY(read(extent.shard, extent.offset, lengths));
+  if (lengths.size() == 4) {  // what is not of the others
+    uint32_t rest = static_cast<uint32_t>(extent.bytes) - 4;
+    for (const MdsColumn& column : columns) rest -= column.bytes.value_or(0);
+    std::memcpy(lengths.data(), &rest, sizeof rest);
+  } else {
+    PTC_TRY(read(extent.shard, extent.offset, lengths));
+  }
   auto sizes = mds_column_bytes(lengths, extent.bytes, columns);
   if (!sizes) return changed(extent.shard, sizes.error());
   std::vector<Field> fields;

@@ -17,6 +17,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dataset/source/source_spec.h"
@@ -91,6 +92,8 @@ class SampleSource {
   /// The fields of one sample in the order they lie there. Reads the shard for tar and for MDS with several
   /// columns of variable length.
   Result<std::vector<Field>> fields(uint64_t id) const;
+  /// Of a source of files: "jpg"; "bin" where the file has none. No I/O.
+  std::string_view file_extension_of(uint64_t id) const;
   /// The last line of its shard has no newline, which its extent therefore lacks.
   bool lacks_newline(uint64_t id) const;
 

@@ -46,8 +46,8 @@ class VirtualFile {
 };
 using VirtualFileRef = std::shared_ptr<const VirtualFile>;
 
-/// What a sample adds to a shard of this kind (not kMegatron or kFiles; for mds with its place in the table of
-/// offsets). O(log shards), no I/O.
+/// What a sample adds to a shard of this kind, which trees_of() lists (not kMegatron or kFiles); of mds with its place
+/// in the table of offsets. O(log shards), no I/O.
 uint64_t sample_bytes(TreeKind kind, const SampleSource& source, uint64_t id);
 
 /// One shard of these samples in this order: tar, jsonl, tfrecord, or one MDS shard.
@@ -64,10 +64,10 @@ struct MdsShard {
 };
 std::string mds_index(const SampleSource& source, std::span<const MdsShard> shards);
 
-/// The files of one sample. Names need no I/O where field_names() is not empty.
-Result<std::vector<std::string>> member_names(const SampleSource& source, uint64_t id);  // extensions
+/// The files of one sample, by extension. Names alone need no I/O where field_names() is not empty.
+Result<std::vector<std::string>> member_extensions(const SampleSource& source, uint64_t id);
 struct Member {
-  std::string extension;  // "jpg"; may be empty where a source file has none
+  std::string extension;  // "jpg"
   VirtualFileRef file;
 };
 Result<std::vector<Member>> members_of(const SampleSourceRef& source, uint64_t id);

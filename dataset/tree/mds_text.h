@@ -1,0 +1,13 @@
+// The JSON of MDS shards: one for each in index.json, and one in the shard itself.
+#pragma once
+
+#include <string>
+
+#include "dataset/source/sample_source.h"
+
+namespace ptc {
+
+/// What stands between a shard's table of offsets and its samples: its columns.
+std::string mds_config(const SampleSource& source);
+
+}  // namespace ptc

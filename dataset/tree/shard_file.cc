@@ -1,0 +1,117 @@
+#include <algorithm>
+
+#include "dataset/tree/mds_text.h"
+#include "dataset/tree/sample_form.h"
+#include "dataset/tree/tar_header.h"
+#include "dataset/tree/virtual_file.h"
+#include "store/base/utf8.h"
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kMdsTableEntryBytes = 4;
+
+/// Head, samples one behind the other, tail.
+class ShardFile : public VirtualFile {
+ public:
+  ShardFile(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids)
+      : kind_(kind),
+        source_(std::move(source)),
+        form_(form_of(kind, source_->format())),
+        ids_(std::move(ids)),
+        begins_(ids_.size() + 1) {
+    if (kind == TreeKind::kMds) config_ = mds_config(*source_);
+    begins_[0] = kind == TreeKind::kMds ? kMdsTableEntryBytes * (ids_.size() + 2) + config_.size() : 0;
+    for (size_t i = 0; i < ids_.size(); ++i) begins_[i + 1] = begins_[i] + form_.bytes(*source_, ids_[i]);
+    size_ = begins_.back() + (kind == TreeKind::kTar ? kTarEndBytes : 0);
+  }
+
+  uint64_t size() const override { return size_; }
+
+  Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
+    if (offset >= size_) return size_t{0};
+    out = out.first(std::min<uint64_t>(out.size(), size_ - offset));
+    Window window(*source_, offset, out);
+    if (offset < begins_[0]) head(window);
+    const auto above = std::upper_bound(begins_.begin(), begins_.end(), std::max(offset, begins_[0]));
+    size_t i = static_cast<size_t>(above - begins_.begin()) - 1;
+    for (window.move_to(begins_[i]); i < ids_.size() && !window.full(); ++i) {
+      PTC_TRY(form_.render(*source_, ids_[i], window));
+      if (window.position() != begins_[i + 1]) {
+        return make_error(Code::kCorrupt, "{}: sample {} takes {} bytes and not the {} that the index says",
+                          source_->shard_path(source_->extent(ids_[i]).shard), ids_[i],
+                          window.position() - begins_[i], begins_[i + 1] - begins_[i]);
+      }
+    }
+    window.zeros(size_ - window.position());
+    PTC_TRY(window.flush());
+    return out.size();
+  }
+
+ private:
+  /// Of MDS: the number of samples, where each begins and the last ends, the columns.
+  void head(Window& window) const {
+    window.numbers<uint32_t>(1, [&](uint64_t) { return static_cast<uint32_t>(ids_.size()); });
+    window.numbers<uint32_t>(begins_.size(), [&](uint64_t i) { return static_cast<uint32_t>(begins_[i]); });
+    window.literal(config_);
+  }
+
+  const TreeKind kind_;
+  const SampleSourceRef source_;
+  const SampleForm& form_;
+  const std::vector<uint64_t> ids_;
+  std::vector<uint64_t> begins_;  // of each sample; the last: where they end
+  std::string config_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace
+
+std::string_view tree_name(TreeKind kind) {
+  switch (kind) {
+    case TreeKind::kTar: return "tar";
+    case TreeKind::kMds: return "mds";
+    case TreeKind::kMegatron: return "megatron";
+    case TreeKind::kJsonl: return "jsonl";
+    case TreeKind::kTfrecord: return "tfrecord";
+    case TreeKind::kFiles: break;
+  }
+  return "files";
+}
+
+std::vector<TreeKind> trees_of(const SampleSource& source) {
+  std::vector<TreeKind> trees = {TreeKind::kTar};
+  const std::vector<std::string>& names = source.field_names();
+  const SourceFormat format = source.format();
+  const bool texts = std::all_of(names.begin(), names.end(), [](const auto& name) { return is_utf8(name); });
+  if (format == SourceFormat::kMds || (!names.empty() && texts)) trees.push_back(TreeKind::kMds);
+  if (format == SourceFormat::kMegatron) trees.push_back(TreeKind::kMegatron);
+  if (format == SourceFormat::kJsonl) trees.push_back(TreeKind::kJsonl);
+  if (format == SourceFormat::kFiles || names.size() == 1) trees.push_back(TreeKind::kTfrecord);
+  trees.push_back(TreeKind::kFiles);
+  return trees;
+}
+
+uint64_t sample_bytes(TreeKind kind, const SampleSource& source, uint64_t id) {
+  return form_of(kind, source.format()).bytes(source, id) + (kind == TreeKind::kMds ? kMdsTableEntryBytes : 0);
+}
+
+Result<VirtualFileRef> make_shard(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids) {
+  const auto trees = trees_of(*source);
+  if (kind == TreeKind::kMegatron || kind == TreeKind::kFiles ||
+      std::find(trees.begin(), trees.end(), kind) == trees.end()) {
+    return invalid_argument("a source of {} is not shown as shards of {}", format_name(source->format()),
+                            tree_name(kind));
+  }
+  for (const uint64_t id : ids) {
+    if (id >= source->samples())
+      return invalid_argument("there is no sample {}: the source has {}", id, source->samples());
+  }
+  auto shard = std::make_shared<const ShardFile>(kind, std::move(source), std::move(ids));
+  if (kind == TreeKind::kMds && shard->size() > UINT32_MAX) {
+    return invalid_argument("an MDS shard of {} bytes: 4 GiB are the most; put fewer samples in it", shard->size());
+  }
+  return VirtualFileRef(std::move(shard));
+}
+
+}  // namespace ptc
