@@ -42,7 +42,6 @@ FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoin
 
 FsResult<NodeRef> FileSetDir::find(const std::string& name) {
   std::string key = child_key(name);
-  if (NodeRef node = known(key)) return node;
   std::string wanted = prefix_ + name;
   const auto& all = set_->entries();
   size_t at = lower_bound(*set_, begin_, end_, wanted);
@@ -52,6 +51,7 @@ FsResult<NodeRef> FileSetDir::find(const std::string& name) {
   wanted += '/';
   at = lower_bound(*set_, at, end_, wanted);
   if (at == end_ || !all[at].path.starts_with(wanted)) return Errno{ENOENT};
+  if (NodeRef node = known(key)) return node;
   return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), set_,
                                              std::move(wanted)));
 }

@@ -52,11 +52,10 @@ std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces, con
   return matches == 1 ? right : std::vector<size_t>();
 }
 
-bool holds_all(const Checkpoint& checkpoint, const StoredState& stored) {
-  const auto& tensors = checkpoint.model().tensors();
+bool holds_all(const std::vector<TensorFacts>& tensors, const std::vector<WrittenFile>& files,
+               const StoredState& stored) {
   for (uint32_t t = 0; t < tensors.size(); ++t)
     if (stored.index->missing(t, {Box::whole(tensors[t].shape)}) > 0) return false;
-  const std::vector<WrittenFile>& files = checkpoint.manifest().files;
   for (uint32_t i = 0; i < files.size(); ++i)
     if (!files[i].has_tensors && stored.find_other(i) < 0) return false;
   return true;
@@ -65,10 +64,11 @@ bool holds_all(const Checkpoint& checkpoint, const StoredState& stored) {
 class Examination {
  public:
   Examination(const Checkpoint& checkpoint, const StoredState& stored)
-      : checkpoint_(checkpoint), manifest_(checkpoint.manifest()), stored_(stored) {}
+      : checkpoint_(checkpoint), manifest_(checkpoint.manifest()), facts_(manifest_.tensor_facts()),
+        stored_(stored) {}
 
   Result<Findings> run(const std::vector<ImageContent>& contents) {
-    std::vector<Pieces> tensors(manifest_.checksums.size());
+    std::vector<Pieces> tensors(facts_.size());
     for (const ImageContent& content : contents) {
       if (content.image >= stored_.images.size())
         return make_error(Code::kCorrupt, "an answer names an image that there is not");
@@ -96,7 +96,7 @@ class Examination {
   void blame(uint32_t image, const std::string& why) { blamed_.try_emplace(image, why); }
 
   Result<> check_tensor(uint32_t tensor, const Pieces& pieces) {
-    PTC_TRY(auto elements, num_elements(checkpoint_.model().tensors()[tensor].shape));
+    PTC_TRY(auto elements, num_elements(facts_[tensor].shape));
     uint64_t seen = 0;
     std::vector<const Copies*> copies;
     for (const auto& [box, of_box] : pieces) {
@@ -104,7 +104,7 @@ class Examination {
       copies.push_back(&of_box);
     }
     if (seen != elements) return ok();  // a part is not within reach: there is nothing to compare with
-    const std::vector<size_t> right = right_versions(copies, manifest_.checksums[tensor]);
+    const std::vector<size_t> right = right_versions(copies, facts_[tensor].checksum);
     if (right.size() != copies.size()) {
       wrong_.push_back(manifest_.tensor_name(tensor));
       return ok();
@@ -139,7 +139,7 @@ class Examination {
     for (const auto& [image, why] : blamed_) all.push_back(image);
     auto can_go = [&](const std::vector<uint32_t>& numbers) -> Result<bool> {
       PTC_TRY(auto left, checkpoint_.make_stored(stored_.spec, images_without(stored_, numbers)));
-      return holds_all(checkpoint_, *left);
+      return holds_all(facts_, manifest_.files, *left);
     };
     std::vector<uint32_t> going;
     if (!all.empty()) {
@@ -171,6 +171,7 @@ class Examination {
 
   const Checkpoint& checkpoint_;
   const Manifest& manifest_;
+  const std::vector<TensorFacts> facts_;  // of the model's tensors, and of padding that is kept
   const StoredState& stored_;
   std::map<uint32_t, std::string> blamed_;  // image → why
   std::vector<std::string> wrong_;          // tensors of which no copy is right

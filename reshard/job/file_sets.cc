@@ -3,6 +3,8 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cstring>
+#include <memory>
+#include <numeric>
 #include <unordered_set>
 
 #include "reshard/job/checkpoint.h"
@@ -146,20 +148,32 @@ class DescribedSet : public FileSet {
       : FileSet(std::move(key)), source_(std::move(checkpoint)) {}
 
   void add(Entry entry, Kind kind, Open open) {
-    files_.push_back({std::move(entry), kind, std::move(open)});
+    entries_.push_back(std::move(entry));
+    files_.push_back({kind, 0, nullptr, std::move(open)});
   }
   bool has(std::string_view path) const {
-    return std::any_of(files_.begin(), files_.end(),
-                       [&](const File& file) { return file.entry.path == path; });
+    return std::any_of(entries_.begin(), entries_.end(),
+                       [&](const Entry& entry) { return entry.path == path; });
   }
   void finish() {
-    std::sort(files_.begin(), files_.end(),
-              [](const File& a, const File& b) { return a.entry.path < b.entry.path; });
-    entries_.reserve(files_.size());
-    for (File& file : files_) entries_.push_back(std::move(file.entry));
+    std::vector<uint32_t> order(entries_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(),
+              [&](uint32_t a, uint32_t b) { return entries_[a].path < entries_[b].path; });
+    std::vector<Entry> entries;
+    std::vector<File> files;
+    entries.reserve(order.size());
+    files.reserve(order.size());
+    for (uint32_t i : order) {
+      entries.push_back(std::move(entries_[i]));
+      files.push_back(std::move(files_[i]));
+    }
+    entries_ = std::move(entries);
+    files_ = std::move(files);
   }
   Result<FileContentRef> open(size_t index) const override {
-    Result<FileContentRef> content = files_[index].open(source_);
+    const File& file = files_[index];
+    Result<FileContentRef> content = file.open ? file.open(source_) : open_npy(file, entries_[index].bytes);
     if (content.has_error() && source_.checkpoint().removed())
       return make_error(Code::kNotFound, "checkpoint {} was removed", source_.checkpoint().name());
     return content;
@@ -170,22 +184,15 @@ class DescribedSet : public FileSet {
     return content && content.value()->image() != nullptr;
   }
 
-  /// Adds a tensor's part as one .npy.
-  Result<> add_npy(std::string path, uint32_t tensor, SubTensor part) {
+  /// Adds a tensor, or its part, as one .npy. There may be very many of them.
+  Result<> add_npy(std::string path, uint32_t tensor, std::unique_ptr<const SubTensor> part = nullptr) {
     const TensorInfo& info = source_.checkpoint().model().tensors()[tensor];
-    std::string header = write_npy_header(info.dtype, part.local_shape);
-    PTC_TRY(auto bytes, array_bytes(part.local_shape, info.dtype));
+    const Shape& shape = part != nullptr ? part->local_shape : info.shape;
+    PTC_TRY(auto bytes, array_bytes(shape, info.dtype));
     bool unknown_to_numpy = dtype_npy_descr(info.dtype).find('V') != std::string_view::npos;
-    Entry entry{std::move(path), header.size() + bytes,
-                unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string()};
-    uint64_t total = entry.bytes;
-    add(std::move(entry), Kind::kComputed, [=, part = std::move(part)](const ContentSource& source) {
-      ImageLayout layout;
-      layout.header = header;
-      layout.bytes = total;
-      layout.arrays.push_back({tensor, header.size(), part});
-      return source.gather(layout);
-    });
+    entries_.push_back({std::move(path), npy_header_bytes(info.dtype, shape) + bytes,
+                        unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string()});
+    files_.push_back({Kind::kComputed, tensor, std::move(part), nullptr});
     return ok();
   }
 
@@ -206,12 +213,37 @@ class DescribedSet : public FileSet {
 
  private:
   struct File {
-    Entry entry;  // moved to entries() by finish()
     Kind kind;
-    Open open;
+    uint32_t tensor;                        // of an .npy
+    std::unique_ptr<const SubTensor> part;  // null: all of it
+    Open open;                              // of anything else
   };
+
+  /// Tensors of a model have few shapes, and neighbours often the same.
+  uint64_t npy_header_bytes(DType dtype, const Shape& shape) {
+    if (last_header_bytes_ == 0 || dtype != last_dtype_ || !(shape == last_shape_)) {
+      last_dtype_ = dtype;
+      last_shape_ = shape;
+      last_header_bytes_ = write_npy_header(dtype, shape).size();
+    }
+    return last_header_bytes_;
+  }
+
+  Result<FileContentRef> open_npy(const File& file, uint64_t bytes) const {
+    const TensorInfo& info = source_.checkpoint().model().tensors()[file.tensor];
+    const SubTensor part = file.part != nullptr ? *file.part : SubTensor::whole(info.shape);
+    ImageLayout layout;
+    layout.header = write_npy_header(info.dtype, part.local_shape);
+    layout.bytes = bytes;
+    layout.arrays.push_back({file.tensor, layout.header.size(), part});
+    return source_.gather(layout);
+  }
+
   ContentSource source_;
-  std::vector<File> files_;
+  DType last_dtype_ = DType::kF32;
+  Shape last_shape_;
+  uint64_t last_header_bytes_ = 0;
+  std::vector<File> files_;  // of entries(), in the same order
 };
 
 }  // namespace
@@ -236,7 +268,7 @@ Result<FileSetRef> Checkpoint::model_files() const {
   return cached("model", [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>("model", shared_from_this());
     for (uint32_t t = 0; t < model().tensors().size(); ++t) {
-      PTC_TRY(set->add_npy(model_paths_[t], t, SubTensor::whole(model().tensors()[t].shape)));
+      PTC_TRY(set->add_npy(model_paths_[t], t));
     }
     set->finish();
     return FileSetRef(std::move(set));
@@ -256,7 +288,8 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
         const std::string& model_path = model_paths_[part.tensor];
         path = model_path.substr(0, model_path.find('/') + 1) + path;
       }
-      PTC_TRY(set->add_npy(std::move(path), part.tensor, std::move(part.part)));
+      PTC_TRY(set->add_npy(std::move(path), part.tensor,
+                           std::make_unique<const SubTensor>(std::move(part.part))));
     }
     set->finish();
     return FileSetRef(std::move(set));
