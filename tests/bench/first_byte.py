@@ -8,6 +8,9 @@ A Llama of about that size, written by two pipeline stages as files with holes: 
 nothing; TMPDIR says where) and hashes every byte. Timed, on a fresh mount each time: open and the first
 byte of the one file that a single rank would load, and then the last 4 KiB of each tensor, which are
 compared with what was written. Baseline: a file with a hole of that size on a tmpfs.
+
+Where the disk has no room for it, a file with holes is disk enough:
+    truncate -s 160G disk; mkfs.ext4 -q disk; mount -o loop disk DIR; TMPDIR=DIR … --gib 96
 """
 import argparse
 import json
