@@ -93,9 +93,13 @@ class IndexBuilder {
   Result<BuiltShard> shard_at(const std::string& path, const ListedShard& listed) const {
     PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
     PTC_TRY(const FileStamp before, stamp_of(fd.get()));
-    PTC_TRY(refuse_compressed(fd.get()));
     if (before.bytes > kMaxShardBytes) return invalid_argument("{} bytes are too many", before.bytes);
-    PTC_TRY(ShardFacts facts, facts_of(fd.get(), before.bytes, path, listed));
+    auto indexed = facts_of(fd.get(), before.bytes, path, listed);
+    if (!indexed) {
+      PTC_TRY(refuse_compressed(fd.get()));
+      return std::move(indexed).error();
+    }
+    ShardFacts& facts = indexed.value();
     PTC_TRY(const FileStamp after, stamp_of(fd.get()));
     if (before != listed.stamp || after != before)
       return invalid_argument("it was written to while it was indexed; wait for its writer, then save source.json again");

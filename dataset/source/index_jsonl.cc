@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "dataset/source/indexer.h"
+#include "store/base/json.h"
 
 namespace ptc {
 
@@ -22,7 +23,12 @@ Result<ShardFacts> index_jsonl(int fd, uint64_t bytes, const IndexContext& conte
     for (size_t at = 0; at < text.size();) {
       const size_t newline = text.find('\n', at);
       const std::string_view part = text.substr(at, newline - at);
-      if (blank && part.find_first_not_of(" \t\r") != std::string_view::npos) {
+      const size_t first = blank ? part.find_first_not_of(" \t\r") : std::string_view::npos;
+      if (first != std::string_view::npos) {
+        if (std::string_view("{[\"-0123456789tfn").find(part[first]) == std::string_view::npos) {
+          return invalid_argument("byte {}: no line of JSON: it begins with {}", shard.position() + at + first,
+                                  ptc::quoted(part.substr(first, 1)));
+        }
         facts.starts.add(line);
         blank = false;
       }

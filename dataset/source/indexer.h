@@ -51,7 +51,8 @@ size_t mds_variable_columns(const std::vector<MdsColumn>& columns);
 /// Behind the last dot of a path's name; "bin" where there is none.
 std::string_view file_extension(std::string_view path);
 
-/// An error where the bytes that a file begins with are those of gzip, zstd, bzip2 or xz.
+/// An error where the bytes that a file begins with are those of gzip, zstd, bzip2 or xz. For what is bad anyway: a
+/// good shard of another format may begin with them.
 Result<> refuse_compressed(int fd);
 
 }  // namespace ptc

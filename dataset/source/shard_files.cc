@@ -15,7 +15,7 @@ namespace {
 size_t quarter_of_open_files() {
   struct rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 64;
-  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 4096);
+  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 1024);
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 
 namespace ptc {
 
-/// Keeps the shards open that were read last, up to a quarter of the files that the process may open. Each use of one
-/// compares its size, mtime and inode with the index. Threads: any.
+/// Keeps the shards open that were read last, up to a quarter of the files that the process may open, 1024 at most. Each
+/// use of one compares its size, mtime and inode with the index. Threads: any.
 class ShardFiles {
  public:
   /// The index outlives it.

@@ -107,6 +107,8 @@ TEST_F(SourceTest, BadTarsAreRefusedWithTheirOffset) {
 TEST_F(SourceTest, TfrecordsAreFrames) {
   write("r/a.tfrecord", tfrecord("one") + tfrecord("") + tfrecord(std::string(3000, 'x')));
   write("r/b.tfrecord-00000-of-00001", tfrecord("last"));
+  write("z/as-gzip-begins.tfrecord", tfrecord(std::string(0x088B1F, 'x')));
+  EXPECT_EQ(open({"z"}).value()->samples(), 1u);
   auto opened = open({"r"});
   ASSERT_TRUE(is_ok(opened));
   const SampleSource& source = *opened.value();
@@ -143,6 +145,11 @@ TEST_F(SourceTest, JsonlLines) {
   EXPECT_EQ(sample(source, 3), "{\"a\":4}");
   EXPECT_FALSE(source.lacks_newline(2));
   EXPECT_TRUE(source.lacks_newline(3));
+
+  write("j/c.jsonl", "{}\n  hello\n");
+  EXPECT_TRUE(has_error(open({"j"}), Code::kInvalidArgument, "c.jsonl': byte 5: no line of JSON: it begins with 'h'"));
+  write("j/c.jsonl", "\x1F\x8B\x08 and more");
+  EXPECT_TRUE(has_error(open({"j"}), Code::kInvalidArgument, "compressed with gzip"));
 }
 
 TEST_F(SourceTest, MdsByItsIndex) {
