@@ -4,6 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "reshard/plan/assignment.h"
+
 namespace ptc {
 namespace {
 
@@ -82,32 +84,18 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
       held[file][node] =
           bytes_held(stored, known - stored.nodes.begin(), targets[file].layout);
   }
-  struct Pair {
-    uint64_t bytes;
-    size_t block, node;
-  };
-  std::vector<Pair> pairs;
+  std::vector<std::vector<uint64_t>> kept(blocks, std::vector<uint64_t>(alive.size()));
   for (size_t b = 0; b < blocks; ++b) {
     std::set<uint32_t> needed;
     for (uint64_t i = b * block; i < std::min(world, (b + 1) * block); ++i) {
       const auto& files = files_of_state[state_index(spec, state_of(spec, spec.coords(ranks[i])))];
       needed.insert(files.begin(), files.end());
     }
-    for (size_t node = 0; node < alive.size(); ++node) {
-      uint64_t bytes = 0;
-      for (uint32_t file : needed) bytes += held[file][node];
-      pairs.push_back({bytes, b, node});
-    }
+    for (size_t node = 0; node < alive.size(); ++node)
+      for (uint32_t file : needed) kept[b][node] += held[file][node];
   }
-  std::stable_sort(pairs.begin(), pairs.end(),
-                   [](const Pair& a, const Pair& b) { return a.bytes > b.bytes; });
-  std::vector<bool> block_placed(blocks), node_taken(alive.size());
-  for (const Pair& pair : pairs) {
-    if (block_placed[pair.block] || node_taken[pair.node]) continue;
-    block_placed[pair.block] = node_taken[pair.node] = true;
-    for (uint64_t i = pair.block * block; i < std::min(world, (pair.block + 1) * block); ++i)
-      placement.node_of_rank[ranks[i]] = alive[pair.node];
-  }
+  const std::vector<size_t> node_of_block = best_assignment(kept);
+  for (uint64_t i = 0; i < world; ++i) placement.node_of_rank[ranks[i]] = alive[node_of_block[i / block]];
   return placement;
 }
 

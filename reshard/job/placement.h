@@ -25,8 +25,8 @@ std::set<std::string> nodes_of(const Layout& layout);
 
 /// The placement that layout.json asks for: `devices` if it has them; else one that keeps the most
 /// bytes where they are. Then ranks are put on `alive` (not empty, sorted) in equal blocks, whole
-/// tensor-parallel groups where a block is that large, and each block goes to the node that holds most
-/// of what it needs (greedily: the best pair of block and node first).
+/// tensor-parallel groups where a block is that large, and the blocks go to nodes so that these
+/// hold most of what they need already (plan/assignment.h).
 /// Cost: O(states × nodes × tensors) where there is more than one node.
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
                               const StoredState& stored, const std::vector<std::string>& alive);
