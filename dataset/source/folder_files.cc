@@ -27,17 +27,24 @@ class FolderWalk {
     std::error_code ignored;
     if (fs::is_directory(list_.roots[named.root] + '/' + named.name, ignored))
       return folder(named.root, named.name, 0);
-    file(named.root, named.name);
-    return ok();
+    return file(named.root, named.name);
   }
 
  private:
-  void file(uint32_t root, const std::string& name) {
+  Result<> file(uint32_t root, const std::string& name) {
+    const auto format = list_.detected ? format_of_name(name) : std::nullopt;
+    if (format) {
+      return invalid_argument(
+          "{}: shards of {} lie below the directory; name where they are, {}, or say \"format\": \"files\" if each is "
+          "a sample", ptc::quoted(list_.roots[root] + '/' + name), format_name(*format),
+          ptc::quoted(list_.roots[root] + "/*/"));
+    }
     std::vector<FileGroup>& groups = files_.groups;
     if (groups.empty() || groups.back().root != root || groups.back().count == kFilesInGroup)
       groups.push_back({.root = root});
     groups.back().names.append(name).push_back('\0');
     ++groups.back().count;
+    return ok();
   }
 
   Result<> folder(uint32_t root, const std::string& name, size_t depth) {
@@ -59,7 +66,7 @@ class FolderWalk {
     std::sort(names.begin(), names.end());
     for (std::string& found : names) {
       if (!found.ends_with('/')) {
-        file(root, found);
+        PTC_TRY(file(root, found));
         continue;
       }
       found.pop_back();

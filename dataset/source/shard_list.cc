@@ -35,18 +35,6 @@ bool ends_with_any(std::string_view name, std::initializer_list<std::string_view
   return std::any_of(ends.begin(), ends.end(), [&](auto end) { return name.ends_with(end); });
 }
 
-/// What a shard of this name holds; nullopt: nothing known.
-std::optional<SourceFormat> format_of_name(std::string_view name) {
-  if (name.ends_with(".tar")) return SourceFormat::kTar;
-  if (name.ends_with(".mds")) return SourceFormat::kMds;
-  if (ends_with_any(name, {".jsonl", ".ndjson"})) return SourceFormat::kJsonl;
-  if (name.ends_with(".idx")) return SourceFormat::kMegatron;
-  if (ends_with_any(name, {".tfrecord", ".tfrecords", ".tfrec"}) ||
-      name.find(".tfrecord-") != std::string_view::npos)
-    return SourceFormat::kTfrecord;
-  return std::nullopt;
-}
-
 /// The name without the ending that says that it is compressed; empty: it is not.
 std::string_view without_compression(std::string_view name) {
   if (name.ends_with(".tgz")) return "x.tar";
@@ -74,6 +62,7 @@ Result<NamedPath> named_path(std::string root, std::string name) {
 
 /// What one text of "shards" stands for, by name.
 Result<std::vector<NamedPath>> expand(std::string pattern) {
+  const bool folders = pattern.ends_with('/');
   while (pattern.size() > 1 && pattern.ends_with('/')) pattern.pop_back();
   std::vector<NamedPath> found;
   std::error_code ignored;
@@ -89,14 +78,17 @@ Result<std::vector<NamedPath>> expand(std::string pattern) {
   }
   const size_t root_end = pattern.rfind('/', pattern.find_first_of("*?["));
   glob_t matches{};
-  const int status = ::glob(pattern.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &matches);
+  std::string asked = pattern;
+  if (folders) asked.push_back('/');
+  const int status = ::glob(asked.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &matches);
   std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   ::globfree(&matches);
   if (status != 0 && status != GLOB_NOMATCH)
     return make_error(Code::kUnavailable, "{}: a directory cannot be read", ptc::quoted(pattern));
   if (paths.empty()) return make_error(Code::kNotFound, "{}: no file matches", ptc::quoted(pattern));
   std::sort(paths.begin(), paths.end());
-  for (const std::string& path : paths) {
+  for (std::string& path : paths) {
+    if (path.ends_with('/')) path.pop_back();
     PTC_TRY(auto one, named_path(root_end == 0 ? "/" : pattern.substr(0, root_end), path.substr(root_end + 1)));
     found.push_back(std::move(one));
   }
@@ -253,13 +245,24 @@ uint64_t digest_of(const ShardList& list, OnError on_error) {
 
 }  // namespace
 
+std::optional<SourceFormat> format_of_name(std::string_view name) {
+  if (name.ends_with(".tar")) return SourceFormat::kTar;
+  if (name.ends_with(".mds")) return SourceFormat::kMds;
+  if (ends_with_any(name, {".jsonl", ".ndjson"})) return SourceFormat::kJsonl;
+  if (name.ends_with(".idx")) return SourceFormat::kMegatron;
+  if (ends_with_any(name, {".tfrecord", ".tfrecords", ".tfrec"}) ||
+      name.find(".tfrecord-") != std::string_view::npos)
+    return SourceFormat::kTfrecord;
+  return std::nullopt;
+}
+
 Result<ShardList> list_shards(const SourceSpec& spec) {
   std::vector<NamedPath> paths;
   for (const std::string& pattern : spec.shards) {
     PTC_TRY(auto found, expand(pattern));
     std::move(found.begin(), found.end(), std::back_inserter(paths));
   }
-  ShardList list;
+  ShardList list{.detected = !spec.format};
   if (spec.format) list.format = *spec.format;
   else {
     PTC_TRY(list.format, detect_format(paths));

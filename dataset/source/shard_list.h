@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dataset/source/file_stamp.h"
@@ -22,11 +24,15 @@ struct ListedShard {
 
 struct ShardList {
   SourceFormat format = SourceFormat::kTar;
+  bool detected = false;              // the format was not asked for
   std::vector<std::string> roots;     // directories, no '/' at their end
   std::vector<ListedShard> shards;    // in their order; kFiles: the files and directories that were named
   std::vector<MdsColumn> columns;
   uint64_t digest = 0;  // of all this: an index is true of the shards as long as it is the same
 };
+
+/// What a shard of this name holds; nullopt: nothing known.
+std::optional<SourceFormat> format_of_name(std::string_view name);
 
 /// Errors: kInvalidArgument, kNotFound, with the path.
 Result<ShardList> list_shards(const SourceSpec& spec);

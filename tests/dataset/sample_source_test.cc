@@ -249,6 +249,11 @@ TEST_F(SourceTest, TheFormatIsSeenOrAskedFor) {
   EXPECT_EQ(open({"a/*.jsonl"}).value()->samples(), 1u);
   EXPECT_TRUE(has_error(open({"a/x.tar", "a/y.jsonl"}), Code::kInvalidArgument, "looks like jsonl"));
   EXPECT_TRUE(has_error(open({"a/y.jsonl", "a/*.jsonl"}), Code::kInvalidArgument, "named twice"));
+  write("deep/er/x.jsonl", "{}\n");
+  write("deep/notes.txt", "");
+  EXPECT_TRUE(has_error(open({"deep"}), Code::kInvalidArgument, "shards of jsonl lie below the directory"));
+  EXPECT_EQ(open({"deep/*/"}).value()->samples(), 1u);
+  EXPECT_EQ(open({"deep"}, SourceFormat::kFiles).value()->samples(), 2u);
   EXPECT_TRUE(has_error(open({"nothing"}), Code::kNotFound, "nothing"));
   EXPECT_TRUE(has_error(open({"a/*.tfrecord"}), Code::kNotFound, "no file matches"));
   EXPECT_TRUE(has_error(open({"a"}, SourceFormat::kTfrecord), Code::kNotFound, "no tfrecord shard"));
