@@ -110,8 +110,11 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
   PTC_TRY(bool here, take_directory(id, incoming));
   auto commit_all = [&]() -> Result<> {
     std::vector<TakenElsewhere> elsewhere;
+    Fences own;
     if (services.cluster != nullptr) {
-      PTC_TRY(elsewhere, take_elsewhere(id, incoming));
+      // Not the one of the moment of the decision: when this lease ends, the others put back what they took.
+      own.push_back(services.cluster->fence());
+      PTC_TRY(elsewhere, take_elsewhere(id, incoming, own.front()));
     }
     if (!here && elsewhere.empty())
       return make_error(Code::kNotFound, "{} is on no node: No such file or directory", label);
@@ -120,7 +123,7 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
       PTC_TRY(taken_fd, open_file(AT_FDCWD, taken_dir + "/" + incoming,
                                   O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
     }
-    return commit_taken(here ? taken_fd.get() : -1, elsewhere, label, id, name);
+    return commit_taken(here ? taken_fd.get() : -1, elsewhere, std::move(own), label, id, name);
   };
   Result<> result = commit_all();
   if (result.has_error() && services.meta->in_doubt()) {
@@ -142,9 +145,10 @@ Result<> Job::Impl::take_and_commit(const std::string& incoming, const std::stri
 
 /// Takes incoming/<incoming> on all other nodes; those that have none are not in the result.
 Result<std::vector<Job::Impl::TakenElsewhere>> Job::Impl::take_elsewhere(const std::string& id,
-                                                                         const std::string& incoming) {
-  const std::string request = json::serialize(
-      json::object{{"id", id}, {"incoming", incoming}, {"from", services.cluster->self()}});
+                                                                         const std::string& incoming,
+                                                                         const MetaTransaction::Compare& own) {
+  const std::string request = json::serialize(json::object{
+      {"id", id}, {"incoming", incoming}, {"from", services.cluster->self()}, {"fence", own.revision}});
   const auto deadline = std::chrono::steady_clock::now() + kWaitForRelease;
   std::vector<TakenElsewhere> elsewhere;
   for (const std::string& node : other_nodes()) {
@@ -189,7 +193,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
   return checkpoint.make_stored(stored->spec, std::move(images));
 }
 
-Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere,
+Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere, Fences fences,
                                  const std::string& label, const std::string& id,
                                  const std::string& name) {
   auto start = std::chrono::steady_clock::now();
@@ -210,7 +214,6 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
   auto deadline = start + kWaitForRelease;
   const std::stop_token stop = commit_stop.get_token();
   std::vector<FilesElsewhere> files_elsewhere;
-  std::vector<MetaTransaction::Compare> fences;
   for (const TakenElsewhere& one : elsewhere) {
     files_elsewhere.push_back(one.files);
     fences.push_back(one.fence);
@@ -322,44 +325,52 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
       }
     }
 
-    std::lock_guard change(changes);
-    MetaTransaction transaction;
-    InForce next;
-    bool in_place = false;
-    {
+    auto decide = [&]() -> Result<> {
+      std::lock_guard change(changes);
+      MetaTransaction transaction;
+      InForce next;
+      bool in_place = false;
+      {
+        std::lock_guard lock(mutex);
+        const CheckpointRecord* newest = latest();
+        record.sequence = newest == nullptr ? 1 : newest->sequence + 1;
+        // Written in the layout wanted: it is current at once.
+        in_place = in_force.revision == revision && in_force.spec == manifest.written_spec;
+        next = in_force;
+        transaction.compares = fences;
+        transaction.compares.push_back({meta_key("checkpoints/" + name), 0});
+        transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
+      }
+      transaction.puts.emplace_back(meta_key("checkpoints/" + name), record_text(record));
+      const std::string spec_name = manifest.written_spec.name();
+      if (spec_name.find('+') != std::string::npos)
+        transaction.puts.emplace_back(meta_key("specs/" + spec_name),
+                                      json::serialize(manifest.written_spec.to_json()));
+      if (in_place) {
+        next.current = name;
+        transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
+      }
+      PTC_TRY(int64_t committed, commit_fenced(transaction));
+      record.meta_revision = next.meta_revision = committed;
       std::lock_guard lock(mutex);
-      const CheckpointRecord* newest = latest();
-      record.sequence = newest == nullptr ? 1 : newest->sequence + 1;
-      // Written in the layout wanted: it is current at once.
-      in_place = in_force.revision == revision && in_force.spec == manifest.written_spec;
-      next = in_force;
-      transaction.compares = fences;
-      transaction.compares.push_back({meta_key("checkpoints/" + name), 0});
-      transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
+      checkpoints[name] = record;
+      custom_specs[spec_name] = manifest.written_spec;
+      if (in_place) in_force = next;
+      forget_error(printable("commit of " + label, 4096));
+      changed.notify_all();
+      return ok();
+    };
+    Result<> decided = decide();
+    auto conflicts = [&] { return decided.has_error() && decided.error().code() == Code::kConflict; };
+    // It names the layout in force, which may have changed meanwhile.
+    for (int again = 0; again < 3 && conflicts() && services.cluster != nullptr; ++again) {
+      PTC_TRY(sync());
+      if (job->find_checkpoint(name) != nullptr) break;
+      decided = decide();
     }
-    transaction.puts.emplace_back(meta_key("checkpoints/" + name), record_text(record));
-    const std::string spec_name = manifest.written_spec.name();
-    if (spec_name.find('+') != std::string::npos)
-      transaction.puts.emplace_back(meta_key("specs/" + spec_name),
-                                    json::serialize(manifest.written_spec.to_json()));
-    if (in_place) {
-      next.current = name;
-      transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
-    }
-    Result<int64_t> committed = commit_fenced(transaction);
-    if (committed.has_error()) {
-      if (committed.error().code() == Code::kConflict)
-        return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
-      return std::move(committed).error();
-    }
-    record.meta_revision = next.meta_revision = committed.value();
-    std::lock_guard lock(mutex);
-    checkpoints[name] = record;
-    custom_specs[spec_name] = manifest.written_spec;
-    if (in_place) in_force = next;
-    forget_error(printable("commit of " + label, 4096));
-    changed.notify_all();
-    return ok();
+    if (conflicts() && (services.cluster == nullptr || job->find_checkpoint(name) != nullptr))
+      return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
+    return decided;
   };
   Result<> finished = finish();
   if (finished.has_error()) {

@@ -153,6 +153,7 @@ struct Job::Impl {
   /// What this node has taken out of incoming/ for a commit that another node leads, by its id.
   struct Taken {
     std::string incoming, from;
+    MetaTransaction::Compare fence;  // of the node that leads, which its decision names
     std::vector<std::string> images;
   };
   std::map<std::string, Taken> taken;
@@ -218,7 +219,8 @@ struct Job::Impl {
   Result<std::string> answer_take(std::string_view method, const json::object& request,
                                   const std::string& id, std::string_view rest);
   void untake(const std::string& id);
-  void settle_taken();
+  Result<std::set<std::string>> given_up_elsewhere();
+  void settle_taken(const std::set<std::string>& given_up);
 
   // plan_relays.cc
   class PlanRelays;
@@ -246,8 +248,10 @@ struct Job::Impl {
     FilesElsewhere files;
     MetaTransaction::Compare fence;
   };
-  Result<std::vector<TakenElsewhere>> take_elsewhere(const std::string& id, const std::string& incoming);
-  Result<> commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere,
+  Result<std::vector<TakenElsewhere>> take_elsewhere(const std::string& id, const std::string& incoming,
+                                                     const MetaTransaction::Compare& own);
+  /// `fences`: what else the decision is to name.
+  Result<> commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere, Fences fences,
                         const std::string& label, const std::string& id, const std::string& name);
   Result<std::shared_ptr<const StoredState>> make_copies(const CheckpointRecord& record,
                                                          std::vector<MetaTransaction::Compare>& fences);
@@ -261,6 +265,7 @@ struct Job::Impl {
   Result<> settle(const CheckpointRef& checkpoint, const Layout& wanted, int64_t wanted_revision);
   bool lead();  // false: another node does
   void stop_leading();
+  void name_leader(MetaTransaction& transaction) const;  // a decision of the one that leads
   /// `nodes`: those that shall hold something.
   Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout,
                                    std::vector<std::string> nodes) const;

@@ -131,6 +131,7 @@ Result<> Job::Impl::load() {
 
 Result<> Job::Impl::sync() {
   std::lock_guard change(changes);
+  PTC_TRY(auto given_up, given_up_elsewhere());
   PTC_TRY(auto state, read_meta());
   std::vector<std::string> now_alive, now_drained;
   if (services.cluster != nullptr) {
@@ -272,7 +273,7 @@ Result<> Job::Impl::sync() {
   for (const auto& [name, next] : changes_of)
     if (to_tell.contains(name)) drop_part(next.record.id.empty() ? "" : next.record.id);
   for (const CheckpointRecord& record : gone) remove_files_of(record);
-  settle_taken();
+  settle_taken(given_up);
   if (unreachable) return *std::move(unreachable);
   return ok();
 }

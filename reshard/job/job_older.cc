@@ -70,6 +70,7 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
     }
     MetaTransaction transaction;
     transaction.compares = fences;
+    name_leader(transaction);
     transaction.compares.push_back({meta_key("checkpoints/" + name), record.meta_revision});
     PTC_TRY(put_stored(record, *moved, plan, transaction));
     PTC_TRY(record.meta_revision, commit_fenced(transaction));

@@ -96,7 +96,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
 }
 
 /// In a cluster one node at a time decides what a job's nodes do: the one that put the key, under its
-/// lease. Nothing rests on there being only one: a flip names all that it was based on.
+/// lease. A flip names it, as all that it was based on: a later leader has the nodes throw away the parts of others.
 bool Job::Impl::lead() {
   if (services.cluster == nullptr) return true;
   const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
@@ -112,6 +112,10 @@ bool Job::Impl::lead() {
   if (sync().has_value()) return true;
   stop_leading();
   return false;
+}
+
+void Job::Impl::name_leader(MetaTransaction& transaction) const {
+  if (services.cluster != nullptr) transaction.compares.push_back({leader_key(), leader_epoch});
 }
 
 void Job::Impl::stop_leading() {
@@ -297,6 +301,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
     next = in_force;
     if (moved != nullptr) plan = *running_plan;
     transaction.compares = fences;
+    name_leader(transaction);
     transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
     transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
   }

@@ -97,6 +97,8 @@ struct JobStore::Impl {
   }
   void sync_loop(std::stop_token stop);
   Result<> sync();
+  std::vector<std::string> found_images;  // in the store when it was opened, perhaps nobody's; guarded by changes
+  void remove_found_images();
   JobRef find(std::string_view name) const;
   Result<JobRef> create(const std::string& name);
   Result<> remove(std::string_view name, bool force);
@@ -177,6 +179,10 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   }
   if (all_known) {
     PTC_TRY(impl->images->remove_all_but(keep));
+  } else if (impl->cluster != nullptr) {  // until it is known where the bytes of all checkpoints lie
+    std::error_code unread;
+    for (const auto& entry : std::filesystem::directory_iterator(impl->images->directory(), unread))
+      impl->found_images.push_back(entry.path().filename());
   }
   // A directory without a job: its creation or removal was cut off.
   std::error_code error;
@@ -260,7 +266,22 @@ Result<> JobStore::Impl::sync() {
     jobs.emplace(name, job);
     spdlog::info("job {} was created by another node", name);
   }
+  remove_found_images();
   return ok();
+}
+
+/// What a former life of this node left: nobody can decide on that any more.
+void JobStore::Impl::remove_found_images() {
+  if (found_images.empty()) return;
+  std::set<std::string> used;
+  for (const auto& [name, job] : jobs) {  // no other thread changes it meanwhile
+    const std::optional<std::vector<ImageId>> known = job->images_in_use();
+    if (!known) return;
+    for (const ImageId& id : *known) used.insert(id.text);
+  }
+  for (const std::string& name : found_images)
+    if (!used.contains(name)) (void)images->remove({name});
+  found_images.clear();
 }
 
 /// Each node has an incoming/ of its own.

@@ -1,13 +1,13 @@
 // A node's part in a commit that another node leads: what it has of incoming/<name> goes the same way as
 // there (job_commit.cc), step by step, as it is asked to:
 //
-//   take    {"id", "incoming"} → list_files(), or nothing if there is no such directory here
+//   take    {"id", "incoming", "from", "fence"} → list_files(), or nothing if there is no such directory here
 //   hash    {"id"} '\n' request → hash_files()
 //   adopt   {"id", "files"} → the images that the files became
 //   untake  {"id"}: back to incoming/
 //
-// The decision is seen in the metadata (sync): then the directory goes. If the node that leads is gone
-// and has not decided, it never will, for its decision names its lease: then all is put back.
+// The decision is seen in the metadata (sync): then the directory goes. If the lease of the node that leads has
+// ended and it has not decided, it never will, for its decision names its key under that lease: then all is put back.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -63,14 +63,15 @@ Result<std::string> Job::Impl::answer_take(std::string_view method, const json::
   if (method == "take") {
     const json::value* name = request.if_contains("incoming");
     const json::value* from = request.if_contains("from");
+    const json::value* fence = request.if_contains("fence");
     if (name == nullptr || !name->is_string() || name->as_string().empty() ||
         name->as_string().find('/') != json::string::npos || name->as_string()[0] == '.' ||
-        from == nullptr || !from->is_string())
+        from == nullptr || !from->is_string() || fence == nullptr || !fence->is_int64())
       return invalid_argument("the request names no directory of incoming/");
-    const std::string incoming(name->as_string());
+    const std::string incoming(name->as_string()), leader(from->as_string());
     {
       std::lock_guard lock(mutex);
-      taken[id] = {incoming, std::string(from->as_string()), {}};
+      taken[id] = {incoming, leader, {services.cluster->fence_of(leader).key, fence->as_int64()}, {}};
     }
     Result<bool> there = take_directory(id, incoming);
     Result<std::string> listing = std::string();
@@ -144,7 +145,23 @@ void Job::Impl::untake(const std::string& id) {
                own.incoming, own.from);
 }
 
-void Job::Impl::settle_taken() {
+/// Commits that can never be decided any more. To be asked before the metadata are read that would say that one has
+/// been decided.
+Result<std::set<std::string>> Job::Impl::given_up_elsewhere() {
+  std::map<std::string, MetaTransaction::Compare> fences;
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& [id, own] : taken) fences.emplace(id, own.fence);
+  }
+  std::set<std::string> given_up;
+  for (const auto& [id, fence] : fences) {
+    PTC_TRY(auto entry, services.meta->get(fence.key));
+    if (!entry || entry->revision != fence.revision) given_up.insert(id);
+  }
+  return given_up;
+}
+
+void Job::Impl::settle_taken(const std::set<std::string>& given_up) {
   std::vector<std::string> done, back;
   {
     std::lock_guard lock(mutex);
@@ -152,7 +169,7 @@ void Job::Impl::settle_taken() {
       const bool committed = std::any_of(checkpoints.begin(), checkpoints.end(),
                                          [&](const auto& known) { return known.second.id == id; });
       if (committed) done.push_back(id);
-      else if (!is_among(alive, own.from)) back.push_back(id);
+      else if (given_up.contains(id)) back.push_back(id);
     }
   }
   for (const std::string& id : back) untake(id);

@@ -106,6 +106,8 @@ void World::write_and_commit(unsigned node) {
     return ok();
   });
   if (answer && answer->has_value()) known.acknowledged = true;
+  if (answer && answer->has_error() && answer->error().code() == Code::kAlreadyExists)
+    broken(name + " is said to exist, and nobody committed it");
   note_answer(fmt::format("commit of {} as {} on {}", name, spec.name(), SimCluster::name(node)), answer);
 }
 

@@ -90,7 +90,9 @@ void World::run() {
     (void)all_settled(&why);
     broken("the cluster does not settle: " + why);
   }
-  if (outcome_.broken.empty()) check_end();
+  if (outcome_.broken.empty()) check_end(false);
+  if (outcome_.broken.empty()) start_all_anew();
+  if (outcome_.broken.empty()) check_end(true);
   if (outcome_.broken.empty()) check_least_movement();
   say("end");
 }
@@ -99,6 +101,20 @@ void report(const Outcome& outcome) {
   if (!outcome.verbose)
     for (const std::string& line : outcome.history) std::printf("%s\n", line.c_str());
   for (const std::string& what : outcome.broken) std::printf("BROKEN: %s\n", what.c_str());
+}
+
+/// Some as if killed, the others in order.
+void World::start_all_anew() {
+  say("all nodes are started anew");
+  for (unsigned i = 0; i < options_.nodes; ++i) {
+    if (chance(50)) cluster_.kill(i, true);
+    else cluster_.stop(i);
+    cluster_.start(i);
+  }
+  for (unsigned i = 0; i < options_.nodes; ++i)
+    if (!cluster_.wait_up(i, kToStart)) return broken("node " + SimCluster::name(i) + " does not start");
+  if (!wait_settled(kToSettle)) broken("the cluster does not settle after a start of all");
+  sleep(5s);  // what nobody needs any more goes a moment later
 }
 
 Outcome run_world(const WorldOptions& options) {

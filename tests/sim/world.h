@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -87,8 +88,9 @@ class World {
   bool all_settled(std::string* why);
   void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
                   bool must_read);
-  void check_end();
-  void check_files(unsigned node, JobStore& store);
+  void check_end(bool started_anew);
+  void start_all_anew();
+  void check_files(unsigned node, JobStore& store, bool started_anew);
   void check_least_movement();
 
   const WorldOptions options_;
@@ -98,6 +100,7 @@ class World {
   SimCluster cluster_;
   std::map<std::string, Known> checkpoints_;
   std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
+  std::set<std::string> left_over_;  // images of no checkpoint, before all nodes were started anew
   unsigned last_checkpoint_ = 0;
   unsigned operating_ = 0;
   uint32_t replicas_ = 0;  // as the last edit that was accepted, or may have been, asks for; the least of those
