@@ -42,7 +42,7 @@ std::string Job::Impl::checkpoint_dir(std::string_view id) const {
 const CheckpointRecord* Job::Impl::latest() const {
   const CheckpointRecord* newest = nullptr;
   for (const auto& [name, record] : checkpoints)
-    if (newest == nullptr || record.sequence > newest->sequence) newest = &record;
+    if (newest == nullptr || record.sequence >= newest->sequence) newest = &record;
   return newest;
 }
 
@@ -357,9 +357,9 @@ std::optional<std::string> Job::current_target() const {
 
 std::vector<CheckpointRef> Job::checkpoints() const {
   std::lock_guard lock(impl_->mutex);
-  std::map<int64_t, CheckpointRef> by_sequence;
+  std::map<std::pair<int64_t, std::string>, CheckpointRef> by_sequence;
   for (const auto& [name, record] : impl_->checkpoints)
-    by_sequence.emplace(record.sequence, record.checkpoint);
+    by_sequence.emplace(std::pair(record.sequence, name), record.checkpoint);
   std::vector<CheckpointRef> list;
   for (auto& [sequence, checkpoint] : by_sequence) list.push_back(std::move(checkpoint));
   return list;

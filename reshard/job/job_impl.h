@@ -35,7 +35,7 @@ namespace ptc {
 struct CheckpointRecord {
   CheckpointRef checkpoint;
   std::string id;           // directory under checkpoints/
-  int64_t sequence = 0;     // order of commits
+  int64_t sequence = 0;     // order of commits; of those on two nodes at the same time, the names'
   int64_t generation = 0;   // of where its bytes lie
   std::string stored;       // file below it that says so: of one decision, and no other has the name
   bool pinned = false;

@@ -378,7 +378,7 @@ void Job::Impl::remove_superfluous() {
   {
     std::lock_guard lock(mutex);
     // Pinned ones stay besides those that `keep` counts.
-    std::map<int64_t, std::string> by_sequence;
+    std::set<std::pair<int64_t, std::string>> by_sequence;
     for (const auto& [name, record] : checkpoints)
       if (!record.pinned) by_sequence.emplace(record.sequence, name);
     if (layout.keep == 0 || by_sequence.size() <= layout.keep) return;

@@ -57,7 +57,7 @@ std::string Job::status_json() const {
     warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}", name, why)));
   std::vector<const CheckpointRecord*> records;
   for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
-  std::sort(records.begin(), records.end(), [](const auto* a, const auto* b) {
+  std::stable_sort(records.begin(), records.end(), [](const auto* a, const auto* b) {
     return a->sequence < b->sequence;
   });
   json::array checkpoints;

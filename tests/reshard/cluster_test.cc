@@ -7,6 +7,7 @@
 #include <boost/json/parse.hpp>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <thread>
 
 #include "tests/support/local_cluster.h"
@@ -146,6 +147,35 @@ TEST_F(ClusterTest, ACheckpointStaysWhileItsFilesAreOutOfReach) {
   lost = false;
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(wanted));
+}
+
+/// Neither knows of the other when it is decided: they have the same number, and both are listed, everywhere.
+TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
+  std::latch both(2);
+  std::atomic<bool> wait = true;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    if (wait && method == "job/files" && node != "w2") both.arrive_and_wait();
+    return false;
+  };
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  std::vector<std::jthread> commits;
+  for (unsigned node : {0u, 1u})
+    commits.emplace_back([this, node] {
+      JobRef job = cluster_.job(node, "job");
+      const std::string name = "of" + std::to_string(node);
+      write_ranks(sample_, LayoutSpec(), job->files_dir() + "/incoming/" + name);
+      Result<> committed = job->commit(name, name);
+      EXPECT_TRUE(committed.has_value()) << committed.error().message();
+    });
+  both.wait();
+  wait = false;
+  commits.clear();
+  cluster_.wait_settled();
+  for (unsigned node : {0u, 1u, 2u}) {
+    std::vector<std::string> names;
+    for (const CheckpointRef& checkpoint : cluster_.job(node, "job")->checkpoints()) names.push_back(checkpoint->name());
+    EXPECT_THAT(names, ::testing::UnorderedElementsAre("of0", "of1")) << node;
+  }
 }
 
 /// Each node writes some of the ranks.
