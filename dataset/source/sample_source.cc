@@ -83,6 +83,7 @@ std::optional<uint64_t> SampleSource::payload_blocks(uint64_t id) const {
 }
 
 bool SampleSource::lacks_newline(uint64_t id) const {
+  if (format() != SourceFormat::kJsonl) return false;
   const Place place = place_of(*index_, id);
   return place.record.lacks_newline && place.i + 1 == place.record.samples;
 }
@@ -155,7 +156,11 @@ uint64_t SampleSource::shard_bytes(uint64_t shard) const {
 std::string SampleSource::shard_path(uint64_t shard) const { return path_of_shard(*index_, shard); }
 
 Result<> SampleSource::read(uint64_t shard, uint64_t offset, std::span<std::byte> out) const {
-  return files_->read(shard, offset, out);
+  PTC_TRY(const auto fd, files_->open(shard));
+  return files_->read(shard, fd->get(), offset, out);
+}
+Result<> SampleSource::read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out) const {
+  return files_->read(shard.shard, shard.fd->get(), offset, out);
 }
 Result<std::shared_ptr<const UniqueFd>> SampleSource::open_shard(uint64_t shard) const {
   return files_->open(shard);

@@ -35,6 +35,12 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
+/// A shard that open_shard() opened.
+struct OpenShard {
+  uint64_t shard = 0;
+  std::shared_ptr<const UniqueFd> fd;
+};
+
 /// A named part of a sample: a member of a tar, a column of MDS; else the payload.
 struct Field {
   std::string name;  // the extension, without a dot: "jpg", "seg.png"
@@ -104,6 +110,8 @@ class SampleSource {
   uint64_t shard_bytes(uint64_t shard) const;
   std::string shard_path(uint64_t shard) const;
   Result<> read(uint64_t shard, uint64_t offset, std::span<std::byte> out) const;
+  /// Without comparing it with the index again.
+  Result<> read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out) const;
   /// The shard, open for reading and checked; lives as long as it is held.
   Result<std::shared_ptr<const UniqueFd>> open_shard(uint64_t shard) const;
 

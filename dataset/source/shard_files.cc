@@ -81,10 +81,9 @@ Result<std::shared_ptr<const UniqueFd>> ShardFiles::open(uint64_t shard) {
   return fd;
 }
 
-Result<> ShardFiles::read(uint64_t shard, uint64_t offset, std::span<std::byte> out) {
-  PTC_TRY(const auto fd, open(shard));
+Result<> ShardFiles::read(uint64_t shard, int fd, uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
-    const ssize_t got = ::pread(fd->get(), out.data(), out.size(), static_cast<off_t>(offset));
+    const ssize_t got = ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_error(errno, ptc::quoted(path_of_shard(index_, shard)));
     if (got == 0) return changed(shard, fmt::format("it ends at byte {}", offset));

@@ -24,7 +24,8 @@ class ShardFiles {
 
   /// kCorrupt: it is not what was indexed.
   Result<std::shared_ptr<const UniqueFd>> open(uint64_t shard);
-  Result<> read(uint64_t shard, uint64_t offset, std::span<std::byte> out);
+  /// From the shard that was opened as `fd`.
+  Result<> read(uint64_t shard, int fd, uint64_t offset, std::span<std::byte> out) const;
 
  private:
   struct Entry {

@@ -37,10 +37,20 @@ Result<> Window::run(const Extent& extent) {
   return ok();
 }
 
+Result<const OpenShard*> Window::open(uint64_t shard) {
+  for (const OpenShard& one : open_)
+    if (one.fd && one.shard == shard) return &one;
+  PTC_TRY(auto fd, source_.open_shard(shard));
+  OpenShard& one = open_[next_open_++ % open_.size()];
+  one = {shard, std::move(fd)};
+  return &one;
+}
+
 Result<> Window::flush() {
   if (pending_.bytes == 0) return ok();
   const Extent run = std::exchange(pending_, Extent());
-  return source_.read(run.shard, run.offset, {pending_target_, run.bytes});
+  PTC_TRY(const OpenShard* shard, open(run.shard));
+  return source_.read(*shard, run.offset, {pending_target_, run.bytes});
 }
 
 }  // namespace ptc

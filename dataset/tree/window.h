@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,7 +16,8 @@ namespace ptc {
 
 /// Whoever knows the file names all its bytes in order, from a position at or before `offset` on; what lies
 /// outside of the window costs nothing. Runs of a shard that follow each other become one pread, straight into
-/// `out`. flush() comes last. Threads: one.
+/// `out`; whether a shard is what was indexed is asked once while the window is filled, or a few times where many take
+/// part. flush() comes last. Threads: one.
 class Window {
  public:
   /// Bytes [offset, offset + out.size()) of the file.
@@ -54,6 +56,7 @@ class Window {
     std::span<std::byte> target;
   };
   Part take(uint64_t bytes);
+  Result<const OpenShard*> open(uint64_t shard);
 
   const SampleSource& source_;
   uint64_t position_ = 0;
@@ -61,6 +64,8 @@ class Window {
   std::byte* const out_;
   Extent pending_;  // to be read to pending_target_
   std::byte* pending_target_ = nullptr;
+  std::array<OpenShard, 8> open_;  // the shards used last
+  size_t next_open_ = 0;           // which of them goes first
 };
 
 }  // namespace ptc
