@@ -15,8 +15,7 @@ constexpr uint64_t kMdsTableEntryBytes = 4;
 class ShardFile : public VirtualFile {
  public:
   ShardFile(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids)
-      : kind_(kind),
-        source_(std::move(source)),
+      : source_(std::move(source)),
         form_(form_of(kind, source_->format())),
         ids_(std::move(ids)),
         begins_(ids_.size() + 1) {
@@ -56,7 +55,6 @@ class ShardFile : public VirtualFile {
     window.literal(config_);
   }
 
-  const TreeKind kind_;
   const SampleSourceRef source_;
   const SampleForm& form_;
   const std::vector<uint64_t> ids_;
