@@ -372,13 +372,14 @@ Result<std::vector<StoredImage>> Job::Impl::compose(
     }
     const auto made = image_of.find(i);
     if (made == image_of.end())
-      return make_error(Code::kInternal, "nobody made {} of state {}", target.path, target.owner);
+      // Its node did not see what this one sees, and had another plan: it will.
+      return make_error(Code::kUnavailable, "nobody made {} of state {}", target.path, target.owner);
     PTC_TRY(add({"", nullptr, target.owner, target.path, -1}, *made->second, target.layout.node,
                 target.layout.bytes));
   }
   for (uint32_t i = 0; i < change.copies.size(); ++i) {
     const auto made = copy_of.find(i);
-    if (made == copy_of.end()) return make_error(Code::kInternal, "nobody made copy {}", i);
+    if (made == copy_of.end()) return make_error(Code::kUnavailable, "nobody made copy {}", i);
     const StoredImage& source = stored.images[change.copies[i].source_image];
     PTC_TRY(add({"", nullptr, source.state, source.path, source.written}, *made->second,
                 change.copies[i].node, stored.layouts[change.copies[i].source_image].bytes));

@@ -4,6 +4,8 @@
 namespace ptc::sim {
 
 using namespace std::chrono_literals;
+constexpr Time kToCopy = 60s;  // the others have what was lost again
+constexpr Time kToEnd = 2min;  // what is under way, once all is healed
 
 void World::until(Time end, const std::string& what, std::function<void()> heal) {
   to_heal_.emplace(end, std::pair(what, std::move(heal)));
@@ -29,7 +31,25 @@ void World::heal_all() {
   }
 }
 
+/// The last copies are not among what goes: all is settled, everything has copies, and one directory is lost. A copy
+/// of all that it held is there again before the next one may go.
+void World::lose_a_directory() {
+  heal_all();
+  const Time limit = now() + kToEnd;
+  while (operating_ > 0 && now() < limit) wait_until(&operating_, now() + 1s);
+  if (replicas_ == 0 || !wait_settled(kToEnd) || !all_have_copies()) return;
+  const unsigned node = some_node();
+  say("lost, with its directory: " + SimCluster::name(node));
+  lost_a_directory_ = true;
+  cluster_.kill(node, false);
+  sleep(kToCopy);
+  say("comes back with nothing: " + SimCluster::name(node));
+  cluster_.start(node);
+  (void)cluster_.wait_up(node, kToEnd);
+}
+
 void World::fail() {
+  if (chance(5)) return lose_a_directory();
   Network& network = cluster_.network();
   const unsigned node = some_node();
   const std::string name = SimCluster::name(node);

@@ -283,11 +283,13 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::str
       target->leave();
       network_.travel(to, self);
       set_group(before);
-      if (!target->life->dead && !network_.is_cut(to, self)) {
-        if (network_.breaks()) reply->answer = no_answer(to, "has broken the connection");
-        reply->done = true;
-        wake_all(reply.get());
-      }
+      // Sent again until it arrives, or the connection is given up.
+      for (const Time sent = now(); network_.is_cut(to, self) && now() - sent < kSilence;) sleep(200ms);
+      if (network_.is_cut(to, self)) reply->answer = no_answer(to, "says nothing");
+      if (network_.breaks()) reply->answer = no_answer(to, "has broken the connection");
+      if (target->life->dead) reply->answer = no_answer(to, "is gone");
+      reply->done = true;
+      wake_all(reply.get());
       --others_;
       wake_all(&others_);
     }).detach();

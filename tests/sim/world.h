@@ -80,12 +80,13 @@ class World {
   void until(Time end, const std::string& what, std::function<void()> heal);
   void heal_what_is_due();
   void heal_all();
-  void lose_a_node_for_good();
+  void lose_a_directory();
 
   // checks.cc
   void look_at(unsigned node);
   bool wait_settled(Time limit);
   bool all_settled(std::string* why);
+  bool all_have_copies();
   void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
                   bool must_read);
   void check_end(bool started_anew);
@@ -102,6 +103,7 @@ class World {
   std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
   std::set<std::string> left_over_;  // images of no checkpoint, before all nodes were started anew
   unsigned last_checkpoint_ = 0;
+  bool lost_a_directory_ = false;
   unsigned operating_ = 0;
   uint32_t replicas_ = 0;  // as the last edit that was accepted, or may have been, asks for; the least of those
   std::multimap<Time, std::pair<std::string, std::function<void()>>> to_heal_;
