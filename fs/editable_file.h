@@ -1,4 +1,4 @@
-// layout.json and rules.json: files whose content is accepted or refused as a whole.
+// layout.json, rules.json, and those of dataset/: files whose content is accepted or refused as a whole.
 #pragma once
 
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ class EditableFile {
 
   EditableFile(std::string name, Source source);
 
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return name_; }  // relative to the job
   /// The accepted text; empty where there is none.
   std::string text() const;
   /// Whether its name shows: there is a text, or somebody is writing the first.

@@ -78,7 +78,7 @@ FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, o
     if (room && plus) page.add_plus(name, entry, next);
   }
   // Attributes only where the kernel may keep them; otherwise it would ask again all the same.
-  const bool with_attributes = plus && node.immutable();
+  const bool with_attributes = plus && node.lists_attributes();
   const uint64_t last = std::max<uint64_t>(static_cast<uint64_t>(offset), kDots) - kDots;
   auto next = std::upper_bound(listing->begin(), listing->end(), last,
                                [](uint64_t place, const DirEntry& e) { return place < e.place; });

@@ -115,6 +115,10 @@ class Node : public std::enable_shared_from_this<Node> {
   /// for as long as its time of modification is the same.
   virtual double attribute_seconds() const { return immutable() ? kCacheSeconds : 0; }
 
+  /// Of a directory: whether a listing tells the kernel the attributes of what is in it. Not where they
+  /// are costly; then they are asked for one by one, by those who want them.
+  virtual bool lists_attributes() const { return immutable(); }
+
   virtual FsResult<struct stat> attributes() = 0;
   /// `handle` is the open file it was asked through, or null.
   virtual FsResult<> set_attributes(const AttributeChange& change, Handle* handle);

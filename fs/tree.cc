@@ -4,10 +4,12 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "fs/nodes/real_node.h"
+#include "store/base/json.h"
 
 namespace ptc {
 
@@ -30,11 +32,20 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
       job_(std::move(job)),
       key_(std::move(key)),
       layout_("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
-                              .save = [this](const std::string& t) { return job_->save_layout(t); },
+                              .save = [this](const std::string& t) { return save_layout(t); },
                               .remove = []() -> Result<> { return ok(); }}),
       rules_("rules.json", {.text = [this] { return job_->rules_text(); },
                             .save = [this](const std::string& t) { return job_->save_rules(t); },
-                            .remove = [this] { return job_->remove_rules(); }}) {}
+                            .remove = [this] { return job_->remove_rules(); }}),
+      source_("dataset/source.json", {.text = [this] { return data_set_->source_text(); },
+                                      .save = [this](const std::string& t) { return data_set_->save_source(t); },
+                                      .remove = []() -> Result<> { return ok(); }}),
+      order_("dataset/order.json", {.text = [this] { return data_set_->order_text(); },
+                                    .save = [this](const std::string& t) { return data_set_->save_order(t); },
+                                    .remove = []() -> Result<> { return ok(); }}),
+      consumed_("dataset/consumed", {.text = [this] { return std::optional(data_set_->consumed_text()); },
+                                     .save = [this](const std::string& t) { return data_set_->save_consumed(t); },
+                                     .remove = []() -> Result<> { return ok(); }}) {}
 
 Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   JobViewRef view(new JobView(tree, std::move(job), std::move(key)));
@@ -42,10 +53,106 @@ Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   PTC_TRY(make_directory(view->files_fd_.get(), "incoming", 0755));
   PTC_TRY(view->incoming_fd_,
           open_file(view->files_fd_.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
-  for (EditableFile* file : {&view->layout_, &view->rules_}) {
-    file->keep_attributes(view->files_fd_.get(), fmt::format("../{}.attributes", file->name()));
+  const bool first = ::faccessat(view->files_fd_.get(), "dataset", F_OK, 0) != 0;
+  PTC_TRY(make_directory(view->files_fd_.get(), "dataset", 0755));
+  PTC_TRY(view->data_set_fd_,
+          open_file(view->files_fd_.get(), "dataset", O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  const struct stat owner = view->directory();
+  if (first && ::geteuid() == 0 &&
+      ::fchownat(view->data_set_fd_.get(), "", owner.st_uid, owner.st_gid, AT_EMPTY_PATH) != 0) {
+    return errno_error(errno, "giving dataset/ to the job's owner");
   }
+  for (EditableFile* file : {&view->layout_, &view->rules_, &view->source_, &view->order_, &view->consumed_}) {
+    std::string name = file->name();
+    std::replace(name.begin(), name.end(), '/', '.');
+    file->keep_attributes(view->files_fd_.get(), fmt::format("../{}.attributes", name));
+  }
+  view->open_data_set();
   return view;
+}
+
+namespace {
+
+/// What jobs/<job>/in_force says.
+std::optional<DataParallel> data_parallel_of(std::string_view text) {
+  const auto in_force = Job::in_force_of(text);
+  if (!in_force) return std::nullopt;
+  return DataParallel{in_force->first.sizes.dp, in_force->second};
+}
+
+}  // namespace
+
+void JobView::open_data_set() {
+  DataSetOptions options;
+  options.job = job_->name();
+  options.meta = &job_->meta();
+  options.directory = job_->files_dir() + "/..";
+  options.dp_key = fmt::format("jobs/{}/in_force", job_->name());
+  options.dp_of = [](std::string_view text) { return data_parallel_of(text); };
+  options.commit = [this](MetaTransaction transaction) { return job_->decide(std::move(transaction)); };
+  options.checkpoint_has = [this](uint64_t count) { return some_checkpoint_has(count); };
+  options.changed = [this] { note_data_set_changed(); };
+  auto opened = DataSet::open(std::move(options));
+  std::lock_guard lock(mutex_);  // note_data_set_changed() may be called already
+  data_set_ = std::move(opened);
+}
+
+/// A layout of another dp must suit the data set, too, where that is now.
+Result<> JobView::save_layout(const std::string& text) {
+  const Result<Layout> wanted = Layout::parse(text);
+  if (wanted && text != job_->layout_text()) {
+    const Result<> fits = data_set_->check_dp(wanted.value().spec.sizes.dp);
+    if (!fits) {
+      Error error = Error(fits.error()).with_context(json_place(text, {"dp"}));
+      job_->note_refused_save("layout.json", error.message());
+      return error;
+    }
+  }
+  return job_->save_layout(text);
+}
+
+bool JobView::some_checkpoint_has(uint64_t count) const {
+  for (const CheckpointRef& checkpoint : job_->checkpoints()) {
+    const auto files = checkpoint->rank_files(checkpoint->stored()->spec, 0);
+    if (!files) continue;
+    const auto& entries = files.value()->entries();
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].path != "consumed" || entries[i].bytes > 64) continue;
+      const auto content = files.value()->open(i);
+      std::string text(entries[i].bytes, '\0');
+      if (!content || !content.value()->read(0, std::as_writable_bytes(std::span(text)))) continue;
+      const auto there = parse_consumed(text);
+      if (there && there.value() == count) return true;
+    }
+  }
+  return false;
+}
+
+void JobView::note_data_set_changed() {
+  std::lock_guard lock(mutex_);
+  if (data_set_ == nullptr) return;  // it is only being opened
+  std::vector<ShownGenerationRef> now;
+  for (const uint64_t number : data_set_->generations()) now.push_back(data_set_->generation(number));
+  if (now == generations_) return;
+  generations_ = std::move(now);
+  std::erase_if(generation_keys_, [&](const auto& entry) {
+    return std::find(generations_.begin(), generations_.end(), entry.second.first) == generations_.end();
+  });
+  data_set_changed_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
+}
+
+timespec JobView::data_set_changed() const {
+  const int64_t ns = data_set_changed_ns_.load();
+  return {ns / 1000000000, ns % 1000000000};
+}
+
+std::string JobView::generation_key(const ShownGenerationRef& generation) {
+  std::lock_guard lock(mutex_);
+  const auto [found, is_new] = generation_keys_.try_emplace(generation.get(), generation, 0);
+  if (is_new) found->second.second = next_generation_key_++;
+  return fmt::format("{}/dataset/gen/{}", key_, found->second.second);
 }
 
 Result<std::string> JobView::scratch_path() {

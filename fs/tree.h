@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "dataset/run/data_set.h"
 #include "fs/editable_file.h"
 #include "fs/gather_cache.h"
 #include "fs/listings.h"
@@ -90,6 +91,17 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   EditableFile& layout() { return layout_; }
   EditableFile& rules() { return rules_; }
+
+  DataSet& data_set() const { return *data_set_; }
+  int data_set_fd() const { return data_set_fd_.get(); }  // of the user's own files in dataset/
+  EditableFile& source() { return source_; }
+  EditableFile& order() { return order_; }
+  EditableFile& consumed() { return consumed_; }
+  /// The last time a generation came or went.
+  timespec data_set_changed() const;
+  /// Prefix of the keys of its nodes, never used for another.
+  std::string generation_key(const ShownGenerationRef& generation);
+
   Whiteouts& hidden() { return hidden_; }  // names of the job directory
   CommitGate& gate() { return gate_; }
   /// The file is part of a checkpoint now. The kernel may know it by the name it was written under for as
@@ -107,11 +119,15 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
  private:
   JobView(Tree& tree, JobRef job, std::string key);
+  void open_data_set();
+  Result<> save_layout(const std::string& text);
+  bool some_checkpoint_has(uint64_t consumed) const;
+  void note_data_set_changed();
   Tree& tree_;
   const JobRef job_;
   const std::string key_;
-  UniqueFd files_fd_, incoming_fd_;  // O_PATH
-  EditableFile layout_, rules_;
+  UniqueFd files_fd_, incoming_fd_, data_set_fd_;  // O_PATH
+  EditableFile layout_, rules_, source_, order_, consumed_;
   Whiteouts hidden_;
   CommitGate gate_;
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch
@@ -119,6 +135,11 @@ class JobView : public std::enable_shared_from_this<JobView> {
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
   std::vector<std::weak_ptr<RealNode>> committed_;                                // guarded
+  std::vector<ShownGenerationRef> generations_;  // as last told of; guarded
+  std::unordered_map<const ShownGeneration*, std::pair<ShownGenerationRef, uint64_t>> generation_keys_;  // guarded
+  uint64_t next_generation_key_ = 0;                                              // guarded
+  std::atomic<int64_t> data_set_changed_ns_{0};
+  std::unique_ptr<DataSet> data_set_;  // last: its threads use all of the above
 };
 using JobViewRef = std::shared_ptr<JobView>;
 

@@ -11,9 +11,12 @@ namespace ptc {
 namespace {
 
 constexpr auto kLookAgain = std::chrono::milliseconds(500);  // where the metadata did not answer
+constexpr auto kLoads = std::chrono::seconds(5);
 constexpr size_t kMostReadErrors = 16;
 
-Result<uint64_t> parse_count(std::string_view text) {
+}  // namespace
+
+Result<uint64_t> parse_consumed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   std::string_view digits = text;
   digits.remove_prefix(std::min(digits.find_first_not_of(kSpace), digits.size()));
@@ -28,24 +31,27 @@ Result<uint64_t> parse_count(std::string_view text) {
   return count;
 }
 
-}  // namespace
-
 std::string generation_name(uint64_t number) { return fmt::format("{:06}", number); }
 
 DataSet::Impl::~Impl() {
-  watch.reset();
   follower = {};
+  watch.reset();
+  dp_watch.reset();
   indexer = {};
 }
 
-Result<> DataSet::Impl::start() {
-  PTC_TRY(watch, options.meta->watch(record.prefix(), [this](const MetaEvent&) { want_look(); }));
-  PTC_TRY(const DataSetState now, record.read());
-  {
-    std::lock_guard lock(changes);
-    take_over(now);
-  }
+void DataSet::Impl::start() {
   follower = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
+}
+
+Result<> DataSet::Impl::watch_metadata() {
+  auto again = [this](const MetaEvent&) { want_look(); };
+  if (watch == nullptr) {
+    PTC_TRY(watch, options.meta->watch(record.prefix(), again));
+  }
+  if (dp_watch == nullptr && !options.dp_key.empty()) {
+    PTC_TRY(dp_watch, options.meta->watch(options.dp_key, again));
+  }
   return ok();
 }
 
@@ -150,6 +156,13 @@ void DataSet::Impl::follow(std::stop_token stop) {
 }
 
 Result<> DataSet::Impl::look() {
+  PTC_TRY(watch_metadata());
+  if (!options.dp_key.empty()) {
+    PTC_TRY(const auto entry, options.meta->get(options.dp_key));
+    const std::optional<DataParallel> dp = entry ? options.dp_of(entry->value) : std::nullopt;
+    std::lock_guard lock(mutex);
+    if (dp) seen = *dp;
+  }
   std::string why;
   DataSetState now;
   {
@@ -166,6 +179,8 @@ Result<> DataSet::Impl::look() {
   {
     std::lock_guard lock(mutex);
     pending = why;
+    loaded = true;
+    changed.notify_all();
     if (now.source != indexed_text) {
       source = nullptr;
       shown.clear();
@@ -198,10 +213,17 @@ Result<> DataSet::Impl::look() {
 DataSet::DataSet(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DataSet::~DataSet() = default;
 
-Result<std::unique_ptr<DataSet>> DataSet::open(DataSetOptions options) {
+std::unique_ptr<DataSet> DataSet::open(DataSetOptions options) {
   auto impl = std::make_unique<Impl>(std::move(options));
-  PTC_TRY(impl->start());
+  impl->start();
   return std::unique_ptr<DataSet>(new DataSet(std::move(impl)));
+}
+
+Result<> DataSet::loaded() const {
+  std::unique_lock lock(impl_->mutex);
+  if (impl_->changed.wait_for(lock, kLoads, [&] { return impl_->loaded; })) return ok();
+  return make_error(Code::kUnavailable, "the metadata of the data set cannot be read: {}",
+                    impl_->pending.empty() ? "no answer" : impl_->pending);
 }
 
 std::optional<std::string> DataSet::source_text() const {
@@ -256,6 +278,13 @@ Result<> DataSet::remove_order() {
   });
 }
 
+Result<> DataSet::remove() {
+  return impl_->decide([](DataSetState& next) -> Result<> {
+    next = {};
+    return ok();
+  });
+}
+
 std::string DataSet::consumed_text() const {
   std::lock_guard lock(impl_->mutex);
   return fmt::format("{}\n", impl_->state.consumed);
@@ -263,7 +292,7 @@ std::string DataSet::consumed_text() const {
 
 Result<> DataSet::save_consumed(std::string_view text) {
   return impl_->decide([&](DataSetState& next) -> Result<> {
-    PTC_TRY(const uint64_t count, parse_count(text));
+    PTC_TRY(const uint64_t count, parse_consumed(text));
     if (count == next.consumed) return ok();
     if (!next.plan) return invalid_argument("consumed: there is no run yet: nothing can be consumed");
     if (count > next.plan->end()) {

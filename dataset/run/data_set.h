@@ -37,6 +37,9 @@ struct DataSetOptions {
   MetaClient* meta = nullptr;  // outlives it
   std::string directory;       // exists; for the index
   DataParallel dp;
+  /// A key of the metadata that says dp from now on, and what its value says (nullopt: nothing).
+  std::string dp_key;
+  std::function<std::optional<DataParallel>(std::string_view)> dp_of;
   /// Decisions are committed so; left out: by `meta`.
   std::function<Result<int64_t>(MetaTransaction)> commit;
   /// Whether a checkpoint of the job was committed with this count in a file `consumed`.
@@ -57,8 +60,12 @@ using ShownGenerationRef = std::shared_ptr<const ShownGeneration>;
 /// status_json() says them too, until something is accepted.
 class DataSet {
  public:
-  static Result<std::unique_ptr<DataSet>> open(DataSetOptions options);
+  /// Reads in the background; until it has, nothing is there (loaded()).
+  static std::unique_ptr<DataSet> open(DataSetOptions options);
   ~DataSet();
+
+  /// Waits until what the metadata say has been read once. kUnavailable: it could not be within a few seconds.
+  Result<> loaded() const;
 
   std::optional<std::string> source_text() const;
   std::optional<std::string> order_text() const;
@@ -70,6 +77,8 @@ class DataSet {
   /// Refused once anything is consumed.
   Result<> remove_source();
   Result<> remove_order();
+  /// Forgets the whole run, order and source: the next one begins at 0.
+  Result<> remove();
 
   std::string consumed_text() const;  // "1024\n"
   /// A count of positions, in decimal digits. More than before: noted. Less: the run goes back there, if a
@@ -99,6 +108,9 @@ class DataSet {
   explicit DataSet(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+/// The count that a file `consumed` holds. kInvalidArgument.
+Result<uint64_t> parse_consumed(std::string_view text);
 
 /// "000003"
 std::string generation_name(uint64_t number);

@@ -20,7 +20,7 @@ struct DataSet::Impl {
       : options(std::move(given)), record(*options.meta, options.job, options.commit), seen(options.dp) {}
   ~Impl();
 
-  Result<> start();
+  void start();
   /// Writes a decision and takes it over; says in status.json why it was refused.
   Result<> decide(const std::function<Result<>(DataSetState&)>& change);
   /// Brings the plan to what order, source and dp say. Needs `changes`.
@@ -28,8 +28,8 @@ struct DataSet::Impl {
   void take_over(const DataSetState& now);  // needs `changes`
   void want_look();
   void follow(std::stop_token stop);
+  Result<> watch_metadata();
   Result<> look();
-  void index(const std::string& text);
   void set_refused(std::string what);
 
   const DataSetOptions options;
@@ -50,9 +50,9 @@ struct DataSet::Impl {
   std::string refused;               // what was not accepted last
   std::string pending;               // why the plan is not what it should be
   std::deque<std::string> read_errors;
-  bool look_wanted = true, looking = false;
+  bool look_wanted = true, looking = false, loaded = false;
 
-  std::shared_ptr<void> watch;
+  std::shared_ptr<void> watch, dp_watch;  // follower's
   std::jthread indexer, follower;  // last: they use all of the above
 };
 

@@ -9,6 +9,7 @@
 
 #include "fs/nodes/checkpoints_dir.h"
 #include "fs/nodes/current_link.h"
+#include "fs/nodes/data_set_dir.h"
 #include "fs/nodes/incoming_dir.h"
 #include "fs/nodes/layout_file.h"
 #include "fs/nodes/text_file.h"
@@ -19,7 +20,8 @@ namespace {
 // As they are listed. `rm -r` goes in this order: `current` must come before what it points to, or
 // it would be gone by itself when rm gets to it.
 constexpr std::string_view kOwnNames[] = {"layout.json", "rules.json", "status.json", "plan.json",
-                                          "plan.svg",    "current",    "incoming",    "checkpoints"};
+                                          "plan.svg",    "current",    "dataset",     "incoming",
+                                          "checkpoints"};
 
 bool own(std::string_view name) {
   return std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);
@@ -44,7 +46,7 @@ FsResult<NodeRef> JobDir::make(const JobViewRef& job) {
 
 FsResult<struct stat> JobDir::attributes() {
   PTC_TRY(auto stat, RealNode::attributes());
-  stat.st_nlink += 1;  // checkpoints/
+  stat.st_nlink += 1;  // checkpoints/; dataset/ counts as the directory it is
   stat.st_mtim = later(stat.st_mtim, job().hidden().restored());
   return stat;
 }
@@ -77,6 +79,7 @@ FsResult<NodeRef> JobDir::own_name(const std::string& name) {
   }
   if (name == "checkpoints") return CheckpointsDir::make(view);
   if (name == "current") return CurrentLink::make(view);
+  if (name == "dataset") return DataSetDir::make(view);
   if (name == "incoming") {
     std::string key = view->incoming_key();
     if (NodeRef known = table.find(key)) return known;
@@ -140,6 +143,11 @@ FsResult<NodeRef> JobDir::make_directory(const Caller& caller, const std::string
     job().hidden().show(name);
     return own_name(name);
   }
+  if (name == "dataset" && job().hidden().hidden(name)) {
+    DataSetDir::show_all(job());
+    job().hidden().show(name);
+    return own_name(name);
+  }
   if (own(name)) return refuse_own_name(name);
   return RealNode::make_directory(caller, name, mode);
 }
@@ -162,7 +170,7 @@ FsResult<NodeRef> JobDir::make_link(Node& node, const std::string& name) {
 
 FsResult<> JobDir::unlink(const std::string& name) {
   if (!own(name)) return RealNode::unlink(name);
-  if (name == "incoming" || name == "checkpoints") return Errno{EISDIR};
+  if (name == "incoming" || name == "checkpoints" || name == "dataset") return Errno{EISDIR};
   if (EditableFile* file = editable(name)) {
     PTC_TRY(file->remove());
     if (!file->exists()) return ok();
@@ -177,6 +185,9 @@ FsResult<> JobDir::remove_directory(const std::string& name) {
   if (node == nullptr) return Errno{ENOENT};
   PTC_TRY(auto entries, node->list());
   if (!entries.empty()) return Errno{ENOTEMPTY};
+  if (name == "dataset") {
+    PTC_TRY(as_fs(job().data_set().remove()));
+  }
   job().hidden().hide(name);
   return ok();
 }

@@ -59,9 +59,9 @@ class RealNode : public Node {
   FsResult<> set_xattr(const std::string& name, std::string_view value, int flags) override;
   FsResult<> remove_xattr(const std::string& name) override;
 
-  /// In the job directory: layout.json or rules.json, which are not files of the host; else null.
+  /// In the directory of a job or its data set: layout.json and others that are not files of the host; else null.
   virtual EditableFile* editable(const std::string& /*name*/) { return nullptr; }
-  /// In the job directory: other names that belong to ptcfs.
+  /// There: other names that belong to ptcfs.
   virtual bool reserved(const std::string& /*name*/) const { return false; }
 
  protected:

@@ -82,10 +82,10 @@ FsResult<> RealNode::rename(const std::string& name, Node& target_parent,
     if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
     if (from != nullptr && to != nullptr) return Errno{EPERM};
     if (from != nullptr) return move_away(*this, *from, *target, target_name, flags);
-    bool there = to->exists() && !job_->hidden().hidden(target_name);
+    bool there = to->exists() && !job_->hidden().hidden(to->name());
     if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
     PTC_TRY(save_over(*this, name, *to));
-    job_->hidden().show(target_name);
+    job_->hidden().show(to->name());
     return ok();
   }
 

@@ -17,7 +17,7 @@ constexpr const char* kDotPtc = ".ptc";
 
 /// The new job's directories belong to whoever made it.
 FsResult<> give_job(const JobView& view, const Caller& caller, mode_t mode, gid_t gid) {
-  for (int fd : {view.files_fd(), view.incoming_fd()}) {
+  for (int fd : {view.files_fd(), view.incoming_fd(), view.data_set_fd()}) {
     if (::geteuid() == 0 &&
         ::fchownat(fd, "", caller.uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
       return last_errno();

@@ -88,6 +88,10 @@ Job::~Job() { stop(); }
 
 Result<> Job::load() { return impl_->load(); }
 Result<> Job::sync() { return impl_->sync(); }
+MetaClient& Job::meta() const { return *impl_->services.meta; }
+Result<int64_t> Job::decide(MetaTransaction transaction) {
+  return impl_->commit_fenced(std::move(transaction));
+}
 Result<std::string> Job::answer(std::string_view method, std::string_view request) {
   return impl_->answer(method, request);
 }

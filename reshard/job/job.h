@@ -128,6 +128,12 @@ class Job {
   /// Takes over what other nodes decided, and who is there. Called after every change of the metadata
   /// under jobs/<job>, and of the nodes. kUnavailable: not all of it could be had; call it again.
   Result<> sync();
+  /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a decision
+  /// fails once this node's lease has ended.
+  MetaClient& meta() const;
+  Result<int64_t> decide(MetaTransaction transaction);
+  /// Spec and revision of the layout in force, as the value of jobs/<job>/in_force has them.
+  static std::optional<std::pair<LayoutSpec, int64_t>> in_force_of(std::string_view value);
   /// What another node asks of this job; see job_peers.cc for the methods.
   Result<std::string> answer(std::string_view method, std::string_view request);
 

@@ -122,6 +122,17 @@ Result<Job::Impl::MetaState> Job::Impl::read_meta() {
   return state;
 }
 
+std::optional<std::pair<LayoutSpec, int64_t>> Job::in_force_of(std::string_view value) {
+  auto object = parse_object(std::string(value), "in_force");
+  if (!object) return std::nullopt;
+  const json::value* spec = object.value().if_contains("spec");
+  if (spec == nullptr || !spec->is_object()) return std::nullopt;
+  auto parsed = LayoutSpec::from_json(spec->get_object());
+  auto revision = number(object.value(), "revision");
+  if (!parsed || !revision) return std::nullopt;
+  return std::pair(std::move(parsed).value(), revision.value());
+}
+
 Result<> Job::Impl::load() {
   Result<> known = sync();
   const bool read = layout_meta_revision != 0;  // else nothing is known of what may be thrown away

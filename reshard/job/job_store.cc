@@ -42,7 +42,9 @@ Result<std::optional<std::string>> user_file_in(const std::string& files_dir) {
     return std::optional("incoming/" + it->path().filename().string());
   if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
   for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
-    if (it->path().filename() != "incoming") return std::optional(it->path().filename().string());
+    if (it->path().filename() == "dataset") {
+      if (!std::filesystem::is_empty(it->path(), error)) return std::optional<std::string>("dataset/");
+    } else if (it->path().filename() != "incoming") return std::optional(it->path().filename().string());
   if (error) return errno_error(error.value(), "reading " + files_dir);
   return std::optional<std::string>();
 }

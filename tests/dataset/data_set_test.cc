@@ -37,6 +37,9 @@ class DataSetTest : public testing::Test {
   }
 
   void reopen_meta() { meta_ = open_sqlite_meta(dir_ + "/meta.db").value(); }
+  void put_dp(const std::string& text) {
+    ASSERT_TRUE(meta_->commit({.compares = {}, .puts = {{"jobs/llama/in_force", text}}}));
+  }
   void put_job() { ASSERT_TRUE(meta_->commit({.compares = {}, .puts = {{"jobs/llama", "{}"}}})); }
   void write_lines(const std::string& name, int count) {
     std::ofstream out(dir_ + "/data/" + name);
@@ -47,9 +50,9 @@ class DataSetTest : public testing::Test {
     DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/" + node, .dp = dp};
     options.checkpoint_has = [this](uint64_t count) { return checkpoints_.contains(count); };
     auto opened = DataSet::open(std::move(options));
-    EXPECT_TRUE(opened) << opened.error().message();
-    opened.value()->wait_settled();
-    return std::move(opened).value();
+    EXPECT_TRUE(opened->loaded());
+    opened->wait_settled();
+    return opened;
   }
   std::string source() const { return fmt::format("{{\"shards\": [\"{}/data\"]}}", dir_); }
   /// A run of 20 samples, batch 6, dp 3.
@@ -263,6 +266,41 @@ TEST_F(DataSetTest, TwoNodesAgree) {
   settle();
   EXPECT_EQ(a->consumed_text(), "24\n");
   EXPECT_EQ(b->consumed_text(), "24\n");
+}
+
+TEST_F(DataSetTest, FollowsTheLayoutInForce) {
+  put_dp("3 1");
+  std::filesystem::create_directory(dir_ + "/w0");
+  node_ = DataSet::open({.job = "llama",
+                         .meta = meta_.get(),
+                         .directory = dir_ + "/w0",
+                         .dp_key = "jobs/llama/in_force",
+                         .dp_of = [](std::string_view text) {
+                           return std::optional(DataParallel{static_cast<uint64_t>(text[0] - '0'), text[2] - '0'});
+                         }});
+  ASSERT_TRUE(node_->save_source(source()));
+  ASSERT_TRUE(node_->save_order(order(6)));
+  node_->wait_settled();
+  EXPECT_EQ(node_->generation(1)->cuts.segment().dp, 3u);
+  put_dp("2 2");
+  for (int i = 0; i < 200 && node_->generations() != std::vector<uint64_t>{2}; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(node_->generation(2)->cuts.segment().dp, 2u);
+}
+
+TEST_F(DataSetTest, BeginsAnewAfterARemoval) {
+  DataSet& set = begun();
+  ASSERT_TRUE(set.save_consumed("6"));
+  ASSERT_TRUE(set.remove());
+  set.wait_settled();
+  EXPECT_THAT(set.generations(), IsEmpty());
+  EXPECT_EQ(set.consumed_text(), "0\n");
+  EXPECT_EQ(set.order_text(), std::nullopt);
+  ASSERT_TRUE(set.save_source(source()));
+  ASSERT_TRUE(set.save_order(order(9, ", \"seed\": 4")));
+  set.wait_settled();
+  EXPECT_THAT(set.generations(), ElementsAre(1));
 }
 
 TEST_F(DataSetTest, OfARemovedJobNothingIsWritten) {

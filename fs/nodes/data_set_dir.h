@@ -1,0 +1,45 @@
+// <job>/dataset/: source.json, order.json, consumed, what follows from them, and the user's own files.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fs/nodes/real_node.h"
+
+namespace ptc {
+
+class DataSetDir : public RealNode {
+ public:
+  /// Errors: EMFILE; EIO while what it shows cannot be known.
+  static FsResult<NodeRef> make(const JobViewRef& job);
+
+  FsResult<struct stat> attributes() override;
+  FsResult<NodeRef> lookup(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> list() override;
+  FsResult<Created> create(const Caller& caller, const std::string& name, mode_t mode,
+                           int flags) override;
+  FsResult<NodeRef> make_directory(const Caller& caller, const std::string& name,
+                                   mode_t mode) override;
+  FsResult<NodeRef> make_node(const Caller& caller, const std::string& name, mode_t mode) override;
+  FsResult<NodeRef> make_symlink(const Caller& caller, const std::string& name,
+                                 const std::string& target) override;
+  FsResult<NodeRef> make_link(Node& node, const std::string& name) override;
+  /// Of ptcfs' own names: they are hidden; with all of them, `rmdir` forgets the data set (JobDir).
+  FsResult<> unlink(const std::string& name) override;
+  FsResult<> remove_directory(const std::string& name) override;
+
+  EditableFile* editable(const std::string& name) override;
+  bool reserved(const std::string& name) const override;
+
+  /// All of ptcfs' own names show again.
+  static void show_all(JobView& job);
+
+ private:
+  DataSetDir(JobViewRef view, UniqueFd fd);
+  bool hides(const std::string& name) const;
+  /// The node of a name that belongs to ptcfs and shows now; null otherwise.
+  FsResult<NodeRef> own_name(const std::string& name);
+  FsResult<NodeRef> refuse_own_name(const std::string& name);
+};
+
+}  // namespace ptc

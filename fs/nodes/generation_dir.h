@@ -1,0 +1,80 @@
+// <job>/dataset/gen/: generations, and the trees of files that are made of samples when they are read.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dataset/run/data_tree.h"
+#include "fs/node.h"
+#include "fs/passthrough.h"
+#include "fs/tree.h"
+
+namespace ptc {
+
+/// gen/: one directory a generation, that comes with a change and goes with a rollback.
+class GenerationsDir : public Node {
+ public:
+  explicit GenerationsDir(JobViewRef job) : Node(job->key() + "/dataset/gen"), job_(std::move(job)) {}
+  FsResult<struct stat> attributes() override;
+  FsResult<NodeRef> lookup(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> list() override;
+
+ private:
+  std::vector<uint64_t> numbers() const;
+  const JobViewRef job_;
+};
+
+/// A generation as this mount shows it. Immutable; lives while a node of it does.
+struct GenerationView {
+  JobViewRef job;
+  ShownGenerationRef generation;
+  std::string key;   // prefix of its nodes' keys; never used twice
+  InodeHash inodes;  // from which those of all paths are reckoned; other ones for each generation
+
+  struct stat attributes(mode_t mode, std::string_view node_key) const;
+};
+using GenerationViewRef = std::shared_ptr<const GenerationView>;
+
+/// A directory below. What it lists says nothing of sizes.
+class SamplesDir : public Node {
+ public:
+  SamplesDir(GenerationViewRef view, std::string key, DataDirRef dir, bool top)
+      : Node(std::move(key)), view_(std::move(view)), dir_(std::move(dir)), top_(top) {}
+  bool immutable() const override { return true; }
+  bool lists_attributes() const override { return false; }
+  NameLife name_life() const override { return top_ ? NameLife::kNone : NameLife::kForever; }
+  FsResult<struct stat> attributes() override;
+  FsResult<NodeRef> lookup(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> list() override;
+
+ private:
+  const GenerationViewRef view_;
+  const DataDirRef dir_;
+  const bool top_;
+};
+
+/// A file below. What is a source file as it is, is handed to the kernel; else bytes are made when read, and
+/// stay in the page cache. Which it is the first open decides until the last close.
+class SamplesFile : public Node {
+ public:
+  using Make = std::function<Result<VirtualFileRef>()>;
+  SamplesFile(GenerationViewRef view, std::string key, Make make)
+      : Node(std::move(key)), view_(std::move(view)), make_(std::move(make)) {}
+  bool immutable() const override { return true; }
+  FsResult<struct stat> attributes() override;
+  FsResult<Opened> open(const Caller& caller, int flags) override;
+
+ private:
+  friend class SamplesHandle;
+  /// Says it in status.json and in the log.
+  Errno failed(const Error& error, std::string_view what) const;
+  const GenerationViewRef view_;
+  const Make make_;
+  InodeMode mode_;
+  std::atomic<uint64_t> size_{UINT64_MAX};  // as soon as it is known
+};
+
+}  // namespace ptc
