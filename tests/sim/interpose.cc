@@ -8,6 +8,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdarg>
@@ -26,11 +27,14 @@ namespace {
 // by itself which of the clocks it is of.
 constexpr Time kWallAtStart = std::chrono::seconds(1767225600);
 
-// libc's own.
+// libc's own. Not a static that is guarded: of two threads that meet there one may be none of the scheduler's yet,
+// and what this one waits for, the other would tell the scheduler.
 #define PTC_REAL(name)                                                                                     \
   ([] {                                                                                                    \
-    static auto* const of_libc = reinterpret_cast<decltype(&::name)>(dlsym(RTLD_NEXT, #name));            \
-    return of_libc;                                                                                        \
+    static constinit std::atomic<void*> of_libc{nullptr};                                                  \
+    void* known = of_libc.load(std::memory_order_relaxed);                                                 \
+    if (known == nullptr) of_libc.store(known = dlsym(RTLD_NEXT, #name), std::memory_order_relaxed);       \
+    return reinterpret_cast<decltype(&::name)>(known);                                                     \
   }())
 
 Time time_of(const timespec& time) { return std::chrono::seconds(time.tv_sec) + Time(time.tv_nsec); }
