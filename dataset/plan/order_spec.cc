@@ -4,7 +4,7 @@
 #include <charconv>
 #include <vector>
 
-#include "store/base/json.h"
+#include "store/base/json_settings.h"
 
 namespace ptc {
 namespace {
@@ -17,12 +17,12 @@ const std::vector<std::string> kOrderKeys = {"format", "seed",   "batch",  "tail
                                              "assign", "uneven", "epochs", "round"};
 
 /// Reads order.json; every error has its place.
-class OrderParser {
+class OrderParser : JsonSettings {
  public:
-  OrderParser(std::string_view text, const json::object& object) : text_(text), object_(object) {}
+  OrderParser(std::string_view text, const json::object& object) : JsonSettings(text, object) {}
 
   Result<OrderSpec> parse() {
-    PTC_TRY(check_keys());
+    PTC_TRY(check_keys(kOrderKeys));
     OrderSpec spec;
     if (!object_.contains("batch")) return error({}, "'batch' is missing: the samples of a global batch");
     PTC_TRY(number("seed", 0, UINT64_MAX, spec.seed));
@@ -37,39 +37,6 @@ class OrderParser {
   }
 
  private:
-  Error error(const std::vector<std::string>& path, std::string_view message) const {
-    return invalid_argument("{}: {}", json_place(text_, path), message);
-  }
-
-  Result<> check_keys() const {
-    for (const auto& member : object_) {
-      const std::string key(member.key());
-      if (std::find(kOrderKeys.begin(), kOrderKeys.end(), key) != kOrderKeys.end()) continue;
-      const auto nearest = nearest_name(key, kOrderKeys);
-      return invalid_argument("{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), quoted(key),
-                              nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
-    }
-    return ok();
-  }
-
-  Result<> number(const std::string& key, uint64_t min, uint64_t max, uint64_t& target) const {
-    const json::value* value = object_.if_contains(key);
-    if (!value) return ok();
-    const std::optional<uint64_t> found = whole_number(*value);
-    if (!found || *found < min || *found > max) {
-      return error({key}, fmt::format("'{}' must be a whole number from {} to {}", key, min, max));
-    }
-    target = *found;
-    return ok();
-  }
-
-  Result<std::optional<std::string_view>> word(const std::string& key) const {
-    const json::value* value = object_.if_contains(key);
-    if (!value) return std::optional<std::string_view>();
-    if (!value->is_string()) return error({key}, fmt::format("'{}' must be a text", key));
-    return std::optional<std::string_view>(std::string_view(value->get_string()));
-  }
-
   Result<> words(OrderSpec& spec) const {
     PTC_TRY(const auto format, word("format"));
     if (format && *format != kOrderFormat) {
@@ -101,9 +68,6 @@ class OrderParser {
     spec.round_down = round.has_value();
     return ok();
   }
-
-  std::string_view text_;
-  const json::object& object_;
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "store/base/json.h"
+#include "store/base/json_settings.h"
 
 namespace ptc {
 namespace {
@@ -14,19 +14,12 @@ constexpr std::array kAllFormats = {SourceFormat::kTar,      SourceFormat::kMds,
                                     SourceFormat::kJsonl,    SourceFormat::kFiles};
 
 /// Reads source.json; every error has its place.
-class SourceParser {
+class SourceParser : JsonSettings {
  public:
-  SourceParser(std::string_view text, const json::object& object) : text_(text), object_(object) {}
+  SourceParser(std::string_view text, const json::object& object) : JsonSettings(text, object) {}
 
   Result<SourceSpec> parse() const {
-    for (const auto& member : object_) {
-      const std::string key(member.key());
-      if (std::find(kSourceKeys.begin(), kSourceKeys.end(), key) != kSourceKeys.end()) continue;
-      const auto nearest = nearest_name(key, kSourceKeys);
-      return invalid_argument(
-          "{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), ptc::quoted(key),
-          nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
-    }
+    PTC_TRY(check_keys(kSourceKeys));
     SourceSpec spec;
     PTC_TRY(format(spec));
     PTC_TRY(shards(spec));
@@ -40,10 +33,6 @@ class SourceParser {
   }
 
  private:
-  Error error(const std::vector<std::string>& path, std::string_view message) const {
-    return invalid_argument("{}: {}", json_place(text_, path), message);
-  }
-
   static std::string_view word_of(const json::value& value) {
     return value.is_string() ? std::string_view(value.get_string()) : std::string_view();
   }
@@ -83,9 +72,6 @@ class SourceParser {
     spec.shards.emplace_back(std::string_view(value.get_string()));
     return ok();
   }
-
-  std::string_view text_;
-  const json::object& object_;
 };
 
 }  // namespace

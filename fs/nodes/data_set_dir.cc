@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "fs/nodes/flipping_link.h"
 #include "fs/nodes/generation_dir.h"
 #include "fs/nodes/layout_file.h"
 #include "fs/nodes/text_file.h"
@@ -24,25 +25,6 @@ bool is_data_name(std::string_view name) {
 }
 
 std::string hidden_path(std::string_view name) { return fmt::format("dataset/{}", name); }
-
-/// head -> gen/000003. One node for each target; the name is looked up each time.
-class HeadLink : public Node {
- public:
-  HeadLink(JobViewRef job, std::string target)
-      : Node(job->key() + "/dataset/head/" + target), job_(std::move(job)), target_(std::move(target)) {}
-
-  FsResult<struct stat> attributes() override {
-    const struct stat owner = job_->directory();
-    struct stat stat = virtual_stat(S_IFLNK | 0777, owner.st_uid, owner.st_gid, owner.st_mtim, inode_of(key()));
-    stat.st_size = static_cast<off_t>(target_.size());
-    return stat;
-  }
-  FsResult<std::string> read_link() override { return target_; }
-
- private:
-  const JobViewRef job_;
-  const std::string target_;
-};
 
 }  // namespace
 
@@ -94,7 +76,7 @@ FsResult<NodeRef> DataSetDir::own_name(const std::string& name) {
   if (name == "head") {
     const std::vector<uint64_t> numbers = view->data_set().generations();
     if (numbers.empty() || hides("order.json")) return NodeRef();
-    return table.intern(std::make_shared<HeadLink>(view, "gen/" + generation_name(numbers.back())));
+    return FlippingLink::make(view, "dataset/head", "gen/" + generation_name(numbers.back()));
   }
   const bool plan = name == "plan.json";
   auto text = [view, plan] { return plan ? view->data_set().plan_json() : view->data_set().status_json(); };

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fs/nodes/checkpoints_dir.h"
-#include "fs/nodes/current_link.h"
+#include "fs/nodes/flipping_link.h"
 #include "fs/nodes/data_set_dir.h"
 #include "fs/nodes/incoming_dir.h"
 #include "fs/nodes/layout_file.h"
@@ -78,7 +78,11 @@ FsResult<NodeRef> JobDir::own_name(const std::string& name) {
     return table.intern(std::make_shared<LayoutFile>(view, *file));
   }
   if (name == "checkpoints") return CheckpointsDir::make(view);
-  if (name == "current") return CurrentLink::make(view);
+  if (name == "current") {
+    std::optional<std::string> target = view->job().current_target();
+    if (!target) return NodeRef();
+    return FlippingLink::make(view, name, std::move(*target));
+  }
   if (name == "dataset") return DataSetDir::make(view);
   if (name == "incoming") {
     std::string key = view->incoming_key();

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <optional>
 
-#include "store/base/json.h"
+#include "store/base/json_settings.h"
 #include "store/base/utf8.h"
 
 namespace ptc {
@@ -90,12 +90,12 @@ bool is_device(std::string_view text) {
 }
 
 /// Reads layout.json; every error has its place.
-class LayoutParser {
+class LayoutParser : JsonSettings {
  public:
-  LayoutParser(std::string_view text, const json::object& object) : text_(text), object_(object) {}
+  LayoutParser(std::string_view text, const json::object& object) : JsonSettings(text, object) {}
 
   Result<Layout> parse() {
-    PTC_TRY(check_keys());
+    PTC_TRY(check_keys(kKeys));
     Layout layout;
     LayoutSpec& spec = layout.spec;
     ParallelConfig& sizes = spec.sizes;
@@ -116,34 +116,6 @@ class LayoutParser {
   }
 
  private:
-  Error error(const std::vector<std::string>& path, std::string_view message) const {
-    return invalid_argument("{}: {}", json_place(text_, path), message);
-  }
-
-  Result<> check_keys() const {
-    for (const auto& member : object_) {
-      const std::string key(member.key());
-      if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
-      const auto nearest = nearest_name(key, kKeys);
-      return invalid_argument(
-          "{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), ptc::quoted(key),
-          nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
-    }
-    return ok();
-  }
-
-  Result<> number(const std::string& key, uint64_t min, uint64_t max, uint32_t& target) const {
-    const json::value* value = object_.if_contains(key);
-    if (!value) return ok();
-    const std::optional<uint64_t> found = whole_number(*value);
-    if (!found || *found < min || *found > max) {
-      return error({key},
-                   fmt::format("'{}' must be a whole number from {} to {}", key, min, max));
-    }
-    target = static_cast<uint32_t>(*found);
-    return ok();
-  }
-
   Result<> size(const std::string& key, bool required, uint32_t& target) const {
     if (required && !object_.contains(key)) {
       return error({}, fmt::format("'{}' is missing: tp, pp and dp are required", key));
@@ -151,31 +123,24 @@ class LayoutParser {
     return number(key, 1, kMaxWorldSize, target);
   }
 
-  Result<std::optional<std::string_view>> text_of(const std::string& key) const {
-    const json::value* value = object_.if_contains(key);
-    if (!value) return std::optional<std::string_view>();
-    if (!value->is_string()) return error({key}, fmt::format("'{}' must be a text", key));
-    return std::optional<std::string_view>(std::string_view(value->get_string()));
-  }
-
   Result<> words(LayoutSpec& spec) const {
-    PTC_TRY(const auto format, text_of("format"));
+    PTC_TRY(const auto format, word("format"));
     if (format && *format != kLayoutFormat) {
       return error({"format"}, fmt::format("'format' must be \"{}\"", kLayoutFormat));
     }
-    PTC_TRY(const auto order, text_of("order"));
+    PTC_TRY(const auto order, word("order"));
     if (order) {
       auto parsed = RankOrder::parse(*order);
       if (!parsed) return error({"order"}, parsed.error().message());
       spec.order = parsed.value();
     }
-    PTC_TRY(const auto naming, text_of("naming"));
+    PTC_TRY(const auto naming, word("naming"));
     if (naming) {
       const auto parsed = parse_naming(*naming);
       if (!parsed) return error({"naming"}, "'naming' must be \"global\" or \"stage\"");
       spec.naming = *parsed;
     }
-    PTC_TRY(const auto optimizer, text_of("optimizer"));
+    PTC_TRY(const auto optimizer, word("optimizer"));
     if (optimizer) {
       const auto parsed = parse_optimizer(*optimizer);
       if (!parsed) {
@@ -229,9 +194,6 @@ class LayoutParser {
     }
     return ok();
   }
-
-  std::string_view text_;
-  const json::object& object_;
 };
 
 /// Takes "<word><number>" off the front; the number has no superfluous zeros.

@@ -1,4 +1,4 @@
-// <job>/current: a symbolic link to what a restarting job loads.
+// Symbolic links of a job that flip: current, dataset/head.
 #pragma once
 
 #include <string>
@@ -12,17 +12,15 @@ namespace ptc {
 /// One node for each target, so that the kernel may cache its text. The name is looked up each time: were
 /// the kernel told when it stands for another, all names would expire, and the first use of the job's
 /// directory would wait until the kernel has dropped everything that it knows below.
-class CurrentLink : public Node {
+class FlippingLink : public Node {
  public:
-  /// Null while there is nothing to point to.
-  static FsResult<NodeRef> make(const JobViewRef& job) {
-    std::optional<std::string> target = job->job().current_target();
-    if (!target) return NodeRef();
-    return job->tree().table().intern(std::make_shared<CurrentLink>(job, std::move(*target)));
+  /// `path`: of the link, from the job's directory.
+  static FsResult<NodeRef> make(const JobViewRef& job, std::string_view path, std::string target) {
+    return job->tree().table().intern(std::make_shared<FlippingLink>(job, path, std::move(target)));
   }
 
-  CurrentLink(const JobViewRef& job, std::string target)
-      : Node(job->key() + "/current/" + target), job_(job), target_(std::move(target)) {}
+  FlippingLink(const JobViewRef& job, std::string_view path, std::string target)
+      : Node(fmt::format("{}/{}/{}", job->key(), path, target)), job_(job), target_(std::move(target)) {}
 
   FsResult<struct stat> attributes() override {
     struct stat owner = job_->directory();
