@@ -46,6 +46,11 @@ def speed(paths):
     return read_all(paths) / (time.perf_counter() - start)
 
 
+def in_force(job, seed, shuffle):
+    plan = json.loads(mount.read_text(job.file("dataset/plan.json")))
+    return (plan.get("seed"), plan.get("shuffle")) == (seed, shuffle)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--mib", type=int, default=400)
@@ -63,8 +68,7 @@ def main():
                 start = time.perf_counter()
                 bench.write_json(job.file("dataset/order.json"),
                                  {"batch": BATCH, "seed": number, "shuffle": shuffle})
-                while json.loads(mount.read_text(job.file("dataset/plan.json"))).get("seed") != number or \
-                        not os.path.exists(job.file("dataset/head/rank-000/tar")):
+                while not in_force(job, number, shuffle):
                     time.sleep(0.001)
                 read = os.path.realpath(job.file("dataset/head")) + "/rank-000/tar/e000"
                 with open(read + "/000000.tar", "rb") as file:
