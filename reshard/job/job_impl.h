@@ -198,7 +198,7 @@ struct Job::Impl {
                                                          const std::string& id,
                                                          const std::string& stored_file);
   std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file);
-  Result<ImageRef> open_image(const std::string& id, uint64_t bytes, const std::string& node);
+  Result<ImageRef> open_image(const StoredImage& image, uint64_t bytes);
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
@@ -307,7 +307,11 @@ struct Job::Impl {
                                                     const StoredState& stored) const;
   Result<std::string> answer_examine(const std::string& id, const std::string& stored_file);
   Result<Findings> examine(const CheckpointRecord& record);
-  Result<bool> take_out(const CheckpointRecord& seen, const std::vector<uint32_t>& images);
+  /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile.
+  Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images);
+  /// Files of this node that are missing, as after a start on an empty store, or that are back. As long as
+  /// other nodes count on them, their plans are other ones than this node's.
+  void report_missing_images();
   /// What is wrong; of that `replaceable` has been taken out.
   Result<Findings> repair(const std::string& name);
 };

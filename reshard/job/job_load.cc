@@ -44,6 +44,14 @@ Result<std::vector<std::string>> names_of(const std::string& directory) {
   return names;
 }
 
+/// Whether a stored state was opened with these nodes within reach (sorted), from `self`.
+bool was_opened_with(const StoredState& stored, const std::vector<std::string>& alive, const std::string& self) {
+  return std::all_of(stored.images.begin(), stored.images.end(), [&](const StoredImage& image) {
+    const bool reachable = !image.missing && std::binary_search(alive.begin(), alive.end(), image.node);
+    return image.node == self || (image.image != nullptr) == reachable;
+  });
+}
+
 }  // namespace
 
 std::string plan_file_of(const std::string& stored_file) {
@@ -179,7 +187,9 @@ Result<> Job::Impl::sync() {
     auto load = [&]() -> Result<> {
       if (next.record.checkpoint == nullptr) {
         PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation, entry.stored));
-      } else if (next.record.stored != entry.stored || nodes_changed) {
+      } else if (next.record.stored != entry.stored ||
+                 (services.cluster != nullptr &&
+                  !was_opened_with(*next.record.checkpoint->stored(), now_alive, services.cluster->self()))) {
         PTC_TRY(next.stored,
                 load_stored(*next.record.checkpoint, entry.id, entry.stored));
       }
@@ -326,7 +336,8 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::load_stored(const Checkpoi
     image.path = std::string(object.at("path").as_string());
     image.written = object.at("written").to_number<int32_t>();
     if (const json::value* node = object.if_contains("node")) image.node = std::string(node->as_string());
-    PTC_TRY(image.image, open_image(image.id, object.at("bytes").to_number<uint64_t>(), image.node));
+    if (const json::value* missing = object.if_contains("missing")) image.missing = missing->as_bool();
+    PTC_TRY(image.image, open_image(image, object.at("bytes").to_number<uint64_t>()));
     images.push_back(std::move(image));
   }
   return checkpoint.make_stored(spec, std::move(images));
@@ -343,19 +354,18 @@ std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id, const std::
   return std::nullopt;
 }
 
-Result<ImageRef> Job::Impl::open_image(const std::string& id, uint64_t bytes,
-                                       const std::string& node) {
-  if (services.cluster != nullptr && node != services.cluster->self()) {
-    if (!is_among(alive, node)) return ImageRef();
-    return ImageRef(std::make_shared<const Image>(ImageId{id}, node, bytes));
+Result<ImageRef> Job::Impl::open_image(const StoredImage& image, uint64_t bytes) {
+  if (services.cluster != nullptr && image.node != services.cluster->self()) {
+    if (image.missing || !is_among(alive, image.node)) return ImageRef();
+    return ImageRef(std::make_shared<const Image>(ImageId{image.id}, image.node, bytes));
   }
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
-  Result<ImageRef> image = services.images->open({id}, bytes);
-  if (image.has_value()) return image;
-  spdlog::error("job {}: {}", job->name(), image.error().message());
-  const Code code = image.error().code();
+  Result<ImageRef> here = services.images->open({image.id}, bytes);
+  if (here.has_value()) return here;
+  if (!image.missing) spdlog::error("job {}: {}", job->name(), here.error().message());
+  const Code code = here.error().code();
   if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
-  return image;
+  return here;
 }
 
 void Job::Impl::remove_files_of(const CheckpointRecord& record) {

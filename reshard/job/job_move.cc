@@ -280,6 +280,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
       if (known.id == id && known.generation >= generation) behind = revision < wanted_revision;
+    const auto finished = finished_parts.find(id);
+    if (finished != finished_parts.end() && finished->second.plan != wanted_plan) behind = true;
   }
   if (behind) {
     PTC_TRY(sync());
@@ -343,7 +345,7 @@ Result<std::vector<StoredImage>> Job::Impl::compose(
   auto add = [&](StoredImage image, const std::string& id, uint32_t node, uint64_t bytes) -> Result<> {
     image.id = id;
     image.node = change.nodes[node];
-    PTC_TRY(image.image, open_image(id, bytes, image.node));
+    PTC_TRY(image.image, open_image(image, bytes));
     images.push_back(std::move(image));
     return ok();
   };

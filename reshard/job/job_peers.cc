@@ -155,6 +155,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (method == "drop") {
     const json::value* epoch = object.if_contains("epoch");
     if (epoch == nullptr || !epoch->is_int64()) return invalid_argument("the request has no epoch");
+    PTC_TRY(sync());  // an earlier leader's decision may name what is here
     drop_part(id, epoch->as_int64());
     return std::string();
   }

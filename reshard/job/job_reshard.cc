@@ -36,6 +36,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       wanted_revision = revision;
     }
     if (stop.stop_requested()) return;
+    if (work) report_missing_images();
     if (work && !lead()) {
       std::unique_lock lock(mutex);
       changed.wait_for(lock, stop, kAnotherLeads, [] { return false; });

@@ -92,8 +92,7 @@ Result<CheckpointRecord> Job::Impl::find_record(std::string_view name) const {
   return known->second;
 }
 
-/// The decision that the images are none of the checkpoint's any more. False: it has changed meanwhile.
-Result<bool> Job::Impl::take_out(const CheckpointRecord& seen, const std::vector<uint32_t>& numbers) {
+Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images) {
   const Checkpoint& checkpoint = *seen.checkpoint;
   std::shared_ptr<const StoredState> before;
   CheckpointRecord record;
@@ -107,8 +106,7 @@ Result<bool> Job::Impl::take_out(const CheckpointRecord& seen, const std::vector
       record = known->second;
       plan = last_plan;
     }
-    PTC_TRY(auto left, checkpoint.make_stored(seen.checkpoint->stored()->spec,
-                                              images_without(*checkpoint.stored(), numbers)));
+    PTC_TRY(auto left, checkpoint.make_stored(checkpoint.stored()->spec, std::move(images)));
     MetaTransaction transaction;
     transaction.compares.push_back({meta_key("checkpoints/" + checkpoint.name()), record.meta_revision});
     PTC_TRY(put_stored(record, *left, plan, transaction));
@@ -125,12 +123,38 @@ Result<bool> Job::Impl::take_out(const CheckpointRecord& seen, const std::vector
   return true;
 }
 
+void Job::Impl::report_missing_images() {
+  if (services.cluster == nullptr) return;
+  std::vector<CheckpointRecord> records;
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& [name, record] : checkpoints) records.push_back(record);
+  }
+  for (const CheckpointRecord& record : records) {
+    std::vector<StoredImage> images = record.checkpoint->stored()->images;
+    size_t missing = 0, back = 0;
+    for (StoredImage& image : images) {
+      const bool is_missing = image.image == nullptr;
+      if (image.node != services.cluster->self() || image.missing == is_missing) continue;
+      image.missing = is_missing;
+      ++(is_missing ? missing : back);
+    }
+    if (missing + back == 0) continue;
+    Result<bool> done = replace_images(record, std::move(images));
+    if (done.has_error())
+      spdlog::warn("job {}: {}", job->name(), done.error().message());
+    else if (done.value() && missing > 0)
+      spdlog::warn("job {}: checkpoint {}: {} of the files that lay on this node are missing; what other nodes "
+                   "have of them is copied anew", job->name(), record.checkpoint->name(), missing);
+  }
+}
+
 Result<Findings> Job::Impl::repair(const std::string& name) {
   for (;;) {
     PTC_TRY(auto record, find_record(name));
     PTC_TRY(auto found, examine(record));
     if (found.replaceable.empty()) return found;
-    PTC_TRY(bool done, take_out(record, found.replaceable));
+    PTC_TRY(bool done, replace_images(record, images_without(*record.checkpoint->stored(), found.replaceable)));
     if (!done) continue;
     for (const std::string& what : found.replaced)
       spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(), name, what);

@@ -294,6 +294,7 @@ std::string StoredState::to_text() const {
                        {"path", images[i].path},
                        {"written", images[i].written}};
     if (!images[i].node.empty()) image["node"] = images[i].node;
+    if (images[i].missing) image["missing"] = true;
     array.push_back(std::move(image));
   }
   return json::serialize(json::object{

@@ -94,6 +94,7 @@ struct StoredImage {
   int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written, or it
                          // is that file and has no tensors
   std::string node = {};  // that holds it; empty: the only one of a cluster of one
+  bool missing = false;   // that node has found its file gone
 };
 
 /// Where all of a checkpoint's bytes lie: one state of affairs. Immutable; threads: any.

@@ -313,6 +313,40 @@ TEST_F(DamageTest, ACopyThatIsCutIsMadeAnew) {
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
+/// As after a reboot of a node whose store was memory.
+TEST_F(DamageTest, ANodeThatComesBackWithoutItsFilesGetsThemAnew) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(1);
+  const std::string images = cluster_.store(node).images().directory();
+  cluster_.stop(node);
+  std::filesystem::remove_all(images);
+  cluster_.start(node);
+  cluster_.wait_settled();
+  for (uint64_t rank = 0; rank < 3; ++rank) EXPECT_GE(holders(node, spec_of(spec_text_), rank).size(), 2u) << rank;
+  for (unsigned other = 0; other < 3; ++other)
+    EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_value()) << other;
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// As after a start whose store was not mounted yet: what is nowhere else is lost as long as that lasts.
+TEST_F(DamageTest, FilesThatWereAwayAreTakenForGoodAgain) {
+  commit_with_copies(0);
+  const unsigned node = holder_of(1), other = (node + 1) % 3;
+  const std::string images = cluster_.store(node).images().directory(), away = images + "-away";
+  auto start_with = [&](const std::string& from, const std::string& to) {
+    cluster_.stop(node);
+    std::filesystem::rename(from, to);
+    cluster_.start(node);
+    cluster_.wait_settled();
+  };
+  start_with(images, away);
+  EXPECT_FALSE(cluster_.job(other, "job")->find_checkpoint("base")->lost_tensors().empty());
+  std::filesystem::remove_all(images);
+  start_with(away, images);
+  EXPECT_TRUE(cluster_.job(other, "job")->find_checkpoint("base")->lost_tensors().empty());
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
 TEST_F(DamageTest, AReshardDoesNotCarryDamageOn) {
   commit_with_copies(1);
   flip_last_byte(image_file(holder_of(0), 0));

@@ -25,6 +25,7 @@ struct SimCluster::Instance {
   std::filesystem::path directory;
   std::shared_ptr<Life> life = std::make_shared<Life>();
   bool serving = false;
+  bool closing = false, closed = false;
   // Destroyed from below.
   std::unique_ptr<MetaClient> meta;
   std::unique_ptr<Member> member;
@@ -199,12 +200,18 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
 }
 
 void SimCluster::close(const std::shared_ptr<Instance>& instance) {
+  if (std::exchange(instance->closing, true)) {  // killed while it stops
+    while (!instance->closed) wait(instance.get(), std::nullopt, "until the node is closed");
+    return;
+  }
   if (instance->member != nullptr) instance->member->leave();
   instance->serving = false;
   instance->wait_unused();
   instance->store.reset();
   instance->member.reset();
   instance->meta.reset();
+  instance->closed = true;
+  wake_all(instance.get());
 }
 
 void SimCluster::stop(unsigned number) {
