@@ -12,7 +12,8 @@ using std::chrono::seconds;
 
 // Smaller files are read in one or two requests, which cost less than making a file of them.
 constexpr uint64_t kWorthBytes = 256 << 10;
-constexpr uint64_t kChunkBytes = 4 << 20;
+constexpr uint64_t kChunkBytes = 1 << 20;
+constexpr size_t kMostWanted = 64;
 constexpr seconds kReuseAfter{5}, kDropAfter{30}, kLookEvery{5};
 // For the tmpfs' own records, and for files that are dropped while somebody still has them mapped.
 constexpr uint64_t kSlackBytes = 16 << 20;
@@ -29,7 +30,7 @@ GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
     return;
   }
   space_ = std::move(space).value();
-  idle_ = std::jthread([this](std::stop_token stop) { drop_idle(std::move(stop)); });
+  background_ = std::jthread([this](std::stop_token stop) { work_in_background(std::move(stop)); });
 }
 
 GatherCache::~GatherCache() = default;
@@ -42,8 +43,21 @@ GatherCache::Numbers GatherCache::numbers() const {
   return numbers;
 }
 
-GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent& content) {
-  const uint64_t bytes = content.bytes();
+GatherCache::FileRef GatherCache::get(const std::string& key, const Content& content) {
+  return find_or_gather(key, content, true);
+}
+
+void GatherCache::prepare(const std::string& key, std::function<Result<Content>()> make) {
+  if (space_ == nullptr) return;
+  std::lock_guard lock(mutex_);
+  const auto same = [&](const Wanted& wanted) { return wanted.key == key; };
+  if (entries_.contains(key) || queue_.size() >= kMostWanted || std::any_of(queue_.begin(), queue_.end(), same)) return;
+  queue_.push_back({key, std::move(make)});
+  wanted_.notify_one();
+}
+
+GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const Content& content, bool opened) {
+  const uint64_t bytes = content.bytes;
   if (space_ == nullptr || bytes < kWorthBytes || bytes > limit_bytes_) return nullptr;
   Files reusable;
   {
@@ -53,6 +67,7 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent&
       if (found == entries_.end()) break;
       if (found->second.file != nullptr) {
         found->second.used = Clock::now();
+        found->second.once = content.once && opened;
         ++counts_.hits;
         return found->second.file;
       }
@@ -63,7 +78,9 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const FileContent&
       return nullptr;
     }
     ++counts_.misses;
-    entries_[key].bytes = bytes;
+    Entry& entry = entries_[key];
+    entry.bytes = bytes;
+    entry.once = content.once && opened;
     bytes_ += bytes;
   }
   auto file = gather(content, reusable);
@@ -97,7 +114,7 @@ bool GatherCache::make_room(uint64_t bytes, Files& out) {
   });
   const Clock::time_point now = Clock::now();
   for (Position it : idle) {
-    bool old = out.empty() && now - it->second.used > kReuseAfter;
+    bool old = out.empty() && (it->second.once || now - it->second.used > kReuseAfter);
     if (bytes_ + bytes <= limit_bytes_ && !old) break;
     bytes_ -= it->second.bytes;
     out.push_back(std::move(it->second.file));
@@ -123,42 +140,53 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::memory(uint64_t bytes, Files& 
   return std::shared_ptr<ScratchFile>(std::move(fresh));
 }
 
-Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const FileContent& content,
+Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content,
                                                          Files& reusable) {
-  PTC_TRY(auto file, memory(content.bytes(), reusable));
+  PTC_TRY(auto file, memory(content.bytes, reusable));
   const std::span<std::byte> all = file->memory();
   PTC_TRY(team_.parallel_for((all.size() + kChunkBytes - 1) / kChunkBytes,
                              [&](size_t i) -> Result<> {
     const uint64_t begin = i * kChunkBytes;
-    return content.read_past_caches(
+    return content.fill(
         begin, all.subspan(begin, std::min<uint64_t>(kChunkBytes, all.size() - begin)));
   }));
   return file;
 }
 
-void GatherCache::drop_idle(std::stop_token stop) {
+void GatherCache::work_in_background(std::stop_token stop) {
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
-    gathered_.wait_for(lock, stop, kLookEvery, [] { return false; });
-    Files idle;
-    const Clock::time_point now = Clock::now();
-    for (auto it = entries_.begin(); it != entries_.end();) {
-      Entry& entry = it->second;
-      bool wanted = entry.file == nullptr || entry.file.use_count() > 1 ||
-                    now - entry.used < kDropAfter;
-      if (wanted) {
-        ++it;
-        continue;
-      }
-      bytes_ -= entry.bytes;
-      idle.push_back(std::move(entry.file));
-      it = entries_.erase(it);
-      ++counts_.evicted_idle;
+    if (!wanted_.wait_for(lock, stop, kLookEvery, [this] { return !queue_.empty(); })) {
+      drop_idle(lock);
+      continue;
     }
+    const Wanted wanted = std::move(queue_.front());
+    queue_.pop_front();
     lock.unlock();
-    idle.clear();  // gigabytes may go: not with the lock
+    // Whatever is wrong with it, the open will say.
+    if (auto content = wanted.make()) find_or_gather(wanted.key, content.value(), false);
     lock.lock();
   }
+}
+
+void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock) {
+  Files idle;
+  const Clock::time_point now = Clock::now();
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    Entry& entry = it->second;
+    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 || now - entry.used < kDropAfter;
+    if (wanted) {
+      ++it;
+      continue;
+    }
+    bytes_ -= entry.bytes;
+    idle.push_back(std::move(entry.file));
+    it = entries_.erase(it);
+    ++counts_.evicted_idle;
+  }
+  lock.unlock();
+  idle.clear();  // gigabytes may go: not with the lock
+  lock.lock();
 }
 
 }  // namespace ptc

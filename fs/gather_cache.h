@@ -3,16 +3,19 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "reshard/exec/thread_team.h"
-#include "reshard/job/checkpoint.h"
 #include "store/image/scratch_space.h"
 
 namespace ptc {
@@ -29,10 +32,21 @@ class GatherCache {
   GatherCache(uint64_t limit_bytes, unsigned threads);
   ~GatherCache();
 
+  /// What a file holds. `fill` makes its bytes from `offset` on, on several threads at once.
+  struct Content {
+    uint64_t bytes;
+    std::function<Result<>(uint64_t offset, std::span<std::byte> out)> fill;
+    bool once = false;  // opened once as a rule: its memory may be written again as soon as it is closed
+  };
+
   /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes: equal
   /// keys, equal bytes. Waits while it is gathered, by this or another thread. nullptr when reading
   /// it as it is serves better (small), or it cannot be had (no room, some byte is lost).
-  FileRef get(const std::string& key, const FileContent& content);
+  FileRef get(const std::string& key, const Content& content);
+
+  /// The same in the background, for an open that is likely to come: `make` is called there. Forgotten
+  /// when many wait.
+  void prepare(const std::string& key, std::function<Result<Content>()> make);
 
   uint64_t limit_bytes() const { return limit_bytes_; }
   struct Numbers {
@@ -49,26 +63,35 @@ class GatherCache {
   struct Entry {
     std::shared_ptr<ScratchFile> file;  // nullptr while it is being gathered
     uint64_t bytes = 0;
+    bool once = false;    // as Content says, and was opened
     Clock::time_point used;
   };
   using Files = std::vector<std::shared_ptr<ScratchFile>>;
 
+  struct Wanted {
+    std::string key;
+    std::function<Result<Content>()> make;
+  };
+  FileRef find_or_gather(const std::string& key, const Content& content, bool opened);
   /// Takes entries out, least recently used first, until `bytes` more fit; false: they do not.
   /// With lock held. `out` is to be dropped without it.
   bool make_room(uint64_t bytes, Files& out);
   Result<std::shared_ptr<ScratchFile>> memory(uint64_t bytes, Files& reusable);
-  Result<std::shared_ptr<ScratchFile>> gather(const FileContent& content, Files& reusable);
-  void drop_idle(std::stop_token stop);
+  Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable);
+  void drop_idle(std::unique_lock<std::mutex>& lock);
+  void work_in_background(std::stop_token stop);
 
   const uint64_t limit_bytes_;
   std::unique_ptr<ScratchSpace> space_;
   ThreadTeam team_;
   mutable std::mutex mutex_;
-  std::condition_variable_any gathered_;
+  std::condition_variable gathered_;
+  std::condition_variable_any wanted_;
   std::unordered_map<std::string, Entry> entries_;  // guarded
+  std::deque<Wanted> queue_;                        // guarded
   uint64_t bytes_ = 0;                              // of all entries; guarded
   Numbers counts_;                                  // without what is held now; guarded
-  std::jthread idle_;                               // last: uses all of the above
+  std::jthread background_;                         // last: uses all of the above
 };
 
 }  // namespace ptc

@@ -14,7 +14,7 @@ constexpr uint64_t kMostFilesOfADirectory = 1000;
 constexpr uint64_t kSamplesOfADirectory = 100;   // where it is not known how many files each has
 constexpr uint64_t kMostSamplesOfAShard = 16384;
 constexpr uint64_t kLeastShards = 8;
-constexpr uint64_t kMdsShardBytes = 64 << 20;
+constexpr uint64_t kMostBytesOfAShard = 64 << 20;  // of the source, about; or one local batch
 
 Error no_such(std::string_view name) {
   return make_error(Code::kNotFound, "there is no {} here", name);
@@ -30,6 +30,12 @@ struct Shown {
 using ShownRef = std::shared_ptr<Shown>;
 
 uint64_t ceil_divide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+/// Samples of a shard that is of a good size.
+uint64_t most_samples_of_a_shard(const SampleSource& source) {
+  const uint64_t mean = std::max<uint64_t>(1, source.bytes() / std::max<uint64_t>(1, source.samples()));
+  return std::clamp<uint64_t>(kMostBytesOfAShard / mean, 1, kMostSamplesOfAShard);
+}
 
 /// The number in `name`, which is prefix, `width` digits or more, suffix: in no other way.
 std::optional<uint64_t> number_in(std::string_view name, std::string_view prefix, size_t width,
@@ -64,10 +70,7 @@ class RowDir : public DataDir {
     for (const auto& [known, node] : named_) {
       if (known == name) return node;
     }
-    if (row_) {
-      const auto number = number_in(name, row_->prefix, static_cast<size_t>(row_->width), row_->suffix);
-      if (number && *number >= row_->begin && *number < row_->end) return row_->child(*number);
-    }
+    if (const auto number = number_of(name)) return row_->child(*number);
     return no_such(name);
   }
 
@@ -76,13 +79,25 @@ class RowDir : public DataDir {
     for (const auto& [name, node] : named_) names.push_back({name, node.directory != nullptr});
     if (!row_) return names;
     names.reserve(names.size() + row_->end - row_->begin);
-    for (uint64_t i = row_->begin; i < row_->end; ++i) {
-      names.push_back({fmt::format("{}{:0{}}{}", row_->prefix, i, row_->width, row_->suffix), row_->directories});
-    }
+    for (uint64_t i = row_->begin; i < row_->end; ++i) names.push_back({name_of(i), row_->directories});
     return names;
   }
 
+  std::string after(std::string_view name) const override {
+    const auto number = number_of(name);
+    return number && !row_->directories && *number + 1 < row_->end ? name_of(*number + 1) : "";
+  }
+
  private:
+  std::optional<uint64_t> number_of(std::string_view name) const {
+    if (!row_) return std::nullopt;
+    const auto number = number_in(name, row_->prefix, static_cast<size_t>(row_->width), row_->suffix);
+    return number && *number >= row_->begin && *number < row_->end ? number : std::nullopt;
+  }
+  std::string name_of(uint64_t number) const {
+    return fmt::format("{}{:0{}}{}", row_->prefix, number, row_->width, row_->suffix);
+  }
+
   std::vector<std::pair<std::string, DataNode>> named_;
   std::optional<Row> row_;
 };
@@ -115,7 +130,7 @@ DataDirRef batches_dir(const ShownRef& shown, TreeKind kind, uint64_t rank, uint
   const Generation& cuts = shown->cuts();
   const uint64_t steps = cuts.steps(epoch);
   const uint64_t batch = ceil_divide(cuts.segment().batch, cuts.segment().dp);
-  const uint64_t most = std::max<uint64_t>(1, kMostSamplesOfAShard / batch);
+  const uint64_t most = std::max<uint64_t>(1, most_samples_of_a_shard(*shown->source()) / batch);
   const uint64_t each =
       kind == TreeKind::kTar ? 1 : std::clamp<uint64_t>(ceil_divide(steps, kLeastShards), 1, most);
   auto dir = std::make_shared<RowDir>();
@@ -200,10 +215,8 @@ DataDirRef files_dir(const ShownRef& shown, uint64_t rank, uint64_t epoch) {
 }
 
 DataDirRef mds_dir(const ShownRef& shown, uint64_t epoch) {
-  const SampleSource& source = *shown->source();
   const uint64_t count = shown->cuts().global_samples(epoch);
-  const uint64_t mean = std::max<uint64_t>(1, source.bytes() / std::max<uint64_t>(1, source.samples()));
-  const uint64_t each = std::clamp<uint64_t>(kMdsShardBytes / mean, 1, kMostSamplesOfAShard);
+  const uint64_t each = most_samples_of_a_shard(*shown->source());
   auto child = [=](uint64_t number) {
     return shard(shown, TreeKind::kMds, fmt::format("mds {} {}", epoch, number), each,
                  [=] { return shown->cuts().global_ids(epoch, number * each, each); });

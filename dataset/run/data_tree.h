@@ -2,7 +2,8 @@
 //
 //   rank-002/ids.u64                           ids the rank reads, in order: u64, little-endian
 //   rank-002/tar/e000/000000.tar …             one a local batch
-//   rank-002/{jsonl,tfrecord}/e000/00000.jsonl …   some whole local batches each, at least 8 files if there are as many
+//   rank-002/{jsonl,tfrecord}/e000/00000.jsonl …   some whole local batches each, about 64 MiB at most;
+//                                              at least 8 files if there are as many
 //   rank-002/files/e000/000/00000123_<id>.<ext>    one a field of a sample; at most 1000 a directory
 //   global/mds/e000/{index.json,shard.00000.mds …}   global batches one behind the other
 //   global/megatron/train.{bin,idx}            all epochs
@@ -65,6 +66,8 @@ class DataDir {
   virtual Result<DataNode> find(std::string_view name) const = 0;  // kNotFound
   /// Always in the same order. Errors: only where names must be read from shards.
   virtual Result<std::vector<Name>> list() const = 0;
+  /// The shard that readers want next when they have opened this one; empty: none.
+  virtual std::string after(std::string_view) const { return ""; }
 };
 using DataDirRef = std::shared_ptr<const DataDir>;
 

@@ -43,6 +43,8 @@ class VirtualFile {
   virtual Result<size_t> read(uint64_t offset, std::span<std::byte> out) const = 0;
   /// Set where this is a source file, byte for byte.
   virtual Result<std::optional<WholeFile>> whole() const { return std::optional<WholeFile>(); }
+  /// Whether readers want some of it here and there, so that making all of it for them is a waste.
+  virtual bool read_here_and_there() const { return false; }
 };
 using VirtualFileRef = std::shared_ptr<const VirtualFile>;
 

@@ -52,7 +52,10 @@ ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpo
 GatherCache::FileRef ContentFile::gather(const FileContent& content) const {
   Tree& tree = job_->tree();
   if (!tree.passthrough().enabled()) return nullptr;
-  return tree.gathered().get(checkpoint_->key + "/" + set_->content_key(index_), content);
+  return tree.gathered().get(checkpoint_->key + "/" + set_->content_key(index_),
+                             {content.bytes(), [&](uint64_t offset, std::span<std::byte> out) {
+                                return content.read_past_caches(offset, out);
+                              }});
 }
 
 FsResult<struct stat> ContentFile::attributes() {

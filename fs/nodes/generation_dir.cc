@@ -18,6 +18,15 @@ std::string identity_of(const ShownGeneration& shown) {
                      s.assign.name(), s.epochs);
 }
 
+GatherCache::Content content_of(VirtualFileRef file) {
+  const uint64_t bytes = file->size();
+  auto fill = [file = std::move(file)](uint64_t offset, std::span<std::byte> out) -> Result<> {
+    PTC_TRY(file->read(offset, out));
+    return ok();
+  };
+  return {bytes, std::move(fill), true};
+}
+
 }  // namespace
 
 std::vector<uint64_t> GenerationsDir::numbers() const {
@@ -88,7 +97,8 @@ FsResult<NodeRef> SamplesDir::lookup(const std::string& name) {
     return table.intern(
         std::make_shared<SamplesDir>(view_, std::move(child_key), std::move(node.directory), false));
   }
-  return table.intern(std::make_shared<SamplesFile>(view_, std::move(child_key), std::move(node.file)));
+  return table.intern(
+      std::make_shared<SamplesFile>(view_, std::move(child_key), dir_, name, std::move(node.file)));
 }
 
 FsResult<std::vector<DirEntry>> SamplesDir::list() {
@@ -113,7 +123,9 @@ class SamplesHandle : public Handle {
  public:
   SamplesHandle(std::shared_ptr<SamplesFile> node, VirtualFileRef file, std::optional<WholeFile> whole)
       : node_(std::move(node)), file_(std::move(file)), whole_(std::move(whole)),
-        hold_(node_->view_->job->tree().passthrough(), node_->mode_, whole_ ? whole_->fd->get() : -1) {}
+        gathered_(whole_ ? nullptr : node_->gather(file_)),
+        hold_(node_->view_->job->tree().passthrough(), node_->mode_,
+              whole_ ? whole_->fd->get() : gathered_ ? gathered_->fd() : -1) {}
 
   int32_t backing_id() const { return hold_.backing_id(); }
 
@@ -127,6 +139,7 @@ class SamplesHandle : public Handle {
   const std::shared_ptr<SamplesFile> node_;
   const VirtualFileRef file_;
   const std::optional<WholeFile> whole_;
+  const GatherCache::FileRef gathered_;
   const InodeModeHold hold_;
 };
 
@@ -135,6 +148,21 @@ Errno SamplesFile::failed(const Error& error, std::string_view what) const {
   spdlog::error("job '{}', data set, generation {}: {} of {} failed: {}", view_->job->job().name(),
                 view_->generation->number, what, std::string_view(key()).substr(view_->key.size()), error.message());
   return Errno{to_errno(error)};
+}
+
+GatherCache::FileRef SamplesFile::gather(const VirtualFileRef& file) const {
+  Tree& tree = view_->job->tree();
+  if (!tree.passthrough().enabled() || file->read_here_and_there()) return nullptr;
+  auto gathered = tree.gathered().get(key(), content_of(file));
+  if (const std::string next = dir_->after(name_); gathered != nullptr && !next.empty()) {
+    std::string next_key = key().substr(0, key().size() - name_.size()) + next;
+    tree.gathered().prepare(next_key, [dir = dir_, next]() -> Result<GatherCache::Content> {
+      PTC_TRY(const DataNode node, dir->find(next));
+      PTC_TRY(VirtualFileRef made, node.file());
+      return content_of(std::move(made));
+    });
+  }
+  return gathered;
 }
 
 FsResult<struct stat> SamplesFile::attributes() {

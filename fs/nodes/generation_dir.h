@@ -56,13 +56,16 @@ class SamplesDir : public Node {
   const bool top_;
 };
 
-/// A file below. What is a source file as it is, is handed to the kernel; else bytes are made when read, and
-/// stay in the page cache. Which it is the first open decides until the last close.
+/// A file below. What is a source file as it is, is handed to the kernel; so is memory into which a shard is
+/// gathered at its first open, and the next one of its directory meanwhile (GatherCache). All else is made when
+/// read, and stays in the page cache. Which it is the first open decides until the last close.
 class SamplesFile : public Node {
  public:
   using Make = std::function<Result<VirtualFileRef>()>;
-  SamplesFile(GenerationViewRef view, std::string key, Make make)
-      : Node(std::move(key)), view_(std::move(view)), make_(std::move(make)) {}
+  /// `name` in `dir`, made by `make`.
+  SamplesFile(GenerationViewRef view, std::string key, DataDirRef dir, std::string name, Make make)
+      : Node(std::move(key)), view_(std::move(view)), dir_(std::move(dir)), name_(std::move(name)),
+        make_(std::move(make)) {}
   bool immutable() const override { return true; }
   FsResult<struct stat> attributes() override;
   FsResult<Opened> open(const Caller& caller, int flags) override;
@@ -71,7 +74,11 @@ class SamplesFile : public Node {
   friend class SamplesHandle;
   /// Says it in status.json and in the log.
   Errno failed(const Error& error, std::string_view what) const;
+  /// nullptr: it is to be read as it is.
+  GatherCache::FileRef gather(const VirtualFileRef& file) const;
   const GenerationViewRef view_;
+  const DataDirRef dir_;
+  const std::string name_;
   const Make make_;
   InodeMode mode_;
   std::atomic<uint64_t> size_{UINT64_MAX};  // as soon as it is known

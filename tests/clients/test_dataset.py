@@ -236,6 +236,35 @@ class DataSet(mount.TestCase):
             self.assertEqual(mount.error_of(file.read), "EIO")
         self.assertIn("00000.tar", json.dumps(self.status()["read_errors"]))
 
+    def test_large_batches_are_gathered(self):
+        self.job = self.new_job()
+        data = self.temporary("large")
+        os.mkdir(data)
+        with tarfile.open(f"{data}/0.tar", "w") as tar:
+            for key in range(12):
+                info = tarfile.TarInfo(f"{key:06}.bin")
+                info.size = 300_000 + key
+                tar.addfile(info, io.BytesIO(bytes([key]) * info.size))
+        self.save("source.json", json.dumps({"shards": [data]}))
+        self.save("order.json", json.dumps({"batch": 2, "shuffle": "none"}))
+        wait_for(lambda: os.path.lexists(self.at("head")), self.status())
+        gathered = self.gathered_bytes()
+        paths = self.tars(0)
+        for number, path in enumerate(paths[:3]):
+            with tarfile.open(path) as tar:
+                for key, info in zip((2 * number, 2 * number + 1), tar, strict=True):
+                    self.assertEqual(tar.extractfile(info).read(), bytes([key]) * (300_000 + key))
+        if mount.read_json(self.mount.path + "/.ptc/stats")["passthrough"]:
+            self.assertGreaterEqual(self.gathered_bytes() - gathered, sum(map(os.path.getsize, paths[:3])))
+        os.utime(f"{data}/0.tar")
+        with open(paths[5], "rb") as file:
+            self.assertEqual(mount.error_of(file.read), "EIO")
+        self.assertIn("0.tar", json.dumps(self.status()["read_errors"]))
+
+    def gathered_bytes(self):
+        text = mount.read_text(self.mount.path + "/.ptc/metrics")
+        return int(text.split("\nptcfs_gather_cache_gathered_bytes_total ")[1].split()[0])
+
     def test_an_editor_replaces_order(self):
         self.begin()
         with open(self.at(".order.tmp"), "w", encoding="utf-8") as file:
