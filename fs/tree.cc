@@ -89,6 +89,7 @@ void JobView::open_data_set() {
   options.directory = job_->files_dir() + "/..";
   options.dp_key = fmt::format("jobs/{}/in_force", job_->name());
   options.dp_of = [](std::string_view text) { return data_parallel_of(text); };
+  options.may_decide = [this] { return job_->may_decide(); };
   options.commit = [this](MetaTransaction transaction) { return job_->decide(std::move(transaction)); };
   options.checkpoint_has = [this](uint64_t count) { return some_checkpoint_has(count); };
   options.changed = [this] { note_data_set_changed(); };
@@ -100,10 +101,11 @@ void JobView::open_data_set() {
 /// A layout of another dp must suit the data set, too, where that is now.
 Result<> JobView::save_layout(const std::string& text) {
   const Result<Layout> wanted = Layout::parse(text);
-  if (wanted && text != job_->layout_text()) {
+  if (wanted && text != job_->layout_text() && job_->may_decide()) {
     const Result<> fits = data_set_->check_dp(wanted.value().spec.sizes.dp);
     if (!fits) {
-      Error error = Error(fits.error()).with_context(json_place(text, {"dp"}));
+      Error error = fits.error();
+      if (error.code() == Code::kInvalidArgument) error = std::move(error).with_context(json_place(text, {"dp"}));
       job_->note_refused_save("layout.json", error.message());
       return error;
     }

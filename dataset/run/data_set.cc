@@ -1,10 +1,11 @@
 #include "dataset/run/data_set.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 
 #include "dataset/run/data_set_impl.h"
+#include "dataset/source/own_files.h"
+#include "store/base/decimal.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -17,18 +18,9 @@ constexpr size_t kMostReadErrors = 16;
 }  // namespace
 
 Result<uint64_t> parse_consumed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  std::string_view digits = text;
-  digits.remove_prefix(std::min(digits.find_first_not_of(kSpace), digits.size()));
-  if (const size_t last = digits.find_last_not_of(kSpace); last != digits.npos) {
-    digits = digits.substr(0, last + 1);
-  }
-  uint64_t count = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  if (error != std::errc() || end != digits.data() + digits.size()) {
-    return invalid_argument("consumed: {} is not a count of samples in decimal digits", quoted(text));
-  }
-  return count;
+  const std::optional<uint64_t> count = parse_count(text);
+  if (!count) return invalid_argument("consumed: {} is not a count of samples in decimal digits", quoted(text));
+  return *count;
 }
 
 std::string generation_name(uint64_t number) { return fmt::format("{:06}", number); }
@@ -119,14 +111,18 @@ void DataSet::Impl::take_over(const DataSetState& now) {
 }
 
 Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& change) {
-  {
-    std::lock_guard lock(changes);
-    const Result<DataSetState> now = record.update(change);
-    if (!now) {
-      set_refused(now.error().message());
-      return now.error();
+  auto decided = [&]() -> Result<> {
+    if (options.may_decide) {
+      PTC_TRY(options.may_decide());
     }
-    take_over(now.value());
+    std::lock_guard lock(changes);
+    PTC_TRY(const DataSetState now, record.update(change));
+    take_over(now);
+    return ok();
+  }();
+  if (!decided) {
+    set_refused(decided.error().message());
+    return decided;
   }
   set_refused("");
   want_look();
@@ -238,8 +234,11 @@ std::optional<std::string> DataSet::order_text() const {
 
 Result<> DataSet::save_source(const std::string& text) {
   return impl_->decide([&](DataSetState& next) -> Result<> {
-    const auto spec = parse_source(text);
-    if (!spec) return Error(spec.error()).with_context("source.json");
+    const Result<> good = [&]() -> Result<> {
+      PTC_TRY(const SourceSpec spec, parse_source(text));
+      return refuse_own_files(spec);
+    }();
+    if (!good) return Error(good.error()).with_context("source.json");
     next.source = text;
     std::lock_guard lock(impl_->mutex);
     if (!impl_->index_error.empty()) impl_->indexed_text.reset();  // tried again
@@ -334,11 +333,7 @@ void DataSet::set_dp(DataParallel dp) {
 }
 
 Result<> DataSet::check_dp(uint64_t ranks) const {
-  DataSetState now;
-  {
-    std::lock_guard lock(impl_->mutex);
-    now = impl_->state;
-  }
+  PTC_TRY(const DataSetState now, impl_->record.read());
   const std::optional<OrderSpec> order = now.order_spec();
   if (!order) return ok();
   const auto fits = now.plan ? [&]() -> Result<> {

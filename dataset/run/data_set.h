@@ -40,6 +40,8 @@ struct DataSetOptions {
   /// A key of the metadata that says dp from now on, and what its value says (nullopt: nothing).
   std::string dp_key;
   std::function<std::optional<DataParallel>(std::string_view)> dp_of;
+  /// Whether this node may decide anything now; asked first, and answers at once. Left out: always.
+  std::function<Result<>()> may_decide;
   /// Decisions are committed so; left out: by `meta`.
   std::function<Result<int64_t>(MetaTransaction)> commit;
   /// Whether a checkpoint of the job was committed with this count in a file `consumed`.
@@ -87,7 +89,8 @@ class DataSet {
 
   /// Another layout is in force. What that changes is decided in the background.
   void set_dp(DataParallel dp);
-  /// Whether a layout of so many data-parallel ranks can come into force now.
+  /// Whether a layout of so many data-parallel ranks can come into force now, by what all nodes agree on. Where it
+  /// cannot when it does, the change waits, status_json() says for what, and the next `consumed` or order.json decides.
   Result<> check_dp(uint64_t ranks) const;
 
   /// Of the run, by number; the last one is what `head` names. Empty until source and order are there and

@@ -48,6 +48,7 @@ std::string DataSet::status_json() const {
   else if (impl.source == nullptr) state = "refused";
   else if (!impl.state.order) state = "no order.json";
   else if (impl.shown.empty()) state = "refused";
+  else if (!impl.pending.empty()) state = "waiting";
   json::object object{{"state", state}};
   std::string_view error = impl.refused;
   if (error.empty()) error = impl.index_error;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "dataset/source/own_files.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 
@@ -52,6 +53,7 @@ class FolderWalk {
     const std::string path = list_.roots[root] + '/' + name;
     if (depth > kMaxFolderDepth)
       return invalid_argument("{}: directories nested deeper than {}", ptc::quoted(path), kMaxFolderDepth);
+    PTC_TRY(own_.refuse(path));
     PTC_TRY(const FileStamp stamp, stamp_at(path));
     files_.directories.push_back({.root = root, .name = name, .stamp = stamp});
     PTC_TRY(const auto entries, entries_of(path));
@@ -60,6 +62,9 @@ class FolderWalk {
       std::error_code error;
       std::string found = name.empty() ? "" : name + '/';
       found += entry.path().filename();
+      if (entry.is_symlink(error)) {
+        PTC_TRY(own_.refuse(entry.path()));
+      }
       if (entry.is_symlink(error) ? entry.is_regular_file(error) : !entry.is_directory(error)) names.push_back(found);
       else if (!entry.is_symlink(error)) names.push_back(found + '/');
     }
@@ -77,6 +82,7 @@ class FolderWalk {
 
   const ShardList& list_;
   FolderFiles& files_;
+  OwnFiles own_;
   std::stop_token stop_;
 };
 

@@ -12,6 +12,7 @@
 #include "dataset/source/fnv.h"
 #include "dataset/source/folder_files.h"
 #include "dataset/source/mds_json.h"
+#include "dataset/source/own_files.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 
@@ -195,6 +196,7 @@ class Lister {
     } else if (!seen_.insert(path_of(shard)).second) {
       return path_error(path_of(shard), "is named twice in \"shards\"");
     }
+    PTC_TRY(own_.refuse(path_of(shard)));
     // A shard that is not there is a bad shard: that is found when it is indexed.
     if (auto stamp = stamp_at(path_of(shard))) shard.stamp = stamp.value();
     list_.shards.push_back(std::move(shard));
@@ -222,6 +224,7 @@ class Lister {
   }
 
   ShardList& list_;
+  OwnFiles own_;
   std::set<std::string> seen_;
 };
 
@@ -258,7 +261,9 @@ std::optional<SourceFormat> format_of_name(std::string_view name) {
 
 Result<ShardList> list_shards(const SourceSpec& spec) {
   std::vector<NamedPath> paths;
+  OwnFiles own;
   for (const std::string& pattern : spec.shards) {
+    PTC_TRY(own.refuse_pattern(pattern));
     PTC_TRY(auto found, expand(pattern));
     std::move(found.begin(), found.end(), std::back_inserter(paths));
   }

@@ -89,6 +89,7 @@ Job::~Job() { stop(); }
 Result<> Job::load() { return impl_->load(); }
 Result<> Job::sync() { return impl_->sync(); }
 MetaClient& Job::meta() const { return *impl_->services.meta; }
+Result<> Job::may_decide() const { return check_member(impl_->services.cluster); }
 Result<int64_t> Job::decide(MetaTransaction transaction) {
   return impl_->commit_fenced(std::move(transaction));
 }

@@ -131,6 +131,7 @@ class Job {
   /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a decision
   /// fails once this node's lease has ended.
   MetaClient& meta() const;
+  Result<> may_decide() const;  // kUnavailable while this node is cut off; answers at once
   Result<int64_t> decide(MetaTransaction transaction);
   /// Spec and revision of the layout in force, as the value of jobs/<job>/in_force has them.
   static std::optional<std::pair<LayoutSpec, int64_t>> in_force_of(std::string_view value);

@@ -451,7 +451,11 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
                           checkpoint->name(), name, name, checkpoint->name());
     PTC_TRY(auto entries, meta->list(fmt::format("jobs/{}/", name)));
     std::vector<std::string> keys{fmt::format("jobs/{}", name)};  // without it there is no job
-    for (MetaEntry& entry : entries) keys.push_back(std::move(entry.key));
+    for (MetaEntry& entry : entries) {
+      if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
+        return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets", name, name);
+      keys.push_back(std::move(entry.key));
+    }
     return delete_keys(keys);
   };
   Result<> forgotten = forget();

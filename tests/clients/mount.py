@@ -10,6 +10,7 @@ PTC_BIN_DIR says where `ptcfs` and `ptc` are. Where no daemon can be mounted the
 77, which ctest counts as skipped.
 """
 import errno
+import hashlib
 import importlib
 import json
 import os
@@ -72,6 +73,16 @@ def same_bytes(a, b):
                 return False
             if not one:
                 return True
+
+
+def digests(directory):
+    """Path below → SHA-256 of the file."""
+    found = {}
+    for where, _, names in os.walk(directory):
+        for name in names:
+            with open(os.path.join(where, name), "rb") as file:
+                found[os.path.relpath(os.path.join(where, name), directory)] = hashlib.sha256(file.read()).hexdigest()
+    return found
 
 
 class Mount:

@@ -1,7 +1,7 @@
 // Preloaded into the daemon: at the N-th point something befalls it.
 //
 // A point is the moment before a call by which the daemon, or SQLite in it, makes state durable or
-// visible; a write has a second one, when half of it is done. PTC_FAULTS names a file that is mapped:
+// visible, or tells another process or hears from it; a write has a second one, when half of it is done. PTC_FAULTS names a file that is mapped:
 // it outlives the daemon, and who tests writes it at any time.
 #include <dlfcn.h>
 #include <errno.h>
@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -82,6 +83,10 @@ POINT(int, ftruncate64, (int fd, off64_t size), (fd, size), noexcept)
 POINT(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size))
 POINT(int, fallocate64, (int fd, int mode, off64_t at, off64_t size), (fd, mode, at, size))
 POINT(ssize_t, sendfile, (int out, int in, off_t* at, size_t size), (out, in, at, size), noexcept)
+POINT(ssize_t, send, (int fd, const void* data, size_t size, int flags), (fd, data, size, flags))
+POINT(ssize_t, sendmsg, (int fd, const msghdr* message, int flags), (fd, message, flags))
+POINT(ssize_t, recv, (int fd, void* data, size_t size, int flags), (fd, data, size, flags))
+POINT(ssize_t, recvmsg, (int fd, msghdr* message, int flags), (fd, message, flags))
 POINT(int, rename, (const char* from, const char* to), (from, to), noexcept)
 POINT(int, renameat, (int a, const char* from, int b, const char* to), (a, from, b, to), noexcept)
 POINT(int, renameat2, (int a, const char* from, int b, const char* to, unsigned flags),

@@ -3,6 +3,7 @@ import mmap
 import multiprocessing
 import os
 import shutil
+import signal
 import struct
 import sys
 import time
@@ -44,10 +45,10 @@ class Faults:
 class Telling:
     """One daemon, one story, one fault; `with` ends all of it, and shows the log where it failed."""
 
-    def __init__(self, label):
+    def __init__(self, label, teller=story.Story):
         self.label = label
         self.daemon = mount.Mount()
-        self.story = story.Story(self.daemon)
+        self.story = teller(self.daemon)
         self.faults = Faults(os.path.join(self.daemon.top, "faults"))
         self.reads = 0
 
@@ -135,10 +136,11 @@ def warm_up():
                 story.expected(checkpoint, tp, pp, rank)
 
 
-def count_points():
+def count_points(teller=story.Story):
     """How many points the whole story has, told without a fault."""
-    warm_up()
-    with Telling("no fault") as telling:
+    if teller is story.Story:
+        warm_up()
+    with Telling("no fault", teller) as telling:
         assert telling.start(), "ptcfs does not start"
         error = telling.tell()
         if error is not None:
@@ -147,6 +149,18 @@ def count_points():
         assert points > 0, "faults.so is not in the daemon"
         telling.go_on()
         return points
+
+
+def kill(point, teller=story.Story):
+    """SIGKILL there; then a start. How many files were read meanwhile."""
+    with Telling(f"PTC_KILL_ONLY={point}", teller) as telling:
+        telling.faults.set(point, SIGNAL, signal.SIGKILL)
+        if telling.start():
+            error = telling.tell()
+            if error is not None and not telling.ended():
+                raise AssertionError(f"{error!r}, but the daemon lives") from error
+        telling.go_on()
+        return telling.reads
 
 
 def attempt(call_and_point):

@@ -152,10 +152,27 @@ TEST_F(DataSetTest, ADpThatCameTooSoonWaitsForTheEndOfAStep) {
   set.wait_settled();
   EXPECT_THAT(set.generations(), ElementsAre(1));
   EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("the nearest ends of steps are 6 and 12"));
+  EXPECT_EQ(status_of(set)["state"], "waiting");
   ASSERT_TRUE(set.save_consumed("12"));
   set.wait_settled();
+  EXPECT_EQ(status_of(set)["state"], "ready");
   EXPECT_THAT(set.generations(), ElementsAre(1, 2));
   EXPECT_TRUE(status_of(set)["error"].is_null());
+}
+
+TEST_F(DataSetTest, ANodeThatMayNotDecideSaysWhyAtOnce) {
+  begun();
+  node_.reset();
+  DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/w0", .dp = {3, 1}};
+  options.may_decide = [] { return make_error(Code::kUnavailable, "cut off"); };
+  node_ = DataSet::open(std::move(options));
+  ASSERT_TRUE(node_->loaded());
+  node_->wait_settled();
+  EXPECT_EQ(why(node_->save_order(order(3))), "cut off");
+  EXPECT_EQ(why(node_->save_consumed("6")), "cut off");
+  EXPECT_EQ(why(node_->save_source(source())), "cut off");
+  EXPECT_EQ(status_of(*node_)["error"], "cut off");
+  EXPECT_THAT(node_->generations(), ElementsAre(1));
 }
 
 TEST_F(DataSetTest, RoundedDownRepeats) {
