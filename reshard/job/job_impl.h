@@ -208,6 +208,7 @@ struct Job::Impl {
   Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
                           std::stop_token stop = {});
   std::vector<std::string> other_nodes() const;
+  bool is_used_elsewhere(const std::string& id);  // on another node a file of it is open, or that node says nothing
   Result<std::string> checkpoint_file(const std::string& id, const std::string& file, size_t limit);
   Result<> give_files(const std::string& id, const std::vector<std::string>& files);
   /// Unless a leader of a later epoch wants it. Takes mutex.

@@ -6,6 +6,7 @@
 //   drop     {"id", "epoch"}: the plan will not be carried out: its images go
 //   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
 //   examine  {"id", "stored"} → what this node's images really contain: examine.h
+//   uses     {"id"} → "yes" while a file of the checkpoint is open here
 //   take, hash, adopt, untake: a commit that the other node leads: job_take.cc
 //
 // A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
@@ -111,6 +112,16 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
   return ok();
 }
 
+bool Job::Impl::is_used_elsewhere(const std::string& id) {
+  if (services.cluster == nullptr) return false;
+  const std::string request = json::serialize(json::object{{"id", id}});
+  const std::vector<std::string> others = other_nodes();
+  return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
+    Result<std::string> answer = ask(node, "uses", request);
+    return answer.has_error() || answer.value() == "yes";
+  });
+}
+
 void Job::Impl::drop_part(const std::string& id, int64_t epoch) {
   PlanPart part;
   std::set<std::string_view> used;
@@ -147,6 +158,12 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (method == "examine") {
     PTC_TRY(auto stored_file, text_of(object, "stored"));
     return answer_examine(id, stored_file);
+  }
+  if (method == "uses") {
+    std::lock_guard lock(mutex);
+    return std::string(std::any_of(checkpoints.begin(), checkpoints.end(), [&](const auto& known) {
+      return known.second.id == id && known.second.checkpoint->in_use();
+    }) ? "yes" : "no");
   }
   if (method == "file") {
     PTC_TRY(auto file, name_of(object, "file"));

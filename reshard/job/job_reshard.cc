@@ -375,7 +375,7 @@ void Job::Impl::remove_replaced(const CheckpointRecord& record, const StoredStat
 }
 
 void Job::Impl::remove_superfluous() {
-  std::vector<std::string> names;
+  std::vector<std::pair<std::string, std::string>> surplus;  // name and id
   {
     std::lock_guard lock(mutex);
     // Pinned ones stay besides those that `keep` counts.
@@ -383,15 +383,16 @@ void Job::Impl::remove_superfluous() {
     for (const auto& [name, record] : checkpoints)
       if (!record.pinned) by_sequence.emplace(record.sequence, name);
     if (layout.keep == 0 || by_sequence.size() <= layout.keep) return;
-    size_t surplus = by_sequence.size() - layout.keep;
+    const size_t too_many = by_sequence.size() - layout.keep;
     // The newest stays, also while it is not current yet (or cannot become so).
     by_sequence.erase(std::prev(by_sequence.end()));
     for (const auto& [sequence, name] : by_sequence) {
-      if (names.size() == surplus) break;
-      if (in_force.current != name) names.push_back(name);
+      if (surplus.size() == too_many) break;
+      if (in_force.current != name) surplus.emplace_back(name, checkpoints.find(name)->second.id);
     }
   }
-  for (const std::string& name : names) {
+  for (const auto& [name, id] : surplus) {
+    if (is_used_elsewhere(id)) continue;
     Result<> removed = remove(name, /*only_unused=*/true);
     if (removed.has_error() && removed.error().code() != Code::kBusy)
       spdlog::warn("job {}: checkpoint {} is one too many, but: {}", job->name(), name,

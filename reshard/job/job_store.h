@@ -65,7 +65,7 @@ class JobStore {
   /// name is the first line of the request.
   Result<std::string> answer(std::string_view method, std::string_view request);
   static constexpr const char* kMethods[] = {
-      "job/changed", "job/file", "job/files", "job/part",   "job/drop",  "job/arrived", "job/examine",
+      "job/changed", "job/file", "job/files", "job/part",   "job/drop",  "job/arrived", "job/examine", "job/uses",
       "job/take",    "job/hash", "job/adopt", "job/untake", "job/holds", "store/space"};
 
   const std::string& node() const;

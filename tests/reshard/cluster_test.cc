@@ -444,6 +444,28 @@ TEST_F(RelayTest, ANodeThatStopsPassingOnInTheMiddleIsNotMissed) {
   EXPECT_LT(moved, 2 * sent);
 }
 
+TEST_F(ClusterTest, KeepLeavesWhatAnotherNodeReads) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  FileContentRef reader =
+      cluster_.job(1, "job")->find_checkpoint("base")->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "keep": 1})");
+  write_ranks(sample_, LayoutSpec(), cluster_.job(0, "job")->files_dir() + "/incoming/next");
+  ASSERT_TRUE(cluster_.job(0, "job")->commit("next", "next").has_value());
+  cluster_.wait_settled();
+  // Longer than a node takes to look what is too many.
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  for (unsigned node = 0; node < 3; ++node)
+    EXPECT_NE(cluster_.job(node, "job")->find_checkpoint("base"), nullptr) << node;
+  std::vector<std::byte> bytes(reader->bytes());
+  EXPECT_TRUE(reader->read(0, bytes).has_value());
+  reader.reset();
+  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") != nullptr; ++i) usleep(100'000);
+  EXPECT_EQ(cluster_.job(0, "job")->find_checkpoint("base"), nullptr);
+}
+
 TEST_F(ClusterTest, ADrainedNodeHoldsNothingAndCanGo) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "keep": 2})");
