@@ -23,12 +23,8 @@ class LocalCluster::NodeCluster final : public Cluster {
   }
   Result<std::string> call(const std::string& node, std::string_view method, const std::string& body,
                            std::chrono::milliseconds, std::stop_token) override {
-    JobStore* store = nullptr;
-    if (!all_.loses || !all_.loses(node, method)) {
-      std::lock_guard lock(all_.mutex_);
-      if (all_.running_.contains(node) && all_.running_.contains(self_))
-        store = all_.nodes_[std::stoul(node.substr(1))]->store.get();
-    }
+    const bool lost = all_.loses && all_.loses(node, method);
+    const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
     return store->answer(method, body);
   }
@@ -57,19 +53,15 @@ class LocalCluster::NodeTransport final : public Transport {
         PTC_TRY(local_->fetch(std::span(&item, 1), stop));
         continue;
       }
-      ImageStore* images = nullptr;
-      if (!all_.loses || !all_.loses(item.source->node(), "fetch")) {
-        std::lock_guard lock(all_.mutex_);
-        if (all_.running_.contains(item.source->node()))
-          images = &all_.nodes_[std::stoul(item.source->node().substr(1))]->store->images();
-      }
-      if (images == nullptr)
-        return make_error(Code::kUnavailable, "node {} does not answer", item.source->node());
-      auto image = images->open(item.source->id(), item.source->bytes());
+      const std::string& node = item.source->node();
+      const bool lost = all_.loses && all_.loses(node, "fetch");
+      const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, node);
+      if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
+      auto image = store->images().open(item.source->id(), item.source->bytes());
       if (image.has_error()) return make_error(Code::kUnavailable, "{}", image.error().message());
       {
         std::lock_guard lock(all_.mutex_);
-        all_.sent_[item.source->node()] += bytes_between(item.copy, item.begin, item.end);
+        all_.sent_[node] += bytes_between(item.copy, item.begin, item.end);
       }
       FetchItem there = item;
       there.source = image.value().get();
@@ -130,8 +122,16 @@ void LocalCluster::stop(unsigned i) {
     running_.erase(name(i));
   }
   tell_all();
+  // Those who ask it something now have their answers first.
+  while (nodes_[i]->store.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   nodes_[i]->store.reset();
   nodes_[i]->cluster.reset();
+}
+
+std::shared_ptr<JobStore> LocalCluster::serving(const std::string& node, const std::string& asking) {
+  std::lock_guard lock(mutex_);
+  if (!running_.contains(node) || !running_.contains(asking)) return nullptr;
+  return nodes_[std::stoul(node.substr(1))]->store;
 }
 
 void LocalCluster::start(unsigned i) {
@@ -152,7 +152,10 @@ void LocalCluster::start(unsigned i) {
     ADD_FAILURE() << store.error().message();
     std::abort();
   }
-  node.store = std::move(store).value();
+  {
+    std::lock_guard lock(mutex_);
+    node.store = std::move(store).value();
+  }
   tell_all();
 }
 

@@ -51,9 +51,11 @@ class LocalCluster {
   struct Node {
     TempDir dir;
     std::unique_ptr<NodeCluster> cluster;
-    std::unique_ptr<JobStore> store;
+    std::shared_ptr<JobStore> store;  // one of several while it is asked; guarded
   };
   void tell_all();
+  /// nullptr: it does not answer that node.
+  std::shared_ptr<JobStore> serving(const std::string& node, const std::string& asking);
 
   std::unique_ptr<MetaClient> meta_;
   mutable std::mutex mutex_;  // who runs, and what was sent
