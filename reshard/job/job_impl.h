@@ -213,6 +213,8 @@ struct Job::Impl {
   Result<> give_files(const std::string& id, const std::vector<std::string>& files);
   /// Unless a leader of a later epoch wants it. Takes mutex.
   void drop_part(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
+  /// Parts whose leader is gone.
+  void drop_undecided_parts();
 
   // job_take.cc
   Result<bool> take_directory(const std::string& id, const std::string& incoming);  // false: none here

@@ -142,6 +142,23 @@ void Job::Impl::drop_part(const std::string& id, int64_t epoch) {
       if (!used.contains(image)) (void)services.images->remove({image});
 }
 
+void Job::Impl::drop_undecided_parts() {
+  std::map<std::string, int64_t> parts;  // epochs by id
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& [name, record] : checkpoints)  // no others: a commit decides without leading
+      if (const auto part = finished_parts.find(record.id); part != finished_parts.end())
+        parts.emplace(record.id, part->second.epoch);
+  }
+  if (parts.empty()) return;
+  Result<std::optional<MetaEntry>> leader = services.meta->get(leader_key());
+  if (leader.has_error()) return;
+  if (leader.value()) std::erase_if(parts, [&](const auto& part) { return part.second == leader.value()->revision; });
+  // Who asked for the rest leads no more: what it has not decided by now it never will.
+  if (parts.empty() || sync().has_error()) return;
+  for (const auto& [id, epoch] : parts) drop_part(id, epoch);
+}
+
 Result<std::string> Job::Impl::answer(std::string_view method, std::string_view request) {
   if (method == "part") {
     PTC_TRY(auto part, make_part_for(request));

@@ -93,6 +93,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       changed.notify_all();
     }
     remove_superfluous();
+    drop_undecided_parts();
   }
 }
 

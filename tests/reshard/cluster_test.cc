@@ -444,6 +444,34 @@ TEST_F(RelayTest, ANodeThatStopsPassingOnInTheMiddleIsNotMissed) {
   EXPECT_LT(moved, 2 * sent);
 }
 
+TEST_F(ClusterTest, PartsOfAPlanThatIsGivenUpGoEvenWhenNobodySaysSo) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string before = R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w0:0"]})";
+  edit(0, before);
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  std::atomic<bool> asked = false;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    if (method == "job/part" && node == "w2") asked = true;
+    return method == "job/drop" || (method == "job/part" && node == "w2");
+  };
+  edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "devices": ["w0:0", "w1:0", "w2:0"]})");
+  auto images = [&] {
+    std::filesystem::directory_iterator files(cluster_.store(1).images().directory());
+    return std::distance(begin(files), end(files));
+  };
+  auto becomes = [](const auto& condition) {
+    for (int i = 0; i < 150 && !condition(); ++i) usleep(100'000);
+    return condition();
+  };
+  EXPECT_TRUE(becomes([&] { return asked && images() > 0; }));
+  edit(0, before);
+  cluster_.wait_settled();
+  EXPECT_TRUE(becomes([&] { return images() == 0; })) << images() << " files on w1 are in no checkpoint";
+  expect_everywhere({0, 1, 2}, spec_of(before));
+}
+
 TEST_F(ClusterTest, KeepLeavesWhatAnotherNodeReads) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   write(0, LayoutSpec());
