@@ -114,20 +114,8 @@ Result<> JobView::save_layout(const std::string& text) {
 }
 
 bool JobView::some_checkpoint_has(uint64_t count) const {
-  for (const CheckpointRef& checkpoint : job_->checkpoints()) {
-    const auto files = checkpoint->rank_files(checkpoint->stored()->spec, 0);
-    if (!files) continue;
-    const auto& entries = files.value()->entries();
-    for (size_t i = 0; i < entries.size(); ++i) {
-      if (entries[i].path != "consumed" || entries[i].bytes > 64) continue;
-      const auto content = files.value()->open(i);
-      std::string text(entries[i].bytes, '\0');
-      if (!content || !content.value()->read(0, std::as_writable_bytes(std::span(text)))) continue;
-      const auto there = parse_consumed(text);
-      if (there && there.value() == count) return true;
-    }
-  }
-  return false;
+  const std::vector<CheckpointRef> all = job_->checkpoints();
+  return std::any_of(all.begin(), all.end(), [&](const auto& one) { return one->manifest().consumed == count; });
 }
 
 void JobView::note_data_set_changed() {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <thread>
 
 #include "dataset/run/plain_files.h"
+#include "dataset/source/in_order.h"
 
 namespace ptc {
 namespace {
@@ -217,17 +219,24 @@ DataDirRef files_dir(const ShownRef& shown, uint64_t rank, uint64_t epoch) {
 DataDirRef mds_dir(const ShownRef& shown, uint64_t epoch) {
   const uint64_t count = shown->cuts().global_samples(epoch);
   const uint64_t each = most_samples_of_a_shard(*shown->source());
+  auto ids = [=](uint64_t number) { return shown->cuts().global_ids(epoch, number * each, each); };
   auto child = [=](uint64_t number) {
-    return shard(shown, TreeKind::kMds, fmt::format("mds {} {}", epoch, number), each,
-                 [=] { return shown->cuts().global_ids(epoch, number * each, each); });
+    return shard(shown, TreeKind::kMds, fmt::format("mds {} {}", epoch, number), each, [=] { return ids(number); });
   };
   const uint64_t shards = ceil_divide(count, each);
-  auto index = [=]() -> Result<VirtualFileRef> {
+  auto index = [=]() -> Result<VirtualFileRef> {  // sizes every sample of the epoch
     std::vector<MdsShard> all;
-    for (uint64_t i = 0; i < shards; ++i) {
-      PTC_TRY(const VirtualFileRef file, child(i).file());
-      all.push_back({fmt::format("shard.{:05}.mds", i), std::min(each, count - i * each), file->size()});
-    }
+    auto size = [&](uint64_t i) -> Result<uint64_t> {
+      PTC_TRY(const VirtualFileRef file, make_shard(TreeKind::kMds, shown->source(), ids(i)));
+      return file->size();
+    };
+    PTC_TRY(in_order<uint64_t>(shards, std::max(1u, std::thread::hardware_concurrency()), {}, size,
+                               [&](uint64_t i, Result<uint64_t> bytes) -> Result<> {
+                                 if (!bytes) return std::move(bytes).error();
+                                 all.push_back({fmt::format("shard.{:05}.mds", i), std::min(each, count - i * each),
+                                                bytes.value()});
+                                 return ok();
+                               }));
     return make_text_file(mds_index(*shown->source(), all));
   };
   auto dir = std::make_shared<RowDir>();

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <unordered_set>
 
 #include "dataset/source/fnv.h"
 #include "dataset/source/folder_files.h"
@@ -27,6 +28,31 @@ struct BuiltShard {
   uint8_t megatron_dtype = 0;
   uint32_t content_crc = 0;  // of the section but for what is of this machine
   std::vector<SkippedShard> skipped;  // files of a group
+  std::vector<uint64_t> key_hashes;
+};
+
+/// Whether some key is in two shards. Of many keys it looks at a part, as their hashes have it: where shards are
+/// numbered alike that finds some, and what it overlooks is as rare as two neighbours of one key.
+class RepeatedKeys {
+ public:
+  void add(const std::vector<uint64_t>& hashes) {
+    for (const uint64_t hash : hashes) {
+      if (any_) return;
+      if ((hash >> 32 & left_out_) != 0) continue;
+      any_ = !seen_.insert(hash).second;
+      if (seen_.size() <= kMostKept) continue;
+      left_out_ = left_out_ * 2 + 1;
+      std::erase_if(seen_, [&](uint64_t kept) { return (kept >> 32 & left_out_) != 0; });
+    }
+    if (any_) seen_.clear();
+  }
+  bool any() const { return any_; }
+
+ private:
+  static constexpr size_t kMostKept = 1 << 20;
+  std::unordered_set<uint64_t> seen_;
+  uint64_t left_out_ = 0;
+  bool any_ = false;
 };
 
 constexpr uint64_t kMaxShardBytes = uint64_t{1} << 55;  // what packed starts can hold, and more than there is
@@ -110,6 +136,7 @@ class IndexBuilder {
                           .lacks_newline = facts.lacks_newline};
     built.field_names = std::move(facts.field_names);
     built.megatron_dtype = facts.megatron_dtype;
+    built.key_hashes = std::move(facts.key_hashes);
     built.content_crc = crc_of(built.shard.section);
     return built;
   }
@@ -174,6 +201,8 @@ class Assembler {
       return invalid_argument("{}: its tokens are of another type than those of the shards before it", ptc::quoted(path));
     facts_.megatron_dtype = shard.megatron_dtype;
     any_ = true;
+    keys_.add(shard.key_hashes);
+    facts_.keys_repeat = keys_.any();
     return writer_.add(std::move(shard.shard));
   }
   uint64_t fingerprint() const { return fingerprint_.value(); }
@@ -184,6 +213,7 @@ class Assembler {
   IndexFacts& facts_;
   IndexProgress& progress_;
   bool any_ = false;
+  RepeatedKeys keys_;
   Fnv fingerprint_;
 };
 

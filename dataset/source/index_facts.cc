@@ -23,6 +23,7 @@ std::string write_index_facts(const IndexFacts& facts) {
   writer.number(static_cast<uint8_t>(facts.format));
   for (uint64_t number : {facts.digest, facts.samples, facts.bytes, facts.fingerprint}) writer.number(number);
   writer.number(facts.megatron_dtype);
+  writer.number(static_cast<uint8_t>(facts.keys_repeat));
   auto text = [&](std::string_view value) { writer.text(value); };
   write_list(writer, facts.roots, text);
   write_list(writer, facts.field_names, text);
@@ -53,6 +54,7 @@ Result<IndexFacts> read_index_facts(std::string_view bytes) {
   for (uint64_t* number : {&facts.digest, &facts.samples, &facts.bytes, &facts.fingerprint})
     *number = reader.number<uint64_t>();
   facts.megatron_dtype = reader.number<uint8_t>();
+  facts.keys_repeat = reader.number<uint8_t>() != 0;
   auto text = [&] { return std::string(reader.text(bytes.size())); };
   read_list(reader, facts.roots, text);
   read_list(reader, facts.field_names, text);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dataset/source/fnv.h"
 #include "dataset/source/indexer.h"
 #include "dataset/source/tar_reader.h"
 #include "store/base/json.h"
@@ -29,7 +30,7 @@ class TarIndexer {
       begin_ = member.begin;
       payload_ = 0;
       fields_.clear();
-      seen_.push_back({std::hash<std::string_view>{}(key_), begin_});
+      seen_.push_back({Fnv().add(key_).value(), begin_});
     }
     if (std::find(fields_.begin(), fields_.end(), name->field) != fields_.end()) {
       return invalid_argument("byte {}: {} is there twice in one sample", member.begin,
@@ -47,6 +48,8 @@ class TarIndexer {
     if (open_) close(end);
     PTC_TRY(check_keys(fd, end));
     facts_.end = end;
+    facts_.key_hashes.reserve(seen_.size());
+    for (const SeenKey& key : seen_) facts_.key_hashes.push_back(key.hash);
     if (uniform_) facts_.field_names = std::move(first_fields_);
     return std::move(facts_);
   }

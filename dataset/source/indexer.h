@@ -24,6 +24,7 @@ struct ShardFacts {
   /// Sorted; empty: samples of this shard differ, or it has none.
   std::vector<std::string> field_names = {};
   uint8_t megatron_dtype = 0;
+  std::vector<uint64_t> key_hashes = {};  // of tar
 };
 
 constexpr uint64_t kTarUnit = 512;        // all offsets of tar

@@ -42,6 +42,7 @@ struct IndexFacts {
   uint64_t digest = 0;       // of the list of shards it was made of
   uint64_t samples = 0, bytes = 0, fingerprint = 0;
   uint8_t megatron_dtype = 0;
+  bool keys_repeat = false;  // kTar: samples of two shards have one key
   std::vector<std::string> roots, field_names;
   std::vector<MdsColumn> columns;
   std::vector<SkippedShard> skipped;

@@ -107,6 +107,22 @@ std::string_view SampleSource::file_extension_of(uint64_t id) const {
   return file_extension(index_->file_name(group, id - group.first_sample));
 }
 
+bool SampleSource::keys_repeat() const { return index_->facts().keys_repeat; }
+
+Result<std::string> SampleSource::key(uint64_t id) const {
+  const Extent extent = this->extent(id);
+  PTC_TRY(const auto fd, files_->open(extent.shard));
+  ShardReader shard(fd->get(), extent.offset, extent.offset + extent.bytes, {}, 4096);
+  TarReader reader(shard, TarReader::End::kBytes);
+  while (true) {
+    auto member = reader.next();
+    if (!member) return changed(extent.shard, member.error());
+    if (!member.value()) return std::string();
+    const auto name = member.value()->regular ? sample_name(member.value()->name) : std::nullopt;
+    if (name) return std::string(name->key);
+  }
+}
+
 Result<std::vector<Field>> SampleSource::tar_fields(const Extent& extent) const {
   PTC_TRY(const auto fd, files_->open(extent.shard));
   ShardReader shard(fd->get(), extent.offset, extent.offset + extent.bytes, {}, 4096);

@@ -98,6 +98,9 @@ class SampleSource {
   /// The fields of one sample in the order they lie there. Reads the shard for tar and for MDS with several
   /// columns of variable length.
   Result<std::vector<Field>> fields(uint64_t id) const;
+  /// Of tar: whether samples of two shards have one key, and the key of one: "a/b" of a/b.seg.png.
+  bool keys_repeat() const;
+  Result<std::string> key(uint64_t id) const;
   /// Of a source of files: "jpg"; "bin" where the file has none. No I/O.
   std::string_view file_extension_of(uint64_t id) const;
   /// The last line of its shard has no newline, which its extent therefore lacks.

@@ -17,10 +17,10 @@ namespace ptc {
 class SampleForm {
  public:
   virtual ~SampleForm() = default;
-  /// From the index alone.
-  virtual uint64_t bytes(const SampleSource& source, uint64_t id) const = 0;
+  /// From the index alone. `repeat`: how often the file has the sample already; a tar then gives it another key.
+  virtual uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t repeat) const = 0;
   /// Names so many bytes to the window.
-  virtual Result<> render(const SampleSource& source, uint64_t id, Window& window) const = 0;
+  virtual Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat, Window& window) const = 0;
 };
 
 /// Of a kind of shard that trees_of() lists.

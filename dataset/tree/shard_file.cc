@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <mutex>
+#include <unordered_map>
 
 #include "dataset/tree/mds_text.h"
 #include "dataset/tree/sample_form.h"
@@ -19,9 +21,13 @@ class ShardFile : public VirtualFile {
         form_(form_of(kind, source_->format())),
         ids_(std::move(ids)),
         begins_(ids_.size() + 1) {
+    by_key_ = kind == TreeKind::kTar && source_->keys_repeat();
+    if (kind == TreeKind::kTar && !by_key_) count_repeats();
     if (kind == TreeKind::kMds) config_ = mds_config(*source_);
     begins_[0] = kind == TreeKind::kMds ? kMdsTableEntryBytes * (ids_.size() + 2) + config_.size() : 0;
-    for (size_t i = 0; i < ids_.size(); ++i) begins_[i + 1] = begins_[i] + form_.bytes(*source_, ids_[i]);
+    for (size_t i = 0; i < ids_.size(); ++i) {
+      begins_[i + 1] = begins_[i] + form_.bytes(*source_, ids_[i], repeat(i));
+    }
     size_ = begins_.back() + (kind == TreeKind::kTar ? kTarEndBytes : 0);
   }
 
@@ -30,12 +36,13 @@ class ShardFile : public VirtualFile {
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size_) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size_ - offset));
+    PTC_TRY(know_keys());
     Window window(*source_, offset, out);
     if (offset < begins_[0]) head(window);
     const auto above = std::upper_bound(begins_.begin(), begins_.end(), std::max(offset, begins_[0]));
     size_t i = static_cast<size_t>(above - begins_.begin()) - 1;
     for (window.move_to(begins_[i]); i < ids_.size() && !window.full(); ++i) {
-      PTC_TRY(form_.render(*source_, ids_[i], window));
+      PTC_TRY(form_.render(*source_, ids_[i], repeat(i), window));
       if (window.position() != begins_[i + 1]) {
         return make_error(Code::kCorrupt, "{}: sample {} takes {} bytes and not the {} that the index says",
                           source_->shard_path(source_->extent(ids_[i]).shard), ids_[i],
@@ -48,6 +55,31 @@ class ShardFile : public VirtualFile {
   }
 
  private:
+  void count_repeats() {
+    std::unordered_map<uint64_t, uint32_t> seen;
+    for (size_t i = 0; i < ids_.size(); ++i) {
+      const uint32_t before = seen[ids_[i]]++;
+      if (before == 0) continue;
+      repeats_.resize(ids_.size());
+      repeats_[i] = before;
+    }
+  }
+  /// Where samples of one key can meet, all keys are read before anything else is; no size depends on them.
+  Result<> know_keys() const {
+    if (!by_key_) return ok();
+    std::lock_guard lock(mutex_);
+    if (!repeats_.empty()) return ok();
+    std::vector<uint32_t> repeats;
+    std::unordered_map<std::string, uint32_t> seen;
+    for (const uint64_t id : ids_) {
+      PTC_TRY(std::string key, source_->key(id));
+      repeats.push_back(seen[std::move(key)]++);
+    }
+    repeats_ = std::move(repeats);
+    return ok();
+  }
+  uint64_t repeat(size_t i) const { return repeats_.empty() ? 0 : repeats_[i]; }
+
   /// Of MDS: the number of samples, where each begins and the last ends, the columns.
   void head(Window& window) const {
     window.numbers<uint32_t>(1, [&](uint64_t) { return static_cast<uint32_t>(ids_.size()); });
@@ -58,6 +90,10 @@ class ShardFile : public VirtualFile {
   const SampleSourceRef source_;
   const SampleForm& form_;
   const std::vector<uint64_t> ids_;
+  bool by_key_ = false;
+  mutable std::mutex mutex_;
+  /// How often its key came before; empty: each comes once. by_key_: written once, under the mutex that each read takes.
+  mutable std::vector<uint32_t> repeats_;
   std::vector<uint64_t> begins_;  // of each sample; the last: where they end
   std::string config_;
   uint64_t size_ = 0;
@@ -91,7 +127,7 @@ std::vector<TreeKind> trees_of(const SampleSource& source) {
 }
 
 uint64_t sample_bytes(TreeKind kind, const SampleSource& source, uint64_t id) {
-  return form_of(kind, source.format()).bytes(source, id) + (kind == TreeKind::kMds ? kMdsTableEntryBytes : 0);
+  return form_of(kind, source.format()).bytes(source, id, 0) + (kind == TreeKind::kMds ? kMdsTableEntryBytes : 0);
 }
 
 Result<VirtualFileRef> make_shard(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids) {

@@ -7,8 +7,18 @@
 namespace ptc {
 namespace {
 
+constexpr size_t kTarNameBytes = 100;
+
 void put(std::string& block, size_t at, std::string_view text) {
   std::copy(text.begin(), text.end(), block.begin() + static_cast<ptrdiff_t>(at));
+}
+
+void put_checksum(std::string& block) {
+  put(block, 148, "        ");
+  uint32_t sum = 0;
+  for (const char c : block) sum += static_cast<unsigned char>(c);
+  put(block, 148, fmt::format("{:06o}", sum));
+  block[154] = '\0';
 }
 
 std::string ustar_block(std::string_view name, uint64_t bytes, char type) {
@@ -26,15 +36,20 @@ std::string ustar_block(std::string_view name, uint64_t bytes, char type) {
   put(block, 136, "00000000000");
   block[156] = type;
   put(block, 257, std::string_view("ustar\00000", 8));
-  put(block, 148, "        ");
-  uint32_t sum = 0;
-  for (const char c : block) sum += static_cast<unsigned char>(c);
-  put(block, 148, fmt::format("{:06o}", sum));
-  block[154] = '\0';
+  put_checksum(block);
   return block;
 }
 
 }  // namespace
+
+void add_to_key(std::string& header, std::string_view field, std::string_view suffix) {
+  std::string name = header.substr(0, std::min<size_t>(kTarNameBytes, header.find('\0')));
+  const std::string ending = fmt::format(".{}", field);
+  if (!name.ends_with(ending) || name.size() + suffix.size() > kTarNameBytes) return;
+  name.insert(name.size() - ending.size(), suffix);
+  put(header, 0, name);
+  put_checksum(header);
+}
 
 std::string tar_header(std::string_view name, uint64_t bytes) {
   std::string header;

@@ -13,26 +13,37 @@ namespace ptc {
 namespace {
 
 constexpr const char* kPin = "user.ptc.pin";
-constexpr std::string_view kParts[] = {"meta.json", "model", "hf", "layouts"};
+constexpr std::string_view kParts[] = {"meta.json", "model", "hf", "layouts", "consumed"};
 
-/// meta.json: as long as the checkpoint, so worth caching.
-class MetaFile : public Node {
+/// Whether a checkpoint has this part; all but `consumed` are always there.
+bool has_part(const CheckpointView& checkpoint, std::string_view name) {
+  return name != "consumed" || checkpoint.checkpoint->manifest().consumed.has_value();
+}
+
+/// meta.json or consumed: as long as the checkpoint, so worth caching.
+class FrozenText : public Node {
  public:
-  explicit MetaFile(std::shared_ptr<CheckpointView> checkpoint)
-      : Node(checkpoint->key + "/meta.json"), checkpoint_(std::move(checkpoint)) {}
+  FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string name)
+      : Node(fmt::format("{}/{}", checkpoint->key, name)), checkpoint_(std::move(checkpoint)), name_(std::move(name)) {}
   bool immutable() const override { return true; }
   FsResult<struct stat> attributes() override {
-    struct stat stat = checkpoint_->attributes(S_IFREG | 0444, "meta.json");
-    stat.st_size = static_cast<off_t>(checkpoint_->checkpoint->meta_json().size());
+    struct stat stat = checkpoint_->attributes(S_IFREG | 0444, name_);
+    stat.st_size = static_cast<off_t>(text().size());
     return stat;
   }
   FsResult<Opened> open(const Caller&, int flags) override {
     if (!opens_to_read(flags)) return Errno{EROFS};
-    return Opened{make_text_handle(checkpoint_->checkpoint->meta_json()), IoMode::kKeepCache, 0};
+    return Opened{make_text_handle(text()), IoMode::kKeepCache, 0};
   }
 
  private:
+  std::string text() const {
+    const Checkpoint& of = *checkpoint_->checkpoint;
+    return name_ == "meta.json" ? of.meta_json() : fmt::format("{}\n", of.manifest().consumed.value_or(0));
+  }
+
   const std::shared_ptr<CheckpointView> checkpoint_;
+  const std::string name_;
 };
 
 }  // namespace
@@ -118,7 +129,7 @@ FsResult<> FrozenDir::remove_directory(const std::string& name) {
 
 bool CheckpointDir::all_hidden(const CheckpointView& checkpoint) {
   return std::all_of(std::begin(kParts), std::end(kParts), [&](std::string_view name) {
-    return checkpoint.hidden.hidden(std::string(name));
+    return !has_part(checkpoint, name) || checkpoint.hidden.hidden(std::string(name));
   });
 }
 
@@ -151,7 +162,8 @@ FsResult<> CheckpointDir::remove_xattr(const std::string& name) {
 }
 
 FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
-  if (name == "meta.json") return intern(std::make_shared<MetaFile>(checkpoint()));
+  const bool text = name == "meta.json" || name == "consumed";
+  if (text && has_part(*checkpoint(), name)) return intern(std::make_shared<FrozenText>(checkpoint(), name));
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
   const Checkpoint& of = *checkpoint()->checkpoint;
   if (name != "model" && name != "hf") return Errno{ENOENT};
@@ -164,7 +176,9 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
 FsResult<std::vector<DirEntry>> CheckpointDir::entries() {
   std::vector<DirEntry> result;
   for (std::string_view name : kParts) {
-    result.push_back(entry(std::string(name), name == "meta.json" ? S_IFREG : S_IFDIR));
+    if (!has_part(*checkpoint(), name)) continue;
+    const bool text = name == "meta.json" || name == "consumed";
+    result.push_back(entry(std::string(name), text ? S_IFREG : S_IFDIR));
   }
   return result;
 }

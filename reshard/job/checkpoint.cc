@@ -59,6 +59,7 @@ void Checkpoint::build_meta_json() {
                     {"family", model().rules().family()},
                     {"written_as", manifest_.written_spec.name()},
                     {"checksum", "ptc-linear-1"}};
+  if (manifest_.consumed) meta["consumed"] = *manifest_.consumed;
   json::array tensors;
   for (uint32_t t = 0; t < model().tensors().size(); ++t) {
     const TensorInfo& tensor = model().tensors()[t];

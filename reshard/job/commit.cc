@@ -105,7 +105,7 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   bool has_ranks = false;
   for (const std::string& name : top) {
     if (name == "rank") has_ranks = true;
-    else if (name != "layout.json")
+    else if (name != "layout.json" && name != kConsumedFile)
       return invalid_argument("'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
                               "rank/1/ … (a single process: rank/0/)", name);
   }
@@ -434,6 +434,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     PTC_TRY(found, find_files(request.dir_fd, &spec));
   }
   PTC_TRY(check_closed(request.dir_fd, found));
+  PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
   PTC_TRY(find_sets(request.dir_fd, found));
   for (const FilesElsewhere& node : elsewhere) {
     auto theirs = read_listing(node);
@@ -471,6 +472,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
 
   CommitDraft draft;
   draft.manifest.written_spec = spec;
+  if (consumed) draft.manifest.consumed = consumed->count;
   PTC_TRY(auto config, find_config(request.dir_fd, found, elsewhere));
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
   PTC_TRY(hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));

@@ -164,6 +164,8 @@ Result<std::string> list_files(int dir_fd) {
     PTC_TRY(auto text, read_text_file(dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
     root["layout"] = text;
   }
+  PTC_TRY(const auto consumed, find_consumed(dir_fd, found, {}));
+  if (consumed) root["consumed"] = fmt::format("{} {}", consumed->count, consumed->file);
   for (Found& file : found) {
     if (!file.index && (file.path.ends_with(".safetensors") || file.path.ends_with(".npy"))) {
       Result<> read = read_header(dir_fd, file);

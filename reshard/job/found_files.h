@@ -51,7 +51,18 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found);
 /// Opens the file, and reads its header and what tensors it has.
 Result<> read_header(int dir_fd, Found& file);
 
-/// What list_files() said on another node; a text of it ("config", "layout"), if there is one.
+/// How far the job's data set is: the count in a file of this name beside rank/, or in a rank's.
+inline constexpr std::string_view kConsumedFile = "consumed";
+struct FoundCount {
+  uint64_t count;
+  std::string file;  // that says so
+};
+/// kInvalidArgument: two of the files differ, or the one beside rank/ holds no count; a rank's that holds none is the
+/// writer's own. `found`: what find_files() found here; dir_fd may be −1.
+Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Found>& found,
+                                                const std::vector<FilesElsewhere>& elsewhere);
+
+/// What list_files() said on another node; a text of it ("config", "layout", "consumed"), if there is one.
 Result<std::vector<Found>> read_listing(const FilesElsewhere& node);
 Result<std::optional<std::string>> text_in_listing(const std::string& listing, std::string_view key);
 /// What that node is asked to hash, and what it answered.

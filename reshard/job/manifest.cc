@@ -194,6 +194,7 @@ std::string Manifest::to_text() const {
                                 {"extent", to_array(pad.local.extent)},
                                 {"checksum", pad.checksum.to_hex()}});
   root["padding"] = std::move(pads);
+  if (consumed) root["consumed"] = *consumed;
   return json::serialize(root);
 }
 
@@ -250,6 +251,9 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
     if (pad.tensor >= manifest.checksums.size() || pad.file >= manifest.files.size())
       return Error(Code::kCorrupt, "manifest: 'padding' is damaged");
     manifest.padding.push_back(pad);
+  }
+  if (root.contains("consumed")) {
+    PTC_TRY(manifest.consumed, member<uint64_t>(root, "consumed"));
   }
   return manifest;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,7 @@ struct Manifest {
   std::vector<Checksum> checksums;  // by tensor of the model
   std::vector<WrittenFile> files;   // by rank, then path
   std::vector<Padding> padding;
+  std::optional<uint64_t> consumed;  // how far the job's data set was, if the writer said so
 
   /// Tensors for plans and checks: the model's, then the padding.
   std::vector<TensorFacts> tensor_facts() const;

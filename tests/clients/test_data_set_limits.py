@@ -1,8 +1,12 @@
 """Data sets: what cannot be a shard, and what is not thrown away unasked."""
+import glob
+import io
 import json
 import os
 import shutil
+import tarfile
 
+import models
 import mount
 from test_dataset import wait_for, write_shards
 
@@ -86,6 +90,81 @@ class Limits(mount.TestCase):
         self.save("order.json", '{"batch": 4}')
         self.mount.ptc("rm", "--force", self.job.name)
         self.assertFalse(os.path.exists(self.job.path))
+
+    def test_shards_that_number_their_samples_alike(self):
+        """No tar has a key twice, by which a reader would take two samples for one."""
+        data = self.temporary("alike")
+        os.makedirs(data)
+        for shard in range(20):
+            with tarfile.open(f"{data}/{shard:03}.tar", "w") as tar:
+                for i in range(4):
+                    content = f"{shard} {i}".encode()
+                    info = tarfile.TarInfo(f"{i:04}.seg.txt")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+        self.save("source.json", json.dumps({"shards": data}))
+        self.save("order.json", '{"batch": 8, "epochs": 2}')
+        wait_for(lambda: os.path.lexists(self.at("head")), "an index")
+        for epoch in range(2):
+            found = []
+            for path in sorted(glob.glob(self.at(f"head/rank-000/tar/e{epoch:03}/*.tar"))):
+                with tarfile.open(path) as tar:
+                    names = tar.getnames()
+                    self.assertEqual(len(set(names)), len(names), path)
+                    self.assertTrue(all(name.split(".", 1)[1] == "seg.txt" for name in names), names)
+                    found += [tar.extractfile(member).read().decode() for member in tar]
+            self.assertEqual(sorted(found), sorted(f"{shard} {i}" for shard in range(20) for i in range(4)))
+
+    def commit(self, name, **files):
+        """A checkpoint of one rank; `files`: what else is in incoming/<name>/."""
+        models.Llama(1).write_hf(self.job.incoming(name) + "/rank/0")
+        for path, text in files.items():
+            models.write_file(os.path.join(self.job.incoming(name), path.replace("__", "/")), text)
+        self.job.commit(name)
+
+    def test_consumed_beside_the_ranks(self):
+        self.commit("none")
+        self.assertEqual(os.listdir(self.job.checkpoint("none")), ["meta.json", "model", "hf", "layouts"])
+        self.commit("top", consumed="0012\n")
+        path = self.job.checkpoint("top", "consumed")
+        self.assertEqual(mount.read_text(path), "12\n")
+        self.assertEqual(os.stat(path).st_size, 3)
+        self.assertEqual(mount.error_of(open, path, "w"), "EROFS")
+        self.assertEqual(os.listdir(self.job.checkpoint("top")), ["meta.json", "model", "hf", "layouts", "consumed"])
+        self.assertEqual(mount.read_json(self.job.checkpoint("top", "meta.json"))["consumed"], 12)
+        self.commit("both", consumed="7", rank__0__consumed="7\n")
+        self.assertEqual(mount.read_text(self.job.checkpoint("both", "consumed")), "7\n")
+        self.assertEqual(mount.read_text(self.job.checkpoint("both", "layouts/tp1-pp1-dp1/rank/0/consumed")), "7\n")
+        self.commit("own", rank__0__consumed="a file of the writer's own")
+        self.assertFalse(os.path.exists(self.job.checkpoint("own", "consumed")))
+        for name, files, why in (("two", {"consumed": "8", "rank__0__consumed": "7"},
+                                  "consumed says that 8 samples are consumed, and rank/0/consumed that 7 are"),
+                                 ("text", {"consumed": "eight"}, "consumed: 'eight' is not a count of samples")):
+            self.assertEqual(mount.error_of(lambda: self.commit(name, **files)), "EINVAL")
+            self.assertIn(why, self.job.commit_error(name))
+            self.assertTrue(os.path.exists(self.job.incoming(name) + "/consumed"))
+        self.job.set_layout(tp=2)
+        self.mount.stop(kill=True)
+        self.mount.start()
+        self.assertEqual(mount.read_text(path), "12\n")
+        shutil.rmtree(self.job.checkpoint("top"))
+        shutil.rmtree(self.job.checkpoint("none"))
+        self.assertEqual(sorted(os.listdir(self.job.file("checkpoints"))), ["both", "own"])
+
+    def test_weights_and_data_go_back_together(self):
+        data = self.temporary("data")
+        write_shards(data)
+        self.save("source.json", json.dumps({"shards": data}))
+        self.save("order.json", '{"batch": 4}')
+        wait_for(lambda: os.path.lexists(self.at("head")), "an index")
+        self.save("consumed", "8")
+        models.Llama(1).write_hf(self.job.incoming("step2") + "/rank/0")
+        shutil.copy(self.at("consumed"), self.job.incoming("step2"))
+        self.job.commit("step2")
+        self.save("consumed", "20")
+        self.assertEqual(mount.error_of(self.save, "consumed", "12"), "EINVAL")
+        shutil.copyfile(self.job.checkpoint("step2", "consumed"), self.at("consumed"))
+        self.assertEqual(mount.read_text(self.at("consumed")), "8\n")
 
 
 if __name__ == "__main__":

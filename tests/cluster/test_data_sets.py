@@ -173,6 +173,7 @@ class Agreement(DataSet):
         """Data and weights go back together, on all nodes, and further from there."""
         self.begin(dp=1)
         self.consume(0, 12)
+        self.agree()
         rank = self.job(1).incoming("step3") + "/rank/0"
         models.Llama(30).write_hf(rank)
         shutil.copy(self.at(1, "consumed"), rank + "/consumed")
@@ -187,7 +188,24 @@ class Agreement(DataSet):
         self.save(2, "consumed", mount.read_text(there))
         self.agree()
         self.assertEqual(mount.read_json(self.at(0, "plan.json"))["segments"][-1]["from"], 12)
-        self.finish(1)
+        # The same with a count beside the ranks, which two nodes wrote: one that differs is refused.
+        self.save(1, "consumed", "20")
+        for node, rank in ((0, 0), (2, 1)):
+            models.Llama(30).write_hf(self.job(node).incoming("step4") + f"/rank/{rank}")
+            models.write_file(self.job(node).incoming("step4") + "/layout.json", '{"tp": 1, "pp": 1, "dp": 2}')
+        models.write_file(self.job(0).incoming("step4") + "/consumed", "12")
+        models.write_file(self.job(2).incoming("step4") + "/rank/1/consumed", "16")
+        self.assertEqual(mount.error_of(self.job(0).commit, "step4"), "EINVAL")
+        self.assertIn("consumed says that 12 samples are consumed, and rank/1/consumed on node w2 that 16 are",
+                      self.job(0).commit_error("step4"))
+        models.write_file(self.job(2).incoming("step4") + "/rank/1/consumed", "12")
+        self.job(0).commit("step4")
+        self.nodes.wait_settled(self.name)
+        for node in self.alive():
+            self.assertEqual(mount.read_text(self.job(node).checkpoint("step4", "consumed")), "12\n")
+        shutil.copyfile(self.job(1).checkpoint("step4", "consumed"), self.at(1, "consumed"))
+        self.agree()
+        self.finish(0)
 
     def test_rounded_down(self):
         """A change in the midst of a step: named, or repeated and told."""

@@ -280,6 +280,71 @@ TEST_F(TreePropertyTest, EveryTreeOfEverySource) {
     EXPECT_EQ((seen[{format, TreeKind::kTar}]), 5);
 }
 
+/// Where epochs meet, or a batch is padded, a tar may hold a sample more than once: no two neighbours have one key.
+TEST_F(TreePropertyTest, ASampleThatIsRepeatedHasAnotherKeyInATar) {
+  for (int round = 0; round < 4; ++round) {
+    for (SourceFormat format : {SourceFormat::kTar, SourceFormat::kMds, SourceFormat::kTfrecord, SourceFormat::kFiles}) {
+      SCOPED_TRACE(fmt::format("PTC_SEED={} round {} {}", seed_, round, format_name(format)));
+      const World world = make(format, dir_.file(fmt::format("{}-{}", round, format_name(format))));
+      std::vector<uint64_t> some;
+      for (uint64_t id = 0; id < world.samples.size(); ++id) {
+        const bool no_room = format == SourceFormat::kTar && world.raw[id].find(std::string(90, 'k')) != std::string::npos;
+        if (!no_room) some.push_back(id);
+      }
+      if (some.empty()) continue;
+      some.resize(std::min<size_t>(some.size(), 5));
+      std::vector<uint64_t> ids;
+      for (uint64_t i = 0, count = 2 + below(30); i < count; ++i) ids.push_back(some[below(some.size())]);
+      ids.push_back(ids.back());
+      const VirtualFileRef file = make_shard(TreeKind::kTar, world.source, ids).value();
+      const std::string all = whole(*file), out = dir_.file("out");
+      write_test_file(out + "/x.tar", all);
+      std::vector<Fields> expected;
+      uint64_t sum = 0;
+      for (const uint64_t id : ids) {
+        expected.push_back(world.samples[id]);
+        sum += sample_bytes(TreeKind::kTar, *world.source, id);
+      }
+      EXPECT_EQ(all.size(), sum + tar_end().size());
+      EXPECT_EQ(samples_of(*open(out)), expected);  // which refuses a key that is there twice
+      EXPECT_NE(all.find("-1."), std::string::npos);
+      std::filesystem::remove_all(out);
+    }
+  }
+}
+
+/// Shards that number their samples alike: the index knows, and sizes are what they were.
+TEST_F(TreePropertyTest, SamplesOfTwoShardsHaveOneKey) {
+  const uint64_t shards = 2 + below(3), each = 1 + below(20);
+  std::vector<Fields> samples;
+  for (uint64_t shard = 0; shard < shards; ++shard) {
+    std::string text;
+    for (uint64_t i = 0; i < each; ++i) {
+      samples.push_back({{"bin", bytes(size())}, {"cls", std::to_string(shard)}});
+      for (const auto& [name, data] : samples.back()) text += tar_member(fmt::format("{:04}.{}", i, name), data, '0', false);
+    }
+    write_test_file(fmt::format("{}/{:02}.tar", dir_.file("alike"), shard), text + tar_end());
+  }
+  World world{open(dir_.file("alike")), samples, {}};
+  EXPECT_TRUE(world.source->keys_repeat());
+  EXPECT_EQ(world.source->key(each).value(), "0000");
+  std::vector<uint64_t> ids;
+  for (uint64_t i = 0; i < each; ++i)
+    for (uint64_t shard = 0; shard < shards; ++shard) ids.push_back(shard * each + i);
+  ids.push_back(ids.front());
+  const VirtualFileRef file = make_shard(TreeKind::kTar, world.source, ids).value();
+  uint64_t sum = tar_end().size();
+  std::vector<Fields> expected;
+  for (const uint64_t id : ids) {
+    sum += sample_bytes(TreeKind::kTar, *world.source, id);
+    expected.push_back(samples[id]);
+  }
+  EXPECT_EQ(file->size(), sum);
+  write_test_file(dir_.file("out") + "/x.tar", whole(*file));
+  EXPECT_EQ(samples_of(*open(dir_.file("out"))), expected);
+  EXPECT_FALSE(open(dir_.file("out"))->keys_repeat());
+}
+
 TEST_F(TreePropertyTest, WhatIsNotShownIsRefused) {
   const World world = make(SourceFormat::kTfrecord, dir_.file("r"));
   EXPECT_TRUE(has_error(make_shard(TreeKind::kJsonl, world.source, {}), Code::kInvalidArgument, "not shown as shards of jsonl"));
