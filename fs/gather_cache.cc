@@ -66,8 +66,9 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
       auto found = entries_.find(key);
       if (found == entries_.end()) break;
       if (found->second.file != nullptr) {
+        if (!opened) return nullptr;
         found->second.used = Clock::now();
-        found->second.once = content.once && opened;
+        found->second.once = content.once;
         ++counts_.hits;
         return found->second.file;
       }

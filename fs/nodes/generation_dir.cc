@@ -9,6 +9,9 @@
 namespace ptc {
 namespace {
 
+// While one is read, the next is gathered, and the one after it as soon as there is time.
+constexpr int kShardsAhead = 2;
+
 /// What tells a generation's bytes from those of all others.
 std::string identity_of(const ShownGeneration& shown) {
   const Run& run = shown.cuts.run();
@@ -154,7 +157,10 @@ GatherCache::FileRef SamplesFile::gather(const VirtualFileRef& file) const {
   Tree& tree = view_->job->tree();
   if (!tree.passthrough().enabled() || file->read_here_and_there()) return nullptr;
   auto gathered = tree.gathered().get(key(), content_of(file));
-  if (const std::string next = dir_->after(name_); gathered != nullptr && !next.empty()) {
+  std::string next = name_;
+  for (int ahead = 0; gathered != nullptr && ahead < kShardsAhead; ++ahead) {
+    next = dir_->after(next);
+    if (next.empty()) break;
     std::string next_key = key().substr(0, key().size() - name_.size()) + next;
     tree.gathered().prepare(next_key, [dir = dir_, next]() -> Result<GatherCache::Content> {
       PTC_TRY(const DataNode node, dir->find(next));
