@@ -119,18 +119,30 @@ bool JobView::some_checkpoint_has(uint64_t count) const {
 }
 
 void JobView::note_data_set_changed() {
-  std::lock_guard lock(mutex_);
-  if (data_set_ == nullptr) return;  // it is only being opened
-  std::vector<ShownGenerationRef> now;
-  for (const uint64_t number : data_set_->generations()) now.push_back(data_set_->generation(number));
-  if (now == generations_) return;
-  generations_ = std::move(now);
-  std::erase_if(generation_keys_, [&](const auto& entry) {
-    return std::find(generations_.begin(), generations_.end(), entry.second.first) == generations_.end();
-  });
+  bool gone = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (data_set_ == nullptr) return;  // it is only being opened
+    std::vector<ShownGenerationRef> now;
+    for (const uint64_t number : data_set_->generations()) now.push_back(data_set_->generation(number));
+    if (now == generations_) return;
+    const auto still = [&](const ShownGenerationRef& one) {
+      return std::find(now.begin(), now.end(), one) != now.end();
+    };
+    gone = !std::all_of(generations_.begin(), generations_.end(), still);
+    std::erase_if(generation_keys_, [&](const auto& entry) { return !still(entry.second.first); });
+    generations_ = std::move(now);
+  }
+  touch_data_set();
+  if (gone) tree_.names_changed();
+}
+
+void JobView::touch_data_set() {
   data_set_changed_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(
                              std::chrono::system_clock::now().time_since_epoch())
                              .count();
+  for (const char* name : {"/dataset", "/dataset/gen"})
+    if (NodeRef node = tree_.table().find(key_ + name)) tree_.drop_attributes(*node);
 }
 
 timespec JobView::data_set_changed() const {

@@ -99,6 +99,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile& consumed() { return consumed_; }
   /// The last time a generation came or went.
   timespec data_set_changed() const;
+  /// That is now, and the kernel forgets what it knows of dataset/ and gen/.
+  void touch_data_set();
   /// Prefix of the keys of its nodes, never used for another.
   std::string generation_key(const ShownGenerationRef& generation);
 

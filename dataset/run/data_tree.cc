@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kRememberedSamples = 4 << 20;  // 16 bytes each
 constexpr uint64_t kMostFilesOfADirectory = 1000;
 constexpr uint64_t kSamplesOfADirectory = 100;   // where it is not known how many files each has
-constexpr uint64_t kMostSamplesOfAShard = 16384;
+constexpr uint64_t kMostSamplesOfAShard = 4096;  // a shard is whole when its first sample is there
 constexpr uint64_t kLeastShards = 8;
 constexpr uint64_t kMostBytesOfAShard = 64 << 20;  // of the source, about; or one local batch
 

@@ -111,7 +111,11 @@ class AsTfrecord : public SampleForm {
       window.skip(4);
       return ok();
     }
-    PTC_TRY(const uint32_t crc, crc_of(source, payload));
+    PTC_TRY(const auto rendered, window.last(length));
+    uint32_t crc = mask_crc(crc32c(rendered, 0));
+    if (rendered.size() < length) {
+      PTC_TRY(crc, crc_of(source, payload));
+    }
     window.numbers<uint32_t>(1, [&](uint64_t) { return crc; });
     return ok();
   }

@@ -18,6 +18,7 @@ class ShardFile : public VirtualFile {
  public:
   ShardFile(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids)
       : source_(std::move(source)),
+        kind_(kind),
         form_(form_of(kind, source_->format())),
         ids_(std::move(ids)),
         begins_(ids_.size() + 1) {
@@ -32,6 +33,8 @@ class ShardFile : public VirtualFile {
   }
 
   uint64_t size() const override { return size_; }
+  /// MosaicML's reader opens the shard for each sample.
+  ReadHabit habit() const override { return kind_ == TreeKind::kMds ? ReadHabit::kOften : ReadHabit::kOnce; }
 
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size_) return size_t{0};
@@ -88,6 +91,7 @@ class ShardFile : public VirtualFile {
   }
 
   const SampleSourceRef source_;
+  const TreeKind kind_;
   const SampleForm& form_;
   const std::vector<uint64_t> ids_;
   bool by_key_ = false;

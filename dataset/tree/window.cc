@@ -37,11 +37,16 @@ Result<> Window::run(const Extent& extent) {
   return ok();
 }
 
+Result<std::span<const std::byte>> Window::last(uint64_t bytes) {
+  if (position_ < begin_ + bytes || position_ > end_) return std::span<const std::byte>();
+  PTC_TRY(flush());
+  return std::span<const std::byte>(out_ + (position_ - begin_ - bytes), bytes);
+}
+
 Result<const OpenShard*> Window::open(uint64_t shard) {
-  for (const OpenShard& one : open_)
-    if (one.fd && one.shard == shard) return &one;
+  OpenShard& one = open_[shard % open_.size()];
+  if (one.fd && one.shard == shard) return &one;
   PTC_TRY(auto fd, source_.open_shard(shard));
-  OpenShard& one = open_[next_open_++ % open_.size()];
   one = {shard, std::move(fd)};
   return &one;
 }

@@ -35,6 +35,8 @@ class Window {
   void literal(std::string_view bytes);
   void zeros(uint64_t bytes);
   Result<> run(const Extent& extent);
+  /// The last `bytes` named; empty unless all of them are in the window.
+  Result<std::span<const std::byte>> last(uint64_t bytes);
   /// `count` little-endian numbers at(0), at(1) …
   template <class Number, class At>
   void numbers(uint64_t count, const At& at) {
@@ -64,8 +66,7 @@ class Window {
   std::byte* const out_;
   Extent pending_;  // to be read to pending_target_
   std::byte* pending_target_ = nullptr;
-  std::array<OpenShard, 8> open_;  // the shards used last
-  size_t next_open_ = 0;           // which of them goes first
+  std::array<OpenShard, 64> open_;  // those used last, each at its number mod 64
 };
 
 }  // namespace ptc

@@ -148,6 +148,7 @@ FsResult<> DataSetDir::unlink(const std::string& name) {
   if (!is_data_name(name)) return RealNode::unlink(name);
   if (name == "gen") return Errno{EISDIR};
   job().hidden().hide(hidden_path(name));
+  if (name == "order.json") job().touch_data_set();  // gen/ is empty
   return ok();
 }
 

@@ -13,6 +13,8 @@ class DataSetDir : public RealNode {
   /// Errors: EMFILE; EIO while what it shows cannot be known.
   static FsResult<NodeRef> make(const JobViewRef& job);
 
+  NameLife name_life() const override { return NameLife::kForever; }
+  double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;

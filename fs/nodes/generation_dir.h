@@ -18,6 +18,8 @@ namespace ptc {
 class GenerationsDir : public Node {
  public:
   explicit GenerationsDir(JobViewRef job) : Node(job->key() + "/dataset/gen"), job_(std::move(job)) {}
+  NameLife name_life() const override { return NameLife::kForever; }
+  double attribute_seconds() const override { return job_->hidden().any() ? 0 : kCacheSeconds; }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;
@@ -45,7 +47,7 @@ class SamplesDir : public Node {
       : Node(std::move(key)), view_(std::move(view)), dir_(std::move(dir)), top_(top) {}
   bool immutable() const override { return true; }
   bool lists_attributes() const override { return false; }
-  NameLife name_life() const override { return top_ ? NameLife::kNone : NameLife::kForever; }
+  NameLife name_life() const override { return top_ ? NameLife::kUntilTold : NameLife::kForever; }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;

@@ -53,9 +53,10 @@ FsResult<struct stat> JobDir::attributes() {
 
 FsResult<> JobDir::set_attributes(const AttributeChange& change, Handle* handle) {
   PTC_TRY(RealNode::set_attributes(change, handle));
-  // checkpoints/ has the job's owner and mode.
+  // These have the job's owner and mode.
   Tree& tree = job().tree();
-  if (NodeRef node = tree.table().find(checkpoints_key(job()))) tree.drop_attributes(*node);
+  for (const std::string& key : {checkpoints_key(job()), job().key() + "/dataset/gen"})
+    if (NodeRef node = tree.table().find(key)) tree.drop_attributes(*node);
   return ok();
 }
 

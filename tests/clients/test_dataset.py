@@ -277,7 +277,12 @@ class DataSet(mount.TestCase):
     def test_removed_and_begun_anew(self):
         self.begin()
         self.save("consumed", "6")
+        self.assertEqual(os.listdir(self.at("gen")), ["000001"])
+        self.assertEqual(os.stat(self.at("gen")).st_nlink, 3)
+        old = self.tars(0)[0]
+        inode = os.stat(old).st_ino
         shutil.rmtree(self.at())
+        self.assertFalse(os.path.exists(old))
         self.assertNotIn("dataset", os.listdir(self.job.path))
         os.mkdir(self.at())
         self.assertEqual(mount.read_text(self.at("consumed")), "0\n")
@@ -286,6 +291,7 @@ class DataSet(mount.TestCase):
         self.save("order.json", json.dumps({"batch": 6, "seed": 6}))
         wait_for(lambda: os.path.lexists(self.at("head")), self.status())
         self.assertEqual(sorted(self.global_order(3)), list(range(SAMPLES)))
+        self.assertNotEqual(os.stat(old).st_ino, inode)
         shutil.rmtree(self.job.path)
         self.assertFalse(os.path.exists(self.job.path))
 
