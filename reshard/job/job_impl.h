@@ -114,6 +114,7 @@ struct Job::Impl {
   std::optional<LastReshard> last_reshard;
   JobCounts counts;
   PlanTexts last_plan;  // carried out, on whatever node
+  int64_t last_plan_revision = 0;  // of the decision with which it was
   std::optional<PlanTexts> running_plan;  // that this node leads
   const PlanTexts& shown_plan() const { return running_plan ? *running_plan : last_plan; }  // mutex held
   struct LastError {

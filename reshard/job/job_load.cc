@@ -271,7 +271,10 @@ Result<> Job::Impl::sync() {
     }
     checkpoints.clear();
     for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
-    if (newest_plan) last_plan = *std::move(newest_plan);
+    if (newest_plan && plan_revision > last_plan_revision) {
+      last_plan = *std::move(newest_plan);
+      last_plan_revision = plan_revision;
+    }
     if (service_changed) failed.reset();  // another plan
     if (services.cluster != nullptr &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {

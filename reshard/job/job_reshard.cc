@@ -367,6 +367,7 @@ std::shared_ptr<const StoredState> Job::Impl::take_over(const CheckpointRecord& 
   record.checkpoint->replace_stored(std::move(moved));
   checkpoints[record.checkpoint->name()] = record;
   last_plan = std::move(plan);
+  last_plan_revision = record.meta_revision;
   return before;
 }
 
