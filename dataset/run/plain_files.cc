@@ -28,7 +28,6 @@ class RankIds : public VirtualFile {
         rank_(rank),
         count_(generation_->cuts.local_samples_before(generation_->cuts.end_epoch(), rank)) {}
   uint64_t size() const override { return count_ * kIdBytes; }
-  ReadHabit habit() const override { return ReadHabit::kSparse; }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size()) return size_t{0};
     const size_t bytes = std::min<size_t>(out.size(), size() - offset);

@@ -13,6 +13,7 @@ class ExtentFile : public VirtualFile {
   ExtentFile(SampleSourceRef source, Payload payload) : source_(std::move(source)), payload_(std::move(payload)) {}
 
   uint64_t size() const override { return payload_.bytes(); }
+  bool read_through() const override { return true; }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size()) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size() - offset));

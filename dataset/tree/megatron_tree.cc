@@ -19,7 +19,6 @@ class MegatronBin : public VirtualFile {
   explicit MegatronBin(SampleSourceRef source) : source_(std::move(source)), begins_(begins_of_bins(*source_)) {}
 
   uint64_t size() const override { return begins_.back(); }
-  ReadHabit habit() const override { return ReadHabit::kSparse; }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size()) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size() - offset));
@@ -43,7 +42,6 @@ class MegatronIdx : public VirtualFile {
       : source_(std::move(source)), begins_(begins_of_bins(*source_)), count_(count), id_at_(std::move(id_at)) {}
 
   uint64_t size() const override { return kMegatronHeadBytes + 12 * count_ + 8 * (count_ + 1); }
-  ReadHabit habit() const override { return ReadHabit::kSparse; }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size()) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size() - offset));

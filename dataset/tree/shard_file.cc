@@ -34,7 +34,7 @@ class ShardFile : public VirtualFile {
 
   uint64_t size() const override { return size_; }
   /// MosaicML's reader opens the shard for each sample.
-  ReadHabit habit() const override { return kind_ == TreeKind::kMds ? ReadHabit::kOften : ReadHabit::kOnce; }
+  bool read_through() const override { return kind_ != TreeKind::kMds; }
 
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size_) return size_t{0};

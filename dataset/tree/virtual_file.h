@@ -33,13 +33,6 @@ struct WholeFile {
   std::shared_ptr<const UniqueFd> fd;  // open for reading, checked
 };
 
-/// What readers do with a file.
-enum class ReadHabit {
-  kOnce,    // open it once and take all of it
-  kOften,   // open it again and again
-  kSparse,  // want some of it here and there: making all of it for them is a waste
-};
-
 /// Immutable. Threads: any.
 class VirtualFile {
  public:
@@ -50,7 +43,8 @@ class VirtualFile {
   virtual Result<size_t> read(uint64_t offset, std::span<std::byte> out) const = 0;
   /// Set where this is a source file, byte for byte.
   virtual Result<std::optional<WholeFile>> whole() const { return std::optional<WholeFile>(); }
-  virtual ReadHabit habit() const { return ReadHabit::kOften; }
+  /// Whether readers open it once, as a rule, and take all of it: then it may be made as a whole.
+  virtual bool read_through() const { return false; }
 };
 using VirtualFileRef = std::shared_ptr<const VirtualFile>;
 

@@ -23,12 +23,11 @@ std::string identity_of(const ShownGeneration& shown) {
 
 GatherCache::Content content_of(VirtualFileRef file) {
   const uint64_t bytes = file->size();
-  const bool once = file->habit() == ReadHabit::kOnce;
   auto fill = [file = std::move(file)](uint64_t offset, std::span<std::byte> out) -> Result<> {
     PTC_TRY(file->read(offset, out));
     return ok();
   };
-  return {bytes, std::move(fill), once};
+  return {bytes, std::move(fill), true};
 }
 
 }  // namespace
@@ -156,7 +155,7 @@ Errno SamplesFile::failed(const Error& error, std::string_view what) const {
 
 GatherCache::FileRef SamplesFile::gather(const VirtualFileRef& file) const {
   Tree& tree = view_->job->tree();
-  if (!tree.passthrough().enabled() || file->habit() == ReadHabit::kSparse) return nullptr;
+  if (!tree.passthrough().enabled() || !file->read_through()) return nullptr;
   auto gathered = tree.gathered().get(key(), content_of(file));
   std::string next = name_;
   for (int ahead = 0; gathered != nullptr && ahead < kShardsAhead; ++ahead) {

@@ -58,9 +58,9 @@ class SamplesDir : public Node {
   const bool top_;
 };
 
-/// A file below. What is a source file as it is, is handed to the kernel; so is memory into which a shard is
-/// gathered at its first open, and the next one of its directory meanwhile (GatherCache). All else is made when
-/// read, and stays in the page cache. Which it is the first open decides until the last close.
+/// A file below. What is a source file as it is, is handed to the kernel; so is memory into which a file that is
+/// read through is gathered at its first open, and those after it in its directory meanwhile (GatherCache). All else
+/// is made when read, and stays in the page cache. Which it is the first open decides until the last close.
 class SamplesFile : public Node {
  public:
   using Make = std::function<Result<VirtualFileRef>()>;
