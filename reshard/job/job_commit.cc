@@ -189,8 +189,10 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
   if (change.nothing()) return std::shared_ptr<const StoredState>();
   std::atomic<uint64_t> done = 0;
   PTC_TRY(auto parts, make_parts(record, wanted, change, done, commit_stop.get_token(), fences));
-  PTC_TRY(auto images, compose(checkpoint, *stored, change, parts));
-  return checkpoint.make_stored(stored->spec, std::move(images));
+  Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
+  if (images.has_value()) return checkpoint.make_stored(stored->spec, std::move(images).value());
+  give_up(record, parts);
+  return std::move(images).error();
 }
 
 Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere, Fences fences,

@@ -44,6 +44,7 @@ struct CheckpointRecord {
 
 /// What a node made of a plan: its own images.
 struct PlanPart {
+  std::string plan;  // PlanName::digest
   std::vector<std::pair<uint32_t, std::string>> images;  // target → image
   std::vector<std::pair<uint32_t, std::string>> copies;  // ChangePlan::copies → image
   struct Sum {
@@ -60,7 +61,7 @@ struct PlanPart {
 /// A plan that several nodes carry out, as they name it to each other: equal where all of it is.
 struct PlanName {
   std::string id;      // of the checkpoint
-  std::string digest;  // of the request for a part of it
+  std::string digest;  // of the request for a part of it, and of its files
 };
 
 using NodeParts = std::vector<std::pair<std::string, PlanPart>>;  // by node

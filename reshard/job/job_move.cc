@@ -49,7 +49,17 @@ json::object wanted_json(const CheckpointRecord& record, const WantedState& want
           {"alive", std::move(alive)}};
 }
 
-PlanName name_of_plan(const std::string& id, std::string_view wanted_text) {
+/// Nodes speak of a plan's files by their numbers in it: so its name says which those are.
+PlanName name_of_plan(const std::string& id, std::string wanted_text, const ChangePlan& change,
+                      const StoredState& stored) {
+  for (size_t i = 0; i < change.targets.size(); ++i) {
+    const StateFile& target = change.targets[i];
+    const std::optional<uint32_t>& kept = change.transfers.images[i].kept;
+    wanted_text += fmt::format("\n{} {} {} {}", target.owner, target.path, change.nodes[target.layout.node],
+                               kept ? stored.images[*kept].id : "");
+  }
+  for (const ChangePlan::OtherCopy& copy : change.copies)
+    wanted_text += fmt::format("\n{} {}", stored.images[copy.source_image].written, change.nodes[copy.node]);
   return {id, checksum_of_run(std::as_bytes(std::span(wanted_text)), 0).to_hex()};
 }
 
@@ -61,7 +71,7 @@ std::string PlanPart::to_text() const {
     all.push_back(json::array{sum.tensor, to_array(sum.box.offset), to_array(sum.box.extent),
                               json::value(sum.sum.to_hex())});
   return json::serialize(json::object{
-      {"images", pairs_of(images)}, {"copies", pairs_of(copies)}, {"sums", std::move(all)}});
+      {"plan", plan}, {"images", pairs_of(images)}, {"copies", pairs_of(copies)}, {"sums", std::move(all)}});
 }
 
 Result<PlanPart> PlanPart::from_text(std::string_view text) {
@@ -69,6 +79,7 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
   try {
     PTC_TRY(auto value, parse_json(text, {.max_bytes = size_t{1} << 30}));
     const json::object& object = value.as_object();
+    part.plan = std::string(object.at("plan").as_string());
     part.images = pairs_from(object.at("images"));
     part.copies = pairs_from(object.at("copies"));
     for (const json::value& entry : object.at("sums").as_array()) {
@@ -101,13 +112,17 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const Wa
     wanted_revision = revision;
   }
   json::object request = wanted_json(record, wanted, wanted_revision);
-  const PlanName plan_name = name_of_plan(record.id, json::serialize(request));
+  const PlanName plan_name =
+      name_of_plan(record.id, json::serialize(request), change, *record.checkpoint->stored());
   request["epoch"] = leader_epoch.load();
   const std::string text = json::serialize(request);
   auto part_of = [&](const std::string& node) -> Result<PlanPart> {
     PTC_TRY(auto answer, ask(node, "part", text, stop));
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
+    if (part.value().plan != plan_name.digest)
+      return make_error(Code::kUnavailable, "node {} does not see the same nodes as this one yet, and had another plan",
+                        node);
     return part;
   };
   std::vector<std::pair<std::string, std::future<Result<PlanPart>>>> elsewhere;
@@ -202,6 +217,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
                                   {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
   }
   PlanPart part;
+  part.plan = plan_name.digest;
   auto take_back = [&] {
     for (const ImageRef& image : written) (void)services.images->remove(image->id());
   };
@@ -324,8 +340,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     running->started = std::chrono::steady_clock::now();
     stop = running->stop.get_token();
   }
-  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan), *record.checkpoint, *stored, change,
-                                    *bytes_done, stop);
+  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, change, *stored), *record.checkpoint,
+                                    *stored, change, *bytes_done, stop);
   std::lock_guard lock(mutex);
   running.reset();
   changed.notify_all();
@@ -374,14 +390,13 @@ Result<std::vector<StoredImage>> Job::Impl::compose(
     }
     const auto made = image_of.find(i);
     if (made == image_of.end())
-      // Its node did not see what this one sees, and had another plan: it will.
-      return make_error(Code::kUnavailable, "nobody made {} of state {}", target.path, target.owner);
+      return make_error(Code::kInternal, "nobody made {} of state {}", target.path, target.owner);
     PTC_TRY(add({"", nullptr, target.owner, target.path, -1}, *made->second, target.layout.node,
                 target.layout.bytes));
   }
   for (uint32_t i = 0; i < change.copies.size(); ++i) {
     const auto made = copy_of.find(i);
-    if (made == copy_of.end()) return make_error(Code::kUnavailable, "nobody made copy {}", i);
+    if (made == copy_of.end()) return make_error(Code::kInternal, "nobody made copy {}", i);
     const StoredImage& source = stored.images[change.copies[i].source_image];
     PTC_TRY(add({"", nullptr, source.state, source.path, source.written}, *made->second,
                 change.copies[i].node, stored.layouts[change.copies[i].source_image].bytes));

@@ -12,7 +12,7 @@ const std::string kShapes[] = {kManyAxes, "[-1]", "[1.5]", "[\"1\"]", "7", "null
 
 TEST(PeerTexts, PartsOfPlans) {
   auto part = [](const std::string& offset, const std::string& extent) {
-    return R"({"images": [], "copies": [], "sums": [[0, )" + offset + ", " + extent +
+    return R"({"plan": "a", "images": [], "copies": [], "sums": [[0, )" + offset + ", " + extent +
            R"(, "00000000000000000000000000000000"]]})";
   };
   Result<PlanPart> right = PlanPart::from_text(part("[0, 2]", "[1, 3]"));
