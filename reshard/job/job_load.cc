@@ -232,7 +232,7 @@ Result<> Job::Impl::sync() {
 
   std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>> replaced;  // and before
   std::vector<CheckpointRecord> gone;
-  std::set<std::string> to_tell;
+  std::set<std::string> to_tell, decided;  // what was made here for a plan stays until there is a decision
   {
     std::lock_guard lock(mutex);
     const bool edited = revision != state.revision;
@@ -262,7 +262,10 @@ Result<> Job::Impl::sync() {
       to_tell.insert(name);
     }
     for (auto& [name, next] : changes_of) {
-      if (!known.contains(name) || known.find(name)->second.id != next.record.id) to_tell.insert(name);
+      const auto before = known.find(name);
+      const bool is_new = before == known.end() || before->second.id != next.record.id;
+      if (is_new) to_tell.insert(name);
+      if (is_new || before->second.stored != next.record.stored) decided.insert(name);
       if (next.stored != nullptr) {
         replaced.emplace_back(next.record, next.record.checkpoint->stored());
         next.record.checkpoint->replace_stored(next.stored);
@@ -295,7 +298,7 @@ Result<> Job::Impl::sync() {
     PTC_TRY(remove_stale_files(record.id, record.stored));
   }
   for (const auto& [name, next] : changes_of)
-    if (to_tell.contains(name)) drop_part(next.record.id.empty() ? "" : next.record.id);
+    if (decided.contains(name)) drop_part(next.record.id);
   for (const CheckpointRecord& record : gone) remove_files_of(record);
   settle_taken(given_up);
   if (unreachable) return *std::move(unreachable);

@@ -42,6 +42,9 @@ Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& c
       ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
         content.sums.push_back({tensor, box, sum});
       });
+      const std::span<const std::byte> header = std::as_bytes(std::span(stored.layouts[i].header));
+      if (read.has_value() && !std::ranges::equal(bytes.value().first(std::min(header.size(), bytes.value().size())), header))
+        content.problem = "its header is not what it was";
     }
     if (read.has_error()) {
       if (read.error().code() != Code::kCorrupt) return std::move(read).error();

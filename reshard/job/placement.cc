@@ -16,13 +16,39 @@ uint32_t number_of(const std::string& node, std::vector<std::string>& nodes) {
   return nodes.size() - 1;
 }
 
-uint64_t bytes_held(const StoredState& stored, uint32_t node, const ImageLayout& file) {
-  uint64_t missing = 0;
-  for (const ArraySlot& slot : file.arrays)
-    for (const Piece& piece : slot.part.pieces)
-      missing += stored.index->missing_on_node(slot.tensor, node, {piece.global});
-  return file.bytes - std::min(file.bytes, missing);
-}
+/// What nodes hold of the bytes of a file.
+class HeldBytes {
+ public:
+  explicit HeldBytes(const StoredState& stored) : stored_(stored) {
+    for (const ImageLayout& image : stored.layouts)
+      for (const ArraySlot& slot : image.arrays) {
+        if (slot.tensor >= nodes_of_.size()) nodes_of_.resize(slot.tensor + 1);
+        std::vector<uint32_t>& nodes = nodes_of_[slot.tensor];
+        if (std::find(nodes.begin(), nodes.end(), image.node) == nodes.end()) nodes.push_back(image.node);
+      }
+  }
+
+  /// By number of the node in StoredState::nodes; others hold what is in no array.
+  std::vector<uint64_t> of(const ImageLayout& file) const {
+    uint64_t all = 0;
+    std::vector<uint64_t> held(stored_.nodes.size() + 1);
+    for (const ArraySlot& slot : file.arrays)
+      for (const Piece& piece : slot.part.pieces) {
+        const uint64_t bytes = stored_.index->missing_on_node(slot.tensor, kNobody, {piece.global});
+        all += bytes;
+        if (slot.tensor >= nodes_of_.size()) continue;
+        for (uint32_t node : nodes_of_[slot.tensor])
+          held[node] += bytes - stored_.index->missing_on_node(slot.tensor, node, {piece.global});
+      }
+    for (uint64_t& bytes : held) bytes = file.bytes - std::min(file.bytes, all - bytes);
+    return held;
+  }
+
+ private:
+  static constexpr uint32_t kNobody = UINT32_MAX;
+  const StoredState& stored_;
+  std::vector<std::vector<uint32_t>> nodes_of_;  // by tensor: that have some of it
+};
 
 /// Ranks with those of a tensor-parallel group side by side.
 std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
@@ -77,12 +103,13 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
   for (uint32_t file = 0; file < targets.size(); ++file)
     for (uint32_t state : targets[file].states) files_of_state[state].push_back(file);
   std::vector<std::vector<uint64_t>> held(targets.size(), std::vector<uint64_t>(alive.size()));
-  for (size_t node = 0; node < alive.size(); ++node) {
-    const auto known = std::find(stored.nodes.begin(), stored.nodes.end(), alive[node]);
-    if (known == stored.nodes.end()) continue;
-    for (size_t file = 0; file < targets.size(); ++file)
-      held[file][node] =
-          bytes_held(stored, known - stored.nodes.begin(), targets[file].layout);
+  const HeldBytes held_bytes(stored);
+  for (size_t file = 0; file < targets.size(); ++file) {
+    const std::vector<uint64_t> bytes = held_bytes.of(targets[file].layout);
+    for (size_t node = 0; node < alive.size(); ++node) {
+      const auto known = std::find(stored.nodes.begin(), stored.nodes.end(), alive[node]);
+      if (known != stored.nodes.end()) held[file][node] = bytes[known - stored.nodes.begin()];
+    }
   }
   std::vector<std::vector<uint64_t>> kept(blocks, std::vector<uint64_t>(alive.size()));
   for (size_t b = 0; b < blocks; ++b) {
@@ -114,6 +141,7 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
   std::vector<uint32_t> all;
   for (const std::string& node : alive) all.push_back(number_of(node, nodes));
 
+  const HeldBytes held_bytes(stored);
   std::vector<StateFile> placed;
   uint32_t turn = 0;
   for (StateFile& target : targets) {
@@ -127,10 +155,11 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
         uint32_t distance, node;
       };
       std::vector<Candidate> candidates;
+      const std::vector<uint64_t> held = held_bytes.of(target.layout);
       for (uint32_t i = 0; i < all.size(); ++i) {
         if (on.contains(all[i])) continue;
         const uint32_t distance = (i + all.size() - turn % all.size()) % all.size();
-        candidates.push_back({bytes_held(stored, all[i], target.layout), distance, all[i]});
+        candidates.push_back({held[std::min<size_t>(all[i], held.size() - 1)], distance, all[i]});
       }
       std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
         return a.held != b.held ? a.held > b.held : a.distance < b.distance;

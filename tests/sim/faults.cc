@@ -1,4 +1,6 @@
 // What fails, and for how long.
+#include <fstream>
+
 #include "tests/sim/world.h"
 
 namespace ptc::sim {
@@ -6,6 +8,25 @@ namespace ptc::sim {
 using namespace std::chrono_literals;
 constexpr Time kToCopy = 60s;  // the others have what was lost again
 constexpr Time kToEnd = 2min;  // what is under way, once all is healed
+
+namespace {
+
+/// Of the header or of an array; what pads arrays is no part of a tensor, and nobody has its checksum.
+std::optional<uint64_t> some_byte(const Checkpoint& checkpoint, const ImageLayout& image, std::mt19937_64& random) {
+  if (image.arrays.empty() || random() % 4 == 0) {
+    const uint64_t bytes = image.arrays.empty() ? image.bytes : image.header.size();
+    return bytes > 0 ? std::optional(random() % bytes) : std::nullopt;
+  }
+  const ArraySlot& slot = image.arrays[random() % image.arrays.size()];
+  uint64_t elements = 1, held = 0;
+  for (uint64_t extent : slot.part.local_shape) elements *= extent;
+  for (const Piece& piece : slot.part.pieces) held += piece.global.volume();
+  const uint64_t bytes = elements * checkpoint.manifest().element_bits()[slot.tensor] / 8;
+  if (held != elements || bytes == 0) return std::nullopt;
+  return slot.byte_offset + random() % bytes;
+}
+
+}  // namespace
 
 void World::until(Time end, const std::string& what, std::function<void()> heal) {
   to_heal_.emplace(end, std::pair(what, std::move(heal)));
@@ -34,10 +55,7 @@ void World::heal_all() {
 /// The last copies are not among what goes: all is settled, everything has copies, and one directory is lost. A copy
 /// of all that it held is there again before the next one may go.
 void World::lose_a_directory() {
-  heal_all();
-  const Time limit = now() + kToEnd;
-  while (operating_ > 0 && now() < limit) wait_until(&operating_, now() + 1s);
-  if (replicas_ == 0 || !wait_settled(kToEnd) || !all_have_copies()) return;
+  if (!wait_calm_with_copies()) return;
   const unsigned node = some_node();
   say("lost, with its directory: " + SimCluster::name(node));
   lost_a_directory_ = true;
@@ -46,6 +64,56 @@ void World::lose_a_directory() {
   say("comes back with nothing: " + SimCluster::name(node));
   cluster_.start(node);
   (void)cluster_.wait_up(node, kToEnd);
+}
+
+/// Nobody else is at work, and each image has a copy; one byte of one of them changes. It is found by ptc verify, or
+/// by a change of layout that reads it, and made anew of another.
+void World::damage_an_image() {
+  if (!wait_calm_with_copies()) return;
+  std::string image;
+  const unsigned node = some_node();
+  cluster_.on(node, [&](JobStore& store) {
+    const std::vector<CheckpointRef> all = store.find("job")->checkpoints();
+    if (all.empty()) return;
+    const CheckpointRef checkpoint = all[draw(all.size())];
+    const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+    std::vector<uint32_t> here;
+    for (uint32_t i = 0; i < stored->images.size(); ++i)
+      if (stored->images[i].node == SimCluster::name(node) && stored->images[i].image->bytes() > 0) here.push_back(i);
+    if (here.empty()) return;
+    const uint32_t number = here[draw(here.size())];
+    const std::optional<uint64_t> byte_of_it = some_byte(*checkpoint, stored->layouts[number], random_);
+    if (!byte_of_it) return;
+    image = stored->images[number].id;
+    const std::filesystem::path path = std::filesystem::path(store.images().directory()) / image;
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    const auto at = static_cast<std::streamoff>(*byte_of_it);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get() ^ 1 << draw(8));
+    file.seekp(at);
+    file.put(byte);
+    say(fmt::format("image {} on {} is damaged at byte {}", image, SimCluster::name(node), at));
+  });
+  if (image.empty()) return;
+  if (chance(50)) {
+    edit(some_node());
+    if (!wait_settled(kToEnd)) return broken("a change of layout with a damaged image does not settle");
+  }
+  cluster_.on(some_node(), [&](JobStore& store) {
+    for (const CheckpointRef& checkpoint : store.find("job")->checkpoints()) {
+      auto repaired = store.find("job")->repair(checkpoint->name());
+      note_answer("repair of " + checkpoint->name(), repaired.has_value() ? Result<>(ok()) : std::move(repaired).error());
+    }
+  });
+  if (!wait_settled(kToEnd)) return broken("a damaged image is not made anew");
+  check_end(false);
+}
+
+bool World::wait_calm_with_copies() {
+  heal_all();
+  const Time limit = now() + kToEnd;
+  while (operating_ > 0 && now() < limit) wait_until(&operating_, now() + 1s);
+  return operating_ == 0 && replicas_ > 0 && wait_settled(kToEnd) && all_have_copies();
 }
 
 void World::fail() {
@@ -64,7 +132,7 @@ void World::fail() {
       for (const auto& [from, to] : ways) network.mend(from, to);
     });
   };
-  switch (draw(10)) {
+  switch (draw(14)) {
     case 0:
     case 1:
       if (!cluster_.is_wanted(node)) return;
@@ -109,6 +177,24 @@ void World::fail() {
       if (!cluster_.is_up(node) || network.is_frozen(node)) return;
       network.set_frozen(node, true);
       return begin(name + " is stopped", [&network, node] { network.set_frozen(node, false); });
+    case 9: {
+      if (!cluster_.is_wanted(node)) return;
+      const unsigned calls = static_cast<unsigned>(1 + draw(draw(2) == 0 ? 10 : 200));
+      cluster_.kill_at(node, calls, [this, name] { say("killed while it writes: " + name); });
+      return begin(fmt::format("{} is killed at write {}", name, calls), [this, node] {
+        cluster_.kill_at(node, 0, nullptr);
+        cluster_.start(node);
+      });
+    }
+    case 10:
+      was_full_ = true;
+      cluster_.set_full(node, true);
+      return begin("the store of " + name + " is full", [this, node] { cluster_.set_full(node, false); });
+    case 11:
+      set_wall_offset(group_of(node), std::chrono::hours(chance(50) ? 72 : -72));
+      return begin("the clock of " + name + " jumps", [node] { set_wall_offset(group_of(node), Time()); });
+    case 12:
+      return damage_an_image();
     default:
       network.set_breaks(static_cast<unsigned>(1 + draw(50)));
       return begin("connections break", [&network] { network.set_breaks(0); });

@@ -1,17 +1,20 @@
-// The functions of libc by which threads start, wait, read clocks and draw random bytes. In a program they come
+// The functions of libc by which threads start, wait, read clocks, draw random bytes, and change files. In a program they come
 // before libc's own. Called by a thread of the scheduler they are its; by any other, libc's.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <map>
@@ -26,6 +29,8 @@ namespace {
 // 2026-01-01: what the clock on the wall says at time 0. Far from all times since start, so that a deadline tells
 // by itself which of the clocks it is of.
 constexpr Time kWallAtStart = std::chrono::seconds(1767225600);
+constexpr Time kWallAtLeast = kWallAtStart / 2;  // with any offset
+Time wall() { return now() + kWallAtStart + wall_offset(); }
 
 // libc's own. Not a static that is guarded: of two threads that meet there one may be none of the scheduler's yet,
 // and what this one waits for, the other would tell the scheduler.
@@ -40,7 +45,7 @@ constexpr Time kWallAtStart = std::chrono::seconds(1767225600);
 Time time_of(const timespec& time) { return std::chrono::seconds(time.tv_sec) + Time(time.tv_nsec); }
 Time deadline_of(const timespec& time) {
   const Time read = time_of(time);
-  return read >= kWallAtStart ? read - kWallAtStart : read;
+  return read >= kWallAtLeast ? read - kWallAtStart - wall_offset() : read;
 }
 timespec timespec_of(Time time) {
   return {static_cast<time_t>(time.count() / 1'000'000'000), static_cast<long>(time.count() % 1'000'000'000)};
@@ -75,6 +80,13 @@ Thread* take_started(pthread_t id) {
   Thread* thread = found->second;
   started().erase(found);
   return thread;
+}
+
+/// Whether the call may go on; else errno says why not.
+bool may_change_files(FileCall call) {
+  const int reason = managed() ? file_call(call) : 0;
+  if (reason != 0) errno = reason;
+  return reason == 0;
 }
 
 struct Start {
@@ -220,22 +232,22 @@ int sched_yield() {
 
 int clock_gettime(clockid_t clock, timespec* time) {
   if (!managed() || !is_simulated(clock)) return PTC_REAL(clock_gettime)(clock, time);
-  *time = timespec_of(is_wall(clock) ? now() + kWallAtStart : now());
+  *time = timespec_of(is_wall(clock) ? wall() : now());
   return 0;
 }
 
 int gettimeofday(timeval* time, void* zone) {
   if (!managed()) return PTC_REAL(gettimeofday)(time, zone);
-  const timespec wall = timespec_of(now() + kWallAtStart);
-  *time = {wall.tv_sec, wall.tv_nsec / 1000};
+  const timespec read = timespec_of(wall());
+  *time = {read.tv_sec, read.tv_nsec / 1000};
   return 0;
 }
 
 time_t time(time_t* result) {
   if (!managed()) return PTC_REAL(time)(result);
-  const time_t wall = timespec_of(now() + kWallAtStart).tv_sec;
-  if (result != nullptr) *result = wall;
-  return wall;
+  const time_t read = timespec_of(wall()).tv_sec;
+  if (result != nullptr) *result = read;
+  return read;
 }
 
 int nanosleep(const timespec* time, timespec* left) {
@@ -258,6 +270,32 @@ ssize_t getrandom(void* buffer, size_t bytes, unsigned flags) {
     std::memcpy(at + i, &value, std::min<size_t>(8, bytes - i));
   }
   return static_cast<ssize_t>(bytes);
+}
+
+ssize_t pwrite(int fd, const void* bytes, size_t count, off_t offset) {
+  return may_change_files(FileCall::kWrite) ? PTC_REAL(pwrite)(fd, bytes, count, offset) : -1;
+}
+
+ssize_t pwritev(int fd, const iovec* pieces, int count, off_t offset) {
+  return may_change_files(FileCall::kWrite) ? PTC_REAL(pwritev)(fd, pieces, count, offset) : -1;
+}
+
+int posix_fallocate(int fd, off_t offset, off_t length) {
+  return may_change_files(FileCall::kWrite) ? PTC_REAL(posix_fallocate)(fd, offset, length) : errno;
+}
+
+int fsync(int fd) { return may_change_files(FileCall::kSync) ? PTC_REAL(fsync)(fd) : -1; }
+
+int rename(const char* from, const char* to) {
+  return may_change_files(FileCall::kRename) ? PTC_REAL(rename)(from, to) : -1;
+}
+
+int renameat(int from_dir, const char* from, int to_dir, const char* to) {
+  return may_change_files(FileCall::kRename) ? PTC_REAL(renameat)(from_dir, from, to_dir, to) : -1;
+}
+
+int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
+  return may_change_files(FileCall::kRename) ? PTC_REAL(renameat2)(from_dir, from, to_dir, to, flags) : -1;
 }
 
 // std::future, std::atomic::wait, semaphores and statics of functions wait by it.

@@ -62,6 +62,8 @@ struct Scheduler {
   std::vector<Thread*> ready;
   std::map<int, std::vector<Thread*>> frozen;  // of groups that stand still, those that are ready
   std::unordered_map<const void*, std::vector<Thread*>> waiting;
+  std::map<int, Time> wall_offsets;            // by group
+  std::function<int(int, FileCall)> on_file_call;
   std::set<std::pair<Time, uint64_t>> deadlines;  // and the thread's number
 
   Thread* add() {
@@ -196,6 +198,14 @@ void thaw(int group) {
   if (frozen.empty()) return;
   for (Thread* thread : frozen.mapped()) scheduler->be_ready(thread);
 }
+
+void set_wall_offset(int group, Time offset) { scheduler->wall_offsets[group] = offset; }
+Time wall_offset() {
+  const auto known = scheduler->wall_offsets.find(self->group);
+  return known != scheduler->wall_offsets.end() ? known->second : Time();
+}
+void on_file_call(std::function<int(int, FileCall)> hook) { scheduler->on_file_call = std::move(hook); }
+int file_call(FileCall call) { return scheduler->on_file_call ? scheduler->on_file_call(self->group, call) : 0; }
 
 void yield() {
   scheduler->be_ready(self);

@@ -52,6 +52,13 @@ int set_group(int group);  // returns what it was
 void freeze(int group);
 void thaw(int group);
 
+/// The clock on the wall is so much ahead for the threads of a group.
+void set_wall_offset(int group, Time offset);
+/// Called when a thread of a group is about to write to a file, to sync or to rename one: 0, or the errno with which
+/// that fails instead. Until the end of run(), or another is set.
+enum class FileCall { kWrite, kSync, kRename };
+void on_file_call(std::function<int(int group, FileCall call)> hook);
+
 /// For what is shared and has no lock: the one who runs changes it, and wakes those that wait for `key`.
 bool wait_until(const void* key, Time deadline);
 void sleep(Time time);
@@ -66,6 +73,8 @@ size_t wake(const void* key, size_t count);
 /// Others may run first; `maybe_yield`: now and then.
 void yield();
 void maybe_yield();
+Time wall_offset();
+int file_call(FileCall call);
 /// The calling thread starts another, whose `body` runs as a thread of the scheduler. `key` is woken at its end.
 class Thread;
 Thread* add_thread();

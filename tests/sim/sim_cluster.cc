@@ -11,7 +11,6 @@ using namespace std::chrono_literals;
 constexpr Time kSilence = 5s;  // until a peer that says nothing counts as dead, as in store/rpc
 constexpr Time kStartAgain = 1s;
 
-int group_of(unsigned node) { return static_cast<int>(node) + 1; }
 unsigned number_of(const std::string& name) { return static_cast<unsigned>(std::stoul(name.substr(1))); }
 
 Error no_answer(unsigned node, std::string_view why) {
@@ -103,9 +102,14 @@ class SimCluster::Streams final : public Transport {
 SimCluster::SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path directory,
                        std::function<void(const std::string&)> failed)
     : directory_(std::move(directory)), failed_(std::move(failed)), network_(nodes, seed), agreement_(network_),
-      nodes_(nodes) {}
+      nodes_(nodes) {
+  on_file_call([this](int group, FileCall call) {
+    return group > 0 ? before_file_call(static_cast<unsigned>(group) - 1, call) : 0;
+  });
+}
 
 SimCluster::~SimCluster() {
+  on_file_call(nullptr);
   for (unsigned i = 0; i < size(); ++i) kill(i, false);
   for (Node& node : nodes_)
     if (node.keeper.joinable()) node.keeper.join();
@@ -188,7 +192,8 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     if (opened.has_value()) return;
     instance->serving = false;
     const Code code = opened.error().code();
-    if (code != Code::kUnavailable && code != Code::kConflict && !instance->life->dead)
+    const bool excused = code == Code::kNoSpace && nodes_[number].full;
+    if (code != Code::kUnavailable && code != Code::kConflict && !excused && !instance->life->dead)
       failed_(fmt::format("node {} cannot start: {}", name(number), opened.error().message()));
     instance->member->leave();
     while (instance->life->users > 1) wait(instance->life.get(), std::nullopt, "until nobody uses the node");
@@ -258,6 +263,20 @@ void SimCluster::kill(unsigned number, bool keep_directory) {
     --others_;
     wake_all(&others_);
   }).detach();
+}
+
+void SimCluster::kill_at(unsigned node, unsigned n, std::function<void()> killed) {
+  nodes_[node].calls_left = n;
+  nodes_[node].killed = std::move(killed);
+}
+
+int SimCluster::before_file_call(unsigned number, FileCall call) {
+  Node& node = nodes_[number];
+  if (node.calls_left > 0 && --node.calls_left == 0 && node.wanted) {
+    kill(number, true);
+    node.killed();
+  }
+  return node.full && call == FileCall::kWrite ? ENOSPC : 0;
 }
 
 /// As a connection of store/rpc: refused at once by a node that is not there, broken when it dies, and given up when

@@ -18,6 +18,9 @@
 
 namespace ptc::sim {
 
+/// Of the scheduler: the threads of a node.
+inline int group_of(unsigned node) { return static_cast<int>(node) + 1; }
+
 class SimCluster {
  public:
   /// Directories of the nodes below `directory`. `failed` hears of what no fault excuses.
@@ -37,6 +40,10 @@ class SimCluster {
   void stop(unsigned node);
   /// As kill -9. Its directory stays, or is lost.
   void kill(unsigned node, bool keep_directory);
+  /// The same before the `n`-th time from now on that the node writes to a file, syncs or renames one; 0: no more.
+  void kill_at(unsigned node, unsigned n, std::function<void()> killed);
+  /// Writing files fails with ENOSPC.
+  void set_full(unsigned node, bool full) { nodes_[node].full = full; }
   bool is_wanted(unsigned node) const { return nodes_[node].wanted; }
   bool is_up(unsigned node) const;
   bool wait_up(unsigned node, Time limit);
@@ -58,12 +65,16 @@ class SimCluster {
     bool wanted = false;
     uint64_t lives = 0;  // how many directories and processes there were
     uint64_t directory = 0;
+    bool full = false;
+    unsigned calls_left = 0;  // until it is killed; 0: it is not
+    std::function<void()> killed;
     std::thread keeper;  // starts it, and ends it
   };
 
   std::shared_ptr<Instance> serving(unsigned node) const;
   void open(unsigned node, const std::shared_ptr<Instance>& instance);
   void close(const std::shared_ptr<Instance>& instance);
+  int before_file_call(unsigned node, FileCall call);
   Result<std::string> call(const Instance& from, unsigned to, std::string_view method, const std::string& body,
                            Time deadline, const std::stop_token& stop);
 

@@ -10,6 +10,8 @@ namespace ptc::sim {
 namespace {
 
 using namespace std::chrono_literals;
+// Of a large cluster: commits, edits, a removal, and faults meanwhile.
+constexpr std::string_view kLargeHistory = "cfefcfefrfe";
 constexpr Time kToStart = 60s;
 constexpr Time kToAnswer = 30min;  // an operation, once all is healed
 constexpr Time kToSettle = 10min;
@@ -69,10 +71,10 @@ void World::run() {
   if (!made || made->has_error()) return broken("the job cannot be made");
   say(fmt::format("{} nodes, {} tensors", options_.nodes, model_.tensors.size()));
 
-  for (unsigned step = 0; step < options_.steps && outcome_.broken.empty(); ++step) {
+  const unsigned steps = is_large(options_) ? std::min<unsigned>(options_.steps, kLargeHistory.size()) : options_.steps;
+  for (unsigned step = 0; step < steps && outcome_.broken.empty(); ++step) {
     heal_what_is_due();
-    if (step > 2 && chance(40)) fail();
-    else operate();
+    operate_or_fail(step);
     if (chance(70)) sleep(std::chrono::milliseconds(draw(3000)));
     for (unsigned i = 0; i < options_.nodes; ++i) look_at(i);
   }
@@ -90,6 +92,7 @@ void World::run() {
     (void)all_settled(&why);
     broken("the cluster does not settle: " + why);
   }
+  if (outcome_.broken.empty() && was_full_) go_on_when_freed();
   if (outcome_.broken.empty()) check_end(false);
   if (outcome_.broken.empty()) start_all_anew();
   if (outcome_.broken.empty()) check_end(true);
@@ -97,10 +100,34 @@ void World::run() {
   say("end");
 }
 
+void World::operate_or_fail(unsigned step) {
+  if (!is_large(options_)) return step > 2 && chance(40) ? fail() : operate();
+  const unsigned node = some_node();
+  switch (kLargeHistory[step]) {
+    case 'c': return in_background("commit", node, [this](unsigned n) { write_and_commit(n); });
+    case 'e': return in_background("edit", node, [this](unsigned n) { edit(n); });
+    case 'r': return in_background("remove", node, [this](unsigned n) { remove(n); });
+    default: return fail();
+  }
+}
+
 void report(const Outcome& outcome) {
   if (!outcome.verbose)
     for (const std::string& line : outcome.history) std::printf("%s\n", line.c_str());
   for (const std::string& what : outcome.broken) std::printf("BROKEN: %s\n", what.c_str());
+}
+
+/// What was given up for want of room is done when the layout is saved again.
+void World::go_on_when_freed() {
+  bool gave_up = false;
+  for (unsigned i = 0; i < options_.nodes && !gave_up; ++i)
+    cluster_.on(i, [&](JobStore& store) {
+      JobRef job = store.find("job");
+      if (!(gave_up = job->numbers().state == JobState::kFailed)) return;
+      Result<> saved = job->save_layout(job->layout_text());
+      say("the layout is saved again: " + (saved.has_value() ? "ok" : saved.error().message()));
+    });
+  if (gave_up && !wait_settled(kToSettle)) broken("the cluster does not settle when there is room again");
 }
 
 /// Some as if killed, the others in order.

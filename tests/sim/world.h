@@ -22,10 +22,13 @@ struct WorldOptions {
   uint64_t seed = 0;
   unsigned nodes = 4;
   unsigned tensors = 40;
-  unsigned steps = 25;  // operations and faults
+  unsigned steps = 25;  // operations and faults; of a large cluster (is_large) at most those of its history
   std::filesystem::path directory;
   bool verbose = false;  // what happens, as it happens
 };
+
+/// The history is a short one, and some reads stand for all.
+inline bool is_large(const WorldOptions& options) { return options.nodes > 16; }
 
 struct Outcome {
   std::vector<std::string> broken;   // guarantees, in words; none: all hold
@@ -52,6 +55,7 @@ class World {
     testing::Sample sample;
     bool acknowledged = false, removing = false, removed = false;
     bool may_be_lost = false;  // its last copies
+    std::map<std::pair<std::string, uint64_t>, testing::RankParts> ranks = {};  // by layout and rank: the oracle's answers
   };
   using Op = std::function<void(unsigned node)>;
 
@@ -63,6 +67,7 @@ class World {
 
   // operations.cc: each runs in a thread of its own
   void operate();
+  void operate_or_fail(unsigned step);
   void in_background(const std::string& what, unsigned node, const Op& op);
   /// What a call on a node's store said; nullopt: the node was not there, or died meanwhile.
   std::optional<Result<>> ask(unsigned node, const std::function<Result<>(JobStore&)>& what);
@@ -80,7 +85,9 @@ class World {
   void until(Time end, const std::string& what, std::function<void()> heal);
   void heal_what_is_due();
   void heal_all();
+  bool wait_calm_with_copies();
   void lose_a_directory();
+  void damage_an_image();
 
   // checks.cc
   void look_at(unsigned node);
@@ -93,6 +100,7 @@ class World {
   void start_all_anew();
   void check_files(unsigned node, JobStore& store, bool started_anew);
   void check_least_movement();
+  void go_on_when_freed();
 
   const WorldOptions options_;
   Outcome& outcome_;
@@ -103,7 +111,7 @@ class World {
   std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
   std::set<std::string> left_over_;  // images of no checkpoint, before all nodes were started anew
   unsigned last_checkpoint_ = 0;
-  bool lost_a_directory_ = false;
+  bool lost_a_directory_ = false, was_full_ = false;
   unsigned operating_ = 0;
   uint32_t replicas_ = 0;  // as the last edit that was accepted, or may have been, asks for; the least of those
   std::multimap<Time, std::pair<std::string, std::function<void()>>> to_heal_;

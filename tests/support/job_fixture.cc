@@ -102,7 +102,7 @@ RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank)
     auto held = sample.oracle.held(tensor.name, tensor.shape, spec, coords);
     if (!held) continue;
     const size_t element = dtype_bits(tensor.dtype) / 8;
-    SlowPart part{std::move(held->shape), {}};
+    SlowPart part{std::move(held->shape), {}, tensor.dtype};
     for (const auto& global : held->elements)
       part.bytes += global ? sample.bytes[i].substr(*global * element, element) : std::string(element, '\0');
     files[tensor.file].emplace(sample.oracle.local_name(tensor.name, spec, coords.pp), std::move(part));
@@ -110,22 +110,10 @@ RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank)
   return files;
 }
 
-/// The dtype of each tensor by its name under `spec`, on the rank.
-static std::map<std::string, DType> dtypes_on(const Sample& sample, const LayoutSpec& spec,
-                                              uint64_t rank) {
-  const uint32_t stage = spec.coords(rank).pp;
-  std::map<std::string, DType> dtypes;
-  for (const TensorInfo& tensor : sample.tensors)
-    if (sample.oracle.held(tensor.name, tensor.shape, spec, spec.coords(rank)))
-      dtypes[sample.oracle.local_name(tensor.name, spec, stage)] = tensor.dtype;
-  return dtypes;
-}
-
 std::map<std::string, std::string> write_ranks(const Sample& sample, const LayoutSpec& spec,
                                                const std::filesystem::path& dir) {
   std::map<std::string, std::string> written;
   for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) {
-    std::map<std::string, DType> dtypes = dtypes_on(sample, spec, rank);
     RankParts files = slow_rank(sample, spec, rank);
     // An adapter has nothing on stages without layers; only a file without tensors says so of the
     // first and the last, which usually hold the embedding and the head.
@@ -138,7 +126,7 @@ std::map<std::string, std::string> write_ranks(const Sample& sample, const Layou
       for (auto& [name, part] : parts) {
         TensorEntry entry;
         entry.name = name;
-        entry.dtype = dtypes[name];
+        entry.dtype = part.dtype;
         for (uint64_t extent : part.shape) entry.shape.push_back(extent);
         entries.push_back(std::move(entry));
         bytes.push_back(std::move(part.bytes));
@@ -198,7 +186,6 @@ void expect_npy(const SlowPart& expected, DType dtype, const std::string& file,
 
 void expect_layout(const Checkpoint& checkpoint, const Sample& sample, const LayoutSpec& spec) {
   for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) {
-    std::map<std::string, DType> dtypes = dtypes_on(sample, spec, rank);
     const std::string where = fmt::format("{} rank {}", spec.name(), rank);
     RankParts expected = slow_rank(sample, spec, rank);
     auto set = checkpoint.rank_files(spec, rank);
@@ -225,7 +212,7 @@ void expect_layout(const Checkpoint& checkpoint, const Sample& sample, const Lay
     for (auto& [file, parts] : expected) {
       for (auto& [name, part] : parts) {
         ++count;
-        expect_npy(part, dtypes[name], read_content(*tensors.value(), tensor_path(name).value()),
+        expect_npy(part, part.dtype, read_content(*tensors.value(), tensor_path(name).value()),
                    where + " " + name + ".npy");
       }
     }

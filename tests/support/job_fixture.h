@@ -54,6 +54,7 @@ std::string safetensors_file(const std::vector<TensorEntry>& entries,
 struct SlowPart {
   std::vector<uint64_t> shape;
   std::string bytes;
+  DType dtype = DType::kF32;
 };
 using RankParts = std::map<std::string, std::map<std::string, SlowPart>>;
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank);

@@ -72,9 +72,9 @@ std::optional<Adapter> adapter_of(const std::string& name) {
 std::vector<uint64_t> SlowOracle::layers_of_stages(const LayoutSpec& spec) const {
   std::vector<uint64_t> counts(spec.stages.begin(), spec.stages.end());
   if (!counts.empty()) return counts;
-  // Deal the layers out one by one.
-  counts.resize(spec.sizes.pp);
-  for (uint64_t i = 0; i < number("layers"); ++i) ++counts[i % spec.sizes.pp];
+  // As if the layers were dealt out one by one.
+  const uint64_t each = number("layers") / spec.sizes.pp, more = number("layers") % spec.sizes.pp;
+  for (uint32_t s = 0; s < spec.sizes.pp; ++s) counts.push_back(each + (s < more ? 1 : 0));
   return counts;
 }
 
