@@ -56,11 +56,16 @@ Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& c
 }
 
 Result<std::string> Job::Impl::answer_examine(const std::string& id, const std::string& stored_file) {
-  CheckpointRecord record;
-  {
+  auto find = [&] {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.stored == stored_file) record = known;
+      if (known.id == id && known.stored == stored_file) return known;
+    return CheckpointRecord();
+  };
+  CheckpointRecord record = find();
+  if (record.checkpoint == nullptr) {  // decided a moment ago
+    PTC_TRY(sync());
+    record = find();
   }
   if (record.checkpoint == nullptr)
     return make_error(Code::kBusy, "it is being moved; try again");
@@ -177,6 +182,8 @@ json::object report_of(const Checkpoint& checkpoint, const Findings& found) {
 }  // namespace
 
 Result<std::string> Job::verify(std::string_view checkpoint_name) const {
+  // What others decided a moment ago; a node that is cut off looks at what it knows.
+  if (impl_->services.cluster != nullptr) (void)impl_->sync();
   PTC_TRY(auto record, impl_->find_record(checkpoint_name));
   const Checkpoint& checkpoint = *record.checkpoint;
   if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())

@@ -231,6 +231,8 @@ class Damage(TestCase):
         self.commit(0, model, pp=3, replicas=1)
         self.assertIn("good", self.nodes.nodes[1].ptc("verify", self.name).stdout)
         images = os.path.join(self.nodes.nodes[1].store, "images")
+        stored = lambda: sum(len(os.listdir(os.path.join(node.store, "images"))) for node in self.nodes.nodes)
+        before = stored()
         first, second = sorted(os.listdir(images))[:2]
         with open(os.path.join(images, first), "r+b") as file:
             file.seek(-1, os.SEEK_END)
@@ -244,6 +246,7 @@ class Damage(TestCase):
             self.assertIn(f"image {image} on w1", done.stdout)
         done = self.nodes.nodes[2].ptc("verify", "--repair", self.name)
         self.assertEqual(done.stdout.count("made anew from another copy"), 2)
+        cluster.until(lambda: stored() == before, "the copies are made anew")
         self.nodes.wait_settled(self.name)
         self.assertFalse({first, second} & set(os.listdir(images)))
         self.expect_everywhere(model, 1, 3)
