@@ -8,7 +8,9 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <chrono>
 #include <future>
+#include <thread>
 #include <unordered_map>
 
 #include "reshard/job/change.h"
@@ -182,16 +184,25 @@ json::object report_of(const Checkpoint& checkpoint, const Findings& found) {
 }  // namespace
 
 Result<std::string> Job::verify(std::string_view checkpoint_name) const {
-  // What others decided a moment ago; a node that is cut off looks at what it knows.
-  if (impl_->services.cluster != nullptr) (void)impl_->sync();
-  PTC_TRY(auto record, impl_->find_record(checkpoint_name));
-  const Checkpoint& checkpoint = *record.checkpoint;
-  if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())
-    return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
-                      checkpoint_name, lost.size(), lost.front());
-  PTC_TRY(auto found, impl_->examine(record));
-  if (!found.good()) return make_error(Code::kCorrupt, "{}", found.message());
-  return json::serialize(report_of(checkpoint, found));
+  constexpr int kTries = 50;
+  constexpr auto kAgain = std::chrono::milliseconds(100);
+  for (int tries = 1;; ++tries) {
+    // What others decided a moment ago; a node that is cut off looks at what it knows.
+    if (impl_->services.cluster != nullptr) (void)impl_->sync();
+    PTC_TRY(auto record, impl_->find_record(checkpoint_name));
+    const Checkpoint& checkpoint = *record.checkpoint;
+    if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())
+      return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
+                        checkpoint_name, lost.size(), lost.front());
+    Result<Findings> found = impl_->examine(record);
+    if (found.has_error() && found.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
+      std::this_thread::sleep_for(kAgain);
+      continue;
+    }
+    if (found.has_error()) return std::move(found).error();
+    if (!found.value().good()) return make_error(Code::kCorrupt, "{}", found.value().message());
+    return json::serialize(report_of(checkpoint, found.value()));
+  }
 }
 
 Result<std::string> Job::repair(std::string_view checkpoint_name) {
