@@ -3,6 +3,7 @@
 A ratio is taken within one round, so that what disturbs the machine for a while disturbs both sides;
 printed are the median over the rounds and the extremes.
 """
+import argparse
 import contextlib
 import json
 import os
@@ -23,6 +24,17 @@ BYTES = {"BF16": 2, "F32": 4}
 def need_root():
     if os.geteuid() != 0:
         sys.exit(f"{os.path.basename(sys.argv[0])}: mounts a tmpfs for its baseline, so it must be root")
+
+
+def options(doc, **numbers):
+    """What the command line says: --NAME for each number, with its default. Ends the program unless it is root."""
+    parser = argparse.ArgumentParser(description=doc.split("\n", maxsplit=1)[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="a number")
+    given = parser.parse_args()
+    need_root()
+    return given
 
 
 @contextlib.contextmanager

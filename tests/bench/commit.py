@@ -6,7 +6,6 @@
 From the last close of what was written until `mv incoming/x checkpoints/` returns. The baseline hashes
 memory with two threads. Nothing else may pass over the data: printed beside it is what the daemon hashed.
 """
-import argparse
 import os
 
 import bench
@@ -14,11 +13,7 @@ from bench import mount
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, mib=1024, rounds=5)
     ratios = bench.Ratios()
     with mount.Mount("--memory", f"{options.mib * 2 + 256}M") as daemon:
         job = daemon.job("bench")

@@ -7,7 +7,6 @@ WebDataset tars of samples of 100 kB on a tmpfs; one rank, 64 samples a step, in
 First: nothing of it is in the page cache of the mount. Also: from saving order.json until the first bytes of
 the first tar are there.
 """
-import argparse
 import glob
 import io
 import json
@@ -52,11 +51,7 @@ def in_force(job, seed, shuffle):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--mib", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, mib=400, rounds=3)
     with bench.plain_tmpfs() as source, mount.Mount() as daemon:
         write_source(source, (options.mib << 20) // SAMPLE)
         native = sorted(glob.glob(source + "/*.tar"))

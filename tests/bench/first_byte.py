@@ -12,7 +12,6 @@ compared with what was written. Baseline: a file with a hole of that size on a t
 Where the disk has no room for it, a file with holes is disk enough:
     truncate -s 160G disk; mkfs.ext4 -q disk; mount -o loop disk DIR; TMPDIR=DIR … --gib 96
 """
-import argparse
 import json
 import os
 import struct
@@ -61,11 +60,7 @@ def check_edges(path, ends, edges):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--gib", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, gib=40, rounds=9)
     layer = bench.llama(1, 8192, 64)[1][1:-2]
     layers = max(2, (options.gib << 30) // sum(2 * bench.extent_product(shape) for *_, shape in layer))
     config, tensors = bench.llama(layers, 8192, 64)

@@ -14,7 +14,6 @@ once with few names of the job in the kernel's caches, and once with that many. 
 (dp 1 to 2 and back), so that nothing else runs; chrt, because on a busy machine each step would wait for
 a time slice, here and there.
 """
-import argparse
 import json
 import os
 import time
@@ -97,11 +96,7 @@ def measure(job, plain, flips, before):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--names", type=int, default=100000)
-    parser.add_argument("--flips", type=int, default=20)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, names=100000, flips=20)
     with bench.plain_tmpfs() as plain, mount.Mount("--memory", "2G") as daemon:
         job = daemon.job("bench")
         config, tensors = bench.llama(layers=32, hidden=256, vocabulary=1000)

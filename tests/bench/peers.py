@@ -14,7 +14,6 @@ processes, each with torch, have their own tensors in memory of their own:
 
 Times are those of the slower process, from a barrier on; printed as multiples of ptcfs's of the round.
 """
-import argparse
 import json
 import os
 import shutil
@@ -160,11 +159,7 @@ def by_gloo(rank, tensors):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--mib", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, mib=400, rounds=3)
     config, tensors = bench.llama(8, bench.hidden_for(options.mib, 8))
     with bench.plain_tmpfs() as plain, \
             mount.Mount("--memory", f"{options.mib * 3 + 256}M") as daemon:

@@ -8,7 +8,6 @@ and back. Timed from the save of layout.json until `current` shows the new layou
 threads: memcpy between memory used before, and into new files of a tmpfs like the store's, whose pages
 must first be made. Then, as times and not ratios: dp 1 -> 4 and back, where nothing moves.
 """
-import argparse
 import json
 import os
 import time
@@ -35,11 +34,7 @@ def reshard(job, **sizes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--mib", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, mib=400, rounds=5)
     with mount.Mount("--memory", f"{options.mib * 11 + 256}M") as daemon:
         job = daemon.job("bench")
         config, tensors = bench.llama(layers=8, hidden=bench.hidden_for(options.mib, layers=8))

@@ -8,7 +8,6 @@ shuffled epoch in its order, from both, each opened, read and closed. MDS: as Mo
 shard for each sample; ours is the shuffled epoch, theirs the source's order. Each round begins with nothing in the page
 cache: squashfuse is mounted anew, and ours is another generation. Again: the same once more.
 """
-import argparse
 import contextlib
 import json
 import os
@@ -87,12 +86,7 @@ def head_of(job, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--kb", type=int, default=10)
-    parser.add_argument("--mib", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, kb=10, mib=200, rounds=3)
     for program in ("mksquashfs", "squashfuse"):
         mount.require_program(program)
     size = options.kb * 1000

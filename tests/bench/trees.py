@@ -6,7 +6,6 @@
 The tree is model/ of a checkpoint of so many parameters, a hundred to a directory. Cold: the first
 walk of a fresh mount; warm: the later ones.
 """
-import argparse
 import os
 import subprocess
 
@@ -45,11 +44,7 @@ def copy_tree(source, target):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--files", type=int, default=100000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, files=100000, rounds=5)
     with bench.plain_tmpfs() as plain, mount.Mount("--memory", "2G") as daemon:
         job = daemon.job("bench")
         bench.write_flat(job, options.files)

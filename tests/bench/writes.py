@@ -6,7 +6,6 @@
 One file, written with a buffer of 1 MiB, by one process and by two at once: over an existing file (no
 fresh pages), and as a new one.
 """
-import argparse
 import os
 import threading
 
@@ -33,11 +32,7 @@ def write_by(writers, path, mib):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    bench.need_root()
+    options = bench.options(__doc__, mib=512, rounds=5)
     with bench.plain_tmpfs() as plain, \
             mount.Mount("--memory", f"{2 * options.mib + 256}M") as daemon:
         job = daemon.job("bench")
