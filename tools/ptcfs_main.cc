@@ -198,8 +198,10 @@ int run(Options& options, Ready ready) {
   }
   auto store = JobStore::open(store_options, &tree);
   if (!store) {
-    return complain(std::move(store).error().with_context("store " + place.value().directory),
-                    kSystemError);
+    Error error = std::move(store).error().with_context("store " + place.value().directory);
+    if (error.code() == Code::kNoSpace)
+      error = make_error(Code::kNoSpace, "{}; start with a larger --memory, or make room there", error.message());
+    return complain(error, kSystemError);
   }
   ::umask(0);  // from here on modes come from the kernel, which has applied the caller's
   auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
