@@ -345,6 +345,7 @@ class Kills(DataSet):
         spans = [self.points_of(lambda: self.save_order(0, batch=batch, epochs=epochs)),
                  self.points_of(lambda: self.save(0, "consumed", "0" + str(batch)))]
         spans.append(2 * spans[0])  # the layout, and what follows from it
+        self.agree()
         self.note_seen(1, batch)
         rounds = -(-KILLS // 3)
         for number in range(KILLS):
