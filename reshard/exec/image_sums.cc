@@ -56,4 +56,17 @@ Result<> ImageSums::give_to(ChecksumLedger& ledger) const {
   return ok();
 }
 
+bool ImageSums::padding_is_zero(std::span<const std::byte> image, uint64_t begin) const {
+  uint64_t in_pieces = 0;
+  for (const PieceSum& piece : pieces_) in_pieces += piece.from_logical.total_bytes();
+  if (begin + in_pieces >= image.size()) return true;
+  // Checksums are linear, and zeros count nothing: with none but zeros elsewhere, the pieces have the sum of all.
+  Checksum of_pieces;
+  for (const PieceSum& piece : pieces_)
+    for_each_run(piece.from_logical, 0, image.size(), [&](uint64_t, uint64_t offset, uint64_t bytes) {
+      of_pieces += checksum_of_run(image.subspan(offset, bytes), offset);
+    });
+  return checksum_of_run(image.subspan(begin), begin) == of_pieces;
+}
+
 }  // namespace ptc

@@ -29,6 +29,10 @@ class ImageSums {
   /// Adds each piece's sum to the ledger, once all of the image has been added.
   Result<> give_to(ChecksumLedger& ledger) const;
 
+  /// Whether what belongs to no piece, padding, is zero from `begin` on. `image` is all of its bytes. Cost: where
+  /// there is any, each byte twice.
+  bool padding_is_zero(std::span<const std::byte> image, uint64_t begin) const;
+
  private:
   struct PieceSum {
     uint32_t tensor;

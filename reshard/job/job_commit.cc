@@ -28,6 +28,7 @@ namespace ptc {
 namespace {
 
 constexpr auto kWaitForRelease = std::chrono::milliseconds(1000);
+constexpr auto kWaitForNodes = std::chrono::seconds(5);
 
 Result<> check_name(std::string_view name) {
   if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
@@ -183,16 +184,31 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
   if (as_written.replicas == 0) return std::shared_ptr<const StoredState>();
   if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size()) as_written.devices.clear();
   as_written.spec = stored->spec;
-  PTC_TRY(auto wanted, wanted_state(checkpoint, as_written, nodes_in_service()));
-  PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
-  change.leaving.clear();  // what was just written stays where it is until it is decided on
-  if (change.nothing()) return std::shared_ptr<const StoredState>();
-  std::atomic<uint64_t> done = 0;
-  PTC_TRY(auto parts, make_parts(record, wanted, change, done, commit_stop.get_token(), fences));
-  Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
-  if (images.has_value()) return checkpoint.make_stored(stored->spec, std::move(images).value());
-  give_up(record, parts);
-  return std::move(images).error();
+  auto make_once = [&](Fences& of_nodes) -> Result<std::shared_ptr<const StoredState>> {
+    PTC_TRY(auto wanted, wanted_state(checkpoint, as_written, nodes_in_service()));
+    PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+    change.leaving.clear();  // what was just written stays where it is until it is decided on
+    if (change.nothing()) return std::shared_ptr<const StoredState>();
+    std::atomic<uint64_t> done = 0;
+    PTC_TRY(auto parts, make_parts(record, wanted, change, done, commit_stop.get_token(), of_nodes));
+    Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
+    if (images.has_value()) return checkpoint.make_stored(stored->spec, std::move(images).value());
+    give_up(record, parts);
+    return std::move(images).error();
+  };
+  const auto deadline = std::chrono::steady_clock::now() + kWaitForNodes;
+  for (;;) {
+    Fences of_nodes;
+    Result<std::shared_ptr<const StoredState>> made = make_once(of_nodes);
+    // When a node comes or goes, not all hear of it at the same moment, and one may be counted on that is gone.
+    if (made.has_error() && made.error().code() == Code::kUnavailable && !commit_stop.stop_requested() &&
+        std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      continue;
+    }
+    fences.insert(fences.end(), of_nodes.begin(), of_nodes.end());
+    return made;
+  }
 }
 
 Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere, Fences fences,

@@ -13,12 +13,28 @@
 #include <thread>
 #include <unordered_map>
 
+#include "reshard/exec/image_sums.h"
 #include "reshard/job/change.h"
 #include "reshard/job/examine.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/tell.h"
 
 namespace ptc {
+
+namespace {
+
+/// What no tensor's checksum covers. Empty: nothing is wrong.
+std::string problem_beside_tensors(const ImageLayout& layout, const std::vector<TensorFacts>& tensors,
+                                   std::span<const std::byte> bytes) {
+  const std::span<const std::byte> header = std::as_bytes(std::span(layout.header));
+  if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
+  if (!std::ranges::equal(bytes.first(header.size()), header)) return "its header is not what it was";
+  const Result<ImageSums> sums = ImageSums::make(layout, tensors);
+  if (sums.has_error()) return sums.error().message();
+  return sums.value().padding_is_zero(bytes, header.size()) ? "" : "its padding is not zero any more";
+}
+
+}  // namespace
 
 /// This node's images of the stored state, each by itself.
 Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& checkpoint,
@@ -44,9 +60,7 @@ Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& c
       ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
         content.sums.push_back({tensor, box, sum});
       });
-      const std::span<const std::byte> header = std::as_bytes(std::span(stored.layouts[i].header));
-      if (read.has_value() && !std::ranges::equal(bytes.value().first(std::min(header.size(), bytes.value().size())), header))
-        content.problem = "its header is not what it was";
+      if (read.has_value()) content.problem = problem_beside_tensors(stored.layouts[i], facts, bytes.value());
     }
     if (read.has_error()) {
       if (read.error().code() != Code::kCorrupt) return std::move(read).error();

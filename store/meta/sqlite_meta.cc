@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "store/meta/backend.h"
+#include "store/meta/spare_room.h"
 
 namespace ptc {
 namespace {
@@ -159,28 +160,15 @@ class Query {
 
 class SqliteMeta : public MetaClient {
  public:
-  explicit SqliteMeta(const std::string& path) : database_(path) {}
+  explicit SqliteMeta(const std::string& path) : database_(path), spare_(path + "-spare") {}
 
   Result<> open() {
-    PTC_TRY(database_.open());
-    PTC_TRY(database_.run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"));
-    PTC_TRY(check_or_create_tables());
-    PTC_TRY(get_.prepare(database_, "SELECT key, value, revision FROM kv WHERE key = ?1"));
-    PTC_TRY(list_.prepare(database_,
-                          "SELECT key, value, revision FROM kv WHERE key >= ?1 ORDER BY key"));
-    PTC_TRY(list_until_.prepare(database_,
-                                "SELECT key, value, revision FROM kv "
-                                "WHERE key >= ?1 AND key < ?2 ORDER BY key"));
-    PTC_TRY(put_.prepare(database_,
-                         "INSERT INTO kv(key, value, revision) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
-                         "DO UPDATE SET value = excluded.value, revision = excluded.revision"));
-    PTC_TRY(delete_.prepare(database_, "DELETE FROM kv WHERE key = ?1"));
-    PTC_TRY(lease_.prepare(database_, "INSERT OR REPLACE INTO leased VALUES(?1)"));
-    PTC_TRY(unlease_.prepare(database_, "DELETE FROM leased WHERE key = ?1"));
-    PTC_TRY(counter_.prepare(database_, "SELECT revision FROM counter"));
-    PTC_TRY(set_counter_.prepare(database_, "UPDATE counter SET revision = ?1"));
+    PTC_TRY(open_and_prepare());
+    spare_.take();
     return ok();
   }
+  /// After a failure to open(), on another object of this path.
+  bool give_up_spare() { return spare_.give_up(); }
 
   Result<std::optional<MetaEntry>> get(std::string_view key) override {
     std::lock_guard lock(mutex_);
@@ -227,17 +215,48 @@ class SqliteMeta : public MetaClient {
   }
 
  private:
+  Result<> open_and_prepare() {
+    PTC_TRY(database_.open());
+    PTC_TRY(database_.run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"));
+    PTC_TRY(check_or_create_tables());
+    PTC_TRY(get_.prepare(database_, "SELECT key, value, revision FROM kv WHERE key = ?1"));
+    PTC_TRY(list_.prepare(database_,
+                          "SELECT key, value, revision FROM kv WHERE key >= ?1 ORDER BY key"));
+    PTC_TRY(list_until_.prepare(database_,
+                                "SELECT key, value, revision FROM kv "
+                                "WHERE key >= ?1 AND key < ?2 ORDER BY key"));
+    PTC_TRY(put_.prepare(database_,
+                         "INSERT INTO kv(key, value, revision) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
+                         "DO UPDATE SET value = excluded.value, revision = excluded.revision"));
+    PTC_TRY(delete_.prepare(database_, "DELETE FROM kv WHERE key = ?1"));
+    PTC_TRY(lease_.prepare(database_, "INSERT OR REPLACE INTO leased VALUES(?1)"));
+    PTC_TRY(unlease_.prepare(database_, "DELETE FROM leased WHERE key = ?1"));
+    PTC_TRY(counter_.prepare(database_, "SELECT revision FROM counter"));
+    PTC_TRY(set_counter_.prepare(database_, "UPDATE counter SET revision = ?1"));
+    return ok();
+  }
+
   Result<int64_t> commit_locked(const MetaTransaction& transaction) {
-    PTC_TRY(settle_doubt());
     std::vector<MetaEvent> events;
+    auto revision = write_or_roll_back(transaction, events);
+    if (!revision && revision.error().code() == Code::kNoSpace && spare_.give_up()) {
+      events.clear();
+      revision = write_or_roll_back(transaction, events);
+    }
+    if (!revision) return revision;
+    spare_.take();
+    leased_.note(transaction);
+    watches_.publish(std::move(events));
+    return revision;
+  }
+
+  Result<int64_t> write_or_roll_back(const MetaTransaction& transaction, std::vector<MetaEvent>& events) {
+    PTC_TRY(settle_doubt());
     auto revision = write(transaction, events);
     if (!revision) {
       PTC_TRY(roll_back());
       (void)settle_doubt();
-      return revision;
     }
-    leased_.note(transaction);
-    watches_.publish(std::move(events));
     return revision;
   }
 
@@ -340,6 +359,7 @@ class SqliteMeta : public MetaClient {
 
   std::mutex mutex_;  // guards all of these
   Database database_;
+  SpareRoom spare_;
   Statement get_, list_, list_until_, put_, delete_, lease_, unlease_, counter_, set_counter_;
   bool in_doubt_ = false;  // a COMMIT failed, and what it wrote may still be there
   int64_t leases_ = 0;     // how many there were
@@ -351,7 +371,12 @@ class SqliteMeta : public MetaClient {
 
 Result<std::unique_ptr<MetaClient>> open_sqlite_meta(const std::string& path) {
   auto meta = std::make_unique<SqliteMeta>(path);
-  PTC_TRY(meta->open());
+  Result<> opened = meta->open();
+  if (opened.has_error() && meta->give_up_spare()) {  // all of it, for want of a page
+    meta = std::make_unique<SqliteMeta>(path);
+    opened = meta->open();
+  }
+  PTC_TRY(std::move(opened));
   return std::unique_ptr<MetaClient>(std::move(meta));
 }
 

@@ -1,4 +1,5 @@
 """What a reshard or a removal gives back is free at once, whatever names the kernel still remembers."""
+import errno
 import json
 import os
 import random
@@ -72,6 +73,31 @@ class Space(mount.TestCase):
         self.commit(job, "base")
         self.mount.ptc("rm", "-y", job.name, "--force")
         self.assert_used_since(before, 0)
+
+    def test_full_to_the_last_byte(self):
+        """There is always room to start again, and to remove something."""
+        job = self.new_job()
+        for name in ("one", "two"):
+            self.commit(job, name)
+        self.fill(job.incoming("three") + "/rank")
+        self.mount.stop(kill=True)
+        self.mount.start()
+        self.assertLess(self.free(), 1 << 20)
+        self.mount.ptc("rm", "-y", f"{job.name}/one", "--force")
+        self.assertGreaterEqual(self.free(), STATE)
+        self.fill(job.incoming("three") + "/more")
+        self.mount.ptc("rm", "-y", f"{job.name}/two", "--force")
+        self.assertGreaterEqual(self.free(), STATE)
+        self.mount.ptc("rm", "-y", job.name, "--force")
+
+    def fill(self, path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with self.assertRaises(OSError) as full:
+                    while True:
+                        file.write(bytes(size))
+                self.assertEqual(full.exception.errno, errno.ENOSPC)
 
 
 if __name__ == "__main__":

@@ -267,12 +267,13 @@ class DamageTest : public ClusterTest {
     return "";
   }
   unsigned holder_of(uint64_t rank) { return holders(0, spec_of(spec_text_), rank).front()[1] - '0'; }
-  static void flip_last_byte(const std::string& file) {
+  static void flip_last_byte(const std::string& file) { flip_byte(file, std::filesystem::file_size(file) - 1); }
+  static void flip_byte(const std::string& file, uint64_t offset) {
     ASSERT_EQ(chmod(file.c_str(), 0600), 0) << file;
     std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(-1, std::ios::end);
+    stream.seekg(static_cast<std::streamoff>(offset));
     const char byte = static_cast<char>(stream.get() ^ 0x10);
-    stream.seekp(-1, std::ios::end);
+    stream.seekp(static_cast<std::streamoff>(offset));
     stream.put(byte);
     ASSERT_TRUE(stream.good());
   }
@@ -296,6 +297,37 @@ TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   cluster_.wait_settled();
   EXPECT_TRUE(cluster_.job(asked, "job")->verify("base").has_value());
   EXPECT_EQ(holders(0, spec_of(spec_text_), 1).size(), 2u);
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// No tensor's checksum covers it, but whoever reads the file gets it.
+TEST_F(DamageTest, PaddingThatIsNotZeroAnyMoreIsFound) {
+  commit_with_copies(1);
+  spec_text_ = R"({"tp": 2, "pp": 1, "dp": 1, "replicas": 1})";  // of an odd vocabulary
+  edit(0, spec_text_);
+  cluster_.wait_settled();
+  const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
+  const StoredImage* flipped = nullptr;
+  for (size_t i = 0; i < stored->images.size() && flipped == nullptr; ++i) {
+    for (const ArraySlot& slot : stored->layouts[i].arrays) {
+      const uint64_t elements = num_elements(slot.part.local_shape).value();
+      uint64_t held = 0;
+      for (const Piece& piece : slot.part.pieces) held += piece.global.volume();
+      if (held == elements) continue;
+      flipped = &stored->images[i];
+      flip_byte(cluster_.store(flipped->node[1] - '0').images().directory() + "/" + flipped->id,
+                slot.byte_offset + elements * sizeof(uint16_t) - 1);
+      break;
+    }
+  }
+  ASSERT_NE(flipped, nullptr);
+  Result<std::string> verified = cluster_.job(0, "job")->verify("base");
+  ASSERT_TRUE(verified.has_error());
+  EXPECT_THAT(verified.error().message(), HasSubstr("its padding is not zero any more"));
+  EXPECT_THAT(verified.error().message(), HasSubstr("on " + flipped->node));
+  ASSERT_TRUE(cluster_.job(0, "job")->repair("base").has_value());
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(0, "job")->verify("base").has_value());
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
