@@ -1,7 +1,6 @@
 #include "reshard/exec/fetch_images.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 #include <unordered_map>
 
@@ -15,8 +14,8 @@ constexpr uint64_t kCopyBytes = 16 << 20;
 
 /// Of what one transfer writes, the part that goes to target bytes [begin, end).
 FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin, uint64_t end,
-                  std::span<std::byte> target) {
-  return {source, transfer.copy, begin, end, target.data() + begin};
+                  std::span<std::byte> target, ImageWriter& writer) {
+  return {source, transfer.copy, begin, end, target.data() + begin, &writer};
 }
 
 }  // namespace
@@ -32,10 +31,10 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   std::vector<ImageRef> shown;             // of which other nodes may want what has come
   std::unordered_map<uint32_t, size_t> position;  // of a target's number
   for (const FetchTarget& target : targets) {
-    PTC_TRY(auto writer, images.create(target.layout->bytes));
+    PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater));
     writers.push_back(std::move(writer));
+    PTC_TRY(writers.back().write(0, std::as_bytes(std::span(target.layout->header))));
     PTC_TRY(auto mapped, writers.back().map());
-    std::memcpy(mapped.data(), target.layout->header.data(), target.layout->header.size());
     if (std::any_of(target.transfers.begin(), target.transfers.end(), [](const Transfer& transfer) {
           return transfer.has_window() && !transfer.relay;
         })) {
@@ -66,21 +65,21 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
         if (from == position.end() || from->second >= t)
           return make_error(Code::kInternal, "target {} copies from target {}, which is not there yet",
                             targets[t].number, transfer.source_image - sources.images.size());
-        within.push_back({t, item_of(transfer, nullptr, begin, end, memory[t]), memory[from->second].data()});
+        within.push_back({t, item_of(transfer, nullptr, begin, end, memory[t], writers[t]), memory[from->second].data()});
         sums.expect(t, begin, end);
         continue;
       }
       const ImageRef& source = sources.images[transfer.source_image];
       if (source == nullptr) return make_error(Code::kInternal, "a source of the plan is not there");
       if (!source->is_here()) {
-        remote.add(t, targets[t].number, transfer, item_of(transfer, source.get(), begin, end, memory[t]),
+        remote.add(t, targets[t].number, transfer, item_of(transfer, source.get(), begin, end, memory[t], writers[t]),
                    writers[t].id());
         sums.expect(t, begin, end);
         continue;
       }
       for (uint64_t at = begin; at < end; at += kCopyBytes) {
         const uint64_t to = std::min(at + kCopyBytes, end);
-        local.push_back({t, item_of(transfer, source.get(), at, to, memory[t]), nullptr});
+        local.push_back({t, item_of(transfer, source.get(), at, to, memory[t], writers[t]), nullptr});
         sums.expect(t, at, to);
       }
     }
@@ -90,9 +89,12 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   Result<> fetched = ok();
   {
     std::jthread fetching([&] { fetched = remote.run(stop); });
-    PTC_TRY(executor.team().parallel_for(
+    // What comes over the links goes first, so that none stands still; this fills the gaps.
+    ThreadTeam behind(executor.team().size());
+    PTC_TRY(behind.parallel_for(
         local.size(),
         [&](size_t i) -> Result<> {
+          give_way();
           const uint64_t from = local[i].item.begin, to = local[i].item.end;
           PTC_TRY(transport.fetch(std::span(&local[i].item, 1), stop));
           bytes_done += to - from;
@@ -103,9 +105,13 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   }
   if (fetched.has_error()) return std::move(fetched).error();
   for (const Copy& copy : within) {
+    PTC_TRY(copy.item.writer->take_space(copy.item.begin, copy.item.end));
     run_strided_copy(copy.item.copy, copy.source, copy.item.begin, copy.item.end,
                      copy.item.target_at_begin);
     sums.came(copy.image, copy.item.begin, copy.item.end);
+  }
+  for (size_t t = 0; t < targets.size(); ++t) {
+    PTC_TRY(writers[t].take_space(0, targets[t].layout->bytes));  // of padding, too, which nobody wrote
   }
   PTC_TRY(sums.finish(executor.team(), ledger, stop));
 

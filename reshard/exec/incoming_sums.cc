@@ -29,7 +29,10 @@ void IncomingSums::start() {
   for (size_t image = 0; image < images_.size(); ++image)
     for (size_t chunk = 0; chunk < images_[image].expected.size(); ++chunk)
       if (images_[image].expected[chunk] == 0) whole_.push_back({image, chunk});
-  thread_ = std::jthread([this](std::stop_token stop) { hash_all(std::move(stop)); });
+  thread_ = std::jthread([this](std::stop_token stop) {
+    give_way();
+    hash_all(std::move(stop));
+  });
 }
 
 void IncomingSums::came(size_t image, uint64_t begin, uint64_t end) {

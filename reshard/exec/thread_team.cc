@@ -1,13 +1,22 @@
 #include "reshard/exec/thread_team.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/post.hpp>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace ptc {
+
+void give_way() {
+  constexpr int kNice = 5;  // a third of the others' share of a processor
+  thread_local bool given = false;
+  if (!std::exchange(given, true)) (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNice);  // of this thread
+}
 
 ThreadTeam::ThreadTeam(unsigned threads) : size_(std::max(threads, 1u)), pool_(size_) {}
 

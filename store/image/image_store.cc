@@ -35,13 +35,13 @@ Result<ImageId> new_id() {
 
 std::string part_name(const ImageId& id) { return id.text + std::string(kPartSuffix); }
 
-/// Gives a file its size, with the space behind it: a full file system must show here and not
+/// Gives these bytes of a file space: a full file system must show here and not
 /// as a SIGBUS of whoever uses a mapping (of a hole in a tmpfs, reading takes a page, too).
-Result<> allocate(int fd, uint64_t bytes, const std::string& what) {
+Result<> allocate(int fd, uint64_t begin, uint64_t bytes, const std::string& what) {
   if (bytes == 0) return ok();
   int reason = 0;
   do {
-    reason = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+    reason = ::posix_fallocate(fd, static_cast<off_t>(begin), static_cast<off_t>(bytes));
   } while (reason == EINTR);
   if (reason != 0)
     return errno_error(reason, fmt::format("allocating {} for {}", format_size(bytes), what));
@@ -53,7 +53,7 @@ Result<> fill_holes(const std::string& path, const struct stat& info, const std:
   const auto bytes = static_cast<uint64_t>(info.st_size);
   if (static_cast<uint64_t>(info.st_blocks) * 512 >= bytes) return ok();
   PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY));
-  PTC_TRY(allocate(fd.get(), bytes, name + ", a file with holes"));
+  PTC_TRY(allocate(fd.get(), 0, bytes, name + ", a file with holes"));
   const timespec times[2] = {info.st_atim, info.st_mtim};
   if (::futimens(fd.get(), times) != 0) return errno_error(errno, "times of " + name);
   return ok();
@@ -118,13 +118,17 @@ Result<std::span<std::byte>> ImageWriter::map() {
   return std::span<std::byte>(mapping_, size_);
 }
 
+Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
+  return allocate(fd_.get(), begin, end - begin, "image " + id_.text);
+}
+
 Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir) {
   PTC_TRY(make_directory(AT_FDCWD, dir));
   PTC_TRY(auto fd, open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY));
   return std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(fd)));
 }
 
-Result<ImageWriter> ImageStore::create(uint64_t bytes) {
+Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
   PTC_TRY(auto free_space, space());
   if (bytes > free_space.free_bytes || free_space.free_bytes - bytes < kSpaceSlack) {
     return make_error(Code::kNoSpace,
@@ -137,8 +141,12 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes) {
   std::string name = part_name(writer.id_);
   PTC_TRY(writer.fd_, open_file(dir_fd_.get(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
   writer.store_ = this;  // from here on the destructor removes the file
-  PTC_TRY(allocate(writer.fd_.get(), bytes, "image " + writer.id_.text));
   writer.size_ = bytes;
+  if (when == TakeSpace::kNow) {
+    PTC_TRY(writer.take_space(0, bytes));
+  } else if (::ftruncate(writer.fd_.get(), static_cast<off_t>(bytes)) != 0) {
+    return errno_error(errno, "size of image " + writer.id_.text);
+  }
   return writer;
 }
 

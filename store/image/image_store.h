@@ -70,8 +70,11 @@ class ImageWriter {
   /// within the image.
   Result<> write(uint64_t offset, std::span<const std::span<const std::byte>> pieces);
   Result<> write(uint64_t offset, std::span<const std::byte> bytes);
-  /// The whole image as memory that can be written, until it is published.
+  /// The whole image as memory that can be written, until it is published. A page that has no space yet may only be
+  /// touched after take_space().
   Result<std::span<std::byte>> map();
+  /// Of an image that was created without: for these bytes, which write() then finds, and those that map() gives.
+  Result<> take_space(uint64_t begin, uint64_t end);
   const ImageId& id() const { return id_; }
 
  private:
@@ -92,8 +95,10 @@ class ImageStore {
   /// Creates `dir` if need be.
   static Result<std::unique_ptr<ImageStore>> open(const std::string& dir);
 
-  /// kNoSpace before anything is written when the file system has less than `bytes` free.
-  Result<ImageWriter> create(uint64_t bytes);
+  /// kNoSpace before anything is written when the file system has less than `bytes` free. Taking the space of a large
+  /// image takes a while: `kLater`, whoever fills it does that bit by bit, and all of it before it is published.
+  enum class TakeSpace { kNow, kLater };
+  Result<ImageWriter> create(uint64_t bytes, TakeSpace when = TakeSpace::kNow);
   /// Makes the image readable under its id before it is whole, as long as the result is held: for those who
   /// know which bytes are there already.
   Result<ImageRef> show(const ImageWriter& writer);

@@ -2,16 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 
 #include "store/rpc/connection.h"
 #include "store/tensor/packed_copy.h"
+#include "store/transport/file_runs.h"
 
 namespace ptc {
 namespace {
 
 constexpr size_t kDirect = SIZE_MAX;
-constexpr uint64_t kLongRun = 4 << 10;  // is received where it belongs
 
 uint64_t bytes_of(const FetchItem& item) {
   return bytes_between(item.copy, item.begin, item.end);
@@ -61,7 +62,7 @@ std::span<const iovec> Landing::place(uint64_t bytes) {
     const uint64_t all = packed_offset(item.copy, item.end) - begin;
     Cut cut{&item, item.end, std::min(all, bytes), kDirect};
     if (cut.bytes < all) cut.target_end = target_of_packed(item.copy, begin + cut.bytes - 1) + 1;
-    if (cut.bytes >= kLongRun &&
+    if (item.writer == nullptr && cut.bytes >= kLongRun &&
         (item.copy.run_bytes >= kLongRun || cut.target_end - item.begin == cut.bytes)) {
       for_each_run(item.copy, item.begin, cut.target_end,
                    [&](uint64_t, uint64_t target, uint64_t run) {
@@ -78,21 +79,35 @@ std::span<const iovec> Landing::place(uint64_t bytes) {
   return pieces_;
 }
 
-void Landing::accept() {
+Result<> Landing::accept() {
   for (const Cut& cut : cuts_) {
     FetchItem& item = *cut.item;
     if (cut.buffered != kDirect) {
-      const std::byte* from = buffer_.data() + cut.buffered;
-      for_each_run(item.copy, item.begin, cut.target_end,
-                   [&](uint64_t, uint64_t target, uint64_t run) {
-                     std::memcpy(item.target_at_begin + (target - item.begin), from, run);
-                     from += run;
-                   });
+      PTC_TRY(scatter(item, cut.target_end, buffer_.data() + cut.buffered));
     }
     advance(item, cut.target_end);
     bytes_left_ -= cut.bytes;
     if (item.begin == item.end) ++first_;
   }
+  return ok();
+}
+
+Result<> Landing::scatter(const FetchItem& item, uint64_t target_end, const std::byte* from) {
+  const bool by_writer =
+      item.writer != nullptr &&
+      (item.copy.run_bytes >= kLongRun || bytes_between(item.copy, item.begin, target_end) == target_end - item.begin);
+  std::optional<FileRuns> file;
+  if (by_writer) {
+    file.emplace(*item.writer);
+  } else if (item.writer != nullptr) {
+    PTC_TRY(item.writer->take_space(item.begin, target_end));
+  }
+  for_each_run(item.copy, item.begin, target_end, [&](uint64_t, uint64_t target, uint64_t run) {
+    if (by_writer) file->add(target, {from, run});
+    else std::memcpy(item.target_at_begin + (target - item.begin), from, run);
+    from += run;
+  });
+  return by_writer ? file->finish() : ok();
 }
 
 }  // namespace ptc

@@ -44,7 +44,7 @@ class NodeFetch {
       auto streamed = stream();
       if (streamed) continue;
       const Error& error = streamed.error();
-      if (error.code() == Code::kCancelled || final_) return streamed;
+      if (error.code() == Code::kCancelled || final_ || no_place_) return streamed;
       if (landing_.bytes_left() < left) failures_ = 0;
       if (++failures_ >= kAttempts || Clock::now() - since_ >= peers_.silence())
         return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
@@ -95,7 +95,11 @@ class NodeFetch {
       PTC_TRY(auto header, connection.expect_header(FrameType::kData, kRequest));
       if (header.body_bytes == 0 || header.body_bytes > bytes) return unexpected(header);
       PTC_TRY(connection.receive_body(header, landing_.place(header.body_bytes)));
-      landing_.accept();
+      Result<> landed = landing_.accept();
+      if (landed.has_error()) {
+        no_place_ = true;
+        return landed;
+      }
       bytes -= header.body_bytes;
     }
     return ok();
@@ -109,6 +113,7 @@ class NodeFetch {
   int failures_ = 0;                        // since the last good chunk
   Clock::time_point since_ = Clock::now();  // when the last byte of an answer came
   bool final_ = false;
+  bool no_place_ = false;  // here, for what came
 };
 
 class TcpTransport final : public Transport {

@@ -20,6 +20,9 @@ struct FetchItem {
   uint64_t begin = 0;
   uint64_t end = 0;
   std::byte* target_at_begin = nullptr;  // where target byte `begin` goes
+  /// Whose mapping the target is, if it is one: long runs may go the cheaper way, by its write(), and before anything
+  /// goes into the mapping space is taken.
+  ImageWriter* writer = nullptr;
 };
 
 /// One call carries the whole list, whatever nodes its images are on, so that a transport over a network
