@@ -300,9 +300,13 @@ class Users(sides.TestCase):
         ours, stores = os.statvfs(job.incoming("")), os.statvfs(self.mount.store)
         self.assertEqual((ours.f_frsize, ours.f_blocks, ours.f_files, ours.f_namemax),
                          (stores.f_frsize, stores.f_blocks, stores.f_files, COMPONENT))
-        with open(job.incoming("big"), "wb") as file:
-            file.write(bytes(8 << 20))
-        self.assertGreaterEqual(ours.f_bfree - os.statvfs(job.incoming("")).f_bfree, 2000)
+        taken = []
+        while not taken or taken[-1] < 2000:  # others take and give back space of this disk at the same time
+            before = os.statvfs(job.incoming("")).f_bfree
+            with open(job.incoming(f"big{len(taken)}"), "wb") as file:
+                file.write(bytes(8 << 20))
+            taken.append(before - os.statvfs(job.incoming("")).f_bfree)
+            self.assertLess(len(taken), 10, taken)
 
     def test_random_calls_of_three_users(self):
         seed = int(os.environ.get("PTC_SEED") or random.SystemRandom().randrange(1 << 32))
