@@ -93,6 +93,7 @@ void JobView::open_data_set() {
   options.commit = [this](MetaTransaction transaction) { return job_->decide(std::move(transaction)); };
   options.checkpoint_has = [this](uint64_t count) { return some_checkpoint_has(count); };
   options.changed = [this] { note_data_set_changed(); };
+  options.decided = [this] { job_->tell_data_set_changed(); };
   auto opened = DataSet::open(std::move(options));
   std::lock_guard lock(mutex_);  // note_data_set_changed() may be called already
   data_set_ = std::move(opened);
@@ -276,6 +277,16 @@ void Tree::images_removed(const std::string& job_name) {
   }
   auto found = job(job_name);
   if (found && found.value() != nullptr) found.value()->let_go_of_removed();
+}
+
+void Tree::data_set_changed(const std::string& job_name) {
+  JobViewRef view;
+  {
+    std::lock_guard lock(views_mutex_);
+    if (const auto found = views_.find(job_name); found != views_.end()) view = found->second;
+  }
+  // Who has not looked at the job yet reads the metadata when somebody does.
+  if (view != nullptr) view->data_set().catch_up();
 }
 
 void Tree::names_changed() {

@@ -196,6 +196,7 @@ class Tree : public JobListener {
   void names_changed() override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
   void images_removed(const std::string& job) override;
+  void data_set_changed(const std::string& job) override;
 
  private:
   JobStore* store_ = nullptr;

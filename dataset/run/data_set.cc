@@ -13,6 +13,7 @@ namespace {
 
 constexpr auto kLookAgain = std::chrono::milliseconds(500);  // where the metadata did not answer
 constexpr auto kLoads = std::chrono::seconds(5);
+constexpr auto kCatchesUp = std::chrono::seconds(1);
 constexpr size_t kMostReadErrors = 16;
 
 }  // namespace
@@ -127,6 +128,7 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
   set_refused("");
   want_look();
   if (options.changed) options.changed();
+  if (options.decided) options.decided();
   return ok();
 }
 
@@ -135,10 +137,12 @@ void DataSet::Impl::follow(std::stop_token stop) {
     {
       std::unique_lock lock(mutex);
       looking = false;
+      looks_done = looks_begun;
       changed.notify_all();
       changed.wait(lock, stop, [&] { return look_wanted; });
       looking = true;
       look_wanted = false;
+      ++looks_begun;
     }
     if (stop.stop_requested()) return;
     const Result<> looked = look();
@@ -342,6 +346,14 @@ Result<> DataSet::check_dp(uint64_t ranks) const {
   }() : order->check(ranks, std::nullopt);
   if (!fits) return Error(fits.error()).with_context("the data set");
   return ok();
+}
+
+void DataSet::catch_up() {
+  std::unique_lock lock(impl_->mutex);
+  impl_->look_wanted = true;
+  impl_->changed.notify_all();
+  const uint64_t next = impl_->looks_begun + 1;  // the one under way may have read before it was decided
+  impl_->changed.wait_for(lock, kCatchesUp, [&] { return impl_->looks_done >= next; });
 }
 
 std::vector<uint64_t> DataSet::generations() const {

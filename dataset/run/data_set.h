@@ -48,6 +48,8 @@ struct DataSetOptions {
   std::function<bool(uint64_t)> checkpoint_has;
   /// Something that is shown has changed: generations, texts. On any thread, without a lock.
   std::function<void()> changed;
+  /// A decision that a call here made is durable; before that call returns. On its thread, without a lock.
+  std::function<void()> decided;
 };
 
 /// What lies under gen/<number>/. Immutable: who holds it reads the same whatever becomes of the run.
@@ -92,6 +94,9 @@ class DataSet {
   /// Whether a layout of so many data-parallel ranks can come into force now, by what all nodes agree on. Where it
   /// cannot when it does, the change waits, status_json() says for what, and the next `consumed` or order.json decides.
   Result<> check_dp(uint64_t ranks) const;
+
+  /// Returns when what any node had decided is seen here, or after a second.
+  void catch_up();
 
   /// Of the run, by number; the last one is what `head` names. Empty until source and order are there and
   /// indexed.

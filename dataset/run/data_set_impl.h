@@ -51,6 +51,7 @@ struct DataSet::Impl {
   std::string pending;               // why the plan is not what it should be
   std::deque<std::string> read_errors;
   bool look_wanted = true, looking = false, loaded = false;
+  uint64_t looks_begun = 0, looks_done = 0;
 
   std::shared_ptr<void> watch, dp_watch;  // follower's
   std::jthread indexer, follower;  // last: they use all of the above

@@ -93,6 +93,7 @@ Result<> Job::may_decide() const { return check_member(impl_->services.cluster);
 Result<int64_t> Job::decide(MetaTransaction transaction) {
   return impl_->commit_fenced(std::move(transaction));
 }
+void Job::tell_data_set_changed() const { tell_others_of_data_set(impl_->services.cluster, name_); }
 Result<std::string> Job::answer(std::string_view method, std::string_view request) {
   return impl_->answer(method, request);
 }

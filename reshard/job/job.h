@@ -44,6 +44,8 @@ struct JobListener {
   virtual void checkpoint_changed(const std::string& job, const std::string& checkpoint) = 0;
   /// Images of the job are not in the store any more; whoever still holds such a file keeps its memory.
   virtual void images_removed(const std::string& /*job*/) {}
+  /// Another node decided something about the job's data set. Returns when that is shown here.
+  virtual void data_set_changed(const std::string& /*job*/) {}
 };
 
 /// Threads: any. Calls that change something are serialised per job; reading never waits for them.
@@ -133,6 +135,8 @@ class Job {
   MetaClient& meta() const;
   Result<> may_decide() const;  // kUnavailable while this node is cut off; answers at once
   Result<int64_t> decide(MetaTransaction transaction);
+  /// When it returns, the other nodes show what was decided about the data set (tell.h).
+  void tell_data_set_changed() const;
   /// Spec and revision of the layout in force, as the value of jobs/<job>/in_force has them.
   static std::optional<std::pair<LayoutSpec, int64_t>> in_force_of(std::string_view value);
   /// What another node asks of this job; see job_peers.cc for the methods.

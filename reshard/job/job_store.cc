@@ -321,6 +321,10 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
   if (line_end == std::string_view::npos || !method.starts_with("job/"))
     return invalid_argument("a request to a job names it in its first line");
   const std::string_view name = request.substr(0, line_end);
+  if (method == kDataSetChangedMethod) {
+    if (impl_->listener != nullptr) impl_->listener->data_set_changed(std::string(name));
+    return std::string();
+  }
   JobRef job = find(name);
   if (job == nullptr) {  // made a moment ago, on the node that asks
     PTC_TRY(impl_->sync());

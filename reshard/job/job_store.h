@@ -66,7 +66,8 @@ class JobStore {
   Result<std::string> answer(std::string_view method, std::string_view request);
   static constexpr const char* kMethods[] = {
       "job/changed", "job/file", "job/files", "job/part",   "job/drop",  "job/arrived", "job/examine", "job/uses",
-      "job/take",    "job/hash", "job/adopt", "job/untake", "job/holds", "store/space"};
+      "job/take",    "job/hash", "job/adopt", "job/untake", "job/holds", "job/data_set_changed",
+      "store/space"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

@@ -13,4 +13,8 @@ namespace ptc {
 /// Threads: any, but without a lock that a synchronisation takes: two nodes may tell each other at once.
 void tell_others(Cluster* cluster, const std::string& job);
 
+/// The same of what was decided about the job's data set (Job::decide).
+void tell_others_of_data_set(Cluster* cluster, const std::string& job);
+inline constexpr const char* kDataSetChangedMethod = "job/data_set_changed";
+
 }  // namespace ptc
