@@ -111,8 +111,8 @@ bool SampleSource::keys_repeat() const { return index_->facts().keys_repeat; }
 
 Result<std::string> SampleSource::key(uint64_t id) const {
   const Extent extent = this->extent(id);
-  PTC_TRY(const auto fd, files_->open(extent.shard));
-  ShardReader shard(fd->get(), extent.offset, extent.offset + extent.bytes, {}, 4096);
+  PTC_TRY(const auto file, files_->open(extent.shard));
+  ShardReader shard(file->fd.get(), extent.offset, extent.offset + extent.bytes, {}, 4096);
   TarReader reader(shard, TarReader::End::kBytes);
   while (true) {
     auto member = reader.next();
@@ -124,8 +124,8 @@ Result<std::string> SampleSource::key(uint64_t id) const {
 }
 
 Result<std::vector<Field>> SampleSource::tar_fields(const Extent& extent) const {
-  PTC_TRY(const auto fd, files_->open(extent.shard));
-  ShardReader shard(fd->get(), extent.offset, extent.offset + extent.bytes, {}, 4096);
+  PTC_TRY(const auto file, files_->open(extent.shard));
+  ShardReader shard(file->fd.get(), extent.offset, extent.offset + extent.bytes, {}, 4096);
   TarReader reader(shard, TarReader::End::kBytes);
   std::vector<Field> fields;
   while (true) {
@@ -172,14 +172,19 @@ uint64_t SampleSource::shard_bytes(uint64_t shard) const {
 std::string SampleSource::shard_path(uint64_t shard) const { return path_of_shard(*index_, shard); }
 
 Result<> SampleSource::read(uint64_t shard, uint64_t offset, std::span<std::byte> out) const {
-  PTC_TRY(const auto fd, files_->open(shard));
-  return files_->read(shard, fd->get(), offset, out);
+  PTC_TRY(const OpenShard opened, open_shard(shard));
+  return read(opened, offset, out, Stores::kPlain);
 }
-Result<> SampleSource::read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out) const {
-  return files_->read(shard.shard, shard.fd->get(), offset, out);
+Result<> SampleSource::read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out, Stores stores) const {
+  return files_->read(shard.shard, *shard.file, offset, out, stores);
 }
-Result<std::shared_ptr<const UniqueFd>> SampleSource::open_shard(uint64_t shard) const {
-  return files_->open(shard);
+Result<OpenShard> SampleSource::open_shard(uint64_t shard) const {
+  PTC_TRY(auto file, files_->open(shard));
+  return OpenShard{shard, std::move(file)};
+}
+Result<std::shared_ptr<const UniqueFd>> SampleSource::open_shard_fd(uint64_t shard) const {
+  PTC_TRY(const auto file, files_->open(shard));
+  return std::shared_ptr<const UniqueFd>(file, &file->fd);
 }
 
 Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& index_path,

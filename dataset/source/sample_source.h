@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dataset/source/shard_mapping.h"
 #include "dataset/source/source_spec.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
@@ -28,6 +29,7 @@ namespace ptc {
 
 class SampleIndex;
 class ShardFiles;
+struct ShardHandle;
 
 /// A run of bytes in a shard. For `files`, `shard` counts files.
 struct Extent {
@@ -38,7 +40,7 @@ struct Extent {
 /// A shard that open_shard() opened.
 struct OpenShard {
   uint64_t shard = 0;
-  std::shared_ptr<const UniqueFd> fd;
+  std::shared_ptr<const ShardHandle> file;
 };
 
 /// A named part of a sample: a member of a tar, a column of MDS; else the payload.
@@ -114,9 +116,10 @@ class SampleSource {
   std::string shard_path(uint64_t shard) const;
   Result<> read(uint64_t shard, uint64_t offset, std::span<std::byte> out) const;
   /// Without comparing it with the index again.
-  Result<> read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out) const;
+  Result<> read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out, Stores stores) const;
   /// The shard, open for reading and checked; lives as long as it is held.
-  Result<std::shared_ptr<const UniqueFd>> open_shard(uint64_t shard) const;
+  Result<OpenShard> open_shard(uint64_t shard) const;
+  Result<std::shared_ptr<const UniqueFd>> open_shard_fd(uint64_t shard) const;
 
  private:
   Result<std::vector<Field>> tar_fields(const Extent& extent) const;

@@ -18,9 +18,14 @@ size_t quarter_of_open_files() {
   return std::clamp<size_t>(limit.rlim_cur / 4, 16, 1024);
 }
 
+uint64_t quarter_of_memory() {
+  return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
+}
+
 }  // namespace
 
-ShardFiles::ShardFiles(const SampleIndex& index) : index_(index), most_open_(quarter_of_open_files()) {}
+ShardFiles::ShardFiles(const SampleIndex& index)
+    : index_(index), most_open_(quarter_of_open_files()), most_mapped_(quarter_of_memory()) {}
 
 std::string path_of_shard(const SampleIndex& index, uint64_t shard) {
   if (index.facts().format != SourceFormat::kFiles) return index.shard_path(shard);
@@ -52,38 +57,51 @@ Result<> ShardFiles::check(uint64_t shard, int fd) const {
   return ok();
 }
 
-Result<std::shared_ptr<const UniqueFd>> ShardFiles::open(uint64_t shard) {
-  std::shared_ptr<const UniqueFd> fd;
+uint64_t ShardFiles::bytes_to_map(uint64_t shard) const {
+  return index_.facts().format == SourceFormat::kFiles ? 0 : index_.shard(shard).stamp.bytes;
+}
+
+Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
+  std::shared_ptr<const ShardHandle> known;
   {
     std::lock_guard lock(mutex_);
     if (const auto found = by_shard_.find(shard); found != by_shard_.end()) {
       recent_.splice(recent_.begin(), recent_, found->second);
-      fd = found->second->fd;
+      known = found->second->file;
     }
   }
-  if (fd) {
-    PTC_TRY(check(shard, fd->get()));
-    return fd;
+  if (known) {
+    PTC_TRY(check(shard, known->fd.get()));
+    return known;
   }
   auto opened = open_file(AT_FDCWD, path_of_shard(index_, shard), O_RDONLY | O_NONBLOCK);
   if (!opened && opened.error().code() == Code::kNotFound) return changed(shard, "it is gone");
   if (!opened) return std::move(opened).error();
-  fd = std::make_shared<const UniqueFd>(std::move(opened).value());
-  PTC_TRY(check(shard, fd->get()));
+  ShardHandle file{std::move(opened).value(), nullptr};
+  PTC_TRY(check(shard, file.fd.get()));
   std::lock_guard lock(mutex_);
-  if (by_shard_.contains(shard)) return fd;  // somebody else was faster
-  recent_.push_front({shard, fd});
+  if (const auto found = by_shard_.find(shard); found != by_shard_.end()) return found->second->file;
+  if (const uint64_t bytes = bytes_to_map(shard); bytes != 0 && mapped_ + bytes <= most_mapped_) {
+    file.mapping = ShardMapping::make(file.fd.get(), bytes);
+    if (file.mapping) mapped_ += bytes;
+  }
+  const auto made = std::make_shared<const ShardHandle>(std::move(file));
+  recent_.push_front({shard, made});
   by_shard_[shard] = recent_.begin();
   if (recent_.size() > most_open_) {
-    by_shard_.erase(recent_.back().shard);
+    const Entry& last = recent_.back();
+    if (last.file->mapping) mapped_ -= bytes_to_map(last.shard);
+    by_shard_.erase(last.shard);
     recent_.pop_back();
   }
-  return fd;
+  return made;
 }
 
-Result<> ShardFiles::read(uint64_t shard, int fd, uint64_t offset, std::span<std::byte> out) const {
+Result<> ShardFiles::read(uint64_t shard, const ShardHandle& file, uint64_t offset, std::span<std::byte> out,
+                          Stores stores) const {
+  if (file.mapping && file.mapping->copy(offset, out, stores)) return ok();
   while (!out.empty()) {
-    const ssize_t got = ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset));
+    const ssize_t got = ::pread(file.fd.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_error(errno, ptc::quoted(path_of_shard(index_, shard)));
     if (got == 0) return changed(shard, fmt::format("it ends at byte {}", offset));

@@ -97,6 +97,7 @@ class AsMdsSample : public SampleForm {
 /// The one field in a frame.
 class AsTfrecord : public SampleForm {
  public:
+  bool reads_back() const override { return true; }
   uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t) const override {
     return kTfrecordFrameBytes + source.payload_bytes(id);
   }

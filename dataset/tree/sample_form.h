@@ -21,6 +21,8 @@ class SampleForm {
   virtual uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t repeat) const = 0;
   /// Names so many bytes to the window.
   virtual Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat, Window& window) const = 0;
+  /// Whether it asks for what it has named (Window::last).
+  virtual bool reads_back() const { return false; }
 };
 
 /// Of a kind of shard that trees_of() lists.

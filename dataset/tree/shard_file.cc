@@ -37,10 +37,18 @@ class ShardFile : public VirtualFile {
   bool read_through() const override { return kind_ != TreeKind::kMds; }
 
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
+    return fill(offset, out, Stores::kPlain);
+  }
+  Result<size_t> gather(uint64_t offset, std::span<std::byte> out) const override {
+    return fill(offset, out, form_.reads_back() ? Stores::kPlain : Stores::kPastCaches);
+  }
+
+ private:
+  Result<size_t> fill(uint64_t offset, std::span<std::byte> out, Stores stores) const {
     if (offset >= size_) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size_ - offset));
     PTC_TRY(know_keys());
-    Window window(*source_, offset, out);
+    Window window(*source_, offset, out, stores);
     if (offset < begins_[0]) head(window);
     const auto above = std::upper_bound(begins_.begin(), begins_.end(), std::max(offset, begins_[0]));
     size_t i = static_cast<size_t>(above - begins_.begin()) - 1;
@@ -57,7 +65,6 @@ class ShardFile : public VirtualFile {
     return out.size();
   }
 
- private:
   void count_repeats() {
     std::unordered_map<uint64_t, uint32_t> seen;
     for (size_t i = 0; i < ids_.size(); ++i) {

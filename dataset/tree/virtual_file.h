@@ -41,6 +41,8 @@ class VirtualFile {
   /// Fills `out` from `offset` on; fewer bytes only at the end of the file, 0 behind it. Errors as of
   /// SampleSource: they name the shard.
   virtual Result<size_t> read(uint64_t offset, std::span<std::byte> out) const = 0;
+  /// The same for memory that other threads are to read: past the caches, where that is quicker.
+  virtual Result<size_t> gather(uint64_t offset, std::span<std::byte> out) const { return read(offset, out); }
   /// Set where this is a source file, byte for byte.
   virtual Result<std::optional<WholeFile>> whole() const { return std::optional<WholeFile>(); }
   /// Whether readers open it once, as a rule, and take all of it: then it may be made as a whole.

@@ -45,9 +45,8 @@ Result<std::span<const std::byte>> Window::last(uint64_t bytes) {
 
 Result<const OpenShard*> Window::open(uint64_t shard) {
   OpenShard& one = open_[shard % open_.size()];
-  if (one.fd && one.shard == shard) return &one;
-  PTC_TRY(auto fd, source_.open_shard(shard));
-  one = {shard, std::move(fd)};
+  if (one.file && one.shard == shard) return &one;
+  PTC_TRY(one, source_.open_shard(shard));
   return &one;
 }
 
@@ -55,7 +54,7 @@ Result<> Window::flush() {
   if (pending_.bytes == 0) return ok();
   const Extent run = std::exchange(pending_, Extent());
   PTC_TRY(const OpenShard* shard, open(run.shard));
-  return source_.read(*shard, run.offset, {pending_target_, run.bytes});
+  return source_.read(*shard, run.offset, {pending_target_, run.bytes}, stores_);
 }
 
 }  // namespace ptc

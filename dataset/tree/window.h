@@ -15,14 +15,14 @@
 namespace ptc {
 
 /// Whoever knows the file names all its bytes in order, from a position at or before `offset` on; what lies
-/// outside of the window costs nothing. Runs of a shard that follow each other become one pread, straight into
+/// outside of the window costs nothing. Runs of a shard that follow each other become one copy, straight into
 /// `out`; whether a shard is what was indexed is asked once while the window is filled, or a few times where many take
 /// part. flush() comes last. Threads: one.
 class Window {
  public:
-  /// Bytes [offset, offset + out.size()) of the file.
-  Window(const SampleSource& source, uint64_t offset, std::span<std::byte> out)
-      : source_(source), begin_(offset), end_(offset + out.size()), out_(out.data()) {}
+  /// Bytes [offset, offset + out.size()) of the file; `stores` is said of runs.
+  Window(const SampleSource& source, uint64_t offset, std::span<std::byte> out, Stores stores = Stores::kPlain)
+      : source_(source), begin_(offset), end_(offset + out.size()), out_(out.data()), stores_(stores) {}
 
   /// Where in the file the next bytes lie.
   uint64_t position() const { return position_; }
@@ -64,6 +64,7 @@ class Window {
   uint64_t position_ = 0;
   const uint64_t begin_, end_;
   std::byte* const out_;
+  const Stores stores_;
   Extent pending_;  // to be read to pending_target_
   std::byte* pending_target_ = nullptr;
   std::array<OpenShard, 64> open_;  // those used last, each at its number mod 64

@@ -24,7 +24,7 @@ std::string identity_of(const ShownGeneration& shown) {
 GatherCache::Content content_of(VirtualFileRef file) {
   const uint64_t bytes = file->size();
   auto fill = [file = std::move(file)](uint64_t offset, std::span<std::byte> out) -> Result<> {
-    PTC_TRY(file->read(offset, out));
+    PTC_TRY(file->gather(offset, out));
     return ok();
   };
   return {bytes, std::move(fill), true};

@@ -9,11 +9,16 @@
 #include <string>
 
 namespace ptc {
+namespace {
+
+constexpr uint64_t kRoom = 2 << 20;  // a file of about the same size is mapped already
+
+}  // namespace
 
 ScratchFile::~ScratchFile() { unmap(); }
 
 void ScratchFile::unmap() {
-  if (memory_ != nullptr) ::munmap(memory_, bytes_);
+  if (memory_ != nullptr) ::munmap(memory_, mapped_bytes_);
   memory_ = nullptr;
 }
 
@@ -25,16 +30,20 @@ bool ScratchFile::unshared() const {
 }
 
 Result<> ScratchFile::resize(uint64_t bytes) {
-  unmap();
+  if (bytes == bytes_) return ok();
   bytes_ = 0;
   if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
     return errno_error(errno, "resizing a file of scratch memory");
   // A full tmpfs must show here and not as a SIGBUS of whoever writes the mapping.
   int reason = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(bytes));
   if (reason != 0) return errno_error(reason, "allocating scratch memory");
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
-  if (memory == MAP_FAILED) return errno_error(errno, "mapping scratch memory");
-  memory_ = static_cast<std::byte*>(memory);
+  if (bytes > mapped_bytes_) {
+    unmap();
+    mapped_bytes_ = (bytes + kRoom - 1) / kRoom * kRoom;
+    void* memory = ::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+    if (memory == MAP_FAILED) return errno_error(errno, "mapping scratch memory");
+    memory_ = static_cast<std::byte*>(memory);
+  }
   bytes_ = bytes;
   return ok();
 }

@@ -35,7 +35,7 @@ class ScratchFile {
   explicit ScratchFile(UniqueFd fd) : fd_(std::move(fd)) {}
   void unmap();
   UniqueFd fd_;
-  uint64_t bytes_ = 0;
+  uint64_t bytes_ = 0, mapped_bytes_ = 0;
   std::byte* memory_ = nullptr;
 };
 

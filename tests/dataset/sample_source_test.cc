@@ -240,6 +240,25 @@ TEST_F(SourceTest, FilesOfFoldersInTheOrderOfTheirNames) {
   EXPECT_EQ(open({"f"}).value()->samples(), 4u);
 }
 
+TEST_F(SourceTest, AShardThatIsCutShortWhileItIsRead) {
+  write("j/0.jsonl", "\"" + std::string(20000, 'x') + "\"\n");
+  const auto source = open({"j"}).value();
+  const OpenShard shard = source->open_shard(0).value();
+  for (const Stores stores : {Stores::kPlain, Stores::kPastCaches}) {
+    std::string text(20003, '\0');
+    EXPECT_TRUE(is_ok(source->read(shard, 0, std::as_writable_bytes(std::span(text)), stores)));
+    EXPECT_EQ(text, "\"" + std::string(20000, 'x') + "\"\n");
+  }
+  std::filesystem::resize_file(dir_.file("j/0.jsonl"), 9000);
+  for (const Stores stores : {Stores::kPlain, Stores::kPastCaches}) {
+    std::string text(20003, '\0');
+    EXPECT_TRUE(has_error(source->read(shard, 0, std::as_writable_bytes(std::span(text)), stores), Code::kCorrupt,
+                          "0.jsonl' is not what was indexed: it ends at byte 9000"));
+    text.resize(5000);
+    EXPECT_TRUE(is_ok(source->read(shard, 0, std::as_writable_bytes(std::span(text)), stores)));
+  }
+}
+
 TEST_F(SourceTest, TheFormatIsSeenOrAskedFor) {
   write("a/x.tar", tar_end());
   write("a/y.jsonl", "{}\n");

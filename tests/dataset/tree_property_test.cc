@@ -152,6 +152,9 @@ class TreePropertyTest : public testing::Test {
       const uint64_t offset = below(file.size() + 10), length = below(i % 2 ? 100 : file.size() + 10);
       const std::string part = read(file, offset, length);
       EXPECT_TRUE(part == (offset < all.size() ? all.substr(offset, length) : "")) << offset << " + " << length;
+      std::string gathered(part.size(), '\0');
+      EXPECT_TRUE(is_ok(file.gather(offset, std::as_writable_bytes(std::span(gathered)))));
+      EXPECT_TRUE(gathered == part) << offset << " + " << length;
     }
     return all;
   }
