@@ -62,6 +62,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
   Files reusable;
   {
     std::unique_lock lock(mutex_);
+    if (opened) std::erase_if(queue_, [&](const Wanted& wanted) { return wanted.key == key; });
     for (;;) {
       auto found = entries_.find(key);
       if (found == entries_.end()) break;
@@ -84,7 +85,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
     entry.once = content.once && opened;
     bytes_ += bytes;
   }
-  auto file = gather(content, reusable);
+  auto file = gather(content, reusable, opened);
   std::lock_guard lock(mutex_);
   gathered_.notify_all();
   if (!file) {
@@ -141,10 +142,13 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::memory(uint64_t bytes, Files& 
   return std::shared_ptr<ScratchFile>(std::move(fresh));
 }
 
-Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content,
-                                                         Files& reusable) {
+Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content, Files& reusable, bool opened) {
   PTC_TRY(auto file, memory(content.bytes, reusable));
   const std::span<std::byte> all = file->memory();
+  if (!opened) {
+    PTC_TRY(content.fill(0, all));
+    return file;
+  }
   PTC_TRY(team_.parallel_for((all.size() + kChunkBytes - 1) / kChunkBytes,
                              [&](size_t i) -> Result<> {
     const uint64_t begin = i * kChunkBytes;

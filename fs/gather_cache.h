@@ -44,8 +44,8 @@ class GatherCache {
   /// it as it is serves better (small), or it cannot be had (no room, some byte is lost).
   FileRef get(const std::string& key, const Content& content);
 
-  /// The same in the background, for an open that is likely to come: `make` is called there. Forgotten
-  /// when many wait.
+  /// The same in the background, on one thread, for an open that is likely to come: `make` is called there.
+  /// Forgotten when many wait.
   void prepare(const std::string& key, std::function<Result<Content>()> make);
 
   uint64_t limit_bytes() const { return limit_bytes_; }
@@ -77,7 +77,8 @@ class GatherCache {
   /// With lock held. `out` is to be dropped without it.
   bool make_room(uint64_t bytes, Files& out);
   Result<std::shared_ptr<ScratchFile>> memory(uint64_t bytes, Files& reusable);
-  Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable);
+  /// Opened: on all threads, for somebody waits. Else on this one alone: readers need the others.
+  Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable, bool opened);
   void drop_idle(std::unique_lock<std::mutex>& lock);
   void work_in_background(std::stop_token stop);
 
