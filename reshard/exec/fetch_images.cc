@@ -48,13 +48,19 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   Transport& transport = executor.transport();
   IncomingSums sums;
   RemoteFetch remote(transport, sources, bytes_done,
-                     [&](size_t image, uint64_t begin, uint64_t end) { sums.came(image, begin, end); });
-  struct Copy {
-    size_t image;
-    FetchItem item;
-    const std::byte* source;  // another target; null: the item's image
+                     [&](std::span<const ImagePart> parts) { sums.came(parts); });
+  struct Copies {  // of about kCopyBytes
+    std::vector<FetchItem> items;
+    std::vector<ImagePart> parts;  // by item
+    uint64_t bytes = 0;
   };
-  std::vector<Copy> local, within;
+  std::vector<Copies> local;
+  struct Within {
+    ImagePart part;
+    FetchItem item;
+    const std::byte* source;  // another target
+  };
+  std::vector<Within> within;
   for (size_t t = 0; t < targets.size(); ++t) {
     PTC_TRY(sums.add(*targets[t].layout, memory[t], tensors));
     for (const Transfer& transfer : targets[t].transfers) {
@@ -65,8 +71,9 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
         if (from == position.end() || from->second >= t)
           return make_error(Code::kInternal, "target {} copies from target {}, which is not there yet",
                             targets[t].number, transfer.source_image - sources.images.size());
-        within.push_back({t, item_of(transfer, nullptr, begin, end, memory[t], writers[t]), memory[from->second].data()});
-        sums.expect(t, begin, end);
+        within.push_back({{t, begin, end}, item_of(transfer, nullptr, begin, end, memory[t], writers[t]),
+                          memory[from->second].data()});
+        sums.expect({t, begin, end});
         continue;
       }
       const ImageRef& source = sources.images[transfer.source_image];
@@ -74,13 +81,16 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
       if (!source->is_here()) {
         remote.add(t, targets[t].number, transfer, item_of(transfer, source.get(), begin, end, memory[t], writers[t]),
                    writers[t].id());
-        sums.expect(t, begin, end);
+        sums.expect({t, begin, end});
         continue;
       }
       for (uint64_t at = begin; at < end; at += kCopyBytes) {
         const uint64_t to = std::min(at + kCopyBytes, end);
-        local.push_back({t, item_of(transfer, source.get(), at, to, memory[t], writers[t]), nullptr});
-        sums.expect(t, at, to);
+        if (local.empty() || local.back().bytes >= kCopyBytes) local.emplace_back();
+        local.back().items.push_back(item_of(transfer, source.get(), at, to, memory[t], writers[t]));
+        local.back().parts.push_back({t, at, to});
+        local.back().bytes += to - at;
+        sums.expect({t, at, to});
       }
     }
   }
@@ -95,20 +105,19 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
         local.size(),
         [&](size_t i) -> Result<> {
           give_way();
-          const uint64_t from = local[i].item.begin, to = local[i].item.end;
-          PTC_TRY(transport.fetch(std::span(&local[i].item, 1), stop));
-          bytes_done += to - from;
-          sums.came(local[i].image, from, to);
+          PTC_TRY(transport.fetch(local[i].items, stop));
+          bytes_done += local[i].bytes;
+          sums.came(local[i].parts);
           return ok();
         },
         stop));
   }
   if (fetched.has_error()) return std::move(fetched).error();
-  for (const Copy& copy : within) {
+  for (const Within& copy : within) {
     PTC_TRY(copy.item.writer->take_space(copy.item.begin, copy.item.end));
     run_strided_copy(copy.item.copy, copy.source, copy.item.begin, copy.item.end,
                      copy.item.target_at_begin);
-    sums.came(copy.image, copy.item.begin, copy.item.end);
+    sums.came(std::span(&copy.part, 1));
   }
   for (size_t t = 0; t < targets.size(); ++t) {
     PTC_TRY(writers[t].take_space(0, targets[t].layout->bytes));  // of padding, too, which nobody wrote

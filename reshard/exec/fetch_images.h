@@ -15,7 +15,7 @@ namespace ptc {
 struct FetchTarget {
   uint32_t number = 0;  // among the targets of the plan; growing
   const ImageLayout* layout = nullptr;
-  std::vector<Transfer> transfers;
+  SharedVector<Transfer> transfers;
 };
 
 /// The other nodes that make images of the same plan, where it has relays. A window is named by its target

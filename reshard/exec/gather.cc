@@ -6,7 +6,7 @@
 
 namespace ptc {
 
-GatherProgram::GatherProgram(std::string header, uint64_t bytes, std::vector<Transfer> transfers,
+GatherProgram::GatherProgram(SharedText header, uint64_t bytes, SharedVector<Transfer> transfers,
                              std::vector<ImageRef> sources)
     : header_(std::move(header)),
       bytes_(bytes),

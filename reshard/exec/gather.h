@@ -22,7 +22,7 @@ namespace ptc {
 class GatherProgram {
  public:
   /// `sources[i]` is the image that transfers call i; entries that no transfer uses may be null.
-  GatherProgram(std::string header, uint64_t bytes, std::vector<Transfer> transfers,
+  GatherProgram(SharedText header, uint64_t bytes, SharedVector<Transfer> transfers,
                 std::vector<ImageRef> sources);
 
   uint64_t bytes() const { return bytes_; }
@@ -49,9 +49,9 @@ class GatherProgram {
   template <class Visit>
   Result<> begin_window(uint64_t offset, std::span<std::byte> out, Visit visit) const;
 
-  std::string header_;
+  SharedText header_;
   uint64_t bytes_;
-  std::vector<Transfer> transfers_;       // by target_offset
+  SharedVector<Transfer> transfers_;       // by target_offset
   std::vector<uint64_t> end_so_far_;      // greatest target_end of transfers 0 … i
   std::vector<ImageRef> sources_;
   uint64_t transferred_bytes_ = 0;        // header and all transfers; < bytes_: there is padding

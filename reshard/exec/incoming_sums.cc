@@ -21,8 +21,8 @@ Result<> IncomingSums::add(const ImageLayout& layout, std::span<const std::byte>
   return ok();
 }
 
-void IncomingSums::expect(size_t image, uint64_t begin, uint64_t end) {
-  for_each_chunk(begin, end, [&](uint64_t chunk) { ++images_[image].expected[chunk]; });
+void IncomingSums::expect(const ImagePart& part) {
+  for_each_chunk(part.begin, part.end, [&](uint64_t chunk) { ++images_[part.image].expected[chunk]; });
 }
 
 void IncomingSums::start() {
@@ -35,12 +35,14 @@ void IncomingSums::start() {
   });
 }
 
-void IncomingSums::came(size_t image, uint64_t begin, uint64_t end) {
+void IncomingSums::came(std::span<const ImagePart> parts) {
   std::lock_guard lock(mutex_);
-  for_each_chunk(begin, end, [&](uint64_t chunk) {
-    if (--images_[image].expected[chunk] == 0) whole_.push_back({image, chunk});
-  });
-  more_.notify_one();
+  const size_t before = whole_.size();
+  for (const ImagePart& part : parts)
+    for_each_chunk(part.begin, part.end, [&](uint64_t chunk) {
+      if (--images_[part.image].expected[chunk] == 0) whole_.push_back({part.image, chunk});
+    });
+  if (whole_.size() > before) more_.notify_one();
 }
 
 void IncomingSums::hash(const Chunk& chunk) {

@@ -17,6 +17,12 @@
 
 namespace ptc {
 
+/// Bytes [begin, end) of an image.
+struct ImagePart {
+  size_t image;
+  uint64_t begin, end;
+};
+
 /// Images are numbered as they were added. First add() and expect() everything, then start(); came() of each
 /// part once; finish() when all has come. A thread of its own hashes meanwhile.
 class IncomingSums {
@@ -27,10 +33,10 @@ class IncomingSums {
   Result<> add(const ImageLayout& layout, std::span<const std::byte> memory,
                const std::vector<TensorFacts>& tensors);
   /// Something will be written into bytes [begin, end) of the image.
-  void expect(size_t image, uint64_t begin, uint64_t end);
+  void expect(const ImagePart& part);
   void start();
-  /// It was written. Threads: any.
-  void came(size_t image, uint64_t begin, uint64_t end);
+  /// They were written. Threads: any.
+  void came(std::span<const ImagePart> parts);
   /// Hashes what is left, with all threads of the team, and adds the sums to the ledger.
   Result<> finish(ThreadTeam& team, ChecksumLedger& ledger, std::stop_token stop);
 

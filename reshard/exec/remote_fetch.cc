@@ -34,7 +34,8 @@ void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer, c
                       const ImageId& id) {
   auto add_to = [&](Batch& batch) {
     batch.items.push_back(item);
-    batch.parts.push_back({image, item.begin, item.end, transfer.source_image});
+    batch.parts.push_back({image, item.begin, item.end});
+    batch.sources.push_back(transfer.source_image);
     batch.bytes += bytes_between(item.copy, item.begin, item.end);
   };
   if (transfer.relay) {
@@ -52,10 +53,6 @@ void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer, c
   add_to(batch);
 }
 
-void RemoteFetch::note_came(const Batch& batch) {
-  for (const Batch::Part& part : batch.parts) came_(part.image, part.begin, part.end);
-}
-
 Result<> RemoteFetch::fetch_counted(std::vector<FetchItem>& items, const std::stop_token& stop) {
   const uint64_t before = bytes_to_come(items);
   Result<> fetched = transport_.fetch(items, stop);
@@ -66,14 +63,13 @@ Result<> RemoteFetch::fetch_counted(std::vector<FetchItem>& items, const std::st
 /// Tried with other holders when one fails.
 Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop) {
   std::vector<FetchItem> left = batch.items;
-  std::vector<uint32_t> source_of;
+  std::vector<uint32_t> source_of = batch.sources;
   std::map<uint32_t, ImageRef> instead;
   {
     std::lock_guard lock(mutex_);
     instead = lane.instead;
   }
   for (size_t i = 0; i < left.size(); ++i) {
-    source_of.push_back(batch.parts[i].source);
     const auto other = instead.find(source_of[i]);
     if (other != instead.end()) left[i].source = other->second.get();
   }
@@ -103,7 +99,7 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
     left = std::move(again);
     source_of = std::move(again_source);
   }
-  note_came(batch);
+  came_(batch.parts);
   return ok();
 }
 
@@ -157,7 +153,7 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
         fetched = std::move(image).error();
       }
       if (fetched.has_value()) {
-        note_came(batch);
+        came_(batch.parts);
         continue;
       }
       if (fetched.error().code() == Code::kCancelled) return fetched;

@@ -15,14 +15,15 @@
 #include <vector>
 
 #include "reshard/exec/fetch_images.h"
+#include "reshard/exec/incoming_sums.h"
 
 namespace ptc {
 
 /// Filled by add(), then run once. Threads: one.
 class RemoteFetch {
  public:
-  /// Bytes [begin, end) of image number `image` have come, of one transfer. Threads: any.
-  using Came = std::function<void(size_t image, uint64_t begin, uint64_t end)>;
+  /// They have come, each of one transfer. Threads: any.
+  using Came = std::function<void(std::span<const ImagePart> parts)>;
   /// `bytes_done` grows by the bytes that come. All arguments outlive this.
   RemoteFetch(Transport& transport, const FetchSources& sources, std::atomic<uint64_t>& bytes_done, Came came)
       : transport_(transport), sources_(sources), bytes_done_(bytes_done), came_(std::move(came)) {}
@@ -39,13 +40,9 @@ class RemoteFetch {
  private:
   using Window = std::pair<uint32_t, uint64_t>;  // target, begin
   struct Batch {
-    struct Part {
-      size_t image;
-      uint64_t begin, end;
-      uint32_t source;  // Transfer::source_image
-    };
     std::vector<FetchItem> items;
-    std::vector<Part> parts;  // by item
+    std::vector<ImagePart> parts;   // by item
+    std::vector<uint32_t> sources;  // by item: Transfer::source_image
     uint64_t bytes = 0;
   };
   struct Lane {  // what is taken from one node, in this order
@@ -69,7 +66,6 @@ class RemoteFetch {
   std::optional<Work> next(Lane& lane);
   Result<> fetch_lane(Lane& lane, const std::stop_token& stop);
   Result<> fetch_relayed(Lane& lane, const std::stop_token& stop);
-  void note_came(const Batch& batch);
 
   Transport& transport_;
   const FetchSources& sources_;

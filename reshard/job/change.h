@@ -1,6 +1,7 @@
 // The plan of bringing one checkpoint into another layout, or its files onto other nodes.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct WantedState {
   Placement placement;             // without ranks: all on the one node there is
   uint32_t replicas = 0;
   std::vector<std::string> alive;  // nodes that shall hold something, by name; others may still be sources
+  bool nothing_leaves = false;     // what lies on others stays there beside the copies
 };
 
 struct ChangePlan {
@@ -41,7 +43,7 @@ struct ChangePlan {
 };
 
 /// Pure function of the checkpoint, where its bytes lie (`stored`), and what is wanted.
-Result<ChangePlan> plan_change(const Checkpoint& checkpoint, const StoredState& stored,
+Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoint, const StoredState& stored,
                                const WantedState& wanted);
 
 }  // namespace ptc

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -30,57 +31,82 @@ std::string escape_slashes(std::string_view path) {
 
 }  // namespace
 
-Checkpoint::Checkpoint(Manifest manifest, std::string headers, Transport* transport)
-    : manifest_(std::move(manifest)), headers_(std::move(headers)), transport_(transport) {
-  // Where two files have a tensor of the same name, the model's file comes first: model.safetensors
-  // before optim.safetensors. The others' tensors go under model/<file>/.
-  const std::vector<TensorInfo>& tensors = model().tensors();
-  std::unordered_map<std::string_view, uint32_t> owner;
-  for (uint32_t t = 0; t < tensors.size(); ++t) {
-    auto [it, fresh] = owner.try_emplace(tensors[t].name, t);
-    if (!fresh && tensors[t].file.starts_with("model") &&
-        !tensors[it->second].file.starts_with("model"))
-      it->second = t;
-  }
-  for (uint32_t t = 0; t < tensors.size(); ++t) {
-    primary_.push_back(owner.at(tensors[t].name) == t);
-    std::string prefix = primary_[t] ? "" : escape_slashes(tensors[t].file) + "/";
-    Result<std::string> path = tensor_path(tensors[t].name);
-    PTC_CHECK(path.has_value());  // commit() refuses names without a path
-    model_paths_.push_back(prefix + path.value());
-  }
-  build_meta_json();
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::read(std::string_view text, std::string headers,
+                                                                     SharedResults& results) {
+  return get(text, std::move(headers), results, [&] { return Manifest::from_text(text); });
 }
 
-void Checkpoint::build_meta_json() {
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::of(Manifest manifest, std::string_view text,
+                                                                   std::string headers, SharedResults& results) {
+  return get(text, std::move(headers), results, [&]() -> Result<Manifest> { return std::move(manifest); });
+}
+
+template <class GiveManifest>
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::get(std::string_view text, std::string headers,
+                                                                    SharedResults& results, GiveManifest&& give) {
+  const ResultKey key = ResultKey("checkpoint").add(text).add(headers);
+  return results.get<CheckpointFacts>(key, [&]() -> Result<std::shared_ptr<const CheckpointFacts>> {
+    PTC_TRY(auto manifest, give());
+    return std::make_shared<const CheckpointFacts>(std::move(manifest), std::move(headers), key.digest());
+  });
+}
+
+CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given)
+    : manifest(std::move(manifest_given)), headers(std::move(headers_given)), key(std::move(key_given)),
+      tensors(manifest.tensor_facts()) {
+  // Where two files have a tensor of the same name, the model's file comes first: model.safetensors
+  // before optim.safetensors. The others' tensors go under model/<file>/.
+  const std::vector<TensorInfo>& infos = manifest.model->tensors();
+  std::unordered_map<std::string_view, uint32_t> owner;
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    auto [it, fresh] = owner.try_emplace(infos[t].name, t);
+    if (!fresh && infos[t].file.starts_with("model") &&
+        !infos[it->second].file.starts_with("model"))
+      it->second = t;
+  }
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    primary.push_back(owner.at(infos[t].name) == t);
+    std::string prefix = primary[t] ? "" : escape_slashes(infos[t].file) + "/";
+    Result<std::string> path = tensor_path(infos[t].name);
+    PTC_CHECK(path.has_value());  // commit() refuses names without a path
+    model_paths.push_back(prefix + path.value());
+  }
+}
+
+const std::string& CheckpointFacts::meta_json() const {
+  std::call_once(meta_made_, [&] { meta_json_ = make_meta_json(); });
+  return meta_json_;
+}
+
+std::string CheckpointFacts::make_meta_json() const {
   json::object meta{{"format", "ptc-checkpoint/1"},
-                    {"name", manifest_.name},
-                    {"time", time_text(manifest_.time_ns)},
-                    {"family", model().rules().family()},
-                    {"written_as", manifest_.written_spec.name()},
+                    {"name", manifest.name},
+                    {"time", time_text(manifest.time_ns)},
+                    {"family", manifest.model->rules().family()},
+                    {"written_as", manifest.written_spec.name()},
                     {"checksum", "ptc-linear-1"}};
-  if (manifest_.consumed) meta["consumed"] = *manifest_.consumed;
+  if (manifest.consumed) meta["consumed"] = *manifest.consumed;
   json::array tensors;
-  for (uint32_t t = 0; t < model().tensors().size(); ++t) {
-    const TensorInfo& tensor = model().tensors()[t];
+  for (uint32_t t = 0; t < manifest.model->tensors().size(); ++t) {
+    const TensorInfo& tensor = manifest.model->tensors()[t];
     json::array shape;
     for (uint64_t extent : tensor.shape) shape.push_back(extent);
     tensors.push_back(json::object{{"name", tensor.name},
                                    {"file", tensor.file},
                                    {"dtype", dtype_name(tensor.dtype)},
                                    {"shape", std::move(shape)},
-                                   {"checksum", manifest_.checksums[t].to_hex()},
-                                   {"path", "model/" + model_paths_[t]}});
+                                   {"checksum", manifest.checksums[t].to_hex()},
+                                   {"path", "model/" + model_paths[t]}});
   }
   meta["tensors"] = std::move(tensors);
   json::array files;
-  for (const WrittenFile& file : manifest_.files) {
+  for (const WrittenFile& file : manifest.files) {
     json::object object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.bytes}};
     if (!file.has_tensors) object["checksum"] = file.checksum.to_hex();
     files.push_back(std::move(object));
   }
   meta["files"] = std::move(files);
-  meta_json_ = pretty_json(meta);
+  return pretty_json(meta);
 }
 
 std::shared_ptr<const StoredState> Checkpoint::stored() const {
@@ -107,7 +133,7 @@ std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,
   const std::string& file = model().tensors()[tensor].file;
   // An .npy is named after its tensor, and that may be local to the stage.
   if (!is_npy(file) ||
-      (spec.naming == Naming::kGlobal && manifest_.written_spec.naming == Naming::kGlobal))
+      (spec.naming == Naming::kGlobal && manifest().written_spec.naming == Naming::kGlobal))
     return file;
   Result<std::string> path = tensor_path(model().local_name(tensor, spec, state.pp));
   return path.has_value() ? path.value() : file;
@@ -126,14 +152,14 @@ Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const LayoutSpec& spec,
 }
 
 Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldByName& held) const {
-  const WrittenFile& file = manifest_.files[file_index];
+  const WrittenFile& file = manifest().files[file_index];
   const std::string& group = file.set.empty() ? file.path : file.set;
 
   ImageLayout layout;
   layout.bytes = file.bytes;
-  if (file.header_offset > headers_.size() || file.header_bytes > headers_.size() - file.header_offset)
+  if (file.header_offset > facts_->headers.size() || file.header_bytes > facts_->headers.size() - file.header_offset)
     return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
-  layout.header = headers_.substr(file.header_offset, file.header_bytes);
+  layout.header = facts_->headers.substr(file.header_offset, file.header_bytes);
 
   std::vector<TensorEntry> entries;
   if (is_npy(group)) {
@@ -153,8 +179,8 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
                         entry.name);
     layout.arrays.push_back({it->second.tensor, entry.offset, it->second.part});
   }
-  for (uint32_t i = 0; i < manifest_.padding.size(); ++i) {
-    const Padding& pad = manifest_.padding[i];
+  for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
+    const Padding& pad = manifest().padding[i];
     if (pad.file != file_index) continue;
     for (size_t a = 0, count = layout.arrays.size(); a < count; ++a) {
       if (layout.arrays[a].tensor != pad.tensor) continue;
@@ -204,30 +230,55 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
 }
 
 uint32_t Checkpoint::owner_of(const LayoutSpec& spec, StateCoords state,
-                              const ImageLayout& layout) const {
-  const bool cut = std::any_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
-    return slot.tensor < model().tensors().size() && model().is_cut_over_dp(slot.tensor, spec);
+                              const std::vector<Model::Held>& held) const {
+  const bool cut = std::any_of(held.begin(), held.end(), [&](const Model::Held& part) {
+    return model().is_cut_over_dp(part.tensor, spec);
   });
   if (!cut) state.dp = 0;
   return state_index(spec, state);
 }
 
-Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
-                                                       const StateCoords& state) const {
+Result<StateFilesRef> Checkpoint::state_files(const LayoutSpec& spec, const StateCoords& state) const {
+  const ResultKey of_state = key("state files").add(key_text(spec)).add(state_index(spec, state));
+  return results_->get<std::vector<StateFile>>(of_state, [&]() -> Result<StateFilesRef> {
+    std::vector<StateFile> files;
+    if (const StateFilesRef all = results_->known<std::vector<StateFile>>(key("target images").add(key_text(spec)))) {
+      const uint32_t number = state_index(spec, state);
+      for (const StateFile& file : *all)
+        if (std::find(file.states.begin(), file.states.end(), number) != file.states.end()) files.push_back(file);
+    } else {
+      PTC_TRY(files, make_state_files(spec, state));
+    }
+    std::sort(files.begin(), files.end(), [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
+    return std::make_shared<const std::vector<StateFile>>(std::move(files));
+  });
+}
+
+Result<StateFilesRef> Checkpoint::target_images(const LayoutSpec& spec) const {
+  return results_->get<std::vector<StateFile>>(key("target images").add(key_text(spec)), [&]() -> Result<StateFilesRef> {
+    PTC_TRY(auto files, make_target_images(spec));
+    return std::make_shared<const std::vector<StateFile>>(std::move(files));
+  });
+}
+
+Result<std::vector<StateFile>> Checkpoint::make_state_files(const LayoutSpec& spec, const StateCoords& state,
+                                                            const KnownFiles& known) const {
   std::vector<StateFile> files;
-  const bool as_written = state_key(spec) == state_key(manifest_.written_spec);
+  const bool as_written = state_key(spec) == state_key(manifest().written_spec);
   std::unordered_set<std::string> done;
   if (as_written) {
-    PTC_TRY(auto by_name, held_by_name(manifest_.written_spec, state));
-    for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
-      const WrittenFile& file = manifest_.files[i];
+    PTC_TRY(auto by_name, held_by_name(manifest().written_spec, state));
+    for (uint32_t i = 0; i < manifest().files.size(); ++i) {
+      const WrittenFile& file = manifest().files[i];
       if (!file.has_tensors || !file.set.empty()) continue;
-      const uint32_t owner = manifest_.owner_of(file);
-      StateCoords holder = state_at(manifest_.written_spec, owner);
+      const uint32_t owner = manifest().owner_of(file);
+      StateCoords holder = state_at(manifest().written_spec, owner);
       if (!file.dp_cut) holder.dp = state.dp;
       if (holder != state) continue;
-      PTC_TRY(auto layout, written_layout(i, by_name));
-      files.push_back({file.path, std::move(layout), owner});
+      files.push_back({file.path, {}, owner});
+      if (!known.contains({owner, file.path})) {
+        PTC_TRY(files.back().layout, written_layout(i, by_name));
+      }
       done.insert(file.path);
     }
   }
@@ -238,19 +289,21 @@ Result<std::vector<StateFile>> Checkpoint::state_files(const LayoutSpec& spec,
     if (!done.contains(path)) groups[path].push_back(std::move(part));
   }
   for (auto& [path, parts] : groups) {
-    PTC_TRY(auto file, compose(path, std::move(parts), spec, state));
-    file.owner = owner_of(spec, state, file.layout);
+    const uint32_t owner = owner_of(spec, state, parts);
+    StateFile file{path};
+    if (!known.contains({owner, path})) {
+      PTC_TRY(file, compose(path, std::move(parts), spec, state));
+    }
+    file.owner = owner;
     files.push_back(std::move(file));
   }
-  std::sort(files.begin(), files.end(),
-            [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
   return files;
 }
 
 ImageLayout Checkpoint::padding_layout() const {
   ImageLayout layout;
-  for (uint32_t i = 0; i < manifest_.padding.size(); ++i) {
-    const Padding& pad = manifest_.padding[i];
+  for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
+    const Padding& pad = manifest().padding[i];
     layout.arrays.push_back({static_cast<uint32_t>(model().tensors().size() + i), layout.bytes,
                              SubTensor::whole(pad.local.extent)});
     layout.bytes += pad.local.volume() * dtype_bits(model().tensors()[pad.tensor].dtype) / 8;
@@ -258,13 +311,13 @@ ImageLayout Checkpoint::padding_layout() const {
   return layout;
 }
 
-Result<std::vector<StateFile>> Checkpoint::target_images(const LayoutSpec& spec) const {
+Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& spec) const {
   std::vector<StateFile> targets;
-  if (!manifest_.padding.empty() && state_key(spec) != state_key(manifest_.written_spec))
+  if (!manifest().padding.empty() && state_key(spec) != state_key(manifest().written_spec))
     targets.push_back({"", padding_layout()});
-  std::map<std::pair<uint32_t, std::string>, size_t> target_of;  // by owner and path
+  KnownFiles target_of;
   for (uint32_t state = 0; state < state_count(spec); ++state) {
-    PTC_TRY(auto files, state_files(spec, state_at(spec, state)));
+    PTC_TRY(auto files, make_state_files(spec, state_at(spec, state), target_of));
     for (StateFile& file : files) {
       auto [target, is_new] = target_of.try_emplace({file.owner, file.path}, targets.size());
       if (is_new) targets.push_back(std::move(file));
@@ -277,32 +330,25 @@ Result<std::vector<StateFile>> Checkpoint::target_images(const LayoutSpec& spec)
   return targets;
 }
 
-Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
-    const LayoutSpec& spec, std::vector<StoredImage> images) const {
-  auto stored = std::make_shared<StoredState>();
-  stored->spec = spec;
-  std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
-    return std::tie(a.state, a.path, a.written, a.node) <
-           std::tie(b.state, b.path, b.written, b.node);
-  });
-  for (const StoredImage& image : images) stored->nodes.push_back(image.node);
-  std::sort(stored->nodes.begin(), stored->nodes.end());
-  stored->nodes.erase(std::unique(stored->nodes.begin(), stored->nodes.end()), stored->nodes.end());
-  stored->here = stored->nodes.size();
-  uint32_t files_state = UINT32_MAX, held_state = UINT32_MAX;
-  std::unordered_map<std::string, ImageLayout> files;  // of files_state
-  HeldByName held;                                     // of held_state
+Result<std::vector<ImageLayout>> Checkpoint::make_layouts(const LayoutSpec& spec,
+                                                          const std::vector<StoredImage>& images,
+                                                          const std::vector<std::string>& nodes) const {
+  std::vector<ImageLayout> layouts;
+  layouts.reserve(images.size());
+  uint32_t held_state = UINT32_MAX;
+  HeldByName held;  // of held_state
+  StateFilesRef targets;
   for (const StoredImage& image : images) {
     ImageLayout layout;
     if (image.written >= 0) {
-      if (static_cast<size_t>(image.written) >= manifest_.files.size())
+      if (static_cast<size_t>(image.written) >= manifest().files.size())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
-      const WrittenFile& file = manifest_.files[image.written];
+      const WrittenFile& file = manifest().files[image.written];
       if (!file.has_tensors) {
         layout.bytes = file.bytes;
       } else if (held_state != image.state) {
-        PTC_TRY(held, held_by_name(manifest_.written_spec,
-                                   state_at(manifest_.written_spec, image.state)));
+        PTC_TRY(held, held_by_name(manifest().written_spec,
+                                   state_at(manifest().written_spec, image.state)));
         held_state = image.state;
       }
       if (file.has_tensors) {
@@ -311,28 +357,61 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
     } else if (image.path.empty()) {
       layout = padding_layout();
     } else {
-      if (files_state != image.state) {
-        PTC_TRY(auto list, state_files(spec, state_at(spec, image.state)));
-        files.clear();
-        for (StateFile& file : list) files.emplace(file.path, std::move(file.layout));
-        files_state = image.state;
+      if (targets == nullptr) {
+        PTC_TRY(targets, target_images(spec));
       }
-      auto file = files.find(image.path);
-      if (file == files.end())
+      const auto file = std::partition_point(targets->begin(), targets->end(), [&](const StateFile& one) {
+        return std::tie(one.owner, one.path) < std::tie(image.state, image.path);
+      });
+      if (file == targets->end() || file->owner != image.state || file->path != image.path)
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
-      layout = file->second;  // a copy: other nodes may have the same
+      layout = file->layout;  // a copy: other nodes may have the same
     }
-    if (image.image == nullptr) {
-      layout.arrays.clear();
-      layout.header.clear();
-    }
-    layout.node = std::lower_bound(stored->nodes.begin(), stored->nodes.end(), image.node) -
-                  stored->nodes.begin();
-    if (image.image != nullptr && image.image->is_here()) stored->here = layout.node;
-    stored->layouts.push_back(std::move(layout));
+    layout.node = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
+    layouts.push_back(std::move(layout));
   }
+  return layouts;
+}
+
+Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
+    const LayoutSpec& spec, std::vector<StoredImage> images) const {
+  auto stored = std::make_shared<StoredState>();
+  stored->spec = spec;
+  std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
+    return std::tie(a.state, a.path, a.written, a.node) <
+           std::tie(b.state, b.path, b.written, b.node);
+  });
+  std::vector<std::string>& nodes = stored->nodes;
+  for (const StoredImage& image : images) nodes.push_back(image.node);
+  std::sort(nodes.begin(), nodes.end());
+  nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+  stored->here = nodes.size();
+
+  ResultKey with_lost = key("layouts").add(key_text(spec)), within_reach = key("layouts within reach").add(key_text(spec));
+  for (const StoredImage& image : images) {
+    for (ResultKey* of_images : {&with_lost, &within_reach})
+      of_images->add(image.state).add(image.path).add(static_cast<uint32_t>(image.written)).add(image.node);
+    within_reach.add(image.image != nullptr ? 1 : 0);
+    if (image.image != nullptr && image.image->is_here())
+      stored->here = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
+  }
+  auto all_layouts = [&]() -> Result<std::shared_ptr<const std::vector<ImageLayout>>> {
+    PTC_TRY(auto layouts, make_layouts(spec, images, nodes));
+    return std::make_shared<const std::vector<ImageLayout>>(std::move(layouts));
+  };
+  auto layouts_within_reach = [&]() -> Result<std::shared_ptr<const StoredLayouts>> {
+    PTC_TRY(auto whole, results_->get<std::vector<ImageLayout>>(with_lost, all_layouts));
+    std::vector<ImageLayout> layouts = *whole;
+    for (size_t i = 0; i < images.size(); ++i) {
+      if (images[i].image != nullptr) continue;
+      layouts[i].arrays.clear();
+      layouts[i].header.clear();
+    }
+    return std::make_shared<const StoredLayouts>(std::move(layouts), manifest().element_bits(), within_reach.digest(),
+                                                 whole);
+  };
+  PTC_TRY(stored->held, results_->get<StoredLayouts>(within_reach, layouts_within_reach));
   stored->images = std::move(images);
-  stored->index = std::make_unique<SourceIndex>(stored->layouts, manifest_.element_bits());
   return std::shared_ptr<const StoredState>(std::move(stored));
 }
 
@@ -343,7 +422,7 @@ std::vector<std::string> Checkpoint::lost_tensors() const {
                   [](const StoredImage& image) { return image.image != nullptr; }))
     return lost;
   for (uint32_t t = 0; t < model().tensors().size(); ++t)
-    if (now->index->missing(t, {Box::whole(model().tensors()[t].shape)}) > 0)
+    if (now->index().missing(t, {Box::whole(model().tensors()[t].shape)}) > 0)
       lost.push_back(model().tensors()[t].name);
   return lost;
 }

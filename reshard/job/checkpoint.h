@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "reshard/job/manifest.h"
+#include "reshard/job/shared_results.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
 #include "store/base/error.h"
@@ -63,21 +65,58 @@ class FileSet {
   const std::string key_;
 };
 using FileSetRef = std::shared_ptr<const FileSet>;
+using StateFilesRef = std::shared_ptr<const std::vector<StateFile>>;
+
+/// What of a checkpoint never changes, read out of its files; all that read the same share one. Threads: any.
+class CheckpointFacts {
+ public:
+  /// `headers` are the headers of the written files, one behind the other; `text` is that of the manifest.
+  static Result<std::shared_ptr<const CheckpointFacts>> read(std::string_view text, std::string headers,
+                                                             SharedResults& results);
+  static Result<std::shared_ptr<const CheckpointFacts>> of(Manifest manifest, std::string_view text,
+                                                           std::string headers, SharedResults& results);
+  CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given);
+
+  const Manifest manifest;
+  const std::string headers;
+  const std::string key;  // no other's
+  const std::vector<TensorFacts> tensors;
+  std::vector<std::string> model_paths;  // by tensor: its path under model/
+  std::vector<bool> primary;             // by tensor: its name is in no earlier file
+
+  /// meta.json, made when it is first asked for.
+  const std::string& meta_json() const;
+
+ private:
+  template <class GiveManifest>
+  static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text, std::string headers,
+                                                            SharedResults& results, GiveManifest&& give);
+  std::string make_meta_json() const;
+  mutable std::once_flag meta_made_;
+  mutable std::string meta_json_;
+};
 
 /// Threads: any. Everything but where the bytes lie is immutable; that is replaced in one step when
 /// a reshard is committed.
 class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
  public:
-  /// `headers` are the headers of the written files, one behind the other; `transport` outlives the
-  /// checkpoint and everything opened from it. Call replace_stored() before anything is read.
-  Checkpoint(Manifest manifest, std::string headers, Transport* transport);
+  /// `transport` outlives the checkpoint and everything opened from it, `results` the checkpoint. Call
+  /// replace_stored() before anything is read.
+  Checkpoint(std::shared_ptr<const CheckpointFacts> facts, SharedResults* results, Transport* transport)
+      : facts_(std::move(facts)), results_(results), transport_(transport) {}
 
-  const std::string& name() const { return manifest_.name; }
-  const Manifest& manifest() const { return manifest_; }
-  const Model& model() const { return *manifest_.model; }
+  const std::string& name() const { return manifest().name; }
+  const Manifest& manifest() const { return facts_->manifest; }
+  const Model& model() const { return *manifest().model; }
+  /// Of its manifest.
+  const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
 
   /// meta.json, as it is read.
-  const std::string& meta_json() const { return meta_json_; }
+  const std::string& meta_json() const { return facts_->meta_json(); }
+
+  /// Results that depend on the checkpoint; `key` begins with what it is.
+  SharedResults& results() const { return *results_; }
+  ResultKey key(std::string_view kind) const { return ResultKey(kind).add(facts_->key); }
 
   /// model/: one .npy of every tensor. Built when first asked for, then kept while in use.
   Result<FileSetRef> model_files() const;
@@ -90,10 +129,10 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
 
   /// The files of one state under `spec` with their arrays and headers, as they would be stored:
   /// the target side of a plan. Pure function of checkpoint and spec.
-  Result<std::vector<StateFile>> state_files(const LayoutSpec& spec, const StateCoords& state) const;
+  Result<StateFilesRef> state_files(const LayoutSpec& spec, const StateCoords& state) const;
   /// The files of all states under `spec`, and the padding (path ""), in the order of
   /// StoredState::images.
-  Result<std::vector<StateFile>> target_images(const LayoutSpec& spec) const;
+  Result<StateFilesRef> target_images(const LayoutSpec& spec) const;
 
   /// Where the bytes lie now.
   std::shared_ptr<const StoredState> stored() const;
@@ -121,19 +160,23 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
   std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
-  uint32_t owner_of(const LayoutSpec& spec, StateCoords state, const ImageLayout& layout) const;
+  uint32_t owner_of(const LayoutSpec& spec, StateCoords state, const std::vector<Model::Held>& held) const;
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state) const;
   ImageLayout padding_layout() const;
   std::vector<uint32_t> other_files(const RankCoords& coords) const;
-  void build_meta_json();
+  /// Those that are `known`, by owner and path, without layout.
+  using KnownFiles = std::map<std::pair<uint32_t, std::string>, size_t>;
+  Result<std::vector<StateFile>> make_state_files(const LayoutSpec& spec, const StateCoords& state,
+                                                  const KnownFiles& known = {}) const;
+  Result<std::vector<StateFile>> make_target_images(const LayoutSpec& spec) const;
+  /// What each image holds, lost or not.
+  Result<std::vector<ImageLayout>> make_layouts(const LayoutSpec& spec, const std::vector<StoredImage>& images,
+                                                const std::vector<std::string>& nodes) const;
 
-  Manifest manifest_;
-  std::string headers_;
-  Transport* transport_;
-  std::string meta_json_;
-  std::vector<std::string> model_paths_;  // by tensor: its path under model/
-  std::vector<bool> primary_;             // by tensor: its name is in no earlier file
+  const std::shared_ptr<const CheckpointFacts> facts_;
+  SharedResults* const results_;
+  Transport* const transport_;
   std::atomic<bool> removed_ = false;
   std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;

@@ -55,7 +55,7 @@ std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces, con
 bool holds_all(const std::vector<TensorFacts>& tensors, const std::vector<WrittenFile>& files,
                const StoredState& stored) {
   for (uint32_t t = 0; t < tensors.size(); ++t)
-    if (stored.index->missing(t, {Box::whole(tensors[t].shape)}) > 0) return false;
+    if (stored.index().missing(t, {Box::whole(tensors[t].shape)}) > 0) return false;
   for (uint32_t i = 0; i < files.size(); ++i)
     if (!files[i].has_tensors && stored.find_other(i) < 0) return false;
   return true;
@@ -64,7 +64,7 @@ bool holds_all(const std::vector<TensorFacts>& tensors, const std::vector<Writte
 class Examination {
  public:
   Examination(const Checkpoint& checkpoint, const StoredState& stored)
-      : checkpoint_(checkpoint), manifest_(checkpoint.manifest()), facts_(manifest_.tensor_facts()),
+      : checkpoint_(checkpoint), manifest_(checkpoint.manifest()), facts_(checkpoint.tensor_facts()),
         stored_(stored) {}
 
   Result<Findings> run(const std::vector<ImageContent>& contents) {
@@ -74,7 +74,7 @@ class Examination {
         return make_error(Code::kCorrupt, "an answer names an image that there is not");
       const StoredImage& image = stored_.images[content.image];
       ++found_.images;
-      found_.bytes += stored_.layouts[content.image].bytes;
+      found_.bytes += stored_.layouts()[content.image].bytes;
       if (!content.problem.empty()) blame(content.image, content.problem);
       else if (content.whole && image.written >= 0 &&
                *content.whole != manifest_.files[image.written].checksum)
@@ -119,7 +119,7 @@ class Examination {
   }
 
   uint64_t offset_in(uint32_t image, uint32_t tensor) const {
-    for (const ArraySlot& slot : stored_.layouts[image].arrays)
+    for (const ArraySlot& slot : stored_.layouts()[image].arrays)
       if (slot.tensor == tensor) return slot.byte_offset;
     return 0;
   }
@@ -171,7 +171,7 @@ class Examination {
 
   const Checkpoint& checkpoint_;
   const Manifest& manifest_;
-  const std::vector<TensorFacts> facts_;  // of the model's tensors, and of padding that is kept
+  const std::vector<TensorFacts>& facts_;  // of the model's tensors, and of padding that is kept
   const StoredState& stored_;
   std::map<uint32_t, std::string> blamed_;  // image → why
   std::vector<std::string> wrong_;          // tensors of which no copy is right

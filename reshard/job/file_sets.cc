@@ -92,7 +92,7 @@ class ContentSource {
     std::shared_ptr<const StoredState> stored = checkpoint_->stored();
     ImageLayout here = layout;
     here.node = stored->here;  // what is here is read here
-    Result<std::vector<Transfer>> transfers = stored->index->plan_image(here);
+    Result<std::vector<Transfer>> transfers = stored->index().plan_image(here);
     if (transfers.has_error()) return lost();
     return FileContentRef(std::make_shared<GatheredContent>(
         GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
@@ -268,7 +268,7 @@ Result<FileSetRef> Checkpoint::model_files() const {
   return cached("model", [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>("model", shared_from_this());
     for (uint32_t t = 0; t < model().tensors().size(); ++t) {
-      PTC_TRY(set->add_npy(model_paths_[t], t));
+      PTC_TRY(set->add_npy(facts_->model_paths[t], t));
     }
     set->finish();
     return FileSetRef(std::move(set));
@@ -284,8 +284,8 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
     PTC_TRY(auto held, model().hold(spec, state));
     for (Model::Held& part : held) {
       PTC_TRY(auto path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
-      if (!primary_[part.tensor]) {
-        const std::string& model_path = model_paths_[part.tensor];
+      if (!facts_->primary[part.tensor]) {
+        const std::string& model_path = facts_->model_paths[part.tensor];
         path = model_path.substr(0, model_path.find('/') + 1) + path;
       }
       PTC_TRY(set->add_npy(std::move(path), part.tensor,
@@ -304,7 +304,8 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
     const std::string key = state_key(spec);
     auto set = std::make_shared<DescribedSet>(fmt::format("{}/{}", key, state_index(spec, state)),
                                               shared_from_this());
-    for (StateFile& file : files) {
+    for (size_t i = 0; i < files->size(); ++i) {
+      const StateFile& file = (*files)[i];
       FileSet::Entry entry{file.path, file.layout.bytes, ""};
       if (file.path.ends_with(".npy")) {
         DType dtype = model().tensors()[file.layout.arrays.front().tensor].dtype;
@@ -312,8 +313,8 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
           entry.dtype = dtype_name(dtype);
       }
       set->add(std::move(entry), DescribedSet::Kind::kImage,
-               [=, this, path = file.path, owner = file.owner, layout = std::move(file.layout)](
-                   const ContentSource& source) -> Result<FileContentRef> {
+               [this, files, i, key](const ContentSource& source) -> Result<FileContentRef> {
+                 const auto& [path, layout, owner, states] = (*files)[i];
                  std::shared_ptr<const StoredState> now = stored();
                  int64_t image = state_key(now->spec) == key ? now->find(owner, path) : -1;
                  // A lost image may hold nothing that others do not hold too.
@@ -329,19 +330,19 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
 
 std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {
   // The rank with the same coordinates, else rank 0 of that stage, else rank 0.
-  const ParallelConfig& sizes = manifest_.written_spec.sizes;
+  const ParallelConfig& sizes = manifest().written_spec.sizes;
   std::vector<uint64_t> candidates;
   auto add = [&](const RankCoords& c) {
     if (c.tp < sizes.tp && c.pp < sizes.pp && c.dp < sizes.dp && c.ep < sizes.ep && c.cp < sizes.cp)
-      candidates.push_back(manifest_.written_spec.order.global_rank(sizes, c));
+      candidates.push_back(manifest().written_spec.order.global_rank(sizes, c));
   };
   add(coords);
   add(RankCoords{.pp = coords.pp});
   add(RankCoords{});
   std::vector<uint32_t> files;
   for (uint64_t rank : candidates) {
-    for (uint32_t i = 0; i < manifest_.files.size(); ++i)
-      if (manifest_.files[i].rank == rank && !manifest_.files[i].has_tensors) files.push_back(i);
+    for (uint32_t i = 0; i < manifest().files.size(); ++i)
+      if (manifest().files[i].rank == rank && !manifest().files[i].has_tensors) files.push_back(i);
     if (!files.empty()) break;
   }
   return files;
@@ -354,7 +355,7 @@ Result<FileSetRef> Checkpoint::hf_files() const {
     std::vector<std::vector<Model::Held>> shards(1);
     uint64_t shard_bytes = 0, total_bytes = 0;
     for (uint32_t t = 0; t < tensors.size(); ++t) {
-      if (!primary_[t] || !model().is_parameter(t)) continue;
+      if (!facts_->primary[t] || !model().is_parameter(t)) continue;
       PTC_TRY(auto bytes, array_bytes(tensors[t].shape, tensors[t].dtype));
       if (shard_bytes > 0 && shard_bytes + bytes > kHfShardBytes) {
         shards.emplace_back();

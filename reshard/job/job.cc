@@ -146,7 +146,7 @@ Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const L
   if (state_key(checkpoint.stored()->spec) == state_key(spec)) return uint64_t{0};
   PTC_TRY(auto targets, checkpoint.target_images(spec));
   uint64_t bytes = 0;
-  for (const StateFile& target : targets) bytes += target.layout.bytes;
+  for (const StateFile& target : *targets) bytes += target.layout.bytes;
   return bytes;
 }
 
@@ -217,7 +217,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
     PTC_TRY(auto state, wanted_state(*newest, wanted, nodes_in_service()));
     PTC_TRY(auto plan, plan_change(*newest, *stored, state));
     std::map<std::string, uint64_t> needed;
-    add_bytes(plan, *stored, needed);
+    add_bytes(*plan, *stored, needed);
     if (needed.contains(services.node)) {
       uint64_t& here = needed[services.node];
       here -= std::min(here, given_back);
@@ -467,7 +467,7 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
   PTC_TRY(auto state, impl_->wanted_state(*newest, wanted, impl_->nodes_in_service()));
   PTC_TRY(auto plan, plan_change(*newest, *stored, state));
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return PlanReport(name_, impl_->services.node, *newest, *stored, wanted.spec, plan)
+  return PlanReport(name_, impl_->services.node, *newest, *stored, wanted.spec, *plan)
       .texts("dry-run", seconds.count())
       .json;
 }

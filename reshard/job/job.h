@@ -29,6 +29,7 @@ struct JobServices {
   MetaClient* meta;
   ImageStore* images;
   Executor* executor;
+  SharedResults* results;
   std::string node;  // this node's name
   Cluster* cluster = nullptr;  // null: a cluster of one
 };

@@ -186,12 +186,12 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::make_copies(
   as_written.spec = stored->spec;
   auto make_once = [&](Fences& of_nodes) -> Result<std::shared_ptr<const StoredState>> {
     PTC_TRY(auto wanted, wanted_state(checkpoint, as_written, nodes_in_service()));
+    wanted.nothing_leaves = true;  // what was just written stays where it is until it is decided on
     PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
-    change.leaving.clear();  // what was just written stays where it is until it is decided on
-    if (change.nothing()) return std::shared_ptr<const StoredState>();
+    if (change->nothing()) return std::shared_ptr<const StoredState>();
     std::atomic<uint64_t> done = 0;
-    PTC_TRY(auto parts, make_parts(record, wanted, change, done, commit_stop.get_token(), of_nodes));
-    Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
+    PTC_TRY(auto parts, make_parts(record, wanted, *change, done, commit_stop.get_token(), of_nodes));
+    Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, *change, parts);
     if (images.has_value()) return checkpoint.make_stored(stored->spec, std::move(images).value());
     give_up(record, parts);
     return std::move(images).error();
@@ -313,8 +313,9 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
                                as_it_is ? file.path : "", as_it_is ? -1 : static_cast<int32_t>(i),
                                draft.nodes[i].empty() ? node : draft.nodes[i]});
     }
-    auto checkpoint = std::make_shared<Checkpoint>(manifest, draft.headers,
-                                                   &services.executor->transport());
+    const std::string manifest_text = manifest.to_text();
+    PTC_TRY(auto facts, CheckpointFacts::of(manifest, manifest_text, draft.headers, *services.results));
+    auto checkpoint = std::make_shared<Checkpoint>(facts, services.results, &services.executor->transport());
     PTC_TRY(auto stored, checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
     checkpoint->replace_stored(stored);
 
@@ -325,7 +326,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
     record.stored = "stored-1.json";  // the id is this commit's alone
     PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
     PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
-    PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/manifest.json", manifest.to_text()));
+    PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/manifest.json", manifest_text));
     PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/headers.bin", draft.headers));
     PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-1.json", stored->to_text()));
     PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));

@@ -235,11 +235,11 @@ struct Job::Impl {
   using Fences = std::vector<MetaTransaction::Compare>;
   /// All nodes that get new images make them, at the same time. `fences`: of those nodes. On an error
   /// nothing of it stays anywhere.
-  Result<NodeParts> make_parts(const CheckpointRecord& record, const WantedState& wanted, ChangePlan& change,
+  Result<NodeParts> make_parts(const CheckpointRecord& record, const WantedState& wanted, const ChangePlan& change,
                                std::atomic<uint64_t>& bytes_done, std::stop_token stop, Fences& fences);
   void give_up(const CheckpointRecord& record, const NodeParts& parts);
   Result<PlanPart> make_part(const PlanName& plan, const Checkpoint& checkpoint, const StoredState& stored,
-                             ChangePlan& change, std::atomic<uint64_t>& bytes_done,
+                             const ChangePlan& change, std::atomic<uint64_t>& bytes_done,
                              std::stop_token stop);
   Result<PlanPart> make_part_for(std::string_view request);
   Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,

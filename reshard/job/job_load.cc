@@ -203,9 +203,10 @@ Result<> Job::Impl::sync() {
     }
     if (loaded.has_error()) {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
-      // In a cluster its files may be with a node that does not answer now: until then it is as it was.
-      if (services.cluster != nullptr && loaded.error().code() == Code::kUnavailable) {
-        unreachable = loaded.error();
+      // In a cluster its files may be with a node that does not answer now, or find no room here: until then it is as
+      // it was, and this node, which does not know all, leads nothing.
+      if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
+        unreachable = make_error(Code::kUnavailable, "checkpoint {}: {}", name, loaded.error().message());
         if (next.record.checkpoint != nullptr) {
           changes_of.emplace(name, Change{before->second, nullptr});
           continue;
@@ -308,13 +309,13 @@ Result<> Job::Impl::sync() {
 Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation,
                                                     const std::string& stored_file) {
   PTC_TRY(auto manifest_text, checkpoint_file(id, "manifest.json", kMaxManifestBytes));
-  PTC_TRY(auto manifest, Manifest::from_text(manifest_text));
   PTC_TRY(auto headers, checkpoint_file(id, "headers.bin", kMaxManifestBytes));
+  PTC_TRY(auto facts, CheckpointFacts::read(manifest_text, std::move(headers), *services.results));
   CheckpointRecord record;
   record.id = id;
   record.generation = generation;
   record.stored = stored_file;
-  record.checkpoint = std::make_shared<Checkpoint>(std::move(manifest), std::move(headers),
+  record.checkpoint = std::make_shared<Checkpoint>(std::move(facts), services.results,
                                                    &services.executor->transport());
   PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
   record.checkpoint->replace_stored(std::move(stored));

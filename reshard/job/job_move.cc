@@ -94,7 +94,7 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
 }
 
 Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const WantedState& wanted,
-                                        ChangePlan& change, std::atomic<uint64_t>& bytes_done,
+                                        const ChangePlan& change, std::atomic<uint64_t>& bytes_done,
                                         std::stop_token stop, Fences& fences) {
   std::set<std::string> needed;
   for (size_t i = 0; i < change.targets.size(); ++i)
@@ -156,10 +156,10 @@ void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts) 
 }
 
 Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoint& checkpoint,
-                                      const StoredState& stored, ChangePlan& change,
+                                      const StoredState& stored, const ChangePlan& change,
                                       std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
   const std::string self = node_key(services);
-  const std::vector<TensorFacts> facts = checkpoint.manifest().tensor_facts();
+  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const std::vector<ImageRef> sources = stored.image_refs();
   std::vector<uint32_t> numbers;
   std::vector<Executor::StoredArrays> kept;
@@ -186,7 +186,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
     for (uint32_t i : numbers) {
       const ImageLayout& file = change.targets[i].layout;
       programs.push_back(std::make_unique<GatherProgram>(
-          file.header, file.bytes, std::move(change.transfers.images[i].transfers), sources));
+          file.header, file.bytes, change.transfers.images[i].transfers, sources));
       targets.push_back({&file, programs.back().get()});
     }
     PTC_TRY(written, services.executor->materialise(*services.images, targets, facts, ledger,
@@ -194,8 +194,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
   } else {
     std::vector<FetchTarget> targets;
     for (uint32_t i : numbers)
-      targets.push_back({i, &change.targets[i].layout,
-                         std::move(change.transfers.images[i].transfers)});
+      targets.push_back({i, &change.targets[i].layout, change.transfers.images[i].transfers});
     auto other_holder = [&](uint32_t image, uint32_t attempt) -> ImageRef {
       auto same = [&](const StoredImage& other) {
         const StoredImage& one = stored.images[image];
@@ -226,7 +225,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
     const ChangePlan::OtherCopy& copy = change.copies[i];
     if (change.nodes[copy.node] != self) continue;
     ImageLayout opaque;
-    opaque.bytes = stored.layouts[copy.source_image].bytes;
+    opaque.bytes = stored.layouts()[copy.source_image].bytes;
     Transfer whole{copy.source_image, {}};
     whole.copy.run_bytes = opaque.bytes;
     FetchTarget target{0, &opaque, {}};
@@ -332,16 +331,16 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     running->from = stored->spec.name();
     running->to = wanted.spec.name();
     running->phase = "moving";
-    for (uint32_t i = 0; i < change.targets.size(); ++i)
-      if (change.nodes[change.targets[i].layout.node] == node_key(services) &&
-          !change.transfers.images[i].kept)
-        running->bytes_total += change.targets[i].layout.bytes;
+    for (uint32_t i = 0; i < change->targets.size(); ++i)
+      if (change->nodes[change->targets[i].layout.node] == node_key(services) &&
+          !change->transfers.images[i].kept)
+        running->bytes_total += change->targets[i].layout.bytes;
     bytes_done = running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
     running->started = std::chrono::steady_clock::now();
     stop = running->stop.get_token();
   }
-  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, change, *stored), *record.checkpoint,
-                                    *stored, change, *bytes_done, stop);
+  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored), *record.checkpoint,
+                                    *stored, *change, *bytes_done, stop);
   std::lock_guard lock(mutex);
   running.reset();
   changed.notify_all();
@@ -399,7 +398,7 @@ Result<std::vector<StoredImage>> Job::Impl::compose(
     if (made == copy_of.end()) return make_error(Code::kInternal, "nobody made copy {}", i);
     const StoredImage& source = stored.images[change.copies[i].source_image];
     PTC_TRY(add({"", nullptr, source.state, source.path, source.written}, *made->second,
-                change.copies[i].node, stored.layouts[change.copies[i].source_image].bytes));
+                change.copies[i].node, stored.layouts()[change.copies[i].source_image].bytes));
   }
   return images;
 }

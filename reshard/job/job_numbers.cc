@@ -15,7 +15,8 @@ std::string_view state_name(JobState state) {
 
 uint64_t stored_bytes(const Checkpoint& checkpoint) {
   uint64_t bytes = 0;
-  for (const ImageLayout& layout : checkpoint.stored()->layouts) bytes += layout.bytes;
+  const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  for (const ImageLayout& layout : stored->layouts()) bytes += layout.bytes;
   for (const WrittenFile& file : checkpoint.manifest().files)
     if (!file.has_tensors) bytes += file.bytes;
   return bytes;

@@ -92,7 +92,7 @@ uint64_t Job::Impl::bytes_on(std::string_view node) const {
   for (const auto& [name, record] : checkpoints) {
     const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
     for (size_t i = 0; i < stored->images.size(); ++i)
-      if (stored->images[i].node == node) bytes += stored->layouts[i].bytes;
+      if (stored->images[i].node == node) bytes += stored->layouts()[i].bytes;
   }
   return bytes;
 }
@@ -130,11 +130,11 @@ Result<> Job::add_bytes_without(const std::string& node,
                                     : impl_->where_it_is(record, wanted.replicas, nodes);
     if (state.has_error()) return std::move(state).error();
     const std::shared_ptr<const StoredState> stored = checkpoint.stored();
-    Result<ChangePlan> plan = plan_change(checkpoint, *stored, state.value());
+    Result<std::shared_ptr<const ChangePlan>> plan = plan_change(checkpoint, *stored, state.value());
     if (plan.has_error())
       return std::move(plan).error().with_context(
           fmt::format("job {}, checkpoint {}", name_, checkpoint.name()));
-    add_bytes(plan.value(), *stored, bytes);
+    add_bytes(*plan.value(), *stored, bytes);
   }
   return ok();
 }

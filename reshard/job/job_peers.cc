@@ -83,9 +83,13 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
       last = make_error(Code::kUnavailable, "{}", there.error().message());
       continue;
     }
-    PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
-    PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
-    PTC_TRY(write_file_atomically(AT_FDCWD, path, there.value()));
+    auto keep = [&]() -> Result<> {
+      PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
+      PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
+      return write_file_atomically(AT_FDCWD, path, there.value());
+    };
+    // Without room for it this node asks again when it needs it.
+    if (Result<> kept = keep(); kept.has_error() && kept.error().code() != Code::kNoSpace) return std::move(kept).error();
     return there;
   }
   return last;

@@ -240,10 +240,10 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
   const Checkpoint& checkpoint = *record.checkpoint;
   std::shared_ptr<const StoredState> stored = checkpoint.stored();
   PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
-  if (change.nothing() && stored->spec == wanted.spec) return std::shared_ptr<const StoredState>();
-  const PlanReport report(job->name(), services.node, checkpoint, *stored, wanted.spec, change);
+  if (change->nothing() && stored->spec == wanted.spec) return std::shared_ptr<const StoredState>();
+  const PlanReport report(job->name(), services.node, checkpoint, *stored, wanted.spec, *change);
   PlanTexts texts = report.texts("running", 0);
-  const TransferPlan::Totals totals = change.transfers.totals;
+  const TransferPlan::Totals totals = change->transfers.totals;
   std::shared_ptr<std::atomic<uint64_t>> bytes_done;
   {
     std::lock_guard lock(mutex);
@@ -253,22 +253,22 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
     bytes_done = running->bytes_done;
   }
 
-  PTC_TRY(auto parts, make_parts(record, wanted, change, *bytes_done, stop, fences));
+  PTC_TRY(auto parts, make_parts(record, wanted, *change, *bytes_done, stop, fences));
   auto compare = [&]() -> Result<> {
     ChecksumLedger ledger;
     for (const auto& [node, part] : parts)
       for (const PlanPart::Sum& sum : part.sums) {
         PTC_TRY(ledger.add(sum.tensor, sum.box, sum.sum));
       }
-    if (change.same_states) return ok();  // copies of some files, and not of all tensors
-    return compare_checksums(ledger, checkpoint.manifest().tensor_facts(), [&](uint32_t tensor) {
+    if (change->same_states) return ok();  // copies of some files, and not of all tensors
+    return compare_checksums(ledger, checkpoint.tensor_facts(), [&](uint32_t tensor) {
       return checkpoint.manifest().tensor_name(tensor);
     });
   };
   Result<> made = compare();
   Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
   if (made.has_value()) {
-    Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, change, parts);
+    Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, *change, parts);
     if (images.has_value()) moved = checkpoint.make_stored(wanted.spec, std::move(images).value());
     else moved = std::move(images).error();
     if (moved.has_error()) made = moved.error();

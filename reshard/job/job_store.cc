@@ -65,6 +65,7 @@ struct JobStore::Impl {
   MetaClient* meta = nullptr;
   Cluster* cluster = nullptr;
   std::unique_ptr<ImageStore> images;
+  std::shared_ptr<SharedResults> results;
   std::unique_ptr<Executor> executor;
   std::mutex changes;                              // create and remove, one at a time
   mutable std::mutex mutex;
@@ -72,7 +73,7 @@ struct JobStore::Impl {
   std::vector<std::string> drained;                 // guarded by mutex
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
-  JobServices services() const { return {meta, images.get(), executor.get(), node, cluster}; }
+  JobServices services() const { return {meta, images.get(), executor.get(), results.get(), node, cluster}; }
 
   // In a cluster: follows what other nodes decide.
   std::mutex sync_mutex;
@@ -153,6 +154,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images"));
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
+  impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
   impl->executor = std::make_unique<Executor>(
       threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));

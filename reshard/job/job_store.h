@@ -30,6 +30,7 @@ struct JobStoreOptions {
   std::string node;          // empty: the host's name
   unsigned copy_threads = 0;  // 0: as many as cores
   ClusterServices cluster = {};  // none: a cluster of one, with its metadata in `directory`
+  std::shared_ptr<SharedResults> results = nullptr;  // of several stores in one process; none: the store's own
 };
 
 /// Threads: any.

@@ -26,7 +26,7 @@ namespace {
 /// What no tensor's checksum covers. Empty: nothing is wrong.
 std::string problem_beside_tensors(const ImageLayout& layout, const std::vector<TensorFacts>& tensors,
                                    std::span<const std::byte> bytes) {
-  const std::span<const std::byte> header = std::as_bytes(std::span(layout.header));
+  const std::span<const std::byte> header = std::as_bytes(std::span(layout.header.text()));
   if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
   if (!std::ranges::equal(bytes.first(header.size()), header)) return "its header is not what it was";
   const Result<ImageSums> sums = ImageSums::make(layout, tensors);
@@ -40,7 +40,7 @@ std::string problem_beside_tensors(const ImageLayout& layout, const std::vector<
 Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& checkpoint,
                                                              const StoredState& stored) const {
   const Manifest& manifest = checkpoint.manifest();
-  const std::vector<TensorFacts> facts = manifest.tensor_facts();
+  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   std::vector<ImageContent> contents;
   for (uint32_t i = 0; i < stored.images.size(); ++i) {
     const StoredImage& image = stored.images[i];
@@ -56,11 +56,11 @@ Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& c
       content.whole = checksum_of_run(bytes.value(), 0);
     } else {
       ChecksumLedger ledger;
-      read = services.executor->hash_images({{&stored.layouts[i], image.image.get()}}, facts, ledger, {});
+      read = services.executor->hash_images({{&stored.layouts()[i], image.image.get()}}, facts, ledger, {});
       ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
         content.sums.push_back({tensor, box, sum});
       });
-      if (read.has_value()) content.problem = problem_beside_tensors(stored.layouts[i], facts, bytes.value());
+      if (read.has_value()) content.problem = problem_beside_tensors(stored.layouts()[i], facts, bytes.value());
     }
     if (read.has_error()) {
       if (read.error().code() != Code::kCorrupt) return std::move(read).error();
@@ -155,15 +155,18 @@ void Job::Impl::report_missing_images() {
     for (const auto& [name, record] : checkpoints) records.push_back(record);
   }
   for (const CheckpointRecord& record : records) {
-    std::vector<StoredImage> images = record.checkpoint->stored()->images;
-    size_t missing = 0, back = 0;
+    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+    auto says_otherwise = [&](const StoredImage& image) {
+      return image.missing != (image.image == nullptr) && image.node == services.cluster->self();
+    };
+    if (std::none_of(stored->images.begin(), stored->images.end(), says_otherwise)) continue;
+    std::vector<StoredImage> images = stored->images;
+    size_t missing = 0;
     for (StoredImage& image : images) {
-      const bool is_missing = image.image == nullptr;
-      if (image.node != services.cluster->self() || image.missing == is_missing) continue;
-      image.missing = is_missing;
-      ++(is_missing ? missing : back);
+      if (!says_otherwise(image)) continue;
+      image.missing = image.image == nullptr;
+      missing += image.missing;
     }
-    if (missing + back == 0) continue;
     Result<bool> done = replace_images(record, std::move(images));
     if (done.has_error())
       spdlog::warn("job {}: {}", job->name(), done.error().message());

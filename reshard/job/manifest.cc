@@ -109,7 +109,11 @@ std::string state_key(const LayoutSpec& spec) {
   key.sizes.cp = 1;
   if (spec.dp_parts() == 1) key.sizes.dp = 1;
   key.order = RankOrder();
-  return key.name() + json::serialize(key.to_json());  // a name alone has a hash of 32 bits
+  return key_text(key);
+}
+
+std::string key_text(const LayoutSpec& spec) {
+  return spec.name() + json::serialize(spec.to_json());  // a name alone has a hash of 32 bits
 }
 
 std::vector<TensorFacts> Manifest::tensor_facts() const {
@@ -258,6 +262,11 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
   return manifest;
 }
 
+const SourceIndex& StoredLayouts::index() const {
+  std::call_once(indexed_, [&] { index_ = std::make_unique<SourceIndex>(layouts_, element_bits_); });
+  return *index_;
+}
+
 int64_t StoredState::best(uint32_t state, std::string_view path, int32_t written) const {
   // Few files a state, thousands of states at most: images are sorted by (state, path, written).
   const auto key = std::tuple(state, path, written);
@@ -293,7 +302,7 @@ std::string StoredState::to_text() const {
   json::array array;
   for (size_t i = 0; i < images.size(); ++i) {
     json::object image{{"id", images[i].id},
-                       {"bytes", layouts[i].bytes},
+                       {"bytes", layouts()[i].bytes},
                        {"state", images[i].state},
                        {"path", images[i].path},
                        {"written", images[i].written}};

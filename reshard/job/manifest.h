@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -77,6 +78,8 @@ std::string time_text(int64_t time_ns);
 /// Two specs with the same key have the same states with the same content: they differ only in
 /// replicas (cp, and dp where it cuts nothing) and in the numbering of ranks.
 std::string state_key(const LayoutSpec& spec);
+/// Two specs with the same text are the same.
+std::string key_text(const LayoutSpec& spec);
 
 /// A file with tensors, as a state has it under some spec. Of a file in which dp cuts nothing, all
 /// states that differ in dp only have the same: it is stored as the file of the first of them.
@@ -99,14 +102,39 @@ struct StoredImage {
   bool missing = false;   // that node has found its file gone
 };
 
+/// What the images of a stored state hold, in their order; lost ones hold nothing. Immutable; threads: any.
+class StoredLayouts {
+ public:
+  /// `key` is no other's. `whole`: with those that are lost.
+  StoredLayouts(std::vector<ImageLayout> layouts, std::vector<uint8_t> element_bits, std::string key,
+                std::shared_ptr<const std::vector<ImageLayout>> whole = nullptr)
+      : layouts_(std::move(layouts)), element_bits_(std::move(element_bits)), key_(std::move(key)),
+        whole_(std::move(whole)) {}
+
+  const std::vector<ImageLayout>& layouts() const { return layouts_; }
+  /// Made when it is first asked for.
+  const SourceIndex& index() const;
+  const std::string& key() const { return key_; }
+
+ private:
+  const std::vector<ImageLayout> layouts_;
+  const std::vector<uint8_t> element_bits_;
+  const std::string key_;
+  const std::shared_ptr<const std::vector<ImageLayout>> whole_;  // kept for when nodes come back
+  mutable std::once_flag indexed_;
+  mutable std::unique_ptr<const SourceIndex> index_;
+};
+
 /// Where all of a checkpoint's bytes lie: one state of affairs. Immutable; threads: any.
 struct StoredState {
   LayoutSpec spec;
   std::vector<StoredImage> images;
   std::vector<std::string> nodes;    // by name; ImageLayout::node counts in it
   uint32_t here = 0;                 // this node in it; nodes.size(): it holds nothing
-  std::vector<ImageLayout> layouts;  // of images, in the same order; lost ones without arrays
-  std::unique_ptr<const SourceIndex> index;
+  std::shared_ptr<const StoredLayouts> held;
+
+  const std::vector<ImageLayout>& layouts() const { return held->layouts(); }
+  const SourceIndex& index() const { return held->index(); }
 
   /// The image that is exactly this file, the one on this node if there is one, or one that is within
   /// reach if there is one; −1: there is none.

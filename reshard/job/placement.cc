@@ -19,14 +19,7 @@ uint32_t number_of(const std::string& node, std::vector<std::string>& nodes) {
 /// What nodes hold of the bytes of a file.
 class HeldBytes {
  public:
-  explicit HeldBytes(const StoredState& stored) : stored_(stored) {
-    for (const ImageLayout& image : stored.layouts)
-      for (const ArraySlot& slot : image.arrays) {
-        if (slot.tensor >= nodes_of_.size()) nodes_of_.resize(slot.tensor + 1);
-        std::vector<uint32_t>& nodes = nodes_of_[slot.tensor];
-        if (std::find(nodes.begin(), nodes.end(), image.node) == nodes.end()) nodes.push_back(image.node);
-      }
-  }
+  explicit HeldBytes(const StoredState& stored) : stored_(stored) {}
 
   /// By number of the node in StoredState::nodes; others hold what is in no array.
   std::vector<uint64_t> of(const ImageLayout& file) const {
@@ -34,20 +27,15 @@ class HeldBytes {
     std::vector<uint64_t> held(stored_.nodes.size() + 1);
     for (const ArraySlot& slot : file.arrays)
       for (const Piece& piece : slot.part.pieces) {
-        const uint64_t bytes = stored_.index->missing_on_node(slot.tensor, kNobody, {piece.global});
-        all += bytes;
-        if (slot.tensor >= nodes_of_.size()) continue;
-        for (uint32_t node : nodes_of_[slot.tensor])
-          held[node] += bytes - stored_.index->missing_on_node(slot.tensor, node, {piece.global});
+        all += stored_.index().bytes_of(slot.tensor, piece.global);
+        stored_.index().add_held(slot.tensor, piece.global, held);
       }
-    for (uint64_t& bytes : held) bytes = file.bytes - std::min(file.bytes, all - bytes);
+    for (uint64_t& bytes : held) bytes = file.bytes - std::min(file.bytes, all - std::min(all, bytes));
     return held;
   }
 
  private:
-  static constexpr uint32_t kNobody = UINT32_MAX;
   const StoredState& stored_;
-  std::vector<std::vector<uint32_t>> nodes_of_;  // by tensor: that have some of it
 };
 
 /// Ranks with those of a tensor-parallel group side by side.
@@ -63,6 +51,10 @@ std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
   std::sort(ranks.begin(), ranks.end(), [&](uint64_t a, uint64_t b) { return key[a] < key[b]; });
   return ranks;
 }
+
+/// Of a layout that leaves its devices out.
+Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& checkpoint, const StoredState& stored,
+                                 const std::vector<std::string>& alive);
 
 }  // namespace
 
@@ -80,14 +72,27 @@ std::set<std::string> nodes_of(const Layout& layout) {
 
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
                               const StoredState& stored, const std::vector<std::string>& alive) {
-  const LayoutSpec& spec = layout.spec;
-  Placement placement;
   if (!layout.devices.empty()) {
+    Placement placement;
     for (const std::string& device : layout.devices)
       placement.node_of_rank.push_back(node_of(device));
     return placement;
   }
   if (alive.empty()) return make_error(Code::kUnavailable, "no node is there to place ranks on");
+  ResultKey key = checkpoint.key("placement").add(stored.held->key()).add(key_text(layout.spec));
+  for (const std::string& node : alive) key.add(node);
+  PTC_TRY(auto placement, checkpoint.results().get<Placement>(key, [&]() -> Result<std::shared_ptr<const Placement>> {
+    PTC_TRY(auto made, make_placement(layout.spec, checkpoint, stored, alive));
+    return std::make_shared<const Placement>(std::move(made));
+  }));
+  return *placement;
+}
+
+namespace {
+
+Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& checkpoint, const StoredState& stored,
+                                 const std::vector<std::string>& alive) {
+  Placement placement;
   const uint64_t world = spec.sizes.world_size();
   placement.node_of_rank.assign(world, alive.front());
   if (alive.size() == 1) return placement;
@@ -100,12 +105,12 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
   // Bytes that each node holds of what each block needs.
   PTC_TRY(auto targets, checkpoint.target_images(spec));
   std::vector<std::vector<uint32_t>> files_of_state(state_count(spec));
-  for (uint32_t file = 0; file < targets.size(); ++file)
-    for (uint32_t state : targets[file].states) files_of_state[state].push_back(file);
-  std::vector<std::vector<uint64_t>> held(targets.size(), std::vector<uint64_t>(alive.size()));
+  for (uint32_t file = 0; file < targets->size(); ++file)
+    for (uint32_t state : (*targets)[file].states) files_of_state[state].push_back(file);
+  std::vector<std::vector<uint64_t>> held(targets->size(), std::vector<uint64_t>(alive.size()));
   const HeldBytes held_bytes(stored);
-  for (size_t file = 0; file < targets.size(); ++file) {
-    const std::vector<uint64_t> bytes = held_bytes.of(targets[file].layout);
+  for (size_t file = 0; file < targets->size(); ++file) {
+    const std::vector<uint64_t> bytes = held_bytes.of((*targets)[file].layout);
     for (size_t node = 0; node < alive.size(); ++node) {
       const auto known = std::find(stored.nodes.begin(), stored.nodes.end(), alive[node]);
       if (known != stored.nodes.end()) held[file][node] = bytes[known - stored.nodes.begin()];
@@ -125,6 +130,8 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
   for (uint64_t i = 0; i < world; ++i) placement.node_of_rank[ranks[i]] = alive[node_of_block[i / block]];
   return placement;
 }
+
+}  // namespace
 
 std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
                                    const Placement& placement, uint32_t replicas,

@@ -115,14 +115,14 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
   picture.targets = to_blocks.blocks();
   auto source_block = [&](size_t image) { return from_blocks.of_state(stored.images[image].state); };
   for (size_t i = 0; i < stored.images.size(); ++i)
-    picture.sources[source_block(i)].bytes += stored.layouts[i].bytes;
+    picture.sources[source_block(i)].bytes += stored.layouts()[i].bytes;
 
   std::map<std::tuple<uint32_t, uint32_t, Kind>, uint64_t> flows;
   if (plan.same_states) {
     for (size_t i = 0; i < stored.images.size(); ++i) {
       const uint32_t target = to_blocks.of_state(stored.images[i].state);
-      picture.targets[target].bytes += stored.layouts[i].bytes;
-      flows[{source_block(i), target, Kind::kKept}] += stored.layouts[i].bytes;
+      picture.targets[target].bytes += stored.layouts()[i].bytes;
+      flows[{source_block(i), target, Kind::kKept}] += stored.layouts()[i].bytes;
     }
   }
   for (size_t i = 0; i < plan.targets.size(); ++i) {
@@ -133,7 +133,7 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
     if (image.kept) flows[{source_block(*image.kept), target, Kind::kKept}] += layout.bytes;
     for (const Transfer& transfer : image.transfers) {
       if (transfer.source_image >= stored.images.size()) continue;  // came for another file
-      const bool local = stored.layouts[transfer.source_image].node == layout.node;
+      const bool local = stored.layouts()[transfer.source_image].node == layout.node;
       flows[{source_block(transfer.source_image), target, local ? Kind::kLocal : Kind::kMoved}] +=
           transfer.bytes();
     }

@@ -21,7 +21,6 @@ struct PlanTexts {
   static Result<PlanTexts> from_text(std::string_view text);
 };
 
-/// Made before a plan is carried out, for that takes its transfers.
 class PlanReport {
  public:
   /// `node`: this node's name, for plans of a cluster of one, in which nodes have none.

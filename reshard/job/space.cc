@@ -27,7 +27,7 @@ void add_bytes(const ChangePlan& change, const StoredState& stored,
     if (!change.transfers.images[i].kept)
       bytes[change.nodes[change.targets[i].layout.node]] += change.targets[i].layout.bytes;
   for (const ChangePlan::OtherCopy& copy : change.copies)
-    bytes[change.nodes[copy.node]] += stored.layouts[copy.source_image].bytes;
+    bytes[change.nodes[copy.node]] += stored.layouts()[copy.source_image].bytes;
 }
 
 Result<> check_space(Cluster& cluster, ImageStore& own, const std::map<std::string, uint64_t>& needed) {

@@ -20,7 +20,7 @@ Dims plus_minus(const Dims& at, const Dims& plus, const Dims& minus) {
 
 // Hashes what makes two images the same but for their node.
 size_t identity_hash(const ImageLayout& image) {
-  size_t hash = std::hash<std::string>{}(image.header) ^ (image.bytes * 0x9e3779b97f4a7c15u);
+  size_t hash = std::hash<std::string>{}(image.header.text()) ^ (image.bytes * 0x9e3779b97f4a7c15u);
   for (const ArraySlot& slot : image.arrays)
     hash = (hash ^ slot.tensor ^ (slot.byte_offset << 20)) * 0x9e3779b97f4a7c15u;
   return hash;
@@ -30,7 +30,37 @@ bool same_image(const ImageLayout& a, const ImageLayout& b) {
   return a.node == b.node && a.bytes == b.bytes && a.header == b.header && a.arrays == b.arrays;
 }
 
-uint64_t bytes_of(const Box& box, uint32_t element_bits) { return box.volume() * element_bits / 8; }
+/// Of those targets that count: others are where they shall be.
+uint64_t least_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> targets, auto&& counts) {
+  struct Need {
+    uint32_t node, tensor;
+    const Box* box;
+    auto place() const { return std::tie(node, tensor); }
+  };
+  std::vector<Need> needs;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!counts(i)) continue;
+    for (const ArraySlot& slot : targets[i].arrays)
+      for (const Piece& piece : slot.part.pieces)
+        if (!piece.global.empty()) needs.push_back({targets[i].node, slot.tensor, &piece.global});
+  }
+  std::stable_sort(needs.begin(), needs.end(), [](const Need& a, const Need& b) { return a.place() < b.place(); });
+  uint64_t bytes = 0;
+  std::vector<Box> boxes;
+  for (auto first = needs.begin(); first != needs.end();) {
+    boxes.clear();
+    const auto last = std::find_if(first, needs.end(), [&](const Need& need) { return need.place() != first->place(); });
+    for (auto need = first; need != last; ++need)
+      if (boxes.empty() || !(boxes.back() == *need->box)) boxes.push_back(*need->box);
+    if (boxes.size() > 1) {
+      const std::unordered_set<Box, BoxHash> each(boxes.begin(), boxes.end());
+      boxes = source.disjoint(first->tensor, {each.begin(), each.end()});
+    }
+    bytes += source.missing_on_node(first->tensor, first->node, boxes);
+    first = last;
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -39,7 +69,7 @@ SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_
   std::vector<uint32_t> next(tensors_.size() + 1);  // first of a tensor's holders
   auto for_each_holder = [&](auto visit) {
     for (uint32_t image = 0; image < images_.size(); ++image) {
-      const std::vector<ArraySlot>& arrays = images_[image].arrays;
+      const SharedVector<ArraySlot>& arrays = images_[image].arrays;
       for (uint32_t slot = 0; slot < arrays.size(); ++slot) {
         const std::vector<Piece>& pieces = arrays[slot].part.pieces;
         for (uint32_t piece = 0; piece < pieces.size(); ++piece)
@@ -106,15 +136,12 @@ bool SourceIndex::on_node(const Held& held, uint32_t node) const {
                      [&](const Holder& holder) { return images_[holder.image].node == node; });
 }
 
-std::vector<const SourceIndex::Held*> SourceIndex::overlapping(uint32_t tensor,
-                                                               const Box& wanted) const {
-  std::vector<const Held*> found;
+void SourceIndex::for_each_overlapping(uint32_t tensor, const Box& wanted, auto&& visit) const {
   const Tensor& index = tensors_[tensor];
   const Interval at = interval(index, wanted);
   size_t i = std::upper_bound(index.reach.begin(), index.reach.end(), at.begin) - index.reach.begin();
   for (; i < index.held.size() && index.held[i].begin < at.end; ++i)
-    if (intersect(box(index.held[i]), wanted)) found.push_back(&index.held[i]);
-  return found;
+    if (const std::optional<Box> common = intersect(box(index.held[i]), wanted)) visit(index.held[i], *common);
 }
 
 Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target) const {
@@ -131,6 +158,7 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
   const ImageLayout& target = targets[image];
   std::vector<Transfer> transfers;
   std::vector<Box> wanted, left;
+  std::vector<const Held*> candidates;
   auto load = [&](const Holder& holder) {
     const uint32_t node = images_[holder.image].node;
     return std::tuple(node != target.node,
@@ -141,8 +169,11 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
     const ArraySlot& target_slot = target.arrays[slot_number];
     const uint32_t bits = element_bits_[target_slot.tensor];
     const ArrayAt target_array = array_at(target_slot.part, target_slot.byte_offset);
-    std::vector<PlanState::Arrival>* arrivals =
-        state == nullptr ? nullptr : &state->arrivals_[{target.node, target_slot.tensor}];
+    std::vector<PlanState::Arrival>* arrivals = nullptr;
+    if (state != nullptr) {
+      const auto known = state->arrivals_.find({target.node, target_slot.tensor});
+      if (known != state->arrivals_.end()) arrivals = &known->second;
+    }
     const size_t earlier_arrivals = arrivals == nullptr ? 0 : arrivals->size();
     for (uint32_t piece_number = 0; piece_number < target_slot.part.pieces.size(); ++piece_number) {
       const Piece& target_piece = target_slot.part.pieces[piece_number];
@@ -180,15 +211,18 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
         const uint32_t node = images_[holder.image].node;
         return take(holder.image, slot(holder), piece(holder), [&](const Box& common) {
           if (state == nullptr) return;
-          const uint64_t bytes = bytes_of(common, bits);
+          const uint64_t bytes = bytes_of(target_slot.tensor, common);
           state->image_load_[holder.image] += bytes;
           if (node == target.node) return;
           state->node_load_[node] += bytes;
+          if (arrivals == nullptr) arrivals = &state->arrivals_[{target.node, target_slot.tensor}];
           arrivals->push_back({image, slot_number, piece_number, common});
         });
       };
       wanted.assign(1, target_piece.global);
-      std::vector<const Held*> candidates = overlapping(target_slot.tensor, target_piece.global);
+      candidates.clear();
+      for_each_overlapping(target_slot.tensor, target_piece.global,
+                           [&](const Held& held, const Box&) { candidates.push_back(&held); });
       const auto remote = std::stable_partition(
           candidates.begin(), candidates.end(),
           [&](const Held* held) { return on_node(*held, target.node); });
@@ -225,14 +259,15 @@ uint64_t SourceIndex::missing_if(uint32_t tensor, const std::vector<Box>& wanted
   for (const Box& each : wanted) {
     if (each.empty()) continue;
     rest.assign(1, each);
-    for (const Held* held : overlapping(tensor, each)) {
-      if (!counts(*held)) continue;
+    for_each_overlapping(tensor, each, [&](const Held& held, const Box& common) {
+      if (rest.empty() || !counts(held)) return;
+      if (common == each) return rest.clear();
       left.clear();
       for (const Box& part : rest)
-        for (Box& outside : subtract(part, box(*held))) left.push_back(std::move(outside));
+        for (Box& outside : subtract(part, box(held))) left.push_back(std::move(outside));
       rest.swap(left);
-    }
-    for (const Box& part : rest) missing += bytes_of(part, element_bits_[tensor]);
+    });
+    for (const Box& part : rest) missing += bytes_of(tensor, part);
   }
   return missing;
 }
@@ -240,6 +275,19 @@ uint64_t SourceIndex::missing_if(uint32_t tensor, const std::vector<Box>& wanted
 uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
                                       const std::vector<Box>& wanted) const {
   return missing_if(tensor, wanted, [&](const Held& held) { return on_node(held, node); });
+}
+
+void SourceIndex::add_held(uint32_t tensor, const Box& wanted, std::vector<uint64_t>& by_node) const {
+  if (wanted.empty()) return;
+  std::vector<uint32_t> nodes;
+  for_each_overlapping(tensor, wanted, [&](const Held& held, const Box& common) {
+    nodes.clear();
+    for (const Holder& holder : holders(held)) {
+      const uint32_t node = images_[holder.image].node;
+      if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
+    }
+    for (uint32_t node : nodes) by_node[node] += bytes_of(tensor, common);
+  });
 }
 
 uint64_t SourceIndex::missing(uint32_t tensor, const std::vector<Box>& wanted) const {
@@ -270,19 +318,7 @@ std::vector<Box> SourceIndex::disjoint(uint32_t tensor, std::vector<Box> boxes) 
 }
 
 uint64_t minimum_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> target) {
-  // (node, tensor) → the boxes that the node needs.
-  std::map<std::pair<uint32_t, uint32_t>, std::unordered_set<Box, BoxHash>> needed;
-  for (const ImageLayout& image : target)
-    for (const ArraySlot& slot : image.arrays)
-      for (const Piece& piece : slot.part.pieces)
-        if (!piece.global.empty()) needed[{image.node, slot.tensor}].insert(piece.global);
-  uint64_t bytes = 0;
-  for (const auto& [place, boxes] : needed) {
-    const auto [node, tensor] = place;
-    bytes += source.missing_on_node(
-        tensor, node, source.disjoint(tensor, {boxes.begin(), boxes.end()}));
-  }
-  return bytes;
+  return least_moved_bytes(source, target, [](size_t) { return true; });
 }
 
 Result<TransferPlan> plan_transfers(const SourceIndex& source,
@@ -325,7 +361,8 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
       (from == to ? plan.totals.local_bytes : plan.totals.moved_bytes) += bytes;
     }
   }
-  plan.totals.minimum_bytes = minimum_moved_bytes(source, target);
+  plan.totals.minimum_bytes =
+      least_moved_bytes(source, target, [&](size_t image) { return !plan.images[image].kept; });
   for (const auto& [ends, bytes] : pairs)
     if (bytes > 0) plan.pairs.push_back({ends.first, ends.second, bytes});
   return plan;

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/plan/shared_vector.h"
 #include "store/base/error.h"
 #include "store/tensor/box.h"
 #include "store/tensor/packed_copy.h"
@@ -34,12 +35,12 @@ struct ArraySlot {
   friend bool operator==(const ArraySlot&, const ArraySlot&) = default;
 };
 
-/// What one image holds, or shall hold: a header, then arrays.
+/// What one image holds, or shall hold: a header, then arrays. A copy is cheap.
 struct ImageLayout {
   uint32_t node = 0;
   uint64_t bytes = 0;
-  std::string header;             // the bytes from 0 on
-  std::vector<ArraySlot> arrays;  // by byte_offset
+  SharedText header;               // the bytes from 0 on
+  SharedVector<ArraySlot> arrays;  // by byte_offset
   friend bool operator==(const ImageLayout&, const ImageLayout&) = default;
 };
 
@@ -61,7 +62,7 @@ struct Transfer {
 /// How one target image comes into being.
 struct ImagePlan {
   std::optional<uint32_t> kept;     // this source image is it already, on the same node
-  std::vector<Transfer> transfers;  // by target offset; empty when kept
+  SharedVector<Transfer> transfers;  // by target offset; empty when kept
 };
 
 struct TransferPlan {
@@ -114,10 +115,13 @@ class SourceIndex {
   Result<std::vector<Transfer>> plan_image(std::span<const ImageLayout> targets, uint32_t image,
                                            PlanState& state) const;
 
+  uint64_t bytes_of(uint32_t tensor, const Box& box) const { return box.volume() * element_bits_[tensor] / 8; }
   /// Bytes of `wanted` (disjoint boxes of the tensor) that no image on `node` holds.
   uint64_t missing_on_node(uint32_t tensor, uint32_t node, const std::vector<Box>& wanted) const;
   /// … that no image holds at all.
   uint64_t missing(uint32_t tensor, const std::vector<Box>& wanted) const;
+  /// Adds the bytes of a box that each node holds; those that images hold are equal or disjoint.
+  void add_held(uint32_t tensor, const Box& wanted, std::vector<uint64_t>& by_node) const;
 
   std::span<const ImageLayout> images() const { return images_; }
 
@@ -157,7 +161,7 @@ class SourceIndex {
   uint64_t missing_if(uint32_t tensor, const std::vector<Box>& wanted, auto&& counts) const;
   Result<std::vector<Transfer>> plan(std::span<const ImageLayout> targets, uint32_t image,
                                      PlanState* state) const;
-  std::vector<const Held*> overlapping(uint32_t tensor, const Box& box) const;
+  void for_each_overlapping(uint32_t tensor, const Box& box, auto&& visit) const;
   void index_tensor(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder);
 
   std::span<const ImageLayout> images_;

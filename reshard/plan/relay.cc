@@ -1,6 +1,7 @@
 #include "reshard/plan/relay.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -12,15 +13,22 @@ constexpr uint64_t kLeastWindowBytes = 4 << 20;
 constexpr uint64_t kMostWindows = 1024;
 constexpr ptrdiff_t kMostInGroup = 32;  // each takes from all others at the same time
 
-/// Equal of two transfers: they put the same bytes at the same places of images of one size.
-auto key(const Transfer& transfer, const ImageLayout& target) {
-  const StridedCopy& copy = transfer.copy;
-  std::array<std::tuple<uint64_t, uint64_t, uint64_t>, kMaxAxes> levels{};
-  for (uint32_t level = 0; level < copy.level_count; ++level)
-    levels[level] = {copy.levels[level].count, copy.levels[level].source_stride,
-                     copy.levels[level].target_stride};
-  return std::tuple(target.bytes, transfer.source_image, copy.target_offset, copy.source_offset, copy.run_bytes,
-                    copy.level_count, levels);
+/// Equal transfers put the same bytes at the same places of images of one size.
+std::strong_ordering compare(const Transfer& a, uint64_t a_bytes, const Transfer& b, uint64_t b_bytes) {
+  auto key = [](const Transfer& transfer, uint64_t bytes) {
+    const StridedCopy& copy = transfer.copy;
+    return std::tuple(bytes, transfer.source_image, copy.target_offset, copy.source_offset, copy.run_bytes,
+                      copy.level_count);
+  };
+  if (const auto order = key(a, a_bytes) <=> key(b, b_bytes); order != 0) return order;
+  for (uint32_t level = 0; level < a.copy.level_count; ++level) {
+    auto strides = [&](const Transfer& transfer) {
+      const auto& of_level = transfer.copy.levels[level];
+      return std::tuple(of_level.count, of_level.source_stride, of_level.target_stride);
+    };
+    if (const auto order = strides(a) <=> strides(b); order != 0) return order;
+  }
+  return std::strong_ordering::equal;
 }
 
 struct Place {
@@ -59,14 +67,15 @@ void plan_relays(std::span<const ImageLayout> sources, std::span<const ImageLayo
   auto at = [&](Place place) -> const Transfer& {
     return plan.images[place.target].transfers[place.transfer];
   };
-  auto key_of = [&](Place place) { return key(at(place), targets[place.target]); };
-  std::stable_sort(places.begin(), places.end(),
-                   [&](Place a, Place b) { return key_of(a) < key_of(b); });
+  auto order = [&](Place a, Place b) {
+    return compare(at(a), targets[a.target].bytes, at(b), targets[b.target].bytes);
+  };
+  std::stable_sort(places.begin(), places.end(), [&](Place a, Place b) { return order(a, b) < 0; });
   std::map<uint32_t, std::vector<Transfer>> cut;  // by target
   std::vector<Place> whole;                       // that were cut
   for (auto first = places.begin(); first != places.end();) {
     const auto last = std::find_if(first, first + std::min(kMostInGroup, places.end() - first),
-                                   [&](Place place) { return key_of(place) != key_of(*first); });
+                                   [&](Place place) { return order(place, *first) != 0; });
     const std::span<Place> group(first, last);
     first = last;
     if (group.size() < 2) continue;
@@ -85,9 +94,9 @@ void plan_relays(std::span<const ImageLayout> sources, std::span<const ImageLayo
     }
     whole.insert(whole.end(), group.begin(), group.end());
   }
-  for (const Place& place : whole) plan.images[place.target].transfers[place.transfer].end = 0;
+  for (const Place& place : whole) plan.images[place.target].transfers.own()[place.transfer].end = 0;
   for (auto& [target, parts] : cut) {
-    std::vector<Transfer>& all = plan.images[target].transfers;
+    std::vector<Transfer>& all = plan.images[target].transfers.own();
     std::erase_if(all, [](const Transfer& transfer) { return transfer.end == 0; });
     all.insert(all.end(), parts.begin(), parts.end());
     std::stable_sort(all.begin(), all.end(), [](const Transfer& a, const Transfer& b) {

@@ -148,10 +148,12 @@ Result<std::string> write_safetensors_header(std::vector<TensorEntry>& tensors,
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end >= uint64_t{1} << 63)
       return invalid_argument("the tensors up to {} have more than 2^63 bytes", quoted(entry.name));
-    fmt::format_to(std::back_inserter(text),
-                   "{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", separator,
-                   name_token, dtype_name(entry.dtype),
-                   fmt::join(entry.shape.begin(), entry.shape.end(), ","), entry.offset, end);
+    text.append(separator).append(name_token).append(":{\"dtype\":\"").append(dtype_name(entry.dtype));
+    text += "\",\"shape\":[";
+    for (size_t axis = 0; axis < entry.shape.size(); ++axis)
+      text.append(axis == 0 ? "" : ",").append(fmt::format_int(entry.shape[axis]).c_str());
+    text.append("],\"data_offsets\":[").append(fmt::format_int(entry.offset).c_str());
+    text.append(",").append(fmt::format_int(end).c_str()).append("]}");
     separator = ",";
   }
   text += '}';

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <memory>
+#include <span>
 
+#include "store/image/image_store.h"
 #include "store/tensor/packed_copy.h"
 #include "store/transport/file_runs.h"
 
@@ -39,9 +41,14 @@ Result<> copy(const FetchItem& item, std::span<const std::byte> source) {
 class LoopbackTransport final : public Transport {
  public:
   Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+    const Image* mapped = nullptr;
+    std::span<const std::byte> source;  // of `mapped`; many small items in a row are of one image
     for (FetchItem& item : items) {
       if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
-      PTC_TRY(auto source, item.source->map());
+      if (item.source != mapped) {
+        PTC_TRY(source, item.source->map());
+        mapped = item.source;
+      }
       if (item.copy.source_end() > source.size())
         return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed",
                           item.source->id().text, source.size(), item.copy.source_end());

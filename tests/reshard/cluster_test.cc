@@ -650,6 +650,23 @@ TEST_F(ClusterTest, ANodeThatIsCutOffDecidesNothing) {
   expect_everywhere({0, 1, 2}, LayoutSpec());
 }
 
+TEST_F(ClusterTest, ANodeThatCannotTakeOverDecidesNothing) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  cluster_.wait_settled();
+  // Nothing can be written there, as where there is no room.
+  const std::filesystem::path in_the_way = cluster_.store(1).directory() + "/jobs/job/checkpoints";
+  std::filesystem::remove_all(in_the_way);
+  write_file(in_the_way, "");
+  write(0, LayoutSpec());
+  commit(0);
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_EQ(cluster_.job(0, "job")->current_target(), "checkpoints/base/layouts/" + LayoutSpec().name());
+  EXPECT_EQ(cluster_.job(2, "job")->current_target(), "checkpoints/base/layouts/" + LayoutSpec().name());
+  std::filesystem::remove(in_the_way);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+}
+
 TEST_F(ClusterTest, WhatOneNodeDecidedAllOthersSeeWhenItReturns) {
   for (int round = 0; round < 5; ++round) {
     ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());

@@ -423,7 +423,7 @@ TEST_F(JobTest, AFlippedBitIsFoundAndStopsTheReshard) {
   CheckpointRef checkpoint = job_->find_checkpoint("base");
   const int64_t model = checkpoint->stored()->find(0, "model.safetensors");
   const StoredImage image = checkpoint->stored()->images.at(model);
-  const ArraySlot& slot = checkpoint->stored()->layouts[model].arrays[3];
+  const ArraySlot& slot = checkpoint->stored()->layouts()[model].arrays[3];
   const std::string tensor = checkpoint->model().tensors()[slot.tensor].name;
   UniqueFd fd(::open((dir_.path() / "images" / image.id).c_str(), O_RDWR));
   char byte = 0;

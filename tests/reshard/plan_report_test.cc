@@ -19,10 +19,12 @@ LayoutSpec spec(uint32_t tp, uint32_t pp, uint32_t dp, uint32_t ep = 1) {
 StoredState stored(const LayoutSpec& spec) {
   StoredState stored;
   stored.spec = spec;
+  std::vector<ImageLayout> layouts;
   for (uint32_t state = 0; state < state_count(spec); ++state) {
     stored.images.push_back({.state = state, .path = "model.safetensors"});
-    stored.layouts.push_back({.bytes = 1000});
+    layouts.push_back({.bytes = 1000});
   }
+  stored.held = std::make_shared<const StoredLayouts>(std::move(layouts), std::vector<uint8_t>(), "");
   return stored;
 }
 

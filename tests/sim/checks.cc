@@ -122,13 +122,40 @@ void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uin
   if (found != expected.size()) broken(what + " has not all of its files");
 }
 
-/// What was made for a decision that never came may lie on a node until that is started anew, and no longer.
+/// What is kept byte for byte: of each rank that was written, under the layout that it was written in.
+void World::check_other_files(const Checkpoint& checkpoint, const std::string& where) {
+  const LayoutSpec& written = checkpoint.manifest().written_spec;
+  std::set<uint64_t> ranks;
+  for (const WrittenFile& file : checkpoint.manifest().files) ranks.insert(file.rank);
+  for (uint64_t rank : ranks) {
+    auto set = checkpoint.rank_files(written, rank);
+    if (set.has_error()) return broken(where + ": " + set.error().message());
+    for (size_t i = 0; i < set.value()->entries().size(); ++i) {
+      if (set.value()->entries()[i].path != "rng.bin") continue;
+      auto content = set.value()->open(i);
+      std::string text(set.value()->entries()[i].bytes, '\0');
+      if (content.has_value() && content.value()->read(0, std::as_writable_bytes(std::span(text))).has_value() &&
+          text == fmt::format("random state of rank {}", rank))
+        continue;
+      broken(fmt::format("{}: rng.bin of rank {} is {}", where, rank,
+                         content.has_error() ? content.error().message() : "another"));
+    }
+  }
+}
+
+/// What is needed is there. What was made for a decision that never came may lie on a node until that is started anew, and no longer.
 void World::check_files(unsigned node, JobStore& store, bool started_anew) {
   std::set<std::string> needed;
   for (const JobRef& job : store.jobs())
-    for (const CheckpointRef& checkpoint : job->checkpoints())
-      for (const StoredImage& image : checkpoint->stored()->images)
-        if (image.node == SimCluster::name(node)) needed.insert(image.id);
+    for (const CheckpointRef& checkpoint : job->checkpoints()) {
+      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+      for (const StoredImage& image : stored->images) {
+        if (image.node != SimCluster::name(node)) continue;
+        needed.insert(image.id);
+        if (!lost_a_directory_ && !std::filesystem::exists(std::filesystem::path(store.images().directory()) / image.id))
+          broken(fmt::format("image {} of {} is not on {} any more", image.id, checkpoint->name(), image.node));
+      }
+    }
   for (const auto& entry : std::filesystem::directory_iterator(store.images().directory())) {
     const std::string id = entry.path().filename();
     if (needed.contains(id)) continue;
@@ -175,6 +202,10 @@ void World::check_end(bool started_anew) {
       check_files(node, store, started_anew);
     });
   }
+  // No decision names what its maker has thrown away.
+  for (const std::string& line : outcome_.history)
+    if (!lost_a_directory_ && line.find("of the files that lay on this node are missing") != std::string::npos)
+      broken("something was lost that was decided on: " + line);
   // All of it, and every checksum, once.
   const unsigned node = some_node();
   cluster_.on(node, [&](JobStore& store) {
@@ -183,7 +214,11 @@ void World::check_end(bool started_anew) {
       if (!checkpoint->lost_tensors().empty()) continue;
       const LayoutSpec spec = checkpoint->stored()->spec;
       const std::string where = checkpoint->name() + " on " + SimCluster::name(node);
-      for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) check_rank(*checkpoint, spec, rank, where, true);
+      std::set<uint32_t> read;  // states; of a large cluster one rank of those that have the same files
+      for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank)
+        if (read.insert(state_index(spec, state_of(spec, spec.coords(rank)))).second || !is_large(options_))
+          check_rank(*checkpoint, spec, rank, where, true);
+      check_other_files(*checkpoint, where);
       auto verified = job->verify(checkpoint->name());
       // A node that came back with nothing: its images count as copies until ptc verify --repair.
       const bool known = lost_a_directory_ && verified.has_error() &&

@@ -81,7 +81,7 @@ void World::damage_an_image() {
       if (stored->images[i].node == SimCluster::name(node) && stored->images[i].image->bytes() > 0) here.push_back(i);
     if (here.empty()) return;
     const uint32_t number = here[draw(here.size())];
-    const std::optional<uint64_t> byte_of_it = some_byte(*checkpoint, stored->layouts[number], random_);
+    const std::optional<uint64_t> byte_of_it = some_byte(*checkpoint, stored->layouts()[number], random_);
     if (!byte_of_it) return;
     image = stored->images[number].id;
     const std::filesystem::path path = std::filesystem::path(store.images().directory()) / image;
@@ -108,6 +108,90 @@ void World::damage_an_image() {
   check_end(false);
 }
 
+/// The one that leads stands still just before it writes something down, or hears and says nothing in time; meanwhile
+/// others go on, some of them after its lease has ended.
+void World::delay_the_leader() {
+  if (chance(70)) in_background("edit", some_node(), [this](unsigned n) { edit(n); });
+  const Time limit = now() + 2s;
+  while (!leader() && now() < limit) sleep(2ms);
+  if (!leader()) return;
+  const unsigned node = *leader();
+  const std::string name = SimCluster::name(node);
+  Network& network = cluster_.network();
+  if (network.is_frozen(node) || !cluster_.is_up(node)) return;
+  const Time end = now() + std::chrono::milliseconds(draw(9000));
+  switch (draw(4)) {
+    case 0:
+    case 1: {
+      const unsigned calls = static_cast<unsigned>(1 + draw(12));
+      const std::string what = fmt::format("{}, which leads, is stopped at write {}", name, calls);
+      say(what);
+      cluster_.at_write(node, calls, [this, node, name, &network] {
+        say("stopped while it writes: " + name);
+        network.set_frozen(node, true);
+        yield();
+      });
+      until(end, what, [this, node, &network] {
+        cluster_.at_write(node, 0, nullptr);
+        network.set_frozen(node, false);
+      });
+      break;
+    }
+    case 2:
+      network.cut(network.store(), node);
+      say("cut from the agreement store to " + name + ", which leads");
+      until(end, "cut from the agreement store to " + name + ", which leads",
+            [node, &network] { network.mend(network.store(), node); });
+      break;
+    default:
+      network.set_slow(node, true);
+      say(name + ", which leads, is slow");
+      until(end, name + ", which leads, is slow", [node, &network] { network.set_slow(node, false); });
+  }
+  for (uint64_t more = 1 + draw(3); more > 0; --more) {
+    if (chance(60)) sleep(std::chrono::milliseconds(draw(draw(2) == 0 ? 50 : 3000)));
+    change_something(some_node());
+  }
+}
+
+/// Two others are killed, or stop, and come back one after the other.
+void World::come_back_beside_a_slow_node() {
+  Network& network = cluster_.network();
+  const unsigned slow = some_node();
+  const std::string what = SimCluster::name(slow) + " is slow, and others come back";
+  say(what);
+  network.set_slow(slow, true);
+  until(now() + std::chrono::milliseconds(2000 + draw(10'000)), what, [slow, &network] { network.set_slow(slow, false); });
+  for (unsigned i = 1; i <= 2; ++i) {
+    const unsigned node = (slow + i) % options_.nodes;
+    if (node == slow || !cluster_.is_wanted(node) || network.is_frozen(node)) continue;
+    if (chance(50)) cluster_.kill(node, true);
+    else cluster_.stop(node);
+    until(now() + std::chrono::milliseconds(draw(8000)), SimCluster::name(node) + " is away", [this, node] { cluster_.start(node); });
+  }
+  change_something(slow);
+}
+
+/// All messages take a second or so, and many decide at the same time; one or another is started anew meanwhile.
+void World::crowd_a_slow_network() {
+  Network& network = cluster_.network();
+  const std::string what = "the network is slow";
+  say(what);
+  for (unsigned i = 0; i < options_.nodes; ++i) network.set_slow(i, true);
+  until(now() + std::chrono::milliseconds(5000 + draw(20'000)), what, [this, &network] {
+    for (unsigned i = 0; i < options_.nodes; ++i) network.set_slow(i, false);
+  });
+  for (uint64_t more = 2 + draw(4); more > 0; --more) {
+    change_something(some_node());
+    sleep(std::chrono::milliseconds(draw(2500)));
+    const unsigned node = some_node();
+    if (!chance(25) || !cluster_.is_wanted(node) || network.is_frozen(node)) continue;
+    say("started anew, as if killed: " + SimCluster::name(node));
+    cluster_.kill(node, true);
+    cluster_.start(node);
+  }
+}
+
 bool World::wait_calm_with_copies() {
   heal_all();
   const Time limit = now() + kToEnd;
@@ -131,7 +215,7 @@ void World::fail() {
       for (const auto& [from, to] : ways) network.mend(from, to);
     });
   };
-  switch (draw(14)) {
+  switch (draw(21)) {
     case 0:
     case 1:
       if (!cluster_.is_wanted(node)) return;
@@ -179,9 +263,12 @@ void World::fail() {
     case 9: {
       if (!cluster_.is_wanted(node)) return;
       const unsigned calls = static_cast<unsigned>(1 + draw(draw(2) == 0 ? 10 : 200));
-      cluster_.kill_at(node, calls, [this, name] { say("killed while it writes: " + name); });
+      cluster_.at_write(node, calls, [this, node, name] {
+        cluster_.kill(node, true);
+        say("killed while it writes: " + name);
+      });
       return begin(fmt::format("{} is killed at write {}", name, calls), [this, node] {
-        cluster_.kill_at(node, 0, nullptr);
+        cluster_.at_write(node, 0, nullptr);
         cluster_.start(node);
       });
     }
@@ -194,6 +281,16 @@ void World::fail() {
       return begin("the clock of " + name + " jumps", [node] { set_wall_offset(group_of(node), Time()); });
     case 12:
       return damage_an_image();
+    case 13:
+    case 14:
+    case 15:
+    case 16:
+      return delay_the_leader();
+    case 17:
+      return come_back_beside_a_slow_node();
+    case 18:
+    case 19:
+      return crowd_a_slow_network();
     default:
       network.set_breaks(static_cast<unsigned>(1 + draw(50)));
       return begin("connections break", [&network] { network.set_breaks(0); });

@@ -284,6 +284,10 @@ int posix_fallocate(int fd, off_t offset, off_t length) {
   return may_change_files(FileCall::kWrite) ? PTC_REAL(posix_fallocate)(fd, offset, length) : errno;
 }
 
+int ftruncate(int fd, off_t length) {
+  return may_change_files(FileCall::kWrite) ? PTC_REAL(ftruncate)(fd, length) : -1;
+}
+
 int fsync(int fd) { return may_change_files(FileCall::kSync) ? PTC_REAL(fsync)(fd) : -1; }
 
 int rename(const char* from, const char* to) {

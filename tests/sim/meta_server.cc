@@ -112,16 +112,20 @@ class MetaServer::Client final : public MetaClient {
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     auto before = ask([&] { return server_.revision_; });
     if (!before) return away();
-    watching_ = true;
+    watched_.push_back(prefix);
     return hub_.watch(std::move(prefix), [before = *before, call = std::move(on_event)](const MetaEvent& event) {
       if (event.revision > before) call(event);
     });
   }
 
   void published(const std::vector<MetaEvent>& events) {
-    if (!watching_) return;
-    pending_.insert(pending_.end(), events.begin(), events.end());
-    wake_all(this);
+    bool any = false;
+    for (const MetaEvent& event : events)
+      if (std::any_of(watched_.begin(), watched_.end(), [&](const std::string& prefix) { return event.key.starts_with(prefix); })) {
+        pending_.push_back(event);
+        any = true;
+      }
+    if (any) wake_all(this);
   }
 
  private:
@@ -188,7 +192,8 @@ class MetaServer::Client final : public MetaClient {
   const std::shared_ptr<const Life> life_;
   std::vector<std::shared_ptr<Doubt>> doubts_;
   bool done_after_all_ = false;
-  bool watching_ = false, stopping_ = false;
+  std::vector<std::string> watched_;  // prefixes
+  bool stopping_ = false;
   std::deque<MetaEvent> pending_;
   WatchHub hub_;
   std::thread teller_;
@@ -217,8 +222,14 @@ Result<int64_t> MetaServer::commit(const Request& request) {
     return lease_ended(transaction.leased_puts[0].first);
   const int64_t revision = revision_ + 1;
   std::vector<MetaEvent> events;
+  std::vector<std::optional<MetaEntry>> before;  // by event
+  auto note_before = [&](const std::string& key) {
+    const auto known = entries_.find(key);
+    before.push_back(known != entries_.end() ? std::optional(known->second) : std::nullopt);
+  };
   for (const auto* puts : {&transaction.puts, &transaction.leased_puts})
     for (const auto& [key, value] : *puts) {
+      note_before(key);
       entries_[key] = {key, value, revision};
       lease_of_.erase(key);
       events.push_back({key, value, revision});
@@ -226,8 +237,12 @@ Result<int64_t> MetaServer::commit(const Request& request) {
   for (const auto& [key, value] : transaction.leased_puts) lease_of_[key] = request.lease;
   for (const std::string& key : transaction.deletes) {
     lease_of_.erase(key);
-    if (entries_.erase(key) > 0) events.push_back({key, std::nullopt, revision});
+    if (!entries_.contains(key)) continue;
+    note_before(key);
+    entries_.erase(key);
+    events.push_back({key, std::nullopt, revision});
   }
+  for (size_t i = 0; i < events.size() && on_decision_; ++i) on_decision_(events[i], before[i]);
   if (!events.empty()) revision_ = revision;
   publish(events);
   return revision_;

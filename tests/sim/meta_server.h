@@ -29,6 +29,9 @@ class MetaServer {
   // What is so, for who checks.
   const std::map<std::string, MetaEntry, std::less<>>& entries() const { return entries_; }
   int64_t revision() const { return revision_; }
+  /// Called for each change that a transaction makes, when all of them are made, with what was there before.
+  using OnDecision = std::function<void(const MetaEvent& event, const std::optional<MetaEntry>& before)>;
+  void on_decision(OnDecision hook) { on_decision_ = std::move(hook); }
 
  private:
   class Client;
@@ -67,6 +70,7 @@ class MetaServer {
   std::map<int64_t, LeaseState> leases_;
   std::vector<Late> late_;
   std::vector<Client*> clients_;  // in the order of their coming
+  OnDecision on_decision_;
   bool stopping_ = false;
   std::thread house_;
 };

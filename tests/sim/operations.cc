@@ -16,6 +16,13 @@ void World::operate() {
   else in_background("read", node, [this](unsigned n) { read_something(n); });
 }
 
+void World::change_something(unsigned node) {
+  const uint64_t what = draw(100);
+  if (what < 40 || checkpoints_.empty()) in_background("commit", node, [this](unsigned n) { write_and_commit(n); });
+  else if (what < 75) in_background("edit", node, [this](unsigned n) { edit(n); });
+  else in_background("remove", node, [this](unsigned n) { remove(n); });
+}
+
 void World::in_background(const std::string& what, unsigned node, const Op& op) {
   ++operating_;
   std::thread([this, what, node, op] {
@@ -66,7 +73,11 @@ std::string World::random_layout() {
 
 void World::write_and_commit(unsigned node) {
   const std::string name = fmt::format("c{}", ++last_checkpoint_);
-  const std::string text = random_layout();
+  std::string text = random_layout();
+  if (chance(50))  // as a job that runs in the layout that it was told
+    cluster_.on(node, [&](JobStore& store) {
+      if (JobRef job = store.find("job")) text = job->layout_text();
+    });
   const LayoutSpec spec = Layout::parse(text).value().spec;
   Known& known = checkpoints_[name];
   known.sample = testing::make_sample(random_, testing::RandomModel(model_));

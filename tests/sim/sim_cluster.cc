@@ -10,6 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr Time kSilence = 5s;  // until a peer that says nothing counts as dead, as in store/rpc
 constexpr Time kStartAgain = 1s;
+constexpr size_t kKeptResults = 64;
 
 unsigned number_of(const std::string& name) { return static_cast<unsigned>(std::stoul(name.substr(1))); }
 
@@ -50,15 +51,22 @@ class SimCluster::Streams final : public Transport {
     constexpr size_t kItemsAtOnce = 64;
     std::optional<Error> first_error;
     std::map<unsigned, size_t> done;  // items of a node
-    for (FetchItem& item : items) {
-      if (item.source->is_here()) {
-        PTC_TRY(local_->fetch(std::span(&item, 1), stop));
+    std::map<const Image*, ImageRef> opened;  // on their nodes, for the items of one request
+    for (size_t first = 0, count = 0; first < items.size(); first += count) {
+      const Image* source = items[first].source;
+      for (count = 1; first + count < items.size() && count < kItemsAtOnce && items[first + count].source == source;) ++count;
+      const std::span<FetchItem> some = items.subspan(first, count);  // of one image
+      if (source->is_here()) {
+        PTC_TRY(local_->fetch(some, stop));
         continue;
       }
       if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
       if (first_error) continue;
-      const unsigned node = number_of(item.source->node());
-      Result<> fetched = fetch_one(item, node, done[node]++ % kItemsAtOnce == 0, stop);
+      const unsigned node = number_of(source->node());
+      const size_t before = std::exchange(done[node], done[node] + count);
+      const bool travels = before / kItemsAtOnce != done[node] / kItemsAtOnce || before == 0;
+      if (travels) opened.clear();
+      Result<> fetched = fetch_some(some, node, travels, opened[source], stop);
       if (fetched.has_error()) first_error = std::move(fetched).error();
     }
     if (first_error) return *std::move(first_error);
@@ -66,7 +74,8 @@ class SimCluster::Streams final : public Transport {
   }
 
  private:
-  Result<> fetch_one(FetchItem& item, unsigned node, bool travels, const std::stop_token& stop) {
+  Result<> fetch_some(std::span<FetchItem> items, unsigned node, bool travels, ImageRef& image,
+                      const std::stop_token& stop) {
     Network& network = all_.network_;
     if (travels) {
       network.travel(self_, node);
@@ -80,17 +89,22 @@ class SimCluster::Streams final : public Transport {
     }
     const std::shared_ptr<Instance> source = all_.serving(node);
     if (source == nullptr || life_->dead) return no_answer(node, "is not there");
-    source->use();
-    auto image = source->store->images().open(item.source->id(), item.source->bytes());
-    source->leave();
-    if (image.has_error()) return make_error(Code::kUnavailable, "{}", image.error().message());
-    all_.bytes_moved_ += bytes_between(item.copy, item.begin, item.end);
-    FetchItem there = item;
-    there.source = image.value().get();
-    PTC_TRY(local_->fetch(std::span(&there, 1), stop));
-    item.begin = there.begin;
-    item.target_at_begin = there.target_at_begin;
-    return ok();
+    if (image == nullptr) {
+      source->use();
+      auto opened = source->store->images().open(items.front().source->id(), items.front().source->bytes());
+      source->leave();
+      if (opened.has_error()) return make_error(Code::kUnavailable, "{}", opened.error().message());
+      image = std::move(opened).value();
+    }
+    for (const FetchItem& item : items) all_.bytes_moved_ += bytes_between(item.copy, item.begin, item.end);
+    std::vector<FetchItem> there(items.begin(), items.end());
+    for (FetchItem& item : there) item.source = image.get();
+    Result<> fetched = local_->fetch(there, stop);
+    for (size_t i = 0; i < items.size(); ++i) {
+      items[i].begin = there[i].begin;
+      items[i].target_at_begin = there[i].target_at_begin;
+    }
+    return fetched;
   }
 
   SimCluster& all_;
@@ -102,7 +116,7 @@ class SimCluster::Streams final : public Transport {
 SimCluster::SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path directory,
                        std::function<void(const std::string&)> failed)
     : directory_(std::move(directory)), failed_(std::move(failed)), network_(nodes, seed), agreement_(network_),
-      nodes_(nodes) {
+      nodes_(nodes), results_(std::make_shared<SharedResults>(kKeptResults)) {
   on_file_call([this](int group, FileCall call) {
     return group > 0 ? before_file_call(static_cast<unsigned>(group) - 1, call) : 0;
   });
@@ -179,6 +193,7 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     options.directory = instance->directory;
     options.node = name(number);
     options.copy_threads = 2;
+    options.results = results_;
     options.cluster = {instance->meta.get(), instance->member.get(), [this, number, life = instance->life] {
                          return std::make_unique<Streams>(*this, number, life);
                        }};
@@ -265,17 +280,14 @@ void SimCluster::kill(unsigned number, bool keep_directory) {
   }).detach();
 }
 
-void SimCluster::kill_at(unsigned node, unsigned n, std::function<void()> killed) {
+void SimCluster::at_write(unsigned node, unsigned n, std::function<void()> happens) {
   nodes_[node].calls_left = n;
-  nodes_[node].killed = std::move(killed);
+  nodes_[node].happens = std::move(happens);
 }
 
 int SimCluster::before_file_call(unsigned number, FileCall call) {
   Node& node = nodes_[number];
-  if (node.calls_left > 0 && --node.calls_left == 0 && node.wanted) {
-    kill(number, true);
-    node.killed();
-  }
+  if (node.calls_left > 0 && --node.calls_left == 0 && node.wanted) node.happens();
   return node.full && call == FileCall::kWrite ? ENOSPC : 0;
 }
 

@@ -33,6 +33,7 @@ class SimCluster {
   unsigned size() const { return static_cast<unsigned>(nodes_.size()); }
   Network& network() { return network_; }
   const MetaServer& agreement() const { return agreement_; }
+  void on_decision(MetaServer::OnDecision hook) { agreement_.on_decision(std::move(hook)); }
 
   /// In the background; `wait_up` waits for it.
   void start(unsigned node);
@@ -40,8 +41,8 @@ class SimCluster {
   void stop(unsigned node);
   /// As kill -9. Its directory stays, or is lost.
   void kill(unsigned node, bool keep_directory);
-  /// The same before the `n`-th time from now on that the node writes to a file, syncs or renames one; 0: no more.
-  void kill_at(unsigned node, unsigned n, std::function<void()> killed);
+  /// `happens` before the `n`-th time from now on that the node writes to a file, syncs or renames one; 0: no more.
+  void at_write(unsigned node, unsigned n, std::function<void()> happens);
   /// Writing files fails with ENOSPC.
   void set_full(unsigned node, bool full) { nodes_[node].full = full; }
   bool is_wanted(unsigned node) const { return nodes_[node].wanted; }
@@ -66,8 +67,8 @@ class SimCluster {
     uint64_t lives = 0;  // how many directories and processes there were
     uint64_t directory = 0;
     bool full = false;
-    unsigned calls_left = 0;  // until it is killed; 0: it is not
-    std::function<void()> killed;
+    unsigned calls_left = 0;  // until that happens; 0: nothing does
+    std::function<void()> happens;
     std::thread keeper;  // starts it, and ends it
   };
 
@@ -84,6 +85,8 @@ class SimCluster {
   MetaServer agreement_;
   std::vector<Node> nodes_;
   uint64_t bytes_moved_ = 0;
+  // What each node would compute, of equal inputs, is computed once.
+  std::shared_ptr<SharedResults> results_;
   unsigned others_ = 0;  // detached threads
 };
 

@@ -78,6 +78,7 @@ class World {
   void remove(unsigned node);
   void drain(unsigned node);
   void make_and_remove_job(unsigned node);
+  void change_something(unsigned node);
   void read_something(unsigned node);
 
   // faults.cc
@@ -86,8 +87,15 @@ class World {
   void heal_what_is_due();
   void heal_all();
   bool wait_calm_with_copies();
+  void delay_the_leader();
+  void come_back_beside_a_slow_node();
+  void crowd_a_slow_network();
   void lose_a_directory();
   void damage_an_image();
+
+  // decisions.cc
+  void look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before);
+  std::optional<unsigned> leader() const;
 
   // checks.cc
   void look_at(unsigned node);
@@ -99,6 +107,7 @@ class World {
   void check_end(bool started_anew);
   void start_all_anew();
   void check_files(unsigned node, JobStore& store, bool started_anew);
+  void check_other_files(const Checkpoint& checkpoint, const std::string& where);
   void check_least_movement();
   void go_on_when_freed();
 

@@ -97,14 +97,16 @@ std::string safetensors_file(const std::vector<TensorEntry>& entries,
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank) {
   RankParts files;
   const RankCoords coords = spec.coords(rank);
+  SlowOracle::OfRank of_rank(sample.oracle, spec, coords);
   for (size_t i = 0; i < sample.tensors.size(); ++i) {
     const TensorInfo& tensor = sample.tensors[i];
-    auto held = sample.oracle.held(tensor.name, tensor.shape, spec, coords);
-    if (!held) continue;
+    const SlowOracle::Held* held = of_rank.held(tensor.name, tensor.shape);
+    if (held == nullptr) continue;
     const size_t element = dtype_bits(tensor.dtype) / 8;
-    SlowPart part{std::move(held->shape), {}, tensor.dtype};
+    SlowPart part{held->shape, {}, tensor.dtype};
+    part.bytes.reserve(held->elements.size() * element);
     for (const auto& global : held->elements)
-      part.bytes += global ? sample.bytes[i].substr(*global * element, element) : std::string(element, '\0');
+      global ? part.bytes.append(sample.bytes[i], *global * element, element) : part.bytes.append(element, '\0');
     files[tensor.file].emplace(sample.oracle.local_name(tensor.name, spec, coords.pp), std::move(part));
   }
   return files;

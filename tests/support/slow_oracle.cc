@@ -99,8 +99,9 @@ bool SlowOracle::on_stage(const std::string& name, const LayoutSpec& spec, uint3
 
 std::string SlowOracle::local_name(const std::string& name, const LayoutSpec& spec,
                                    uint32_t stage) const {
+  if (spec.naming == Naming::kGlobal) return name;
   const auto place = place_after(name, kLayerWords);
-  if (spec.naming == Naming::kGlobal || !place) return name;
+  if (!place) return name;
   uint64_t layer = std::stoull(name.substr(*place));
   const std::vector<uint64_t> counts = layers_of_stages(spec);
   for (uint32_t s = 0; s < stage; ++s) layer -= counts[s];
@@ -304,6 +305,28 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
     return mine;
   }
   return held;
+}
+
+const SlowOracle::Held* SlowOracle::OfRank::held(const std::string& name, const Shape& shape) {
+  const std::optional<size_t> place = place_after(name, kLayerWords);
+  if (!place) {
+    last_ = oracle_.held(name, shape, spec_, rank_);
+    return last_ ? &*last_ : nullptr;
+  }
+  const uint64_t layer = std::stoull(name.substr(*place));
+  auto [on_stage, is_new_layer] = on_stage_.try_emplace(layer);
+  if (is_new_layer) on_stage->second = oracle_.on_stage(name, spec_, rank_.pp);
+  if (!on_stage->second) return nullptr;
+  auto [known, is_new] = known_.try_emplace(name.substr(0, *place) + name.substr(name.find_first_not_of("0123456789", *place)));
+  if (is_new || !(known->second.first == shape)) {
+    std::optional<Held> held = oracle_.held(name, shape, spec_, rank_);
+    if (!held) {
+      known_.erase(known);
+      return nullptr;
+    }
+    known->second = {shape, *std::move(held)};
+  }
+  return &known->second.second;
 }
 
 }  // namespace ptc::testing

@@ -31,6 +31,22 @@ class SlowOracle {
   /// optimizer_tensors() makes.
   std::optional<Held> held(const std::string& name, const Shape& shape, const LayoutSpec& spec,
                            const RankCoords& rank) const;
+  /// The same of one rank and many tensors: two layers of a stage hold the same of tensors of one shape.
+  class OfRank {
+   public:
+    OfRank(const SlowOracle& oracle, const LayoutSpec& spec, const RankCoords& rank)
+        : oracle_(oracle), spec_(spec), rank_(rank) {}
+    /// nullptr: nothing; else valid until the next call.
+    const Held* held(const std::string& name, const Shape& shape);
+
+   private:
+    const SlowOracle& oracle_;
+    const LayoutSpec& spec_;
+    const RankCoords rank_;
+    std::map<uint64_t, bool> on_stage_;  // by layer
+    std::map<std::string, std::pair<Shape, Held>> known_;  // by the name without the layer's number
+    std::optional<Held> last_;
+  };
 
   /// The name in the files of a stage.
   std::string local_name(const std::string& name, const LayoutSpec& spec, uint32_t stage) const;
