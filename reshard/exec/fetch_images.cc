@@ -33,7 +33,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   for (const FetchTarget& target : targets) {
     PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater));
     writers.push_back(std::move(writer));
-    PTC_TRY(writers.back().write(0, std::as_bytes(std::span(target.layout->header))));
+    PTC_TRY(writers.back().write(0, std::as_bytes(std::span(target.layout->header.text()))));
     PTC_TRY(auto mapped, writers.back().map());
     if (std::any_of(target.transfers.begin(), target.transfers.end(), [](const Transfer& transfer) {
           return transfer.has_window() && !transfer.relay;

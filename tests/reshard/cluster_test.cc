@@ -309,7 +309,7 @@ TEST_F(DamageTest, PaddingThatIsNotZeroAnyMoreIsFound) {
   const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
   const StoredImage* flipped = nullptr;
   for (size_t i = 0; i < stored->images.size() && flipped == nullptr; ++i) {
-    for (const ArraySlot& slot : stored->layouts[i].arrays) {
+    for (const ArraySlot& slot : stored->layouts()[i].arrays) {
       const uint64_t elements = num_elements(slot.part.local_shape).value();
       uint64_t held = 0;
       for (const Piece& piece : slot.part.pieces) held += piece.global.volume();
