@@ -26,12 +26,16 @@ def need_root():
         sys.exit(f"{os.path.basename(sys.argv[0])}: mounts a tmpfs for its baseline, so it must be root")
 
 
+MEANINGS = {"mib": "MiB of state, or of samples", "gib": "GiB of the file", "kb": "kB of a sample", "rounds": "measurements of each, of which "
+            "the median is shown", "names": "names of the job that are known", "flips": "changes of layout", "files": "parameter files"}
+
+
 def options(doc, **numbers):
     """What the command line says: --NAME for each number, with its default. Ends the program unless it is root."""
     parser = argparse.ArgumentParser(description=doc.split("\n", maxsplit=1)[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help="a number")
+        parser.add_argument(f"--{name}", type=int, default=default, help=MEANINGS[name])
     given = parser.parse_args()
     need_root()
     return given
