@@ -86,19 +86,19 @@ std::string CheckpointFacts::make_meta_json() const {
                     {"written_as", manifest.written_spec.name()},
                     {"checksum", "ptc-linear-1"}};
   if (manifest.consumed) meta["consumed"] = *manifest.consumed;
-  json::array tensors;
+  json::array list;
   for (uint32_t t = 0; t < manifest.model->tensors().size(); ++t) {
     const TensorInfo& tensor = manifest.model->tensors()[t];
     json::array shape;
     for (uint64_t extent : tensor.shape) shape.push_back(extent);
-    tensors.push_back(json::object{{"name", tensor.name},
+    list.push_back(json::object{{"name", tensor.name},
                                    {"file", tensor.file},
                                    {"dtype", dtype_name(tensor.dtype)},
                                    {"shape", std::move(shape)},
                                    {"checksum", manifest.checksums[t].to_hex()},
                                    {"path", "model/" + model_paths[t]}});
   }
-  meta["tensors"] = std::move(tensors);
+  meta["tensors"] = std::move(list);
   json::array files;
   for (const WrittenFile& file : manifest.files) {
     json::object object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.bytes}};
@@ -117,6 +117,10 @@ std::shared_ptr<const StoredState> Checkpoint::stored() const {
 void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
   std::lock_guard lock(mutex_);
   stored_ = std::move(stored);
+  if (open_files_ == nullptr) return;
+  std::lock_guard open_lock(open_files_->mutex);
+  open_files_->stored = stored_;
+  open_files_->replaced.notify_all();
 }
 
 void Checkpoint::let_go() {
@@ -125,7 +129,28 @@ void Checkpoint::let_go() {
   std::vector<StoredImage> images = before->images;
   for (StoredImage& image : images) image.image = nullptr;
   Result<std::shared_ptr<const StoredState>> bare = make_stored(before->spec, std::move(images));
-  if (bare.has_value()) replace_stored(std::move(bare).value());
+  std::shared_ptr<OpenFiles> open_files;
+  {
+    std::lock_guard lock(mutex_);
+    open_files = std::move(open_files_);
+    if (bare.has_value()) stored_ = std::move(bare).value();
+  }
+  const bool all_here = std::none_of(before->images.begin(), before->images.end(), [](const StoredImage& one) {
+    return one.image != nullptr && !one.image->is_here();
+  });
+  if (!all_here || open_files == nullptr) return;
+  std::lock_guard lock(open_files->mutex);
+  open_files->stored = nullptr;  // what is open has what it needs
+}
+
+std::weak_ptr<const OpenFiles> Checkpoint::open_files() const {
+  std::lock_guard lock(mutex_);
+  return open_files_;
+}
+
+bool Checkpoint::in_use() const {
+  std::lock_guard lock(mutex_);
+  return open_files_.use_count() > 1;
 }
 
 std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -96,6 +97,14 @@ class CheckpointFacts {
   mutable std::string meta_json_;
 };
 
+/// What is open of a checkpoint holds it, and finds out by it where the bytes lie that are on other nodes: also after
+/// they were moved, and after the checkpoint was removed.
+struct OpenFiles {
+  std::mutex mutex;
+  std::condition_variable replaced;
+  std::shared_ptr<const StoredState> stored;  // guarded
+};
+
 /// Threads: any. Everything but where the bytes lie is immutable; that is replaced in one step when
 /// a reshard is committed.
 class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
@@ -149,7 +158,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::vector<std::string> lost_tensors() const;
 
   /// True while a file of it is open (its FileContent lives).
-  bool in_use() const { return open_token_.use_count() > 1; }
+  bool in_use() const;
+  /// After let_go() lives as long as a file is open.
+  std::weak_ptr<const OpenFiles> open_files() const;
 
  private:
   friend class ContentSource;
@@ -178,9 +189,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   SharedResults* const results_;
   Transport* const transport_;
   std::atomic<bool> removed_ = false;
-  std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;
   std::shared_ptr<const StoredState> stored_;                                        // guarded
+  std::shared_ptr<OpenFiles> open_files_ = std::make_shared<OpenFiles>();            // guarded; null: removed
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
 };
 using CheckpointRef = std::shared_ptr<Checkpoint>;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -20,10 +21,10 @@ namespace {
 // Shards of hf/ are as large as the Hugging Face tools make them.
 constexpr uint64_t kHfShardBytes = 5'000'000'000;
 
-// Holds the checkpoint's open token: while a content lives, the checkpoint is in use.
+// While a content lives, the checkpoint is in use.
 struct InUse {
   std::shared_ptr<const Checkpoint> checkpoint;
-  std::shared_ptr<int> token;
+  std::shared_ptr<OpenFiles> files;
 };
 
 class ImageContent final : public FileContent {
@@ -78,6 +79,70 @@ class GatheredContent final : public FileContent {
   InUse in_use_;
 };
 
+/// Where the bytes of a file are to be had in a stored state.
+struct Source {
+  ImageRef image;         // that is the file; or null:
+  GatherProgram program;  // of what it is gathered
+  bool elsewhere;         // some of it is on other nodes
+};
+using FindSource = std::function<Result<Source>(const StoredState&)>;
+
+/// Some of it is on other nodes. When they have it no more (bytes were moved, a node died), it is looked for where the
+/// checkpoint's bytes lie by then: they are the same.
+class RemoteContent final : public FileContent {
+ public:
+  RemoteContent(FindSource find, std::shared_ptr<const StoredState> stored, GatherProgram program,
+                Transport* transport, InUse in_use)
+      : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), stored_(std::move(stored)),
+        program_(std::make_shared<const GatherProgram>(std::move(program))) {}
+  uint64_t bytes() const override { return now().program->bytes(); }
+  Result<> read(uint64_t offset, std::span<std::byte> out) const override {
+    const auto asked = std::chrono::steady_clock::now();
+    for (;;) {
+      const Now seen = now();
+      Result<> got = seen.program->read(*transport_, offset, out);
+      if (got.has_value() || got.error().code() != Code::kUnavailable) return got;
+      if (std::chrono::steady_clock::now() - asked > kPatience) return got;
+      PTC_TRY(look_again(*seen.stored));
+    }
+  }
+
+ private:
+  static constexpr std::chrono::seconds kPatience{10};         // longer than until a node is known to be away
+  static constexpr std::chrono::milliseconds kPause{200};
+  struct Now {
+    std::shared_ptr<const StoredState> stored;
+    std::shared_ptr<const GatherProgram> program;
+  };
+  Now now() const {
+    std::lock_guard lock(mutex_);
+    return {stored_, program_};
+  }
+  /// When it is known that bytes lie elsewhere than `seen` says, or a while later.
+  Result<> look_again(const StoredState& seen) const {
+    std::shared_ptr<const StoredState> newer;
+    {
+      OpenFiles& files = *in_use_.files;
+      std::unique_lock lock(files.mutex);
+      files.replaced.wait_for(lock, kPause, [&] { return files.stored.get() != &seen; });
+      newer = files.stored;
+    }
+    if (newer == nullptr || newer.get() == &seen) return ok();
+    PTC_TRY(auto source, find_(*newer));
+    std::lock_guard lock(mutex_);
+    stored_ = std::move(newer);
+    program_ = std::make_shared<const GatherProgram>(std::move(source.program));
+    return ok();
+  }
+
+  const FindSource find_;
+  Transport* const transport_;
+  const InUse in_use_;
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const StoredState> stored_;      // guarded by mutex_
+  mutable std::shared_ptr<const GatherProgram> program_;   // made for it; guarded by mutex_
+};
+
 }  // namespace
 
 /// Turns descriptions of files into contents, from where the bytes lie at that moment.
@@ -88,47 +153,63 @@ class ContentSource {
 
   const Checkpoint& checkpoint() const { return *checkpoint_; }
 
-  Result<FileContentRef> gather(const ImageLayout& layout) const {
-    std::shared_ptr<const StoredState> stored = checkpoint_->stored();
-    ImageLayout here = layout;
-    here.node = stored->here;  // what is here is read here
-    Result<std::vector<Transfer>> transfers = stored->index().plan_image(here);
-    if (transfers.has_error()) return lost();
-    return FileContentRef(std::make_shared<GatheredContent>(
-        GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
-                      stored->image_refs()),
-        checkpoint_->transport_, in_use()));
+  Result<FileContentRef> open(FindSource find) const {
+    std::shared_ptr<const StoredState> stored;
+    InUse in_use{checkpoint_, nullptr};
+    {
+      std::lock_guard lock(checkpoint_->mutex_);
+      stored = checkpoint_->stored_;
+      in_use.files = checkpoint_->open_files_;
+    }
+    PTC_TRY(auto source, find(*stored));
+    Transport* transport = checkpoint_->transport_;
+    if (source.image != nullptr && !source.elsewhere)
+      return FileContentRef(std::make_shared<ImageContent>(std::move(source.image), std::move(in_use)));
+    if (source.elsewhere && in_use.files != nullptr)
+      return FileContentRef(std::make_shared<RemoteContent>(std::move(find), std::move(stored), std::move(source.program),
+                                                            transport, std::move(in_use)));
+    return FileContentRef(std::make_shared<GatheredContent>(std::move(source.program), transport, std::move(in_use)));
   }
 
-  Result<FileContentRef> whole(const StoredState& stored, size_t index) const {
-    const ImageRef& image = stored.images[index].image;
-    if (image->is_here()) return FileContentRef(std::make_shared<ImageContent>(image, in_use()));
+  Result<FileContentRef> open_gathered(std::shared_ptr<const ImageLayout> layout) const {
+    return open([layout = std::move(layout), &checkpoint = *checkpoint_](const StoredState& stored) {
+      return gather(checkpoint, stored, *layout);
+    });
+  }
+
+  static Result<Source> gather(const Checkpoint& checkpoint, const StoredState& stored, const ImageLayout& layout) {
+    ImageLayout here = layout;
+    here.node = stored.here;  // what is here is read here
+    Result<std::vector<Transfer>> transfers = stored.index().plan_image(here);
+    if (transfers.has_error()) return lost(checkpoint);
+    const bool elsewhere = std::any_of(transfers.value().begin(), transfers.value().end(), [&](const Transfer& one) {
+      return !stored.images[one.source_image].image->is_here();
+    });
+    return Source{nullptr, GatherProgram(layout.header, layout.bytes, std::move(transfers).value(), stored.image_refs()),
+                  elsewhere};
+  }
+
+  static Source whole(const ImageRef& image) {
     Transfer all;
     all.copy.run_bytes = image->bytes();
     std::vector<Transfer> transfers;
     if (image->bytes() > 0) transfers.push_back(all);
-    return FileContentRef(std::make_shared<GatheredContent>(
-        GatherProgram("", image->bytes(), std::move(transfers), {image}), checkpoint_->transport_,
-        in_use()));
+    return Source{image, GatherProgram("", image->bytes(), std::move(transfers), {image}), !image->is_here()};
   }
 
   /// A file without tensors, as its rank wrote it; `index` into Manifest::files.
-  Result<FileContentRef> written(uint32_t index) const {
-    std::shared_ptr<const StoredState> stored = checkpoint_->stored();
-    const int64_t image = stored->find_other(index);
-    if (image >= 0 && stored->images[image].image != nullptr) return whole(*stored, image);
-    const WrittenFile& file = checkpoint_->manifest().files[index];
-    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint_->name(),
-                      file.path, file.rank);
+  static Result<Source> written(const Checkpoint& checkpoint, const StoredState& stored, uint32_t index) {
+    const int64_t image = stored.find_other(index);
+    if (image >= 0 && stored.images[image].image != nullptr) return whole(stored.images[image].image);
+    const WrittenFile& file = checkpoint.manifest().files[index];
+    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint.name(), file.path, file.rank);
   }
 
  private:
-  InUse in_use() const { return {checkpoint_, checkpoint_->open_token_}; }
-  Error lost() const {
-    std::vector<std::string> tensors = checkpoint_->lost_tensors();
-    return make_error(Code::kCorrupt, "checkpoint {}: {} tensors are lost, {} among them",
-                      checkpoint_->name(), tensors.size(),
-                      tensors.empty() ? "one of this file" : tensors.front());
+  static Error lost(const Checkpoint& checkpoint) {
+    std::vector<std::string> tensors = checkpoint.lost_tensors();
+    return make_error(Code::kCorrupt, "checkpoint {}: {} tensors are lost, {} among them", checkpoint.name(),
+                      tensors.size(), tensors.empty() ? "one of this file" : tensors.front());
   }
   std::shared_ptr<const Checkpoint> checkpoint_;
 };
@@ -200,7 +281,11 @@ class DescribedSet : public FileSet {
     const WrittenFile& file = source_.checkpoint().manifest().files[index];
     if (has(file.path)) return;
     add({file.path, file.bytes, ""}, Kind::kImage,
-        [index](const ContentSource& source) { return source.written(index); });
+        [index](const ContentSource& source) {
+          return source.open([index, &checkpoint = source.checkpoint()](const StoredState& stored) {
+            return ContentSource::written(checkpoint, stored, index);
+          });
+        });
   }
 
   void add_text(std::string path, std::string text) {
@@ -232,11 +317,11 @@ class DescribedSet : public FileSet {
   Result<FileContentRef> open_npy(const File& file, uint64_t bytes) const {
     const TensorInfo& info = source_.checkpoint().model().tensors()[file.tensor];
     const SubTensor part = file.part != nullptr ? *file.part : SubTensor::whole(info.shape);
-    ImageLayout layout;
-    layout.header = write_npy_header(info.dtype, part.local_shape);
-    layout.bytes = bytes;
-    layout.arrays.push_back({file.tensor, layout.header.size(), part});
-    return source_.gather(layout);
+    auto layout = std::make_shared<ImageLayout>();
+    layout->header = write_npy_header(info.dtype, part.local_shape);
+    layout->bytes = bytes;
+    layout->arrays.push_back({file.tensor, layout->header.size(), part});
+    return source_.open_gathered(std::move(layout));
   }
 
   ContentSource source_;
@@ -314,12 +399,13 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
       }
       set->add(std::move(entry), DescribedSet::Kind::kImage,
                [this, files, i, key](const ContentSource& source) -> Result<FileContentRef> {
-                 const auto& [path, layout, owner, states] = (*files)[i];
-                 std::shared_ptr<const StoredState> now = stored();
-                 int64_t image = state_key(now->spec) == key ? now->find(owner, path) : -1;
-                 // A lost image may hold nothing that others do not hold too.
-                 return image >= 0 && now->images[image].image ? source.whole(*now, image)
-                                                               : source.gather(layout);
+                 return source.open([this, files, i, key](const StoredState& now) -> Result<Source> {
+                   const auto& [path, layout, owner, states] = (*files)[i];
+                   int64_t image = state_key(now.spec) == key ? now.find(owner, path) : -1;
+                   // A lost image may hold nothing that others do not hold too.
+                   if (image >= 0 && now.images[image].image) return ContentSource::whole(now.images[image].image);
+                   return ContentSource::gather(*this, now, layout);
+                 });
                });
     }
     for (uint32_t file : other_files(coords)) set->add_other(file);
@@ -370,9 +456,10 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       std::string path = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
       for (const Model::Held& part : shards[i]) weight_map[tensors[part.tensor].name] = path;
       PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords()));
-      set->add({path, file.layout.bytes, ""}, DescribedSet::Kind::kComputed,
-               [layout = std::move(file.layout)](const ContentSource& source) {
-                 return source.gather(layout);
+      const uint64_t bytes = file.layout.bytes;
+      set->add({path, bytes, ""}, DescribedSet::Kind::kComputed,
+               [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](const ContentSource& source) {
+                 return source.open_gathered(layout);
                });
     }
     set->add_text("model.safetensors.index.json",

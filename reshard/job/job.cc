@@ -489,7 +489,10 @@ Result<> Job::forget() {
     std::lock_guard lock(impl_->mutex);
     for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
   }
-  for (const CheckpointRecord& record : records) impl_->remove_files_of(record);
+  for (const CheckpointRecord& record : records) {
+    impl_->services.removed->note(record.id, record.checkpoint->open_files());
+    impl_->remove_files_of(record);
+  }
   return remove_tree(AT_FDCWD, impl_->dir);
 }
 

@@ -17,6 +17,7 @@
 #include "reshard/job/checkpoint.h"
 #include "reshard/job/cluster.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/removed_checkpoints.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
@@ -30,6 +31,7 @@ struct JobServices {
   ImageStore* images;
   Executor* executor;
   SharedResults* results;
+  RemovedCheckpoints* removed;
   std::string node;  // this node's name
   Cluster* cluster = nullptr;  // null: a cluster of one
 };

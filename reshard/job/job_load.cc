@@ -259,6 +259,7 @@ Result<> Job::Impl::sync() {
       auto next = changes_of.find(name);
       if (next != changes_of.end() && next->second.record.id == record.id) continue;
       if (damaged.contains(name)) continue;
+      services.removed->note(record.id, record.checkpoint->open_files());
       gone.push_back(record);
       to_tell.insert(name);
     }
@@ -376,9 +377,13 @@ Result<ImageRef> Job::Impl::open_image(const StoredImage& image, uint64_t bytes)
 }
 
 void Job::Impl::remove_files_of(const CheckpointRecord& record) {
-  for (const StoredImage& image : record.checkpoint->stored()->images)
+  std::vector<ImageRef> here;
+  for (const StoredImage& image : record.checkpoint->stored()->images) {
     (void)services.images->remove({image.id});
+    if (image.image != nullptr && image.image->is_here()) here.push_back(image.image);
+  }
   record.checkpoint->let_go();
+  services.removed->keep(job->name(), record.id, std::move(here));
   if (listener != nullptr) listener->images_removed(job->name());
   drop_part(record.id);
   (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));

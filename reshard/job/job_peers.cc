@@ -118,10 +118,9 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
 
 bool Job::Impl::is_used_elsewhere(const std::string& id) {
   if (services.cluster == nullptr) return false;
-  const std::string request = json::serialize(json::object{{"id", id}});
   const std::vector<std::string> others = other_nodes();
   return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
-    Result<std::string> answer = ask(node, "uses", request);
+    Result<std::string> answer = ask_whether_open(*services.cluster, node, job->name(), id);
     return answer.has_error() || answer.value() == "yes";
   });
 }
@@ -181,10 +180,21 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     return answer_examine(id, stored_file);
   }
   if (method == "uses") {
-    std::lock_guard lock(mutex);
-    return std::string(std::any_of(checkpoints.begin(), checkpoints.end(), [&](const auto& known) {
-      return known.second.id == id && known.second.checkpoint->in_use();
-    }) ? "yes" : "no");
+    bool known = false;
+    auto is_open = [&] {
+      std::lock_guard lock(mutex);
+      return std::any_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) {
+        if (one.second.id != id) return false;
+        known = true;
+        return one.second.checkpoint->in_use();
+      });
+    };
+    bool open = is_open();
+    if (known && !open) {
+      PTC_TRY(sync());  // removed, perhaps: once that is known here, nobody opens anything of it any more
+      open = is_open();
+    }
+    return std::string(open || services.removed->is_open_here(id) ? "yes" : "no");
   }
   if (method == "file") {
     PTC_TRY(auto file, name_of(object, "file"));

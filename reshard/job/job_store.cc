@@ -67,13 +67,14 @@ struct JobStore::Impl {
   std::unique_ptr<ImageStore> images;
   std::shared_ptr<SharedResults> results;
   std::unique_ptr<Executor> executor;
+  std::unique_ptr<RemovedCheckpoints> removed;
   std::mutex changes;                              // create and remove, one at a time
   mutable std::mutex mutex;
   std::map<std::string, JobRef, std::less<>> jobs;  // guarded by mutex
   std::vector<std::string> drained;                 // guarded by mutex
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
-  JobServices services() const { return {meta, images.get(), executor.get(), results.get(), node, cluster}; }
+  JobServices services() const { return {meta, images.get(), executor.get(), results.get(), removed.get(), node, cluster}; }
 
   // In a cluster: follows what other nodes decide.
   std::mutex sync_mutex;
@@ -155,6 +156,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
+  impl->removed = std::make_unique<RemovedCheckpoints>(impl->cluster);
   impl->executor = std::make_unique<Executor>(
       threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
@@ -328,6 +330,14 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     return std::string();
   }
   JobRef job = find(name);
+  if (method == "job/uses") {
+    PTC_TRY(auto id, checkpoint_asked_of(request.substr(line_end + 1)));
+    if (impl_->removed->is_open_here(id)) return std::string("yes");
+    if (job == nullptr) {
+      const std::lock_guard taken_over(impl_->changes);  // its removal
+      return std::string(impl_->removed->is_open_here(id) ? "yes" : "no");
+    }
+  }
   if (job == nullptr) {  // made a moment ago, on the node that asks
     PTC_TRY(impl_->sync());
     job = find(name);
@@ -469,16 +479,11 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     job->reopen();
     return forgotten;
   }
-  job->stop();
-  std::optional<std::vector<ImageId>> used = job->images_in_use();
-  for (const ImageId& id : used.value_or(std::vector<ImageId>())) (void)images->remove(id);
-  for (const CheckpointRef& checkpoint : job->checkpoints()) checkpoint->let_go();
-  if (listener != nullptr) listener->images_removed(std::string(name));
   {
     std::lock_guard lock(mutex);
     jobs.erase(jobs.find(name));
   }
-  PTC_TRY(remove_tree(AT_FDCWD, job_dir(name)));
+  PTC_TRY(job->forget());
   spdlog::info("job {} removed", name);
   return ok();
 }

@@ -231,8 +231,6 @@ Result<ImageRef> ImageStore::open(const ImageId& id) {
 
 Result<> ImageStore::remove(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
-  std::lock_guard lock(mutex_);
-  open_.erase(id.text);
   if (::unlinkat(dir_fd_.get(), id.text.c_str(), 0) != 0 && errno != ENOENT)
     return errno_error(errno, fmt::format("removing image {} from {}", id.text, dir_));
   return ok();

@@ -115,7 +115,8 @@ class ImageStore {
   Result<ImageRef> open(const ImageId& id, uint64_t expected_bytes);
   Result<ImageRef> open(const ImageId& id);  // of whatever size
 
-  /// Takes the name away; holders keep reading. Not there: ok.
+  /// Takes the name away; holders keep reading, and as long as there is one open() finds it: other nodes read it by
+  /// its id. Not there: ok.
   Result<> remove(const ImageId& id);
   Result<> remove_all_but(const std::vector<ImageId>& keep);
 

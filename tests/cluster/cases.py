@@ -32,10 +32,11 @@ class BigLlama(models.Llama):
 class TestCase(unittest.TestCase):
     """One cluster for the tests of a class; every test makes a job of its own name."""
     NODES = 3
+    OPTIONS = ()
 
     @classmethod
     def setUpClass(cls):
-        cls.nodes = cluster.Cluster(cls.NODES, "--lease", str(LEASE))
+        cls.nodes = cluster.Cluster(cls.NODES, "--lease", str(LEASE), *cls.OPTIONS)
         cls.nodes.__enter__()
         cls.addClassCleanup(cls.nodes.__exit__)
 

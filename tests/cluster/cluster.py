@@ -9,6 +9,7 @@ nodes are counted apart from those to etcd, and each can be cut alone. All that 
 below one directory, a tmpfs: mounts, stores, logs, pids. The namespaces have its name before theirs.
 """
 import atexit
+import contextlib
 import json
 import os
 import secrets
@@ -128,6 +129,15 @@ class Node(mount.Mount):
         """Of the files that the node holds for all jobs."""
         images = os.path.join(self.store, "images")
         return sum(os.stat(os.path.join(images, name)).st_size for name in os.listdir(images))
+
+    def unnamed_images(self):
+        """Those that the daemon holds though they are in no checkpoint."""
+        files = f"/proc/{self.process.pid}/fd"
+        links = []
+        for name in os.listdir(files):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                links.append(os.readlink(os.path.join(files, name)))
+        return sum("/images/" in link and link.endswith(" (deleted)") for link in links)
 
 
 class Cluster:

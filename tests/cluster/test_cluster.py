@@ -117,6 +117,45 @@ class Losses(TestCase):
         return True
 
 
+class OpenFiles(TestCase):
+    OPTIONS = ("--cache", "0")  # what is on other nodes is asked for when it is read
+
+    def test_keep_their_bytes(self):
+        model = BigLlama(11)
+        self.commit(0, model, replicas=1, devices=["w0:0"])
+        holders = [node for node in self.alive() if self.nodes.nodes[node].image_bytes() > 0]
+        reader, = set(self.alive()) - set(holders)
+        # Each is read at one moment, and little of it before, so that the kernel does not know it.
+        paths = [("layouts", layout_name(1, 1), "rank", 0, "model.safetensors"),
+                 ("layouts", layout_name(2, 1), "rank", 0, "model.safetensors"),
+                 ("layouts", layout_name(2, 1), "rank", 1, "model.safetensors"),
+                 ("hf", "model-00001-of-00001.safetensors")]
+        wanted = [read(self.job(0).checkpoint("base", *path)) for path in paths]
+        files = [open(self.job(reader).checkpoint("base", *path), "rb", buffering=0) for path in paths]
+        for file in files:
+            self.addCleanup(file.close)
+            os.pread(file.fileno(), 4096, 0)
+
+        def expect(number, what):
+            self.assertTrue(files[number].readall() == wanted[number], what)
+        self.nodes.kill(0)
+        expect(0, "after a holder died")
+        self.nodes.start(0)
+        self.nodes.wait_members()
+        self.job(max(holders)).set_layout(pp=2, devices=["w0:0", "w0:1"])
+        self.nodes.wait_settled(self.name)
+        expect(1, "after its bytes were moved")
+        self.nodes.nodes[0].ptc("rm", f"{self.name}/base")
+        self.assertEqual([node.image_bytes() for node in self.nodes.nodes], [0, 0, 0])
+        self.assertGreater(self.nodes.nodes[0].unnamed_images(), 0)
+        expect(2, "after the checkpoint was removed")
+        self.nodes.nodes[0].ptc("rm", "--force", self.name)
+        expect(3, "after the job was removed")
+        for file in files:
+            file.close()
+        cluster.until(lambda: sum(node.unnamed_images() for node in self.nodes.nodes) == 0, "nobody reads: the bytes go")
+
+
 class Interruptions(TestCase):
     """Something happens to a node while w1 leads a change that moves w0's files to w2."""
 

@@ -526,6 +526,69 @@ TEST_F(ClusterTest, KeepLeavesWhatAnotherNodeReads) {
   EXPECT_EQ(cluster_.job(0, "job")->find_checkpoint("base"), nullptr);
 }
 
+TEST_F(ClusterTest, AnOpenFileOfAnotherNodeOutlivesTheCheckpoint) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w0:0"]})");
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  auto images = [&] {
+    std::filesystem::directory_iterator files(cluster_.store(0).images().directory());
+    return std::distance(begin(files), end(files));
+  };
+  ASSERT_GT(images(), 0);
+  const CheckpointRef checkpoint = cluster_.job(1, "job")->find_checkpoint("base");
+  FileContentRef whole = checkpoint->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  FileContentRef gathered = checkpoint->hf_files().value()->open(0).value();
+  auto read = [](const FileContentRef& file) {
+    std::vector<std::byte> bytes(file->bytes());
+    Result<> got = file->read(0, bytes);
+    EXPECT_TRUE(got.has_value()) << got.error().message();
+    return bytes;
+  };
+  const std::vector<std::byte> before = read(whole), gathered_before = read(gathered);
+
+  edit(2, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w2:0", "w0:0"]})");
+  cluster_.wait_settled();
+  EXPECT_EQ(read(whole), before) << "after the bytes were moved";
+  std::vector<ImageId> on_w0;
+  for (const StoredImage& image : cluster_.job(0, "job")->find_checkpoint("base")->stored()->images)
+    if (image.node == "w0") on_w0.push_back({image.id});
+  ASSERT_FALSE(on_w0.empty());
+  auto kept = [&] { return cluster_.store(0).images().open(on_w0.front()).has_value(); };
+  ASSERT_TRUE(cluster_.job(2, "job")->remove_checkpoint("base").has_value());
+  EXPECT_EQ(images(), 0);
+  EXPECT_EQ(read(whole), before) << "after the checkpoint was removed";
+  ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
+  EXPECT_EQ(read(gathered), gathered_before) << "not read since the bytes were moved, and the job removed since";
+
+  // Longer than nodes take to ask whether anybody reads.
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_TRUE(kept());
+  whole.reset();
+  gathered.reset();
+  for (int i = 0; i < 100 && kept(); ++i) usleep(100'000);
+  EXPECT_FALSE(kept()) << "though nobody reads it";
+}
+
+TEST_F(ClusterTest, AnOpenFileOfANodeThatDiesIsReadFromItsCopy) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1, "devices": ["w0:0"]})");
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  const std::vector<std::string> on = holders(0, LayoutSpec(), 0);
+  const unsigned reader = std::find(on.begin(), on.end(), "w1") == on.end() ? 1 : 2;
+  FileContentRef file =
+      cluster_.job(reader, "job")->find_checkpoint("base")->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  std::vector<std::byte> before(file->bytes()), after(file->bytes());
+  ASSERT_TRUE(file->read(0, before).has_value());
+  cluster_.stop(0);
+  Result<> got = file->read(0, after);
+  ASSERT_TRUE(got.has_value()) << got.error().message();
+  EXPECT_EQ(after, before);
+}
+
 TEST_F(ClusterTest, ADrainedNodeHoldsNothingAndCanGo) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "keep": 2})");

@@ -96,9 +96,11 @@ TEST_F(Images, AreOneObjectWhileHeldAndKeepTheirBytesAfterRemoval) {
   EXPECT_EQ(store_->open(id, 3).value(), image);
   EXPECT_TRUE(is_ok(store_->remove(id)));
   EXPECT_TRUE(is_ok(store_->remove(id)));
-  EXPECT_TRUE(has_error(store_->open(id, 3), Code::kNotFound));
   EXPECT_EQ(text_of(image), "abc");
+  EXPECT_EQ(store_->open(id, 3).value(), image);
   EXPECT_TRUE(files().empty());
+  image.reset();
+  EXPECT_TRUE(has_error(store_->open(id, 3), Code::kNotFound));
 }
 
 TEST_F(Images, SurviveANewStoreObject) {

@@ -1,0 +1,56 @@
+// Checkpoints that were removed while a file of them was open.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "reshard/job/cluster.h"
+#include "store/image/image_store.h"
+
+namespace ptc {
+
+/// What is open keeps the bytes of its images on this node by itself; those on others it knows by name. So each
+/// node keeps its images of a removed checkpoint until every other node that lives says that no file of it is open
+/// there. A node that starts anew keeps nothing. Threads: any.
+class RemovedCheckpoints {
+ public:
+  /// `cluster`, which outlives this, is null in a cluster of one: nothing is kept.
+  explicit RemovedCheckpoints(Cluster* cluster);
+
+  /// `images` lie on this node, and have no names any more (ImageStore::remove).
+  void keep(const std::string& job, const std::string& id, std::vector<ImageRef> images);
+
+  /// `files` lives as long as a file of the checkpoint is open here. To be said before the checkpoint is known no more.
+  void note(const std::string& id, std::weak_ptr<const void> files);
+  bool is_open_here(std::string_view id);
+
+ private:
+  struct Kept {
+    std::string job, id;
+    std::vector<ImageRef> images;
+  };
+  void ask_loop(std::stop_token stop);
+  bool is_open_elsewhere(const std::string& job, const std::string& id, const std::stop_token& stop);
+
+  Cluster* const cluster_;
+  std::mutex mutex_;
+  std::condition_variable_any came_;
+  std::vector<Kept> kept_;                                                   // guarded by mutex_
+  std::vector<std::pair<std::string, std::weak_ptr<const void>>> noted_;     // by id; guarded by mutex_
+  size_t asked_ = 0;                                                         // the first of kept_; guarded by mutex_
+  std::jthread thread_;                                                      // last: uses all of the above
+};
+
+/// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".
+Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node, const std::string& job,
+                                     const std::string& id, std::stop_token stop = {});
+/// The id of the checkpoint that such a request is about.
+Result<std::string> checkpoint_asked_of(std::string_view request);
+
+}  // namespace ptc
