@@ -200,7 +200,7 @@ struct Job::Impl {
                                                          const std::string& id,
                                                          const std::string& stored_file);
   std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file);
-  Result<ImageRef> open_image(const StoredImage& image, uint64_t bytes);
+  Result<ImageRef> open_image(const StoredImage& image, uint64_t bytes);  // takes mutex
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);

@@ -364,7 +364,11 @@ std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id, const std::
 
 Result<ImageRef> Job::Impl::open_image(const StoredImage& image, uint64_t bytes) {
   if (services.cluster != nullptr && image.node != services.cluster->self()) {
-    if (image.missing || !is_among(alive, image.node)) return ImageRef();
+    const bool reachable = [&] {
+      std::lock_guard lock(mutex);
+      return is_among(alive, image.node);
+    }();
+    if (image.missing || !reachable) return ImageRef();
     return ImageRef(std::make_shared<const Image>(ImageId{image.id}, image.node, bytes));
   }
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of.

@@ -11,18 +11,11 @@ import subprocess
 import sys
 
 import mount
+from readers import optional
 from test_dataset import ids_of, wait_for, write_shards
 
 SAMPLES = 240
 BATCH = 8
-
-
-def optional(module):
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        print(f"{module}: {error}", file=sys.stderr)
-        return None
 
 
 def write_jsonl(directory):
@@ -46,7 +39,7 @@ def read_webdataset(generation, rank, size, skip, count):
 
 
 def read_streaming(generation, rank, size, skip, count):
-    import streaming
+    streaming = optional("streaming")
     import torch
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     data = streaming.StreamingDataset(local=f"{generation}/global/mds/e000", remote=None, shuffle=False,

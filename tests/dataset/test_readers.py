@@ -6,21 +6,17 @@ import os
 import random
 import struct
 import subprocess
+import sys
 import tarfile
 import tempfile
 import unittest
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
+from readers import optional  # noqa: E402
+
 SEED = int(os.environ.get("PTC_SEED", random.randrange(1 << 32)))
 WRITE_TREES = os.path.join(os.environ.get("PTC_BIN_DIR", "build/bin"), "write_trees")
 PER_SHARD = 7
-
-
-def optional(name):
-    try:
-        return __import__(name)
-    except ImportError as error:
-        print(f"{name} is not there ({error}): what reads with it is skipped")
-        return None
 
 
 numpy, webdataset, streaming, datasets = map(optional, ("numpy", "webdataset", "streaming", "datasets"))
