@@ -92,11 +92,11 @@ std::string CheckpointFacts::make_meta_json() const {
     json::array shape;
     for (uint64_t extent : tensor.shape) shape.push_back(extent);
     list.push_back(json::object{{"name", tensor.name},
-                                   {"file", tensor.file},
-                                   {"dtype", dtype_name(tensor.dtype)},
-                                   {"shape", std::move(shape)},
-                                   {"checksum", manifest.checksums[t].to_hex()},
-                                   {"path", "model/" + model_paths[t]}});
+                                {"file", tensor.file},
+                                {"dtype", dtype_name(tensor.dtype)},
+                                {"shape", std::move(shape)},
+                                {"checksum", manifest.checksums[t].to_hex()},
+                                {"path", "model/" + model_paths[t]}});
   }
   meta["tensors"] = std::move(list);
   json::array files;
@@ -117,10 +117,10 @@ std::shared_ptr<const StoredState> Checkpoint::stored() const {
 void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
   std::lock_guard lock(mutex_);
   stored_ = std::move(stored);
-  if (open_files_ == nullptr) return;
-  std::lock_guard open_lock(open_files_->mutex);
-  open_files_->stored = stored_;
-  open_files_->replaced.notify_all();
+  if (remote_files_ == nullptr) return;
+  std::lock_guard remote_lock(remote_files_->mutex);
+  remote_files_->stored = stored_;
+  remote_files_->replaced.notify_all();
 }
 
 void Checkpoint::let_go() {
@@ -129,28 +129,15 @@ void Checkpoint::let_go() {
   std::vector<StoredImage> images = before->images;
   for (StoredImage& image : images) image.image = nullptr;
   Result<std::shared_ptr<const StoredState>> bare = make_stored(before->spec, std::move(images));
-  std::shared_ptr<OpenFiles> open_files;
-  {
-    std::lock_guard lock(mutex_);
-    open_files = std::move(open_files_);
-    if (bare.has_value()) stored_ = std::move(bare).value();
-  }
-  const bool all_here = std::none_of(before->images.begin(), before->images.end(), [](const StoredImage& one) {
-    return one.image != nullptr && !one.image->is_here();
-  });
-  if (!all_here || open_files == nullptr) return;
-  std::lock_guard lock(open_files->mutex);
-  open_files->stored = nullptr;  // what is open has what it needs
+  std::shared_ptr<const RemoteFiles> last;  // with the images of its stored state: it goes without the lock
+  std::lock_guard lock(mutex_);
+  last = std::move(remote_files_);
+  if (bare.has_value()) stored_ = std::move(bare).value();
 }
 
-std::weak_ptr<const OpenFiles> Checkpoint::open_files() const {
+std::weak_ptr<const RemoteFiles> Checkpoint::remote_files() const {
   std::lock_guard lock(mutex_);
-  return open_files_;
-}
-
-bool Checkpoint::in_use() const {
-  std::lock_guard lock(mutex_);
-  return open_files_.use_count() > 1;
+  return remote_files_;
 }
 
 std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,

@@ -97,9 +97,9 @@ class CheckpointFacts {
   mutable std::string meta_json_;
 };
 
-/// What is open of a checkpoint holds it, and finds out by it where the bytes lie that are on other nodes: also after
-/// they were moved, and after the checkpoint was removed.
-struct OpenFiles {
+/// Open files of which some bytes are on other nodes hold it, and find out by it where these lie: also after they were
+/// moved, and as they were last when the checkpoint was removed.
+struct RemoteFiles {
   std::mutex mutex;
   std::condition_variable replaced;
   std::shared_ptr<const StoredState> stored;  // guarded
@@ -158,9 +158,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::vector<std::string> lost_tensors() const;
 
   /// True while a file of it is open (its FileContent lives).
-  bool in_use() const;
-  /// After let_go() lives as long as a file is open.
-  std::weak_ptr<const OpenFiles> open_files() const;
+  bool in_use() const { return open_token_.use_count() > 1; }
+  /// After let_go() lives as long as a file is open of which some bytes are on other nodes.
+  std::weak_ptr<const RemoteFiles> remote_files() const;
 
  private:
   friend class ContentSource;
@@ -189,9 +189,10 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   SharedResults* const results_;
   Transport* const transport_;
   std::atomic<bool> removed_ = false;
+  const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;
   std::shared_ptr<const StoredState> stored_;                                        // guarded
-  std::shared_ptr<OpenFiles> open_files_ = std::make_shared<OpenFiles>();            // guarded; null: removed
+  std::shared_ptr<RemoteFiles> remote_files_ = std::make_shared<RemoteFiles>();      // guarded; null: removed
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
 };
 using CheckpointRef = std::shared_ptr<Checkpoint>;

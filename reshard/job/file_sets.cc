@@ -24,7 +24,7 @@ constexpr uint64_t kHfShardBytes = 5'000'000'000;
 // While a content lives, the checkpoint is in use.
 struct InUse {
   std::shared_ptr<const Checkpoint> checkpoint;
-  std::shared_ptr<OpenFiles> files;
+  std::shared_ptr<int> token;
 };
 
 class ImageContent final : public FileContent {
@@ -92,8 +92,8 @@ using FindSource = std::function<Result<Source>(const StoredState&)>;
 class RemoteContent final : public FileContent {
  public:
   RemoteContent(FindSource find, std::shared_ptr<const StoredState> stored, GatherProgram program,
-                Transport* transport, InUse in_use)
-      : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), stored_(std::move(stored)),
+                Transport* transport, InUse in_use, std::shared_ptr<RemoteFiles> files)
+      : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), files_(std::move(files)), stored_(std::move(stored)),
         program_(std::make_shared<const GatherProgram>(std::move(program))) {}
   uint64_t bytes() const override { return now().program->bytes(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
@@ -102,43 +102,54 @@ class RemoteContent final : public FileContent {
       const Now seen = now();
       Result<> got = seen.program->read(*transport_, offset, out);
       if (got.has_value() || got.error().code() != Code::kUnavailable) return got;
-      if (std::chrono::steady_clock::now() - asked > kPatience) return got;
-      PTC_TRY(look_again(*seen.stored));
+      if (std::chrono::steady_clock::now() - asked > kPatience) {
+        give_up(seen.stored);
+        return got;
+      }
+      PTC_TRY(bool newer, look_again(seen.stored, seen.given_up ? std::chrono::milliseconds(0) : kPause));
+      if (seen.given_up && !newer) return got;
     }
   }
 
  private:
-  static constexpr std::chrono::seconds kPatience{10};         // longer than until a node is known to be away
+  static constexpr std::chrono::seconds kPatience{15};         // longer than until a node is known to be away, as a rule
   static constexpr std::chrono::milliseconds kPause{200};
   struct Now {
     std::shared_ptr<const StoredState> stored;
     std::shared_ptr<const GatherProgram> program;
+    bool given_up;
   };
   Now now() const {
     std::lock_guard lock(mutex_);
-    return {stored_, program_};
+    return {stored_, program_, given_up_ == stored_};
   }
-  /// When it is known that bytes lie elsewhere than `seen` says, or a while later.
-  Result<> look_again(const StoredState& seen) const {
+  /// Whether it is known by now, or after `pause`, that bytes lie elsewhere than `seen` says.
+  Result<bool> look_again(const std::shared_ptr<const StoredState>& seen, std::chrono::milliseconds pause) const {
     std::shared_ptr<const StoredState> newer;
     {
-      OpenFiles& files = *in_use_.files;
-      std::unique_lock lock(files.mutex);
-      files.replaced.wait_for(lock, kPause, [&] { return files.stored.get() != &seen; });
-      newer = files.stored;
+      std::unique_lock lock(files_->mutex);
+      files_->replaced.wait_for(lock, pause, [&] { return files_->stored != seen; });
+      newer = files_->stored;
     }
-    if (newer == nullptr || newer.get() == &seen) return ok();
+    if (newer == seen) return false;
     PTC_TRY(auto source, find_(*newer));
     std::lock_guard lock(mutex_);
     stored_ = std::move(newer);
     program_ = std::make_shared<const GatherProgram>(std::move(source.program));
-    return ok();
+    return true;
+  }
+  /// Until it lies elsewhere, reads fail at once.
+  void give_up(std::shared_ptr<const StoredState> seen) const {
+    std::lock_guard lock(mutex_);
+    given_up_ = std::move(seen);
   }
 
   const FindSource find_;
   Transport* const transport_;
   const InUse in_use_;
+  const std::shared_ptr<RemoteFiles> files_;
   mutable std::mutex mutex_;
+  mutable std::shared_ptr<const StoredState> given_up_;    // guarded by mutex_
   mutable std::shared_ptr<const StoredState> stored_;      // guarded by mutex_
   mutable std::shared_ptr<const GatherProgram> program_;   // made for it; guarded by mutex_
 };
@@ -155,19 +166,20 @@ class ContentSource {
 
   Result<FileContentRef> open(FindSource find) const {
     std::shared_ptr<const StoredState> stored;
-    InUse in_use{checkpoint_, nullptr};
+    std::shared_ptr<RemoteFiles> files;
     {
       std::lock_guard lock(checkpoint_->mutex_);
       stored = checkpoint_->stored_;
-      in_use.files = checkpoint_->open_files_;
+      files = checkpoint_->remote_files_;
     }
+    InUse in_use{checkpoint_, checkpoint_->open_token_};
     PTC_TRY(auto source, find(*stored));
     Transport* transport = checkpoint_->transport_;
     if (source.image != nullptr && !source.elsewhere)
       return FileContentRef(std::make_shared<ImageContent>(std::move(source.image), std::move(in_use)));
-    if (source.elsewhere && in_use.files != nullptr)
+    if (source.elsewhere && files != nullptr)
       return FileContentRef(std::make_shared<RemoteContent>(std::move(find), std::move(stored), std::move(source.program),
-                                                            transport, std::move(in_use)));
+                                                            transport, std::move(in_use), std::move(files)));
     return FileContentRef(std::make_shared<GatheredContent>(std::move(source.program), transport, std::move(in_use)));
   }
 

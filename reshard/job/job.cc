@@ -238,6 +238,14 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   return ok();
 }
 
+namespace {
+
+std::string layout_record(int64_t revision, const std::string& text) {
+  return json::serialize(json::object{{"revision", revision}, {"text", text}});
+}
+
+}  // namespace
+
 Result<> Job::save_layout(const std::string& text) {
   PTC_TRY(impl_->save_layout(text));
   tell_others(impl_->services.cluster, name_);
@@ -246,18 +254,16 @@ Result<> Job::save_layout(const std::string& text) {
 
 Result<> Job::Impl::save_layout(const std::string& text) {
   std::lock_guard change(changes);
+  bool once_more = false;  // it is wanted still, and failed
   {
     std::lock_guard lock(mutex);
     if (text == layout_text) {
-      if (failed && failed->revision == revision) {  // wanted still: once more
-        failed.reset();
-        last_error.reset();
-        changed.notify_all();
-      }
       forget_error("layout.json ");
-      return ok();
+      once_more = failed && failed->revision == revision;
+      if (!once_more) return ok();
     }
   }
+  if (once_more) return want_layout_again();
   auto refuse = [&](Error error) {
     job->note_refused_save("layout.json", error.message());
     return Error(Code::kInvalidArgument, error.message());
@@ -282,8 +288,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
   if (services.cluster != nullptr)
     for (const std::string& node : nodes_of(wanted.value()))
       transaction.compares.push_back({drained_key(node), 0});
-  transaction.puts.emplace_back(
-      meta_key("layout"), json::serialize(json::object{{"revision", next_revision}, {"text", text}}));
+  transaction.puts.emplace_back(meta_key("layout"), layout_record(next_revision, text));
   if (spec_name.find('+') != std::string::npos)
     transaction.puts.emplace_back(meta_key("specs/" + spec_name),
                                   json::serialize(wanted.value().spec.to_json()));
@@ -300,6 +305,20 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     changed.notify_all();
   }
   spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, next_revision);
+  return ok();
+}
+
+/// By another revision of its key all nodes hear that it is.
+Result<> Job::Impl::want_layout_again() {
+  MetaTransaction transaction;
+  transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
+  transaction.puts.emplace_back(meta_key("layout"), layout_record(revision, layout_text));
+  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
+  std::lock_guard lock(mutex);
+  layout_meta_revision = meta_revision;
+  failed.reset();
+  last_error.reset();
+  changed.notify_all();
   return ok();
 }
 
@@ -417,6 +436,8 @@ Result<> Job::remove_checkpoint(std::string_view name) {
   PTC_TRY(check_member(impl_->services.cluster));
   if (impl_->services.cluster != nullptr) {
     PTC_TRY(impl_->sync());
+    // Where its bytes lie now all shall know, also those who have a file of it open.
+    tell_others(impl_->services.cluster, name_);
   }
   PTC_TRY(impl_->remove(std::string(name), /*only_unused=*/false));
   tell_others(impl_->services.cluster, name_);
@@ -482,7 +503,7 @@ bool Job::is_settled() const {
   return impl_->at_rest();
 }
 
-Result<> Job::forget() {
+void Job::forget() {
   stop();
   std::vector<CheckpointRecord> records;
   {
@@ -490,10 +511,9 @@ Result<> Job::forget() {
     for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
   }
   for (const CheckpointRecord& record : records) {
-    impl_->services.removed->note(record.id, record.checkpoint->open_files());
+    impl_->services.removed->note(record.id, record.checkpoint->remote_files());
     impl_->remove_files_of(record);
   }
-  return remove_tree(AT_FDCWD, impl_->dir);
 }
 
 }  // namespace ptc

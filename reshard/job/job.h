@@ -151,8 +151,8 @@ class Job {
   Job(std::string name, std::string dir, JobServices services, JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
   Result<> load();
-  /// The job was removed by another node: nothing of it stays here.
-  Result<> forget();
+  /// The job was removed: stops it, and its images go. What is left is its directory.
+  void forget();
   /// Images that this job needs; nullopt when that is not known (a checkpoint is damaged).
   std::optional<std::vector<ImageId>> images_in_use() const;
   /// Nothing can be committed from now on; kBusy while something is.

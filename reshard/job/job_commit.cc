@@ -332,7 +332,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
     PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));
     PTC_TRY(sync_directory(AT_FDCWD, dir));
     if (services.cluster != nullptr) {
-      PTC_TRY(give_files(id, {"manifest.json", "headers.bin", "stored-1.json"}));
+      PTC_TRY(give_files(id, {"manifest.json", "headers.bin", "stored-1.json"}, *stored));
       PTC_TRY(auto with_copies, make_copies(record, fences));
       if (with_copies != nullptr) {
         record.generation = 2;
@@ -340,7 +340,7 @@ Result<> Job::Impl::commit_taken(int taken_fd, const std::vector<TakenElsewhere>
         checkpoint->replace_stored(with_copies);
         PTC_TRY(write_file_atomically(AT_FDCWD, checkpoint_dir(id) + "/stored-2.json",
                                       with_copies->to_text()));
-        PTC_TRY(give_files(id, {"stored-2.json"}));
+        PTC_TRY(give_files(id, {"stored-2.json"}, *with_copies));
       }
     }
 

@@ -194,6 +194,7 @@ struct Job::Impl {
   Result<> load();
   Result<> sync();
   Result<> save_layout(const std::string& text);
+  Result<> want_layout_again();  // changes held
   Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation,
                                            const std::string& stored_file);
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
@@ -210,9 +211,11 @@ struct Job::Impl {
   Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
                           std::stop_token stop = {});
   std::vector<std::string> other_nodes() const;
-  bool is_used_elsewhere(const std::string& id);  // on another node a file of it is open, or that node says nothing
+  bool is_used_elsewhere(const std::string& id, const std::stop_token& stop);  // on another node a file of it is open, or that node says nothing
   Result<std::string> checkpoint_file(const std::string& id, const std::string& file, size_t limit);
-  Result<> give_files(const std::string& id, const std::vector<std::string>& files);
+  /// To all nodes. kUnavailable: none of those that live takes them, though `stored`, which they describe, has images
+  /// elsewhere; these would be lost with this node.
+  Result<> give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored);
   /// Unless a leader of a later epoch wants it. Takes mutex.
   void drop_part(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
   /// Parts whose leader is gone.
@@ -297,7 +300,7 @@ struct Job::Impl {
                                                std::shared_ptr<const StoredState> moved,
                                                PlanTexts plan);
   void remove_replaced(const CheckpointRecord& record, const StoredState& before);
-  void remove_superfluous();  // `keep`
+  void remove_superfluous(const std::stop_token& stop);  // `keep`
 
   // job_older.cc
   Result<> settle_older(const Layout& wanted);

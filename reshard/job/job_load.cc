@@ -237,6 +237,7 @@ Result<> Job::Impl::sync() {
   {
     std::lock_guard lock(mutex);
     const bool edited = revision != state.revision;
+    const bool wanted_again = !edited && layout_meta_revision != state.layout_meta_revision;
     layout_text = std::move(state.layout_text);
     layout = std::move(state.layout);
     revision = state.revision;
@@ -245,10 +246,10 @@ Result<> Job::Impl::sync() {
     custom_specs = std::move(state.custom_specs);
     const bool flipped = in_force.meta_revision != state.in_force.meta_revision;
     in_force = std::move(state.in_force);
-    if (flipped) failed.reset();  // another node could do it
-    if (edited) {
+    if (flipped || wanted_again) failed.reset();  // another node could do it, or it is to be tried once more
+    if (edited || wanted_again) {
       last_error.reset();
-      if (running) running->stop.request_stop();
+      if (edited && running) running->stop.request_stop();
     }
     damaged.clear();
     for (auto& [name, why] : now_damaged) {
@@ -258,8 +259,8 @@ Result<> Job::Impl::sync() {
     for (auto& [name, record] : checkpoints) {
       auto next = changes_of.find(name);
       if (next != changes_of.end() && next->second.record.id == record.id) continue;
-      if (damaged.contains(name)) continue;
-      services.removed->note(record.id, record.checkpoint->open_files());
+      if (const auto bad = now_damaged.find(name); bad != now_damaged.end() && bad->second.first == record.id) continue;
+      services.removed->note(record.id, record.checkpoint->remote_files());
       gone.push_back(record);
       to_tell.insert(name);
     }
@@ -274,6 +275,7 @@ Result<> Job::Impl::sync() {
         to_tell.insert(name);
       }
     }
+    if (failed && decided.contains(failed->checkpoint)) failed.reset();
     checkpoints.clear();
     for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
     if (newest_plan && plan_revision > last_plan_revision) {
@@ -295,13 +297,13 @@ Result<> Job::Impl::sync() {
   }
   if (listener != nullptr)
     for (const std::string& name : to_tell) listener->checkpoint_changed(job->name(), name);
+  for (const CheckpointRecord& record : gone) remove_files_of(record);
   for (const auto& [record, before] : replaced) {
     remove_images_not_in(*before, *record.checkpoint->stored());
     PTC_TRY(remove_stale_files(record.id, record.stored));
   }
   for (const auto& [name, next] : changes_of)
     if (decided.contains(name)) drop_part(next.record.id);
-  for (const CheckpointRecord& record : gone) remove_files_of(record);
   settle_taken(given_up);
   if (unreachable) return *std::move(unreachable);
   return ok();

@@ -95,7 +95,7 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
   return last;
 }
 
-Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files) {
+Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored) {
   json::array list;
   std::string contents;
   for (const std::string& file : files) {
@@ -108,19 +108,25 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
   std::vector<std::future<Result<std::string>>> answers;
   for (const std::string& node : other_nodes())
     answers.push_back(std::async(std::launch::async, [&, node] { return ask(node, "files", body); }));
+  bool given_to_any = answers.empty();
   for (auto& answer : answers) {
     // A node that does not answer now asks for them itself when it is there again.
     Result<std::string> given = answer.get();
     if (given.has_error()) spdlog::warn("job {}: {}", job->name(), given.error().message());
+    else given_to_any = true;
   }
-  return ok();
+  const bool all_here = std::all_of(stored.images.begin(), stored.images.end(),
+                                    [&](const StoredImage& image) { return image.node == services.cluster->self(); });
+  if (given_to_any || all_here) return ok();
+  return make_error(Code::kUnavailable, "no other node answers, and where bytes lie that they hold must not be known to "
+                    "node {} alone", services.cluster->self());
 }
 
-bool Job::Impl::is_used_elsewhere(const std::string& id) {
+bool Job::Impl::is_used_elsewhere(const std::string& id, const std::stop_token& stop) {
   if (services.cluster == nullptr) return false;
   const std::vector<std::string> others = other_nodes();
   return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
-    Result<std::string> answer = ask_whether_open(*services.cluster, node, job->name(), id);
+    Result<std::string> answer = ask_whether_open(*services.cluster, node, job->name(), id, stop);
     return answer.has_error() || answer.value() == "yes";
   });
 }

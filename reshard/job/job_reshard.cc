@@ -92,7 +92,7 @@ void Job::Impl::reshard_loop(std::stop_token stop) {
       }
       changed.notify_all();
     }
-    remove_superfluous();
+    remove_superfluous(stop);
     drop_undecided_parts();
   }
 }
@@ -353,7 +353,7 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved.to_text()));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
   if (services.cluster != nullptr) {
-    PTC_TRY(give_files(record.id, {record.stored, plan_file}));
+    PTC_TRY(give_files(record.id, {record.stored, plan_file}, moved));
   }
   transaction.puts.emplace_back(meta_key("checkpoints/" + record.checkpoint->name()),
                                 record_text(record));
@@ -376,7 +376,7 @@ void Job::Impl::remove_replaced(const CheckpointRecord& record, const StoredStat
   (void)remove_stale_files(record.id, record.stored);
 }
 
-void Job::Impl::remove_superfluous() {
+void Job::Impl::remove_superfluous(const std::stop_token& stop) {
   std::vector<std::pair<std::string, std::string>> surplus;  // name and id
   {
     std::lock_guard lock(mutex);
@@ -394,7 +394,7 @@ void Job::Impl::remove_superfluous() {
     }
   }
   for (const auto& [name, id] : surplus) {
-    if (is_used_elsewhere(id)) continue;
+    if (is_used_elsewhere(id, stop)) continue;
     Result<> removed = remove(name, /*only_unused=*/true);
     if (removed.has_error() && removed.error().code() != Code::kBusy)
       spdlog::warn("job {}: checkpoint {} is one too many, but: {}", job->name(), name,
@@ -434,7 +434,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
   PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
   {
     std::lock_guard lock(mutex);
-    services.removed->note(record.id, record.checkpoint->open_files());
+    services.removed->note(record.id, record.checkpoint->remote_files());
     checkpoints.erase(name);
     if (was_current) {
       next.meta_revision = meta_revision;

@@ -249,16 +249,19 @@ Result<> JobStore::Impl::sync() {
   {
     std::lock_guard lock(mutex);
     drained = std::move(now_drained);
-    for (auto it = jobs.begin(); it != jobs.end();) {
-      if (names.erase(it->first) > 0) known.push_back(it->second);
-      else gone.push_back(it->second);
-      it = known.empty() || known.back() != it->second ? jobs.erase(it) : std::next(it);
-    }
+    for (const auto& [name, job] : jobs) (names.erase(name) > 0 ? known : gone).push_back(job);
+  }
+  for (const JobRef& job : gone) {
+    spdlog::info("job {} was removed by another node", job->name());
+    job->forget();
+  }
+  if (!gone.empty()) {
+    std::lock_guard lock(mutex);
+    for (const JobRef& job : gone) jobs.erase(job->name());
   }
   if (!gone.empty() && listener != nullptr) listener->names_changed();
   for (const JobRef& job : gone) {
-    spdlog::info("job {} was removed by another node", job->name());
-    PTC_TRY(job->forget());
+    PTC_TRY(remove_tree(AT_FDCWD, job_dir(job->name())));
   }
   for (const JobRef& job : known) {
     PTC_TRY(job->sync());
@@ -437,6 +440,7 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
   PTC_TRY(check_member(impl_->cluster));
   if (impl_->cluster != nullptr) {
     PTC_TRY(impl_->sync());  // what was removed on another node just now is no reason to refuse
+    tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
   }
   PTC_TRY(impl_->remove(name, force));
   tell_others(impl_->cluster, std::string(name));
@@ -479,11 +483,12 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     job->reopen();
     return forgotten;
   }
+  job->forget();
   {
     std::lock_guard lock(mutex);
     jobs.erase(jobs.find(name));
   }
-  PTC_TRY(job->forget());
+  PTC_TRY(remove_tree(AT_FDCWD, job_dir(name)));
   spdlog::info("job {} removed", name);
   return ok();
 }

@@ -11,7 +11,8 @@ namespace ptc {
 namespace {
 
 constexpr std::chrono::seconds kAgain(1);  // where somebody reads, or does not answer
-constexpr std::chrono::seconds kCallTime(30);
+constexpr std::chrono::seconds kCallTime(5);
+constexpr std::chrono::seconds kGone(60);  // a node that may come back with its files still open
 
 }  // namespace
 
@@ -34,8 +35,11 @@ RemovedCheckpoints::RemovedCheckpoints(Cluster* cluster) : cluster_(cluster) {
 
 void RemovedCheckpoints::keep(const std::string& job, const std::string& id, std::vector<ImageRef> images) {
   if (cluster_ == nullptr || images.empty()) return;
+  Kept kept{job, id, std::move(images), {}};
+  for (const std::string& node : cluster_->alive())
+    if (node != cluster_->self()) kept.asked.emplace(node, Clock::now());
   std::lock_guard lock(mutex_);
-  kept_.push_back({job, id, std::move(images)});
+  new_.push_back(std::move(kept));
   came_.notify_all();
 }
 
@@ -51,39 +55,30 @@ bool RemovedCheckpoints::is_open_here(std::string_view id) {
                      [&](const auto& one) { return one.first == id && !one.second.expired(); });
 }
 
-bool RemovedCheckpoints::is_open_elsewhere(const std::string& job, const std::string& id,
-                                           const std::stop_token& stop) {
-  const std::vector<std::string> nodes = cluster_->alive();
-  return std::any_of(nodes.begin(), nodes.end(), [&](const std::string& node) {
-    if (node == cluster_->self()) return false;
-    Result<std::string> answer = ask_whether_open(*cluster_, node, job, id, stop);
-    return answer.has_error() || answer.value() == "yes";
-  });
+void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
+  const std::vector<std::string> alive = cluster_->alive();
+  for (auto node = kept.asked.begin(); node != kept.asked.end() && !stop.stop_requested();) {
+    Result<std::string> answer = ask_whether_open(*cluster_, node->first, kept.job, kept.id, stop);
+    const bool there = answer.has_value() || std::find(alive.begin(), alive.end(), node->first) != alive.end();
+    if (there) node->second = Clock::now();
+    const bool done = answer.has_value() ? answer.value() == "no" : Clock::now() - node->second > kGone;
+    node = done ? kept.asked.erase(node) : std::next(node);
+  }
 }
 
 void RemovedCheckpoints::ask_loop(std::stop_token stop) {
-  std::unique_lock lock(mutex_);
+  std::vector<Kept> kept;
   while (!stop.stop_requested()) {
-    if (asked_ == kept_.size()) {
-      auto more = [&] { return asked_ < kept_.size(); };
-      if (kept_.empty()) came_.wait(lock, stop, more);
-      else if (!came_.wait_for(lock, stop, kAgain, more)) asked_ = 0;
-      continue;
+    {
+      std::unique_lock lock(mutex_);
+      auto more = [&] { return !new_.empty(); };
+      if (kept.empty()) came_.wait(lock, stop, more);
+      else came_.wait_for(lock, stop, kAgain, more);
+      for (Kept& one : new_) kept.push_back(std::move(one));
+      new_.clear();
     }
-    // Only this thread takes out; what others add comes behind.
-    const std::string job = kept_[asked_].job, id = kept_[asked_].id;
-    lock.unlock();
-    const bool open = is_open_elsewhere(job, id, stop);
-    lock.lock();
-    if (open) {
-      ++asked_;
-      continue;
-    }
-    std::vector<ImageRef> images = std::move(kept_[asked_].images);
-    kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(asked_));
-    lock.unlock();
-    images.clear();  // takes a while where it is much
-    lock.lock();
+    for (Kept& one : kept) ask(one, stop);
+    std::erase_if(kept, [](const Kept& one) { return one.asked.empty(); });
   }
 }
 

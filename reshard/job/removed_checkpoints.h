@@ -1,7 +1,9 @@
 // Checkpoints that were removed while a file of them was open.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -15,9 +17,9 @@
 
 namespace ptc {
 
-/// What is open keeps the bytes of its images on this node by itself; those on others it knows by name. So each
-/// node keeps its images of a removed checkpoint until every other node that lives says that no file of it is open
-/// there. A node that starts anew keeps nothing. Threads: any.
+/// What is open keeps the bytes of its images on this node by itself; those on others it knows by name. So each node
+/// keeps its images of a removed checkpoint until every other node that was there then has said that no file of it is
+/// open there that needs them, or has been away for a minute. A node that starts anew keeps nothing. Threads: any.
 class RemovedCheckpoints {
  public:
   /// `cluster`, which outlives this, is null in a cluster of one: nothing is kept.
@@ -31,20 +33,21 @@ class RemovedCheckpoints {
   bool is_open_here(std::string_view id);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Kept {
     std::string job, id;
     std::vector<ImageRef> images;
+    std::map<std::string, Clock::time_point> asked;  // nodes that have not said no; when they were there last
   };
   void ask_loop(std::stop_token stop);
-  bool is_open_elsewhere(const std::string& job, const std::string& id, const std::stop_token& stop);
+  void ask(Kept& kept, const std::stop_token& stop);
 
   Cluster* const cluster_;
   std::mutex mutex_;
   std::condition_variable_any came_;
-  std::vector<Kept> kept_;                                                   // guarded by mutex_
-  std::vector<std::pair<std::string, std::weak_ptr<const void>>> noted_;     // by id; guarded by mutex_
-  size_t asked_ = 0;                                                         // the first of kept_; guarded by mutex_
-  std::jthread thread_;                                                      // last: uses all of the above
+  std::vector<Kept> new_;                                                 // guarded by mutex_
+  std::vector<std::pair<std::string, std::weak_ptr<const void>>> noted_;  // by id; guarded by mutex_
+  std::jthread thread_;                                                   // last: uses all of the above
 };
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".

@@ -571,6 +571,48 @@ TEST_F(ClusterTest, AnOpenFileOfAnotherNodeOutlivesTheCheckpoint) {
   EXPECT_FALSE(kept()) << "though nobody reads it";
 }
 
+TEST_F(ClusterTest, WhatWasOpenedElsewhereIsReadHereAfterTheRemoval) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w0:0"]})");
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  const CheckpointRef checkpoint = cluster_.job(1, "job")->find_checkpoint("base");
+  FileContentRef opened_before = checkpoint->hf_files().value()->open(0).value();
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w1:1"]})");
+  cluster_.wait_settled();
+  for (const StoredImage& image : checkpoint->stored()->images)
+    if (image.written < 0 && image.image->bytes() > 0) EXPECT_EQ(image.node, "w1") << image.path;
+  std::vector<std::byte> wanted(opened_before->bytes()), got(opened_before->bytes());
+  ASSERT_TRUE(checkpoint->hf_files().value()->open(0).value()->read(0, wanted).has_value());
+  ASSERT_TRUE(cluster_.job(0, "job")->remove_checkpoint("base").has_value());
+  Result<> read = opened_before->read(0, got);
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  EXPECT_EQ(got, wanted);
+}
+
+TEST_F(ClusterTest, AReaderOfItsOwnNodeKeepsNothingOnOthers) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w0:0", "w1:0"]})");
+  const LayoutSpec spec = spec_of(R"({"tp": 1, "pp": 2, "dp": 1})");
+  write(0, spec);
+  commit(0);
+  cluster_.wait_settled();
+  const CheckpointRef checkpoint = cluster_.job(1, "job")->find_checkpoint("base");
+  FileContentRef local = checkpoint->rank_files(checkpoint->stored()->spec, 1).value()->open(0).value();
+  EXPECT_TRUE(checkpoint->in_use());
+  std::optional<ImageId> on_w0;
+  for (const StoredImage& image : checkpoint->stored()->images)
+    if (image.node == "w0") on_w0 = ImageId{image.id};
+  ASSERT_TRUE(on_w0);
+  ASSERT_TRUE(cluster_.job(2, "job")->remove_checkpoint("base").has_value());
+  auto kept = [&] { return cluster_.store(0).images().open(*on_w0).has_value(); };
+  for (int i = 0; i < 50 && kept(); ++i) usleep(100'000);
+  EXPECT_FALSE(kept());
+  std::vector<std::byte> bytes(local->bytes());
+  EXPECT_TRUE(local->read(0, bytes).has_value());
+}
+
 TEST_F(ClusterTest, AnOpenFileOfANodeThatDiesIsReadFromItsCopy) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1, "devices": ["w0:0"]})");
@@ -587,6 +629,30 @@ TEST_F(ClusterTest, AnOpenFileOfANodeThatDiesIsReadFromItsCopy) {
   Result<> got = file->read(0, after);
   ASSERT_TRUE(got.has_value()) << got.error().message();
   EXPECT_EQ(after, before);
+}
+
+TEST_F(ClusterTest, WhereBytesLieIsNeverKnownToOneNodeAlone) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 3, "dp": 1})");
+  write(0, spec_of(R"({"tp": 1, "pp": 3, "dp": 1})"));
+  commit(0);
+  cluster_.wait_settled();
+  // The plan is carried out, and then nobody hears where the bytes lie.
+  std::atomic<int> lost = 0;
+  std::atomic<bool> healed = false;
+  cluster_.loses = [&](const std::string&, std::string_view method) {
+    return method == "job/files" && !healed && ++lost > 0;
+  };
+  const std::string before = cluster_.job(0, "job")->current_target().value();
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1})");
+  for (int i = 0; i < 300 && lost < 4; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ASSERT_EQ(cluster_.job(0, "job")->current_target(), before);
+  }
+  EXPECT_GE(lost, 4);
+  healed = true;
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 1, "pp": 2, "dp": 1})"));
 }
 
 TEST_F(ClusterTest, ADrainedNodeHoldsNothingAndCanGo) {

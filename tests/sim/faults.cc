@@ -31,8 +31,11 @@ void World::until(Time end, const std::string& what, std::function<void()> heal)
   to_heal_.emplace(end, std::pair(what, std::move(heal)));
 }
 
+bool World::is_calm() const { return to_heal_.empty() && now() - last_fault_ > 10s; }
+
 void World::heal_what_is_due() {
   while (!to_heal_.empty() && to_heal_.begin()->first <= now()) {
+    last_fault_ = now();
     auto [what, heal] = std::move(to_heal_.begin()->second);
     to_heal_.erase(to_heal_.begin());
     say("over: " + what);
@@ -200,6 +203,8 @@ bool World::wait_calm_with_copies() {
 }
 
 void World::fail() {
+  ++faults_;
+  last_fault_ = now();
   if (chance(5)) return lose_a_directory();
   Network& network = cluster_.network();
   const unsigned node = some_node();

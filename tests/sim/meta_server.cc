@@ -76,6 +76,7 @@ class MetaServer::Client final : public MetaClient {
 
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
+    if (life_->dead) return away();  // it was never sent
     Request request{transaction, transaction.lease != nullptr ? transaction.lease->id() : 0};
     request.transaction.lease = nullptr;
     std::optional<Result<int64_t>> done;  // on the server, whether or not that is known here

@@ -13,7 +13,8 @@ void World::operate() {
   else if (what < 66) in_background("remove", node, [this](unsigned n) { remove(n); });
   else if (what < 74) in_background("drain", node, [this](unsigned n) { drain(n); });
   else if (what < 79) in_background("job", node, [this](unsigned n) { make_and_remove_job(n); });
-  else in_background("read", node, [this](unsigned n) { read_something(n); });
+  else if (what < 90) in_background("read", node, [this](unsigned n) { read_something(n); });
+  else in_background("late read", node, [this](unsigned n) { read_late(n); });
 }
 
 void World::change_something(unsigned node) {
@@ -190,6 +191,30 @@ void World::read_something(unsigned node) {
     return ok();
   });
   note_answer("read on " + SimCluster::name(node), answer);
+}
+
+/// Files that were open while others went on: moved, removed, or both.
+void World::read_late(unsigned node) {
+  const std::optional<Result<>> answer = ask(node, [&](JobStore& store) -> Result<> {
+    JobRef job = store.find("job");
+    if (job == nullptr) return ok();
+    const std::vector<CheckpointRef> all = job->checkpoints();
+    if (all.empty()) return ok();
+    const CheckpointRef checkpoint = all[draw(all.size())];
+    const LayoutSpec spec = chance(50) ? checkpoint->stored()->spec : std::next(layouts_.begin(), draw(layouts_.size()))->second;
+    const uint64_t faults = faults_;
+    const bool calm = is_calm() && checkpoint->lost_tensors().empty();
+    bool in_calm = false;
+    check_rank(*checkpoint, spec, draw(spec.sizes.world_size()),
+               fmt::format("{} on {}, opened a while ago", checkpoint->name(), SimCluster::name(node)), [&] {
+                 sleep(std::chrono::milliseconds(draw(20'000)));
+                 return in_calm = calm && faults == faults_;
+               });
+    say(fmt::format("{} on {} was read late{}{}", checkpoint->name(), SimCluster::name(node), in_calm ? ", nothing failed" : "",
+                    checkpoint->removed() ? ", removed by then" : ""));
+    return ok();
+  });
+  note_answer("late read on " + SimCluster::name(node), answer);
 }
 
 }  // namespace ptc::sim

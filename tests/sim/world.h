@@ -80,11 +80,13 @@ class World {
   void make_and_remove_job(unsigned node);
   void change_something(unsigned node);
   void read_something(unsigned node);
+  void read_late(unsigned node);
 
   // faults.cc
   void fail();
   void until(Time end, const std::string& what, std::function<void()> heal);
   void heal_what_is_due();
+  bool is_calm() const;  // nothing fails, nor did a moment ago
   void heal_all();
   bool wait_calm_with_copies();
   void delay_the_leader();
@@ -102,8 +104,13 @@ class World {
   bool wait_settled(Time limit);
   bool all_settled(std::string* why);
   bool all_have_copies();
+  /// `must_read` is asked when the files are open, before they are read.
   void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
-                  bool must_read);
+                  const std::function<bool()>& must_read);
+  void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
+                  bool must_read) {
+    check_rank(checkpoint, spec, rank, where, [must_read] { return must_read; });
+  }
   void check_end(bool started_anew);
   void start_all_anew();
   void check_files(unsigned node, JobStore& store, bool started_anew);
@@ -122,6 +129,8 @@ class World {
   unsigned last_checkpoint_ = 0;
   bool lost_a_directory_ = false, was_full_ = false;
   unsigned operating_ = 0;
+  uint64_t faults_ = 0;
+  Time last_fault_{};  // when it came, or went
   uint32_t replicas_ = 0;  // as the last edit that was accepted, or may have been, asks for; the least of those
   std::multimap<Time, std::pair<std::string, std::function<void()>>> to_heal_;
 };
