@@ -135,7 +135,7 @@ void Checkpoint::let_go() {
   if (bare.has_value()) stored_ = std::move(bare).value();
 }
 
-std::weak_ptr<const RemoteFiles> Checkpoint::remote_files() const {
+std::weak_ptr<RemoteFiles> Checkpoint::remote_files() const {
   std::lock_guard lock(mutex_);
   return remote_files_;
 }

@@ -160,7 +160,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// True while a file of it is open (its FileContent lives).
   bool in_use() const { return open_token_.use_count() > 1; }
   /// After let_go() lives as long as a file is open of which some bytes are on other nodes.
-  std::weak_ptr<const RemoteFiles> remote_files() const;
+  std::weak_ptr<RemoteFiles> remote_files() const;
 
  private:
   friend class ContentSource;

@@ -511,7 +511,7 @@ void Job::forget() {
     for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
   }
   for (const CheckpointRecord& record : records) {
-    impl_->services.removed->note(record.id, record.checkpoint->remote_files());
+    impl_->services.removed->note(record.id, record.checkpoint);
     impl_->remove_files_of(record);
   }
 }

@@ -260,7 +260,7 @@ Result<> Job::Impl::sync() {
       auto next = changes_of.find(name);
       if (next != changes_of.end() && next->second.record.id == record.id) continue;
       if (const auto bad = now_damaged.find(name); bad != now_damaged.end() && bad->second.first == record.id) continue;
-      services.removed->note(record.id, record.checkpoint->remote_files());
+      services.removed->note(record.id, record.checkpoint);
       gone.push_back(record);
       to_tell.insert(name);
     }

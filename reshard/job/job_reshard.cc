@@ -434,7 +434,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
   PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
   {
     std::lock_guard lock(mutex);
-    services.removed->note(record.id, record.checkpoint->remote_files());
+    services.removed->note(record.id, record.checkpoint);
     checkpoints.erase(name);
     if (was_current) {
       next.meta_revision = meta_revision;

@@ -312,7 +312,9 @@ Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
 }
 
 void JobStore::nodes_changed() {
-  if (impl_->cluster != nullptr) impl_->want_sync();
+  if (impl_->cluster == nullptr) return;
+  impl_->want_sync();
+  impl_->removed->nodes_changed();
 }
 
 Result<std::string> JobStore::answer(std::string_view method, std::string_view request) {

@@ -4,7 +4,10 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <utility>
 
+#include "reshard/job/checkpoint.h"
+#include "reshard/job/placement.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -30,7 +33,7 @@ Result<std::string> checkpoint_asked_of(std::string_view request) {
 }
 
 RemovedCheckpoints::RemovedCheckpoints(Cluster* cluster) : cluster_(cluster) {
-  if (cluster_ != nullptr) thread_ = std::jthread([this](std::stop_token stop) { ask_loop(std::move(stop)); });
+  if (cluster_ != nullptr) thread_ = std::jthread([this](std::stop_token stop) { work(std::move(stop)); });
 }
 
 void RemovedCheckpoints::keep(const std::string& job, const std::string& id, std::vector<ImageRef> images) {
@@ -43,16 +46,53 @@ void RemovedCheckpoints::keep(const std::string& job, const std::string& id, std
   came_.notify_all();
 }
 
-void RemovedCheckpoints::note(const std::string& id, std::weak_ptr<const void> files) {
+void RemovedCheckpoints::note(const std::string& id, const std::shared_ptr<const Checkpoint>& checkpoint) {
   std::lock_guard lock(mutex_);
-  std::erase_if(noted_, [](const auto& one) { return one.second.expired(); });
-  if (!files.expired()) noted_.emplace_back(id, std::move(files));
+  std::erase_if(noted_, [](const Noted& one) { return one.files.expired(); });
+  if (cluster_ != nullptr) noted_.push_back({id, checkpoint, checkpoint->remote_files()});
 }
 
 bool RemovedCheckpoints::is_open_here(std::string_view id) {
   std::lock_guard lock(mutex_);
-  return std::any_of(noted_.begin(), noted_.end(),
-                     [&](const auto& one) { return one.first == id && !one.second.expired(); });
+  return std::any_of(noted_.begin(), noted_.end(), [&](const Noted& one) { return one.id == id && !one.files.expired(); });
+}
+
+void RemovedCheckpoints::nodes_changed() {
+  std::lock_guard lock(mutex_);
+  nodes_changed_ = true;
+  came_.notify_all();
+}
+
+void RemovedCheckpoints::look_for_copies() {
+  std::vector<Noted> noted;
+  {
+    std::lock_guard lock(mutex_);
+    noted = noted_;
+  }
+  const std::vector<std::string> alive = cluster_->alive();
+  for (const Noted& one : noted) {
+    const std::shared_ptr<RemoteFiles> files = one.files.lock();
+    const std::shared_ptr<const Checkpoint> checkpoint = one.checkpoint.lock();
+    if (files == nullptr || checkpoint == nullptr || !checkpoint->removed()) continue;
+    std::shared_ptr<const StoredState> before;
+    {
+      std::lock_guard lock(files->mutex);
+      before = files->stored;
+    }
+    std::vector<StoredImage> images = before->images;
+    bool fewer = false;
+    for (StoredImage& image : images) {
+      if (image.image == nullptr || image.image->is_here() || is_among(alive, image.node)) continue;
+      image.image = nullptr;
+      fewer = true;
+    }
+    if (!fewer) continue;
+    Result<std::shared_ptr<const StoredState>> left = checkpoint->make_stored(before->spec, std::move(images));
+    if (left.has_error()) continue;
+    std::lock_guard lock(files->mutex);
+    files->stored = std::move(left).value();
+    files->replaced.notify_all();
+  }
 }
 
 void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
@@ -66,17 +106,20 @@ void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
   }
 }
 
-void RemovedCheckpoints::ask_loop(std::stop_token stop) {
+void RemovedCheckpoints::work(std::stop_token stop) {
   std::vector<Kept> kept;
   while (!stop.stop_requested()) {
+    bool changed = false;
     {
       std::unique_lock lock(mutex_);
-      auto more = [&] { return !new_.empty(); };
+      auto more = [&] { return !new_.empty() || nodes_changed_; };
       if (kept.empty()) came_.wait(lock, stop, more);
       else came_.wait_for(lock, stop, kAgain, more);
       for (Kept& one : new_) kept.push_back(std::move(one));
       new_.clear();
+      changed = std::exchange(nodes_changed_, false);
     }
+    if (changed) look_for_copies();
     for (Kept& one : kept) ask(one, stop);
     std::erase_if(kept, [](const Kept& one) { return one.asked.empty(); });
   }

@@ -17,6 +17,9 @@
 
 namespace ptc {
 
+class Checkpoint;
+struct RemoteFiles;
+
 /// What is open keeps the bytes of its images on this node by itself; those on others it knows by name. So each node
 /// keeps its images of a removed checkpoint until every other node that was there then has said that no file of it is
 /// open there that needs them, or has been away for a minute. A node that starts anew keeps nothing. Threads: any.
@@ -28,9 +31,12 @@ class RemovedCheckpoints {
   /// `images` lie on this node, and have no names any more (ImageStore::remove).
   void keep(const std::string& job, const std::string& id, std::vector<ImageRef> images);
 
-  /// `files` lives as long as a file of the checkpoint is open here. To be said before the checkpoint is known no more.
-  void note(const std::string& id, std::weak_ptr<const void> files);
+  /// To be said before the checkpoint is known no more, and let go.
+  void note(const std::string& id, const std::shared_ptr<const Checkpoint>& checkpoint);
+  /// Whether a file of it is open here that needs other nodes.
   bool is_open_here(std::string_view id);
+  /// What is open is read from copies on nodes that are there.
+  void nodes_changed();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -39,15 +45,22 @@ class RemovedCheckpoints {
     std::vector<ImageRef> images;
     std::map<std::string, Clock::time_point> asked;  // nodes that have not said no; when they were there last
   };
-  void ask_loop(std::stop_token stop);
+  struct Noted {
+    std::string id;
+    std::weak_ptr<const Checkpoint> checkpoint;
+    std::weak_ptr<RemoteFiles> files;  // as long as one is open
+  };
+  void work(std::stop_token stop);
+  void look_for_copies();
   void ask(Kept& kept, const std::stop_token& stop);
 
   Cluster* const cluster_;
   std::mutex mutex_;
   std::condition_variable_any came_;
-  std::vector<Kept> new_;                                                 // guarded by mutex_
-  std::vector<std::pair<std::string, std::weak_ptr<const void>>> noted_;  // by id; guarded by mutex_
-  std::jthread thread_;                                                   // last: uses all of the above
+  std::vector<Kept> new_;        // guarded by mutex_
+  std::vector<Noted> noted_;     // guarded by mutex_
+  bool nodes_changed_ = false;   // guarded by mutex_
+  std::jthread thread_;          // last: uses all of the above
 };
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".

@@ -581,8 +581,11 @@ TEST_F(ClusterTest, WhatWasOpenedElsewhereIsReadHereAfterTheRemoval) {
   FileContentRef opened_before = checkpoint->hf_files().value()->open(0).value();
   edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w1:1"]})");
   cluster_.wait_settled();
-  for (const StoredImage& image : checkpoint->stored()->images)
-    if (image.written < 0 && image.image->bytes() > 0) EXPECT_EQ(image.node, "w1") << image.path;
+  for (const StoredImage& image : checkpoint->stored()->images) {
+    if (image.written < 0 && image.image->bytes() > 0) {
+      EXPECT_EQ(image.node, "w1") << image.path;
+    }
+  }
   std::vector<std::byte> wanted(opened_before->bytes()), got(opened_before->bytes());
   ASSERT_TRUE(checkpoint->hf_files().value()->open(0).value()->read(0, wanted).has_value());
   ASSERT_TRUE(cluster_.job(0, "job")->remove_checkpoint("base").has_value());
@@ -653,6 +656,25 @@ TEST_F(ClusterTest, WhereBytesLieIsNeverKnownToOneNodeAlone) {
   healed = true;
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 1, "pp": 2, "dp": 1})"));
+}
+
+TEST_F(ClusterTest, AnOpenFileOfARemovedCheckpointIsReadFromACopy) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1, "devices": ["w0:0"]})");
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  const std::vector<std::string> on = holders(0, LayoutSpec(), 0);
+  const unsigned reader = std::find(on.begin(), on.end(), "w1") == on.end() ? 1 : 2;
+  FileContentRef file =
+      cluster_.job(reader, "job")->find_checkpoint("base")->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  std::vector<std::byte> before(file->bytes()), after(file->bytes());
+  ASSERT_TRUE(file->read(0, before).has_value());
+  ASSERT_TRUE(cluster_.job(reader, "job")->remove_checkpoint("base").has_value());
+  cluster_.stop(0);
+  Result<> got = file->read(0, after);
+  ASSERT_TRUE(got.has_value()) << got.error().message();
+  EXPECT_EQ(after, before);
 }
 
 TEST_F(ClusterTest, ADrainedNodeHoldsNothingAndCanGo) {
