@@ -12,6 +12,22 @@ namespace {
 
 constexpr uint64_t kCopyBytes = 16 << 20;
 
+using Range = std::pair<uint64_t, uint64_t>;  // of bytes: begin and end
+
+/// Takes space for padding, which nobody writes. (Asking for the whole image again would look at every page of it.)
+Result<> take_rest(ImageWriter& writer, const ImageLayout& layout, std::vector<Range> taken) {
+  std::sort(taken.begin(), taken.end());
+  taken.emplace_back(layout.bytes, layout.bytes);
+  uint64_t at = layout.header.text().size();
+  for (const auto& [begin, end] : taken) {
+    if (begin > at) {
+      PTC_TRY(writer.take_space(at, begin));
+    }
+    at = std::max(at, end);
+  }
+  return ok();
+}
+
 /// Of what one transfer writes, the part that goes to target bytes [begin, end).
 FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin, uint64_t end,
                   std::span<std::byte> target, ImageWriter& writer) {
@@ -61,11 +77,13 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
     const std::byte* source;  // another target
   };
   std::vector<Within> within;
+  std::vector<std::vector<Range>> taken(targets.size());  // by transfers
   for (size_t t = 0; t < targets.size(); ++t) {
     PTC_TRY(sums.add(*targets[t].layout, memory[t], tensors));
     for (const Transfer& transfer : targets[t].transfers) {
       const uint64_t begin = std::max(transfer.begin, transfer.copy.target_offset);
       const uint64_t end = std::min(transfer.end, transfer.copy.target_end());
+      taken[t].emplace_back(begin, end);
       if (transfer.source_image >= sources.images.size()) {
         const auto from = position.find(transfer.source_image - sources.images.size());
         if (from == position.end() || from->second >= t)
@@ -120,7 +138,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
     sums.came(std::span(&copy.part, 1));
   }
   for (size_t t = 0; t < targets.size(); ++t) {
-    PTC_TRY(writers[t].take_space(0, targets[t].layout->bytes));  // of padding, too, which nobody wrote
+    PTC_TRY(take_rest(writers[t], *targets[t].layout, std::move(taken[t])));
   }
   PTC_TRY(sums.finish(executor.team(), ledger, stop));
 

@@ -1,5 +1,7 @@
 #include "reshard/exec/incoming_sums.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 
 namespace ptc {
@@ -48,7 +50,10 @@ void IncomingSums::came(std::span<const ImagePart> parts) {
 void IncomingSums::hash(const Chunk& chunk) {
   ImageChunks& image = images_[chunk.image];
   const uint64_t begin = chunk.number * kSummedAtOnce;
-  image.sums.add(begin, image.memory.subspan(begin, std::min(kSummedAtOnce, image.memory.size() - begin)));
+  const auto bytes = image.memory.subspan(begin, std::min(kSummedAtOnce, image.memory.size() - begin));
+  image.sums.add(begin, bytes);
+  // Nobody reads it here again, in most cases: let go of now, while there is time, it need not be at the end.
+  ::madvise(const_cast<std::byte*>(bytes.data()), bytes.size(), MADV_DONTNEED);
 }
 
 void IncomingSums::hash_all(std::stop_token stop) {

@@ -1,0 +1,77 @@
+// New images of what lies here; what comes from other nodes: cluster_test and store/transport_test.
+#include "reshard/exec/fetch_images.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/store/expect_error.h"
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class FetchImages : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(::mkdtemp(path_.data()), nullptr);
+    store_ = ImageStore::open(path_).value();
+  }
+  void TearDown() override { EXPECT_TRUE(is_ok(remove_tree(AT_FDCWD, path_))); }
+
+  std::string path_ = testing::TempDir() + "ptc-fetch-XXXXXX";
+  std::unique_ptr<ImageStore> store_;
+};
+
+/// An array of 1 MiB of one byte each.
+ArraySlot array(uint32_t tensor, uint64_t byte_offset) {
+  const Box box = {{0}, {kMiB}};
+  return {tensor, byte_offset, {box.extent, {{box, Dims(1)}}}};
+}
+
+Transfer whole_array(uint64_t source_offset, uint64_t target_offset) {
+  Transfer transfer;
+  transfer.copy.source_offset = source_offset;
+  transfer.copy.target_offset = target_offset;
+  transfer.copy.run_bytes = kMiB;
+  return transfer;
+}
+
+TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
+  std::string held(2 * kMiB, 'a');
+  for (size_t i = 0; i < held.size(); ++i) held[i] = static_cast<char>(i * 7 >> 3 | 1);
+  ImageWriter writer = store_->create(held.size()).value();
+  ASSERT_TRUE(is_ok(writer.write(0, std::as_bytes(std::span(held)))));
+  const ImageRef source = store_->publish(std::move(writer)).value();
+
+  ImageLayout layout;
+  layout.header = std::string(16, 'h');
+  layout.arrays = {array(0, kMiB), array(1, 3 * kMiB + 5)};  // padding before, between and behind
+  layout.bytes = 6 * kMiB + 1;
+  const SharedVector<Transfer> transfers = {whole_array(kMiB, 3 * kMiB + 5), whole_array(0, kMiB)};
+  const std::vector<TensorFacts> facts(2, {DType::kU8, {kMiB}, {}});
+  Executor executor(2, make_loopback_transport());
+  ChecksumLedger ledger;
+  std::atomic<uint64_t> bytes_done = 0;
+  const auto made = fetch_images(*store_, executor, {{0, &layout, transfers}}, {{source}, {}, nullptr}, facts,
+                                 ledger, bytes_done, {});
+  ASSERT_TRUE(is_ok(made));
+
+  std::string wanted(layout.bytes, '\0');
+  wanted.replace(0, 16, std::string(16, 'h'));
+  wanted.replace(kMiB, kMiB, held, 0, kMiB);
+  wanted.replace(3 * kMiB + 5, kMiB, held, kMiB, kMiB);
+  const auto bytes = made.value().front()->map().value();
+  EXPECT_TRUE(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()) == wanted);
+  EXPECT_EQ(bytes_done, 2 * kMiB);
+  for (uint32_t tensor = 0; tensor < 2; ++tensor) {
+    EXPECT_EQ(ledger.total(tensor), checksum_of_run(std::as_bytes(std::span(held)).subspan(tensor * kMiB, kMiB), 0));
+  }
+  struct stat info {};
+  ASSERT_EQ(::fstat(made.value().front()->fd(), &info), 0);
+  EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, layout.bytes) << "holes: a full store would show as SIGBUS";
+}
+
+}  // namespace
+}  // namespace ptc
