@@ -90,7 +90,8 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
       }
       if (reach == Reach::kAnswered || stopped_) return std::move(answer).error();
       leave(endpoint);
-      tried[endpoint] = answer.error().message();
+      // What an attempt says that ran out of time says less than what an earlier one found.
+      if (tried[endpoint].empty() || Clock::now() < deadline) tried[endpoint] = answer.error().message();
       if (reach == Reach::kSent && !twice) {
         sent = true;
         return std::move(answer).error();
