@@ -23,7 +23,12 @@ constexpr auto kPatience = std::chrono::milliseconds(500);
 
 }  // namespace
 
-CommitCheck::~CommitCheck() { job_.gate().unseal(keys_); }
+CommitCheck::~CommitCheck() { job_.gate().unseal(keys_, owner_); }
+
+Result<> CommitCheck::seal(const std::vector<std::string>& keys) {
+  if (job_.gate().seal(keys, owner_)) return ok();
+  return make_error(Code::kBusy, "incoming/{} is being committed already", name_);
+}
 
 Result<> CommitCheck::find_files(int dir_fd, const std::string& path, unsigned depth) {
   if (depth > kMaxDepth) {
@@ -39,7 +44,7 @@ Result<> CommitCheck::find_files(int dir_fd, const std::string& path, unsigned d
   struct stat directory = {};
   if (::fstat(fd, &directory) != 0) return errno_error(errno, "incoming/" + path);
   keys_.push_back(RealNode::key_of(directory));
-  job_.gate().seal({keys_.back()});
+  PTC_TRY(seal({keys_.back()}));
   while (dirent* entry = ::readdir(stream.get())) {
     std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
@@ -108,12 +113,11 @@ Result<> CommitCheck::replace_by_copy(File& file) {
   if (!copied) return copied;
   // The copy is committed; the file under its other name stays what it is.
   if (::fstat(target.get(), &stat) != 0) return errno_error(errno, what);
-  job_.gate().unseal({file.key});
+  job_.gate().unseal({file.key}, owner_);
   std::erase(keys_, file.key);
   file.key = RealNode::key_of(stat);
   keys_.push_back(file.key);
-  job_.gate().seal({file.key});
-  return ok();
+  return seal({file.key});
 }
 
 Result<> CommitCheck::prepare() {
@@ -124,7 +128,7 @@ Result<> CommitCheck::prepare() {
   if (!S_ISDIR(stat.st_mode)) return ok();  // the job says what is wrong with it
   PTC_TRY(find_files(job_.incoming_fd(), name_, 0));
   for (const File& file : files_) keys_.push_back(file.key);
-  job_.gate().seal(keys_);
+  PTC_TRY(seal(keys_));
 
   auto deadline = std::chrono::steady_clock::now() + kPatience;
   for (const File& file : files_) {

@@ -43,8 +43,8 @@ class ReadHandle : public Handle {
 class EditHandle : public Handle {
  public:
   EditHandle(std::shared_ptr<void> owner, EditableFile& file,
-             EditableFile::Drafts::iterator draft, int flags)
-      : owner_(std::move(owner)), file_(file), draft_(draft), append_((flags & O_APPEND) != 0),
+             EditableFile::Drafts::iterator draft, User user, int flags)
+      : owner_(std::move(owner)), file_(file), draft_(draft), user_(std::move(user)), append_((flags & O_APPEND) != 0),
         may_read_((flags & O_ACCMODE) == O_RDWR) {}
 
   ~EditHandle() override {
@@ -117,7 +117,7 @@ class EditHandle : public Handle {
       text = draft_->text;
       draft_->offered = true;
     }
-    PTC_TRY(file_.save(text));
+    PTC_TRY(file_.save(text, user_));
     std::lock_guard lock(file_.mutex_);
     if (draft_->text == text) draft_->written = draft_->truncated = draft_->created = false;
     return ok();
@@ -126,6 +126,7 @@ class EditHandle : public Handle {
   const std::shared_ptr<void> owner_;
   EditableFile& file_;
   const EditableFile::Drafts::iterator draft_;
+  const User user_;
   const bool append_;
   const bool may_read_;
 };
@@ -141,23 +142,44 @@ bool EditableFile::exists() const {
   return std::any_of(drafts_.begin(), drafts_.end(), [](const Draft& d) { return d.created; });
 }
 
-FsResult<> EditableFile::save(const std::string& text) {
+FsResult<> EditableFile::save(const std::string& text, const User& by) {
   std::optional<std::string> before = source_.text();
-  PTC_TRY(as_fs(source_.save(text)));
-  if (before != text && make_attributes_file()) {
-    const timespec times[2] = {{0, UTIME_OMIT}, {0, UTIME_NOW}};
-    ::utimensat(attributes_dir_fd_, attributes_path_.c_str(), times, 0);
-  }
+  PTC_TRY(as_decided(source_.save(text, by)));
+  if (before != text) note_time();
+  const size_t saved = hash_of_text();
   std::lock_guard lock(mutex_);
+  seen_ = saved;
   base_.reset();
   return ok();
+}
+
+bool EditableFile::catch_up() {
+  const size_t now = hash_of_text();
+  {
+    std::lock_guard lock(mutex_);
+    const std::optional<size_t> before = std::exchange(seen_, now);
+    if (!before || *before == now) return false;
+  }
+  note_time();
+  return true;
+}
+
+size_t EditableFile::hash_of_text() const {
+  const std::optional<std::string> text = source_.text();
+  return text ? std::hash<std::string>()(*text) : 0;
+}
+
+void EditableFile::note_time() const {
+  if (!make_attributes_file()) return;
+  const timespec times[2] = {{0, UTIME_OMIT}, {0, UTIME_NOW}};
+  ::utimensat(attributes_dir_fd_, attributes_path_.c_str(), times, 0);
 }
 
 bool EditableFile::has_base() const {
   return base_ && std::chrono::steady_clock::now() - base_since_ < kBaseLasts;
 }
 
-FsResult<> EditableFile::remove() { return as_fs(source_.remove()); }
+FsResult<> EditableFile::remove() { return as_decided(source_.remove()); }
 
 struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) const {
   uint64_t size = text().size();
@@ -173,11 +195,19 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
   struct stat kept = {};
   if (::fstatat(attributes_dir_fd_, attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) == 0) {
     result.st_mode = S_IFREG | (kept.st_mode & 07777);
-    result.st_uid = kept.st_uid;
-    result.st_gid = kept.st_gid;
+    if (!source_.attributes) {
+      result.st_uid = kept.st_uid;
+      result.st_gid = kept.st_gid;
+    }
     result.st_atim = kept.st_atim;
     result.st_mtim = kept.st_mtim;
     result.st_ctim = kept.st_ctim;
+  }
+  if (source_.attributes) {
+    const FileAttributes agreed = source_.attributes();
+    result.st_uid = agreed.uid.value_or(result.st_uid);
+    result.st_gid = agreed.gid.value_or(result.st_gid);
+    if (agreed.mode) result.st_mode = S_IFREG | *agreed.mode;
   }
   result.st_size = static_cast<off_t>(size);
   result.st_blocks = static_cast<blkcnt_t>((size + 511) / 512);
@@ -206,16 +236,21 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
       }
     }
   }
-  if (!change.mode && !change.uid && !change.gid && !change.access_time && !change.modify_time) {
-    return ok();
+  bool ids_or_mode = change.mode || change.uid || change.gid;
+  if (ids_or_mode && source_.change_attributes) {
+    FileAttributes agreed{change.uid, change.gid, change.mode};
+    if (agreed.mode) *agreed.mode &= 07777;
+    PTC_TRY(as_decided(source_.change_attributes(agreed)));
+    ids_or_mode = false;
   }
+  if (!ids_or_mode && !change.access_time && !change.modify_time) return ok();
   PTC_TRY(make_attributes_file());
   const timespec omit{0, UTIME_OMIT};
   const timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
   const char* path = attributes_path_.c_str();
-  if (((change.uid || change.gid) && ::fchownat(attributes_dir_fd_, path, change.uid.value_or(-1),
+  if ((ids_or_mode && (change.uid || change.gid) && ::fchownat(attributes_dir_fd_, path, change.uid.value_or(-1),
                                                 change.gid.value_or(-1), AT_SYMLINK_NOFOLLOW) != 0) ||
-      (change.mode && ::fchmodat(attributes_dir_fd_, path, *change.mode & 07777, 0) != 0) ||
+      (ids_or_mode && change.mode && ::fchmodat(attributes_dir_fd_, path, *change.mode & 07777, 0) != 0) ||
       ::utimensat(attributes_dir_fd_, path, times, AT_SYMLINK_NOFOLLOW) != 0) {
     return last_errno();
   }
@@ -244,10 +279,11 @@ FsResult<> EditableFile::make_attributes_file() const {
   return ok();
 }
 
-std::unique_ptr<Handle> EditableFile::open(int flags, bool created,
+std::unique_ptr<Handle> EditableFile::open(const Caller& caller, int flags, bool created,
                                            std::shared_ptr<void> owner) {
   std::string accepted = text();
   if ((flags & O_ACCMODE) == O_RDONLY) return std::make_unique<ReadHandle>(std::move(accepted));
+  User user = caller.user();
   std::lock_guard lock(mutex_);
   Draft draft;
   draft.created = created;
@@ -265,7 +301,7 @@ std::unique_ptr<Handle> EditableFile::open(int flags, bool created,
     draft.written = false;
   }
   drafts_.push_front(std::move(draft));
-  return std::make_unique<EditHandle>(std::move(owner), *this, drafts_.begin(), flags);
+  return std::make_unique<EditHandle>(std::move(owner), *this, drafts_.begin(), std::move(user), flags);
 }
 
 }  // namespace ptc

@@ -13,6 +13,7 @@
 
 #include "fs/errno.h"
 #include "fs/node.h"
+#include "reshard/job/job_attributes.h"
 
 namespace ptc {
 
@@ -24,8 +25,11 @@ class EditableFile {
  public:
   struct Source {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
-    std::function<Result<>(const std::string&)> save;
+    std::function<Result<>(const std::string&, const User& by)> save;
     std::function<Result<>()> remove;  // what unlink means
+    /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
+    std::function<FileAttributes()> attributes = {};
+    std::function<Result<>(const FileAttributes&)> change_attributes = {};
   };
   /// A longer draft is EFBIG; parsers take no more.
   static constexpr uint64_t kMaxBytes = 1 << 20;
@@ -39,19 +43,21 @@ class EditableFile {
   bool exists() const;
 
   /// Offers a text. EINVAL when refused; the job says why in status.json.
-  FsResult<> save(const std::string& text);
+  FsResult<> save(const std::string& text, const User& by);
   FsResult<> remove();
+  /// Whether the text is another than at the last call, and was not saved here: then it has changed now.
+  bool catch_up();
 
-  /// From now on a file of the host has the mode, owner and times, so that they last; the first change
-  /// makes it. Until then they are as the owner of the directory `dir_fd`, which outlives this object,
-  /// would expect.
+  /// From now on a file of the host has the times (and mode and owner, where nothing else says them), so that they
+  /// last; the first change makes it. Until then they are as the owner of the directory `dir_fd`, which outlives
+  /// this object, would expect.
   void keep_attributes(int dir_fd, std::string path);
   struct stat attributes(const struct stat& directory, ino_t inode) const;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
   /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The handle
-  /// holds `owner`, which owns this object.
-  std::unique_ptr<Handle> open(int flags, bool created, std::shared_ptr<void> owner);
+  /// holds `owner`, which owns this object. What is written through it is saved by `caller`, whoever closes it.
+  std::unique_ptr<Handle> open(const Caller& caller, int flags, bool created, std::shared_ptr<void> owner);
 
  private:
   friend class EditHandle;
@@ -67,6 +73,8 @@ class EditableFile {
   static constexpr std::chrono::seconds kBaseLasts{10};
   bool has_base() const;
   FsResult<> make_attributes_file() const;
+  size_t hash_of_text() const;
+  void note_time() const;  // of a change, which is now
 
   const std::string name_;
   const Source source_;
@@ -74,6 +82,7 @@ class EditableFile {
   Drafts drafts_;                        // of handles that may write, newest change first; guarded
   std::optional<std::string> base_;      // after truncate(2) by path: what the next writer begins
   std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
+  std::optional<size_t> seen_;                        // hash of the text when it was last looked at; guarded
   int attributes_dir_fd_ = -1;
   std::string attributes_path_;
   const timespec made_;

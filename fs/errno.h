@@ -20,6 +20,15 @@ using FsResult = BOOST_OUTCOME_V2_NAMESPACE::basic_result<
 /// Error::errno_value() where a system call failed, otherwise what the code stands for.
 int to_errno(const Error& error);
 
+/// The same of something that is decided with the other nodes. EAGAIN where these, or what they agree through, cannot be
+/// asked: nothing has happened, and later it may.
+int to_errno_of_decision(const Error& error);
+
+/// Of a rename whose source was looked at and refused. Not EINVAL, which mv(1) reports as a move into "a subdirectory
+/// of itself".
+inline constexpr int kRenameRefused = ECANCELED;
+inline Errno of_rename(Errno error) { return error.value == EINVAL ? Errno{kRenameRefused} : error; }
+
 inline Errno last_errno() { return Errno{errno}; }
 
 /// Leaves the message behind: for callers whose user sees an errno and nothing else.
@@ -32,5 +41,8 @@ FsResult<T> as_fs(Result<T> result) {
     return std::move(result).value();
   }
 }
+
+/// As as_fs(), of something that is decided with the other nodes.
+FsResult<> as_decided(const Result<>& result);
 
 }  // namespace ptc

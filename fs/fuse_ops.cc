@@ -7,6 +7,7 @@
 
 #include "fs/fuse_request.h"
 #include "fs/fuse_readdir.h"
+#include "fs/nodes/job_dir.h"
 
 namespace ptc {
 namespace {
@@ -172,7 +173,7 @@ void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t t
   serve(raw, Op::kRename, parent, [&](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto from, checked_name(name));
     PTC_TRY(auto to, checked_name(target_name));
-    PTC_TRY(node_of(raw, parent).rename(from, node_of(raw, target_parent), to, flags));
+    PTC_TRY(node_of(raw, parent).rename(request.caller(), from, node_of(raw, target_parent), to, flags));
     request.done_ok();
     return ok();
   });
@@ -311,6 +312,7 @@ void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
     struct statvfs space = {};
     if (::statvfs(request.tree().store().directory().c_str(), &space) != 0) return last_errno();
     space.f_namemax = kMaxName;
+    if (const auto* in_job = dynamic_cast<const RealNode*>(&node_of(raw, inode))) in_job->limit_space(space);
     request.reply([&](fuse_req_t r) { return fuse_reply_statfs(r, &space); });
     return ok();
   });
@@ -338,7 +340,7 @@ FsResult<> reply_xattr(FuseRequest& request, const std::string& value, size_t si
 void on_getxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, size_t size) {
   serve(raw, Op::kGetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
     // Said once, `ls -l` asks no file of this mount for labels and access lists again.
-    if (!std::string_view(name).starts_with("user.")) return Errno{EOPNOTSUPP};
+    if (!std::string_view(name).starts_with("user.") && std::string_view(name) != JobDir::kQuotaXattr) return Errno{EOPNOTSUPP};
     PTC_TRY(auto value, node_of(raw, inode).get_xattr(name));
     return reply_xattr(request, value, size);
   });

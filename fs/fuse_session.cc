@@ -155,7 +155,6 @@ Result<> FuseSession::start() {
   }
   lock.unlock();
   set_read_ahead();
-  tree_.set_kernel_cache(this);
   return ok();
 }
 
@@ -233,6 +232,10 @@ void FuseSession::drop_attributes(const Node& node) {
   (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), -1, 0);
 }
 
+void FuseSession::drop_content(const Node& node) {
+  (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), 0, 0);
+}
+
 void FuseSession::expire_names() {
   if (!can_expire_names()) return;
   OutHeader notification = {sizeof(OutHeader), kNotifyIncEpoch, 0};
@@ -290,6 +293,7 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
   if (init != 0 && header.unique == init && header.error == 0) {
     self->init_request_ = 0;
     self->answer_init(iov, count);
+    self->tree_.set_kernel_cache(self);  // before the kernel asks, and so remembers, anything
     ssize_t written = ::writev(fd, iov, count);
     int error = (self->kernel_flags_ & kPassthrough) != 0 ? self->tree_.passthrough().start(fd)
                                                           : EOPNOTSUPP;

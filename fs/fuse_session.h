@@ -48,6 +48,7 @@ class FuseSession : public KernelCache {
   void stop();
 
   void drop_attributes(const Node& node) override;
+  void drop_content(const Node& node) override;
   void expire_names() override;
   bool can_expire_names() const override { return kernel_minor_ >= kMinorWithEpochs; }
 

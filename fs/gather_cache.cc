@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace ptc {
@@ -97,8 +98,39 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
   Entry& entry = entries_[key];
   entry.file = std::move(file).value();
   entry.used = Clock::now();
+  entry.again = content.again;
   counts_.gathered_bytes += bytes;
   return entry.file;
+}
+
+Result<> GatherCache::refresh(const std::string& prefix) {
+  std::vector<std::pair<std::shared_ptr<ScratchFile>, std::function<Result<Fill>()>>> files;
+  {
+    std::unique_lock lock(mutex_);
+    // What is being gathered now may hold what was there before.
+    gathered_.wait(lock, [&] {
+      return std::none_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
+        return entry.second.file == nullptr && entry.first.starts_with(prefix);
+      });
+    });
+    for (const auto& [key, entry] : entries_)
+      if (entry.file != nullptr && entry.again && key.starts_with(prefix)) files.emplace_back(entry.file, entry.again);
+  }
+  Result<> result = ok();
+  std::vector<std::byte> buffer(kChunkBytes);
+  auto mend = [&](ScratchFile& file, const std::function<Result<Fill>()>& again) -> Result<> {
+    PTC_TRY(auto fill, again());
+    for (uint64_t offset = 0; offset < file.bytes(); offset += kChunkBytes) {
+      const std::span<std::byte> held = file.memory().subspan(offset, std::min(kChunkBytes, file.bytes() - offset));
+      PTC_TRY(fill(offset, std::span(buffer).first(held.size())));
+      if (std::memcmp(held.data(), buffer.data(), held.size()) == 0) continue;
+      std::memcpy(held.data(), buffer.data(), held.size());
+    }
+    return ok();
+  };
+  for (const auto& [file, again] : files)
+    if (Result<> mended = mend(*file, again); mended.has_error()) result = std::move(mended);
+  return result;
 }
 
 bool GatherCache::make_room(uint64_t bytes, Files& out) {
@@ -118,12 +150,13 @@ bool GatherCache::make_room(uint64_t bytes, Files& out) {
   for (Position it : idle) {
     bool old = out.empty() && (it->second.once || now - it->second.used > kReuseAfter);
     if (bytes_ + bytes <= limit_bytes_ && !old) break;
+    if (!it->second.file->unshared()) continue;  // mapped: it would take its memory all the same
     bytes_ -= it->second.bytes;
     out.push_back(std::move(it->second.file));
     entries_.erase(it);
     ++counts_.evicted_for_room;
   }
-  return true;
+  return bytes_ + bytes <= limit_bytes_;
 }
 
 Result<std::shared_ptr<ScratchFile>> GatherCache::memory(uint64_t bytes, Files& reusable) {
@@ -179,7 +212,9 @@ void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
   for (auto it = entries_.begin(); it != entries_.end();) {
     Entry& entry = it->second;
-    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 || now - entry.used < kDropAfter;
+    // What somebody has mapped would take its memory all the same, and could not be mended any more.
+    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 || now - entry.used < kDropAfter ||
+                  !entry.file->unshared();
     if (wanted) {
       ++it;
       continue;

@@ -33,10 +33,13 @@ class GatherCache {
   ~GatherCache();
 
   /// What a file holds. `fill` makes its bytes from `offset` on, on several threads at once.
+  using Fill = std::function<Result<>(uint64_t offset, std::span<std::byte> out)>;
   struct Content {
     uint64_t bytes;
-    std::function<Result<>(uint64_t offset, std::span<std::byte> out)> fill;
+    Fill fill;
     bool once = false;  // opened once as a rule: its memory may be written again as soon as it is closed
+    /// The same anew, of where its bytes lie by then; none: nothing that it is made of is ever mended.
+    std::function<Result<Fill>()> again = nullptr;
   };
 
   /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes: equal
@@ -47,6 +50,10 @@ class GatherCache {
   /// The same in the background, on one thread, for an open that is likely to come: `make` is called there.
   /// Forgotten when many wait.
   void prepare(const std::string& key, std::function<Result<Content>()> make);
+
+  /// What files with such keys are made of has been mended: bytes that differ are written over in the very memory that
+  /// readers have open or mapped. Returns when that is done; the first error, when some of it could not be had.
+  Result<> refresh(const std::string& prefix);
 
   uint64_t limit_bytes() const { return limit_bytes_; }
   struct Numbers {
@@ -65,6 +72,7 @@ class GatherCache {
     uint64_t bytes = 0;
     bool once = false;    // as Content says, and was opened
     Clock::time_point used;
+    std::function<Result<Fill>()> again;
   };
   using Files = std::vector<std::shared_ptr<ScratchFile>>;
 

@@ -78,6 +78,7 @@ json::object jobs_document(Tree& tree) {
                                         {"used_bytes", cache.bytes},
                                         {"hits", cache.hits},
                                         {"misses", cache.misses}}},
+          {"cluster", nodes_document(tree)},
           {"jobs", std::move(jobs)}};
 }
 

@@ -86,36 +86,55 @@ void write_store(MetricsWriter& out, Tree& tree) {
   out.single("ptcfs_store_limit_bytes", "gauge", "Size of the file system of the store.",
              space.total_bytes);
   out.single("ptcfs_store_used_bytes", "gauge", "Used of it, by whatever.", space.used_bytes);
-  out.single("ptcfs_store_materialised_bytes", "gauge", "Bytes of tensors stored here.",
+  out.single("ptcfs_store_materialised_bytes", "gauge", "Bytes of checkpoints stored on this node.",
              materialised_bytes(tree));
+}
+
+/// What all nodes know alike; of several nodes the maximum says it, not the sum.
+void write_cluster(MetricsWriter& out, Tree& tree) {
+  const std::vector<NodeReport> nodes = node_reports(tree);
+  auto gauge = [&](std::string_view name, std::string_view help, auto number) {
+    out.family(name, "gauge", help);
+    for (const NodeReport& node : nodes) out.sample({{"node", node.name}}, number(node));
+  };
+  gauge("ptcfs_cluster_node_up", "1 if the node is there; the same on all nodes, as are all ptcfs_cluster_ metrics.",
+        [](const NodeReport& node) { return std::string_view(node.state) == "up" ? 1 : 0; });
+  gauge("ptcfs_cluster_node_draining", "1 if it shall hold nothing.",
+        [](const NodeReport& node) { return node.draining ? 1 : 0; });
+  gauge("ptcfs_cluster_node_materialised_bytes", "Bytes of checkpoints that lie on the node, within reach or not.",
+        [](const NodeReport& node) { return node.stored_bytes; });
 }
 
 void write_jobs(MetricsWriter& out, Tree& tree) {
   std::vector<std::pair<std::string, JobNumbers>> jobs;
   for (const JobRef& job : tree.store().jobs()) jobs.emplace_back(job->name(), job->numbers());
-  out.single("ptcfs_jobs", "gauge", "Jobs.", jobs.size());
+  out.single("ptcfs_jobs", "gauge", "Jobs; the same on all nodes.", jobs.size());
 
   auto gauge = [&](std::string_view name, std::string_view help, auto number) {
     out.family(name, "gauge", help);
     for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, number(numbers));
   };
-  gauge("ptcfs_job_revision", "Revision of the layout wanted.",
+  gauge("ptcfs_job_revision", "Revision of the layout wanted; the same on all nodes.",
         [](const JobNumbers& numbers) { return numbers.revision; });
-  gauge("ptcfs_job_in_force_revision", "Revision of the layout in force.",
+  gauge("ptcfs_job_in_force_revision", "Revision of the layout in force; the same on all nodes.",
         [](const JobNumbers& numbers) { return numbers.in_force_revision; });
   out.family("ptcfs_job_state", "gauge", "1 for the state that the job is in.");
   for (const auto& [job, numbers] : jobs)
     for (JobState state : kJobStates)
       out.sample({{"job", job}, {"state", state_name(state)}}, numbers.state == state ? 1 : 0);
-  gauge("ptcfs_job_checkpoints", "Committed checkpoints.",
+  gauge("ptcfs_job_checkpoints", "Committed checkpoints; the same on all nodes.",
         [](const JobNumbers& numbers) { return numbers.checkpoints; });
-  gauge("ptcfs_job_checkpoint_bytes", "Bytes of the job's checkpoints, as they are stored.",
+  gauge("ptcfs_job_checkpoint_bytes", "Bytes of the job's checkpoints that are stored on this node.",
         [](const JobNumbers& numbers) { return numbers.stored_bytes; });
   gauge("ptcfs_job_progress_bytes", "Written by the reshard that runs; 0 while none does.",
         [](const JobNumbers& numbers) { return numbers.progress_bytes; });
   gauge("ptcfs_job_progress_limit_bytes",
         "What the reshard that runs will have written; 0 while none does.",
         [](const JobNumbers& numbers) { return numbers.progress_total_bytes; });
+
+  out.family("ptcfs_job_missing_copy_bytes", "gauge",
+             "Bytes of copies that 'replicas' asks for and that are not there; the same on all nodes.");
+  for (const JobRef& job : tree.store().jobs()) out.sample({{"job", job->name()}}, missing_copy_bytes(*job));
 
   out.family("ptcfs_job_hashed_bytes_total", "counter", "Hashed at the close of files and by commits.");
   for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, numbers.counts.hashed_bytes);
@@ -138,13 +157,20 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
                       Outcome{"refused", counts.commits_refused}};
   });
 
+  outcomes("ptcfs_job_damaged_copies_total",
+           "Copies found damaged: mended where they lie, made anew, or left, for no other copy is right.",
+           [](const JobCounts& counts) {
+             return std::array{Outcome{"mended", counts.damaged_mended}, Outcome{"replaced", counts.damaged_replaced},
+                               Outcome{"left", counts.damaged_left}};
+           });
+
   auto last = [&](std::string_view name, std::string_view help, auto write) {
     out.family(name, "gauge", help);
     for (const auto& [job, numbers] : jobs)
       if (numbers.last_reshard) write(job, *numbers.last_reshard);
   };
   last("ptcfs_job_last_reshard_bytes",
-       "Of the last reshard: kept where they were, copied on a node (local), moved between nodes, "
+       "Of the last reshard, on all nodes together and the same on each: kept where they were, copied on a node (local), moved between nodes, "
        "and the least that could be moved (minimum).",
        [&](const std::string& job, const JobNumbers::LastReshard& reshard) {
          const TransferPlan::Totals& totals = reshard.totals;
@@ -154,7 +180,7 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
                                            std::pair("minimum", totals.minimum_bytes)})
            out.sample({{"job", job}, {"kind", kind}}, bytes);
        });
-  last("ptcfs_job_last_reshard_duration_seconds", "How long the last reshard took.",
+  last("ptcfs_job_last_reshard_duration_seconds", "How long the last reshard took; the same on all nodes.",
        [&](const std::string& job, const JobNumbers::LastReshard& reshard) {
          out.sample({{"job", job}}, reshard.seconds);
        });
@@ -222,6 +248,7 @@ std::string metrics_text(Tree& tree) {
   write_operations(out, tree);
   write_kernel_reads(out, tree);
   write_store(out, tree);
+  write_cluster(out, tree);
   write_jobs(out, tree);
   return out.take();
 }

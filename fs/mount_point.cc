@@ -32,7 +32,7 @@ std::string unescaped(std::string_view text) {
   return out;
 }
 
-bool take_away_dead_mount(const std::string& path) {
+bool unmount_by_force(const std::string& path) {
   // By force: requests that the dead daemon never answered must end, or their callers wait for ever.
   if (::umount2(path.c_str(), MNT_FORCE | UMOUNT_NOFOLLOW) == 0) return true;
   if (::umount2(path.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) == 0) return true;
@@ -101,38 +101,30 @@ int stat_alive(const std::string& path, struct stat& stat) {
   return alive ? 0 : errno;
 }
 
-Result<bool> prepare_mount_point(const std::string& path) {
-  bool was_dead = false;
+Result<bool> check_mount_point(const std::string& path) {
   struct stat stat = {};
-  int failed = stat_alive(path, stat);
+  const int failed = stat_alive(path, stat);
+  const auto mounted = mounted_on(path);
   if (failed == ENOTCONN) {
-    auto mounted = mounted_on(path);
     if (!mounted || mounted->type != "fuse.ptcfs") {
       return make_error(Code::kBusy, "{} is a dead mount, but not of ptcfs ({}); unmount it first: "
                         "umount -l {}", path, mounted ? mounted->type : "unknown type", path);
     }
-    if (!take_away_dead_mount(path)) {
-      return make_error(Code::kPermissionDenied, "{} is a dead ptcfs mount of another user; "
-                        "unmount it first: umount -l {}", path, path);
-    }
-    was_dead = true;
-    failed = ::stat(path.c_str(), &stat) == 0 ? 0 : errno;
+    return true;
   }
   if (failed != 0) return errno_error(failed, fmt::format("mount point {}", path));
   if (!S_ISDIR(stat.st_mode)) return invalid_argument("mount point {} is not a directory", path);
-  if (auto mounted = mounted_on(path); mounted && mounted->type == "fuse.ptcfs") {
+  if (mounted && mounted->type == "fuse.ptcfs") {
     return make_error(Code::kBusy, "ptcfs is already mounted on {}; unmount it first: umount {}",
                       path, path);
   }
-  std::error_code error;
-  bool empty = std::filesystem::is_empty(path, error);
-  if (error) return errno_error(error.value(), fmt::format("mount point {}", path));
-  if (!empty) {
-    return make_error(Code::kAlreadyExists,
-                      "mount point {} is not empty; what is in it would be hidden. Give an empty "
-                      "directory", path);
-  }
-  return was_dead;
+  return false;
+}
+
+Result<> take_away_dead_mount(const std::string& path) {
+  if (unmount_by_force(path)) return ok();
+  return make_error(Code::kPermissionDenied, "{} is a dead ptcfs mount of another user; "
+                    "unmount it first: umount -l {}", path, path);
 }
 
 Result<> check_allow_other() {

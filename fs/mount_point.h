@@ -27,9 +27,11 @@ int stat_alive(const std::string& path, struct stat& stat);
 /// resolved). kNotFound when it does not exist.
 Result<std::string> resolve_mount_point(const std::string& path);
 
-/// Makes sure that `path` (resolved) can be mounted on: a directory, empty, nothing mounted there.
-/// A dead ptcfs mount, left by a killed daemon, is taken away; true if that was so.
-Result<bool> prepare_mount_point(const std::string& path);
+/// Whether `path` (resolved) can be mounted on: a directory on which no ptcfs serves. True: there is a dead mount, left by
+/// a killed daemon, and it can be taken away.
+Result<bool> check_mount_point(const std::string& path);
+/// Takes it away. Not before the next mount is about to follow: until then nobody writes beneath.
+Result<> take_away_dead_mount(const std::string& path);
 
 /// Whether this user may give allow_other: root may, others where /etc/fuse.conf has user_allow_other.
 Result<> check_allow_other();

@@ -42,7 +42,7 @@ FsResult<NodeRef> Node::make_symlink(const Caller&, const std::string&, const st
 FsResult<NodeRef> Node::make_link(Node&, const std::string&) { return refusal(); }
 FsResult<> Node::unlink(const std::string&) { return refusal(); }
 FsResult<> Node::remove_directory(const std::string&) { return refusal(); }
-FsResult<> Node::rename(const std::string&, Node&, const std::string&, unsigned) {
+FsResult<> Node::rename(const Caller&, const std::string&, Node&, const std::string&, unsigned) {
   return refusal();
 }
 FsResult<std::string> Node::get_xattr(const std::string&) { return Errno{ENODATA}; }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fs/errno.h"
+#include "store/base/user.h"
 
 namespace ptc {
 
@@ -31,6 +32,8 @@ struct Caller {
   uid_t uid = 0;
   gid_t gid = 0;
   pid_t pid = 0;
+  /// With all groups of the process that asks. Only while it waits for the answer.
+  User user() const { return user_of(pid, uid, gid); }
 };
 
 /// Whether the asking process was interrupted by a signal; for handlers that wait.
@@ -119,6 +122,9 @@ class Node : public std::enable_shared_from_this<Node> {
   /// are costly; then they are asked for one by one, by those who want them.
   virtual bool lists_attributes() const { return immutable(); }
 
+  /// Whether it has bytes that are mended where they were damaged, so that what the kernel has of them may be wrong.
+  virtual bool has_content() const { return false; }
+
   virtual FsResult<struct stat> attributes() = 0;
   /// `handle` is the open file it was asked through, or null.
   virtual FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
@@ -141,7 +147,7 @@ class Node : public std::enable_shared_from_this<Node> {
   virtual FsResult<> unlink(const std::string& name);
   virtual FsResult<> remove_directory(const std::string& name);
   /// `flags`: RENAME_NOREPLACE, RENAME_EXCHANGE.
-  virtual FsResult<> rename(const std::string& name, Node& target_parent,
+  virtual FsResult<> rename(const Caller& caller, const std::string& name, Node& target_parent,
                             const std::string& target_name, unsigned flags);
   virtual FsResult<> sync_directory() { return ok(); }
 

@@ -24,7 +24,7 @@ uint64_t materialised_bytes(const Tree& tree) {
   for (const JobRef& job : tree.store().jobs()) {
     for (const CheckpointRef& checkpoint : job->checkpoints()) {
       for (const StoredImage& stored : checkpoint->stored()->images) {
-        if (stored.image != nullptr) total += stored.image->bytes();
+        if (stored.image != nullptr && stored.image->is_here()) total += stored.image->bytes();
       }
     }
   }
@@ -37,27 +37,81 @@ double uptime_seconds(const Tree& tree) {
 
 std::string version_text(Tree&) { return fmt::format("ptcfs {}\n", kVersion); }
 
-std::string nodes_text(Tree& tree) {
-  StoreSpace space = store_space(tree);
-  json::object node{{"name", tree.store().node()},
-                    {"state", "up"},
-                    {"memory_total_bytes", space.total_bytes},
-                    {"memory_used_bytes", space.used_bytes},
-                    {"materialised_bytes", materialised_bytes(tree)}};
-  std::map<std::string, json::object> by_name;
-  for (const std::string& name : tree.store().nodes())
-    by_name[name] = {{"name", name}, {"state", "up"}};
-  const std::string& self = tree.store().node();
-  if (!by_name.contains(self)) node["state"] = "fenced";  // cut off from the cluster: it decides nothing
-  by_name[self] = std::move(node);
-  for (const std::string& name : tree.store().drained()) {
-    by_name.try_emplace(name, json::object{{"name", name}, {"state", "away"}});
-    by_name[name]["drain"] = json::object{{"bytes_left", tree.store().bytes_on(name)}};
-  }
-  json::array nodes;
-  for (auto& [name, one] : by_name) nodes.push_back(std::move(one));
-  return pretty_json(json::object{{"nodes", std::move(nodes)}});
+std::vector<NodeReport> node_reports(const Tree& tree) {
+  const JobStore& store = tree.store();
+  std::map<std::string, NodeReport> by_name;
+  auto of = [&](const std::string& name) -> NodeReport& {
+    return by_name.try_emplace(name, NodeReport{name, "away"}).first->second;
+  };
+  for (const JobRef& job : store.jobs())
+    for (const CheckpointRef& checkpoint : job->checkpoints()) {
+      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+      for (size_t i = 0; i < stored->images.size(); ++i) {
+        const std::string& node = stored->images[i].node;
+        of(node.empty() ? store.node() : node).stored_bytes += stored->layouts()[i].bytes;
+      }
+    }
+  for (const std::string& name : store.drained()) of(name).draining = true;
+  for (const std::string& name : store.nodes()) of(name).state = "up";
+  NodeReport& own = of(store.node());
+  if (std::string_view(own.state) != "up") own.state = "fenced";  // cut off from the cluster: it decides nothing
+  std::vector<NodeReport> reports;
+  for (auto& [name, report] : by_name) reports.push_back(std::move(report));
+  return reports;
 }
+
+uint64_t missing_copy_bytes(const Job& job) {
+  const Result<Layout> layout = Layout::parse(job.layout_text());
+  const uint64_t wanted = 1 + (layout ? layout.value().replicas : 0);
+  uint64_t missing = 0;
+  for (const CheckpointRef& checkpoint : job.checkpoints()) {
+    const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+    const std::vector<StoredImage>& images = stored->images;
+    auto same = [&](size_t a, size_t b) {  // they stand beside each other
+      return images[a].state == images[b].state && images[a].path == images[b].path && images[a].written == images[b].written;
+    };
+    for (size_t begin = 0, end; begin < images.size(); begin = end) {
+      uint64_t there = 0;
+      for (end = begin; end < images.size() && same(begin, end); ++end) there += images[end].image != nullptr;
+      if (there < wanted) missing += (wanted - there) * stored->layouts()[begin].bytes;
+    }
+  }
+  return missing;
+}
+
+json::object nodes_document(Tree& tree) {
+  json::array nodes;
+  uint64_t materialised = 0;
+  const std::string& self = tree.store().node();
+  for (const NodeReport& report : node_reports(tree)) {
+    json::object node{{"name", report.name}, {"state", report.state}};
+    if (report.name == self) {
+      const StoreSpace space = store_space(tree);
+      node["memory_total_bytes"] = space.total_bytes;
+      node["memory_used_bytes"] = space.used_bytes;
+    }
+    node["materialised_bytes"] = report.stored_bytes;
+    if (report.draining) node["drain"] = json::object{{"bytes_left", report.stored_bytes}};
+    nodes.push_back(std::move(node));
+    materialised += report.stored_bytes;
+  }
+  json::array missing_jobs;
+  uint64_t missing = 0;
+  for (const JobRef& job : tree.store().jobs()) {
+    const uint64_t bytes = missing_copy_bytes(*job);
+    missing += bytes;
+    if (bytes > 0) missing_jobs.push_back(json::object{{"job", job->name()}, {"bytes", bytes}});
+  }
+  json::object document{{"nodes", std::move(nodes)},
+                        {"cluster", json::object{{"materialised_bytes", materialised}}},
+                        {"missing_copies", json::object{{"bytes", missing}, {"jobs", std::move(missing_jobs)}}}};
+  if (const auto why = tree.store().distrusted()) document["agreement"] = json::object{{"state", "refused"}, {"why", *why}};
+  if (const std::vector<std::string> kept = tree.store().kept(); !kept.empty())
+    document["kept"] = json::array(kept.begin(), kept.end());
+  return document;
+}
+
+std::string nodes_text(Tree& tree) { return pretty_json(nodes_document(tree)); }
 
 std::string stats_text(Tree& tree) {
   json::object operations;

@@ -1,26 +1,40 @@
 #include "fs/tree.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 
+#include "fs/commit_check.h"
 #include "fs/nodes/real_node.h"
 #include "store/base/json.h"
 
 namespace ptc {
 
-void CommitGate::seal(const std::vector<std::string>& keys) {
+bool CommitGate::seal(const std::vector<std::string>& keys, const Owner& owner) {
   std::lock_guard lock(mutex_);
-  sealed_.insert(keys.begin(), keys.end());
+  for (const std::string& key : keys)
+    if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second != owner) return false;
+  for (const std::string& key : keys) sealed_.emplace(key, owner);
+  return true;
 }
 
-void CommitGate::unseal(const std::vector<std::string>& keys) {
+void CommitGate::unseal(const std::vector<std::string>& keys, const Owner& owner) {
   std::lock_guard lock(mutex_);
-  for (const std::string& key : keys) sealed_.erase(key);
+  for (const std::string& key : keys)
+    if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second == owner) sealed_.erase(sealed);
+}
+
+CommitGate::Owner CommitGate::owner_of(std::initializer_list<std::string> keys) const {
+  for (const std::string& key : keys)
+    if (const auto sealed = sealed_.find(key); sealed != sealed_.end()) return sealed->second;
+  return nullptr;
 }
 
 struct stat CheckpointView::attributes(mode_t mode, std::string_view path) const {
@@ -31,21 +45,74 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
     : tree_(tree),
       job_(std::move(job)),
       key_(std::move(key)),
-      layout_("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
-                              .save = [this](const std::string& t) { return save_layout(t); },
-                              .remove = []() -> Result<> { return ok(); }}),
-      rules_("rules.json", {.text = [this] { return job_->rules_text(); },
-                            .save = [this](const std::string& t) { return job_->save_rules(t); },
-                            .remove = [this] { return job_->remove_rules(); }}),
-      source_("dataset/source.json", {.text = [this] { return data_set_->source_text(); },
-                                      .save = [this](const std::string& t) { return data_set_->save_source(t); },
-                                      .remove = []() -> Result<> { return ok(); }}),
-      order_("dataset/order.json", {.text = [this] { return data_set_->order_text(); },
-                                    .save = [this](const std::string& t) { return data_set_->save_order(t); },
-                                    .remove = []() -> Result<> { return ok(); }}),
-      consumed_("dataset/consumed", {.text = [this] { return std::optional(data_set_->consumed_text()); },
-                                     .save = [this](const std::string& t) { return data_set_->save_consumed(t); },
-                                     .remove = []() -> Result<> { return ok(); }}) {}
+      layout_("layout.json",
+              agreed("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
+                                     .save = [this](const std::string& t, const User&) { return say_saved(layout_, save_layout(t), true); },
+                                     .remove = []() -> Result<> { return ok(); }})),
+      rules_("rules.json",
+             agreed("rules.json", {.text = [this] { return job_->rules_text(); },
+                                   .save = [this](const std::string& t, const User&) {
+                                    return say_saved(rules_, job_->save_rules(t), true);
+                                  },
+                                   .remove = [this] { return job_->remove_rules(); }})),
+      source_("dataset/source.json",
+              agreed("dataset/source.json",
+                     {.text = [this] { return data_set_->source_text(); },
+                      .save = [this](const std::string& t, const User& by) {
+                        return say_saved(source_, data_set_->save_source(t, by));
+                      },
+                      .remove = []() -> Result<> { return ok(); }})),
+      order_("dataset/order.json",
+             agreed("dataset/order.json",
+                    {.text = [this] { return data_set_->order_text(); },
+                     .save = [this](const std::string& t, const User&) { return say_saved(order_, data_set_->save_order(t)); },
+                     .remove = []() -> Result<> { return ok(); }})),
+      consumed_("dataset/consumed",
+                agreed("dataset/consumed",
+                       {.text = [this] { return std::optional(data_set_->consumed_text()); },
+                        .save = [this](const std::string& t, const User&) {
+                          return say_saved(consumed_, data_set_->save_consumed(t));
+                        },
+                        .remove = []() -> Result<> { return ok(); }})),
+      space_gate_(tree.quotas().gate(job_->name())) {}
+
+EditableFile::Source JobView::agreed(std::string name, EditableFile::Source source) {
+  source.attributes = [this, name] { return job_->attributes()->of(name); };
+  source.change_attributes = [this, name](const FileAttributes& change) { return job_->change_attributes(name, change); };
+  return source;
+}
+
+void JobView::apply_attributes() {
+  const auto all = job_->attributes();
+  limited_ = tree_.take_limit(job_->name(), *all);
+  for (const auto& [name, fd] : {std::pair("", files_fd_.get()), {kIncomingName, incoming_fd_.get()},
+                                 {kDataSetName, data_set_fd_.get()}}) {
+    const FileAttributes wanted = all->of(name);
+    struct stat now = {};
+    if (wanted.empty() || ::fstat(fd, &now) != 0) continue;
+    const uid_t uid = wanted.uid.value_or(now.st_uid);
+    const gid_t gid = wanted.gid.value_or(now.st_gid);
+    const mode_t mode = wanted.mode.value_or(now.st_mode & 07777);
+    // A daemon that is not root has only files of its own.
+    const bool given = (uid == now.st_uid && gid == now.st_gid) || ::geteuid() != 0 ||
+                       ::fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == 0;
+    const bool changed = mode == (now.st_mode & 07777) || ::chmod(fmt::format("/proc/self/fd/{}", fd).c_str(), mode) == 0;
+    if (!given || !changed) {
+      spdlog::error("job '{}': owner {}:{} and mode {:o} of '{}' cannot be had here: {}", job_->name(), uid, gid, mode, name,
+                    std::strerror(errno));
+    }
+  }
+  for (const std::string& key : {key_, incoming_key(), key_ + "/dataset", key_ + "/dataset/gen", checkpoints_key(*this)})
+    if (NodeRef node = tree_.table().find(key)) tree_.drop_attributes(*node);
+}
+
+FsResult<> JobView::agree_on(const std::string& name, int fd) {
+  struct stat now = {};
+  if (::fstat(fd, &now) != 0) return last_errno();
+  const Result<> agreed = job_->change_attributes(name, {now.st_uid, now.st_gid, now.st_mode & 07777});
+  if (!agreed) apply_attributes();  // as it was
+  return as_decided(agreed);
+}
 
 Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   JobViewRef view(new JobView(tree, std::move(job), std::move(key)));
@@ -67,6 +134,8 @@ Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
     std::replace(name.begin(), name.end(), '/', '.');
     file->keep_attributes(view->files_fd_.get(), fmt::format("../{}.attributes", name));
   }
+  for (EditableFile* file : {&view->layout_, &view->rules_}) (void)file->catch_up();
+  view->apply_attributes();
   view->open_data_set();
   return view;
 }
@@ -86,7 +155,13 @@ void JobView::open_data_set() {
   DataSetOptions options;
   options.job = job_->name();
   options.meta = &job_->meta();
+  options.pool = &tree_.data_set_steps();
   options.directory = job_->files_dir() + "/..";
+  options.data_roots = tree_.data_roots();
+  options.owner = [this] {
+    const struct stat owner = directory();
+    return user_by_database(owner.st_uid, owner.st_gid);
+  };
   options.dp_key = fmt::format("jobs/{}/in_force", job_->name());
   options.dp_of = [](std::string_view text) { return data_parallel_of(text); };
   options.may_decide = [this] { return job_->may_decide(); };
@@ -114,9 +189,25 @@ Result<> JobView::save_layout(const std::string& text) {
   return job_->save_layout(text);
 }
 
+Result<> JobView::say_saved(const EditableFile& file, Result<> saved, bool said) {
+  if (saved) {
+    job_->forget_refused_save(file.name());
+  } else if (!said || saved.error().code() != Code::kInvalidArgument) {
+    job_->note_refused_save(file.name(), saved.error().message());
+  }
+  return saved;
+}
+
 bool JobView::some_checkpoint_has(uint64_t count) const {
   const std::vector<CheckpointRef> all = job_->checkpoints();
   return std::any_of(all.begin(), all.end(), [&](const auto& one) { return one->manifest().consumed == count; });
+}
+
+void JobView::catch_up() {
+  (void)layout_.catch_up();
+  (void)rules_.catch_up();
+  touch_directory(files_fd());
+  if (NodeRef node = tree_.table().find(key_)) tree_.drop_attributes(*node);
 }
 
 void JobView::note_data_set_changed() {
@@ -124,9 +215,14 @@ void JobView::note_data_set_changed() {
   {
     std::lock_guard lock(mutex_);
     if (data_set_ == nullptr) return;  // it is only being opened
+  }
+  (void)consumed_.catch_up();  // there is always one
+  const bool source_saved = source_.catch_up(), order_saved = order_.catch_up();
+  {
+    std::lock_guard lock(mutex_);
     std::vector<ShownGenerationRef> now;
     for (const uint64_t number : data_set_->generations()) now.push_back(data_set_->generation(number));
-    if (now == generations_) return;
+    if (now == generations_ && !source_saved && !order_saved) return;
     const auto still = [&](const ShownGenerationRef& one) {
       return std::find(now.begin(), now.end(), one) != now.end();
     };
@@ -207,6 +303,14 @@ std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
   return view;
 }
 
+void touch_directory(int fd) {
+  // Not the kernel's own "now": two changes may meet in one tick of that clock.
+  timespec now = {};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  const timespec times[2] = {{0, UTIME_OMIT}, now};
+  ::utimensat(fd, "", times, AT_EMPTY_PATH);
+}
+
 std::string checkpoints_key(const JobView& job) { return job.key() + "/checkpoints"; }
 std::string checkpoint_key(const CheckpointView& checkpoint) { return checkpoint.key; }
 
@@ -220,6 +324,8 @@ Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
   store_ = store;
   PTC_TRY(make_directory(AT_FDCWD, root_dir, 0755));
   PTC_TRY(root_fd_, open_file(AT_FDCWD, root_dir, O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  for (const JobRef& job : store_->jobs())
+    if (take_limit(job->name(), *job->attributes())) recount(*job);
   return ok();
 }
 
@@ -231,6 +337,7 @@ void Tree::detach() {
 }
 
 void Tree::set_kernel_cache(KernelCache* cache) {
+  std::lock_guard content_lock(content_mutex_);
   std::lock_guard lock(cache_mutex_);
   cache_ = cache;
   can_expire_names_ = cache != nullptr && cache->can_expire_names();
@@ -249,6 +356,7 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   if (found != views_.end()) {
     if (found->second->job_ref() == job) return found->second;
     views_.erase(found);  // removed, perhaps made again
+    quotas_.forget(key);
   }
   if (job == nullptr) return JobViewRef();
   PTC_TRY(auto view, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
@@ -279,14 +387,95 @@ void Tree::images_removed(const std::string& job_name) {
   if (found && found.value() != nullptr) found.value()->let_go_of_removed();
 }
 
+namespace {
+
+/// What is below a directory, hard links once. What goes meanwhile is not counted.
+void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser& by_user) {
+  UniqueFd fd(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr, &::closedir);
+  if (stream == nullptr) return;
+  (void)fd.release();  // the stream's
+  while (const dirent* entry = ::readdir(stream.get())) {
+    const std::string_view name = entry->d_name;
+    struct stat stat = {};
+    if (name == "." || name == ".." ||
+        ::fstatat(::dirfd(stream.get()), entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    const bool own = top && (name == kIncomingName || name == kDataSetName);
+    if (!own && (S_ISDIR(stat.st_mode) || stat.st_nlink < 2 || seen.insert(stat.st_ino).second)) {
+      by_user[stat.st_uid].bytes += stat.st_blocks * 512;
+      ++by_user[stat.st_uid].files;
+    }
+    if (!S_ISDIR(stat.st_mode)) continue;
+    const UniqueFd below(::openat(::dirfd(stream.get()), entry->d_name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (below.valid()) count_space(below.get(), false, seen, by_user);
+  }
+}
+
+}  // namespace
+
+bool Tree::take_limit(const std::string& job, const JobAttributes& attributes) {
+  const std::string quota = attributes.of("").quota.value_or("");
+  const auto limit = QuotaLimit::parse(quota);
+  quotas_.set_job_limit(job, quota.empty() || !limit ? std::nullopt : std::optional(limit.value()));
+  return quotas_.limits(job);
+}
+
+void Tree::recount(Job& job) {
+  if (!quotas_.limits(job.name())) return;
+  quotas_.recount(job.name(), [&job] {
+    std::pair<Quotas::ByUser, Quotas::ByUser> found;
+    std::set<ino_t> seen;
+    if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)); top.valid())
+      count_space(top.get(), true, seen, found.first);
+    for (const CheckpointRef& checkpoint : job.checkpoints())
+      for (const StoredImage& image : checkpoint->stored()->images)
+        if (image.image != nullptr && image.image->is_here())
+          found.second[checkpoint->manifest().uid].bytes += static_cast<int64_t>(image.image->bytes());
+    return found;
+  });
+}
+
+void Tree::attributes_changed(const std::string& job_name) {
+  // Who has not looked at the job yet applies them when somebody does.
+  if (JobViewRef view = known_view(job_name)) view->apply_attributes();
+  const JobRef job = store_ == nullptr ? nullptr : store_->find(job_name);
+  if (job != nullptr && take_limit(job_name, *job->attributes())) recount(*job);
+}
+
 void Tree::data_set_changed(const std::string& job_name) {
+  // Who has not looked at the job yet reads the metadata when somebody does.
+  if (JobViewRef view = known_view(job_name)) view->data_set().catch_up();
+}
+
+Result<> Tree::contents_mended(const std::string& job_name, const std::string& name) {
   JobViewRef view;
   {
     std::lock_guard lock(views_mutex_);
     if (const auto found = views_.find(job_name); found != views_.end()) view = found->second;
   }
-  // Who has not looked at the job yet reads the metadata when somebody does.
-  if (view != nullptr) view->data_set().catch_up();
+  const std::shared_ptr<CheckpointView> checkpoint = view != nullptr ? view->checkpoint(name) : nullptr;
+  if (checkpoint == nullptr) return ok();  // nobody has looked at it
+  // What the kernel asks for again comes from what is right already.
+  std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
+  std::erase_if(nodes, [](const NodeRef& node) { return !node->has_content(); });
+  PTC_TRY(gathered_.refresh(checkpoint->key + "/"));
+  std::lock_guard lock(content_mutex_);
+  for (const NodeRef& node : nodes)
+    if (cache_ != nullptr) cache_->drop_content(*node);
+  return ok();
+}
+
+Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std::string& incoming, GivesWay gives_way) {
+  {
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return std::unique_ptr<Seal>();  // not mounted: nobody reaches the files
+  }
+  PTC_TRY(auto view, job(job_name));
+  if (view == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", job_name);
+  auto check = std::make_unique<CommitCheck>(std::move(view), incoming, std::move(gives_way));
+  PTC_TRY(check->prepare());
+  return std::unique_ptr<Seal>(std::move(check));
 }
 
 void Tree::names_changed() {
@@ -294,10 +483,22 @@ void Tree::names_changed() {
   if (cache_ != nullptr) cache_->expire_names();
 }
 
-void Tree::job_removed() {
-  ::utimensat(root_fd(), "", nullptr, AT_EMPTY_PATH);
-  drop_attributes(root());
-  names_changed();
+JobViewRef Tree::known_view(const std::string& job_name) {
+  std::lock_guard lock(views_mutex_);
+  const auto found = views_.find(job_name);
+  return found != views_.end() ? found->second : nullptr;
+}
+
+void Tree::jobs_changed() {
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ == nullptr) return;
+  touch_directory(root_fd());
+  cache_->drop_attributes(root());
+  cache_->expire_names();
+}
+
+void Tree::job_changed(const std::string& job_name) {
+  if (JobViewRef view = known_view(job_name)) view->catch_up();
 }
 
 void Tree::checkpoint_changed(const std::string& job_name, const std::string& name) {
@@ -309,8 +510,9 @@ void Tree::checkpoint_changed(const std::string& job_name, const std::string& na
   auto found = job(job_name);
   if (!found || found.value() == nullptr) return;
   JobView& view = *found.value();
+  recount(view.job());
   // Times first: by them the kernel knows that what it has listed is old.
-  ::utimensat(view.files_fd(), "", nullptr, AT_EMPTY_PATH);
+  touch_directory(view.files_fd());
   view.note_checkpoints_changed();
   std::vector<NodeRef> nodes;
   for (const std::string& key : {view.key(), checkpoints_key(view)})

@@ -20,6 +20,7 @@
 #include "fs/listings.h"
 #include "fs/node_table.h"
 #include "fs/passthrough.h"
+#include "fs/quota.h"
 #include "fs/stats.h"
 #include "fs/whiteouts.h"
 #include "reshard/job/job_store.h"
@@ -30,25 +31,37 @@ class RealNode;
 class Tree;
 
 /// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing, nor
-/// a directory changed; a file that is open (or mapped) for writing cannot be committed.
+/// a directory changed, unless the commit gives way; a file that is open (or mapped) for writing cannot be committed.
 /// Threads: any.
 class CommitGate {
  public:
+  /// Of one commit: whom to ask.
+  using Owner = std::shared_ptr<const GivesWay>;
   /// Runs `change`, which opens the file with this node key for writing, or changes the directories
   /// with these; EBUSY while one of them is sealed.
   template <class Change>
   auto unless_sealed(std::initializer_list<std::string> keys, Change change) -> decltype(change()) {
-    std::lock_guard lock(mutex_);
-    for (const std::string& key : keys)
-      if (sealed_.contains(key)) return Errno{EBUSY};
-    return change();
+    constexpr int kOwners = 4;  // one after another may have sealed it
+    for (int asked = 0; asked < kOwners; ++asked) {
+      Owner owner;
+      {
+        std::lock_guard lock(mutex_);
+        owner = owner_of(keys);
+        if (owner == nullptr) return change();
+      }
+      if (!*owner || !(*owner)()) break;
+    }
+    return Errno{EBUSY};
   }
-  void seal(const std::vector<std::string>& keys);
-  void unseal(const std::vector<std::string>& keys);
+  /// false: another commit has sealed one of them.
+  bool seal(const std::vector<std::string>& keys, const Owner& owner);
+  void unseal(const std::vector<std::string>& keys, const Owner& owner);
 
  private:
+  Owner owner_of(std::initializer_list<std::string> keys) const;  // mutex held
+
   std::mutex mutex_;
-  std::unordered_set<std::string> sealed_;  // guarded
+  std::unordered_map<std::string, Owner> sealed_;  // guarded
 };
 
 /// One checkpoint as this mount shows it.
@@ -69,6 +82,10 @@ struct CheckpointView {
   }
 };
 
+// Directories of a job that have attributes of their own (JobAttributes).
+inline constexpr const char* kIncomingName = "incoming";
+inline constexpr const char* kDataSetName = "dataset";
+
 /// One job as this mount shows it. Lives while a node of it does.
 class JobView : public std::enable_shared_from_this<JobView> {
  public:
@@ -84,6 +101,15 @@ class JobView : public std::enable_shared_from_this<JobView> {
   /// stat of the directory of the user's files: owner and mode of the job.
   struct stat directory() const;
 
+  /// Gives the job's directories the owners and modes that are agreed on.
+  void apply_attributes();
+  /// Those that the directory `fd` has here are agreed on from now on; on an error they are taken back.
+  FsResult<> agree_on(const std::string& name, int fd);
+
+  /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.
+  bool limited() const { return limited_.load(std::memory_order_relaxed); }
+  std::shared_mutex& space_gate() { return *space_gate_; }
+
   std::shared_ptr<CheckpointView> checkpoint(const std::string& name);
   /// The last time a checkpoint came, went, or was materialised otherwise.
   timespec checkpoints_changed() const;
@@ -97,7 +123,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile& source() { return source_; }
   EditableFile& order() { return order_; }
   EditableFile& consumed() { return consumed_; }
-  /// The last time a generation came or went.
+  /// Others may have changed layout.json or rules.json: the kernel lists this directory anew.
+  void catch_up();
+  /// The last time a generation, or a text of the data set, came or went.
   timespec data_set_changed() const;
   /// That is now, and the kernel forgets what it knows of dataset/ and gen/.
   void touch_data_set();
@@ -122,7 +150,10 @@ class JobView : public std::enable_shared_from_this<JobView> {
  private:
   JobView(Tree& tree, JobRef job, std::string key);
   void open_data_set();
+  EditableFile::Source agreed(std::string name, EditableFile::Source source);
   Result<> save_layout(const std::string& text);
+  /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is not accepted.
+  Result<> say_saved(const EditableFile& file, Result<> saved, bool said = false);
   bool some_checkpoint_has(uint64_t consumed) const;
   void note_data_set_changed();
   Tree& tree_;
@@ -132,6 +163,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile layout_, rules_, source_, order_, consumed_;
   Whiteouts hidden_;
   CommitGate gate_;
+  const std::shared_ptr<std::shared_mutex> space_gate_;
+  std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch
   std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};
   std::mutex mutex_;
@@ -150,10 +183,13 @@ using JobViewRef = std::shared_ptr<JobView>;
 /// Never one name: for that the kernel takes the lock of its directory, which an operation that waits
 /// for this daemon may hold. A daemon that is killed in such a moment could not even die: its thread
 /// would wait for the operation, and the operation for the daemon. So all names expire together, by a
-/// counter. No call waits.
+/// counter. No call waits, but drop_content().
 struct KernelCache {
   virtual ~KernelCache() = default;
   virtual void drop_attributes(const Node& node) = 0;
+  /// Its bytes, too: the next read asks for them, a mapping's also. This one waits for reads of them that are under way; so
+  /// it is for what hardly ever happens, and for a thread that no request waits for.
+  virtual void drop_content(const Node& node) = 0;
   /// Every name is looked up again when it is next used; what it then stands for may be the same.
   virtual void expire_names() = 0;
   /// Whether this kernel can do that. Names that may go are not to be cached where it cannot.
@@ -167,6 +203,15 @@ class Tree : public JobListener {
   explicit Tree(uint64_t gathered_bytes = 0);
   ~Tree() override;
 
+  Quotas& quotas() { return quotas_; }
+  /// Counts what the job has here anew, if that is limited.
+  void recount(Job& job);
+  /// Whether that is so from now on.
+  bool take_limit(const std::string& job, const JobAttributes& attributes);
+
+  /// Directories below which data sets must lie; before the first job is looked at. None: anywhere.
+  void set_data_roots(std::vector<std::string> roots) { data_roots_ = std::move(roots); }
+  const std::vector<std::string>& data_roots() const { return data_roots_; }
   /// `root_dir`: a directory that keeps owner, mode and times of the mount's root.
   Result<> attach(JobStore* store, const std::string& root_dir);
   /// Lets go of every view, so that the store can be closed. After the session has ended.
@@ -183,22 +228,30 @@ class Tree : public JobListener {
   GatherCache& gathered() { return gathered_; }
   Listings& listings() { return listings_; }
   Stats& stats() { return stats_; }
+  StepPool& data_set_steps() { return data_set_steps_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
 
   /// The view of a job; null when there is no such job.
   Result<JobViewRef> job(std::string_view name);
-  /// A job was removed by others than the kernel.
-  void job_removed();
   /// As KernelCache's; false when nothing is mounted.
   bool can_expire_names() const { return can_expire_names_.load(std::memory_order_relaxed); }
   void drop_attributes(const Node& node);
   // JobListener.
   void names_changed() override;
+  /// Also of jobs removed here, by others than the kernel.
+  void jobs_changed() override;
+  void job_changed(const std::string& job) override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
   void images_removed(const std::string& job) override;
+  void attributes_changed(const std::string& job) override;
   void data_set_changed(const std::string& job) override;
+  Result<> contents_mended(const std::string& job, const std::string& checkpoint) override;
+  Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string& incoming, GivesWay gives_way) override;
 
  private:
+  /// The view of a job, if anybody has looked at it yet: else the kernel knows nothing of it.
+  JobViewRef known_view(const std::string& job);
+
   JobStore* store_ = nullptr;
   UniqueFd root_fd_;
   NodeRef root_;  // set before the mount, gone before the table
@@ -206,15 +259,22 @@ class Tree : public JobListener {
   NodeTable table_;
   Passthrough passthrough_;
   GatherCache gathered_;
+  std::vector<std::string> data_roots_;
+  Quotas quotas_;
   Listings listings_;
   Stats stats_;
+  StepPool data_set_steps_{8};  // of all jobs' data sets, which wait for the metadata
   std::mutex views_mutex_;
   uint64_t next_view_ = 1;                                     // guarded by views_mutex_
   std::unordered_map<std::string, JobViewRef> views_;          // guarded by views_mutex_
+  std::mutex content_mutex_;      // held while content is dropped, for which requests are answered; before cache_mutex_
   std::mutex cache_mutex_;
-  KernelCache* cache_ = nullptr;  // guarded by cache_mutex_
+  KernelCache* cache_ = nullptr;  // read with one of the two, set with both
   std::atomic<bool> can_expire_names_{false};
 };
+
+/// The directory changes now, though no system call changed it: what the kernel has listed of it is old.
+void touch_directory(int fd);
 
 /// Keys of the fixed nodes of a job.
 std::string checkpoints_key(const JobView& job);

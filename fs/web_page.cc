@@ -87,6 +87,42 @@ std::string mount_part(const json::object& document) {
       fact("Jobs", fmt::format("{}", document.at("jobs").as_array().size())));
 }
 
+std::string node_row(const json::object& node) {
+  std::string state = text(node, "state");
+  if (const json::value* drain = node.if_contains("drain")) {
+    const uint64_t left = number(drain->as_object(), "bytes_left");
+    state += left == 0 ? ", drained" : ", draining";
+  }
+  std::string memory = "said on its own page";
+  if (node.contains("memory_total_bytes"))
+    memory = fmt::format(R"(<meter min="0" max="{}" value="{}"></meter> {} of {})",
+                         std::max<uint64_t>(number(node, "memory_total_bytes"), 1), number(node, "memory_used_bytes"),
+                         size(node, "memory_used_bytes"), size(node, "memory_total_bytes"));
+  return fmt::format(R"(<tr><td class="name">{}</td><td>{}</td><td>{}</td><td class="number">{}</td></tr>
+)",
+                     text(node, "name"), state, memory, size(node, "materialised_bytes"));
+}
+
+/// Where there are several.
+std::string nodes_part(const json::object& cluster) {
+  const json::array& nodes = cluster.at("nodes").as_array();
+  if (nodes.size() < 2) return "";
+  const json::object& all = cluster.at("cluster").as_object();
+  std::string html = fmt::format(R"(<section id="nodes">
+<div class="head"><h2>Nodes</h2><span class="weak">{} of checkpoints</span></div>
+)",
+                                 size(all, "materialised_bytes"));
+  const json::object& missing = cluster.at("missing_copies").as_object();
+  if (number(missing, "bytes") > 0)
+    html += fmt::format(R"(<p class="warning">Copies of {} are missing.</p>)" "\n", size(missing, "bytes"));
+  html += R"(<div class="scroll"><table class="list">
+<thead><tr><th>Node</th><th>state</th><th>memory</th><th class="number">checkpoints</th></tr></thead>
+<tbody>
+)";
+  for (const json::value& node : nodes) html += node_row(node.as_object());
+  return html + "</tbody></table></div>\n</section>\n";
+}
+
 std::string progress_part(const json::object& progress) {
   const uint64_t done = number(progress, "bytes_done"), total = number(progress, "bytes_total");
   const double share = total == 0 ? 0 : static_cast<double>(done) / static_cast<double>(total);
@@ -239,7 +275,7 @@ std::string html_escaped(std::string_view text) {
 }
 
 std::string web_page(const json::object& document) {
-  std::string content = mount_part(document);
+  std::string content = mount_part(document) + nodes_part(document.at("cluster").as_object());
   const json::array& jobs = document.at("jobs").as_array();
   for (const json::value& job : jobs) content += job_part(job.as_object());
   if (jobs.empty())

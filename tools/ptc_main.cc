@@ -1,4 +1,4 @@
-// ptc: the command line. All it does, it does through files of the mount.
+// ptc: the command line. All but `recover` it does through files of the mount.
 #include <fmt/core.h>
 
 #include <clocale>
@@ -62,6 +62,7 @@ int run(int argc, char** argv) {
   add_pin(app, context);
   add_rm(app, context);
   add_drain(app, context);
+  add_recover(app, context);
   for (CLI::App* command : app.get_subcommands({})) command->fallthrough();
   if (answer_completion(app, argc, argv, values_in_mount)) return kDone;
 

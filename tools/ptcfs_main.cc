@@ -1,7 +1,8 @@
 // ptcfs: the daemon. Finds the store, mounts, and waits for the end.
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
-#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/sinks/syslog_sink.h>
 #include <fmt/ranges.h>
@@ -20,12 +21,16 @@
 #include <thread>
 #include <vector>
 
+#include "fs/beneath.h"
 #include "fs/http_pages.h"
 #include "fs/mount_point.h"
 #include "fs/nodes/ask_file.h"
 #include "fs/tree.h"
 #include "fs/version.h"
 #include "store/base/size_text.h"
+#include "store/base/json.h"
+#include "tools/capabilities.h"
+#include "tools/log_limit.h"
 #include "tools/ptcfs_options.h"
 
 namespace ptc {
@@ -36,8 +41,11 @@ using std::chrono::seconds;
 
 constexpr seconds kStopWithin{10};
 
+constexpr size_t kLogBytes = 16 << 20;  // then the file becomes ptcfs.1.log, and that before it goes
+
 void log_to_stderr(bool debug) {
-  auto logger = spdlog::stderr_logger_mt("ptcfs");
+  auto logger = std::make_shared<spdlog::logger>(
+      "ptcfs", std::make_shared<LimitedSink>(std::make_shared<spdlog::sinks::stderr_sink_st>()));
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
   logger->set_level(debug ? spdlog::level::debug : spdlog::level::info);
   spdlog::set_default_logger(logger);
@@ -46,21 +54,19 @@ void log_to_stderr(bool debug) {
 /// Once in the background: the system's log, or a file in the store where there is none.
 void log_in_background(const std::string& store) {
   std::shared_ptr<spdlog::logger> logger;
+  auto limited = [](spdlog::sink_ptr sink) {
+    return std::make_shared<spdlog::logger>("ptcfs-background", std::make_shared<LimitedSink>(std::move(sink)));
+  };
   if (::access("/dev/log", W_OK) == 0) {
-    logger = spdlog::syslog_logger_mt("ptcfs-background", "ptcfs", LOG_PID, LOG_DAEMON);
+    logger = limited(std::make_shared<spdlog::sinks::syslog_sink_st>("ptcfs", LOG_PID, LOG_DAEMON, true));
     logger->set_pattern("%v");
   } else {
-    logger = spdlog::basic_logger_mt("ptcfs-background", store + "/ptcfs.log");
+    logger = limited(
+        std::make_shared<spdlog::sinks::rotating_file_sink_st>(store + "/ptcfs.log", kLogBytes, 1));
     logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
     logger->flush_on(spdlog::level::info);
   }
   spdlog::set_default_logger(logger);
-}
-
-std::string host_name() {
-  char host[256] = "localhost";
-  ::gethostname(host, sizeof host - 1);
-  return host;
 }
 
 void raise_file_limit() {
@@ -112,14 +118,52 @@ void say_what_is_kept(const JobStore& store, const StorePlace& place, const Opti
                         : fmt::format("rm -r {}", place.directory));
 }
 
-void wait_for_the_end(FuseSession& session, const sigset_t& signals, const std::string& path) {
+/// Once in a while: what is free goes back to the system, of which the allocator keeps it otherwise.
+class Housekeeping {
+ public:
+  void tick() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    next_ = now + kEvery;
+    const size_t free_bytes = ::mallinfo2().fordblks;
+    if (free_bytes < left_ + kWorthBytes) return;
+    ::malloc_trim(0);
+    left_ = ::mallinfo2().fordblks;  // between what is in use
+  }
+
+ private:
+  static constexpr seconds kEvery{10};
+  static constexpr size_t kWorthBytes = 16 << 20;
+  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kEvery;
+  size_t left_ = 0;
+};
+
+/// Nobody has unmounted it: what is written to its path from now on would be missing later.
+void close_beneath(Beneath& beneath, const std::string& path) {
+  const Beneath::Closed closed = beneath.close();
+  if (closed == Beneath::Closed::kNot) return;
+  spdlog::info("{} until ptcfs is mounted there again, {}",
+               closed == Beneath::Closed::kForAll
+                   ? fmt::format("nothing can be written to {} itself", path)
+                   : fmt::format("nobody but root can write to {} itself", path),
+               closed == Beneath::Closed::kForAll ? "or `chattr -i`, or `ptcfs --discard`"
+                                                  : "or `chmod u+w`, or `ptcfs --discard`");
+}
+
+void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& signals, const std::string& path) {
+  Housekeeping housekeeping;
   for (;;) {
+    housekeeping.tick();
     timespec pause{0, 200000000};
     int signal = ::sigtimedwait(&signals, nullptr, &pause);
-    if (session.wait(milliseconds(0))) return;  // umount
+    if (session.wait(milliseconds(0))) {  // umount
+      end_at_the_latest();
+      return;
+    }
     if (signal <= 0) continue;
     spdlog::info("{}: unmounting {}", ::strsignal(signal), path);
     end_at_the_latest();
+    close_beneath(beneath, path);
     if (!session.unmount()) {
       spdlog::warn("{} is in use; it was unmounted lazily: files that are open stay readable only "
                    "where the kernel reads them by itself", path);
@@ -159,9 +203,33 @@ class NewPlace {
   bool discard_;
 };
 
+bool is_below(const std::string& path, const std::string& directory) {
+  return path == directory || (path.starts_with(directory) && (directory.ends_with('/') || path[directory.size()] == '/'));
+}
+
+/// The directory to mount on, just before that; whatever lies in it.
+Result<Beneath> mountable(const std::string& path, bool was_dead) {
+  if (was_dead) {
+    PTC_TRY(take_away_dead_mount(path));
+    spdlog::warn("a dead ptcfs mount was left on {}; it was unmounted first", path);
+  }
+  PTC_TRY(auto beneath, Beneath::open(path));
+  constexpr size_t kNamed = 5;
+  std::vector<std::string> names = beneath.names(kNamed + 1);
+  if (names.empty()) return beneath;
+  const bool more = names.size() > kNamed;
+  if (more) names.pop_back();
+  for (std::string& name : names) name = ptc::quoted(name);
+  spdlog::warn("{} is not empty: {}{} lie beneath the mount now, and are seen again when it is unmounted. If they were meant "
+               "for ptcfs, they were written while it was not mounted", path, fmt::join(names, ", "),
+               more ? " and others" : "");
+  return beneath;
+}
+
 /// Mounts and serves until the end. `ready` is called once the mount can be used.
 template <class Ready>
 int run(Options& options, Ready ready) {
+  keep_needed_capabilities();
   ::umask(077);  // the store is nobody else's
   raise_file_limit();
   sigset_t signals = block_end_signals();
@@ -170,26 +238,28 @@ int run(Options& options, Ready ready) {
     auto allowed = check_allow_other();
     if (!allowed) return complain(allowed.error(), kMountFailure);
   }
-  auto was_dead = prepare_mount_point(options.mount.mount_point);
+  auto was_dead = check_mount_point(options.mount.mount_point);
   if (!was_dead) return complain(was_dead.error(), kMountFailure);
-  if (was_dead.value()) {
-    spdlog::warn("a dead ptcfs mount was left on {}; it was unmounted first",
-                 options.mount.mount_point);
-  }
   auto http = listen_http(options.http);
   if (!http) return complain(http.error(), kSystemError);
   auto place = prepare_store_place(options.place);
   if (!place) return complain(place.error(), kSystemError);
   NewPlace new_place(place.value(), options.place);
   if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
+  if (is_below(place.value().directory, options.mount.mount_point)) {
+    return complain(invalid_argument("the store {} would lie below the mount point {}, and be hidden by it; give another "
+                                     "--store", place.value().directory, options.mount.mount_point), kUsage);
+  }
 
   Tree tree(options.cache_bytes.value_or(memory_of_machine() / 8));
+  tree.set_data_roots(options.data_roots);
+  tree.quotas().set_limits(options.quota_user, options.quota_job);
   JobStoreOptions store_options;
   store_options.directory = place.value().directory;
   store_options.node = options.node;
+  store_options.scrub = options.scrub;
   std::unique_ptr<ClusterNode> cluster;
   if (!options.cluster.etcd.endpoints.empty()) {
-    options.cluster.node = options.node.empty() ? host_name() : options.node;
     auto started = ClusterNode::start(options.cluster);
     if (!started) return complain(started.error(), kSystemError);
     cluster = std::move(started).value();
@@ -206,6 +276,8 @@ int run(Options& options, Ready ready) {
   ::umask(0);  // from here on modes come from the kernel, which has applied the caller's
   auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
   if (!attached) return complain(attached.error(), kSystemError);
+  if (options.root_mode && ::chmod((place.value().directory + "/root").c_str(), *options.root_mode) != 0)
+    return complain(errno_error(errno, "the mode of the mount's root"), kSystemError);
   if (cluster != nullptr) {
     auto joined = cluster->join(*store.value());
     if (!joined) return complain(joined.error(), kSystemError);
@@ -213,8 +285,15 @@ int run(Options& options, Ready ready) {
                  options.cluster.etcd.cluster, cluster->address(),
                  fmt::join(options.cluster.etcd.endpoints, ", "));
   }
+  auto beneath = mountable(options.mount.mount_point, was_dead.value());
+  if (!beneath) return complain(beneath.error(), kMountFailure);
   auto session = FuseSession::mount(tree, options.mount);
   if (!session) return complain(session.error(), kMountFailure);
+  if (is_lasting_mount_point(options.mount.mount_point)) {
+    beneath.value().close();
+  } else if (auto given_back = beneath.value().give_back(); !given_back) {
+    spdlog::warn("{}", given_back.error().message());
+  }
 
   new_place.keep();
   ready(place.value());
@@ -222,7 +301,7 @@ int run(Options& options, Ready ready) {
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
                store.value()->jobs().size(), tree.passthrough().enabled() ? "on" : "off");
   if (http.value() != nullptr) serve_http(*http.value(), tree);
-  wait_for_the_end(*session.value(), signals, options.mount.mount_point);
+  wait_for_the_end(*session.value(), beneath.value(), signals, options.mount.mount_point);
   http.value().reset();
   session.value().reset();
   if (!wait_for_answers(seconds(5))) {
@@ -276,6 +355,9 @@ int discard(const Options& options) {
     return complain(make_error(Code::kBusy, "{} is mounted; unmount it first: umount {}",
                                options.place.mount_point, options.place.mount_point),
                     kSystemError);
+  }
+  if (auto beneath = Beneath::open(options.place.mount_point)) {
+    if (auto given_back = beneath.value().give_back(); !given_back) return complain(given_back.error(), kSystemError);
   }
   auto gone = discard_store_place(options.place);
   if (!gone) return complain(gone.error(), kSystemError);

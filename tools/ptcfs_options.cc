@@ -1,9 +1,10 @@
-#include <charconv>
 #include "tools/ptcfs_options.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -45,8 +46,9 @@ Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 32 mount failed.)";
 
 const std::vector<std::string> kOwn = {
-    "store", "memory", "cache", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
-    "tls-ca", "tls-cert", "tls-key", "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease"};
+    "store", "memory", "cache", "quota-job", "quota-user", "data-root", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
+    "tls-ca", "tls-cert", "tls-key", "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease",
+    "scrub", "root-mode"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {
     "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
@@ -82,12 +84,29 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
   } else if (key == "store") {
     std::error_code error;
     options->place.directory = std::filesystem::absolute(value, error).string();
+  } else if (key == "quota-job") {
+    PTC_TRY(options->quota_job, QuotaLimit::parse(value));
+  } else if (key == "quota-user") {
+    PTC_TRY(options->quota_user, QuotaLimit::parse(value));
+  } else if (key == "data-root") {
+    for (const std::string& root : CLI::detail::split(value, ':')) {
+      if (!root.starts_with('/')) return invalid_argument("{} is no path that begins with '/'", ptc::quoted(root));
+      options->data_roots.push_back(root);
+    }
   } else if (key == "http") {
     PTC_TRY(options->http, HttpAddress::parse(value));
   } else if (key == "etcd") {
     for (const std::string& list : CLI::detail::split(value, ','))
       for (const std::string& endpoint : CLI::detail::split(list, ';'))
         if (!endpoint.empty()) cluster.etcd.endpoints.push_back(endpoint);
+  } else if (key == "scrub") {
+    PTC_TRY(options->scrub, ScrubRate::parse(value));
+  } else if (key == "root-mode") {
+    uint32_t mode = 0;
+    const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), mode, 8);
+    if (bad != std::errc() || end != value.data() + value.size() || mode > 07777)
+      return invalid_argument("'{}' is no mode in octal digits, as 1777 is", value);
+    options->root_mode = mode;
   } else if (key == "lease") {
     uint32_t lease = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), lease);
@@ -135,6 +154,12 @@ Result<> take_mount_option(const std::string& option, Options* options) {
   return ok();
 }
 
+std::string host_name() {
+  char host[256] = "localhost";
+  ::gethostname(host, sizeof host - 1);
+  return host;
+}
+
 cli::Values values_of(const std::string& type, const cli::Typed&) {
   using enum cli::Values::Else;
   if (type == "DIR" || type == "MOUNTPOINT") return {{}, kDirectories};
@@ -167,7 +192,7 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
     app.add_option_function<std::string>("--" + key, take, about)->type_name(type);
   };
   app.add_option("MOUNTPOINT", places,
-                 "an empty directory; a store directory (or 'none') may stand before it, as "
+                 "a directory; a store directory (or 'none') may stand before it, as "
                  "mount(8) calls helpers")->expected(1, 2)->required();
   app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
   app.add_option("-o,--options", mount_options, "mount options, separated by commas")
@@ -179,7 +204,20 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("cache", "SIZE",
           "memory for files that are computed on read; given back when they are not asked for any "
           "more (default: an eighth of memory)");
-  add_own("node", "NAME", "name of this node (default: the host's)");
+  add_own("quota-job", "SIZE[,FILES]",
+          "what each job may have on this node: bytes, with its checkpoints, and files outside of these: 64G, 64G,1M, "
+          "none,1M (default: all there is; of one job: setfattr -n trusted.ptc.quota -v 64G JOB)");
+  add_own("quota-user", "SIZE[,FILES]", "what each user but root may have in all jobs, likewise");
+  add_own("data-root", "DIR:…",
+          "data sets may lie only below these directories, and no symbolic link lead out of them (default: "
+          "wherever the user who saves source.json may read)");
+  add_own("scrub", "RATE",
+          "look over what is stored, when nobody else needs the processors, and mend what is damaged from copies: off, "
+          "daily (each checkpoint once a day), or round after round with so many bytes a second: 50M (default: daily)");
+  add_own("root-mode", "MODE",
+          "mode of the mount's root, so that others may make jobs: 1777; it lasts (default: as chmod left it, at "
+          "first 0755)");
+  add_own("node", "NAME", "name of this node, a DNS label (default: the host's name)");
   add_own("http", "ADDR",
           "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
           "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
@@ -188,7 +226,7 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "the etcd that the nodes of a cluster find each other and agree through: "
           "http://10.0.0.1:2379,http://10.0.0.2:2379 (default: a cluster of one)");
   add_own("listen", "HOST:PORT", "where other nodes reach this one (default: 127.0.0.1:7070)");
-  add_own("advertise", "HOST:PORT", "the same as others see it, where that differs");
+  add_own("advertise", "HOST:PORT", "the same as others see it, where that differs or --listen is 0.0.0.0 or [::]");
   add_own("cluster", "NAME", "which cluster of those that share the etcd (default: ptcfs)");
   add_own("secret", "FILE",
           "the secret that all nodes of the cluster share: 32 bytes or more, mode 0600");
@@ -202,6 +240,8 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("etcd-ca", "FILE", "authority of etcd's certificate, PEM (default: the system's)");
   add_own("etcd-cert", "FILE", "certificate that is shown to etcd, PEM, with --etcd-key");
   add_own("etcd-key", "FILE", "its key, PEM, mode 0600");
+  app.add_flag("--join", options->cluster.join,
+               "bring the jobs that the store has of its own into a cluster that has jobs, too");
   add_own("lease", "SECONDS", "how long a node may be silent before it counts as gone (default: 5)");
   app.add_flag("--discard", options->discard,
                "do not mount: free what an earlier mount on MOUNTPOINT has kept");
@@ -233,6 +273,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   if (cluster.etcd.endpoints.empty() && !cluster.listen.empty())
     return complain(invalid_argument("--listen is for a cluster, which also needs --etcd"), kUsage);
   if (cluster.listen.empty()) cluster.listen = "127.0.0.1:7070";
+  cluster.node = options->node.empty() ? host_name() : options->node;
+  if (!cluster.etcd.endpoints.empty() || !options->node.empty()) {
+    if (auto checked = check(cluster); !checked) return complain(checked.error(), kUsage);
+  }
   options->foreground = options->foreground || options->mount.debug;
   return std::nullopt;
 }

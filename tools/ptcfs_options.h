@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fs/fuse_session.h"
 #include "fs/http_server.h"
+#include "fs/quota.h"
 #include "fs/store_place.h"
 #include "reshard/cluster/cluster_node.h"
+#include "reshard/job/scrub.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -21,7 +24,11 @@ struct Options {
   MountOptions mount;
   std::string node;
   std::optional<uint64_t> cache_bytes;
+  ScrubRate scrub{ScrubRate::Kind::kDaily};
   std::optional<HttpAddress> http;
+  std::vector<std::string> data_roots;
+  QuotaLimit quota_user, quota_job;
+  std::optional<mode_t> root_mode;  // left out: as it was, at first 0755
   ClusterOptions cluster;  // of a cluster of one: no endpoints of etcd
   bool foreground = false;
   bool discard = false;

@@ -1,6 +1,7 @@
 #include "dataset/plan/generation.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace ptc {
 
@@ -210,20 +211,27 @@ std::optional<std::pair<uint64_t, uint64_t>> Generation::step_at(uint64_t positi
   return std::nullopt;
 }
 
+uint64_t Generation::dropped_count(uint64_t epoch) const {
+  if (segment_.tail != Tail::kDrop || epoch < first_epoch() || epoch >= end_epoch()) return 0;
+  return (epoch + 1) * run_.samples - epoch_begin(epoch) - steps(epoch) * segment_.batch;
+}
+
 std::vector<uint64_t> Generation::dropped(uint64_t epoch) const {
-  std::vector<uint64_t> positions;
-  if (segment_.tail != Tail::kDrop || epoch < first_epoch() || epoch >= end_epoch()) return positions;
-  for (uint64_t p = epoch_begin(epoch) + steps(epoch) * segment_.batch; p < (epoch + 1) * run_.samples; ++p) {
-    positions.push_back(p);
-  }
+  std::vector<uint64_t> positions(dropped_count(epoch));
+  std::iota(positions.begin(), positions.end(), (epoch + 1) * run_.samples - positions.size());
   return positions;
+}
+
+uint64_t Generation::padding_count(uint64_t epoch) const {
+  const uint64_t count = segment_.tail == Tail::kPad ? steps(epoch) : 0;
+  return count == 0 ? 0 : step(epoch, count - 1).padded;
 }
 
 std::vector<uint64_t> Generation::padding(uint64_t epoch) const {
   std::vector<uint64_t> positions;
-  if (segment_.tail != Tail::kPad || steps(epoch) == 0) return positions;
-  const Step last = step(epoch, steps(epoch) - 1);
-  for (uint64_t i = 0; i < last.padded; ++i) positions.push_back(epoch * run_.samples + i % run_.samples);
+  const uint64_t count = padding_count(epoch);
+  positions.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) positions.push_back(epoch * run_.samples + i % run_.samples);
   return positions;
 }
 

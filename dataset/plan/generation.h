@@ -100,7 +100,9 @@ class Generation {
   /// Epoch and index of the first step that begins at or behind `position`; nullopt: none does.
   std::optional<std::pair<uint64_t, uint64_t>> step_at(uint64_t position) const;
 
-  /// Positions of an epoch that are in no step (drop), and padding (pad).
+  /// Positions of an epoch that are in no step (drop), and padding (pad); how many: at once.
+  uint64_t dropped_count(uint64_t epoch) const;
+  uint64_t padding_count(uint64_t epoch) const;
   std::vector<uint64_t> dropped(uint64_t epoch) const;
   std::vector<uint64_t> padding(uint64_t epoch) const;
 

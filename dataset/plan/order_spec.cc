@@ -132,7 +132,16 @@ Result<> OrderSpec::check(uint64_t dp, std::optional<uint64_t> samples) const {
     return invalid_argument("each of {} ranks gets {} of a global batch of {}, which are not whole micro-batches of {}",
                             dp, batch / dp, batch, assign.micro);
   }
+  if (batch / dp > kMaxLocalBatch) {
+    return invalid_argument("each of {} ranks gets {} of a global batch of {}: at most {} can be shown as one file",
+                            dp, batch / dp, batch, kMaxLocalBatch);
+  }
   if (!samples) return ok();
+  if (tail == Tail::kPad && batch > std::max(*samples, kMaxLocalBatch)) {
+    return invalid_argument(
+        "an epoch of {} samples would be repeated {} times to fill up a global batch of {}: \"tail\": \"pad\" repeats "
+        "at most {}", *samples, batch / *samples, batch, std::max(*samples, kMaxLocalBatch));
+  }
   if (tail == Tail::kDrop && batch > *samples) {
     return invalid_argument("an epoch of {} samples has no global batch of {}: \"tail\": \"drop\" leaves nothing",
                             *samples, batch);

@@ -37,6 +37,7 @@ struct Assign {
 
 inline constexpr uint64_t kMaxBatch = uint64_t{1} << 31;
 inline constexpr uint64_t kMaxEpochs = 1'000'000;
+inline constexpr uint64_t kMaxLocalBatch = 1 << 20;  // which is one file of a tree
 
 struct OrderSpec {
   uint64_t seed = 0;

@@ -136,22 +136,22 @@ std::string RunPlan::to_plan_json(uint64_t consumed) const {
     list.push_back(std::move(shown));
     const bool is_last = i + 1 == segments_.size();
     const uint64_t until = is_last ? cuts.end() : segments_[i + 1].from;
-    auto add = [&](uint64_t epoch, const std::vector<uint64_t>& positions, json::array& to) {
-      if (positions.empty()) return;
-      if (listed + positions.size() > kMaxListedIds) {
-        left_out += positions.size();
+    auto add = [&](uint64_t epoch, uint64_t count, auto positions, json::array& to) {
+      if (count == 0) return;
+      if (listed + count > kMaxListedIds) {
+        left_out += count;
         return;
       }
-      listed += positions.size();
-      const std::vector<uint64_t> ids = cuts.ids(positions);
+      listed += count;
+      const std::vector<uint64_t> ids = cuts.ids(positions());
       to.push_back(json::object{{"epoch", epoch}, {"ids", json::array(ids.begin(), ids.end())}});
     };
     // An epoch that a later segment goes on with has its end there.
     const uint64_t last_epoch = std::min(consumed, cuts.end() - 1) / run_.samples;
     for (uint64_t epoch = cuts.first_epoch(); epoch < cuts.end_epoch() && epoch <= last_epoch; ++epoch) {
       if ((epoch + 1) * run_.samples > until) break;
-      add(epoch, cuts.dropped(epoch), dropped);
-      add(epoch, cuts.padding(epoch), padded);
+      add(epoch, cuts.dropped_count(epoch), [&] { return cuts.dropped(epoch); }, dropped);
+      add(epoch, cuts.padding_count(epoch), [&] { return cuts.padding(epoch); }, padded);
     }
   }
   object["segments"] = std::move(list);

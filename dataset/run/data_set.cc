@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "dataset/run/data_set_impl.h"
-#include "dataset/source/own_files.h"
+#include "dataset/source/shard_list.h"
 #include "store/base/decimal.h"
 #include "store/base/json.h"
 
@@ -14,6 +15,7 @@ namespace {
 constexpr auto kLookAgain = std::chrono::milliseconds(500);  // where the metadata did not answer
 constexpr auto kLoads = std::chrono::seconds(5);
 constexpr auto kCatchesUp = std::chrono::seconds(1);
+constexpr auto kIndexingEnds = std::chrono::seconds(2);
 constexpr size_t kMostReadErrors = 16;
 
 }  // namespace
@@ -27,14 +29,14 @@ Result<uint64_t> parse_consumed(std::string_view text) {
 std::string generation_name(uint64_t number) { return fmt::format("{:06}", number); }
 
 DataSet::Impl::~Impl() {
-  follower = {};
+  follower.stop();
   watch.reset();
   dp_watch.reset();
-  indexer = {};
+  end_indexing();
 }
 
-void DataSet::Impl::start() {
-  follower = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
+void DataSet::Impl::start(StepPool& pool) {
+  follower.start(pool, [this](const std::stop_token&) { return follow(); });
 }
 
 Result<> DataSet::Impl::watch_metadata() {
@@ -51,7 +53,7 @@ Result<> DataSet::Impl::watch_metadata() {
 void DataSet::Impl::want_look() {
   std::lock_guard lock(mutex);
   look_wanted = true;
-  changed.notify_all();
+  follower.wake();
 }
 
 void DataSet::Impl::set_refused(std::string what) {
@@ -71,7 +73,7 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
   if (!order) return ok();
   if (!now.plan && known == nullptr) return order->check(dp.ranks, std::nullopt);
   const bool other_samples = now.plan && known != nullptr &&
-                             (known->fingerprint() != now.plan->run().fingerprint ||
+                             (!known->has_fingerprint(now.plan->run().fingerprint) ||
                               known->samples() != now.plan->run().samples);
   if (other_samples && now.consumed > 0) {
     return invalid_argument(
@@ -96,7 +98,7 @@ void DataSet::Impl::take_over(const DataSetState& now) {
   state = now;
   std::map<uint64_t, ShownGenerationRef> next;
   if (now.plan && now.order && source != nullptr && now.source == indexed_text &&
-      source->fingerprint() == now.plan->run().fingerprint) {
+      source->has_fingerprint(now.plan->run().fingerprint)) {
     for (const Segment& segment : now.plan->segments()) {
       const auto known = shown.find(segment.generation);
       const bool same = known != shown.end() && known->second->source == source &&
@@ -116,6 +118,7 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
     if (options.may_decide) {
       PTC_TRY(options.may_decide());
     }
+    PTC_TRY(look_at_layout());  // of which this node may not have heard yet: what fits it must not be refused
     std::lock_guard lock(changes);
     PTC_TRY(const DataSetState now, record.update(change));
     take_over(now);
@@ -132,37 +135,38 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
   return ok();
 }
 
-void DataSet::Impl::follow(std::stop_token stop) {
-  while (!stop.stop_requested()) {
-    {
-      std::unique_lock lock(mutex);
-      looking = false;
-      looks_done = looks_begun;
-      changed.notify_all();
-      changed.wait(lock, stop, [&] { return look_wanted; });
-      looking = true;
-      look_wanted = false;
-      ++looks_begun;
-    }
-    if (stop.stop_requested()) return;
-    const Result<> looked = look();
-    if (options.changed) options.changed();
-    if (looked) continue;
-    std::unique_lock lock(mutex);
-    pending = looked.error().message();
-    changed.wait_for(lock, stop, kLookAgain, [] { return false; });
-    look_wanted = true;
+std::optional<StepPool::Time> DataSet::Impl::follow() {
+  {
+    std::lock_guard lock(mutex);
+    if (!look_wanted) return std::nullopt;
+    looking = true;
+    look_wanted = false;
+    ++looks_begun;
   }
+  const Result<> looked = look();
+  if (options.changed) options.changed();
+  std::lock_guard lock(mutex);
+  looking = false;
+  looks_done = looks_begun;
+  changed.notify_all();
+  if (looked) return std::nullopt;  // what was wanted meanwhile has woken the loop
+  pending = looked.error().message();
+  look_wanted = true;
+  return std::chrono::steady_clock::now() + kLookAgain;
+}
+
+Result<> DataSet::Impl::look_at_layout() {
+  if (options.dp_key.empty()) return ok();
+  PTC_TRY(const auto entry, options.meta->get(options.dp_key));
+  const std::optional<DataParallel> dp = entry ? options.dp_of(entry->value) : std::nullopt;
+  std::lock_guard lock(mutex);
+  if (dp) seen = *dp;
+  return ok();
 }
 
 Result<> DataSet::Impl::look() {
   PTC_TRY(watch_metadata());
-  if (!options.dp_key.empty()) {
-    PTC_TRY(const auto entry, options.meta->get(options.dp_key));
-    const std::optional<DataParallel> dp = entry ? options.dp_of(entry->value) : std::nullopt;
-    std::lock_guard lock(mutex);
-    if (dp) seen = *dp;
-  }
+  PTC_TRY(look_at_layout());
   std::string why;
   DataSetState now;
   {
@@ -181,41 +185,78 @@ Result<> DataSet::Impl::look() {
     pending = why;
     loaded = true;
     changed.notify_all();
-    if (now.source != indexed_text) {
+    if (now.source == indexed_text && now.saved == indexed_saved) return ok();
+    if (now.source != indexed_text) {  // else what is shown stays until it is looked at anew
       source = nullptr;
       shown.clear();
-      indexed_text = to_index = now.source;
-      indexing = to_index.has_value();
-      index_error.clear();
-      progress = std::make_shared<IndexProgress>();
-    } else {
-      return ok();
     }
+    indexed_text = to_index = now.source;
+    indexed_saved = now.saved;
+    indexing = to_index.has_value();
+    index_error.clear();
+    progress = std::make_shared<IndexProgress>();
   }
-  indexer = {};  // ends the one before
-  if (!to_index) return ok();
-  indexer = std::jthread([this, text = *to_index, into = progress](std::stop_token stop) {
+  end_indexing();
+  return to_index ? begin_indexing(now, progress) : ok();
+}
+
+Result<> DataSet::Impl::begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into) {
+  indexer = std::make_shared<Indexer>();
+  indexer->of = this;
+  auto index = [self = indexer, text = *now.source, times = now.saved ? now.saved->count : 0,
+                access = access_for(now.saved), into = std::move(into), path = options.directory + "/dataset.index"] {
     auto opened = [&]() -> Result<SampleSourceRef> {
-      PTC_TRY(const SourceSpec spec, parse_source(text));
-      return open_source(spec, options.directory + "/dataset.index", *into, stop);
+      PTC_TRY(SourceSpec spec, parse_source(text));
+      spec.saved = times;
+      return open_source(spec, path, *into, self->stop.get_token(), 0, access);
     }();
+    std::lock_guard own(self->mutex);
+    self->ended = true;
+    self->ended_changed.notify_all();
+    if (self->of == nullptr || self->stop.stop_requested()) return;
+    Impl& impl = *self->of;
+    std::lock_guard lock(impl.mutex);
+    impl.indexing = false;
+    impl.source = opened ? std::move(opened).value() : nullptr;
+    if (!opened) impl.index_error = opened.error().message();
+    impl.look_wanted = true;
+    impl.changed.notify_all();
+    impl.follower.wake();
+  };
+  try {
+    std::thread(std::move(index)).detach();
+  } catch (const std::system_error& error) {
     std::lock_guard lock(mutex);
-    if (stop.stop_requested()) return;
-    indexing = false;
-    if (opened) source = std::move(opened).value();
-    else index_error = opened.error().message();
-    look_wanted = true;
-    changed.notify_all();
-  });
+    indexed_text.reset();  // begun again
+    return make_error(Code::kUnavailable, "no thread to index the source: {}", error.what());
+  }
   return ok();
+}
+
+void DataSet::Impl::end_indexing() {
+  if (indexer == nullptr) return;
+  indexer->stop.request_stop();
+  std::unique_lock lock(indexer->mutex);
+  // It ends at once, unless a file system does not answer.
+  indexer->ended_changed.wait_for(lock, kIndexingEnds, [&] { return indexer->ended; });
+  indexer->of = nullptr;
+  lock.unlock();
+  indexer = nullptr;
+}
+
+SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Saved>& saved) const {
+  if (saved) return std::make_shared<const SourceAccess>(saved->by, options.data_roots);
+  if (options.owner) return std::make_shared<const SourceAccess>(options.owner(), options.data_roots);
+  return std::make_shared<const SourceAccess>();
 }
 
 DataSet::DataSet(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DataSet::~DataSet() = default;
 
 std::unique_ptr<DataSet> DataSet::open(DataSetOptions options) {
+  StepPool& pool = *options.pool;
   auto impl = std::make_unique<Impl>(std::move(options));
-  impl->start();
+  impl->start(pool);
   return std::unique_ptr<DataSet>(new DataSet(std::move(impl)));
 }
 
@@ -236,16 +277,15 @@ std::optional<std::string> DataSet::order_text() const {
   return impl_->state.order;
 }
 
-Result<> DataSet::save_source(const std::string& text) {
+Result<> DataSet::save_source(const std::string& text, const User& by) {
+  // Looked at without a lock: the source's file system may not answer.
+  Result<SourceSpec> spec = parse_source(text);
+  const Result<> good = spec ? check_source(spec.value(), *impl_->access_for(DataSetState::Saved{0, by})) : Result<>(spec.error());
   return impl_->decide([&](DataSetState& next) -> Result<> {
-    const Result<> good = [&]() -> Result<> {
-      PTC_TRY(const SourceSpec spec, parse_source(text));
-      return refuse_own_files(spec);
-    }();
+    const DataSetState::Saved saved{next.saved ? next.saved->count + 1 : 1, by};
     if (!good) return Error(good.error()).with_context("source.json");
     next.source = text;
-    std::lock_guard lock(impl_->mutex);
-    if (!impl_->index_error.empty()) impl_->indexed_text.reset();  // tried again
+    next.saved = saved;
     return ok();
   });
 }
@@ -267,6 +307,7 @@ Result<> DataSet::remove_source() {
       return invalid_argument("source.json: {} of its samples are consumed", next.consumed);
     }
     next.source.reset();
+    next.saved.reset();
     return ok();
   });
 }
@@ -333,7 +374,7 @@ void DataSet::set_dp(DataParallel dp) {
   if (impl_->seen == dp) return;
   impl_->seen = dp;
   impl_->look_wanted = true;
-  impl_->changed.notify_all();
+  impl_->follower.wake();
 }
 
 Result<> DataSet::check_dp(uint64_t ranks) const {
@@ -351,7 +392,7 @@ Result<> DataSet::check_dp(uint64_t ranks) const {
 void DataSet::catch_up() {
   std::unique_lock lock(impl_->mutex);
   impl_->look_wanted = true;
-  impl_->changed.notify_all();
+  impl_->follower.wake();
   const uint64_t next = impl_->looks_begun + 1;  // the one under way may have read before it was decided
   impl_->changed.wait_for(lock, kCatchesUp, [&] { return impl_->looks_done >= next; });
 }

@@ -5,6 +5,7 @@
 //   source, order   the texts of source.json and order.json
 //   plan            RunPlan::to_text(), once the index is known
 //   consumed        the count
+//   saved           by whom source.json was saved, and how often: by that, too, all nodes index anew
 //   dp              how many data-parallel ranks the plan was last made for, and by which layout
 // A decision is one transaction that compares all of these. Each node has an index of its own, beside its
 // metadata; as all see the same shards, all come to the same plan, and who is first writes it.
@@ -21,6 +22,8 @@
 #include "dataset/plan/generation.h"
 #include "dataset/source/sample_source.h"
 #include "store/base/error.h"
+#include "store/base/step_pool.h"
+#include "store/base/user.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
@@ -36,6 +39,11 @@ struct DataSetOptions {
   std::string job;
   MetaClient* meta = nullptr;  // outlives it
   std::string directory;       // exists; for the index
+  StepPool* pool = nullptr;    // on whose threads the metadata is followed; outlives it
+  /// Directories below which all shards must lie; none: anywhere.
+  std::vector<std::string> data_roots;
+  /// The job's owner: whose rights count where the metadata do not say who saved source.json. Left out: this process's.
+  std::function<User()> owner;
   DataParallel dp;
   /// A key of the metadata that says dp from now on, and what its value says (nullopt: nothing).
   std::string dp_key;
@@ -73,9 +81,10 @@ class DataSet {
 
   std::optional<std::string> source_text() const;
   std::optional<std::string> order_text() const;
-  /// The shards are indexed in the background, unless the index of before is still true. Shards with other
-  /// samples than those of a run of which some are consumed are refused then (status_json()).
-  Result<> save_source(const std::string& text);
+  /// From now on shards are read as `by` may. They are indexed in the background, unless the index of before is still
+  /// true. Shards with other samples than those of a run of which some are consumed are refused then (status_json()).
+  /// kPermissionDenied: `by` may not read what it names.
+  Result<> save_source(const std::string& text, const User& by);
   /// Takes effect at `consumed`, as RunPlan::change() says.
   Result<> save_order(const std::string& text);
   /// Refused once anything is consumed.

@@ -1,14 +1,14 @@
 // The inside of a DataSet, shared by data_set.cc and data_set_status.cc.
 //
 // `changes` is held while a decision is made, written, and taken over; `mutex` only to look at or change what
-// is in memory. Lock order: changes, mutex. A thread of its own follows the metadata, another one indexes.
+// is in memory. Lock order: changes, mutex. A loop follows the metadata; a thread of its own indexes.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
-#include <thread>
+#include <stop_token>
 
 #include "dataset/run/data_set.h"
 #include "dataset/run/data_set_state.h"
@@ -20,17 +20,20 @@ struct DataSet::Impl {
       : options(std::move(given)), record(*options.meta, options.job, options.commit), seen(options.dp) {}
   ~Impl();
 
-  void start();
+  void start(StepPool& pool);
   /// Writes a decision and takes it over; says in status.json why it was refused.
   Result<> decide(const std::function<Result<>(DataSetState&)>& change);
   /// Brings the plan to what order, source and dp say. Needs `changes`.
   Result<> bring_up_to_date(DataSetState& state) const;
   void take_over(const DataSetState& now);  // needs `changes`
-  void want_look();
-  void follow(std::stop_token stop);
+  void want_look();  // takes mutex
+  std::optional<StepPool::Time> follow();
   Result<> watch_metadata();
+  Result<> look_at_layout();
   Result<> look();
+  SourceAccessRef access_for(const std::optional<DataSetState::Saved>& saved) const;
   void set_refused(std::string what);
+  std::string why_nothing_is_shown() const;  // needs `mutex`
 
   const DataSetOptions options;
   const DataSetRecord record;
@@ -43,7 +46,8 @@ struct DataSet::Impl {
   DataSetState state;  // as last read
   std::map<uint64_t, ShownGenerationRef> shown;
   SampleSourceRef source;            // of indexed_text
-  std::optional<std::string> indexed_text;  // what is, or was last, indexed
+  std::optional<std::string> indexed_text;  // what is, or was last, indexed; as it was saved then:
+  std::optional<DataSetState::Saved> indexed_saved;
   bool indexing = false;
   std::shared_ptr<IndexProgress> progress;
   std::string index_error;           // why indexed_text has no source
@@ -53,8 +57,21 @@ struct DataSet::Impl {
   bool look_wanted = true, looking = false, loaded = false;
   uint64_t looks_begun = 0, looks_done = 0;
 
+  /// What a thread that indexes has of this object: nothing any more once another one does, or the data set is gone.
+  /// A source that does not answer holds up that thread alone.
+  struct Indexer {
+    std::mutex mutex;
+    std::condition_variable ended_changed;
+    Impl* of = nullptr;  // guarded
+    bool ended = false;  // guarded
+    std::stop_source stop;
+  };
+  Result<> begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into);
+  void end_indexing();
+
   std::shared_ptr<void> watch, dp_watch;  // follower's
-  std::jthread indexer, follower;  // last: they use all of the above
+  std::shared_ptr<Indexer> indexer;       // follower's
+  Loop follower;                          // last: it uses all of the above
 };
 
 }  // namespace ptc

@@ -7,7 +7,7 @@ namespace ptc {
 namespace {
 
 constexpr int kMostTries = 50;
-constexpr std::array<const char*, 5> kRecordKeys = {"source", "order", "plan", "consumed", "dp"};
+constexpr std::array<const char*, 6> kRecordKeys = {"source", "order", "plan", "consumed", "dp", "saved"};
 
 Error damaged_record(std::string_view key) {
   return make_error(Code::kCorrupt, "the metadata of the data set are damaged: {}", key);
@@ -31,6 +31,7 @@ std::array<std::optional<std::string>, kRecordKeys.size()> values_of(const DataS
   if (state.dp.revision != 0 || state.dp.ranks != 1) {
     values[4] = fmt::format("{} {}", state.dp.ranks, state.dp.revision);
   }
+  if (state.saved) values[5] = fmt::format("{} {}", state.saved->count, state.saved->by.to_text());
   return values;
 }
 
@@ -73,6 +74,12 @@ Result<DataSetRecord::Read> DataSetRecord::read_all() const {
       const bool ranks = take_number(value, state.dp.ranks) && value.starts_with(' ');
       if (ranks) value.remove_prefix(1);
       if (!ranks || !take_number(value, state.dp.revision) || !value.empty()) return damaged_record(key);
+    }
+    if (key == "saved") {
+      DataSetState::Saved saved;
+      if (!take_number(value, saved.count) || !value.starts_with(' ')) return damaged_record(key);
+      PTC_TRY(saved.by, User::from_text(value.substr(1)));
+      state.saved = std::move(saved);
     }
   }
   const std::optional<RunPlan>& plan = read.state.plan;

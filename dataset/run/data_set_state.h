@@ -10,6 +10,7 @@
 #include "dataset/plan/order_spec.h"
 #include "dataset/plan/run_plan.h"
 #include "dataset/run/data_set.h"
+#include "store/base/user.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
@@ -17,6 +18,14 @@ namespace ptc {
 /// A value. `next` differs from what was read by what is to be written.
 struct DataSetState {
   std::optional<std::string> source, order;  // texts that were accepted
+  /// Whose rights its shards are read with, and how often source.json was saved: once more means that they are looked
+  /// at anew. nullopt: what saved it knew neither; the job's owner, then.
+  struct Saved {
+    uint64_t count = 0;
+    User by;
+    friend bool operator==(const Saved&, const Saved&) = default;
+  };
+  std::optional<Saved> saved;
   std::optional<RunPlan> plan;
   uint64_t consumed = 0;
   DataParallel dp;  // what the plan was last made for

@@ -28,6 +28,15 @@ json::object source_json(const SampleSource& source) {
 
 }  // namespace
 
+std::string DataSet::Impl::why_nothing_is_shown() const {
+  const auto order = OrderSpec::parse(state.order.value_or(""));
+  if (!order) return "order.json: " + order.error().message();
+  if (state.plan && source != nullptr && !source->has_fingerprint(state.plan->run().fingerprint))
+    return fmt::format("the shards of source.json are not those that the run began with (fingerprint {:016x}, now {:016x})",
+                       state.plan->run().fingerprint, source->fingerprint());
+  return "what all nodes agree on does not make a run; save order.json again";
+}
+
 std::string DataSet::plan_json() const {
   std::optional<RunPlan> plan;
   uint64_t consumed = 0;
@@ -50,9 +59,13 @@ std::string DataSet::status_json() const {
   else if (impl.shown.empty()) state = "refused";
   else if (!impl.pending.empty()) state = "waiting";
   json::object object{{"state", state}};
-  std::string_view error = impl.refused;
+  std::string error = impl.refused;
   if (error.empty()) error = impl.index_error;
   if (error.empty()) error = impl.pending;
+  if (state == "refused" && error.empty()) {
+    if (impl.look_wanted || impl.looking) object["state"] = "indexing";  // what follows from the index is not decided yet
+    else error = impl.why_nothing_is_shown();
+  }
   object["error"] = error.empty() ? json::value(nullptr) : json::value(printable(error, 4096));
   if (impl.indexing) {
     const IndexProgress& progress = *impl.progress;

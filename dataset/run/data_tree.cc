@@ -31,6 +31,8 @@ struct Shown {
 };
 using ShownRef = std::shared_ptr<Shown>;
 
+int width_of(uint64_t number) { return static_cast<int>(fmt::formatted_size("{}", number)); }
+
 uint64_t ceil_divide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 /// Samples of a shard that is of a good size.
@@ -66,7 +68,11 @@ class RowDir : public DataDir {
   };
 
   void add(std::string name, DataNode node) { named_.emplace_back(std::move(name), std::move(node)); }
-  void set_row(Row row) { row_ = std::move(row); }
+  /// All names of the row are as wide as the last one, so that they sort as numbers.
+  void set_row(Row row) {
+    row_ = std::move(row);
+    if (row_->end > 0) row_->width = std::max(row_->width, width_of(row_->end - 1));
+  }
 
   Result<DataNode> find(std::string_view name) const override {
     for (const auto& [known, node] : named_) {
@@ -156,13 +162,13 @@ DataDirRef batches_dir(const ShownRef& shown, TreeKind kind, uint64_t rank, uint
 /// files/e000/000/: samples [first, first + count) of a rank's epoch, a file a field.
 class FilesDir : public DataDir {
  public:
-  FilesDir(ShownRef shown, uint64_t rank, uint64_t epoch, uint64_t first, uint64_t count)
-      : shown_(std::move(shown)), rank_(rank), epoch_(epoch), first_(first), count_(count) {}
+  FilesDir(ShownRef shown, uint64_t rank, uint64_t epoch, uint64_t first, uint64_t count, int width)
+      : shown_(std::move(shown)), rank_(rank), epoch_(epoch), first_(first), count_(count), width_(width) {}
 
   Result<DataNode> find(std::string_view name) const override {
     const size_t line = name.find('_'), dot = std::min(name.find('.'), name.size());
     if (line == name.npos || line > dot) return no_such(name);
-    const auto number = number_in(name.substr(0, line), "", 8, "");
+    const auto number = number_in(name.substr(0, line), "", static_cast<size_t>(width_), "");
     if (!number || *number < first_ || *number >= first_ + count_) return no_such(name);
     const uint64_t id = ids(*number, 1).at(0);
     if (name.substr(line + 1, dot - line - 1) != std::to_string(id)) return no_such(name);
@@ -186,7 +192,7 @@ class FilesDir : public DataDir {
     for (const uint64_t id : ids(first_, count_)) {
       PTC_TRY(const auto names, member_extensions(*shown_->source(), id));
       for (const std::string& extension : names) {
-        all.push_back({fmt::format("{:08}_{}{}{}", number, id, extension.empty() ? "" : ".", extension), false});
+        all.push_back({fmt::format("{:0{}}_{}{}{}", number, width_, id, extension.empty() ? "" : ".", extension), false});
       }
       ++number;
     }
@@ -200,6 +206,7 @@ class FilesDir : public DataDir {
 
   const ShownRef shown_;
   const uint64_t rank_, epoch_, first_, count_;
+  const int width_;  // of numbers
 };
 
 DataDirRef files_dir(const ShownRef& shown, uint64_t rank, uint64_t epoch) {
@@ -207,11 +214,12 @@ DataDirRef files_dir(const ShownRef& shown, uint64_t rank, uint64_t epoch) {
   const uint64_t each = fields == 0 ? kSamplesOfADirectory : std::max<uint64_t>(1, kMostFilesOfADirectory / fields);
   const Generation& cuts = shown->cuts();
   const uint64_t count = cuts.local_samples_before(epoch + 1, rank) - cuts.local_samples_before(epoch, rank);
+  const int width = std::max(8, width_of(count));
   auto dir = std::make_shared<RowDir>();
   dir->set_row({"", 3, "", 0, ceil_divide(count, each), true, [=](uint64_t number) {
                   const uint64_t first = number * each;
                   return directory(
-                      std::make_shared<FilesDir>(shown, rank, epoch, first, std::min(each, count - first)));
+                      std::make_shared<FilesDir>(shown, rank, epoch, first, std::min(each, count - first), width));
                 }});
   return dir;
 }

@@ -9,7 +9,7 @@
 //   global/megatron/train.{bin,idx}            all epochs
 //   README                                     in each tree: the call that reads it
 //
-// Which trees there are, depends on the source. A listing makes names and sizes nothing; a file is made, and so
+// Numbers have more digits where their row is longer: names sort as numbers. Which trees there are, depends on the source. A listing makes names and sizes nothing; a file is made, and so
 // sized, when it is asked for, and remembered for a while (FileLru).
 #pragma once
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -26,7 +27,8 @@ struct BuiltShard {
   IndexedShard shard;
   std::vector<std::string> field_names;
   uint8_t megatron_dtype = 0;
-  uint32_t content_crc = 0;  // of the section but for what is of this machine
+  uint32_t places_crc = 0;   // of the section but for what is of this machine
+  uint32_t content_crc = 0;  // of content
   std::vector<SkippedShard> skipped;  // files of a group
   std::vector<uint64_t> key_hashes;
 };
@@ -57,14 +59,32 @@ class RepeatedKeys {
 
 constexpr uint64_t kMaxShardBytes = uint64_t{1} << 55;  // what packed starts can hold, and more than there is
 
+// Where content is looked at that indexing does not read: the same on all nodes.
+constexpr uint64_t kPlaceBytes = 4096, kPlacesInShard = 16, kPlacesInFile = 3;
+
 uint32_t crc_of(std::string_view text) { return crc32c(std::as_bytes(std::span(text))); }
+
+/// Of so many places of a file, the first and the last of its bytes among them; of all of it, where that is as much.
+Result<uint32_t> crc_of_places(int fd, uint64_t bytes, uint64_t places, uint32_t crc) {
+  std::array<std::byte, kPlaceBytes> buffer;
+  const bool all = bytes <= places * kPlaceBytes;
+  const uint64_t count = all ? (bytes + kPlaceBytes - 1) / kPlaceBytes : places;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t at = all ? i * kPlaceBytes : (bytes - kPlaceBytes) / (places - 1) * i;
+    const std::span<std::byte> place = std::span(buffer).first(std::min<uint64_t>(kPlaceBytes, bytes - at));
+    PTC_TRY(read_exactly(fd, place, at));
+    crc = crc32c(place, crc);
+  }
+  return crc;
+}
 
 class IndexBuilder {
  public:
-  IndexBuilder(const ShardList& list, OnError on_error, IndexContext context)
-      : list_(list), on_error_(on_error), context_(std::move(context)) {}
+  IndexBuilder(const ShardList& list, const SourceAccess& access, OnError on_error, IndexContext context)
+      : list_(list), access_(access), on_error_(on_error), context_(std::move(context)) {}
 
   Result<BuiltShard> shard(const ListedShard& listed) const {
+    PTC_TRY(const ActingAs as, access_.act());
     const std::string path = list_.roots[listed.root] + '/' + listed.name;
     auto built = shard_at(path, listed);
     if (!built) return std::move(built).error().with_context(ptc::quoted(path));
@@ -73,7 +93,7 @@ class IndexBuilder {
   }
 
   Result<BuiltShard> group(const FileGroup& group) const {
-    PTC_TRY(const UniqueFd root, open_file(AT_FDCWD, list_.roots[group.root], O_RDONLY | O_DIRECTORY));
+    PTC_TRY(const ActingAs as, access_.act());
     BuiltShard built;
     ShardRecord& record = built.shard.record;
     record.root = group.root;
@@ -82,15 +102,23 @@ class IndexBuilder {
     for (size_t at = 0; at < group.names.size(); at += std::strlen(&group.names[at]) + 1) {
       if (context_.stop.stop_requested()) return Error(Code::kCancelled, "stopped");
       const std::string name = &group.names[at];
-      auto stamp = file_stamp(root.get(), name);
+      const std::string path = list_.roots[group.root] + '/' + name;
+      auto stamp = file_stamp(path);
       if (stamp && stamp.value().bytes > kMaxShardBytes - record.end) stamp = invalid_argument("too large");
       if (!stamp) {
-        const std::string path = list_.roots[group.root] + '/' + name;
         Error error = std::move(stamp).error().with_context(ptc::quoted(path));
         if (on_error_ == OnError::kRefuse) return error;
         built.skipped.push_back({path, error.message()});
         continue;
       }
+      const auto crc = crc_of_file(path, stamp.value().bytes);
+      if (!crc) {
+        Error error = Error(crc.error()).with_context(ptc::quoted(path));
+        if (on_error_ == OnError::kRefuse) return error;
+        built.skipped.push_back({path, error.message()});
+        continue;
+      }
+      built.content_crc = crc32c(std::as_bytes(std::span(&crc.value(), 1)), built.content_crc);
       starts.add(record.end);
       names.add(text.size());
       text.append(name).push_back('\0');
@@ -104,7 +132,7 @@ class IndexBuilder {
     record.samples = starts.count();
     record.stamp.bytes = record.end;
     built.shard.section = starts.finish();
-    built.content_crc = crc32c(std::as_bytes(std::span(text)), crc_of(built.shard.section));
+    built.places_crc = crc32c(std::as_bytes(std::span(text)), crc_of(built.shard.section));
     record.file_names = built.shard.section.size();
     built.shard.section += names.finish();
     record.file_stamps = built.shard.section.size();
@@ -117,7 +145,7 @@ class IndexBuilder {
 
  private:
   Result<BuiltShard> shard_at(const std::string& path, const ListedShard& listed) const {
-    PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
+    PTC_TRY(const UniqueFd fd, access_.open(path, O_RDONLY | O_NONBLOCK));
     PTC_TRY(const FileStamp before, stamp_of(fd.get()));
     if (before.bytes > kMaxShardBytes) return invalid_argument("{} bytes are too many", before.bytes);
     auto indexed = facts_of(fd.get(), before.bytes, path, listed);
@@ -126,6 +154,7 @@ class IndexBuilder {
       return std::move(indexed).error();
     }
     ShardFacts& facts = indexed.value();
+    PTC_TRY(const uint32_t content_crc, crc_of_places(fd.get(), before.bytes, kPlacesInShard, facts.content_crc));
     PTC_TRY(const FileStamp after, stamp_of(fd.get()));
     if (before != listed.stamp || after != before)
       return invalid_argument("it was written to while it was indexed; wait for its writer, then save source.json again");
@@ -137,7 +166,8 @@ class IndexBuilder {
     built.field_names = std::move(facts.field_names);
     built.megatron_dtype = facts.megatron_dtype;
     built.key_hashes = std::move(facts.key_hashes);
-    built.content_crc = crc_of(built.shard.section);
+    built.places_crc = crc_of(built.shard.section);
+    built.content_crc = content_crc;
     return built;
   }
 
@@ -151,7 +181,7 @@ class IndexBuilder {
         return index_mds(fd, bytes, listed.mds_samples, list_.columns, context_);
       case SourceFormat::kMegatron: {
         const std::string idx_path = path.substr(0, path.size() - 3) + "idx";
-        PTC_TRY(const UniqueFd idx, open_file(AT_FDCWD, idx_path, O_RDONLY | O_NONBLOCK));
+        PTC_TRY(const UniqueFd idx, access_.open(idx_path, O_RDONLY | O_NONBLOCK));
         PTC_TRY(const FileStamp idx_stamp, stamp_of(idx.get()));
         return index_megatron(idx.get(), idx_stamp.bytes, bytes, context_);
       }
@@ -159,11 +189,15 @@ class IndexBuilder {
     }
   }
 
-  static Result<FileStamp> file_stamp(int root, const std::string& name) {
-    struct stat facts;
-    if (::fstatat(root, name.c_str(), &facts, 0) != 0) return errno_error(errno, "stat");
+  Result<uint32_t> crc_of_file(const std::string& path, uint64_t bytes) const {
+    PTC_TRY(const UniqueFd fd, access_.open(path, O_RDONLY | O_NONBLOCK));
+    return crc_of_places(fd.get(), bytes, kPlacesInFile, 0);
+  }
+
+  Result<FileStamp> file_stamp(const std::string& path) const {
+    PTC_TRY(const struct stat facts, access_.stat(path));
     if (!S_ISREG(facts.st_mode)) return invalid_argument("not a regular file");
-    if (file_extension(name).size() > kMaxFieldBytes)
+    if (file_extension(path).size() > kMaxFieldBytes)
       return invalid_argument("its extension is longer than {} bytes", kMaxFieldBytes);
     return FileStamp{.bytes = static_cast<uint64_t>(facts.st_size),
                      .mtime_ns = facts.st_mtim.tv_sec * 1'000'000'000 + facts.st_mtim.tv_nsec,
@@ -171,6 +205,7 @@ class IndexBuilder {
   }
 
   const ShardList& list_;
+  const SourceAccess& access_;
   const OnError on_error_;
   const IndexContext context_;
 };
@@ -193,7 +228,8 @@ class Assembler {
     BuiltShard& shard = built.value();
     std::move(shard.skipped.begin(), shard.skipped.end(), std::back_inserter(facts_.skipped));
     fingerprint_.add(shard.shard.name).add(uint64_t{shard.shard.record.root}).add(shard.shard.record.stamp.bytes);
-    fingerprint_.add(shard.shard.record.samples).add(shard.shard.record.end).add(uint64_t{shard.content_crc});
+    fingerprint_.add(shard.shard.record.samples).add(shard.shard.record.end).add(uint64_t{shard.places_crc});
+    contents_.add(uint64_t{shard.content_crc});
     if (shard.shard.record.samples == 0) return writer_.add(std::move(shard.shard));
     if (!any_) facts_.field_names = shard.field_names;
     else if (facts_.field_names != shard.field_names) facts_.field_names.clear();
@@ -205,7 +241,8 @@ class Assembler {
     facts_.keys_repeat = keys_.any();
     return writer_.add(std::move(shard.shard));
   }
-  uint64_t fingerprint() const { return fingerprint_.value(); }
+  uint64_t fingerprint() const { return Fnv().add(former_fingerprint()).add(contents_.value()).value(); }
+  uint64_t former_fingerprint() const { return fingerprint_.value(); }
 
  private:
   IndexWriter& writer_;
@@ -214,7 +251,7 @@ class Assembler {
   IndexProgress& progress_;
   bool any_ = false;
   RepeatedKeys keys_;
-  Fnv fingerprint_;
+  Fnv fingerprint_, contents_;
 };
 
 }  // namespace
@@ -239,13 +276,13 @@ Result<> refuse_compressed(int fd) {
   return invalid_argument("byte 0: compressed with {}, which cannot be read in the middle; decompress it", name);
 }
 
-Result<> build_index(const ShardList& list, OnError on_error, const std::string& path,
+Result<> build_index(const ShardList& list, const SourceAccess& access, OnError on_error, const std::string& path,
                      IndexProgress& progress, std::stop_token stop, unsigned threads) {
   IndexFacts facts{.format = list.format, .digest = list.digest, .roots = list.roots, .columns = list.columns};
   FolderFiles folder;
   const bool files = list.format == SourceFormat::kFiles;
   if (files) {
-    PTC_TRY(folder, list_files(list, stop));
+    PTC_TRY(folder, list_files(list, access, stop));
     facts.directories = std::move(folder.directories);
   } else {
     for (const ListedShard& shard : list.shards)
@@ -254,7 +291,7 @@ Result<> build_index(const ShardList& list, OnError on_error, const std::string&
   const uint64_t count = files ? folder.groups.size() : list.shards.size();
   progress.shards = count;
   PTC_TRY(IndexWriter writer, IndexWriter::create(path));
-  const IndexBuilder builder(list, on_error, {.stop = stop, .progress = &progress});
+  const IndexBuilder builder(list, access, on_error, {.stop = stop, .progress = &progress});
   Assembler assembler(writer, on_error, facts, progress);
   PTC_TRY(in_order<BuiltShard>(
       count, threads, stop,
@@ -264,6 +301,7 @@ Result<> build_index(const ShardList& list, OnError on_error, const std::string&
         return assembler.take(std::move(built), list.roots[root] + '/' + (files ? "" : list.shards[i].name));
       }));
   facts.fingerprint = assembler.fingerprint();
+  facts.former_fingerprint = assembler.former_fingerprint();
   return writer.finish(std::move(facts));
 }
 

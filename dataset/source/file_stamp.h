@@ -1,6 +1,8 @@
 // Whether a file is still the one that was indexed.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <string>
 
@@ -16,6 +18,7 @@ struct FileStamp {
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
 Result<FileStamp> stamp_of(int fd);
-Result<FileStamp> stamp_at(const std::string& path);
+Result<FileStamp> stamp_of(const struct stat& facts);
+Result<FileStamp> stamp_at(const class SourceAccess& access, const std::string& path);
 
 }  // namespace ptc

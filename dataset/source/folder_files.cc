@@ -1,5 +1,6 @@
 #include "dataset/source/folder_files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -13,20 +14,17 @@
 namespace ptc {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr size_t kMaxFolderDepth = 100;
 constexpr uint32_t kFilesInGroup = 8192;
 
 /// Collects the files of directories.
 class FolderWalk {
  public:
-  FolderWalk(const ShardList& list, FolderFiles& files, std::stop_token stop)
-      : list_(list), files_(files), stop_(std::move(stop)) {}
+  FolderWalk(const ShardList& list, const SourceAccess& access, FolderFiles& files, std::stop_token stop)
+      : list_(list), access_(access), files_(files), stop_(std::move(stop)) {}
 
   Result<> add(const ListedShard& named) {
-    std::error_code ignored;
-    if (fs::is_directory(list_.roots[named.root] + '/' + named.name, ignored))
+    if (access_.is_folder(list_.roots[named.root] + '/' + named.name))
       return folder(named.root, named.name, 0);
     return file(named.root, named.name);
   }
@@ -54,19 +52,24 @@ class FolderWalk {
     if (depth > kMaxFolderDepth)
       return invalid_argument("{}: directories nested deeper than {}", ptc::quoted(path), kMaxFolderDepth);
     PTC_TRY(own_.refuse(path));
-    PTC_TRY(const FileStamp stamp, stamp_at(path));
+    PTC_TRY(const FileStamp stamp, stamp_at(access_, path));
     files_.directories.push_back({.root = root, .name = name, .stamp = stamp});
-    PTC_TRY(const auto entries, entries_of(path));
+    PTC_TRY(const auto entries, entries_of(access_, path));
     std::vector<std::string> names;  // with '/' behind a directory's, which makes the order that of whole paths
-    for (const auto& entry : entries) {
-      std::error_code error;
+    for (const FolderEntry& entry : entries) {
       std::string found = name.empty() ? "" : name + '/';
-      found += entry.path().filename();
-      if (entry.is_symlink(error)) {
-        PTC_TRY(own_.refuse(entry.path()));
+      found += entry.name;
+      if (entry.type == DT_DIR) {
+        names.push_back(found + '/');
+        continue;
       }
-      if (entry.is_symlink(error) ? entry.is_regular_file(error) : !entry.is_directory(error)) names.push_back(found);
-      else if (!entry.is_symlink(error)) names.push_back(found + '/');
+      if (entry.type == DT_LNK) {
+        const std::string link = path + '/' + entry.name;
+        PTC_TRY(own_.refuse(link));
+        const auto target = access_.stat(link);
+        if (target ? !S_ISREG(target.value().st_mode) : target.error().code() != Code::kPermissionDenied) continue;
+      }
+      names.push_back(found);
     }
     std::sort(names.begin(), names.end());
     for (std::string& found : names) {
@@ -81,6 +84,7 @@ class FolderWalk {
   }
 
   const ShardList& list_;
+  const SourceAccess& access_;
   FolderFiles& files_;
   OwnFiles own_;
   std::stop_token stop_;
@@ -88,41 +92,44 @@ class FolderWalk {
 
 }  // namespace
 
-Result<std::vector<std::filesystem::directory_entry>> entries_of(const std::string& path) {
-  std::vector<std::filesystem::directory_entry> entries;
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(path, error), end; !error && at != end; at.increment(error))
-    if (!at->path().filename().native().starts_with('.')) entries.push_back(*at);
-  if (error) return errno_error(error.value(), ptc::quoted(path));
+Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path) {
+  PTC_TRY(auto entries, access.entries(path));
+  std::erase_if(entries, [](const FolderEntry& entry) { return entry.name.starts_with('.'); });
   return entries;
 }
 
 Result<FileStamp> stamp_of(int fd) {
   struct stat facts;
   if (::fstat(fd, &facts) != 0) return errno_error(errno, "fstat");
+  return stamp_of(facts);
+}
+
+Result<FileStamp> stamp_of(const struct stat& facts) {
   if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode)) return invalid_argument("not a regular file");
   return FileStamp{.bytes = static_cast<uint64_t>(facts.st_size),
                    .mtime_ns = facts.st_mtim.tv_sec * 1'000'000'000 + facts.st_mtim.tv_nsec,
                    .inode = facts.st_ino};
 }
 
-Result<FileStamp> stamp_at(const std::string& path) {
-  PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
+Result<FileStamp> stamp_at(const SourceAccess& access, const std::string& path) {
+  PTC_TRY(const UniqueFd fd, access.open(path, O_RDONLY | O_NONBLOCK));
   return stamp_of(fd.get());
 }
 
-Result<FolderFiles> list_files(const ShardList& list, std::stop_token stop) {
+Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access, std::stop_token stop) {
+  PTC_TRY(const ActingAs as, access.act());
   FolderFiles files;
-  FolderWalk walk(list, files, std::move(stop));
+  FolderWalk walk(list, access, files, std::move(stop));
   for (const ListedShard& named : list.shards) {
     PTC_TRY(walk.add(named));
   }
   return files;
 }
 
-bool unchanged(const ShardList& list, const std::vector<ListedShard>& directories) {
-  return std::all_of(directories.begin(), directories.end(), [&](const ListedShard& directory) {
-    const auto stamp = stamp_at(list.roots[directory.root] + '/' + directory.name);
+bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories) {
+  const auto as = access.act();
+  return as && std::all_of(directories.begin(), directories.end(), [&](const ListedShard& directory) {
+    const auto stamp = stamp_at(access, list.roots[directory.root] + '/' + directory.name);
     return stamp && stamp.value() == directory.stamp;
   });
 }

@@ -2,18 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <stop_token>
 #include <string>
 #include <vector>
 
 #include "dataset/source/shard_list.h"
+#include "dataset/source/source_access.h"
 #include "store/base/error.h"
 
 namespace ptc {
 
 /// What is in a directory, but no name that begins with '.'. In no order.
-Result<std::vector<std::filesystem::directory_entry>> entries_of(const std::string& path);
+Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path);
 
 /// Some files of a folder, one shard of the index. Names are below the root, each with a NUL behind it.
 struct FileGroup {
@@ -28,10 +28,10 @@ struct FolderFiles {
   std::vector<FileGroup> groups;
   std::vector<ListedShard> directories;
 };
-Result<FolderFiles> list_files(const ShardList& list, std::stop_token stop);
+Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access, std::stop_token stop);
 
 /// Whether the directories are what they were when their files were listed: none came, went or changed its name.
 /// What became of the files themselves is seen when they are read.
-bool unchanged(const ShardList& list, const std::vector<ListedShard>& directories);
+bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories);
 
 }  // namespace ptc

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "dataset/source/indexer.h"
+#include "store/base/crc32c.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -20,6 +21,7 @@ Result<ShardFacts> index_jsonl(int fd, uint64_t bytes, const IndexContext& conte
   while (shard.left() > 0) {
     PTC_TRY(const auto some, shard.peek_some());
     const std::string_view text(reinterpret_cast<const char*>(some.data()), some.size());
+    facts.content_crc = crc32c(some, facts.content_crc);
     for (size_t at = 0; at < text.size();) {
       const size_t newline = text.find('\n', at);
       const std::string_view part = text.substr(at, newline - at);

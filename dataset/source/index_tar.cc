@@ -44,10 +44,11 @@ class TarIndexer {
     return ok();
   }
 
-  Result<ShardFacts> finish(int fd, uint64_t end) {
+  Result<ShardFacts> finish(int fd, uint64_t end, uint32_t headers_crc) {
     if (open_) close(end);
     PTC_TRY(check_keys(fd, end));
     facts_.end = end;
+    facts_.content_crc = headers_crc;
     facts_.key_hashes.reserve(seen_.size());
     for (const SeenKey& key : seen_) facts_.key_hashes.push_back(key.hash);
     if (uniform_) facts_.field_names = std::move(first_fields_);
@@ -71,7 +72,7 @@ class TarIndexer {
       if (seen_[i].hash != seen_[i - 1].hash) continue;
       PTC_TRY(const std::string first, key_at(fd, seen_[i - 1].begin, end));
       PTC_TRY(const std::string second, key_at(fd, seen_[i].begin, end));
-      if (first != second) continue;
+      if (first != second || first.ends_with('/')) continue;
       return invalid_argument(
           "byte {}: the key {} was there before, at byte {}: members of a sample must be neighbours; "
           "make the archive with --sort=name", seen_[i].begin, ptc::quoted(second), seen_[i - 1].begin);
@@ -106,7 +107,7 @@ Result<ShardFacts> index_tar(int fd, uint64_t bytes, const IndexContext& context
     if (!member) break;
     PTC_TRY(indexer.member(*member));
   }
-  return indexer.finish(fd, reader.members_end());
+  return indexer.finish(fd, reader.members_end(), reader.headers_crc());
 }
 
 }  // namespace ptc

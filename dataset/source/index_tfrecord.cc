@@ -26,7 +26,10 @@ Result<ShardFacts> index_tfrecord(int fd, uint64_t bytes, const IndexContext& co
                               at, length, shard.left() - kTfrecordFrameBytes);
     }
     facts.starts.add(at);
-    shard.skip(length + kTfrecordFrameBytes);
+    shard.skip(length + kTfrecordFrameBytes - sizeof(uint32_t));
+    PTC_TRY(const auto of_data, shard.peek(sizeof(uint32_t)));  // which stands for all of it
+    facts.content_crc = crc32c(of_data, facts.content_crc);
+    shard.skip(sizeof(uint32_t));
   }
   facts.end = bytes;
   return facts;

@@ -24,6 +24,7 @@ struct ShardFacts {
   /// Sorted; empty: samples of this shard differ, or it has none.
   std::vector<std::string> field_names = {};
   uint8_t megatron_dtype = 0;
+  uint32_t content_crc = 0;  // of what was read, beside where samples begin
   std::vector<uint64_t> key_hashes = {};  // of tar
 };
 

@@ -33,8 +33,8 @@ class MdsShardParser {
     const uint64_t size = bytes ? whole_number(*bytes).value_or(UINT64_MAX) : UINT64_MAX;
     if (count > UINT32_MAX) return error("'samples' is not the number of samples");
     if (size == UINT64_MAX) return error("'raw_data' has no 'bytes'");
-    if (!name || !name->is_string() || !is_plain(name->get_string()))
-      return error("'basename' is not the name of a file beside index.json");
+    if (!name || !name->is_string() || !is_below(name->get_string()))
+      return error("'basename' is not the name of a file beside or below index.json");
     listing.shards.push_back({std::string(name->get_string()), count, size});
     return ok();
   }
@@ -53,6 +53,18 @@ class MdsShardParser {
   static bool is_plain(std::string_view name) {
     return !name.empty() && name != "." && name != ".." && name.size() <= kMaxFieldBytes &&
            name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos;
+  }
+  /// As merge_index() of several directories writes them: "part-0/shard.00000.mds".
+  static bool is_below(std::string_view path) {
+    constexpr size_t kMostBytes = 4096, kMostOfName = 255;
+    if (path.size() > kMostBytes) return false;
+    while (true) {
+      const std::string_view name = path.substr(0, path.find('/'));
+      if (name.empty() || name == "." || name == ".." || name.size() > kMostOfName || name.find('\0') != name.npos)
+        return false;
+      if (name.size() == path.size()) return true;
+      path.remove_prefix(name.size() + 1);
+    }
   }
   Result<const json::array*> list(std::string_view key) const {
     const json::value* value = shard_.if_contains(key);

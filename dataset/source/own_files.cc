@@ -131,12 +131,4 @@ Result<> OwnFiles::refuse_pattern(const std::string& pattern) {
   return ok();
 }
 
-Result<> refuse_own_files(const SourceSpec& spec) {
-  OwnFiles own;
-  for (const std::string& pattern : spec.shards) {
-    PTC_TRY(own.refuse_pattern(pattern));
-  }
-  return ok();
-}
-
 }  // namespace ptc

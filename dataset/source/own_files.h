@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "dataset/source/source_spec.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -32,8 +31,5 @@ class OwnFiles {
   std::vector<std::string> mounts_;
   std::set<std::string> elsewhere_;  // directories known to lie in none
 };
-
-/// refuse_pattern() for all shards, as source.json has them.
-Result<> refuse_own_files(const SourceSpec& spec);
 
 }  // namespace ptc

@@ -35,14 +35,17 @@ uint64_t mds_length_bytes(const SampleIndex& index) { return 4 * mds_variable_co
 
 }  // namespace
 
-SampleSource::SampleSource(std::unique_ptr<const SampleIndex> index)
-    : index_(std::move(index)), files_(std::make_unique<ShardFiles>(*index_)) {}
+SampleSource::SampleSource(std::unique_ptr<const SampleIndex> index, SourceAccessRef access)
+    : index_(std::move(index)), files_(std::make_unique<ShardFiles>(*index_, std::move(access))) {}
 SampleSource::~SampleSource() = default;
 
 SourceFormat SampleSource::format() const { return index_->facts().format; }
 uint64_t SampleSource::samples() const { return index_->facts().samples; }
 uint64_t SampleSource::bytes() const { return index_->facts().bytes; }
 uint64_t SampleSource::fingerprint() const { return index_->facts().fingerprint; }
+bool SampleSource::has_fingerprint(uint64_t fingerprint) const {
+  return fingerprint == index_->facts().fingerprint || fingerprint == index_->facts().former_fingerprint;
+}
 const std::vector<SkippedShard>& SampleSource::skipped() const { return index_->facts().skipped; }
 uint64_t SampleSource::index_bytes() const { return index_->memory_bytes(); }
 const std::vector<std::string>& SampleSource::field_names() const { return index_->facts().field_names; }
@@ -187,18 +190,28 @@ Result<std::shared_ptr<const UniqueFd>> SampleSource::open_shard_fd(uint64_t sha
   return std::shared_ptr<const UniqueFd>(file, &file->fd);
 }
 
+Result<> SampleSource::may_read(std::span<const uint64_t> ids) const {
+  std::vector<uint64_t> shards;
+  shards.reserve(ids.size());
+  for (const uint64_t id : ids) shards.push_back(format() == SourceFormat::kFiles ? id : index_->shard_of(id));
+  std::sort(shards.begin(), shards.end());
+  shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
+  return files_->may_read(shards);
+}
+
 Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& index_path,
-                                    IndexProgress& progress, std::stop_token stop, unsigned threads) {
-  PTC_TRY(const ShardList list, list_shards(spec));
+                                    IndexProgress& progress, std::stop_token stop, unsigned threads,
+                                    SourceAccessRef access) {
+  PTC_TRY(const ShardList list, list_shards(spec, *access));
   if (auto index = SampleIndex::open(index_path)) {
     const IndexFacts& facts = index.value()->facts();
-    if (facts.digest == list.digest && unchanged(list, facts.directories))
-      return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index).value()));
+    if (facts.digest == list.digest && unchanged(list, *access, facts.directories))
+      return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index).value(), std::move(access)));
   }
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  PTC_TRY(build_index(list, spec.on_error, index_path, progress, std::move(stop), threads));
+  PTC_TRY(build_index(list, *access, spec.on_error, index_path, progress, std::move(stop), threads));
   PTC_TRY(auto index, SampleIndex::open(index_path));
-  return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index)));
+  return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index), std::move(access)));
 }
 
 }  // namespace ptc

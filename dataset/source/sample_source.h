@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "dataset/source/shard_mapping.h"
+#include "dataset/source/source_access.h"
 #include "dataset/source/source_spec.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
@@ -72,16 +73,19 @@ struct MdsColumn {
 /// call said; they name the shard.
 class SampleSource {
  public:
-  explicit SampleSource(std::unique_ptr<const SampleIndex> index);
+  SampleSource(std::unique_ptr<const SampleIndex> index, SourceAccessRef access);
   ~SampleSource();
 
   SourceFormat format() const;
   uint64_t samples() const;
   /// Of all shards.
   uint64_t bytes() const;
-  /// A pure function of the shards' names below their directories, their sizes and where samples begin in
-  /// them: the same on each machine that sees the same shards.
+  /// A pure function of the shards' names below their directories, their sizes, where samples begin in them, and of
+  /// their content: all of a JSONL file's lines, the checksums in TFRecords, the headers in a tar; of what is not read to
+  /// be indexed, 16 places a shard and 3 a file. The same on each machine that sees the same shards.
   uint64_t fingerprint() const;
+  /// Whether it is this one, or this is what runs knew these samples by before content was part of it.
+  bool has_fingerprint(uint64_t fingerprint) const;
   /// Bad shards that were left out ("on_error": "skip").
   const std::vector<SkippedShard>& skipped() const;
   /// Of the index, in memory: at most 6 a sample, and some per shard.
@@ -111,6 +115,9 @@ class SampleSource {
   const std::vector<MdsColumn>& mds_columns() const;  // of MDS; else empty
   uint8_t megatron_dtype() const;                     // of Megatron; else 0
 
+  /// Whether these samples may still be read, for what was made of them before: kPermissionDenied.
+  Result<> may_read(std::span<const uint64_t> ids) const;
+
   uint64_t shards() const;
   uint64_t shard_bytes(uint64_t shard) const;
   std::string shard_path(uint64_t shard) const;
@@ -133,9 +140,11 @@ using SampleSourceRef = std::shared_ptr<const SampleSource>;
 
 /// Opens the index file if it is there and still true of the shards (names, sizes, mtimes, inodes); else builds
 /// it, on `threads` threads (0: one for each core), and renames it into place when it is durable.
-/// Errors: kInvalidArgument with the shard, the offset and what to do; kNotFound: no shard at all; kCancelled: stop.
+/// All reading of shards, later too, is by `access`; the index is this process's own.
+/// Errors: kInvalidArgument with the shard, the offset and what to do; kNotFound: no shard at all;
+/// kPermissionDenied; kCancelled: stop.
 Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& index_path,
-                                    IndexProgress& progress, std::stop_token stop = {},
-                                    unsigned threads = 0);
+                                    IndexProgress& progress, std::stop_token stop = {}, unsigned threads = 0,
+                                    SourceAccessRef access = std::make_shared<const SourceAccess>());
 
 }  // namespace ptc

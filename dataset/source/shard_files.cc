@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,8 +25,8 @@ uint64_t quarter_of_memory() {
 
 }  // namespace
 
-ShardFiles::ShardFiles(const SampleIndex& index)
-    : index_(index), most_open_(quarter_of_open_files()), most_mapped_(quarter_of_memory()) {}
+ShardFiles::ShardFiles(const SampleIndex& index, SourceAccessRef access)
+    : index_(index), access_(std::move(access)), most_open_(quarter_of_open_files()), most_mapped_(quarter_of_memory()) {}
 
 std::string path_of_shard(const SampleIndex& index, uint64_t shard) {
   if (index.facts().format != SourceFormat::kFiles) return index.shard_path(shard);
@@ -38,8 +39,10 @@ Error ShardFiles::changed(uint64_t shard, std::string_view what) const {
                     ptc::quoted(path_of_shard(index_, shard)), what);
 }
 
-Result<> ShardFiles::check(uint64_t shard, int fd) const {
-  PTC_TRY(const FileStamp now, stamp_of(fd));
+Result<timespec> ShardFiles::check(uint64_t shard, int fd) const {
+  struct stat facts = {};
+  if (::fstat(fd, &facts) != 0) return errno_error(errno, ptc::quoted(path_of_shard(index_, shard)));
+  PTC_TRY(const FileStamp now, stamp_of(facts));
   uint64_t bytes;
   bool same;
   if (index_.facts().format == SourceFormat::kFiles) {
@@ -54,6 +57,25 @@ Result<> ShardFiles::check(uint64_t shard, int fd) const {
   }
   if (now.bytes != bytes) return changed(shard, fmt::format("it has {} bytes and had {}", now.bytes, bytes));
   if (!same) return changed(shard, "it was written or replaced since");
+  return facts.st_ctim;
+}
+
+Result<UniqueFd> ShardFiles::open_now(uint64_t shard) const {
+  auto opened = access_->open(path_of_shard(index_, shard), O_RDONLY | O_NONBLOCK);
+  if (!opened && opened.error().code() == Code::kNotFound) return changed(shard, "it is gone");
+  return opened;
+}
+
+Result<> ShardFiles::may_read(std::span<const uint64_t> shards) {
+  PTC_TRY(const ActingAs as, access_->act());
+  for (const uint64_t shard : shards) {
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = by_shard_.find(shard);
+      if (found != by_shard_.end() && Clock::now() - found->second->permitted < kTrusted) continue;
+    }
+    PTC_TRY(open(shard));
+  }
   return ok();
 }
 
@@ -63,30 +85,40 @@ uint64_t ShardFiles::bytes_to_map(uint64_t shard) const {
 
 Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
   std::shared_ptr<const ShardHandle> known;
+  bool trusted = false;
   {
     std::lock_guard lock(mutex_);
     if (const auto found = by_shard_.find(shard); found != by_shard_.end()) {
       recent_.splice(recent_.begin(), recent_, found->second);
       known = found->second->file;
+      trusted = Clock::now() - found->second->permitted < kTrusted;
     }
   }
   if (known) {
-    PTC_TRY(check(shard, known->fd.get()));
-    return known;
+    PTC_TRY(const timespec changed, check(shard, known->fd.get()));
+    const bool untouched = changed.tv_sec == known->changed.tv_sec && changed.tv_nsec == known->changed.tv_nsec;
+    if (trusted && untouched) return known;
   }
-  auto opened = open_file(AT_FDCWD, path_of_shard(index_, shard), O_RDONLY | O_NONBLOCK);
-  if (!opened && opened.error().code() == Code::kNotFound) return changed(shard, "it is gone");
-  if (!opened) return std::move(opened).error();
-  ShardHandle file{std::move(opened).value(), nullptr};
-  PTC_TRY(check(shard, file.fd.get()));
+  const auto permitted = Clock::now();
+  PTC_TRY(UniqueFd fd, open_now(shard));
+  ShardHandle file{std::move(fd), {}, nullptr};
+  PTC_TRY(file.changed, check(shard, file.fd.get()));
   std::lock_guard lock(mutex_);
-  if (const auto found = by_shard_.find(shard); found != by_shard_.end()) return found->second->file;
+  if (const auto found = by_shard_.find(shard); found != by_shard_.end()) {
+    // The same file as before, and still to be read: what was mapped of it stays.
+    const ShardHandle& old = *found->second->file;
+    found->second->permitted = permitted;
+    if (old.changed.tv_sec == file.changed.tv_sec && old.changed.tv_nsec == file.changed.tv_nsec) return found->second->file;
+    if (old.mapping) mapped_ -= bytes_to_map(shard);
+    recent_.erase(found->second);
+    by_shard_.erase(found);
+  }
   if (const uint64_t bytes = bytes_to_map(shard); bytes != 0 && mapped_ + bytes <= most_mapped_) {
     file.mapping = ShardMapping::make(file.fd.get(), bytes);
     if (file.mapping) mapped_ += bytes;
   }
   const auto made = std::make_shared<const ShardHandle>(std::move(file));
-  recent_.push_front({shard, made});
+  recent_.push_front({shard, made, permitted});
   by_shard_[shard] = recent_.begin();
   if (recent_.size() > most_open_) {
     const Entry& last = recent_.back();

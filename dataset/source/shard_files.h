@@ -1,6 +1,7 @@
 // The shards that are open, and whether they still are what was indexed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "dataset/source/sample_index.h"
 #include "dataset/source/shard_mapping.h"
+#include "dataset/source/source_access.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
 
@@ -19,6 +21,7 @@ namespace ptc {
 /// A shard, or a file of kFiles, open for reading.
 struct ShardHandle {
   UniqueFd fd;
+  timespec changed = {};  // ctime; its permissions were those that let it be opened
   std::unique_ptr<const ShardMapping> mapping;  // null: read it
 };
 
@@ -29,24 +32,33 @@ struct ShardHandle {
 class ShardFiles {
  public:
   /// The index outlives it.
-  explicit ShardFiles(const SampleIndex& index);
+  ShardFiles(const SampleIndex& index, SourceAccessRef access);
 
-  /// kCorrupt: it is not what was indexed.
+  /// kCorrupt: it is not what was indexed. kPermissionDenied: it may not be read, or not any more: noticed at once where
+  /// its own mode, owner or name changed, and within kTrusted where a directory's above it did.
   Result<std::shared_ptr<const ShardHandle>> open(uint64_t shard);
+  /// Whether these may be opened now.
+  Result<> may_read(std::span<const uint64_t> shards);
   /// From the shard that was opened as `file`.
   Result<> read(uint64_t shard, const ShardHandle& file, uint64_t offset, std::span<std::byte> out, Stores stores) const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kTrusted{500};
   struct Entry {
     uint64_t shard;
     std::shared_ptr<const ShardHandle> file;
+    Clock::time_point permitted;  // when it was last opened by its name
   };
   /// 0: not worth it, for it is read as a whole or not at all.
   uint64_t bytes_to_map(uint64_t shard) const;
-  Result<> check(uint64_t shard, int fd) const;
+  /// Returns the file's ctime.
+  Result<timespec> check(uint64_t shard, int fd) const;
+  Result<UniqueFd> open_now(uint64_t shard) const;
   Error changed(uint64_t shard, std::string_view what) const;
 
   const SampleIndex& index_;
+  const SourceAccessRef access_;
   const size_t most_open_;
   const uint64_t most_mapped_;
   std::mutex mutex_;

@@ -1,25 +1,22 @@
 #include "dataset/source/shard_list.h"
 
 #include <fcntl.h>
-#include <glob.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
 #include <set>
 
 #include "dataset/source/fnv.h"
 #include "dataset/source/folder_files.h"
 #include "dataset/source/mds_json.h"
 #include "dataset/source/own_files.h"
-#include "store/base/file.h"
+#include "dataset/source/path_pattern.h"
 #include "store/base/json.h"
 
 namespace ptc {
 namespace {
 
-namespace fs = std::filesystem;
+constexpr size_t kMostTried = 1000;  // paths that saving source.json looks at
 
 /// A path that source.json names: a root and what is below it.
 struct NamedPath {
@@ -51,62 +48,58 @@ Result<> refuse_compressed_name(std::string_view path) {
                                       "zstd -d), {} is then read as it is", format_name(*format)));
 }
 
-Result<NamedPath> named_path(std::string root, std::string name) {
+Result<NamedPath> named_path(const SourceAccess& access, std::string root, std::string name) {
   NamedPath found{std::move(root), std::move(name)};
-  struct stat facts;
-  if (::stat(found.path().c_str(), &facts) != 0) return errno_error(errno, ptc::quoted(found.path()));
+  PTC_TRY(const struct stat facts, access.stat(found.path()));
   found.folder = S_ISDIR(facts.st_mode);
   if (!found.folder && !S_ISREG(facts.st_mode))
     return path_error(found.path(), "neither a file nor a directory");
   return found;
 }
 
-/// What one text of "shards" stands for, by name.
-Result<std::vector<NamedPath>> expand(std::string pattern) {
+/// What one text of "shards" stands for, braces expanded, by name.
+Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pattern) {
   const bool folders = pattern.ends_with('/');
   while (pattern.size() > 1 && pattern.ends_with('/')) pattern.pop_back();
   std::vector<NamedPath> found;
-  std::error_code ignored;
-  if (fs::exists(pattern, ignored) || pattern.find_first_of("*?[") == std::string::npos) {
+  const bool there = access.exists(pattern);
+  if (there || !has_wildcards(pattern)) {
     const size_t slash = pattern.rfind('/');
     // As Megatron names its data: without ".bin" and ".idx".
-    if (!fs::exists(pattern, ignored) && fs::exists(pattern + ".idx", ignored)) pattern += ".idx";
-    const bool folder = fs::is_directory(pattern, ignored);
-    PTC_TRY(auto one, folder ? named_path(pattern, {})
-                             : named_path(slash == 0 ? "/" : pattern.substr(0, slash), pattern.substr(slash + 1)));
+    if (!there && access.exists(pattern + ".idx")) pattern += ".idx";
+    const bool folder = access.is_folder(pattern);
+    PTC_TRY(auto one, folder ? named_path(access, pattern, {})
+                             : named_path(access, slash == 0 ? "/" : pattern.substr(0, slash), pattern.substr(slash + 1)));
     found.push_back(std::move(one));
     return found;
   }
   const size_t root_end = pattern.rfind('/', pattern.find_first_of("*?["));
-  glob_t matches{};
-  std::string asked = pattern;
-  if (folders) asked.push_back('/');
-  const int status = ::glob(asked.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &matches);
-  std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-  ::globfree(&matches);
-  if (status != 0 && status != GLOB_NOMATCH)
-    return make_error(Code::kUnavailable, "{}: a directory cannot be read", ptc::quoted(pattern));
+  PTC_TRY(auto paths, matching_paths(access, folders ? pattern + '/' : pattern));
   if (paths.empty()) return make_error(Code::kNotFound, "{}: no file matches", ptc::quoted(pattern));
-  std::sort(paths.begin(), paths.end());
   for (std::string& path : paths) {
-    if (path.ends_with('/')) path.pop_back();
-    PTC_TRY(auto one, named_path(root_end == 0 ? "/" : pattern.substr(0, root_end), path.substr(root_end + 1)));
+    PTC_TRY(auto one, named_path(access, root_end == 0 ? "/" : pattern.substr(0, root_end), path.substr(root_end + 1)));
     found.push_back(std::move(one));
   }
   return found;
 }
 
+/// One text of "shards", its braces expanded, unless there is a file of just that name.
+Result<std::vector<std::string>> patterns_of(const SourceAccess& access, const std::string& text) {
+  if (text.find('{') == text.npos || access.exists(text)) return std::vector<std::string>{text};
+  return expand_braces(text);
+}
+
 /// What lies in a directory, by the names of its files.
-Result<SourceFormat> format_of_folder(const std::string& path) {
-  if (auto index = read_text_file(AT_FDCWD, path + "/index.json", kMaxMdsIndexBytes);
+Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::string& path) {
+  if (auto index = access.read_text(path + "/index.json", kMaxMdsIndexBytes);
       index && index.value().find("\"shards\"") != std::string::npos)
     return SourceFormat::kMds;
-  PTC_TRY(const auto entries, entries_of(path));
+  PTC_TRY(const auto entries, entries_of(access, path));
   std::set<SourceFormat> formats;
   bool others = false;
-  for (const auto& entry : entries) {
-    const std::string name = entry.path().filename();
-    PTC_TRY(refuse_compressed_name(entry.path().native()));
+  for (const FolderEntry& entry : entries) {
+    const std::string& name = entry.name;
+    PTC_TRY(refuse_compressed_name(path + '/' + name));
     const auto format = format_of_name(name);
     const bool beside = ends_with_any(name, {".bin", ".json", ".txt", ".md", ".yaml"}) ||
                         name.find('.') == std::string::npos;
@@ -121,16 +114,16 @@ Result<SourceFormat> format_of_folder(const std::string& path) {
   return *formats.begin();
 }
 
-Result<SourceFormat> detect_format(const std::vector<NamedPath>& paths) {
+Result<SourceFormat> detect_format(const SourceAccess& access, const std::vector<NamedPath>& paths) {
   std::optional<SourceFormat> format;
   for (const NamedPath& named : paths) {
     SourceFormat found;
     if (named.folder) {
-      PTC_TRY(found, format_of_folder(named.path()));
+      PTC_TRY(found, format_of_folder(access, named.path()));
     } else {
       PTC_TRY(refuse_compressed_name(named.path()));
       const bool tokens = named.name.ends_with(".bin") &&
-                          fs::exists(named.path().substr(0, named.path().size() - 3) + "idx");
+                          access.exists(named.path().substr(0, named.path().size() - 3) + "idx");
       found = tokens ? SourceFormat::kMegatron
                      : format_of_name(named.name).value_or(SourceFormat::kFiles);
     }
@@ -146,7 +139,7 @@ Result<SourceFormat> detect_format(const std::vector<NamedPath>& paths) {
 /// Adds the shards that a path stands for.
 class Lister {
  public:
-  Lister(ShardList& list) : list_(list) {}
+  Lister(ShardList& list, const SourceAccess& access) : list_(list), access_(access) {}
 
   Result<> add(const NamedPath& named) {
     const uint32_t root = root_of(named.root);
@@ -156,12 +149,11 @@ class Lister {
       return shard(root, named.name);
     }
     if (list_.format == SourceFormat::kMds) return mds(root, named);
-    PTC_TRY(auto entries, entries_of(named.path()));
+    PTC_TRY(const auto entries, entries_of(access_, named.path()));
     std::vector<std::string> names;
-    for (const auto& entry : entries) {
-      std::string name = entry.path().filename();
-      PTC_TRY(refuse_compressed_name(entry.path().native()));
-      if (format_of_name(name) == list_.format) names.push_back(std::move(name));
+    for (const FolderEntry& entry : entries) {
+      PTC_TRY(refuse_compressed_name(named.path() + '/' + entry.name));
+      if (format_of_name(entry.name) == list_.format) names.push_back(entry.name);
     }
     std::sort(names.begin(), names.end());
     for (const std::string& name : names) {
@@ -192,20 +184,20 @@ class Lister {
       const std::string stem = shard.name.substr(0, shard.name.size() - 3);
       shard.name = stem + "bin";
       if (!seen_.insert(path_of(shard)).second) return ok();  // a glob that finds both
-      if (auto stamp = stamp_at(list_.roots[root] + '/' + stem + "idx")) shard.idx_stamp = stamp.value();
+      if (auto stamp = stamp_at(access_, list_.roots[root] + '/' + stem + "idx")) shard.idx_stamp = stamp.value();
     } else if (!seen_.insert(path_of(shard)).second) {
       return path_error(path_of(shard), "is named twice in \"shards\"");
     }
     PTC_TRY(own_.refuse(path_of(shard)));
     // A shard that is not there is a bad shard: that is found when it is indexed.
-    if (auto stamp = stamp_at(path_of(shard))) shard.stamp = stamp.value();
+    if (auto stamp = stamp_at(access_, path_of(shard))) shard.stamp = stamp.value();
     list_.shards.push_back(std::move(shard));
     return ok();
   }
 
   Result<> mds(uint32_t root, const NamedPath& named) {
     const std::string path = named.path() + "/index.json";
-    PTC_TRY(const std::string text, read_text_file(AT_FDCWD, path, kMaxMdsIndexBytes));
+    PTC_TRY(const std::string text, access_.read_text(path, kMaxMdsIndexBytes));
     auto listing = parse_mds_json(text);
     if (!listing) return std::move(listing).error().with_context(ptc::quoted(path));
     if (list_.shards.empty()) list_.columns = listing.value().columns;
@@ -224,6 +216,7 @@ class Lister {
   }
 
   ShardList& list_;
+  const SourceAccess& access_;
   OwnFiles own_;
   std::set<std::string> seen_;
 };
@@ -232,9 +225,9 @@ void digest_stamp(Fnv& digest, const FileStamp& stamp) {
   digest.add(stamp.bytes).add(static_cast<uint64_t>(stamp.mtime_ns)).add(stamp.inode);
 }
 
-uint64_t digest_of(const ShardList& list, OnError on_error) {
+uint64_t digest_of(const ShardList& list, const SourceSpec& spec) {
   Fnv digest;
-  digest.add(static_cast<uint64_t>(list.format)).add(static_cast<uint64_t>(on_error));
+  digest.add(static_cast<uint64_t>(list.format)).add(static_cast<uint64_t>(spec.on_error)).add(spec.saved);
   for (const std::string& root : list.roots) digest.add(root);
   for (const MdsColumn& column : list.columns)
     digest.add(column.name).add(column.encoding).add(uint64_t{column.bytes.value_or(0)} + column.bytes.has_value());
@@ -259,20 +252,24 @@ std::optional<SourceFormat> format_of_name(std::string_view name) {
   return std::nullopt;
 }
 
-Result<ShardList> list_shards(const SourceSpec& spec) {
+Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access) {
+  PTC_TRY(const ActingAs as, access.act());
   std::vector<NamedPath> paths;
   OwnFiles own;
-  for (const std::string& pattern : spec.shards) {
-    PTC_TRY(own.refuse_pattern(pattern));
-    PTC_TRY(auto found, expand(pattern));
-    std::move(found.begin(), found.end(), std::back_inserter(paths));
+  for (const std::string& text : spec.shards) {
+    PTC_TRY(const auto patterns, patterns_of(access, text));
+    for (const std::string& pattern : patterns) {
+      PTC_TRY(own.refuse_pattern(pattern));
+      PTC_TRY(auto found, expand(access, pattern));
+      std::move(found.begin(), found.end(), std::back_inserter(paths));
+    }
   }
   ShardList list{.detected = !spec.format};
   if (spec.format) list.format = *spec.format;
   else {
-    PTC_TRY(list.format, detect_format(paths));
+    PTC_TRY(list.format, detect_format(access, paths));
   }
-  Lister lister(list);
+  Lister lister(list, access);
   for (const NamedPath& path : paths) {
     PTC_TRY(lister.add(path));
   }
@@ -280,8 +277,32 @@ Result<ShardList> list_shards(const SourceSpec& spec) {
     return make_error(Code::kNotFound, "{}: there is no {} shard", ptc::quoted(paths.front().path()),
                       format_name(list.format));
   }
-  list.digest = digest_of(list, spec.on_error);
+  list.digest = digest_of(list, spec);
   return list;
+}
+
+Result<> check_source(const SourceSpec& spec, const SourceAccess& access) {
+  PTC_TRY(const ActingAs as, access.act());
+  OwnFiles own;
+  size_t tried = 0;
+  for (const std::string& text : spec.shards) {
+    PTC_TRY(const auto patterns, patterns_of(access, text));
+    for (const std::string& pattern : patterns) {
+      PTC_TRY(own.refuse_pattern(pattern));
+      if (++tried > kMostTried) continue;
+      const bool literal = !has_wildcards(pattern) || access.exists(pattern);
+      const std::string path =
+          literal ? pattern : pattern.substr(0, pattern.rfind('/', pattern.find_first_of("*?[")) + 1);
+      const auto facts = access.stat(path);
+      Result<> good = facts ? Result<>(ok()) : Result<>(Error(facts.error()));
+      if (facts && (S_ISREG(facts.value().st_mode) || S_ISDIR(facts.value().st_mode))) {
+        const auto opened = access.open(path, O_RDONLY | O_NONBLOCK);
+        if (!opened) good = Error(opened.error());
+      }
+      if (!good && good.error().code() == Code::kPermissionDenied) return good;
+    }
+  }
+  return ok();
 }
 
 }  // namespace ptc

@@ -9,6 +9,7 @@
 
 #include "dataset/source/file_stamp.h"
 #include "dataset/source/sample_source.h"
+#include "dataset/source/source_access.h"
 #include "dataset/source/source_spec.h"
 #include "store/base/error.h"
 
@@ -34,7 +35,11 @@ struct ShardList {
 /// What a shard of this name holds; nullopt: nothing known.
 std::optional<SourceFormat> format_of_name(std::string_view name);
 
-/// Errors: kInvalidArgument, kNotFound, with the path.
-Result<ShardList> list_shards(const SourceSpec& spec);
+/// Errors: kInvalidArgument, kNotFound, kPermissionDenied, with the path.
+Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access);
+
+/// What can be said of a source without listing it. kInvalidArgument: it leads into a mount of ptcfs;
+/// kPermissionDenied: a path that it names may not be read, or not by data sets. What is not there is ok.
+Result<> check_source(const SourceSpec& spec, const SourceAccess& access);
 
 }  // namespace ptc

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "store/base/crc32c.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -79,6 +80,7 @@ Result<std::optional<TarReader::Header>> TarReader::header() {
   }
   PTC_TRY(const auto raw, shard_.peek(kTarBlock));
   const std::string_view block(reinterpret_cast<const char*>(raw.data()), raw.size());
+  headers_crc_ = crc32c(raw, headers_crc_);
   if (is_zero(raw)) {
     PTC_TRY(after_end());
     return std::optional<Header>();
@@ -219,10 +221,17 @@ Result<std::optional<TarMember>> TarReader::next() {
 }
 
 std::optional<SampleName> sample_name(std::string_view member) {
-  if (member.find('/') == std::string_view::npos && member.starts_with("__") && member.ends_with("__"))
-    return std::nullopt;
+  const std::string_view top = member.substr(0, member.find('/'));
+  if (top.starts_with("__") && top.size() >= 4 && top.ends_with("__")) return std::nullopt;
   const size_t base = member.rfind('/') + 1;  // 0 without a slash
-  const size_t dot = member.find('.', base);
+  size_t dot = member.find('.', base);
+  if (base > 0 && dot == base) {
+    // "d/._x.jpg", as macOS adds to archives: there WebDataset's pattern lets a key end with the slash, if no dot is
+    // in the directory's name.
+    const size_t above = member.substr(0, base - 1).rfind('/') + 1;
+    if (member.substr(above, base - above).find('.') == std::string_view::npos && dot + 1 < member.size())
+      return SampleName{member.substr(0, base), member.substr(dot + 1)};
+  }
   if (dot == std::string_view::npos || dot == base || dot + 1 == member.size()) return std::nullopt;
   return SampleName{member.substr(0, dot), member.substr(dot + 1)};
 }

@@ -28,6 +28,8 @@ class TarReader {
   /// nullopt at the end; members_end() is then where the last one ends.
   Result<std::optional<TarMember>> next();
   uint64_t members_end() const { return members_end_; }
+  /// Of all headers so far: names, sizes and times of the members.
+  uint32_t headers_crc() const { return headers_crc_; }
 
  private:
   struct Header;
@@ -39,6 +41,7 @@ class TarReader {
   ShardReader& shard_;
   End end_;
   uint64_t members_end_ = 0;
+  uint32_t headers_crc_ = 0;
   std::string long_name_;             // of the next member; empty: none
   std::optional<uint64_t> long_size_;
 };
@@ -47,7 +50,8 @@ class TarReader {
 struct SampleName {
   std::string_view key, field;
 };
-/// nullopt where WebDataset takes the member for no sample: no dot, nothing before or behind it, "__name__.x".
+/// nullopt where WebDataset takes the member for no sample: no dot, nothing before or behind it, "__name__", "__name__/x.y".
+/// A key that ends with '/' is that of what macOS adds ("d/._x.jpg"), and may come again and again.
 std::optional<SampleName> sample_name(std::string_view member);
 
 }  // namespace ptc

@@ -13,6 +13,10 @@ class ExtentFile : public VirtualFile {
   ExtentFile(SampleSourceRef source, Payload payload) : source_(std::move(source)), payload_(std::move(payload)) {}
 
   uint64_t size() const override { return payload_.bytes(); }
+  Result<> may_read() const override {
+    PTC_TRY(source_->open_shard(payload_.extent.shard));
+    return ok();
+  }
   bool read_through() const override { return true; }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     return fill(offset, out, Stores::kPlain);

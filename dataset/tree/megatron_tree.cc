@@ -19,6 +19,12 @@ class MegatronBin : public VirtualFile {
   explicit MegatronBin(SampleSourceRef source) : source_(std::move(source)), begins_(begins_of_bins(*source_)) {}
 
   uint64_t size() const override { return begins_.back(); }
+  Result<> may_read() const override {
+    for (uint64_t shard = 0; shard < source_->shards(); ++shard) {
+      PTC_TRY(source_->open_shard(shard));
+    }
+    return ok();
+  }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
     if (offset >= size()) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size() - offset));

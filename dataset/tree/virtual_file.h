@@ -45,6 +45,8 @@ class VirtualFile {
   virtual Result<size_t> gather(uint64_t offset, std::span<std::byte> out) const { return read(offset, out); }
   /// Set where this is a source file, byte for byte.
   virtual Result<std::optional<WholeFile>> whole() const { return std::optional<WholeFile>(); }
+  /// Whether the samples may be read now, for what was made of them before: asked at each open.
+  virtual Result<> may_read() const { return ok(); }
   /// Whether readers open it once, as a rule, and take all of it: then it may be made as a whole.
   virtual bool read_through() const { return false; }
 };

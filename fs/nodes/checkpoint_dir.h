@@ -28,7 +28,7 @@ class FrozenDir : public Node {
   FsResult<NodeRef> lookup(const std::string& name) final;
   FsResult<std::vector<DirEntry>> list() final;
   FsResult<> unlink(const std::string& name) final;
-  FsResult<> remove_directory(const std::string& name) final;
+  FsResult<> remove_directory(const std::string& name) override;
 
  protected:
   const JobViewRef& job() const { return job_; }

@@ -1,9 +1,9 @@
 #include "fs/nodes/checkpoints_dir.h"
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
-#include "fs/commit_check.h"
 #include "fs/nodes/checkpoint_dir.h"
 #include "fs/nodes/incoming_dir.h"
 
@@ -48,18 +48,10 @@ FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
   if (&parent.job() != job_.get()) return Errno{EXDEV};
   if (dynamic_cast<IncomingDir*>(&parent) == nullptr) return Errno{EPERM};
   if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
-  Job& job = job_->job();
-  auto refuse = [&](const Error& error) {
-    job.note_refused(name, error);
-    return Errno{to_errno(error)};
-  };
-  if (job.find_checkpoint(target_name) != nullptr) {
-    return refuse(make_error(Code::kAlreadyExists, "checkpoint {} exists already", target_name));
-  }
-  CommitCheck check(*job_, name);
-  if (auto ready = check.prepare(); !ready) return refuse(ready.error());
-  PTC_TRY(as_fs(job.commit(name, target_name)));
-  check.committed();
+  // The kernel holds locks of the whole mount while it waits for a rename.
+  constexpr auto kRenameTime = std::chrono::milliseconds(1700);
+  if (auto committed = as_decided(job_->job().commit(name, target_name, kRenameTime)); !committed)
+    return of_rename(committed.error());
   job_->hidden().show("current");
   return ok();
 }
@@ -68,7 +60,7 @@ FsResult<> CheckpointsDir::remove_directory(const std::string& name) {
   auto view = job_->checkpoint(name);
   if (view == nullptr) return Errno{ENOENT};
   if (!CheckpointDir::all_hidden(*view)) return Errno{ENOTEMPTY};
-  PTC_TRY(as_fs(job_->job().remove_checkpoint(name)));
+  PTC_TRY(as_decided(job_->job().remove_checkpoint(name)));
   (void)job_->checkpoint(name);  // drops the view
   return ok();
 }

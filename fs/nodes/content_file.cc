@@ -19,7 +19,7 @@ class ContentHandle : public Handle {
  public:
   ContentHandle(std::shared_ptr<ContentFile> file, FileContentRef content)
       : file_(std::move(file)), content_(std::move(content)), image_(content_->image()),
-        gathered_(image_ ? nullptr : file_->gather(*content_)),
+        gathered_(image_ ? nullptr : file_->gather(content_)),
         hold_(file_->job_->tree().passthrough(), file_->mode_,
               image_ ? image_->fd() : gathered_ ? gathered_->fd() : -1) {}
 
@@ -49,17 +49,30 @@ ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpo
     : Node(std::move(key)), job_(std::move(job)), checkpoint_(std::move(checkpoint)),
       set_(std::move(set)), index_(index) {}
 
-GatherCache::FileRef ContentFile::gather(const FileContent& content) const {
+GatherCache::Content ContentFile::gathered(FileContentRef content) const {
+  auto fill_from = [](FileContentRef from) {
+    return [from = std::move(from)](uint64_t offset, std::span<std::byte> out) { return from->read_past_caches(offset, out); };
+  };
+  using Fill = GatherCache::Fill;
+  const uint64_t bytes = content->bytes();
+  return {bytes, fill_from(std::move(content)), false, [fill_from, set = set_, index = index_]() -> Result<Fill> {
+            PTC_TRY(auto now, set->open(index));
+            return Fill(fill_from(std::move(now)));
+          }};
+}
+
+GatherCache::FileRef ContentFile::gather(const FileContentRef& content) const {
   Tree& tree = job_->tree();
-  if (!tree.passthrough().enabled()) return nullptr;
-  return tree.gathered().get(checkpoint_->key + "/" + set_->content_key(index_),
-                             {content.bytes(), [&](uint64_t offset, std::span<std::byte> out) {
-                                return content.read_past_caches(offset, out);
-                              }});
+  // Of what comes from other nodes no more is to move than is read: the kernel reads ahead of those who read on.
+  if (!tree.passthrough().enabled() || content->is_elsewhere()) return nullptr;
+  return tree.gathered().get(gathered_key(), gathered(content));
 }
 
 FsResult<struct stat> ContentFile::attributes() {
-  struct stat stat = checkpoint_->attributes(S_IFREG | 0444, path());
+  const ReadRights& rights = file().rights;
+  struct stat stat = checkpoint_->attributes(S_IFREG | rights.mode, path());
+  stat.st_uid = rights.uid;
+  stat.st_gid = rights.gid;
   stat.st_size = static_cast<off_t>(file().bytes);
   // What takes memory counts in `du`; what is computed when read takes none.
   if (set_->is_stored(index_)) stat.st_blocks = (stat.st_size + 511) / 512;

@@ -11,8 +11,8 @@
 namespace ptc {
 
 /// Immutable. An image of its own is handed to the kernel; so is memory into which the first open
-/// gathers a file that has none (GatherCache). Where there is neither, because the file is small or
-/// larger than the cache, bytes are read through the handle and stay in the page cache. Which it is
+/// gathers a file that has none (GatherCache). Where there is neither, because the file is small or larger
+/// than the cache, or comes from other nodes, bytes are read through the handle and stay in the page cache. Which it is
 /// the first open decides until the last close, as the kernel demands; the bytes are the same.
 class ContentFile : public Node {
  public:
@@ -21,6 +21,7 @@ class ContentFile : public Node {
               FileSetRef set, size_t index);
 
   bool immutable() const override { return true; }
+  bool has_content() const override { return true; }
   FsResult<struct stat> attributes() override;
   FsResult<Opened> open(const Caller& caller, int flags) override;
   FsResult<std::string> get_xattr(const std::string& name) override;
@@ -28,7 +29,10 @@ class ContentFile : public Node {
 
  private:
   friend class ContentHandle;
-  GatherCache::FileRef gather(const FileContent& content) const;
+  GatherCache::Content gathered(FileContentRef content) const;
+  std::string gathered_key() const { return checkpoint_->key + "/" + set_->content_key(index_); }
+  /// What the kernel is handed for a content that is no image of its own; nullptr: it is read through the handle.
+  GatherCache::FileRef gather(const FileContentRef& content) const;
   const FileSet::Entry& file() const { return set_->entries()[index_]; }
   std::string_view path() const { return checkpoint_->path_of(key()); }
   const JobViewRef job_;

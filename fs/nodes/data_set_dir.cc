@@ -34,7 +34,7 @@ DataSetDir::DataSetDir(JobViewRef view, UniqueFd fd)
 FsResult<NodeRef> DataSetDir::make(const JobViewRef& job) {
   NodeTable& table = job->tree().table();
   if (NodeRef known = table.find(job->key() + "/dataset")) return known;
-  PTC_TRY(as_fs(job->data_set().loaded()));
+  PTC_TRY(as_decided(job->data_set().loaded()));
   UniqueFd fd(::fcntl(job->data_set_fd(), F_DUPFD_CLOEXEC, 0));
   if (!fd.valid()) return last_errno();
   return table.intern(NodeRef(new DataSetDir(job, std::move(fd))));
@@ -111,7 +111,7 @@ FsResult<Created> DataSetDir::create(const Caller& caller, const std::string& na
     return RealNode::create(caller, name, mode, flags);
   }
   if (file->exists() && !hides(name)) return Errno{(flags & O_EXCL) != 0 ? EEXIST : ESTALE};
-  Opened opened{file->open(flags, true, job().shared_from_this()), IoMode::kDirect, 0};
+  Opened opened{file->open(caller, flags, true, job().shared_from_this()), IoMode::kDirect, 0};
   job().hidden().show(hidden_path(name));
   PTC_TRY(auto node, own_name(name));
   if (node == nullptr) return Errno{EIO};

@@ -16,6 +16,10 @@ class DataSetDir : public RealNode {
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
   FsResult<struct stat> attributes() override;
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
+    PTC_TRY(RealNode::set_attributes(change, handle));
+    return change.mode || change.uid || change.gid ? job().agree_on(kDataSetName, fd()) : FsResult<>(ok());
+  }
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;
   FsResult<Created> create(const Caller& caller, const std::string& name, mode_t mode,

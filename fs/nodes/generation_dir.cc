@@ -21,6 +21,14 @@ std::string identity_of(const ShownGeneration& shown) {
                      s.assign.name(), s.epochs);
 }
 
+/// A time for what has none, the same on all nodes, and another one for other bytes: a client's cache, which goes by path
+/// and time, takes no run for an earlier one in its place.
+timespec time_of(const ShownGeneration& shown) {
+  constexpr uint64_t kFrom = 1'000'000'000, kSeconds = 500'000'000, kNanoseconds = 1'000'000'000;  // 2001 to 2017
+  const uint64_t hash = inode_of(identity_of(shown)) << 1 >> 1;  // without the bit that marks an inode
+  return {static_cast<time_t>(kFrom + hash % kSeconds), static_cast<long>(hash / kSeconds % kNanoseconds)};
+}
+
 GatherCache::Content content_of(VirtualFileRef file) {
   const uint64_t bytes = file->size();
   auto fill = [file = std::move(file)](uint64_t offset, std::span<std::byte> out) -> Result<> {
@@ -58,6 +66,7 @@ FsResult<NodeRef> GenerationsDir::lookup(const std::string& name) {
     view->job = job_;
     view->generation = shown;
     view->key = std::move(view_key);
+    view->time = time_of(*shown);
     view->inodes.add(job_->job().name()).add("/dataset/gen/").add(identity_of(*shown)).add("/");
     return table.intern(std::make_shared<SamplesDir>(view, view->key, make_generation_dir(shown), true));
   }
@@ -78,7 +87,7 @@ FsResult<std::vector<DirEntry>> GenerationsDir::list() {
 
 struct stat GenerationView::attributes(mode_t mode, std::string_view node_key) const {
   const struct stat owner = job->directory();
-  return virtual_stat(mode, owner.st_uid, owner.st_gid, {},
+  return virtual_stat(mode, owner.st_uid, owner.st_gid, time,
                       InodeHash(inodes).add(node_key.substr(key.size())).value());
 }
 
@@ -188,6 +197,9 @@ FsResult<Opened> SamplesFile::open(const Caller&, int flags) {
   if (!opens_to_read(flags)) return Errno{EROFS};
   auto file = make_();
   if (!file) return failed(file.error(), "opening");
+  // What else is wrong with a shard, the reads that meet it say.
+  if (auto may = file.value()->may_read(); !may && may.error().code() == Code::kPermissionDenied)
+    return failed(may.error(), "opening");
   auto whole = file.value()->whole();
   if (!whole) return failed(whole.error(), "opening");
   auto self = std::static_pointer_cast<SamplesFile>(shared_from_this());

@@ -34,6 +34,7 @@ struct GenerationView {
   JobViewRef job;
   ShownGenerationRef generation;
   std::string key;   // prefix of its nodes' keys; never used twice
+  timespec time = {};  // of all that is in it
   InodeHash inodes;  // from which those of all paths are reckoned; other ones for each generation
 
   struct stat attributes(mode_t mode, std::string_view node_key) const;

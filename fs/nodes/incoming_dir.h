@@ -14,6 +14,10 @@ class IncomingDir : public RealNode {
   IncomingDir(JobViewRef job, UniqueFd fd, std::string key)
       : RealNode(std::move(job), std::move(fd), std::move(key)) {}
   NameLife name_life() const override { return NameLife::kForever; }
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
+    PTC_TRY(RealNode::set_attributes(change, handle));
+    return change.mode || change.uid || change.gid ? job().agree_on(kIncomingName, fd()) : FsResult<>(ok());
+  }
 };
 
 }  // namespace ptc

@@ -53,11 +53,34 @@ FsResult<struct stat> JobDir::attributes() {
 
 FsResult<> JobDir::set_attributes(const AttributeChange& change, Handle* handle) {
   PTC_TRY(RealNode::set_attributes(change, handle));
+  if (!change.mode && !change.uid && !change.gid) return ok();
+  PTC_TRY(job().agree_on("", fd()));
   // These have the job's owner and mode.
   Tree& tree = job().tree();
   for (const std::string& key : {checkpoints_key(job()), job().key() + "/dataset/gen"})
     if (NodeRef node = tree.table().find(key)) tree.drop_attributes(*node);
   return ok();
+}
+
+FsResult<std::string> JobDir::get_xattr(const std::string& name) {
+  if (name != kQuotaXattr) return RealNode::get_xattr(name);
+  const std::string quota = job().job().attributes()->of("").quota.value_or("");
+  return quota.empty() ? FsResult<std::string>(Errno{ENODATA}) : FsResult<std::string>(quota);
+}
+
+FsResult<> JobDir::set_xattr(const std::string& name, std::string_view value, int flags) {
+  if (name != kQuotaXattr) return RealNode::set_xattr(name, value, flags);
+  if (!QuotaLimit::parse(value)) return Errno{EINVAL};
+  FileAttributes change;
+  change.quota = std::string(value);
+  return as_decided(job().job().change_attributes("", change));
+}
+
+FsResult<> JobDir::remove_xattr(const std::string& name) {
+  if (name != kQuotaXattr) return RealNode::remove_xattr(name);
+  FileAttributes change;
+  change.quota = "";
+  return as_decided(job().job().change_attributes("", change));
 }
 
 EditableFile* JobDir::editable(const std::string& name) {
@@ -128,7 +151,7 @@ FsResult<Created> JobDir::create(const Caller& caller, const std::string& name, 
   }
   bool hidden = job().hidden().hidden(name);
   if (file->exists() && !hidden) return Errno{(flags & O_EXCL) != 0 ? EEXIST : ESTALE};
-  Opened opened{file->open(flags, true, job().shared_from_this()), IoMode::kDirect, 0};
+  Opened opened{file->open(caller, flags, true, job().shared_from_this()), IoMode::kDirect, 0};
   job().hidden().show(name);
   PTC_TRY(auto node, own_name(name));
   if (node == nullptr) return Errno{EIO};
@@ -191,7 +214,7 @@ FsResult<> JobDir::remove_directory(const std::string& name) {
   PTC_TRY(auto entries, node->list());
   if (!entries.empty()) return Errno{ENOTEMPTY};
   if (name == "dataset") {
-    PTC_TRY(as_fs(job().data_set().remove()));
+    PTC_TRY(as_decided(job().data_set().remove()));
   }
   job().hidden().hide(name);
   return ok();

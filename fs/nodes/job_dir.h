@@ -30,6 +30,12 @@ class JobDir : public RealNode {
   FsResult<> unlink(const std::string& name) override;
   FsResult<> remove_directory(const std::string& name) override;
 
+  /// What the job may have on each node (QuotaLimit::parse()). Names that begin so are root's.
+  static constexpr const char* kQuotaXattr = "trusted.ptc.quota";
+  FsResult<std::string> get_xattr(const std::string& name) override;
+  FsResult<> set_xattr(const std::string& name, std::string_view value, int flags) override;
+  FsResult<> remove_xattr(const std::string& name) override;
+
   EditableFile* editable(const std::string& name) override;
   bool reserved(const std::string& name) const override;
 

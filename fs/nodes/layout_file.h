@@ -18,8 +18,8 @@ class LayoutFile : public Node {
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     return file_.set_attributes(change, handle);
   }
-  FsResult<Opened> open(const Caller&, int flags) override {
-    return Opened{file_.open(flags, false, job_), IoMode::kDirect, 0};
+  FsResult<Opened> open(const Caller& caller, int flags) override {
+    return Opened{file_.open(caller, flags, false, job_), IoMode::kDirect, 0};
   }
 
  private:

@@ -3,6 +3,19 @@
 #include "fs/nodes/layout_dir.h"
 
 namespace ptc {
+namespace {
+
+// No name: hidden with the first layout that `rm -r` takes away. A layout that comes in its place meanwhile has the
+// same state, and must not keep the directory that goes.
+constexpr const char* kBeingRemoved = "layouts/";
+
+}  // namespace
+
+FsResult<> LayoutsDir::remove_directory(const std::string& name) {
+  PTC_TRY(FrozenDir::remove_directory(name));
+  checkpoint()->hidden.hide(kBeingRemoved);
+  return ok();
+}
 
 FsResult<struct stat> LayoutsDir::attributes() {
   PTC_TRY(auto stat, FrozenDir::attributes());
@@ -19,6 +32,7 @@ FsResult<NodeRef> LayoutsDir::find(const std::string& name) {
 
 FsResult<std::vector<DirEntry>> LayoutsDir::entries() {
   std::vector<DirEntry> result;
+  if (checkpoint()->hidden.hidden(kBeingRemoved)) return result;
   for (std::string& name : job()->job().materialised_layouts(*checkpoint()->checkpoint)) {
     result.push_back(entry(std::move(name), S_IFDIR));
   }

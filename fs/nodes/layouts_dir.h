@@ -17,6 +17,7 @@ class LayoutsDir : public FrozenDir {
       : FrozenDir(std::move(job), checkpoint, checkpoint->key + "/layouts") {}
   /// The names stay what they are, but which of them are listed changes with each reshard.
   FsResult<struct stat> attributes() override;
+  FsResult<> remove_directory(const std::string& name) override;
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;

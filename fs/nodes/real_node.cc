@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <shared_mutex>
 #include <sstream>
 #include <utility>
 
@@ -43,7 +44,88 @@ bool is_in_group(const Caller& caller, gid_t group) {
   return false;
 }
 
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t page_begin(uint64_t offset) { return offset / kPage * kPage; }
+constexpr uint64_t page_end(uint64_t offset) { return page_begin(offset + kPage - 1); }
+
+/// How much of [begin, end) has no page yet, at most: all from the first hole on.
+uint64_t without_page(int fd, uint64_t begin, uint64_t end) {
+  const off_t hole = ::lseek(fd, static_cast<off_t>(page_begin(begin)), SEEK_HOLE);
+  const uint64_t first = hole < 0 ? page_begin(begin) : page_end(static_cast<uint64_t>(hole));  // the end has its page
+  return first < page_end(end) ? page_end(end) - first : 0;
+}
+
+QuotaAmount space_of(int fd) {
+  struct stat stat = {};
+  if (::fstat(fd, &stat) != 0) return {};
+  return {stat.st_blocks * 512, 1};
+}
+
 }  // namespace
+
+template <class Change>
+auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change()) {
+  if (!job_->limited()) return change();
+  Quotas& quotas = job_->tree().quotas();
+  const std::string& job = job_->job().name();
+  std::shared_lock gate(job_->space_gate());
+  std::lock_guard own(space_mutex_);
+  struct stat before = {};
+  if (::fstat(fd_.get(), &before) != 0) return last_errno();
+  auto reserved = static_cast<int64_t>(most);
+  if (!quotas.reserve(job, before.st_uid, {reserved, 0})) {
+    reserved = static_cast<int64_t>(needed());
+    PTC_TRY(quotas.reserve(job, before.st_uid, {reserved, 0}));
+  }
+  auto result = change();
+  quotas.add(job, before.st_uid, {space_of(fd_.get()).bytes - before.st_blocks * 512 - reserved, 0});
+  return result;
+}
+
+FsResult<> RealNode::counted_new(const Caller& caller, const std::function<FsResult<>()>& make) {
+  if (!job_->limited()) return make();
+  Quotas& quotas = job_->tree().quotas();
+  std::shared_lock gate(job_->space_gate());
+  const uid_t user = ::geteuid() == 0 ? caller.uid : ::geteuid();
+  PTC_TRY(quotas.reserve(job_->job().name(), user, {0, 1}));
+  const FsResult<> made = make();
+  if (!made) quotas.add(job_->job().name(), user, {0, -1});
+  return made;
+}
+
+void RealNode::limit_space(struct statvfs& space) const {
+  const auto of_job = job_->tree().quotas().space_of(job_->job().name());
+  if (!of_job || space.f_frsize == 0) return;
+  const auto limit = [](uint64_t most, int64_t used, fsblkcnt_t& all, fsblkcnt_t& free, fsblkcnt_t& available) {
+    const auto taken = static_cast<uint64_t>(std::max<int64_t>(0, used));
+    all = std::min<fsblkcnt_t>(all, most);
+    free = std::min<fsblkcnt_t>(free, most - std::min(most, taken));
+    available = std::min(available, free);
+  };
+  if (of_job->limit.bytes != UINT64_MAX)
+    limit(of_job->limit.bytes / space.f_frsize, of_job->used.bytes / static_cast<int64_t>(space.f_frsize), space.f_blocks,
+          space.f_bfree, space.f_bavail);
+  if (of_job->limit.files != UINT64_MAX)
+    limit(of_job->limit.files, of_job->used.files, space.f_files, space.f_ffree, space.f_favail);
+}
+
+RealNodeRef RealNode::child(const std::string& name) const {
+  struct stat stat = {};
+  if (::fstatat(fd_.get(), name.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) return nullptr;
+  return std::dynamic_pointer_cast<RealNode>(job_->tree().table().find(key_of(stat)));
+}
+
+void RealNode::note_unlinked() {
+  struct stat stat = {};
+  if (::fstat(fd_.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true)) return;
+  job_->tree().quotas().add_nameless(job_->job().name(), this, stat.st_uid, [this] { return space_of(fd_.get()); });
+}
+
+RealNode::~RealNode() {
+  if (!nameless_.load()) return;
+  std::shared_lock gate(job_->space_gate());
+  job_->tree().quotas().remove_nameless(job_->job().name(), this);
+}
 
 /// An open real file. With passthrough the kernel reads and writes by itself, and only the rest
 /// (truncate, fallocate, fsync, seek) comes here.
@@ -51,7 +133,9 @@ class RealHandle : public Handle {
  public:
   RealHandle(std::shared_ptr<RealNode> node, UniqueFd fd, bool writable)
       : node_(std::move(node)), fd_(std::move(fd)), writable_(writable) {
-    hold_.emplace(node_->job().tree().passthrough(), node_->mode_, fd_.get());
+    // What the kernel writes by itself nobody counts.
+    const int backing = node_->job().limited() ? -1 : fd_.get();
+    hold_.emplace(node_->job().tree().passthrough(), node_->mode_, backing);
     if (writable_) node_->writers_.fetch_add(1);
   }
   ~RealHandle() override {
@@ -78,6 +162,37 @@ class RealHandle : public Handle {
     return done;
   }
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
+    const uint64_t end = offset + data.size();
+    return node_->counted(page_end(end) - page_begin(offset), [&] { return without_page(fd_.get(), offset, end); },
+                          [&] { return write_now(data, offset); });
+  }
+  FsResult<> sync(bool data_only) override {
+    if ((data_only ? ::fdatasync(fd_.get()) : ::fsync(fd_.get())) != 0) return last_errno();
+    return ok();
+  }
+  FsResult<> truncate(uint64_t size) override {
+    return node_->counted(0, [] { return uint64_t{0}; }, [&]() -> FsResult<> {
+      if (::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) return last_errno();
+      return ok();
+    });
+  }
+  FsResult<> allocate(int mode, off_t offset, off_t length) override {
+    const bool frees = (mode & FALLOC_FL_PUNCH_HOLE) != 0;
+    const auto begin = static_cast<uint64_t>(offset), end = begin + static_cast<uint64_t>(length);
+    const uint64_t most = frees ? 0 : page_end(end) - page_begin(begin);
+    return node_->counted(most, [&] { return frees ? 0 : without_page(fd_.get(), begin, end); }, [&]() -> FsResult<> {
+      if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
+      return ok();
+    });
+  }
+  FsResult<off_t> seek(off_t offset, int whence, uint64_t) override {
+    off_t result = ::lseek(fd_.get(), offset, whence);
+    if (result < 0) return last_errno();
+    return result;
+  }
+
+ private:
+  FsResult<size_t> write_now(std::span<const std::byte> data, uint64_t offset) {
     size_t done = 0;
     while (done < data.size()) {
       ssize_t put = ::pwrite(fd_.get(), data.data() + done, data.size() - done,
@@ -89,25 +204,7 @@ class RealHandle : public Handle {
     }
     return done;
   }
-  FsResult<> sync(bool data_only) override {
-    if ((data_only ? ::fdatasync(fd_.get()) : ::fsync(fd_.get())) != 0) return last_errno();
-    return ok();
-  }
-  FsResult<> truncate(uint64_t size) override {
-    if (::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) return last_errno();
-    return ok();
-  }
-  FsResult<> allocate(int mode, off_t offset, off_t length) override {
-    if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
-    return ok();
-  }
-  FsResult<off_t> seek(off_t offset, int whence, uint64_t) override {
-    off_t result = ::lseek(fd_.get(), offset, whence);
-    if (result < 0) return last_errno();
-    return result;
-  }
 
- private:
   const std::shared_ptr<RealNode> node_;
   UniqueFd fd_;
   const bool writable_;
@@ -175,9 +272,18 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
     PTC_TRY(drop_suid(*change.drops_suid));
   }
   if (change.uid || change.gid) {
+    struct stat before = {};
+    const bool counts = change.uid && job_->limited() && ::fstat(fd_.get(), &before) == 0;
+    std::shared_lock<std::shared_mutex> gate;
+    if (counts) gate = std::shared_lock(job_->space_gate());
     if (::fchownat(fd_.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
                    AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
       return last_errno();
+    }
+    if (counts) {
+      const QuotaAmount space = space_of(fd_.get());
+      job_->tree().quotas().add(job_->job().name(), before.st_uid, {-space.bytes, -space.files});
+      job_->tree().quotas().add(job_->job().name(), *change.uid, space);
     }
   }
   if (change.mode && ::chmod(proc_path().c_str(), *change.mode & 07777) != 0) return last_errno();
@@ -186,10 +292,10 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
       PTC_TRY(handle->truncate(*change.size));
     } else {
       PTC_TRY(job_->gate().unless_sealed({key()}, [&]() -> FsResult<> {
-        if (::truncate(proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) {
-          return last_errno();
-        }
-        return ok();
+        return counted(0, [] { return uint64_t{0}; }, [&]() -> FsResult<> {
+          if (::truncate(proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) return last_errno();
+          return ok();
+        });
       }));
     }
   }
@@ -212,7 +318,16 @@ FsResult<Opened> RealNode::opened(UniqueFd fd, int flags) {
 FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
   int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
   auto open_now = [&]() -> FsResult<Opened> {
-    UniqueFd fd(::open(proc_path().c_str(), host_flags));
+    UniqueFd fd;
+    const auto open_it = [&]() -> FsResult<> {
+      fd = UniqueFd(::open(proc_path().c_str(), host_flags));
+      return ok();
+    };
+    if ((flags & O_TRUNC) != 0) {
+      PTC_TRY(counted(0, [] { return uint64_t{0}; }, open_it));
+    } else {
+      PTC_TRY(open_it());
+    }
     if (gone_.load()) return Errno{ESTALE};
     if (!fd.valid()) return last_errno();
     if ((flags & O_TRUNC) != 0 && caller.uid != 0) {
@@ -282,11 +397,13 @@ FsResult<Created> RealNode::create(const Caller& caller, const std::string& name
                                    int flags) {
   int host_flags = (flags & (O_ACCMODE | O_SYNC | O_DSYNC)) | O_CREAT | O_EXCL | O_CLOEXEC;
   UniqueFd fd;
-  PTC_TRY(change([&] {
-    fd = UniqueFd(::openat(fd_.get(), name.c_str(), host_flags, mode & 07777));
-    // Somebody else was quicker: ESTALE makes the kernel look again and check permissions.
-    if (!fd.valid() && errno == EEXIST && (flags & O_EXCL) == 0) errno = ESTALE;
-    return fd.valid();
+  PTC_TRY(counted_new(caller, [&] {
+    return change([&] {
+      fd = UniqueFd(::openat(fd_.get(), name.c_str(), host_flags, mode & 07777));
+      // Somebody else was quicker: ESTALE makes the kernel look again and check permissions.
+      if (!fd.valid() && errno == EEXIST && (flags & O_EXCL) == 0) errno = ESTALE;
+      return fd.valid();
+    });
   }));
   PTC_TRY(give_to(fd.get(), "", caller.uid, group_for(caller)));
   if ((mode & (S_ISUID | S_ISGID)) != 0) ::fchmod(fd.get(), mode & 07777);  // chown drops them
@@ -307,19 +424,25 @@ FsResult<NodeRef> RealNode::adopt_new(const Caller& caller, const std::string& n
 
 FsResult<NodeRef> RealNode::make_directory(const Caller& caller, const std::string& name,
                                            mode_t mode) {
-  PTC_TRY(change([&] { return ::mkdirat(fd_.get(), name.c_str(), mode & 07777) == 0; }));
+  PTC_TRY(counted_new(caller, [&] {
+    return change([&] { return ::mkdirat(fd_.get(), name.c_str(), mode & 07777) == 0; });
+  }));
   return adopt_new(caller, name, S_IFDIR | mode);
 }
 
 FsResult<NodeRef> RealNode::make_node(const Caller& caller, const std::string& name, mode_t mode) {
   if (!S_ISREG(mode) && !S_ISFIFO(mode) && !S_ISSOCK(mode)) return Errno{EPERM};  // mounted nodev
-  PTC_TRY(change([&] { return ::mknodat(fd_.get(), name.c_str(), mode, 0) == 0; }));
+  PTC_TRY(counted_new(caller, [&] {
+    return change([&] { return ::mknodat(fd_.get(), name.c_str(), mode, 0) == 0; });
+  }));
   return adopt_new(caller, name, mode);
 }
 
 FsResult<NodeRef> RealNode::make_symlink(const Caller& caller, const std::string& name,
                                          const std::string& target) {
-  PTC_TRY(change([&] { return ::symlinkat(target.c_str(), fd_.get(), name.c_str()) == 0; }));
+  PTC_TRY(counted_new(caller, [&] {
+    return change([&] { return ::symlinkat(target.c_str(), fd_.get(), name.c_str()) == 0; });
+  }));
   return adopt_new(caller, name, S_IFLNK);
 }
 
@@ -337,12 +460,14 @@ FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
   });
 }
 
-FsResult<> RealNode::unlink(const std::string& name) {
-  return change([&] { return ::unlinkat(fd_.get(), name.c_str(), 0) == 0; });
-}
+FsResult<> RealNode::unlink(const std::string& name) { return remove(name, 0); }
+FsResult<> RealNode::remove_directory(const std::string& name) { return remove(name, AT_REMOVEDIR); }
 
-FsResult<> RealNode::remove_directory(const std::string& name) {
-  return change([&] { return ::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) == 0; });
+FsResult<> RealNode::remove(const std::string& name, int flags) {
+  const RealNodeRef removed = job_->limited() ? child(name) : nullptr;
+  PTC_TRY(change([&] { return ::unlinkat(fd_.get(), name.c_str(), flags) == 0; }));
+  if (removed != nullptr) removed->note_unlinked();
+  return ok();
 }
 
 FsResult<> RealNode::sync_directory() {

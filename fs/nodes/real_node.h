@@ -1,9 +1,12 @@
 // Ordinary files: incoming/ and what users keep beside layout.json.
 #pragma once
 
+#include <sys/statvfs.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "fs/node.h"
@@ -12,11 +15,15 @@
 
 namespace ptc {
 
+class RealNode;
+using RealNodeRef = std::shared_ptr<RealNode>;
+
 /// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Its fd is
 /// O_PATH; everything is done relative to it, so no path of a user is ever resolved on the host.
 /// Key: device and inode number, so that all hard links of a file are one node.
 class RealNode : public Node {
  public:
+  ~RealNode() override;
   RealNode(JobViewRef job, UniqueFd fd, const struct stat& stat);
 
   JobView& job() const { return *job_; }
@@ -28,6 +35,8 @@ class RealNode : public Node {
   /// Of a file without a name: no longer holds it, and answers ESTALE, which makes the kernel look for the
   /// name anew. Only on a tmpfs, where no later file gets the number by which this node is known.
   bool let_go_if_removed();
+  /// It has lost a name. Of a file that has none left, space is counted until it is closed (Quotas).
+  void note_unlinked();
   /// Tells the job that the file under this name was written, if it is below incoming/.
   void note_written() const;
 
@@ -51,13 +60,16 @@ class RealNode : public Node {
   FsResult<NodeRef> make_link(Node& node, const std::string& name) override;
   FsResult<> unlink(const std::string& name) override;
   FsResult<> remove_directory(const std::string& name) override;
-  FsResult<> rename(const std::string& name, Node& target_parent, const std::string& target_name,
-                    unsigned flags) override;  // in rename.cc
+  FsResult<> rename(const Caller& caller, const std::string& name, Node& target_parent,
+                    const std::string& target_name, unsigned flags) override;  // in rename.cc
   FsResult<> sync_directory() override;
   FsResult<std::string> get_xattr(const std::string& name) override;
   FsResult<std::vector<std::string>> list_xattrs() override;
   FsResult<> set_xattr(const std::string& name, std::string_view value, int flags) override;
   FsResult<> remove_xattr(const std::string& name) override;
+
+  /// Makes what statfs(2) says of the store what the job may have of it.
+  void limit_space(struct statvfs& space) const;
 
   /// In the directory of a job or its data set: layout.json and others that are not files of the host; else null.
   virtual EditableFile* editable(const std::string& /*name*/) { return nullptr; }
@@ -71,6 +83,14 @@ class RealNode : public Node {
  private:
   friend class RealHandle;
   std::string proc_path() const;
+  /// Runs what changes how much space the file takes, and counts that. Where the job is not limited, it only runs.
+  /// `most`: bytes that it may take more; `needed` says it better, and is asked where that is too much.
+  template <class Change>
+  auto counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change());
+  /// The same of a new name in this directory.
+  FsResult<> counted_new(const Caller& caller, const std::function<FsResult<>()>& make);
+  FsResult<> remove(const std::string& name, int flags);
+  RealNodeRef child(const std::string& name) const;  // that the kernel knows; null: none
   FsResult<> drop_suid(const Caller& caller);  // and S_ISGID, as a write of his does
   FsResult<Opened> opened(UniqueFd fd, int flags);
   FsResult<NodeRef> adopt_new(const Caller& caller, const std::string& name, mode_t mode);
@@ -81,6 +101,8 @@ class RealNode : public Node {
   InodeMode mode_;
   std::atomic<uint64_t> writers_{0};
   std::atomic<bool> read_only_{false}, gone_{false};
+  std::mutex space_mutex_;  // what changes its space is counted one by one
+  std::atomic<bool> nameless_{false};
 };
 
 }  // namespace ptc

@@ -12,25 +12,25 @@ namespace ptc {
 namespace {
 
 /// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
-FsResult<> save_over(RealNode& parent, const std::string& name, EditableFile& file) {
+FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name, EditableFile& file) {
   UniqueFd fd(::openat(parent.fd(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   auto refuse = [&](int error, const std::string& what) {
     parent.job().job().note_refused_save(file.name(), fmt::format("{} is {}", name, what));
     return Errno{error};
   };
   if (!fd.valid() && errno == ELOOP)
-    return refuse(EINVAL, "a symbolic link; save the file that it leads to");
+    return refuse(kRenameRefused, "a symbolic link; save the file that it leads to");
   if (!fd.valid()) return last_errno();
   struct stat stat = {};
   if (::fstat(fd.get(), &stat) != 0) return last_errno();
   if (S_ISDIR(stat.st_mode)) return Errno{EISDIR};
-  if (!S_ISREG(stat.st_mode)) return refuse(EINVAL, "no regular file");
+  if (!S_ISREG(stat.st_mode)) return refuse(kRenameRefused, "no regular file");
   if (static_cast<uint64_t>(stat.st_size) > EditableFile::kMaxBytes)
     return refuse(EFBIG, fmt::format("longer than {} bytes", EditableFile::kMaxBytes));
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
-  PTC_TRY(file.save(text));
-  return parent.change([&] { return ::unlinkat(parent.fd(), name.c_str(), 0) == 0; });
+  if (auto saved = file.save(text, caller.user()); !saved) return of_rename(saved.error());
+  return parent.RealNode::unlink(name);
 }
 
 /// layout.json is moved away, as for a backup: the accepted text, as a real file. The layout stays
@@ -64,7 +64,7 @@ FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
 
 }  // namespace
 
-FsResult<> RealNode::rename(const std::string& name, Node& target_parent,
+FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node& target_parent,
                             const std::string& target_name, unsigned flags) {
   if ((flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0) return Errno{EINVAL};
   if (auto* checkpoints = dynamic_cast<CheckpointsDir*>(&target_parent)) {
@@ -84,17 +84,19 @@ FsResult<> RealNode::rename(const std::string& name, Node& target_parent,
     if (from != nullptr) return move_away(*this, *from, *target, target_name, flags);
     bool there = to->exists() && !job_->hidden().hidden(to->name());
     if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
-    PTC_TRY(save_over(*this, name, *to));
+    PTC_TRY(save_over(caller, *this, name, *to));
     job_->hidden().show(to->name());
     return ok();
   }
 
+  const RealNodeRef replaced = job_->limited() ? target->child(target_name) : nullptr;
   PTC_TRY(job_->gate().unless_sealed({key(), target->key()}, [&]() -> FsResult<> {
     if (::renameat2(fd_.get(), name.c_str(), target->fd_.get(), target_name.c_str(), flags) != 0) {
       return last_errno();
     }
     return ok();
   }));
+  if (replaced != nullptr) replaced->note_unlinked();
   // What was written under a temporary name is complete now.
   if (auto moved = target->RealNode::lookup(target_name)) {
     static_cast<RealNode&>(*moved.value()).note_written();

@@ -15,23 +15,9 @@ namespace {
 
 constexpr const char* kDotPtc = ".ptc";
 
-/// The new job's directories belong to whoever made it.
-FsResult<> give_job(const JobView& view, const Caller& caller, mode_t mode, gid_t gid) {
-  for (int fd : {view.files_fd(), view.incoming_fd(), view.data_set_fd()}) {
-    if (::geteuid() == 0 &&
-        ::fchownat(fd, "", caller.uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
-      return last_errno();
-    }
-    if (::chmod(fmt::format("/proc/self/fd/{}", fd).c_str(), mode & 07777) != 0) {
-      return last_errno();
-    }
-  }
-  return ok();
-}
-
 }  // namespace
 
-void RootDir::touch() const { ::utimensat(tree_.root_fd(), "", nullptr, AT_EMPTY_PATH); }
+void RootDir::touch() const { touch_directory(tree_.root_fd()); }
 
 FsResult<struct stat> RootDir::attributes() {
   struct stat stat = {};
@@ -80,14 +66,18 @@ FsResult<NodeRef> RootDir::make_directory(const Caller& caller, const std::strin
                                           mode_t mode) {
   if (name == kDotPtc) return Errno{EEXIST};
   PTC_TRY(auto root, attributes());
-  auto created = tree_.store().create_job(name);
+  // The new job's directories belong to whoever made it.
+  const gid_t gid = (root.st_mode & S_ISGID) != 0 ? root.st_gid : caller.gid;
+  JobAttributes attributes;
+  for (const char* directory : {"", kIncomingName, kDataSetName})
+    attributes.update(directory, {caller.uid, gid, mode & 07777});
+  auto created = tree_.store().create_job(name, attributes);
   if (!created) {
     spdlog::warn("job '{}' was not created: {}", name, created.error().message());
-    return Errno{to_errno(created.error())};
+    return Errno{to_errno_of_decision(created.error())};
   }
   PTC_TRY(auto view, as_fs(tree_.job(name)));
   if (view == nullptr) return Errno{EIO};
-  PTC_TRY(give_job(*view, caller, mode, (root.st_mode & S_ISGID) != 0 ? root.st_gid : caller.gid));
   touch();
   spdlog::info("job '{}' created by uid {}", name, caller.uid);
   return JobDir::make(view);
@@ -101,7 +91,7 @@ FsResult<> RootDir::remove_directory(const std::string& name) {
     if (!holds_something) {
       spdlog::warn("job '{}' was not removed: {}", name, removed.error().message());
     }
-    return Errno{holds_something ? ENOTEMPTY : to_errno(removed.error())};
+    return Errno{holds_something ? ENOTEMPTY : to_errno_of_decision(removed.error())};
   }
   (void)tree_.job(name);  // drops the view
   touch();

@@ -1,5 +1,6 @@
 #include "reshard/cluster/cluster_node.h"
 
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
@@ -8,9 +9,12 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "reshard/cluster/meeting.h"
 #include "store/base/json.h"
+#include "store/rpc/address.h"
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
 #include "store/transport/tcp.h"
@@ -18,15 +22,12 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kPrefix = "nodes/";
+constexpr std::string_view kPrefix = kMemberKeys;
 constexpr auto kRetry = std::chrono::milliseconds(500);
+constexpr auto kAfterConflict = std::chrono::milliseconds(20);
+constexpr auto kLook = std::chrono::seconds(1);  // whether the agreement store is what it was
 
-std::string address_in(const std::string& text) {
-  auto value = parse_json(text);
-  if (value.has_error() || !value.value().is_object()) return "";
-  const json::value* address = value.value().as_object().if_contains("address");
-  return address != nullptr && address->is_string() ? std::string(address->as_string()) : "";
-}
+std::string address_in(const std::string& text) { return json_text(text, "address"); }
 
 }  // namespace
 
@@ -36,6 +37,8 @@ struct ClusterNode::Impl final : public Cluster {
   std::unique_ptr<Peers> peers;
   std::unique_ptr<PeerServer> server;
   std::atomic<JobStore*> store = nullptr;
+  std::optional<Meetings> meetings;  // of one attempt to join, which may take several rounds
+  std::string store_id;  // since begin()
   std::shared_ptr<void> watch;
 
   mutable std::mutex mutex;
@@ -90,42 +93,73 @@ struct ClusterNode::Impl final : public Cluster {
     return own_lease;
   }
 
+  Result<> begin(const std::string& id);
   Result<> forget_former_self();
+  Result<> meet_the_others(const std::string& own_address);
   Result<> join();
   void follow(std::stop_token stop);
   Result<> read_members();
 };
 
-/// What a daemon that was killed under this name had promised to others is thrown away when its store is
+Result<> ClusterNode::Impl::begin(const std::string& id) {
+  store_id = id;
+  PTC_TRY(forget_former_self());
+  return read_members();
+}
+
+/// What a daemon that was killed over this store had promised to others is thrown away when the store is
 /// opened: so nobody may decide anything with it from now on.
 Result<> ClusterNode::Impl::forget_former_self() {
   const std::string key = std::string(kPrefix) + options.node;
-  const std::string& address = options.advertise.empty() ? options.listen : options.advertise;
   PTC_TRY(auto entry, meta->get(key));
-  if (!entry || address_in(entry->value) != address) return ok();
   MetaTransaction transaction;
-  transaction.compares = {{key, entry->revision}};
-  transaction.deletes = {key};
+  transaction.puts = {{std::string(kMembership), options.node}};
+  if (entry && json_text(entry->value, "store") == store_id) {
+    transaction.compares = {{key, entry->revision}};
+    transaction.deletes = {key};
+  }
   PTC_TRY(meta->commit(transaction));
   return ok();
 }
 
+Result<> ClusterNode::Impl::meet_the_others(const std::string& own_address) {
+  PTC_TRY(read_members());
+  std::vector<Meetings::Other> others;
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& [name, known] : members)
+      if (name != options.node) others.push_back({name, known.address, known.revision});
+  }
+  Result<> met = meetings->meet(others, own_address);
+  if (met.has_value()) return ok();
+  const bool refused = met.error().code() == Code::kPermissionDenied;
+  return make_error(met.error().code(), "this node, {} at {}, is not let into the cluster: {}{}", options.node,
+                    own_address, met.error().message(),
+                    refused ? "; all nodes have the same --secret, and certificates of one authority that name them" : "");
+}
+
 /// A new lease, and this node's key under it.
 Result<> ClusterNode::Impl::join() {
+  PTC_TRY(check_identity(*meta, *this));
   const std::string key = std::string(kPrefix) + options.node;
   PTC_TRY(auto entry, meta->get(key));
   const std::string address = options.advertise.empty() ? server->address() : options.advertise;
-  if (entry && address_in(entry->value) != address)
+  // Of this store, or of one that was lost: nobody else can listen there.
+  const bool former_self = entry && (json_text(entry->value, "store") == store_id || address_in(entry->value) == address);
+  if (entry && !former_self)
     return make_error(Code::kBusy, "node {} is in the cluster already, at {}: give this one another "
                       "name (--node), or wait until the other's lease has ended",
                       options.node, address_in(entry->value));
+  PTC_TRY(auto membership, meta->get(kMembership));
+  PTC_TRY(meet_the_others(address));
   PTC_TRY(auto fresh, meta->lease(options.lease));
   uint64_t boot = 0;
   if (::getrandom(&boot, sizeof boot, 0) != sizeof boot) return errno_error(errno, "getrandom");
   MetaTransaction transaction;
-  transaction.compares = {{key, entry ? entry->revision : 0}};
+  transaction.compares = {{key, entry ? entry->revision : 0}, {std::string(kMembership), membership ? membership->revision : 0}};
+  transaction.puts = {{std::string(kMembership), options.node}};
   transaction.leased_puts = {
-      {key, json::serialize(json::object{{"address", address}, {"boot", fmt::format("{:016x}", boot)}})}};
+      {key, json::serialize(json::object{{"address", address}, {"store", store_id}, {"boot", fmt::format("{:016x}", boot)}})}};
   transaction.lease = fresh.get();
   PTC_TRY(int64_t revision, meta->commit(transaction));
   std::lock_guard lock(mutex);
@@ -137,6 +171,7 @@ Result<> ClusterNode::Impl::join() {
 }
 
 Result<> ClusterNode::Impl::read_members() {
+  PTC_TRY(check_identity(*meta, *this));  // else those who were there before still count
   PTC_TRY(auto entries, meta->list(kPrefix));
   std::map<std::string, Known> now;
   for (const MetaEntry& entry : entries)
@@ -165,6 +200,9 @@ Result<> ClusterNode::Impl::read_members() {
 }
 
 void ClusterNode::Impl::follow(std::stop_token stop) {
+  std::string told;  // why it does not belong any more
+  auto next_look = std::chrono::steady_clock::now();
+  bool later = false;  // read nodes/, once that is believed
   while (!stop.stop_requested()) {
     bool read = false, lost = false;
     {
@@ -174,14 +212,32 @@ void ClusterNode::Impl::follow(std::stop_token stop) {
       lost = own_lease != nullptr && !own_lease->alive();
     }
     if (stop.stop_requested()) return;
+    if (const auto now = std::chrono::steady_clock::now(); now >= next_look) {
+      next_look = now + kLook;
+      const bool before = distrusted().has_value();
+      (void)check_identity(*meta, *this);
+      if (JobStore* jobs = store; !before && distrusted() && jobs != nullptr) jobs->nodes_changed();  // it looks on
+    }
+    if (distrusted()) {
+      later = later || read;
+      continue;
+    }
+    read = read || std::exchange(later, false);
     if (lost) {
-      spdlog::warn("the lease of node {} may have ended: it decides nothing until it has joined again",
-                   options.node);
+      if (told.empty()) {
+        told = "its lease may have ended";
+        spdlog::warn("node {} decides nothing until it has joined again: {}", options.node, told);
+        meetings.emplace(*peers);
+      }
       Result<> joined = join();
       if (joined.has_value()) {
+        told.clear();
         spdlog::info("node {} has joined again", options.node);
         read = true;
         if (JobStore* jobs = store) jobs->nodes_changed();
+      } else if (joined.error().code() != Code::kConflict && joined.error().message() != told) {
+        told = joined.error().message();
+        spdlog::warn("node {} has not joined again: {}", options.node, told);
       }
     }
     if (!read) continue;
@@ -191,6 +247,21 @@ void ClusterNode::Impl::follow(std::stop_token stop) {
     std::lock_guard lock(mutex);
     refresh = true;
   }
+}
+
+Result<> check(const ClusterOptions& options) {
+  PTC_TRY(check_node_name(options.node));
+  PTC_TRY(auto listen, PeerAddress::parse(options.listen));
+  if (options.advertise.empty()) {
+    if (!is_wildcard(listen)) return ok();
+    return invalid_argument("--listen {} is every address of this machine: --advertise HOST:PORT says at which one the "
+                            "other nodes find it", options.listen);
+  }
+  PTC_TRY(auto advertise, PeerAddress::parse(options.advertise));
+  if (is_wildcard(advertise))
+    return invalid_argument("--advertise {}: other nodes cannot connect to that; give one address of this machine, or "
+                            "its name", options.advertise);
+  return ok();
 }
 
 ClusterNode::ClusterNode(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -210,15 +281,17 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
     node->refresh = true;
     node->changed.notify_all();
   }));
-  PTC_TRY(impl->forget_former_self());
-  PTC_TRY(impl->read_members());
   return std::unique_ptr<ClusterNode>(new ClusterNode(std::move(impl)));
 }
 
 ClusterServices ClusterNode::services() {
   Impl* impl = impl_.get();
   return {impl->meta.get(), impl,
-          [impl] { return make_tcp_transport(*impl->peers, make_loopback_transport()); }};
+          [impl] { return make_tcp_transport(*impl->peers, make_loopback_transport()); },
+          impl->options.etcd.cluster,
+          fmt::format("{}", fmt::join(impl->options.etcd.endpoints, ",")),
+          impl->options.join,
+          [impl](const std::string& id) { return impl->begin(id); }};
 }
 
 Result<> ClusterNode::join(JobStore& store) {
@@ -234,13 +307,17 @@ Result<> ClusterNode::join(JobStore& store) {
     impl.server->handle(method, [&store, method](std::string_view request, const std::string&) {
       return store.answer(method, request);
     });
+  answer_meetings(*impl.server, *impl.peers);
   impl.store = &store;
-  // The key of a daemon that was killed under this name stays until its lease ends.
+  // The key of a daemon that was killed stays until its lease ends, under this name or another.
+  impl.meetings.emplace(*impl.peers);
   const auto deadline = std::chrono::steady_clock::now() + 3 * impl.options.lease;
   Result<> joined = impl.join();
-  while (joined.has_error() && joined.error().code() == Code::kConflict &&
+  while (joined.has_error() &&
+         (joined.error().code() == Code::kConflict || joined.error().code() == Code::kUnavailable ||
+          joined.error().code() == Code::kBusy) &&
          std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kRetry);
+    std::this_thread::sleep_for(joined.error().code() == Code::kConflict ? kAfterConflict : kRetry);
     joined = impl.join();
   }
   PTC_TRY(std::move(joined));

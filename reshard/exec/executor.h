@@ -93,5 +93,8 @@ class Executor {
 /// gives a tensor's name for the message.
 Result<> compare_checksums(const ChecksumLedger& ledger, const std::vector<TensorFacts>& tensors,
                            const std::function<std::string(uint32_t)>& name);
+/// The same of those tensors of which the ledger has every element.
+Result<> compare_whole_tensors(const ChecksumLedger& ledger, const std::vector<TensorFacts>& tensors,
+                               const std::function<std::string(uint32_t)>& name);
 
 }  // namespace ptc

@@ -45,15 +45,30 @@ Result<> GatherProgram::begin_window(uint64_t offset, std::span<std::byte> out, 
   return ok();
 }
 
-Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<std::byte> out,
-                             std::stop_token stop) const {
+Result<std::vector<FetchItem>> GatherProgram::items_of(uint64_t offset, std::span<std::byte> out) const {
   std::vector<FetchItem> items;
   PTC_TRY(begin_window(offset, out, [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
     items.push_back({sources_[transfer.source_image].get(), transfer.copy, from, to,
                      out.data() + (from - offset)});
     return ok();
   }));
+  return items;
+}
+
+Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<std::byte> out,
+                             std::stop_token stop) const {
+  PTC_TRY(auto items, items_of(offset, out));
   return transport.fetch(items, std::move(stop));
+}
+
+Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<std::byte> out,
+                             std::chrono::milliseconds silence, std::set<std::string>& absent) const {
+  PTC_TRY(auto items, items_of(offset, out));
+  Result<> fetched = transport.fetch(items, {}, silence);
+  if (fetched.has_error())
+    for (const FetchItem& item : items)
+      if (item.begin < item.end && !item.source->is_here()) absent.insert(item.source->node());
+  return fetched;
 }
 
 Result<> GatherProgram::read_in_place(Transport& transport, uint64_t offset, std::span<std::byte> buffer,

@@ -1,10 +1,12 @@
 // A file that is described, not stored: a header and arrays, gathered out of images when read.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -31,6 +33,10 @@ class GatherProgram {
   /// runs that fall into the window: O(log transfers + runs).
   Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out,
                 std::stop_token stop = {}) const;
+  /// For who has other sources to turn to: `silence` is Transport::fetch()'s. After an error `absent` has the nodes of
+  /// which not all has come.
+  Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out, std::chrono::milliseconds silence,
+                std::set<std::string>& absent) const;
 
   /// The bytes from `offset` on, as many as `buffer` has, as pieces that follow each other, put behind
   /// those in `pieces`: long runs of images that are here lie where they are, all else is in `buffer`.
@@ -45,6 +51,7 @@ class GatherProgram {
                            std::stop_token stop = {}) const;
 
  private:
+  Result<std::vector<FetchItem>> items_of(uint64_t offset, std::span<std::byte> out) const;
   /// Header and padding; then `visit(transfer, from, to)` with each transfer that reaches into the window.
   template <class Visit>
   Result<> begin_window(uint64_t offset, std::span<std::byte> out, Visit visit) const;

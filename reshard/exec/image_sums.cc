@@ -26,7 +26,10 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
   std::sort(sums.pieces_.begin(), sums.pieces_.end(), [](const PieceSum& a, const PieceSum& b) {
     return a.from_logical.target_offset < b.from_logical.target_offset;
   });
-  uint64_t end = 0;
+  uint64_t end = 0, in_pieces = 0;
+  for (const PieceSum& piece : sums.pieces_) in_pieces += piece.from_logical.total_bytes();
+  sums.header_bytes_ = layout.header.size();
+  sums.padded_ = sums.header_bytes_ + in_pieces < layout.bytes;
   for (PieceSum& piece : sums.pieces_) piece.end_so_far = end = std::max(end, piece.end_so_far);
   return sums;
 }
@@ -54,6 +57,22 @@ Result<> ImageSums::give_to(ChecksumLedger& ledger) const {
                        {{piece.lane[0].load(), piece.lane[1].load()}}));
   }
   return ok();
+}
+
+Checksum ImageSums::beside(uint64_t offset, std::span<const std::byte> window) const {
+  const uint64_t end = offset + window.size(), begin = std::max(offset, header_bytes_);
+  if (!padded_ || begin >= end) return {};
+  // Checksums are linear: what all have, without what pieces have.
+  Checksum rest = checksum_of_run(window.subspan(begin - offset), begin);
+  auto it = std::partition_point(pieces_.begin(), pieces_.end(), [&](const PieceSum& piece) {
+    return piece.end_so_far <= begin;
+  });
+  for (; it != pieces_.end() && it->from_logical.target_offset < end; ++it)
+    for_each_run(it->from_logical, begin, end, [&](uint64_t, uint64_t at, uint64_t bytes) {
+      const Checksum sum = checksum_of_run(window.subspan(at - offset, bytes), at);
+      for (size_t lane = 0; lane < 2; ++lane) rest.lane[lane] -= sum.lane[lane];
+    });
+  return rest;
 }
 
 bool ImageSums::padding_is_zero(std::span<const std::byte> image, uint64_t begin) const {

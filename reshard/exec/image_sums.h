@@ -29,6 +29,19 @@ class ImageSums {
   /// Adds each piece's sum to the ledger, once all of the image has been added.
   Result<> give_to(ChecksumLedger& ledger) const;
 
+  /// Calls visit(tensor, box, begin, end, sum) for every piece: it lies within the image's bytes [begin, end), and `sum` is of
+  /// what has been added of it.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (const PieceSum& piece : pieces_)
+      visit(piece.tensor, piece.piece->global, piece.from_logical.target_offset, piece.from_logical.target_end(),
+            Checksum{{piece.lane[0].load(), piece.lane[1].load()}});
+  }
+
+  /// The checksum of what lies in `window`, behind the header, and belongs to no piece. Zeros count nothing: over all of the
+  /// image it adds up to Checksum() where all padding is zero. Cost: where there is any, each byte twice.
+  Checksum beside(uint64_t offset, std::span<const std::byte> window) const;
+
   /// Whether what belongs to no piece, padding, is zero from `begin` on. `image` is all of its bytes. Cost: where
   /// there is any, each byte twice.
   bool padding_is_zero(std::span<const std::byte> image, uint64_t begin) const;
@@ -53,6 +66,8 @@ class ImageSums {
     }
   };
   std::vector<PieceSum> pieces_;  // by target offset
+  uint64_t header_bytes_ = 0;
+  bool padded_ = false;
 };
 
 }  // namespace ptc

@@ -7,8 +7,12 @@
 #include <map>
 #include <set>
 #include <unordered_set>
+#include <utility>
 
 #include "store/base/json.h"
+#include "reshard/job/shard_boxes.h"
+#include "reshard/ptc/model_bind.h"
+#include "store/codec/dcp_sharding.h"
 #include "store/codec/npy.h"
 #include "store/codec/safetensors.h"
 #include "store/codec/tensor_path.h"
@@ -21,6 +25,10 @@ std::span<const std::byte> as_bytes(std::string_view text) {
 }
 
 bool is_npy(std::string_view path) { return path.ends_with(".npy"); }
+
+bool is_within(const Box& box, const Shape& shape) {
+  return box.axes() == shape.size() && (box.empty() || intersect(box, Box::whole(shape)) == box);
+}
 
 // A file name as one component of a path under model/.
 std::string escape_slashes(std::string_view path) {
@@ -54,23 +62,57 @@ Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::get(std::string_
 CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given)
     : manifest(std::move(manifest_given)), headers(std::move(headers_given)), key(std::move(key_given)),
       tensors(manifest.tensor_facts()) {
-  // Where two files have a tensor of the same name, the model's file comes first: model.safetensors
-  // before optim.safetensors. The others' tensors go under model/<file>/.
   const std::vector<TensorInfo>& infos = manifest.model->tensors();
-  std::unordered_map<std::string_view, uint32_t> owner;
+  std::vector<bool> parameters = find_masters(infos);  // which no rule may cover; the others, if they are
+  for (uint32_t t = 0; t < infos.size(); ++t) parameters[t] = !parameters[t] && manifest.model->is_parameter(t);
+  find_primary(parameters);
   for (uint32_t t = 0; t < infos.size(); ++t) {
-    auto [it, fresh] = owner.try_emplace(infos[t].name, t);
-    if (!fresh && infos[t].file.starts_with("model") &&
-        !infos[it->second].file.starts_with("model"))
-      it->second = t;
-  }
-  for (uint32_t t = 0; t < infos.size(); ++t) {
-    primary.push_back(owner.at(infos[t].name) == t);
     std::string prefix = primary[t] ? "" : escape_slashes(infos[t].file) + "/";
     Result<std::string> path = tensor_path(infos[t].name);
     PTC_CHECK(path.has_value());  // commit() refuses names without a path
     model_paths.push_back(prefix + path.value());
   }
+  find_left_out(parameters);
+  bool first = true;
+  for (const WrittenFile& file : manifest.files) {
+    const ReadRights rights = manifest.rights_of(file);
+    rights_of_all_ = std::exchange(first, false) ? rights : rights_of_all_.narrowed_to(rights);
+    if (!file.has_tensors) continue;
+    const auto [known, fresh] = rights_by_file_.try_emplace(file.set.empty() ? file.path : file.set, rights);
+    if (!fresh) known->second = known->second.narrowed_to(rights);
+  }
+}
+
+// Where two files have a tensor of the same name, a parameter comes before optimizer state, and the model's file first:
+// model.safetensors before optim.safetensors. The others' tensors go under model/<file>/.
+void CheckpointFacts::find_primary(const std::vector<bool>& parameters) {
+  const std::vector<TensorInfo>& infos = manifest.model->tensors();
+  auto weight = [&](uint32_t t) {
+    return std::pair<bool, bool>(parameters[t], infos[t].file.starts_with("model"));
+  };
+  std::unordered_map<std::string_view, uint32_t> owner;
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    auto [it, fresh] = owner.try_emplace(infos[t].name, t);
+    if (!fresh && weight(it->second) < weight(t)) it->second = t;
+  }
+  for (uint32_t t = 0; t < infos.size(); ++t) primary.push_back(owner.at(infos[t].name) == t);
+}
+
+void CheckpointFacts::find_left_out(const std::vector<bool>& parameters) {
+  const std::vector<TensorInfo>& infos = manifest.model->tensors();
+  std::unordered_map<std::string_view, uint32_t> shown;
+  for (uint32_t t = 0; t < infos.size(); ++t)
+    if (primary[t] && parameters[t]) shown.emplace(infos[t].name, t);
+  std::map<std::pair<std::string, bool>, uint64_t> counts;
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    const auto other = shown.find(infos[t].name);
+    if (other != shown.end() &&
+        (other->second == t || (infos[t].dtype == infos[other->second].dtype && infos[t].shape == infos[other->second].shape &&
+                                manifest.checksums[t] == manifest.checksums[other->second])))
+      continue;
+    ++counts[{infos[t].file, parameters[t]}];
+  }
+  for (const auto& [key, count] : counts) left_out.push_back({key.first, key.second, count});
 }
 
 const std::string& CheckpointFacts::meta_json() const {
@@ -106,6 +148,12 @@ std::string CheckpointFacts::make_meta_json() const {
     files.push_back(std::move(object));
   }
   meta["files"] = std::move(files);
+  json::array without;
+  for (const LeftOut& one : left_out)
+    without.push_back(json::object{{"file", one.file},
+                                   {"tensors", one.tensors},
+                                   {"why", one.same_names ? "same names" : "optimizer state"}});
+  meta["left_out_of_hf"] = std::move(without);
   return pretty_json(meta);
 }
 
@@ -120,6 +168,7 @@ void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
   if (remote_files_ == nullptr) return;
   std::lock_guard remote_lock(remote_files_->mutex);
   remote_files_->stored = stored_;
+  remote_files_->rest.reset();
   remote_files_->replaced.notify_all();
 }
 
@@ -174,6 +223,7 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
   layout.header = facts_->headers.substr(file.header_offset, file.header_bytes);
 
   std::vector<TensorEntry> entries;
+  std::optional<std::vector<Box>> boxes;
   if (is_npy(group)) {
     auto it = held.find(group + '\0');
     std::optional<DType> dtype;
@@ -182,14 +232,20 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
     entries.push_back(std::move(entry));
   } else {
     PTC_TRY(auto header, parse_safetensors(as_bytes(layout.header), file.bytes));
+    if (file.boxes) {
+      PTC_TRY(boxes, dcp_boxes(header));
+    }
     entries = std::move(header.tensors);
   }
-  for (const TensorEntry& entry : entries) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const TensorEntry& entry = entries[i];
     auto it = held.find(group + '\0' + entry.name);
-    if (it == held.end() || it->second.part.local_shape != entry.shape)
+    const bool found = it != held.end() && (boxes ? is_within((*boxes)[i], model().tensors()[it->second.tensor].shape)
+                                                  : it->second.part.local_shape == entry.shape);
+    if (!found)
       return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
                         entry.name);
-    layout.arrays.push_back({it->second.tensor, entry.offset, it->second.part});
+    layout.arrays.push_back({it->second.tensor, entry.offset, boxes ? box_alone((*boxes)[i]) : it->second.part});
   }
   for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
     const Padding& pad = manifest().padding[i];

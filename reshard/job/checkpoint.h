@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +38,8 @@ class FileContent {
   virtual Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const {
     return read(offset, out);
   }
+  /// Whether some of it comes from other nodes.
+  virtual bool is_elsewhere() const { return false; }
   /// The image that is exactly this file, to be handed to the kernel; nullptr if there is none.
   virtual ImageRef image() const { return nullptr; }
 };
@@ -48,6 +52,7 @@ class FileSet {
     std::string path;  // relative, '/' between components; sorted bytewise over the set
     uint64_t bytes = 0;
     std::string dtype;  // of a .npy whose type NumPy cannot say (user.ptc.dtype); else empty
+    ReadRights rights;
   };
   virtual ~FileSet() = default;
   const std::vector<Entry>& entries() const { return entries_; }
@@ -83,7 +88,21 @@ class CheckpointFacts {
   const std::string key;  // no other's
   const std::vector<TensorFacts> tensors;
   std::vector<std::string> model_paths;  // by tensor: its path under model/
-  std::vector<bool> primary;             // by tensor: its name is in no earlier file
+  std::vector<bool> primary;             // by tensor: of those of its name the one that has it in model/ and hf/
+  /// Tensors that hf/ is without.
+  struct LeftOut {
+    std::string file;
+    bool same_names;  // as parameters of another file, and other bytes; else they are optimizer state
+    uint64_t tensors = 0;
+  };
+  std::vector<LeftOut> left_out;  // by file
+  /// What all written files that have the tensor, as far as their name tells, allow.
+  const ReadRights& rights_of(uint32_t tensor) const { return rights_in(manifest.model->tensors()[tensor].file); }
+  /// The same by the name of a file with tensors; of an unknown one: what all files allow.
+  const ReadRights& rights_in(const std::string& file) const {
+    const auto found = rights_by_file_.find(file);
+    return found == rights_by_file_.end() ? rights_of_all_ : found->second;
+  }
 
   /// meta.json, made when it is first asked for.
   const std::string& meta_json() const;
@@ -92,7 +111,11 @@ class CheckpointFacts {
   template <class GiveManifest>
   static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text, std::string headers,
                                                             SharedResults& results, GiveManifest&& give);
+  void find_primary(const std::vector<bool>& parameters);
+  void find_left_out(const std::vector<bool>& parameters);
   std::string make_meta_json() const;
+  std::unordered_map<std::string, ReadRights> rights_by_file_;
+  ReadRights rights_of_all_;
   mutable std::once_flag meta_made_;
   mutable std::string meta_json_;
 };
@@ -100,9 +123,21 @@ class CheckpointFacts {
 /// Open files of which some bytes are on other nodes hold it, and find out by it where these lie: also after they were
 /// moved, and as they were last when the checkpoint was removed.
 struct RemoteFiles {
+  using Clock = std::chrono::steady_clock;
   std::mutex mutex;
   std::condition_variable replaced;
   std::shared_ptr<const StoredState> stored;  // guarded
+  std::map<std::string, Clock::time_point> absent;  // nodes that did not answer a read, and until when that counts; guarded
+  /// What is left without some nodes. Made once, for many files lie on the same.
+  struct Rest {
+    std::shared_ptr<const StoredState> of;
+    std::set<std::string> without;
+    std::shared_ptr<const StoredState> stored;
+    Rest(std::shared_ptr<const StoredState> of_given, std::set<std::string> nodes, std::shared_ptr<const StoredState> left)
+        : of(std::move(of_given)), without(std::move(nodes)), stored(std::move(left)) {}
+  };
+  std::shared_ptr<const Rest> rest;  // of `stored`; guarded
+  std::mutex making_rest;            // before `mutex`
 };
 
 /// Threads: any. Everything but where the bytes lie is immutable; that is replaced in one step when
@@ -119,6 +154,10 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const Model& model() const { return *manifest().model; }
   /// Of its manifest.
   const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
+
+  const std::vector<CheckpointFacts::LeftOut>& left_out() const { return facts_->left_out; }
+  /// Who may read what is computed of a tensor.
+  const ReadRights& rights_of(uint32_t tensor) const { return facts_->rights_of(tensor); }
 
   /// meta.json, as it is read.
   const std::string& meta_json() const { return facts_->meta_json(); }

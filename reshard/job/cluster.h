@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -12,6 +14,10 @@
 #include "store/meta/meta_client.h"
 
 namespace ptc {
+
+/// Keys of members, each under its lease; of nodes that are drained (drain.h); and the one key that is put with each of
+/// these, and by each node before it opens its store: while it stays as it is, no node came, came back or was drained.
+inline constexpr std::string_view kMemberKeys = "nodes/", kDrainedKeys = "drained/", kMembership = "membership";
 
 /// Threads: any.
 class Cluster {
@@ -32,12 +38,32 @@ class Cluster {
   virtual MetaTransaction::Compare fence_of(const std::string& node) const = 0;
   /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
+
+  /// The key of the cluster's identity, and its revision, when this node's store had found that they belong together.
+  /// Every decision names it.
+  void belongs_to(MetaTransaction::Compare identity);
+  std::optional<MetaTransaction::Compare> identity() const;
+  /// The agreement store is not what it was (its data were lost, or are of a backup): nothing that it says is taken
+  /// over, nothing is decided, and who was there before counts as there. Says so in the log, once.
+  void distrust(const std::string& why);
+  void trust();
+  std::optional<std::string> distrusted() const;
+
+ private:
+  mutable std::mutex identity_mutex_;
+  std::optional<MetaTransaction::Compare> identity_;  // guarded, and below
+  std::optional<std::string> distrusted_;
 };
 
+/// kUnavailable while what the agreement store says is not believed; null: ok.
+Result<> check_trusted(const Cluster* cluster);
+/// The same after a look at the identity there; from then on it is distrusted if that is gone, or another.
+Result<> check_identity(MetaClient& meta, Cluster& cluster);
 /// kUnavailable where this node is cut off from its cluster, before anything is asked of that; null: it
 /// is alone, and decides always.
 Result<> check_member(const Cluster* cluster);
-/// A decision: fails once this node's lease has ended, at once where that is known.
+/// A decision: fails once this node's lease has ended, at once where that is known. Compares of other nodes' keys, which
+/// may be as many as there are nodes, are looked at before, and kMembership stands for them in the transaction.
 Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster, MetaTransaction transaction);
 
 }  // namespace ptc

@@ -12,10 +12,13 @@
 #include <map>
 
 #include "reshard/job/found_files.h"
+#include "reshard/job/shard_boxes.h"
 #include "reshard/job/shard_index.h"
 #include "store/base/file.h"
+#include "store/base/file_kind.h"
 #include "store/base/json.h"
 #include "store/base/utf8.h"
+#include "store/codec/dcp_sharding.h"
 #include "store/codec/npy.h"
 #include "store/codec/tensor_path.h"
 
@@ -23,12 +26,6 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
-
-FileVersion version_of(const struct stat& st) {
-  return {st.st_dev, st.st_ino, static_cast<uint64_t>(st.st_size),
-          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec,
-          st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
-}
 
 std::optional<uint64_t> parse_rank(std::string_view text) {
   uint64_t rank = 0;
@@ -58,7 +55,12 @@ Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
   return names;
 }
 
-Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
+/// What is left to whom of the rights in a directory.
+uint32_t allowed_below(const struct stat& directory) {
+  return 0400u | ((directory.st_mode & S_IXGRP) != 0 ? 040u : 0u) | ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
+}
+
+Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank, uint32_t allowed,
               std::vector<Found>& found) {
   PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
   for (const std::string& name : names) {
@@ -72,13 +74,14 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
                               ptc::quoted(full));
     }
     if (S_ISDIR(st.st_mode)) {
-      PTC_TRY(walk(dir_fd, root, path, rank, found));
+      PTC_TRY(walk(dir_fd, root, path, rank, allowed & allowed_below(st), found));
     } else if (S_ISREG(st.st_mode)) {
       Found file;
       file.rank = rank;
       file.path = std::move(path);
       file.version = version_of(st);
       file.links = st.st_nlink;
+      file.rights = ReadRights{st.st_uid, st.st_gid, st.st_mode & allowed};
       found.push_back(std::move(file));
     } else if (S_ISLNK(st.st_mode)) {
       return invalid_argument("{} is a symbolic link, and a checkpoint holds files: copy what it "
@@ -100,6 +103,12 @@ Result<> check_rank(uint64_t rank, const LayoutSpec& spec) {
 
 }  // namespace
 
+FileVersion version_of(const struct stat& st) {
+  return {st.st_dev, st.st_ino, static_cast<uint64_t>(st.st_size),
+          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec,
+          st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
+}
+
 Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   PTC_TRY(auto top, names_in(dir_fd, "."));
   bool has_ranks = false;
@@ -120,7 +129,13 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
     if (spec != nullptr) {
       PTC_TRY(check_rank(*rank, *spec));
     }
-    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, found));
+    uint32_t allowed = 0444;
+    for (const std::string& directory : {std::string("rank"), "rank/" + name}) {
+      struct stat st{};
+      if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(errno, directory);
+      allowed &= allowed_below(st);
+    }
+    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
   }
   if (found.empty()) return invalid_argument("rank/ holds no files");
   std::map<uint64_t, uint64_t> names;  // inode → names in here
@@ -170,7 +185,7 @@ namespace {
 Result<> check_sets(const std::vector<Found>& found) {
   std::map<std::pair<std::string_view, std::string_view>, const Found*> holder;  // index, tensor → shard
   for (const Found& shard : found)
-    if (!shard.set.empty())
+    if (!shard.set_index.empty())
       for (const TensorEntry& tensor : shard.tensors)
         if (auto [it, is_new] = holder.try_emplace({shard.set_index, tensor.name}, &shard); !is_new)
           return invalid_argument("tensor {} is there twice, in {} and in {}", ptc::quoted(tensor.name),
@@ -190,33 +205,57 @@ Result<> check_sets(const std::vector<Found>& found) {
 
 }  // namespace
 
+namespace {
+
+Result<> read_npy_header(Found& file) {
+  const uint64_t bytes = file.version.bytes;
+  file.header.resize(std::min(bytes, kMaxNpyHeaderBytes));
+  PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
+  std::optional<DType> declared;
+  char text[32];
+  ssize_t length = fgetxattr(file.fd.get(), "user.ptc.dtype", text, sizeof text);
+  if (length > 0) {
+    PTC_TRY(declared, parse_dtype({text, static_cast<size_t>(length)}));
+  }
+  PTC_TRY(auto entry, parse_npy(std::as_bytes(std::span(file.header)), bytes, declared));
+  file.header.resize(entry.offset);
+  auto name = tensor_name_of_path(file.path);
+  entry.name = name.has_value() ? name.value() : file.path.substr(0, file.path.size() - 4);
+  if (!name.has_value()) std::replace(entry.name.begin(), entry.name.end(), '/', '.');
+  file.tensors.push_back(std::move(entry));
+  return ok();
+}
+
+Result<> read_safetensors_header(Found& file) {
+  const uint64_t bytes = file.version.bytes;
+  std::string first(std::min<uint64_t>(8, bytes), '\0');
+  PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(first)), 0));
+  PTC_TRY(auto header_bytes, safetensors_header_bytes(std::as_bytes(std::span(first)), bytes));
+  file.header.resize(header_bytes);
+  PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
+  PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), bytes));
+  PTC_TRY(auto boxes, dcp_boxes(header));
+  file.boxes = std::move(boxes).value_or(std::vector<Box>());
+  file.tensors = std::move(header.tensors);
+  return ok();
+}
+
+/// What the file is, if that is known and no array.
+std::string_view other_kind(const Found& file) {
+  std::string beginning(std::min<uint64_t>(kFileKindBytes, file.version.bytes), '\0');
+  if (!read_exactly(file.fd.get(), std::as_writable_bytes(std::span(beginning)), 0)) return {};
+  return other_kind_of(beginning);
+}
+
+}  // namespace
+
 Result<> read_header(int dir_fd, Found& file) {
   PTC_TRY(file.fd, open_file(dir_fd, file.source(), O_RDONLY | O_NOFOLLOW));
-  const uint64_t bytes = file.version.bytes;
-  if (file.path.ends_with(".npy")) {
-    file.header.resize(std::min(bytes, kMaxNpyHeaderBytes));
-    PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
-    std::optional<DType> declared;
-    char text[32];
-    ssize_t length = fgetxattr(file.fd.get(), "user.ptc.dtype", text, sizeof text);
-    if (length > 0) {
-      PTC_TRY(declared, parse_dtype({text, static_cast<size_t>(length)}));
-    }
-    PTC_TRY(auto entry, parse_npy(std::as_bytes(std::span(file.header)), bytes, declared));
-    file.header.resize(entry.offset);
-    auto name = tensor_name_of_path(file.path);
-    entry.name = name.has_value() ? name.value() : file.path.substr(0, file.path.size() - 4);
-    if (!name.has_value()) std::replace(entry.name.begin(), entry.name.end(), '/', '.');
-    file.tensors.push_back(std::move(entry));
-  } else {
-    std::string first(std::min<uint64_t>(8, bytes), '\0');
-    PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(first)), 0));
-    PTC_TRY(auto header_bytes, safetensors_header_bytes(std::as_bytes(std::span(first)), bytes));
-    file.header.resize(header_bytes);
-    PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
-    PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), bytes));
-    file.tensors = std::move(header.tensors);
+  Result<> read = file.path.ends_with(".npy") ? read_npy_header(file) : read_safetensors_header(file);
+  if (read.has_error() && read.error().code() == Code::kInvalidArgument) {
+    if (const std::string_view kind = other_kind(file); !kind.empty()) return invalid_argument("{}", kind);
   }
+  PTC_TRY(std::move(read));
   file.header_bytes = file.header.size();
   for (const TensorEntry& tensor : file.tensors) {
     PTC_TRY(tensor_path(tensor.name));
@@ -278,37 +317,90 @@ Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found
   return chosen;
 }
 
+Error no_tensors(const std::vector<Found>& found) {
+  static constexpr std::string_view kTorchEndings[] = {".pt", ".pth", ".ckpt", ".bin", ".distcp"};
+  for (const Found& file : found)
+    for (const std::string_view ending : kTorchEndings)
+      if (file.path.ends_with(ending))
+        return invalid_argument("there is no tensor in it that could be cut: {} is a file of PyTorch's own, which is kept "
+                                "byte for byte beside .safetensors or .npy files; save the tensors with "
+                                "safetensors.torch.save_file", file.source());
+  return invalid_argument("there is no tensor in it: neither .safetensors nor .npy files");
+}
+
 Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
                                            std::vector<Found>& found, const std::string& config) {
   PTC_TRY(auto rules, choose_rules(request, found, config));
+  struct Array {
+    Found* file;
+    uint32_t position;  // in its tensors
+  };
   std::vector<WrittenRank> ranks;
-  std::vector<std::vector<std::pair<Found*, uint32_t>>> origin;
+  std::vector<std::vector<std::vector<Array>>> origin;  // by rank and tensor: of a set of boxes several
+  std::unordered_map<std::string, size_t> in_sets;      // of the last rank: set and name → tensor
   for (Found& file : found) {
     if (!file.has_tensors) continue;
     if (ranks.empty() || ranks.back().global_rank != file.rank) {
       ranks.push_back({file.rank, spec.coords(file.rank), {}});
       origin.emplace_back();
+      in_sets.clear();
     }
+    const std::string& path = file.set.empty() ? file.path : file.set;
     for (uint32_t i = 0; i < file.tensors.size(); ++i) {
       const TensorEntry& tensor = file.tensors[i];
-      ranks.back().tensors.push_back(
-          {file.set.empty() ? file.path : file.set, tensor.name, tensor.dtype, tensor.shape});
-      origin.back().emplace_back(&file, i);
+      if (!file.boxes.empty()) {
+        const auto [known, is_new] = in_sets.try_emplace(path + '\0' + tensor.name, origin.back().size());
+        if (!is_new) {
+          const Array& first = origin.back()[known->second].front();
+          if (first.file->tensors[first.position].dtype != tensor.dtype)
+            return invalid_argument("tensor {} has another type in {} than in {}", ptc::quoted(tensor.name), file.source(),
+                                    first.file->source());
+          origin.back()[known->second].push_back({&file, i});
+          continue;
+        }
+      }
+      ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
+      origin.back().push_back({{&file, i}});
     }
     file.model_tensor.resize(file.tensors.size());
     file.parts.resize(file.tensors.size());
   }
-  if (ranks.empty())
-    return invalid_argument("there is no tensor in it: neither .safetensors nor .npy files");
+  if (ranks.empty()) return no_tensors(found);
+  std::unordered_map<const WrittenTensor*, Box> wholes;  // of the tensors that are there in boxes
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (size_t i = 0; i < origin[r].size(); ++i) {
+      if (origin[r][i].front().file->boxes.empty()) continue;
+      std::vector<Box> boxes;
+      for (const Array& array : origin[r][i]) boxes.push_back(array.file->boxes[array.position]);
+      WrittenTensor& tensor = ranks[r].tensors[i];
+      auto whole = union_of_boxes(std::move(boxes));
+      if (whole.has_error())
+        return std::move(whole).error().with_context(
+            fmt::format("{} and its like: tensor {}", origin[r][i].front().file->source(), ptc::quoted(tensor.name)));
+      tensor.shape = whole.value().extent;
+      wholes.emplace(&tensor, whole.value());
+    }
+  }
   PTC_TRY(auto inferred, Model::infer(rules.rules, rules.facts, spec, ranks));
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {
-      auto [file, position] = origin[r][i];
-      uint32_t tensor = inferred.tensor_of[r][i];
+      const uint32_t tensor = inferred.tensor_of[r][i];
       PTC_TRY(auto part, inferred.model.slice(tensor, spec, state_of(spec, ranks[r].coords)));
       PTC_CHECK(part.has_value());
-      file->model_tensor[position] = tensor;
-      file->parts[position] = *std::move(part);
+      const auto whole = wholes.find(&ranks[r].tensors[i]);
+      for (const auto& [file, position] : origin[r][i]) {
+        file->model_tensor[position] = tensor;
+        if (whole == wholes.end()) {
+          file->parts[position] = *part;
+          continue;
+        }
+        auto box = part_of_box(*part, whole->second, file->boxes[position]);
+        if (box.has_error())
+          return invalid_argument("{}: tensor {}: {} under layout {}, in which it was committed: say the writer's layout in "
+                                  "a layout.json beside rank/", file->source(), ptc::quoted(file->tensors[position].name),
+                                  box.error().message(), spec.name());
+        file->parts[position] = std::move(box).value();
+      }
     }
   }
   return std::make_shared<const Model>(std::move(inferred.model));
@@ -386,9 +478,24 @@ Result<std::vector<Checksum>> add_up(const Model& model, const std::vector<Found
   }
   for (uint32_t tensor = 0; tensor < totals.size(); ++tensor) {
     PTC_TRY(const uint64_t all, num_elements(model.tensors()[tensor].shape));
-    PTC_CHECK(elements[tensor] == all);  // parts are equal or disjoint, and nothing is missing
+    if (elements[tensor] != all)  // parts are equal or disjoint, and nothing is missing, unless shards of replicas differ
+      return invalid_argument("ranks that hold the same of tensor {} have cut it in different places: keep the files of one",
+                              ptc::quoted(model.tensors()[tensor].name));
   }
   return totals;
+}
+
+/// Of files on other nodes, whose headers these have sent.
+Result<> find_boxes_elsewhere(std::vector<Found>& found) {
+  for (Found& file : found) {
+    if (file.node == nullptr || !file.has_tensors || file.path.ends_with(".npy")) continue;
+    PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), file.version.bytes));
+    PTC_TRY(auto boxes, dcp_boxes(header));
+    if (boxes && boxes->size() != file.tensors.size())
+      return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
+    file.boxes = std::move(boxes).value_or(std::vector<Box>());
+  }
+  return ok();
 }
 
 Result<LayoutSpec> writer_layout(const CommitRequest& request,
@@ -468,6 +575,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
         return ok();
       },
       stop));
+  PTC_TRY(find_boxes_elsewhere(found));
+  PTC_TRY(find_box_sets(found));
   PTC_TRY(check_sets(found));
 
   CommitDraft draft;
@@ -479,7 +588,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   PTC_TRY(draft.manifest.checksums, add_up(*draft.manifest.model, found));
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.
-  std::map<std::pair<uint32_t, std::string>, uint64_t> owner;
+  std::map<std::pair<uint32_t, std::string>, size_t> kept;  // index into files
   for (Found& file : found) {
     if (file.node == nullptr) draft.looked_at.push_back(file.version);
     WrittenFile written;
@@ -487,14 +596,22 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     written.dp_cut = std::any_of(file.model_tensor.begin(), file.model_tensor.end(), [&](uint32_t t) {
       return draft.manifest.model->is_cut_over_dp(t, spec);
     });
-    if (file.has_tensors && owner.try_emplace({draft.manifest.owner_of(written), file.path}, file.rank)
-                                    .first->second != file.rank)
-      continue;
+    if (file.has_tensors) {
+      const auto [same, first] =
+          kept.try_emplace({draft.manifest.owner_of(written), file.path}, draft.manifest.files.size());
+      if (!first) {
+        std::optional<ReadRights>& rights = draft.manifest.files[same->second].rights;
+        if (rights && file.rights) rights = rights->narrowed_to(*file.rights);
+        continue;
+      }
+    }
+    written.rights = file.rights;
     written.path = file.path;
     written.bytes = file.version.bytes;
     written.has_tensors = file.has_tensors;
     if (file.has_tensors) {
       written.set = file.set;
+      written.boxes = !file.boxes.empty();
       written.header_bytes = file.header_bytes;
       written.header_offset = draft.headers.size();
       draft.headers += file.header;
@@ -539,7 +656,11 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     const TensorEntry& tensor = file.tensors[i];
     SubTensor part = SubTensor::whole(tensor.shape);
     Shape global = tensor.shape;
-    if (auto it = by_name.find(tensor.name); it != by_name.end()) {
+    if (auto it = by_name.find(tensor.name); it != by_name.end() && !file.boxes.empty()) {
+      global = previous->tensors()[it->second].shape;
+      part = box_alone(file.boxes[i]);
+      if (file.boxes[i].axes() != global.size() || intersect(file.boxes[i], Box::whole(global)) != file.boxes[i]) continue;
+    } else if (it != by_name.end()) {
       auto slice = previous->slice(it->second, spec, state);
       if (slice.has_error() || !slice.value() || slice.value()->local_shape != tensor.shape) continue;
       part = *std::move(slice).value();

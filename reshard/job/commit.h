@@ -5,6 +5,8 @@
 // then a commit costs the headers only.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -32,6 +34,7 @@ struct FileVersion {
   int64_t ctime_ns = 0;
   friend bool operator==(const FileVersion&, const FileVersion&) = default;
 };
+FileVersion version_of(const struct stat& st);
 
 /// Checksums of files in incoming/, made before they are committed. Threads: any.
 class HashCache {
@@ -41,6 +44,8 @@ class HashCache {
   void put(const FileVersion& file, const std::string& key, const Checksum& sum);
   void count(uint64_t bytes) { bytes_ += bytes; }
   uint64_t bytes() const { return bytes_; }  // hashed ever
+  /// The file got another name or lost one, by us, and nobody has written it.
+  void renew(const FileVersion& before, const FileVersion& now);
   /// Forgets files whose name is gone; called after a commit with the files it took.
   void forget(const FileVersion& file);
 

@@ -68,6 +68,10 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       file.rank = text.at("rank").to_number<uint64_t>();
       file.path = std::string(text.at("path").as_string());
       file.version.bytes = text.at("bytes").to_number<uint64_t>();
+      if (const json::value* mode = text.if_contains("mode")) {
+        file.rights = ReadRights{text.at("uid").to_number<uint32_t>(), text.at("gid").to_number<uint32_t>(),
+                                 mode->to_number<uint32_t>() & 0444};
+      }
       file.index = text.at("index").as_bool();
       file.set = std::string(text.at("set").as_string());
       file.set_index = std::string(text.at("set_index").as_string());
@@ -184,7 +188,9 @@ Result<std::string> list_files(int dir_fd) {
                                     std::move(shape), tensor.offset, tensor.bytes});
     }
     headers += file.header;
+    const ReadRights rights = file.rights.value_or(ReadRights());
     files.push_back(json::object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.version.bytes},
+                                 {"uid", rights.uid}, {"gid", rights.gid}, {"mode", rights.mode},
                                  {"index", file.index}, {"set", file.set},
                                  {"set_index", file.set_index}, {"promised", std::move(promised)},
                                  {"header", file.header.size()}, {"tensors", std::move(tensors)}});

@@ -13,7 +13,6 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kDrained = "drained/";
 
 Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
                      const std::vector<std::string>& drained, const std::string& node) {
@@ -44,12 +43,12 @@ Result<> check_layouts(const std::vector<JobRef>& jobs, const std::string& node)
 
 }  // namespace
 
-std::string drained_key(const std::string& node) { return std::string(kDrained) + node; }
+std::string drained_key(const std::string& node) { return std::string(kDrainedKeys) + node; }
 
 Result<std::vector<std::string>> drained_nodes(MetaClient& meta) {
-  PTC_TRY(auto entries, meta.list(kDrained));
+  PTC_TRY(auto entries, meta.list(kDrainedKeys));
   std::vector<std::string> nodes;
-  for (const MetaEntry& entry : entries) nodes.push_back(entry.key.substr(kDrained.size()));
+  for (const MetaEntry& entry : entries) nodes.push_back(entry.key.substr(kDrainedKeys.size()));
   return nodes;
 }
 
@@ -68,7 +67,8 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
   PTC_TRY(check_space(*cluster, images, needed));
   MetaTransaction transaction;
   transaction.compares = {{drained_key(node), 0}, cluster->fence_of(node)};
-  transaction.puts = {{drained_key(node), json::serialize(json::object{{"since", time_text(now_ns())}})}};
+  transaction.puts = {{drained_key(node), json::serialize(json::object{{"since", time_text(now_ns())}})},
+                      {std::string(kMembership), node}};
   PTC_TRY(commit_fenced(meta, cluster, std::move(transaction)));
   // From here on no layout.json can name it; one that was saved a moment ago may.
   for (const JobRef& job : jobs) {

@@ -75,10 +75,13 @@ class Examination {
       const StoredImage& image = stored_.images[content.image];
       ++found_.images;
       found_.bytes += stored_.layouts()[content.image].bytes;
-      if (!content.problem.empty()) blame(content.image, content.problem);
-      else if (content.whole && image.written >= 0 &&
-               *content.whole != manifest_.files[image.written].checksum)
+      if (!content.problem.empty()) {
+        blame(content.image, content.problem);
+        beside_tensors_.insert(content.image);
+      } else if (content.whole && image.written >= 0 &&
+               *content.whole != manifest_.files[image.written].checksum) {
         blame(content.image, "its bytes do not have the checksum they had");
+      }
       for (const ImageContent::Sum& sum : content.sums) {
         if (sum.tensor >= tensors.size())
           return make_error(Code::kCorrupt, "an answer names a tensor that there is not");
@@ -89,6 +92,10 @@ class Examination {
       PTC_TRY(check_tensor(tensor, tensors[tensor]));
     }
     PTC_TRY(sort_out());
+    for (uint32_t image : found_.replaceable) {
+      PTC_TRY(auto damaged, how_it_would_be_right(image, tensors));
+      found_.damaged.push_back(std::move(damaged));
+    }
     return std::move(found_);
   }
 
@@ -112,10 +119,46 @@ class Examination {
     for (size_t i = 0; i < copies.size(); ++i)
       for (size_t version = 0; version < copies[i]->versions.size(); ++version)
         if (version != right[i])
-          for (uint32_t image : copies[i]->versions[version].second)
+          for (uint32_t image : copies[i]->versions[version].second) {
+            in_tensors_.insert(image);
             blame(image, fmt::format("{} at byte {} is not what was committed",
                                      manifest_.tensor_name(tensor), offset_in(image, tensor)));
+          }
     return ok();
+  }
+
+  Result<DamagedImage> how_it_would_be_right(uint32_t image, const std::vector<Pieces>& tensors) const {
+    DamagedImage damaged{image, !in_tensors_.contains(image) || beside_tensors_.contains(image)};
+    const ImageLayout& layout = stored_.layouts()[image];
+    std::set<uint32_t> done;
+    for (const ArraySlot& slot : layout.arrays) {
+      if (!done.insert(slot.tensor).second) continue;
+      std::vector<const Copies*> copies;
+      for (const auto& [box, of_box] : tensors[slot.tensor]) copies.push_back(&of_box);
+      const std::vector<size_t> right = right_versions(copies, facts_[slot.tensor].checksum);
+      size_t i = 0;
+      for (const auto& [box, of_box] : tensors[slot.tensor]) {
+        if (right.empty()) break;  // not within reach as a whole
+        const auto& [sum, images] = of_box.versions[right[i++]];
+        const bool is_right = std::find(images.begin(), images.end(), image) != images.end();
+        const bool in_it = damaged.all ? holds(layout, slot.tensor, box) : has_another(of_box, image) && !is_right;
+        if (in_it) damaged.right.push_back({slot.tensor, box, sum});
+      }
+    }
+    return damaged;
+  }
+
+  static bool holds(const ImageLayout& layout, uint32_t tensor, const Box& box) {
+    return std::any_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
+      return slot.tensor == tensor && std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(),
+                                                  [&](const Piece& piece) { return piece.global == box; });
+    });
+  }
+
+  static bool has_another(const Copies& copies, uint32_t image) {
+    return std::any_of(copies.versions.begin(), copies.versions.end(), [&](const auto& version) {
+      return std::find(version.second.begin(), version.second.end(), image) != version.second.end();
+    });
   }
 
   uint64_t offset_in(uint32_t image, uint32_t tensor) const {
@@ -174,6 +217,7 @@ class Examination {
   const std::vector<TensorFacts>& facts_;  // of the model's tensors, and of padding that is kept
   const StoredState& stored_;
   std::map<uint32_t, std::string> blamed_;  // image → why
+  std::set<uint32_t> in_tensors_, beside_tensors_;  // of these: where the damage is
   std::vector<std::string> wrong_;          // tensors of which no copy is right
   Findings found_;
 };
@@ -206,14 +250,33 @@ Result<Findings> find_damage(const Checkpoint& checkpoint, const StoredState& st
   return Examination(checkpoint, stored).run(contents);
 }
 
+namespace {
+
+json::array sums_to_json(const std::vector<ImageContent::Sum>& list) {
+  json::array sums;
+  for (const ImageContent::Sum& sum : list)
+    sums.push_back(json::array{sum.tensor, to_array(sum.box.offset), to_array(sum.box.extent),
+                               json::value(sum.sum.to_hex())});
+  return sums;
+}
+
+/// Throws what the accessors of a value of another kind throw.
+Result<std::vector<ImageContent::Sum>> sums_from(const json::value& value) {
+  std::vector<ImageContent::Sum> sums;
+  for (const json::value& part : value.as_array()) {
+    const json::array& sum = part.as_array();
+    PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.at(3).as_string())));
+    sums.push_back({sum.at(0).to_number<uint32_t>(), box_from(sum.at(1), sum.at(2)), checksum});
+  }
+  return sums;
+}
+
+}  // namespace
+
 std::string to_text(const std::vector<ImageContent>& contents) {
   json::array list;
   for (const ImageContent& content : contents) {
-    json::array sums;
-    for (const ImageContent::Sum& sum : content.sums)
-      sums.push_back(json::array{sum.tensor, to_array(sum.box.offset), to_array(sum.box.extent),
-                                 json::value(sum.sum.to_hex())});
-    json::object object{{"image", content.image}, {"problem", content.problem}, {"sums", std::move(sums)}};
+    json::object object{{"image", content.image}, {"problem", content.problem}, {"sums", sums_to_json(content.sums)}};
     if (content.whole) object["whole"] = content.whole->to_hex();
     list.push_back(std::move(object));
   }
@@ -231,18 +294,35 @@ Result<std::vector<ImageContent>> contents_from(std::string_view text) {
       if (const json::value* whole = object.if_contains("whole")) {
         PTC_TRY(content.whole, Checksum::from_hex(std::string_view(whole->as_string())));
       }
-      for (const json::value& part : object.at("sums").as_array()) {
-        const json::array& sum = part.as_array();
-        PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.at(3).as_string())));
-        content.sums.push_back(
-            {sum.at(0).to_number<uint32_t>(), box_from(sum.at(1), sum.at(2)), checksum});
-      }
+      PTC_TRY(content.sums, sums_from(object.at("sums")));
       contents.push_back(std::move(content));
     }
   } catch (const std::exception& error) {
     return make_error(Code::kCorrupt, "what a node says of its images is damaged: {}", error.what());
   }
   return contents;
+}
+
+json::value to_json(const std::vector<DamagedImage>& images) {
+  json::array list;
+  for (const DamagedImage& image : images)
+    list.push_back(json::object{{"image", image.image}, {"all", image.all}, {"right", sums_to_json(image.right)}});
+  return list;
+}
+
+Result<std::vector<DamagedImage>> damaged_images_from(const json::value& value) {
+  std::vector<DamagedImage> images;
+  try {
+    for (const json::value& entry : value.as_array()) {
+      const json::object& object = entry.as_object();
+      DamagedImage image{object.at("image").to_number<uint32_t>(), object.at("all").as_bool()};
+      PTC_TRY(image.right, sums_from(object.at("right")));
+      images.push_back(std::move(image));
+    }
+  } catch (const std::exception& error) {
+    return make_error(Code::kCorrupt, "what a node says of damaged images cannot be read: {}", error.what());
+  }
+  return images;
 }
 
 }  // namespace ptc

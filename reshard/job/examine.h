@@ -9,6 +9,7 @@
 
 #include "reshard/job/checkpoint.h"
 #include "store/base/error.h"
+#include "store/base/json.h"
 
 namespace ptc {
 
@@ -29,9 +30,20 @@ struct ImageContent {
 std::string to_text(const std::vector<ImageContent>& contents);
 Result<std::vector<ImageContent>> contents_from(std::string_view text);
 
+/// A damaged image, and how its bytes would be right.
+struct DamagedImage {
+  uint32_t image = 0;
+  bool all = false;  // it is not known which of its bytes are wrong: `right` has all of its pieces
+  std::vector<ImageContent::Sum> right;  // what the damaged pieces of tensors should sum up to
+};
+json::value to_json(const std::vector<DamagedImage>& images);
+Result<std::vector<DamagedImage>> damaged_images_from(const json::value& value);
+
 struct Findings {
   uint64_t images = 0, bytes = 0;        // that were read
+  std::vector<std::string> away;         // nodes that hold copies, and were not within reach
   std::vector<uint32_t> replaceable;     // damaged images; all in them is also held by images that are not
+  std::vector<DamagedImage> damaged;     // these
   std::vector<std::string> replaced;     // what is wrong with each of these
   std::vector<std::string> beyond;       // what is wrong and held nowhere else
   bool good() const { return replaceable.empty() && beyond.empty(); }

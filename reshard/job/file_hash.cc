@@ -162,6 +162,12 @@ void HashCache::put(const FileVersion& file, const std::string& key, const Check
   entry.sums[key] = sum;
 }
 
+void HashCache::renew(const FileVersion& before, const FileVersion& now) {
+  std::lock_guard lock(mutex_);
+  auto it = files_.find(before.inode);
+  if (it != files_.end() && it->second.version == before) it->second.version = now;
+}
+
 void HashCache::forget(const FileVersion& file) {
   std::lock_guard lock(mutex_);
   files_.erase(file.inode);

@@ -27,9 +27,9 @@ struct InUse {
   std::shared_ptr<int> token;
 };
 
-class ImageContent final : public FileContent {
+class StoredContent final : public FileContent {
  public:
-  ImageContent(ImageRef image, InUse in_use) : image_(std::move(image)), in_use_(std::move(in_use)) {}
+  StoredContent(ImageRef image, InUse in_use) : image_(std::move(image)), in_use_(std::move(in_use)) {}
   uint64_t bytes() const override { return image_->bytes(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     PTC_TRY(auto source, image_->map());
@@ -87,8 +87,37 @@ struct Source {
 };
 using FindSource = std::function<Result<Source>(const StoredState&)>;
 
-/// Some of it is on other nodes. When they have it no more (bytes were moved, a node died), it is looked for where the
-/// checkpoint's bytes lie by then: they are the same.
+/// Nodes that did not answer a moment ago.
+std::set<std::string> absent_nodes(RemoteFiles& files) {
+  std::lock_guard lock(files.mutex);
+  const auto now = RemoteFiles::Clock::now();
+  std::erase_if(files.absent, [&](const auto& one) { return one.second < now; });
+  std::set<std::string> nodes;
+  for (const auto& [node, until] : files.absent) nodes.insert(node);
+  return nodes;
+}
+
+/// `stored` as it is when what lies on these nodes is lost.
+Result<std::shared_ptr<const StoredState>> stored_without(const Checkpoint& checkpoint, RemoteFiles& files,
+                                                          const std::shared_ptr<const StoredState>& stored,
+                                                          const std::set<std::string>& nodes) {
+  std::lock_guard making(files.making_rest);
+  {
+    std::lock_guard lock(files.mutex);
+    if (files.rest != nullptr && files.rest->of == stored && files.rest->without == nodes) return files.rest->stored;
+  }
+  std::vector<StoredImage> images = stored->images;
+  for (StoredImage& image : images)
+    if (nodes.contains(image.node)) image.image = nullptr;
+  PTC_TRY(auto rest, checkpoint.make_stored(stored->spec, std::move(images)));
+  std::lock_guard lock(files.mutex);
+  if (files.stored == stored) files.rest = std::make_shared<const RemoteFiles::Rest>(stored, nodes, rest);
+  return rest;
+}
+
+/// Some of it is on other nodes. Where one of them does not answer, or not soon, and others have the same bytes, these are
+/// asked. When nobody has it any more where it was (bytes were moved), it is looked for where the checkpoint's bytes lie by
+/// then: they are the same.
 class RemoteContent final : public FileContent {
  public:
   RemoteContent(FindSource find, std::shared_ptr<const StoredState> stored, GatherProgram program,
@@ -96,24 +125,33 @@ class RemoteContent final : public FileContent {
       : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), files_(std::move(files)), stored_(std::move(stored)),
         program_(std::make_shared<const GatherProgram>(std::move(program))) {}
   uint64_t bytes() const override { return now().program->bytes(); }
+  bool is_elsewhere() const override { return true; }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
-    const auto asked = std::chrono::steady_clock::now();
-    for (;;) {
+    const auto asked = RemoteFiles::Clock::now();
+    for (bool others = true;;) {  // there may be some to ask
       const Now seen = now();
-      Result<> got = seen.program->read(*transport_, offset, out);
+      std::set<std::string> absent;
+      Result<> got = seen.program->read(*transport_, offset, out, others ? kLate : Transport::kUsualSilence, absent);
       if (got.has_value() || got.error().code() != Code::kUnavailable) return got;
-      if (std::chrono::steady_clock::now() - asked > kPatience) {
+      if (others) {
+        PTC_TRY(others, turn_to_others(seen, absent));
+        if (others || !seen.given_up) continue;
+      }
+      if (RemoteFiles::Clock::now() - asked > kPatience) {
         give_up(seen.stored);
         return got;
       }
       PTC_TRY(bool newer, look_again(seen.stored, seen.given_up ? std::chrono::milliseconds(0) : kPause));
       if (seen.given_up && !newer) return got;
+      others = newer;
     }
   }
 
  private:
   static constexpr std::chrono::seconds kPatience{15};         // longer than until a node is known to be away, as a rule
   static constexpr std::chrono::milliseconds kPause{200};
+  static constexpr std::chrono::milliseconds kLate{1000};      // an answer, where another node could give it
+  static constexpr std::chrono::seconds kAvoided{10};          // a node that did not answer
   struct Now {
     std::shared_ptr<const StoredState> stored;
     std::shared_ptr<const GatherProgram> program;
@@ -122,6 +160,24 @@ class RemoteContent final : public FileContent {
   Now now() const {
     std::lock_guard lock(mutex_);
     return {stored_, program_, given_up_ == stored_};
+  }
+  /// Whether there is another program to try than `seen`, without what lies on these nodes and others that do not answer.
+  /// If not, all of them are asked once more.
+  Result<bool> turn_to_others(const Now& seen, const std::set<std::string>& absent) const {
+    if (absent.empty()) return false;
+    {
+      std::lock_guard lock(files_->mutex);
+      for (const std::string& node : absent) files_->absent[node] = RemoteFiles::Clock::now() + kAvoided;
+    }
+    PTC_TRY(auto rest, stored_without(*in_use_.checkpoint, *files_, seen.stored, absent_nodes(*files_)));
+    Result<Source> source = find_(*rest);
+    const bool found = source.has_value();
+    if (!found) source = find_(*seen.stored);
+    if (source.has_error()) return std::move(source).error();
+    std::lock_guard lock(mutex_);
+    if (program_ != seen.program || stored_ != seen.stored) return true;  // another reader has turned already
+    program_ = std::make_shared<const GatherProgram>(std::move(source.value().program));
+    return found;
   }
   /// Whether it is known by now, or after `pause`, that bytes lie elsewhere than `seen` says.
   Result<bool> look_again(const std::shared_ptr<const StoredState>& seen, std::chrono::milliseconds pause) const {
@@ -151,7 +207,7 @@ class RemoteContent final : public FileContent {
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const StoredState> given_up_;    // guarded by mutex_
   mutable std::shared_ptr<const StoredState> stored_;      // guarded by mutex_
-  mutable std::shared_ptr<const GatherProgram> program_;   // made for it; guarded by mutex_
+  mutable std::shared_ptr<const GatherProgram> program_;   // made for it, or for what of it answers; guarded by mutex_
 };
 
 }  // namespace
@@ -174,9 +230,15 @@ class ContentSource {
     }
     InUse in_use{checkpoint_, checkpoint_->open_token_};
     PTC_TRY(auto source, find(*stored));
+    if (source.elsewhere && files != nullptr) {
+      if (const std::set<std::string> absent = absent_nodes(*files); !absent.empty()) {
+        PTC_TRY(auto rest, stored_without(*checkpoint_, *files, stored, absent));
+        if (Result<Source> other = find(*rest); other.has_value()) source = std::move(other).value();
+      }
+    }
     Transport* transport = checkpoint_->transport_;
     if (source.image != nullptr && !source.elsewhere)
-      return FileContentRef(std::make_shared<ImageContent>(std::move(source.image), std::move(in_use)));
+      return FileContentRef(std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
     if (source.elsewhere && files != nullptr)
       return FileContentRef(std::make_shared<RemoteContent>(std::move(find), std::move(stored), std::move(source.program),
                                                             transport, std::move(in_use), std::move(files)));
@@ -284,7 +346,8 @@ class DescribedSet : public FileSet {
     PTC_TRY(auto bytes, array_bytes(shape, info.dtype));
     bool unknown_to_numpy = dtype_npy_descr(info.dtype).find('V') != std::string_view::npos;
     entries_.push_back({std::move(path), npy_header_bytes(info.dtype, shape) + bytes,
-                        unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string()});
+                        unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string(),
+                        source_.checkpoint().rights_of(tensor)});
     files_.push_back({Kind::kComputed, tensor, std::move(part), nullptr});
     return ok();
   }
@@ -292,7 +355,7 @@ class DescribedSet : public FileSet {
   void add_other(uint32_t index) {
     const WrittenFile& file = source_.checkpoint().manifest().files[index];
     if (has(file.path)) return;
-    add({file.path, file.bytes, ""}, Kind::kImage,
+    add({file.path, file.bytes, "", source_.checkpoint().manifest().rights_of(file)}, Kind::kImage,
         [index](const ContentSource& source) {
           return source.open([index, &checkpoint = source.checkpoint()](const StoredState& stored) {
             return ContentSource::written(checkpoint, stored, index);
@@ -300,9 +363,9 @@ class DescribedSet : public FileSet {
         });
   }
 
-  void add_text(std::string path, std::string text) {
+  void add_text(std::string path, std::string text, const ReadRights& rights) {
     uint64_t bytes = text.size();
-    add({std::move(path), bytes, ""}, Kind::kComputed,
+    add({std::move(path), bytes, "", rights}, Kind::kComputed,
         [text = std::move(text)](const ContentSource&) -> Result<FileContentRef> {
           return FileContentRef(std::make_shared<TextContent>(text));
         });
@@ -403,7 +466,7 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
                                               shared_from_this());
     for (size_t i = 0; i < files->size(); ++i) {
       const StateFile& file = (*files)[i];
-      FileSet::Entry entry{file.path, file.layout.bytes, ""};
+      FileSet::Entry entry{file.path, file.layout.bytes, "", facts_->rights_in(file.path)};
       if (file.path.ends_with(".npy")) {
         DType dtype = model().tensors()[file.layout.arrays.front().tensor].dtype;
         if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
@@ -446,6 +509,19 @@ std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {
   return files;
 }
 
+namespace {
+
+/// For who has hf/ alone. Empty: nothing is missing but optimizer state, which is never in it.
+std::string left_out_text(const std::vector<CheckpointFacts::LeftOut>& left_out) {
+  std::string text;
+  for (const CheckpointFacts::LeftOut& one : left_out)
+    if (one.same_names)
+      text += fmt::format("{} tensors of {}: tensors of other files have these names, and other values\n", one.tensors, one.file);
+  return text.empty() ? "" : "Not in this directory, but in model/ and layouts/ of the checkpoint:\n" + text;
+}
+
+}  // namespace
+
 Result<FileSetRef> Checkpoint::hf_files() const {
   return cached("hf", [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>("hf", shared_from_this());
@@ -464,12 +540,20 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       total_bytes += bytes;
     }
     json::object weight_map;
+    std::optional<ReadRights> rights_of_all;
     for (size_t i = 0; i < shards.size(); ++i) {
       std::string path = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-      for (const Model::Held& part : shards[i]) weight_map[tensors[part.tensor].name] = path;
+      std::optional<ReadRights> rights;
+      for (const Model::Held& part : shards[i]) {
+        weight_map[tensors[part.tensor].name] = path;
+        const ReadRights& of_tensor = facts_->rights_of(part.tensor);
+        rights = rights ? rights->narrowed_to(of_tensor) : of_tensor;
+      }
+      if (rights) rights_of_all = rights_of_all ? rights_of_all->narrowed_to(*rights) : *rights;
       PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords()));
       const uint64_t bytes = file.layout.bytes;
-      set->add({path, bytes, ""}, DescribedSet::Kind::kComputed,
+      set->add({path, bytes, "", rights.value_or(ReadRights{manifest().uid, manifest().gid})},
+               DescribedSet::Kind::kComputed,
                [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](const ContentSource& source) {
                  return source.open_gathered(layout);
                });
@@ -477,7 +561,10 @@ Result<FileSetRef> Checkpoint::hf_files() const {
     set->add_text("model.safetensors.index.json",
                   json::serialize(json::object{
                       {"metadata", json::object{{"total_size", total_bytes}}},
-                      {"weight_map", std::move(weight_map)}}) + "\n");
+                      {"weight_map", std::move(weight_map)}}) + "\n",
+                  rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
+    if (std::string missing = left_out_text(left_out()); !missing.empty())
+      set->add_text("LEFT_OUT.txt", std::move(missing), rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     for (uint32_t file : other_files(RankCoords())) set->add_other(file);
     set->finish();
     return FileSetRef(std::move(set));

@@ -21,6 +21,7 @@ struct Found {
   std::string path;  // below the rank's directory
   FileVersion version;
   uint64_t links = 0;
+  std::optional<ReadRights> rights;  // with what directories on the way to it allow; nullopt: a node did not say
   bool has_tensors = false;
   bool index = false;  // the index of a set; says nothing that the set does not
   std::string set;
@@ -31,6 +32,7 @@ struct Found {
   uint64_t header_bytes = 0;
   std::string header;
   std::vector<TensorEntry> tensors;
+  std::vector<Box> boxes;              // of the whole tensors, by position in tensors (shard_boxes.h); else empty
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
   std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece

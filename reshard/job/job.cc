@@ -11,6 +11,7 @@
 #include <ctime>
 
 #include "reshard/job/change.h"
+#include "reshard/job/commit_attempt.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/space.h"
@@ -72,15 +73,18 @@ std::string Job::Impl::in_force_text(const InForce& value) {
 }
 
 std::string Job::Impl::record_text(const CheckpointRecord& record) {
-  return json::serialize(json::object{{"id", record.id},
-                                      {"sequence", record.sequence},
-                                      {"generation", record.generation},
-                                      {"stored", record.stored},
-                                      {"pinned", record.pinned}});
+  json::object object{{"id", record.id},
+                      {"sequence", record.sequence},
+                      {"generation", record.generation},
+                      {"stored", record.stored},
+                      {"pinned", record.pinned}};
+  if (record.mended > 0) object["mended"] = record.mended;
+  return json::serialize(object);
 }
 
-Job::Job(std::string name, std::string dir, JobServices services, JobListener* listener)
+Job::Job(std::string name, std::string id, std::string dir, JobServices services, JobListener* listener)
     : name_(std::move(name)),
+      id_(std::move(id)),
       files_dir_(dir + "/files"),
       impl_(std::make_unique<Impl>(this, std::move(dir), services, listener)) {}
 
@@ -99,27 +103,55 @@ Result<std::string> Job::answer(std::string_view method, std::string_view reques
 }
 
 void Job::start() {
-  impl_->reshard_thread = std::jthread([this](std::stop_token stop) { impl_->reshard_loop(stop); });
-  impl_->hash_thread = std::jthread([this](std::stop_token stop) { impl_->hash_loop(stop); });
+  impl_->resharding.start(*impl_->services.reshards,
+                          [this](const std::stop_token& stop) { return impl_->next_step(stop); });
+  impl_->hashing_closed.start(*impl_->services.hashing,
+                              [this](const std::stop_token& stop) { return impl_->hash_next(stop); });
+  impl_->housekeeping.start(*impl_->services.reshards,
+                            [this](const std::stop_token& stop) { return impl_->keep_house(stop); });
 }
 
 void Job::stop() {
+  std::map<std::string, std::shared_ptr<Impl::CommitAttempt>> attempts;  // they end without the lock
+  std::vector<std::shared_ptr<Impl::CommitAttempt>> ended;
   {
     std::lock_guard lock(impl_->mutex);
+    attempts.swap(impl_->attempts);
+    ended.swap(impl_->ended_attempts);
     impl_->stopping = true;
+    // Whether they were decided the next start knows.
+    for (const auto& [id, own] : impl_->commits_elsewhere)
+      if (own.share != nullptr) own.share->leave();
     impl_->commit_stop.request_stop();
-    if (impl_->running) impl_->running->stop.request_stop();
+    impl_->activities.stop_all();
   }
-  impl_->reshard_thread = {};  // request_stop and join
-  impl_->hash_thread = {};
+  impl_->resharding.stop();
+  impl_->hashing_closed.stop();
+  impl_->housekeeping.stop();
+  for (const auto& [incoming, attempt] : attempts) attempt->stop();
 }
 
 Result<> Job::close() {
-  std::lock_guard lock(impl_->mutex);
-  if (impl_->commits_in_flight > 0)
-    return make_error(Code::kBusy, "a checkpoint of job {} is being committed", name_);
-  impl_->closed = true;
-  return ok();
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->closed = true;
+  }
+  if (impl_->withdraw_attempts()) return ok();
+  reopen();
+  return make_error(Code::kBusy, "a checkpoint of job {} is being committed", name_);
+}
+
+std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop) {
+  constexpr auto kTurn = std::chrono::seconds(2);
+  doubts.settle([&]() -> Result<> {
+    PTC_TRY(services.meta->settle());
+    return sync();
+  });
+  look_after_attempts();
+  look_after_commits_elsewhere(stop);
+  std::lock_guard lock(mutex);
+  if (attempts.empty() && ended_attempts.empty() && commits_elsewhere.empty() && !doubts.any()) return std::nullopt;
+  return std::chrono::steady_clock::now() + kTurn;
 }
 
 void Job::reopen() {
@@ -137,6 +169,11 @@ std::optional<std::vector<ImageId>> Job::images_in_use() const {
   return ids;
 }
 
+std::vector<std::string> Job::kept() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->unnamed;
+}
+
 std::string Job::layout_text() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->layout_text;
@@ -152,14 +189,32 @@ Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const L
 
 namespace {
 
+constexpr uint64_t kMostParts = 8'000'000;  // of tensors, each some hundred bytes that describe it
+
+/// Whether the model can be cut so, and by this machine.
+Result<> check_spec(const Model& model, const LayoutSpec& spec) {
+  PTC_TRY(model.check(spec));
+  const ParallelConfig& sizes = spec.sizes;
+  if (model.layers() > 0 && sizes.pp > model.layers())
+    return invalid_argument("pp is {}, and the model has {} layers: some stages would have none", sizes.pp, model.layers());
+  // A stage has its share of the tensors, a group of experts, too.
+  const double parts = static_cast<double>(state_count(spec)) * static_cast<double>(model.tensors().size()) /
+                       (static_cast<double>(sizes.pp) * sizes.ep);
+  if (parts > static_cast<double>(kMostParts))
+    return invalid_argument("{} tensors for {} ranks that differ make some {:.0f} parts, more than the {} that are "
+                            "computed at most", model.tensors().size(), state_count(spec), parts, kMostParts);
+  return ok();
+}
+
 /// The key of layout.json that keeps `spec` from fitting: with its default the model would fit.
 std::string blamed_key(const Model& model, const LayoutSpec& spec) {
   auto fits_with = [&](auto&& change) {
     LayoutSpec other = spec;
     change(other);
-    return model.check(other).has_value();
+    return check_spec(model, other).has_value();
   };
   if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); })) return "stages";
+  if (spec.sizes.pp > model.layers() && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; })) return "pp";
   if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; })) return "optimizer";
   if (spec.sizes.tp > 1 && fits_with([](LayoutSpec& other) { other.sizes.tp = 1; })) return "tp";
   if (spec.sizes.ep > 1 && fits_with([](LayoutSpec& other) { other.sizes.ep = 1; })) return "ep";
@@ -197,10 +252,10 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   {
     std::lock_guard lock(mutex);
     if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
-    if (running && running->phase == "moving") given_back = running->bytes_total;
+    if (const auto shown = activities.reshard(); shown && shown->phase == "moving") given_back = shown->bytes_total;
   }
   if (newest == nullptr) return ok();
-  Result<> fits = newest->model().check(wanted.spec);
+  Result<> fits = check_spec(newest->model(), wanted.spec);
   if (fits.has_error())
     return std::move(fits).error().with_context(
         fmt::format("{}: layout {} does not fit checkpoint {}",
@@ -301,7 +356,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     layout_meta_revision = meta_revision;
     custom_specs[spec_name] = layout.spec;
     last_error.reset();
-    if (running) running->stop.request_stop();  // the newer edit wins
+    activities.stop_reshards();  // the newer edit wins
     changed.notify_all();
   }
   spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, next_revision);
@@ -327,39 +382,86 @@ std::optional<std::string> Job::rules_text() const {
   return impl_->rules_text;
 }
 
+std::shared_ptr<const JobAttributes> Job::attributes() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->attributes.all;
+}
+
+Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
+  constexpr int kMostTries = 50;
+  const std::string key = impl_->meta_key("attributes");
+  for (int tries = 0;; ++tries) {
+    PTC_TRY(const auto entry, impl_->services.meta->get("jobs/" + name_));
+    if (!entry) return make_error(Code::kNotFound, "job {} is gone", name_);
+    PTC_TRY(const auto before, impl_->services.meta->get(key));
+    JobAttributes attributes;
+    if (before) {
+      PTC_TRY(attributes, JobAttributes::from_text(before->value));
+    }
+    attributes.update(name, change);
+    MetaTransaction transaction;
+    transaction.compares = {{entry->key, entry->revision}, {key, before ? before->revision : 0}};
+    transaction.puts = {{key, attributes.to_text()}};
+    const Result<int64_t> committed = impl_->commit_fenced(std::move(transaction));
+    if (committed) {
+      impl_->take_over({std::make_shared<const JobAttributes>(std::move(attributes)), committed.value()});
+      tell_others(impl_->services.cluster, name_);
+      return ok();
+    }
+    if (committed.error().code() != Code::kConflict || tries == kMostTries) return committed.error();
+  }
+}
+
 Result<> Job::save_rules(const std::string& text) {
-  std::lock_guard change(impl_->changes);
+  PTC_TRY(impl_->save_rules(text));
+  tell_others(impl_->services.cluster, name_);
+  return ok();
+}
+
+Result<> Job::Impl::save_rules(const std::string& text) {
+  std::lock_guard change(changes);
   Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
   if (parsed.has_error()) {
-    note_refused_save("rules.json", parsed.error().message());
+    job->note_refused_save("rules.json", parsed.error().message());
     return std::move(parsed).error();
   }
-  PTC_TRY(auto entry, impl_->services.meta->get("jobs/" + name_));
-  if (!entry) return make_error(Code::kNotFound, "job {} is gone", name_);
+  PTC_TRY(auto entry, services.meta->get("jobs/" + job->name()));
+  if (!entry) return make_error(Code::kNotFound, "job {} is gone", job->name());
   MetaTransaction transaction;
-  transaction.compares = {{"jobs/" + name_, entry->revision}};
-  transaction.puts = {{impl_->meta_key("rules"), text}};
-  PTC_TRY(impl_->commit_fenced(std::move(transaction)));
-  std::lock_guard lock(impl_->mutex);
-  impl_->rules_text = text;
-  impl_->forget_error("rules.json ");
+  transaction.compares = {{"jobs/" + job->name(), entry->revision}};
+  transaction.puts = {{meta_key("rules"), text}};
+  PTC_TRY(commit_fenced(std::move(transaction)));
+  std::lock_guard lock(mutex);
+  rules_text = text;
+  forget_error("rules.json ");
   return ok();
 }
 
 Result<> Job::remove_rules() {
-  std::lock_guard change(impl_->changes);
+  PTC_TRY(impl_->remove_rules());
+  tell_others(impl_->services.cluster, name_);
+  return ok();
+}
+
+Result<> Job::Impl::remove_rules() {
+  std::lock_guard change(changes);
   MetaTransaction transaction;
-  transaction.deletes = {impl_->meta_key("rules")};
-  PTC_TRY(impl_->commit_fenced(std::move(transaction)));
-  std::lock_guard lock(impl_->mutex);
-  impl_->rules_text.reset();
-  impl_->forget_error("rules.json ");
+  transaction.deletes = {meta_key("rules")};
+  PTC_TRY(commit_fenced(std::move(transaction)));
+  std::lock_guard lock(mutex);
+  rules_text.reset();
+  forget_error("rules.json ");
   return ok();
 }
 
 void Job::note_refused_save(const std::string& file, const std::string& why) {
   impl_->set_error(file + " refused: " + why);
   spdlog::info("job {}: {} refused: {}", name_, file, why);
+}
+
+void Job::forget_refused_save(const std::string& file) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->forget_error(file + " refused: ");
 }
 
 std::string Job::plan_json() const {
@@ -405,7 +507,7 @@ Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_vi
     if (auto it = impl_->custom_specs.find(name); it != impl_->custom_specs.end()) spec = it->second;
   }
   if (spec.has_error()) return make_error(Code::kNotFound, "'{}' is no layout", name);
-  Result<> fits = checkpoint.model().check(spec.value());
+  Result<> fits = check_spec(checkpoint.model(), spec.value());
   if (fits.has_error()) return Error(Code::kNotFound, fits.error().message());
   return spec;
 }
@@ -419,17 +521,16 @@ void Job::note_closed(const std::string& path) {
   std::lock_guard lock(impl_->mutex);
   if (impl_->to_hash.size() >= kMaxWaiting) return;
   impl_->to_hash.push_back(path);
-  impl_->changed.notify_all();
+  impl_->hashing_closed.wake();
 }
 
-Result<> Job::commit(const std::string& incoming, const std::string& name) {
-  PTC_TRY(impl_->commit(incoming, name));
-  tell_others(impl_->services.cluster, name_);
+Result<> Job::commit(const std::string& incoming, const std::string& name, std::chrono::milliseconds patience) {
+  constexpr auto kTellTime = std::chrono::milliseconds(200);  // of one that waits for no longer than that
+  const bool forever = patience == patience.max();
+  PTC_TRY(impl_->commit(incoming, name, forever ? Impl::Clock::time_point::max() : Impl::Clock::now() + patience));
+  if (forever) tell_others(impl_->services.cluster, name_);
+  else tell_others(impl_->services.cluster, name_, kTellTime);
   return ok();
-}
-
-void Job::note_refused(const std::string& incoming, const Error& error) {
-  impl_->note_refused(incoming, error);
 }
 
 Result<> Job::remove_checkpoint(std::string_view name) {
@@ -439,31 +540,45 @@ Result<> Job::remove_checkpoint(std::string_view name) {
     // Where its bytes lie now all shall know, also those who have a file of it open.
     tell_others(impl_->services.cluster, name_);
   }
-  PTC_TRY(impl_->remove(std::string(name), /*only_unused=*/false));
+  constexpr int kTries = 10;
+  Result<> removed = impl_->remove(std::string(name), /*only_unused=*/false);
+  // Another node may have decided something about it, a flip for one, that is not known here yet.
+  for (int tries = 1; tries < kTries && removed.has_error() && removed.error().code() == Code::kConflict; ++tries) {
+    PTC_TRY(impl_->sync());
+    removed = impl_->remove(std::string(name), /*only_unused=*/false);
+  }
+  PTC_TRY(std::move(removed));
   tell_others(impl_->services.cluster, name_);
   return ok();
 }
 
 Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {
-  std::lock_guard change(impl_->changes);
+  PTC_TRY(impl_->pin(name, pinned));
+  tell_others(impl_->services.cluster, name_);
+  return ok();
+}
+
+Result<> Job::Impl::pin(std::string_view name, bool pinned) {
+  std::lock_guard change(changes);
   CheckpointRecord record;
   {
-    std::lock_guard lock(impl_->mutex);
-    auto it = impl_->checkpoints.find(name);
-    if (it == impl_->checkpoints.end())
-      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", name_, name);
+    std::lock_guard lock(mutex);
+    auto it = checkpoints.find(name);
+    if (it == checkpoints.end())
+      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = it->second;
   }
   if (record.pinned == pinned) return ok();
   record.pinned = pinned;
-  const std::string key = impl_->meta_key(fmt::format("checkpoints/{}", name));
+  const std::string key = meta_key(fmt::format("checkpoints/{}", name));
   MetaTransaction transaction;
   transaction.compares = {{key, record.meta_revision}};
-  transaction.puts = {{key, Impl::record_text(record)}};
-  PTC_TRY(record.meta_revision, impl_->commit_fenced(std::move(transaction)));
-  std::lock_guard lock(impl_->mutex);
-  impl_->checkpoints.find(name)->second = record;
-  spdlog::info("job {}: checkpoint {} {}", name_, name, pinned ? "pinned" : "not pinned any more");
+  transaction.puts = {{key, record_text(record)}};
+  PTC_TRY(record.meta_revision, commit_fenced(std::move(transaction)));
+  std::lock_guard lock(mutex);
+  checkpoints.find(name)->second = record;
+  changed.notify_all();  // it may be one too many now
+  spdlog::info("job {}: checkpoint {} {}", job->name(), name, pinned ? "pinned" : "not pinned any more");
   return ok();
 }
 

@@ -1,6 +1,7 @@
 // One job: its layout, its checkpoints, and the reshard that runs in the background.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -16,14 +17,19 @@
 #include "reshard/exec/executor.h"
 #include "reshard/job/checkpoint.h"
 #include "reshard/job/cluster.h"
+#include "reshard/job/job_attributes.h"
 #include "reshard/job/job_numbers.h"
 #include "reshard/job/removed_checkpoints.h"
+#include "reshard/job/seal.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
+#include "store/base/step_pool.h"
 #include "store/image/image_store.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
+
+class Pace;
 
 /// What a job needs from its surroundings. All outlive it.
 struct JobServices {
@@ -32,8 +38,12 @@ struct JobServices {
   Executor* executor;
   SharedResults* results;
   RemovedCheckpoints* removed;
+  StepPool* reshards;  // runs what a job does in the background
+  StepPool* hashing;   // and reads what was closed
   std::string node;  // this node's name
   Cluster* cluster = nullptr;  // null: a cluster of one
+  Pace* pace = nullptr;        // of what is looked over in the background
+  std::function<void()> caches_stale = [] {};  // Job::refresh_mended() is to be called soon
 };
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.
@@ -42,11 +52,26 @@ struct JobListener {
   /// A checkpoint is gone. Called with the job locked, so that nobody sees the new state before this
   /// returns: must not wait, nor call the job.
   virtual void names_changed() = 0;
+  /// Other nodes made or removed jobs. Called after that has happened here; must not call the store.
+  virtual void jobs_changed() {}
+  /// Another node saved or removed layout.json or rules.json, or what is in force. Called after that is so here, with
+  /// the job locked against changes: must not change it.
+  virtual void job_changed(const std::string& /*job*/) {}
   /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint came or
   /// went. Called after that has happened.
   virtual void checkpoint_changed(const std::string& job, const std::string& checkpoint) = 0;
   /// Images of the job are not in the store any more; whoever still holds such a file keeps its memory.
   virtual void images_removed(const std::string& /*job*/) {}
+  /// Owners or modes that are agreed on have changed, here or on another node.
+  virtual void attributes_changed(const std::string& /*job*/) {}
+  /// Bytes that were damaged where they lie have been mended, on whatever node: what was kept of earlier reads is to be
+  /// read anew. Returns when readers here, of files that are open or mapped, too, see the right ones.
+  virtual Result<> contents_mended(const std::string& /*job*/, const std::string& /*checkpoint*/) { return ok(); }
+  /// Seals incoming/<incoming>, of a commit led here or elsewhere (seal.h).
+  virtual Result<std::unique_ptr<Seal>> seal(const std::string& /*job*/, const std::string& /*incoming*/,
+                                             GivesWay /*gives_way*/) {
+    return std::unique_ptr<Seal>();
+  }
   /// Another node decided something about the job's data set. Returns when that is shown here.
   virtual void data_set_changed(const std::string& /*job*/) {}
 };
@@ -57,6 +82,8 @@ class Job {
   ~Job();
 
   const std::string& name() const { return name_; }
+  /// Another job of this name, before or after it, has another.
+  const std::string& id() const { return id_; }
   /// Directory of the host with the job's ordinary files: what is written beside layout.json, and
   /// incoming/. Owner, mode and times of it are those of the job directory.
   const std::string& files_dir() const { return files_dir_; }
@@ -70,12 +97,19 @@ class Job {
   /// kInvalidArgument; status.json says why until the next edit.
   Result<> save_layout(const std::string& text);
 
+  /// Owners and modes as agreed on, as far as this node knows.
+  std::shared_ptr<const JobAttributes> attributes() const;
+  /// Changes those of one name, on all nodes. Durable when this returns.
+  Result<> change_attributes(const std::string& name, const FileAttributes& change);
+
   /// rules.json, if the job has one.
   std::optional<std::string> rules_text() const;
   Result<> save_rules(const std::string& text);
   Result<> remove_rules();
-  /// Says in status.json why what was to become layout.json or rules.json was not even read.
+  /// Says in status.json why a file of the job was not saved, until forget_refused_save() or the next edit. Refusals by
+  /// save_layout() and save_rules() are said there already.
   void note_refused_save(const std::string& file, const std::string& why);
+  void forget_refused_save(const std::string& file);
 
   std::string status_json() const;
   JobNumbers numbers() const;  // what status.json and plan.json say in numbers, and counts
@@ -96,10 +130,10 @@ class Job {
 
   /// mv incoming/<incoming> checkpoints/<name>: SPEC §4. On success the bytes belong to the
   /// checkpoint and incoming/<incoming> is gone. On an error nothing was changed; incoming/<incoming>.error
-  /// and status.json say why.
-  Result<> commit(const std::string& incoming, const std::string& name);
-  /// Says there why a commit was not even begun.
-  void note_refused(const std::string& incoming, const Error& error);
+  /// and status.json say why. EAGAIN: it takes longer than `patience`, and goes on; the same call again does, too
+  /// (commit_attempt.h).
+  Result<> commit(const std::string& incoming, const std::string& name,
+                  std::chrono::milliseconds patience = std::chrono::milliseconds::max());
   /// A file of incoming/ was closed after writing: read its header and hash it in the background, so
   /// that commit() need not. `path` is relative to incoming/.
   void note_closed(const std::string& path);
@@ -115,9 +149,25 @@ class Job {
   /// Every node reads every byte it stores of a checkpoint, and checksums are compared. kCorrupt names the
   /// damaged copies, and tensors of which none is right.
   Result<std::string> verify(std::string_view checkpoint) const;
-  /// The same; then damaged copies go, if others have all that is in them, and are made anew from these in
-  /// the background. kCorrupt: not all of the damage could be mended so.
+  /// The same; then damaged copies are mended, if others have all that is in them, and whoever has one open or mapped
+  /// sees the right bytes when this returns, on every node that answers. kCorrupt: not all of the damage could be mended so.
   Result<std::string> repair(std::string_view checkpoint);
+
+  // For the Scrubber.
+  struct ToLookOver {
+    std::string checkpoint;
+    int64_t last_ns = 0;  // 0: never
+  };
+  /// Of the checkpoints that this node sees to, the one that was looked over longest ago. What was committed since then
+  /// was read for that.
+  std::optional<ToLookOver> next_to_look_over(int64_t since_ns) const;
+  /// verify() at leisure (Pace), and repair() where something is found; status.json says so.
+  Result<> look_over(const std::string& checkpoint);
+  /// Another node has.
+  void note_looked_over(const std::string& id, std::string_view text);
+  /// Sees to caches here that may hold what was mended. False: not all could be, call it again.
+  bool refresh_mended();
+  uint64_t stored_bytes_here() const;
 
   /// Bytes of its checkpoints that lie on a node, within reach or not.
   uint64_t bytes_on(std::string_view node) const;
@@ -148,21 +198,23 @@ class Job {
  private:
   friend class JobStore;
   struct Impl;
-  Job(std::string name, std::string dir, JobServices services, JobListener* listener);
+  Job(std::string name, std::string id, std::string dir, JobServices services, JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
   Result<> load();
   /// The job was removed: stops it, and its images go. What is left is its directory.
   void forget();
+  /// Directories below checkpoints/ that no decision seen here names, nor a tombstone: found at start, and kept.
+  std::vector<std::string> kept() const;
   /// Images that this job needs; nullopt when that is not known (a checkpoint is damaged).
   std::optional<std::vector<ImageId>> images_in_use() const;
   /// Nothing can be committed from now on; kBusy while something is.
   Result<> close();
   void reopen();
-  /// Starts the threads. Not before all jobs are loaded.
+  /// Starts what is done in the background. Not before all jobs are loaded.
   void start();
   void stop();
 
-  std::string name_;
+  std::string name_, id_;
   std::string files_dir_;
   std::unique_ptr<Impl> impl_;
 };

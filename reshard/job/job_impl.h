@@ -1,5 +1,5 @@
 // The inside of a Job, shared by job.cc (edits), job_status.cc, job_commit.cc (commit and removal),
-// job_reshard.cc (the background thread) and job_older.cc (checkpoints beside the newest).
+// job_reshard.cc (what is done in the background) and job_older.cc (checkpoints beside the newest).
 //
 // Who decides what: `changes` is held while a decision is made and written to the metadata, and only
 // for that moment: hashing and moving bytes happen outside of it, on snapshots, and the decision then
@@ -22,24 +22,41 @@
 #include <string>
 #include <thread>
 
+#include "reshard/job/activity.h"
 #include "reshard/job/change.h"
 #include "reshard/job/commit.h"
+#include "reshard/job/commit_share.h"
+#include "reshard/job/doubts.h"
 #include "reshard/job/examine.h"
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/keyed_lock.h"
 #include "reshard/job/plan_report.h"
 #include "store/base/json.h"
 
 namespace ptc {
 
+inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;            // of a file that says where bytes lie
+inline constexpr size_t kStepKeys = 64, kStepBytes = size_t{1} << 20;  // of one transaction of several
+
 struct CheckpointRecord {
   CheckpointRef checkpoint;
   std::string id;           // directory under checkpoints/
-  int64_t sequence = 0;     // order of commits; of those on two nodes at the same time, the names'
+  int64_t sequence = 0;     // order of commits: each has its own
   int64_t generation = 0;   // of where its bytes lie
   std::string stored;       // file below it that says so: of one decision, and no other has the name
   bool pinned = false;
+  int64_t mended = 0;       // how often damaged bytes were mended where they lie: what was read before may be wrong
   int64_t meta_revision = 0;
+};
+
+/// When a checkpoint was looked over last, and what was found.
+struct LookedOver {
+  int64_t time_ns = 0;
+  std::vector<std::string> found = {}, mended = {};  // damaged still; and no more
+
+  std::string to_text() const;
+  static std::optional<LookedOver> from_text(std::string_view text);
 };
 
 /// What a node made of a plan: its own images.
@@ -66,6 +83,19 @@ struct PlanName {
 
 using NodeParts = std::vector<std::pair<std::string, PlanPart>>;  // by node
 
+/// Told whenever the state of a job changes: those who wait for it, and what is done about it in the background.
+class Changed : public std::condition_variable_any {
+ public:
+  explicit Changed(Loop& loop) : loop_(loop) {}
+  void notify_all() noexcept {
+    std::condition_variable_any::notify_all();
+    loop_.wake();
+  }
+
+ private:
+  Loop& loop_;
+};
+
 struct Job::Impl {
   Impl(Job* owner, std::string job_dir, JobServices job_services, JobListener* job_listener)
       : job(owner), dir(std::move(job_dir)), services(job_services), listener(job_listener) {}
@@ -80,7 +110,7 @@ struct Job::Impl {
 
   // --- guarded by mutex ---
   mutable std::mutex mutex;
-  std::condition_variable_any changed;
+  Changed changed{resharding};
   std::string layout_text;
   Layout layout;
   int64_t revision = 0;
@@ -91,28 +121,22 @@ struct Job::Impl {
     std::optional<std::string> current;  // checkpoint
     int64_t meta_revision = 0;
   } in_force;
+  struct Sequence {
+    int64_t last = 0;           // that was given to a checkpoint, there or removed
+    int64_t meta_revision = 0;  // of the key that says so; each commit puts it
+  } sequence;
   std::optional<std::string> rules_text;
+  struct Attributes {
+    std::shared_ptr<const JobAttributes> all = std::make_shared<const JobAttributes>();
+    int64_t meta_revision = 0;
+  } attributes;
   std::map<std::string, CheckpointRecord, std::less<>> checkpoints;
   std::map<std::string, LayoutSpec, std::less<>> custom_specs;  // by name
-  struct Running {
-    std::string checkpoint, from, to, phase;
-    uint64_t bytes_total = 0;
-    std::shared_ptr<std::atomic<uint64_t>> bytes_done;
-    std::chrono::steady_clock::time_point started;
-    std::stop_source stop;
-  };
-  std::optional<Running> running;
   bool stopping = false;
-  unsigned commits_in_flight = 0;
   bool closed = false;  // being removed: nothing may be committed any more
   std::map<std::string, std::string> damaged;  // checkpoint → why it could not be loaded
   std::set<std::string, std::less<>> damaged_ids;
-  struct LastReshard {
-    std::string checkpoint, from, to;
-    TransferPlan::Totals totals;
-    double seconds = 0;
-  };
-  std::optional<LastReshard> last_reshard;
+  std::vector<std::string> unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
   JobCounts counts;
   PlanTexts last_plan;  // carried out, on whatever node
   int64_t last_plan_revision = 0;  // of the decision with which it was
@@ -132,14 +156,14 @@ struct Job::Impl {
   std::optional<Failed> failed;
   bool look = false;  // nodes or copies changed: something may be to do although all is settled
   std::chrono::steady_clock::time_point others_first{};  // until then another node may do it
-  bool at_work = false;  // the reshard thread works on it
+  bool at_work = false;  // a step of the reshard is being taken
   std::vector<std::string> alive;  // nodes, as the stored states know them
   std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
   /// By checkpoint id: a part made here that no decision names yet, and of which plan.
   struct FinishedPart {
     std::string plan;
     PlanPart part;
-    int64_t epoch;  // of the leader that asked for it last
+    int64_t epoch;  // of the leader that asked for it last; of a commit: 0
   };
   std::map<std::string, FinishedPart> finished_parts;
   /// By checkpoint id: what has come of the images that this node makes, for nodes that take it from here.
@@ -152,22 +176,35 @@ struct Job::Impl {
   /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more, gets
   /// nothing done where a later one has been heard of.
   std::atomic<int64_t> leader_epoch{0};
-  /// What this node has taken out of incoming/ for a commit that another node leads, by its id.
-  struct Taken {
-    std::string incoming, from;
-    MetaTransaction::Compare fence;  // of the node that leads, which its decision names
-    std::vector<std::string> images;
+  class CommitAttempt;
+  /// That this node leads, by their names in incoming/; and those of which only the thread is left, at most.
+  std::map<std::string, std::shared_ptr<CommitAttempt>> attempts;
+  std::vector<std::shared_ptr<CommitAttempt>> ended_attempts;
+  std::deque<std::string> committed_ids;  // of late
+  /// What this node holds of commits that others lead, by their ids: its part of incoming/, files, copies.
+  struct CommitElsewhere {
+    std::string from;                // the node that leads
+    MetaTransaction::Compare fence;  // of it, which its decision names
+    std::shared_ptr<CommitShare> share;  // null: nothing of incoming/
+    std::chrono::steady_clock::time_point heard;  // of it
   };
-  std::map<std::string, Taken> taken;
+  std::map<std::string, CommitElsewhere> commits_elsewhere;
+  std::map<std::string, LookedOver> looked_over;  // by checkpoint id
+  std::set<std::string> to_refresh;               // checkpoints of which caches here may hold what was mended
+  std::map<std::string, std::string> not_said;    // those that were mended, which is not decided yet; name → id
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
   std::string hashing;              // the name in incoming/ of which a file is being hashed
   std::stop_source hash_stop;       // ends that
 
   std::stop_source commit_stop;  // hashing for a commit ends with the job
   HashCache hashes;
-  std::jthread reshard_thread, hash_thread;  // last: they use all of the above
+  Activities activities;
+  Doubts doubts;
+  KeyedLock takes;             // by the name in incoming/, of a commit that another node leads
+  KeyedLock parts_being_made;  // by checkpoint id: one part of a plan for it at a time
+  Loop resharding, hashing_closed, housekeeping;  // steps of these are next_step(), hash_next() and keep_house()
 
-  std::mutex part_mutex;  // one part of a plan is made at a time; before `mutex`
+  std::mutex refreshing;  // caches, one thread at a time; before `changes`
 
   // --- helpers ---
   std::string meta_key(std::string_view what) const;
@@ -175,8 +212,8 @@ struct Job::Impl {
   std::string checkpoint_dir(std::string_view id) const;
   const CheckpointRecord* latest() const;      // mutex held
   uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
-  bool settled() const;                        // mutex held: nothing to do for the reshard thread
-  bool at_rest() const { return settled() && !running && !look && !at_work; }  // mutex held
+  bool settled() const;                        // mutex held: nothing to reshard
+  bool at_rest() const { return settled() && !activities.any_reshard() && !look && !at_work; }  // mutex held
   JobState state() const;                      // mutex held
   void set_error(const std::string& what);     // takes mutex
   void forget_error(std::string_view beginning);  // mutex held: if it begins so
@@ -188,13 +225,20 @@ struct Job::Impl {
   static std::string in_force_text(const InForce& value);
   static std::string record_text(const CheckpointRecord& record);
 
+  /// What goes on beside all else: doubts, and what is left of commits that nobody will decide any more.
+  std::optional<StepPool::Time> keep_house(const std::stop_token& stop);
+
   // job_load.cc
   struct MetaState;
   Result<MetaState> read_meta();
   Result<> load();
   Result<> sync();
+  void take_over(Attributes known);  // takes mutex
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // changes held
+  Result<> save_rules(const std::string& text);
+  Result<> remove_rules();
+  Result<> pin(std::string_view name, bool pinned);
   Result<CheckpointRecord> load_checkpoint(const std::string& id, int64_t generation,
                                            const std::string& stored_file);
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
@@ -205,30 +249,51 @@ struct Job::Impl {
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
+  /// Of a checkpoint that was not known before: files and images here that a later decision replaced. At start also
+  /// drafts that never came to one.
+  Result<> remove_earlier_states(const CheckpointRecord& record, bool drafts_too);
+  /// checkpoints/<id>/, marked as a draft until confirm().
+  Result<> make_checkpoint_dir(const std::string& id);
+  /// It was decided on: neither its directory nor its images here are drafts any more.
+  void confirm(const CheckpointRecord& record);
+  /// Fails unless tombstones say that these, which the metadata name no more, were removed.
+  Result<> check_removed(const std::vector<std::string>& ids);
 
   // job_peers.cc
   Result<std::string> answer(std::string_view method, std::string_view request);
+  /// `time`: that it may take; 0: what is usual.
   Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
-                          std::stop_token stop = {});
+                          std::stop_token stop = {}, std::chrono::milliseconds time = {});
   std::vector<std::string> other_nodes() const;
   bool is_used_elsewhere(const std::string& id, const std::stop_token& stop);  // on another node a file of it is open, or that node says nothing
   Result<std::string> checkpoint_file(const std::string& id, const std::string& file, size_t limit);
   /// To all nodes. kUnavailable: none of those that live takes them, though `stored`, which they describe, has images
   /// elsewhere; these would be lost with this node.
-  Result<> give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored);
+  /// `decides`: of a checkpoint that is being committed, what its decision will name of this node.
+  Result<> give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored,
+                      const std::optional<MetaTransaction::Compare>& decides = std::nullopt);
   /// Unless a leader of a later epoch wants it. Takes mutex.
   void drop_part(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
   /// Parts whose leader is gone.
   void drop_undecided_parts();
 
   // job_take.cc
-  Result<bool> take_directory(const std::string& id, const std::string& incoming);  // false: none here
-  void put_back(const std::string& id, const std::string& incoming);
+  CommitShare::Place commit_place() { return {dir, services.images, &hashes}; }
   Result<std::string> answer_take(std::string_view method, const json::object& request,
                                   const std::string& id, std::string_view rest);
+  Result<std::string> answer_first_take(const json::object& request, const std::string& id);
+  /// From here on this node holds something of it. Takes mutex.
+  Result<> note_commit_elsewhere(const json::object& request, const std::string& id);
+  /// It will never be decided. Takes mutex.
   void untake(const std::string& id);
+  std::string answer_commit(const std::string& id) const;  // how it goes, of one that this node leads
+  /// Commits that can never be decided any more. To be asked before the metadata are read that would say that one has
+  /// been decided.
   Result<std::set<std::string>> given_up_elsewhere();
-  void settle_taken(const std::set<std::string>& given_up);
+  /// `decided`: ids in the metadata.
+  void settle_commits_elsewhere(const std::set<std::string>& given_up, const std::set<std::string>& decided);
+  /// Asks those that lead, and have not been heard of for a while.
+  void look_after_commits_elsewhere(const std::stop_token& stop);
 
   // plan_relays.cc
   class PlanRelays;
@@ -239,38 +304,41 @@ struct Job::Impl {
   /// All nodes that get new images make them, at the same time. `fences`: of those nodes. On an error
   /// nothing of it stays anywhere.
   Result<NodeParts> make_parts(const CheckpointRecord& record, const WantedState& wanted, const ChangePlan& change,
-                               std::atomic<uint64_t>& bytes_done, std::stop_token stop, Fences& fences);
+                               Activity& activity, Fences& fences,
+                               const MetaTransaction::Compare* decides = nullptr);
   void give_up(const CheckpointRecord& record, const NodeParts& parts);
+  /// What was made has the checksums that were committed. Of copies of some files only what completes a tensor can be
+  /// compared: the rest of it is read where it lies, if `known`, that is the other nodes know the checkpoint.
+  Result<> compare_parts(const CheckpointRecord& record, const ChangePlan& change, const NodeParts& parts, bool known);
   Result<PlanPart> make_part(const PlanName& plan, const Checkpoint& checkpoint, const StoredState& stored,
-                             const ChangePlan& change, std::atomic<uint64_t>& bytes_done,
-                             std::stop_token stop);
+                             const ChangePlan& change, Activity& activity);
   Result<PlanPart> make_part_for(std::string_view request);
   Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
                                            const NodeParts& parts);
 
   // job_commit.cc
-  Result<> commit(const std::string& incoming, const std::string& name);
-  Result<> take_and_commit(const std::string& incoming, const std::string& name);
-  /// What other nodes have of the checkpoint. They were asked after `fence` was read.
-  struct TakenElsewhere {
-    FilesElsewhere files;
-    MetaTransaction::Compare fence;
-  };
-  Result<std::vector<TakenElsewhere>> take_elsewhere(const std::string& id, const std::string& incoming,
-                                                     const MetaTransaction::Compare& own);
-  /// `fences`: what else the decision is to name.
-  Result<> commit_taken(int taken_fd, const std::vector<TakenElsewhere>& elsewhere, Fences fences,
-                        const std::string& label, const std::string& id, const std::string& name);
-  Result<std::shared_ptr<const StoredState>> make_copies(const CheckpointRecord& record,
-                                                         std::vector<MetaTransaction::Compare>& fences);
+  using Clock = std::chrono::steady_clock;
+  Result<> commit(const std::string& incoming, const std::string& name, Clock::time_point deadline);
+  /// The one under way, or a new one; an error: of one that has failed since the last mv, or what forbids to begin.
+  Result<std::shared_ptr<CommitAttempt>> find_attempt(const std::string& incoming, const std::string& name,
+                                                      Clock::time_point deadline);
+  bool withdraw_attempts();  // false: one is waited for, or being decided
+  void look_after_attempts();
+  void note_committed(const std::string& id);  // mutex held
   void note_refused(const std::string& incoming, const Error& error);
   void write_error_file(const std::string& incoming, const std::string& text);
-  void hash_loop(std::stop_token stop);
+  void remove_error_file(const std::string& incoming);
+  std::optional<StepPool::Time> hash_next(const std::stop_token& stop);  // one closed file
+  void hash_incoming(const std::string& path, LayoutSpec spec, const CheckpointRef& previous, std::stop_token stop);
   void stop_hashing(const std::string& incoming);  // takes mutex
 
   // job_reshard.cc
-  void reshard_loop(std::stop_token stop);
-  Result<> settle(const CheckpointRef& checkpoint, const Layout& wanted, int64_t wanted_revision);
+  /// Does what is to be done now, if anything; returns when to look again. Whatever changes wakes it.
+  std::optional<StepPool::Time> next_step(const std::stop_token& stop);
+  void settle_all(const CheckpointRef& newest, const Layout& wanted, int64_t wanted_revision);
+  /// `activity`: what this step is at, once there is something to do.
+  Result<> settle(const CheckpointRef& checkpoint, const Layout& wanted, int64_t wanted_revision,
+                  std::unique_ptr<Activity>& activity);
   bool lead();  // false: another node does
   void stop_leading();
   void name_leader(MetaTransaction& transaction) const;  // a decision of the one that leads
@@ -280,17 +348,20 @@ struct Job::Impl {
   std::vector<std::string> nodes_in_service() const;  // alive and not drained; takes mutex
   /// `fences`: of the nodes that made new images.
   Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
-                                                  const WantedState& wanted, std::stop_token stop,
+                                                  const WantedState& wanted, Activity& activity,
                                                   Fences& fences);
   /// kCancelled: something was damaged, and is taken out now: plan anew.
   Result<std::shared_ptr<const StoredState>> move_or_repair(const CheckpointRecord& record,
                                                             const WantedState& wanted,
-                                                            std::stop_token stop, Fences& fences);
+                                                            Activity& activity, Fences& fences);
   Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
                     int64_t wanted_revision, std::shared_ptr<const StoredState> moved,
                     const Fences& fences);
   void remove_images_not_in(const StoredState& these, const StoredState& those);
-  void give_up(const CheckpointRecord& record, const StoredState& made);
+  /// `epoch`: of the leader that asked for it.
+  void give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch);
+  /// After a decision that failed: at once, or when it is known that it was not made after all.
+  void undo_unless_decided(const Error& error, const CheckpointRecord& record, std::shared_ptr<const StoredState> made);
   /// The new record of where the bytes lie, as a file that all nodes have, and in the transaction; and
   /// the plan beside it.
   Result<> put_stored(CheckpointRecord& record, const StoredState& moved, const PlanTexts& plan,
@@ -300,28 +371,55 @@ struct Job::Impl {
                                                std::shared_ptr<const StoredState> moved,
                                                PlanTexts plan);
   void remove_replaced(const CheckpointRecord& record, const StoredState& before);
-  void remove_superfluous(const std::stop_token& stop);  // `keep`
+  bool remove_superfluous(const std::stop_token& stop);  // `keep`; false: it is to be called again
 
   // job_older.cc
-  Result<> settle_older(const Layout& wanted);
-  Result<> settle_one(CheckpointRecord record, uint32_t replicas);
+  Result<> settle_older(const Layout& wanted, int64_t wanted_revision, std::unique_ptr<Activity>& activity);
+  Result<> settle_one(CheckpointRecord record, uint32_t replicas, Activity& activity);
   Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replicas,
                                   std::vector<std::string> nodes) const;
   Result<> remove(const std::string& name, bool only_unused);
 
   // job_verify.cc
   Result<CheckpointRecord> find_record(std::string_view name) const;
-  Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint,
-                                                    const StoredState& stored) const;
-  Result<std::string> answer_examine(const std::string& id, const std::string& stored_file);
-  Result<Findings> examine(const CheckpointRecord& record);
-  /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile.
-  Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images);
+  /// `pace`: null: as fast as it goes. `only`: these, of this node's images; none: all.
+  Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint, const StoredState& stored,
+                                                    Pace* pace, const std::vector<uint32_t>& only = {}) const;
+  Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
+                                  Pace* pace) const;
+  /// The checkpoint with just this stored state. kBusy: it is not, or not yet, known here.
+  Result<CheckpointRecord> find_stored(const std::string& id, const std::string& stored_file);
+  Result<std::string> answer_examine(const json::object& request, const std::string& id,
+                                     const std::string& stored_file);
+  Result<Findings> examine(const CheckpointRecord& record, Pace* pace);
+  /// Of each node these images; none named: all that it holds.
+  Result<std::vector<ImageContent>> read_images(const CheckpointRecord& record,
+                                                const std::map<std::string, std::vector<uint32_t>>& by_node,
+                                                Pace* pace = nullptr);
+  /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile. `were_damaged`:
+  /// what was read of the others may be wrong.
+  Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,
+                              bool were_damaged = false);
   /// Files of this node that are missing, as after a start on an empty store, or that are back. As long as
   /// other nodes count on them, their plans are other ones than this node's.
   void report_missing_images();
-  /// What is wrong; of that `replaceable` has been taken out.
+
+  // job_mend.cc
+  /// What was wrong; of that `replaceable` has been mended, or taken out.
   Result<Findings> repair(const std::string& name);
+  std::vector<uint32_t> mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found);
+  std::vector<uint32_t> mend_own(const Checkpoint& checkpoint, const StoredState& stored,
+                                 const std::vector<uint32_t>& damaged_anywhere,
+                                 const std::vector<DamagedImage>& bad) const;
+  Result<> mend_image(const Checkpoint& checkpoint, const StoredState& stored, const StoredState& others,
+                      const DamagedImage& bad) const;
+  Result<std::string> answer_mend(const json::object& request, const std::string& id, const std::string& stored_file);
+  Result<> note_mended(const std::string& name, const std::string& id);
+  /// Of all checkpoints in to_refresh; false: some of it is to be tried again.
+  bool refresh_mended();
+  Result<> answer_refresh(const std::string& id);
+  void refresh_everywhere(const std::string& name);  // as far as nodes answer; others do when they hear of the decision
+  Result<> look_over(const std::string& name);
 };
 
 /// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.

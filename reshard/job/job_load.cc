@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <boost/json/object.hpp>
 #include <cstring>
 #include <filesystem>
@@ -13,12 +14,14 @@
 
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/tombstones.h"
 #include "store/base/file.h"
 
 namespace ptc {
 namespace {
 
 constexpr size_t kMaxManifestBytes = size_t{1} << 32;
+constexpr const char* kDraftMark = "draft";  // in the directory of a checkpoint
 // Of a change that another node made, that node is the first to see to what follows from it.
 constexpr auto kOthersFirst = std::chrono::milliseconds(200);
 
@@ -64,7 +67,7 @@ std::string plan_file_of(const std::string& stored_file) {
 struct Job::Impl::MetaState {
   struct Record {
     std::string id, stored;
-    int64_t sequence = 0, generation = 0;
+    int64_t sequence = 0, generation = 0, mended = 0;
     bool pinned = false;
     int64_t meta_revision = 0;
   };
@@ -72,9 +75,12 @@ struct Job::Impl::MetaState {
   Layout layout;
   int64_t revision = 0, layout_meta_revision = 0;
   InForce in_force;
+  Sequence sequence;
   std::optional<std::string> rules_text;
+  Attributes attributes;
   std::map<std::string, LayoutSpec, std::less<>> custom_specs;
   std::map<std::string, Record> checkpoints;
+  std::map<std::string, LookedOver> looked_over;
 };
 
 Result<Job::Impl::MetaState> Job::Impl::read_meta() {
@@ -101,8 +107,16 @@ Result<Job::Impl::MetaState> Job::Impl::read_meta() {
       if (const json::value* current = object.if_contains("current"); current && current->is_string())
         state.in_force.current = std::string(current->as_string());
       state.in_force.meta_revision = entry.revision;
+    } else if (what == "sequence") {
+      const char* end_of_text = entry.value.data() + entry.value.size();
+      const auto [end, bad] = std::from_chars(entry.value.data(), end_of_text, state.sequence.last);
+      if (bad != std::errc() || end != end_of_text) return make_error(Code::kCorrupt, "{} is no number", entry.key);
+      state.sequence.meta_revision = entry.revision;
     } else if (what == "rules") {
       state.rules_text = entry.value;
+    } else if (what == "attributes") {
+      PTC_TRY(auto all, JobAttributes::from_text(entry.value));
+      state.attributes = {std::make_shared<const JobAttributes>(std::move(all)), entry.revision};
     } else if (what.starts_with("specs/")) {
       PTC_TRY(auto object, parse_object(entry.value, entry.key));
       PTC_TRY(state.custom_specs[what.substr(6)], LayoutSpec::from_json(object));
@@ -119,12 +133,17 @@ Result<Job::Impl::MetaState> Job::Impl::read_meta() {
         return make_error(Code::kCorrupt, "{} does not say where its bytes lie", entry.key);
       record.stored = std::string(stored->as_string());
       PTC_TRY(record.sequence, number(object, "sequence"));
+      PTC_TRY(record.mended, number(object, "mended"));
       if (const json::value* pinned = object.if_contains("pinned"))
         record.pinned = pinned->is_bool() && pinned->as_bool();
       record.meta_revision = entry.revision;
       state.checkpoints.emplace(what.substr(12), std::move(record));
+    } else if (what.starts_with("looked_over/")) {
+      if (auto looked = LookedOver::from_text(entry.value)) state.looked_over.emplace(what.substr(12), *std::move(looked));
     }
   }
+  for (const auto& [name, record] : state.checkpoints)  // committed before there was a count
+    state.sequence.last = std::max(state.sequence.last, record.sequence);
   if (state.layout_meta_revision == 0)
     return make_error(Code::kNotFound, "the metadata know no job {}", job->name());
   return state;
@@ -149,9 +168,11 @@ Result<> Job::Impl::load() {
 }
 
 Result<> Job::Impl::sync() {
+  PTC_TRY(check_trusted(services.cluster));
   std::lock_guard change(changes);
   PTC_TRY(auto given_up, given_up_elsewhere());
   PTC_TRY(auto state, read_meta());
+  take_over(std::move(state.attributes));
   std::vector<std::string> now_alive, now_drained;
   if (services.cluster != nullptr) {
     now_alive = services.cluster->alive();
@@ -170,12 +191,21 @@ Result<> Job::Impl::sync() {
     drained = now_drained;
   }
 
+  std::vector<std::string> ids_gone;
+  for (const auto& [name, record] : known)
+    if (auto now = state.checkpoints.find(name); now == state.checkpoints.end() || now->second.id != record.id)
+      ids_gone.push_back(record.id);
+  PTC_TRY(check_removed(ids_gone));
+
   struct Change {
     CheckpointRecord record;
     std::shared_ptr<const StoredState> stored;  // null: as before
   };
   std::map<std::string, Change> changes_of;
   std::map<std::string, std::pair<std::string, std::string>> now_damaged;  // name → id, why
+  std::set<std::string> mended;
+  std::set<std::string> ids;  // of all that there are
+  for (const auto& [name, entry] : state.checkpoints) ids.insert(entry.id);
   std::optional<Error> unreachable;
   std::optional<PlanTexts> newest_plan;
   int64_t plan_revision = 0;
@@ -227,29 +257,38 @@ Result<> Job::Impl::sync() {
     next.record.stored = entry.stored;
     next.record.sequence = entry.sequence;
     next.record.pinned = entry.pinned;
+    if (before != known.end() && before->second.id == entry.id && before->second.mended != entry.mended)
+      mended.insert(name);
+    next.record.mended = entry.mended;
     next.record.meta_revision = entry.meta_revision;
     changes_of.emplace(name, std::move(next));
   }
 
   std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>> replaced;  // and before
   std::vector<CheckpointRecord> gone;
+  bool shown_changed = false;
   std::set<std::string> to_tell, decided;  // what was made here for a plan stays until there is a decision
   {
     std::lock_guard lock(mutex);
     const bool edited = revision != state.revision;
     const bool wanted_again = !edited && layout_meta_revision != state.layout_meta_revision;
+    shown_changed = layout_text != state.layout_text || rules_text != state.rules_text ||
+                    in_force.current != state.in_force.current;
     layout_text = std::move(state.layout_text);
     layout = std::move(state.layout);
     revision = state.revision;
     layout_meta_revision = state.layout_meta_revision;
     rules_text = std::move(state.rules_text);
     custom_specs = std::move(state.custom_specs);
+    looked_over = std::move(state.looked_over);
+    to_refresh.insert(mended.begin(), mended.end());
     const bool flipped = in_force.meta_revision != state.in_force.meta_revision;
     in_force = std::move(state.in_force);
+    sequence = state.sequence;
     if (flipped || wanted_again) failed.reset();  // another node could do it, or it is to be tried once more
     if (edited || wanted_again) {
       last_error.reset();
-      if (edited && running) running->stop.request_stop();
+      if (edited) activities.stop_reshards();
     }
     damaged.clear();
     for (auto& [name, why] : now_damaged) {
@@ -277,7 +316,7 @@ Result<> Job::Impl::sync() {
     }
     if (failed && decided.contains(failed->checkpoint)) failed.reset();
     checkpoints.clear();
-    for (auto& [name, next] : changes_of) checkpoints.emplace(name, std::move(next.record));
+    for (auto& [name, next] : changes_of) checkpoints.emplace(name, next.record);
     if (newest_plan && plan_revision > last_plan_revision) {
       last_plan = *std::move(newest_plan);
       last_plan_revision = plan_revision;
@@ -295,8 +334,16 @@ Result<> Job::Impl::sync() {
     if (!gone.empty() && listener != nullptr) listener->names_changed();
     changed.notify_all();
   }
-  if (listener != nullptr)
+  if (listener != nullptr) {
+    if (shown_changed) listener->job_changed(job->name());
     for (const std::string& name : to_tell) listener->checkpoint_changed(job->name(), name);
+  }
+  for (const auto& [name, next] : changes_of) {
+    if (!decided.contains(name)) continue;
+    confirm(next.record);
+    if (next.stored != nullptr) continue;  // what was before is known
+    PTC_TRY(remove_earlier_states(next.record, /*drafts_too=*/false));
+  }
   for (const CheckpointRecord& record : gone) remove_files_of(record);
   for (const auto& [record, before] : replaced) {
     remove_images_not_in(*before, *record.checkpoint->stored());
@@ -304,9 +351,19 @@ Result<> Job::Impl::sync() {
   }
   for (const auto& [name, next] : changes_of)
     if (decided.contains(name)) drop_part(next.record.id);
-  settle_taken(given_up);
+  settle_commits_elsewhere(given_up, ids);
+  if (!mended.empty()) services.caches_stale();
   if (unreachable) return *std::move(unreachable);
   return ok();
+}
+
+void Job::Impl::take_over(Attributes known) {
+  {
+    std::lock_guard lock(mutex);
+    if (known.meta_revision <= attributes.meta_revision) return;
+    attributes = std::move(known);
+  }
+  if (listener != nullptr) listener->attributes_changed(job->name());
 }
 
 Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation,
@@ -407,6 +464,66 @@ Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string&
   return ok();
 }
 
+Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool drafts_too) {
+  std::set<std::string> used;
+  for (const StoredImage& image : record.checkpoint->stored()->images) used.insert(image.id);
+  PTC_TRY(auto files, names_of(checkpoint_dir(record.id)));
+  for (const std::string& file : files) {
+    if (!file.starts_with("stored-") || file == record.stored) continue;
+    const std::string path = checkpoint_dir(record.id) + "/" + file;
+    const bool earlier = std::strtoll(file.c_str() + strlen("stored-"), nullptr, 10) < record.generation;
+    if (!earlier && !drafts_too) continue;
+    bool stays = false;
+    for (const ImageId& id : images_named_in(path)) {
+      if (used.contains(id.text)) continue;
+      if (earlier) (void)services.images->remove(id);
+      else stays = stays || (!services.images->is_draft(id) && services.images->open(id).has_value());
+    }
+    if (stays) {
+      spdlog::warn("job {}: {} names files that are here and that no decision names: it is kept", job->name(), path);
+      continue;
+    }
+    PTC_TRY(remove_tree(AT_FDCWD, path));
+  }
+  for (const std::string& file : files) {
+    const std::string stored = "stored" + file.substr(std::min(file.find('-'), file.size()));
+    std::error_code error;
+    if (!file.starts_with("plan-") || std::filesystem::exists(checkpoint_dir(record.id) + "/" + stored, error)) continue;
+    PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + file));
+  }
+  return ok();
+}
+
+Result<> Job::Impl::make_checkpoint_dir(const std::string& id) {
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
+  if (mkdir(checkpoint_dir(id).c_str(), 0700) != 0) {
+    if (errno == EEXIST) return ok();
+    return errno_error(errno, checkpoint_dir(id));
+  }
+  PTC_TRY(open_file(AT_FDCWD, checkpoint_dir(id) + "/" + kDraftMark, O_WRONLY | O_CREAT));
+  return ok();
+}
+
+/// Not before the file that names the images lies beside them: when others have moved them away, or removed the
+/// checkpoint, while this node is away, it is by that file that they are known.
+void Job::Impl::confirm(const CheckpointRecord& record) {
+  if (access(fmt::format("{}/{}", checkpoint_dir(record.id), record.stored).c_str(), F_OK) != 0) return;
+  unlink(fmt::format("{}/{}", checkpoint_dir(record.id), kDraftMark).c_str());
+  for (const StoredImage& image : record.checkpoint->stored()->images) services.images->confirm({image.id});
+}
+
+Result<> Job::Impl::check_removed(const std::vector<std::string>& ids) {
+  for (const std::string& id : ids) {
+    PTC_TRY(bool removed, is_removed(*services.meta, removed_checkpoint_key(id)));
+    if (removed) continue;
+    PTC_TRY(bool with_its_job, is_removed(*services.meta, removed_job_key(job->id())));
+    if (with_its_job) return make_error(Code::kNotFound, "job {} was removed", job->name());
+    return make_error(Code::kUnavailable, "checkpoint {} of job {} is named no more, but nobody removed it: what the "
+                      "agreement store says is not taken over", id, job->name());
+  }
+  return ok();
+}
+
 Result<> Job::Impl::recover_commits() {
   PTC_TRY(remove_tree(AT_FDCWD, dir + "/" + kScratchDir));
   std::unordered_map<std::string, std::string> stored_files;  // of committed ids
@@ -415,7 +532,11 @@ Result<> Job::Impl::recover_commits() {
   PTC_TRY(auto commits, names_of(dir + "/committing"));
   for (const std::string& id : commits) {
     const std::string directory = dir + "/committing/" + id;
-    if (stored_files.contains(id) || damaged_ids.contains(id)) {
+    bool decided = stored_files.contains(id) || damaged_ids.contains(id);
+    if (!decided) {
+      PTC_TRY(decided, is_removed(*services.meta, removed_checkpoint_key(id)));
+    }
+    if (decided) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
@@ -437,12 +558,21 @@ Result<> Job::Impl::recover_commits() {
   for (const std::string& id : ids) {
     const std::string directory = checkpoint_dir(id);
     if (damaged_ids.contains(id)) continue;
-    auto owner = stored_files.find(id);
-    if (owner == stored_files.end()) {
+    if (stored_files.contains(id)) continue;
+    std::error_code error;
+    if (std::filesystem::exists(directory + "/" + kDraftMark, error) || std::filesystem::is_empty(directory, error)) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
-    PTC_TRY(remove_stale_files(id, owner->second));
+    PTC_TRY(bool removed, is_removed(*services.meta, removed_checkpoint_key(id)));
+    if (removed) {
+      PTC_TRY(remove_checkpoint_directory(*services.images, directory));
+      continue;
+    }
+    unnamed.push_back("checkpoints/" + id);
+  }
+  for (const auto& [name, record] : checkpoints) {
+    PTC_TRY(remove_earlier_states(record, /*drafts_too=*/true));
   }
   return ok();
 }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <future>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/drain.h"
@@ -94,8 +95,8 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
 }
 
 Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const WantedState& wanted,
-                                        const ChangePlan& change, std::atomic<uint64_t>& bytes_done,
-                                        std::stop_token stop, Fences& fences) {
+                                        const ChangePlan& change, Activity& activity, Fences& fences,
+                                        const MetaTransaction::Compare* decides) {
   std::set<std::string> needed;
   for (size_t i = 0; i < change.targets.size(); ++i)
     if (!change.transfers.images[i].kept || !change.same_states)
@@ -114,10 +115,14 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const Wa
   json::object request = wanted_json(record, wanted, wanted_revision);
   const PlanName plan_name =
       name_of_plan(record.id, json::serialize(request), change, *record.checkpoint->stored());
-  request["epoch"] = leader_epoch.load();
+  request["epoch"] = decides != nullptr ? 0 : leader_epoch.load();
+  if (decides != nullptr) {
+    request["from"] = services.cluster->self();
+    request["fence"] = decides->revision;
+  }
   const std::string text = json::serialize(request);
   auto part_of = [&](const std::string& node) -> Result<PlanPart> {
-    PTC_TRY(auto answer, ask(node, "part", text, stop));
+    PTC_TRY(auto answer, ask(node, "part", text, activity.stop_token()));
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
     if (part.value().plan != plan_name.digest)
@@ -132,8 +137,8 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const Wa
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {
-    Result<PlanPart> own =
-        make_part(plan_name, *record.checkpoint, *record.checkpoint->stored(), change, bytes_done, stop);
+    const KeyedLock::Held one = parts_being_made.hold(record.id);
+    Result<PlanPart> own = make_part(plan_name, *record.checkpoint, *record.checkpoint->stored(), change, activity);
     if (own.has_error()) made = std::move(own).error();
     else parts.emplace_back(self, std::move(own).value());
   }
@@ -152,12 +157,48 @@ void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts) 
   for (const auto& [node, part] : parts)
     for (const auto* list : {&part.images, &part.copies})
       for (const auto& [number, id] : *list) orphans.images.push_back({id, nullptr, 0, "", -1, node});
-  give_up(record, orphans);
+  give_up(record, orphans, leader_epoch);
+}
+
+Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const ChangePlan& change, const NodeParts& parts,
+                                  bool known) {
+  const Checkpoint& checkpoint = *record.checkpoint;
+  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
+  auto name = [&](uint32_t tensor) { return checkpoint.manifest().tensor_name(tensor); };
+  ChecksumLedger ledger;
+  std::vector<std::unordered_set<Box, BoxHash>> there(facts.size());  // of tensors that were touched
+  for (const auto& [node, part] : parts)
+    for (const PlanPart::Sum& sum : part.sums) {
+      if (sum.tensor >= facts.size()) return make_error(Code::kCorrupt, "node {} made what is in no plan", node);
+      PTC_TRY(ledger.add(sum.tensor, sum.box, sum.sum));
+      there[sum.tensor].insert(sum.box);
+    }
+  if (!change.same_states) return compare_checksums(ledger, facts, name);
+  // Copies of some files. The other boxes of their tensors are read from one copy each, where that lies.
+  const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  std::map<std::string, std::vector<uint32_t>> to_read;  // images by node
+  for (uint32_t i = 0; known && i < stored->images.size(); ++i) {
+    if (stored->images[i].image == nullptr) continue;
+    bool wanted = false;
+    for (const ArraySlot& slot : stored->layouts()[i].arrays)
+      for (const Piece& piece : slot.part.pieces)
+        if (!there[slot.tensor].empty() && !piece.global.empty() && there[slot.tensor].insert(piece.global).second)
+          wanted = true;
+    if (wanted) to_read[stored->images[i].node].push_back(i);
+  }
+  PTC_TRY(auto contents, read_images(record, to_read));
+  for (const ImageContent& content : contents)
+    for (const auto& [tensor, box, sum] : content.sums)
+      if (tensor < facts.size() && !there[tensor].empty()) {
+        PTC_TRY(ledger.add(tensor, box, sum));
+      }
+  return compare_whole_tensors(ledger, facts, name);
 }
 
 Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoint& checkpoint,
-                                      const StoredState& stored, const ChangePlan& change,
-                                      std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
+                                      const StoredState& stored, const ChangePlan& change, Activity& activity) {
+  const std::stop_token stop = activity.stop_token();
+  std::atomic<uint64_t>& bytes_done = activity.bytes_done();
   const std::string self = node_key(services);
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const std::vector<ImageRef> sources = stored.image_refs();
@@ -264,6 +305,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   CheckpointRecord record;
   WantedState wanted;
   std::string id, stored_file, wanted_plan;
+  bool commits = false;  // it is not led, and no edit ends it
   int64_t generation = 0, wanted_revision = 0, epoch = 0;
   try {
     PTC_TRY(auto value, parse_json(request, {.max_bytes = size_t{1} << 28}));
@@ -280,6 +322,12 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
       wanted.alive.emplace_back(node.as_string());
     epoch = object.at("epoch").to_number<int64_t>();
     object.erase("epoch");
+    commits = object.contains("from");
+    if (commits) {
+      PTC_TRY(note_commit_elsewhere(object, id));
+      object.erase("from");
+      object.erase("fence");
+    }
     wanted_plan = json::serialize(object);
   } catch (const std::exception& error) {
     return invalid_argument("the request for a part of a plan is damaged: {}", error.what());
@@ -301,8 +349,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   if (behind) {
     PTC_TRY(sync());
   }
-  // One part of a job at a time; what was made for the same plan before is not made again.
-  std::lock_guard one(part_mutex);
+  // One part for a checkpoint at a time; what was made for the same plan before is not made again.
+  const KeyedLock::Held one = parts_being_made.hold(id);
   {
     std::lock_guard lock(mutex);
     auto finished = finished_parts.find(id);
@@ -321,31 +369,27 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   }
   std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));
-  std::shared_ptr<std::atomic<uint64_t>> bytes_done;
-  std::stop_token stop;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < change->targets.size(); ++i)
+    if (change->nodes[change->targets[i].layout.node] == node_key(services) && !change->transfers.images[i].kept)
+      bytes += change->targets[i].layout.bytes;
+  std::unique_ptr<Activity> activity =
+      activities.begin({commits ? Activity::Kind::kCommit : Activity::Kind::kPart, record.checkpoint->name(),
+                        stored->spec.name(), wanted.spec.name()});
+  activity->begin("moving", bytes);
+  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored), *record.checkpoint,
+                                    *stored, *change, *activity);
+  activity.reset();
+  bool given_up = false;
   {
     std::lock_guard lock(mutex);
-    if (stopping) return Error(Code::kCancelled, "shutting down");
-    running.emplace(Running{});
-    running->checkpoint = record.checkpoint->name();
-    running->from = stored->spec.name();
-    running->to = wanted.spec.name();
-    running->phase = "moving";
-    for (uint32_t i = 0; i < change->targets.size(); ++i)
-      if (change->nodes[change->targets[i].layout.node] == node_key(services) &&
-          !change->transfers.images[i].kept)
-        running->bytes_total += change->targets[i].layout.bytes;
-    bytes_done = running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
-    running->started = std::chrono::steady_clock::now();
-    stop = running->stop.get_token();
+    changed.notify_all();
+    if (part.has_value()) finished_parts[id] = {std::move(wanted_plan), part.value(), epoch};
+    given_up = commits && !commits_elsewhere.contains(id);
   }
-  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored), *record.checkpoint,
-                                    *stored, *change, *bytes_done, stop);
-  std::lock_guard lock(mutex);
-  running.reset();
-  changed.notify_all();
-  if (part.has_value()) finished_parts[id] = {std::move(wanted_plan), part.value(), epoch};
-  return part;
+  if (!given_up) return part;
+  drop_part(id);
+  return make_error(Code::kConflict, "the commit was given up");
 }
 
 Result<std::vector<StoredImage>> Job::Impl::compose(

@@ -1,6 +1,7 @@
 #include "reshard/job/job_numbers.h"
 
 #include "reshard/job/job_impl.h"
+#include "reshard/job/last_reshard.h"
 
 namespace ptc {
 
@@ -17,8 +18,6 @@ uint64_t stored_bytes(const Checkpoint& checkpoint) {
   uint64_t bytes = 0;
   const std::shared_ptr<const StoredState> stored = checkpoint.stored();
   for (const ImageLayout& layout : stored->layouts()) bytes += layout.bytes;
-  for (const WrittenFile& file : checkpoint.manifest().files)
-    if (!file.has_tensors) bytes += file.bytes;
   return bytes;
 }
 
@@ -27,7 +26,7 @@ JobState Job::Impl::state() const {
   if (failed && failed->revision == revision &&
       failed->checkpoint == (newest != nullptr ? newest->checkpoint->name() : ""))
     return JobState::kFailed;
-  return running || !settled() ? JobState::kResharding : JobState::kIdle;
+  return activities.any_reshard() || !settled() ? JobState::kResharding : JobState::kIdle;
 }
 
 JobNumbers Job::numbers() const {
@@ -38,16 +37,15 @@ JobNumbers Job::numbers() const {
   numbers.revision = impl.revision;
   numbers.in_force_revision = impl.in_force.revision;
   numbers.checkpoints = impl.checkpoints.size();
-  for (const auto& [name, record] : impl.checkpoints)
-    numbers.stored_bytes += stored_bytes(*record.checkpoint);
-  if (impl.running) {
-    numbers.progress_bytes = impl.running->bytes_done->load();
-    numbers.progress_total_bytes = impl.running->bytes_total;
+  numbers.stored_bytes = impl.bytes_on(node_key(impl.services));
+  if (const std::optional<Activity::Progress> shown = impl.activities.reshard()) {
+    numbers.progress_bytes = shown->bytes_done;
+    numbers.progress_total_bytes = shown->bytes_total;
   }
   numbers.counts = impl.counts;
   numbers.counts.hashed_bytes = impl.hashes.bytes();
-  if (impl.last_reshard)
-    numbers.last_reshard = {impl.last_reshard->totals, impl.last_reshard->seconds};
+  if (const std::optional<LastReshard> last = LastReshard::of(impl.last_plan))
+    numbers.last_reshard = {last->totals, last->seconds};
   return numbers;
 }
 

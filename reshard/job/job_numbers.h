@@ -20,6 +20,8 @@ struct JobCounts {
   uint64_t reshards_done = 0, reshards_failed = 0, reshards_abandoned = 0;
   uint64_t commits_done = 0, commits_refused = 0;
   uint64_t hashed_bytes = 0;  // at the close of files and by commits
+  // Damaged copies that were found: mended where they lie, made anew elsewhere, or without another that is right.
+  uint64_t damaged_mended = 0, damaged_replaced = 0, damaged_left = 0;
   std::optional<double> last_commit_seconds;  // of those that were done
 };
 

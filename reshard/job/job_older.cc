@@ -20,7 +20,7 @@ Result<WantedState> Job::Impl::where_it_is(const CheckpointRecord& record, uint3
   return wanted;
 }
 
-Result<> Job::Impl::settle_older(const Layout& wanted) {
+Result<> Job::Impl::settle_older(const Layout& wanted, int64_t wanted_revision, std::unique_ptr<Activity>& activity) {
   if (services.cluster == nullptr) return ok();
   std::vector<CheckpointRecord> older;
   {
@@ -31,29 +31,23 @@ Result<> Job::Impl::settle_older(const Layout& wanted) {
   }
   for (CheckpointRecord& record : older) {
     const std::string name = record.checkpoint->name();
-    Result<> settled = settle_one(std::move(record), wanted.replicas);
+    {
+      std::lock_guard lock(mutex);
+      if (revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
+      const std::string spec = record.checkpoint->stored()->spec.name();
+      activity = activities.begin({Activity::Kind::kReshard, name, spec, spec});
+    }
+    Result<> settled = settle_one(std::move(record), wanted.replicas, *activity);
     if (settled.has_error()) return std::move(settled).error().with_context("checkpoint " + name);
   }
   return ok();
 }
 
-Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
+Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas, Activity& activity) {
+  if (activity.stop_token().stop_requested()) return Error(Code::kCancelled, "shutting down");
   PTC_TRY(auto wanted, where_it_is(record, replicas, nodes_in_service()));
-  std::stop_token stop;
-  {
-    std::lock_guard lock(mutex);
-    if (stopping) return Error(Code::kCancelled, "shutting down");
-    if (!running) running.emplace(Running{});
-    running->checkpoint = record.checkpoint->name();
-    running->from = running->to = wanted.spec.name();
-    running->phase = "planning";
-    running->bytes_total = 0;
-    running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
-    running->started = std::chrono::steady_clock::now();
-    stop = running->stop.get_token();
-  }
   Fences fences;
-  PTC_TRY(auto moved, move_or_repair(record, wanted, stop, fences));
+  PTC_TRY(auto moved, move_or_repair(record, wanted, activity, fences));
   if (moved == nullptr) return ok();
 
   const std::string name = record.checkpoint->name();
@@ -79,7 +73,7 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas) {
   };
   Result<std::shared_ptr<const StoredState>> before = decide();
   if (before.has_error()) {
-    if (!services.meta->in_doubt()) give_up(record, *moved);
+    undo_unless_decided(before.error(), record, moved);
     return std::move(before).error();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);

@@ -1,13 +1,16 @@
 // What the nodes of a cluster ask each other about a job:
 //
 //   file     {"id", "file"} → a file of checkpoints/<id>/ (manifest, headers, stored state)
-//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names them
+//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names them. Of a commit
+//            also "from", "fence": job_take.cc
 //   part     a WantedState of a checkpoint → PlanPart: make this node's images of the plan
 //   drop     {"id", "epoch"}: the plan will not be carried out: its images go
 //   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
-//   examine  {"id", "stored"} → what this node's images really contain: examine.h
+//   examine  {"id", "stored", "paced", "images"?} → what this node's images, or these of them, really contain: examine.h
+//   mend     {"id", "stored", "anywhere", "damaged"} → which of the damaged images are right now: job_mend.cc
+//   refresh  {"id"}: damaged bytes were mended; answered when nobody here reads the wrong ones any more
 //   uses     {"id"} → "yes" while a file of the checkpoint is open here
-//   take, hash, adopt, untake: a commit that the other node leads: job_take.cc
+//   take, hash, adopt, hide, untake, commit: job_take.cc
 //
 // A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
 // are in front of it.
@@ -27,10 +30,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kCallTime = std::chrono::seconds(30);
 constexpr std::chrono::milliseconds kPartTime = std::chrono::hours(12);  // a node that lives is waited for
+constexpr std::chrono::milliseconds kGiveTime = std::chrono::seconds(3);
+constexpr size_t kGivenInMs = 20'000;  // bytes
 constexpr size_t kMaxFileBytes = size_t{1} << 32;
 
 bool is_long(std::string_view method) {
-  return method == "part" || method == "hash" || method == "examine";
+  return method == "part" || method == "hash" || method == "adopt" || method == "examine" || method == "mend" || method == "refresh";
 }
 
 bool is_name(std::string_view text) {
@@ -60,11 +65,10 @@ std::vector<std::string> Job::Impl::other_nodes() const {
 }
 
 Result<std::string> Job::Impl::ask(const std::string& node, std::string_view method,
-                                   std::string body, std::stop_token stop) {
+                                   std::string body, std::stop_token stop, std::chrono::milliseconds time) {
+  if (time == time.zero()) time = is_long(method) ? kPartTime : kCallTime;
   auto answer = services.cluster->call(node, fmt::format("job/{}", method),
-                                       job->name() + "\n" + std::move(body),
-                                       is_long(method) ? kPartTime : kCallTime,
-                                       std::move(stop));
+                                       job->name() + "\n" + std::move(body), time, std::move(stop));
   if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
   return answer;
 }
@@ -84,8 +88,7 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
       continue;
     }
     auto keep = [&]() -> Result<> {
-      PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
-      PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
+      PTC_TRY(make_checkpoint_dir(id));
       return write_file_atomically(AT_FDCWD, path, there.value());
     };
     // Without room for it this node asks again when it needs it.
@@ -95,7 +98,8 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
   return last;
 }
 
-Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored) {
+Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored,
+                               const std::optional<MetaTransaction::Compare>& decides) {
   json::array list;
   std::string contents;
   for (const std::string& file : files) {
@@ -103,11 +107,16 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
     list.push_back(json::array{json::value(file), content.size()});
     contents += content;
   }
-  const std::string body =
-      json::serialize(json::object{{"id", id}, {"files", std::move(list)}}) + "\n" + contents;
+  json::object request{{"id", id}, {"files", std::move(list)}};
+  if (decides) {
+    request["from"] = services.cluster->self();
+    request["fence"] = decides->revision;
+  }
+  const std::string body = json::serialize(request) + "\n" + contents;
+  const std::chrono::milliseconds time = kGiveTime + std::chrono::milliseconds(contents.size() / kGivenInMs);
   std::vector<std::future<Result<std::string>>> answers;
   for (const std::string& node : other_nodes())
-    answers.push_back(std::async(std::launch::async, [&, node] { return ask(node, "files", body); }));
+    answers.push_back(std::async(std::launch::async, [&, node] { return ask(node, "files", body, {}, time); }));
   bool given_to_any = answers.empty();
   for (auto& answer : answers) {
     // A node that does not answer now asks for them itself when it is there again.
@@ -178,12 +187,21 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (!value.is_object()) return invalid_argument("the request is no JSON object");
   const json::object& object = value.as_object();
   PTC_TRY(auto id, name_of(object, "id"));
-  if (method == "take" || method == "hash" || method == "adopt" || method == "untake")
+  if (method == "take" || method == "hash" || method == "adopt" || method == "hide" || method == "untake" ||
+      method == "commit")
     return answer_take(method, object, id, request.substr(std::min(line_end + 1, request.size())));
   if (method == "arrived") return answer_arrived(object, id);
   if (method == "examine") {
     PTC_TRY(auto stored_file, text_of(object, "stored"));
-    return answer_examine(id, stored_file);
+    return answer_examine(object, id, stored_file);
+  }
+  if (method == "mend") {
+    PTC_TRY(auto stored_file, text_of(object, "stored"));
+    return answer_mend(object, id, stored_file);
+  }
+  if (method == "refresh") {
+    PTC_TRY(answer_refresh(id));
+    return std::string();
   }
   if (method == "uses") {
     bool known = false;
@@ -217,8 +235,10 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     std::string_view rest = request.substr(std::min(line_end + 1, request.size()));
     const json::value* files = object.if_contains("files");
     if (files == nullptr || !files->is_array()) return invalid_argument("the request has no files");
-    PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
-    PTC_TRY(make_directory(AT_FDCWD, checkpoint_dir(id)));
+    if (object.contains("from")) {
+      PTC_TRY(note_commit_elsewhere(object, id));
+    }
+    PTC_TRY(make_checkpoint_dir(id));
     for (const json::value& file : files->as_array()) {
       const json::array* pair = file.if_array();
       if (pair == nullptr || pair->size() != 2 || !(*pair)[0].is_string() ||

@@ -1,4 +1,4 @@
-// The background thread of a job: brings the newest checkpoint into the layout wanted, then flips.
+// What a job does in the background: brings the newest checkpoint into the layout wanted, then flips.
 #include <spdlog/spdlog.h>
 
 #include <boost/json/object.hpp>
@@ -7,94 +7,97 @@
 
 #include "reshard/job/change.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/tombstones.h"
 #include "store/base/file.h"
 #include "store/base/size_text.h"
 
 namespace ptc {
 
-void Job::Impl::reshard_loop(std::stop_token stop) {
-  // Checkpoints that are too many but in use are looked at again after this time.
+std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) {
+  // Checkpoints that are too many but in use, and parts without a decision, are looked at again after this time.
   constexpr auto kRetryRemoval = std::chrono::seconds(2);
-  constexpr auto kTryAgain = std::chrono::seconds(1);
   constexpr auto kAnotherLeads = std::chrono::milliseconds(100);
-  while (!stop.stop_requested()) {
-    CheckpointRef checkpoint;
-    Layout wanted;
-    int64_t wanted_revision = 0;
-    bool work = false;
-    {
-      std::unique_lock lock(mutex);
-      changed.wait_for(lock, stop, kRetryRemoval, [&] { return !settled() || look; });
-      auto waited = [&] { return std::chrono::steady_clock::now() >= others_first; };
-      while (services.cluster != nullptr && !stop.stop_requested() && !waited()) {
-        const auto time = others_first;  // a copy: it is read without the lock
-        changed.wait_until(lock, stop, time, waited);
-      }
-      work = !settled() || look;
-      if (const CheckpointRecord* record = latest()) checkpoint = record->checkpoint;
-      wanted = layout;
-      wanted_revision = revision;
-    }
-    if (stop.stop_requested()) return;
-    if (work) report_missing_images();
-    if (work && !lead()) {
-      std::unique_lock lock(mutex);
-      changed.wait_for(lock, stop, kAnotherLeads, [] { return false; });
-      continue;
-    }
-    if (work) {
-      {
-        std::lock_guard lock(mutex);
-        look = false;
-        at_work = true;
-      }
-      Result<> result = ok();
-      try {
-        result = settle(checkpoint, wanted, wanted_revision);
-        if (result.has_value()) result = settle_older(wanted);
-      } catch (const std::exception& error) {  // no memory
-        result = make_error(Code::kNoSpace, "{}", error.what());
-      }
-      stop_leading();
-      std::lock_guard lock(mutex);
-      const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
-                                                    result.error().code() == Code::kConflict);
-      // A node that does not answer is gone soon, and then the plan is another one.
-      const bool again = services.cluster != nullptr && result.has_error() &&
-                         result.error().code() == Code::kUnavailable;
-      if (abandoned && services.cluster != nullptr) {  // there may be more to do than the newer edit says
-        look = true;
-        others_first = std::chrono::steady_clock::now() + kAnotherLeads;
-      }
-      if (again) {
-        look = true;
-        others_first = std::chrono::steady_clock::now() + kTryAgain;
-        last_error = {"reshard to " + wanted.spec.name() + " is tried again: " +
-                          result.error().message(), now_ns()};
-        spdlog::warn("job {}: {}", job->name(), last_error->what);
-      }
-      at_work = false;
-      if (!result.has_error()) {
-        failed.reset();
-        forget_error("reshard to ");
-      }
-      if (running && !result.has_error()) ++counts.reshards_done;
-      if (running && abandoned) ++counts.reshards_abandoned;
-      running.reset();
-      running_plan.reset();
-      if (result.has_error() && !abandoned && !again) {
-        ++counts.reshards_failed;
-        failed = {wanted_revision, checkpoint ? checkpoint->name() : ""};
-        last_error = {"reshard to " + wanted.spec.name() + " failed: " + result.error().message() +
-                          " (save layout.json again to try again)",
-                      now_ns()};
-        spdlog::error("job {}: {}", job->name(), last_error->what);
-      }
-      changed.notify_all();
-    }
-    remove_superfluous(stop);
-    drop_undecided_parts();
+  CheckpointRef newest;
+  Layout wanted;
+  int64_t wanted_revision = 0;
+  bool work = false;
+  {
+    std::lock_guard lock(mutex);
+    if (services.cluster != nullptr && std::chrono::steady_clock::now() < others_first) return others_first;
+    work = !settled() || look;
+    if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
+    wanted = layout;
+    wanted_revision = revision;
   }
+  if (stop.stop_requested()) return std::nullopt;
+  if (work) {
+    report_missing_images();
+    if (!lead()) {
+      std::lock_guard lock(mutex);
+      return others_first = std::chrono::steady_clock::now() + kAnotherLeads;
+    }
+    settle_all(newest, wanted, wanted_revision);
+  }
+  const bool removed = remove_superfluous(stop);
+  drop_undecided_parts();
+  std::lock_guard lock(mutex);
+  if (removed && settled() && !look && finished_parts.empty()) return std::nullopt;
+  return std::chrono::steady_clock::now() + (settled() && !look ? kRetryRemoval : std::chrono::seconds(0));
+}
+
+/// This node leads; then no more.
+void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted, int64_t wanted_revision) {
+  constexpr auto kTryAgain = std::chrono::seconds(1);
+  constexpr auto kAfterAnother = std::chrono::milliseconds(100);
+  {
+    std::lock_guard lock(mutex);
+    look = false;
+    at_work = true;
+  }
+  Result<> result = ok();
+  std::unique_ptr<Activity> activity;
+  try {
+    result = settle(newest, wanted, wanted_revision, activity);
+    if (result.has_value()) result = settle_older(wanted, wanted_revision, activity);
+  } catch (const std::exception& error) {  // no memory
+    result = make_error(Code::kNoSpace, "{}", error.what());
+  }
+  stop_leading();
+  std::lock_guard lock(mutex);
+  const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
+                                                result.error().code() == Code::kConflict);
+  // A node that does not answer is gone soon, and then the plan is another one.
+  const bool again = services.cluster != nullptr && result.has_error() &&
+                     (result.error().code() == Code::kUnavailable || result.error().code() == Code::kInDoubt);
+  if (abandoned && services.cluster != nullptr) {  // there may be more to do than the newer edit says
+    look = true;
+    others_first = std::chrono::steady_clock::now() + kAfterAnother;
+  }
+  if (again) {
+    look = true;
+    others_first = std::chrono::steady_clock::now() + kTryAgain;
+    last_error = {"reshard to " + wanted.spec.name() + " is tried again: " +
+                      result.error().message(), now_ns()};
+    spdlog::warn("job {}: {}", job->name(), last_error->what);
+  }
+  at_work = false;
+  if (!result.has_error()) {
+    failed.reset();
+    forget_error("reshard to ");
+  }
+  if (activity && !result.has_error()) ++counts.reshards_done;
+  if (activity && abandoned) ++counts.reshards_abandoned;
+  activity.reset();
+  running_plan.reset();
+  if (result.has_error() && !abandoned && !again) {
+    ++counts.reshards_failed;
+    failed = {wanted_revision, newest ? newest->name() : ""};
+    last_error = {"reshard to " + wanted.spec.name() + " failed: " + result.error().message() +
+                      " (save layout.json again to try again)",
+                  now_ns()};
+    spdlog::error("job {}: {}", job->name(), last_error->what);
+  }
+  changed.notify_all();
 }
 
 /// In a cluster one node at a time decides what a job's nodes do: the one that put the key, under its
@@ -159,31 +162,25 @@ Result<WantedState> Job::Impl::wanted_state(const Checkpoint& checkpoint, const 
 }
 
 Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted,
-                           int64_t wanted_revision) {
+                           int64_t wanted_revision, std::unique_ptr<Activity>& activity) {
   std::shared_ptr<const StoredState> moved;
   Fences fences;
   CheckpointRecord record;
   if (checkpoint != nullptr &&
       (checkpoint->stored()->spec != wanted.spec || services.cluster != nullptr)) {
-    std::stop_token stop;
     {
       std::lock_guard lock(mutex);
       const CheckpointRecord* newest = latest();
       if (revision != wanted_revision || newest == nullptr || newest->checkpoint != checkpoint)
         return Error(Code::kCancelled, "a newer edit came");
-      if (stopping) return Error(Code::kCancelled, "shutting down");
       record = *newest;
-      running.emplace(Running{});
-      running->checkpoint = checkpoint->name();
-      running->from = checkpoint->stored()->spec.name();
-      running->to = wanted.spec.name();
-      running->phase = "planning";
-      running->bytes_done = std::make_shared<std::atomic<uint64_t>>(0);
-      running->started = std::chrono::steady_clock::now();
-      stop = running->stop.get_token();
+      // Under the lock: an edit that comes after the look at the revision finds it, and stops it.
+      activity = activities.begin({Activity::Kind::kReshard, checkpoint->name(), checkpoint->stored()->spec.name(),
+                                   wanted.spec.name()});
     }
+    if (activity->stop_token().stop_requested()) return Error(Code::kCancelled, "shutting down");
     PTC_TRY(auto state, wanted_state(*checkpoint, wanted, nodes_in_service()));
-    PTC_TRY(moved, move_or_repair(record, state, stop, fences));
+    PTC_TRY(moved, move_or_repair(record, state, *activity, fences));
   } else {
     std::lock_guard lock(mutex);
     if (settled()) return ok();
@@ -191,15 +188,14 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
   if (moved == nullptr && checkpoint != nullptr) {  // all is where it shall be
     std::lock_guard lock(mutex);
     if (settled()) {
-      running.reset();
+      activity.reset();
       return ok();
     }
   }
   Result<bool> flipped = flip(checkpoint, wanted.spec, wanted_revision, moved, fences);
-  if (moved != nullptr && (flipped.has_error() ? !services.meta->in_doubt() : !flipped.value())) {
-    // Superseded at the last moment, or not written down: what was made for it goes.
-    give_up(record, *moved);
-  }
+  // Superseded at the last moment, or not written down: what was made for it goes.
+  if (moved != nullptr && flipped.has_error()) undo_unless_decided(flipped.error(), record, moved);
+  else if (moved != nullptr && !flipped.value()) give_up(record, *moved, leader_epoch);
   if (flipped.has_error()) return std::move(flipped).error();
   if (moved != nullptr && !flipped.value()) return Error(Code::kCancelled, "a newer edit came");
   return ok();
@@ -214,18 +210,26 @@ void Job::Impl::remove_images_not_in(const StoredState& these, const StoredState
 }
 
 /// What was made for a decision that did not come: here, and on the other nodes.
-void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made) {
+void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch) {
   remove_images_not_in(made, *record.checkpoint->stored());
   if (services.cluster == nullptr) return;
   for (const std::string& node : other_nodes())
-    (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}, {"epoch", leader_epoch.load()}}));
+    (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}, {"epoch", epoch}}));
+}
+
+void Job::Impl::undo_unless_decided(const Error& error, const CheckpointRecord& record,
+                                    std::shared_ptr<const StoredState> made) {
+  const int64_t epoch = leader_epoch;
+  if (error.code() != Code::kInDoubt) return give_up(record, *made, epoch);
+  doubts.add([this, record, made, epoch] { give_up(record, *made, epoch); });  // but for what is named by then
+  housekeeping.wake();
 }
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move_or_repair(const CheckpointRecord& record,
                                                                      const WantedState& wanted,
-                                                                     std::stop_token stop,
+                                                                     Activity& activity,
                                                                      Fences& fences) {
-  auto moved = move(record, wanted, stop, fences);
+  auto moved = move(record, wanted, activity, fences);
   if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
   Result<Findings> found = repair(record.checkpoint->name());
   if (found.has_error() || found.value().replaceable.empty()) return moved;
@@ -234,7 +238,7 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move_or_repair(const Check
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecord& record,
                                                            const WantedState& wanted,
-                                                           std::stop_token stop,
+                                                           Activity& activity,
                                                            Fences& fences) {
   auto start = std::chrono::steady_clock::now();
   const Checkpoint& checkpoint = *record.checkpoint;
@@ -244,28 +248,14 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
   const PlanReport report(job->name(), services.node, checkpoint, *stored, wanted.spec, *change);
   PlanTexts texts = report.texts("running", 0);
   const TransferPlan::Totals totals = change->transfers.totals;
-  std::shared_ptr<std::atomic<uint64_t>> bytes_done;
   {
     std::lock_guard lock(mutex);
     running_plan = std::move(texts);
-    running->phase = "moving";
-    running->bytes_total = totals.total_bytes - totals.kept_bytes;
-    bytes_done = running->bytes_done;
   }
+  activity.begin("moving", totals.total_bytes - totals.kept_bytes);
 
-  PTC_TRY(auto parts, make_parts(record, wanted, *change, *bytes_done, stop, fences));
-  auto compare = [&]() -> Result<> {
-    ChecksumLedger ledger;
-    for (const auto& [node, part] : parts)
-      for (const PlanPart::Sum& sum : part.sums) {
-        PTC_TRY(ledger.add(sum.tensor, sum.box, sum.sum));
-      }
-    if (change->same_states) return ok();  // copies of some files, and not of all tensors
-    return compare_checksums(ledger, checkpoint.tensor_facts(), [&](uint32_t tensor) {
-      return checkpoint.manifest().tensor_name(tensor);
-    });
-  };
-  Result<> made = compare();
+  PTC_TRY(auto parts, make_parts(record, wanted, *change, activity, fences));
+  Result<> made = compare_parts(record, *change, parts, /*known=*/true);
   Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
   if (made.has_value()) {
     Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, *change, parts);
@@ -279,10 +269,9 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
   }
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   texts = report.texts("done", seconds.count());
+  activity.begin("committing");
   std::lock_guard lock(mutex);
   running_plan = std::move(texts);
-  running->phase = "committing";
-  last_reshard = {checkpoint.name(), stored->spec.name(), wanted.spec.name(), totals, seconds.count()};
   return moved;
 }
 
@@ -372,11 +361,12 @@ std::shared_ptr<const StoredState> Job::Impl::take_over(const CheckpointRecord& 
 }
 
 void Job::Impl::remove_replaced(const CheckpointRecord& record, const StoredState& before) {
+  confirm(record);
   remove_images_not_in(before, *record.checkpoint->stored());
   (void)remove_stale_files(record.id, record.stored);
 }
 
-void Job::Impl::remove_superfluous(const std::stop_token& stop) {
+bool Job::Impl::remove_superfluous(const std::stop_token& stop) {
   std::vector<std::pair<std::string, std::string>> surplus;  // name and id
   {
     std::lock_guard lock(mutex);
@@ -384,7 +374,7 @@ void Job::Impl::remove_superfluous(const std::stop_token& stop) {
     std::set<std::pair<int64_t, std::string>> by_sequence;
     for (const auto& [name, record] : checkpoints)
       if (!record.pinned) by_sequence.emplace(record.sequence, name);
-    if (layout.keep == 0 || by_sequence.size() <= layout.keep) return;
+    if (layout.keep == 0 || by_sequence.size() <= layout.keep) return true;
     const size_t too_many = by_sequence.size() - layout.keep;
     // The newest stays, also while it is not current yet (or cannot become so).
     by_sequence.erase(std::prev(by_sequence.end()));
@@ -400,6 +390,7 @@ void Job::Impl::remove_superfluous(const std::stop_token& stop) {
       spdlog::warn("job {}: checkpoint {} is one too many, but: {}", job->name(), name,
                    removed.error().message());
   }
+  return surplus.empty();
 }
 
 Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
@@ -414,18 +405,20 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
       return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = it->second;
     if (record.pinned)
-      return make_error(Code::kPermissionDenied,
-                        "checkpoint {} is pinned; ptc pin {}/{} --remove takes that off", name,
-                        job->name(), name);
+      return Error(Code::kPermissionDenied,
+                   fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off", name, job->name(), name),
+                   EPERM);
     if (only_unused && (record.checkpoint->in_use() || in_force.current == name))
       return make_error(Code::kBusy, "checkpoint {} is being read", name);
     next = in_force;
-    if (running && running->checkpoint == name) running->stop.request_stop();
+    activities.stop_with(name);
   }
   const std::string key = meta_key("checkpoints/" + name);
   transaction.compares = {{key, record.meta_revision},
                           {meta_key("in_force"), next.meta_revision}};
   transaction.deletes = {key};
+  const std::string tombstone = removed_checkpoint_key(record.id);
+  transaction.puts.emplace_back(tombstone, removed_checkpoint_text(job->name(), name));
   const bool was_current = next.current == name;
   if (was_current) {
     next.current.reset();
@@ -446,6 +439,8 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
   remove_files_of(record);
+  // Of a store that is alone: it is carried out. (Else at the next start.)
+  if (services.cluster == nullptr) (void)services.meta->commit({.deletes = {tombstone}});
   spdlog::info("job {}: checkpoint {} removed", job->name(), name);
   return ok();
 }

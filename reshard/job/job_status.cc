@@ -6,6 +6,7 @@
 
 #include "reshard/job/job_impl.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/last_reshard.h"
 
 namespace ptc {
 
@@ -19,26 +20,33 @@ std::string Job::status_json() const {
   status["in_force_revision"] = impl.in_force.revision;
   status["wanted"] = impl.layout.spec.name();
   status["checkpoint"] = impl.in_force.current ? json::value(*impl.in_force.current) : nullptr;
-  if (impl.running) {
-    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - impl.running->started;
-    status["progress"] = json::object{{"phase", impl.running->phase},
-                                      {"checkpoint", impl.running->checkpoint},
-                                      {"from", impl.running->from},
-                                      {"to", impl.running->to},
-                                      {"bytes_done", impl.running->bytes_done->load()},
-                                      {"bytes_total", impl.running->bytes_total},
-                                      {"seconds", seconds.count()}};
+  if (const std::optional<Activity::Progress> shown = impl.activities.reshard()) {
+    status["progress"] = json::object{{"phase", shown->phase},
+                                      {"checkpoint", shown->subject.checkpoint},
+                                      {"from", shown->subject.from},
+                                      {"to", shown->subject.to},
+                                      {"bytes_done", shown->bytes_done},
+                                      {"bytes_total", shown->bytes_total},
+                                      {"seconds", shown->seconds}};
   } else {
     status["progress"] = nullptr;
   }
-  if (impl.last_reshard) {
-    status["last_reshard"] = json::object{{"checkpoint", impl.last_reshard->checkpoint},
-                                          {"from", impl.last_reshard->from},
-                                          {"to", impl.last_reshard->to},
-                                          {"bytes_kept", impl.last_reshard->totals.kept_bytes},
-                                          {"bytes_written", impl.last_reshard->totals.total_bytes -
-                                                                impl.last_reshard->totals.kept_bytes},
-                                          {"seconds", impl.last_reshard->seconds}};
+  json::array commits;
+  for (const Activity::Progress& commit : impl.activities.commits())
+    commits.push_back(json::object{{"phase", commit.phase},
+                                   {"checkpoint", commit.subject.checkpoint},
+                                   {"from", commit.subject.from},
+                                   {"bytes_done", commit.bytes_done},
+                                   {"bytes_total", commit.bytes_total},
+                                   {"seconds", commit.seconds}});
+  status["commits"] = std::move(commits);
+  if (const std::optional<LastReshard> last = LastReshard::of(impl.last_plan)) {
+    status["last_reshard"] = json::object{{"checkpoint", last->checkpoint},
+                                          {"from", last->from},
+                                          {"to", last->to},
+                                          {"bytes_kept", last->totals.kept_bytes},
+                                          {"bytes_written", last->totals.total_bytes - last->totals.kept_bytes},
+                                          {"seconds", last->seconds}};
   } else {
     status["last_reshard"] = nullptr;
   }
@@ -53,6 +61,11 @@ std::string Job::status_json() const {
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
         impl.layout.replicas)));
+  if (impl.services.cluster != nullptr)
+    if (const auto why = impl.services.cluster->distrusted())
+      warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " + *why));
+  for (const std::string& what : impl.unnamed)
+    warnings.push_back(json::value(what + " is kept, though no checkpoint of the job is in it"));
   for (const auto& [name, why] : impl.damaged)
     warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}", name, why)));
   std::vector<const CheckpointRecord*> records;
@@ -69,7 +82,17 @@ std::string Job::status_json() const {
                         {"tensors", checkpoint.model().tensors().size()},
                         {"bytes", stored_bytes(checkpoint)},
                         {"pinned", record->pinned},
-                        {"layouts", json::array{stored->spec.name()}}};
+                        {"layouts", json::array{stored->spec.name()}},
+                        {"looked_over", nullptr}};
+    if (const auto looked = impl.looked_over.find(record->id); looked != impl.looked_over.end()) {
+      const LookedOver& found = looked->second;
+      object["looked_over"] = json::object{{"time", time_text(found.time_ns)},
+                                           {"damaged", json::array(found.found.begin(), found.found.end())},
+                                           {"mended", json::array(found.mended.begin(), found.mended.end())}};
+      for (const std::string& what : found.found)
+        warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}; no other copy has it right",
+                                                   checkpoint.name(), what)));
+    }
     std::vector<std::string> lost = checkpoint.lost_tensors();
     if (!lost.empty()) {
       json::array names;
@@ -79,6 +102,11 @@ std::string Job::status_json() const {
                                                  checkpoint.name(), lost.size(),
                                                  lost.size() == 1 ? "" : "s")));
     }
+    for (const CheckpointFacts::LeftOut& one : checkpoint.left_out())
+      if (one.same_names)
+        warnings.push_back(json::value(fmt::format(
+            "checkpoint {}: {} tensors of {} have the names of others with other values: hf/ is without them; if they are "
+            "parts of the same tensors, each part belongs to a rank of its own", checkpoint.name(), one.tensors, one.file)));
     checkpoints.push_back(std::move(object));
   }
   status["warnings"] = std::move(warnings);

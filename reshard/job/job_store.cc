@@ -17,13 +17,18 @@
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/space.h"
+#include "reshard/job/store_membership.h"
 #include "reshard/job/tell.h"
+#include "reshard/job/tombstones.h"
+#include "store/base/size_text.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
+
+constexpr unsigned kMostReshards = 64, kMostHashing = 8;  // at once, of all jobs
 
 Result<> check_job_name(std::string_view name) {
   if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
@@ -35,9 +40,13 @@ Result<> check_job_name(std::string_view name) {
 }
 
 // Ordinary files of the user's own that a job directory holds beside an empty incoming/.
-Result<std::optional<std::string>> user_file_in(const std::string& files_dir) {
+Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
+  const std::string files_dir = job_dir + "/files";
   namespace fs = std::filesystem;
   std::error_code error;
+  for (fs::directory_iterator it(job_dir + "/committing", error), end; !error && it != end;)
+    return std::optional<std::string>("files that are being committed");
+  error.clear();
   for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;)
     return std::optional("incoming/" + it->path().filename().string());
   if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
@@ -54,6 +63,36 @@ bool holds_anything(const std::string& directory) {
   return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
 }
 
+/// The directory of a job in which nobody has put anything: its making was cut off.
+bool is_bare(const std::string& job_dir) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(job_dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (name == "files" || name == "id") continue;
+    if (holds_anything(it->path())) return false;
+  }
+  const Result<std::optional<std::string>> file = user_file_in(job_dir);
+  return !error && (file.has_error() ? file.error().code() == Code::kNotFound : !file.value());
+}
+
+constexpr size_t kMaxIdBytes = 4096;
+
+/// Empty: of an older ptcfs, or its making was cut off.
+Result<std::string> id_in(const std::string& job_dir) {
+  Result<std::string> id = read_text_file(AT_FDCWD, job_dir + "/id", kMaxIdBytes);
+  if (id.has_error() && id.error().code() == Code::kNotFound) return std::string();
+  return id;
+}
+
+/// Names of jobs, and their ids.
+std::map<std::string, std::string> jobs_in(const std::vector<MetaEntry>& entries) {
+  std::map<std::string, std::string> jobs;
+  for (const MetaEntry& entry : entries)
+    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos)
+      jobs.emplace(std::move(rest), job_id_of(entry.value));
+  return jobs;
+}
+
 }  // namespace
 
 struct JobStore::Impl {
@@ -64,49 +103,76 @@ struct JobStore::Impl {
   std::unique_ptr<MetaClient> own_meta;  // of a cluster of one
   MetaClient* meta = nullptr;
   Cluster* cluster = nullptr;
+  std::unique_ptr<StoreMembership> membership;     // in a cluster; guarded by changes
   std::unique_ptr<ImageStore> images;
   std::shared_ptr<SharedResults> results;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<RemovedCheckpoints> removed;
+  // A reshard waits for other nodes most of the time, hashing for the memory.
+  StepPool reshards{kMostReshards}, hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
   std::mutex changes;                              // create and remove, one at a time
+  Pace pace;
   mutable std::mutex mutex;
   std::map<std::string, JobRef, std::less<>> jobs;  // guarded by mutex
   std::vector<std::string> drained;                 // guarded by mutex
+  std::vector<std::string> kept;                    // guarded by mutex
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
-  JobServices services() const { return {meta, images.get(), executor.get(), results.get(), removed.get(), node, cluster}; }
+  JobServices services() {
+    return {meta, images.get(), executor.get(), results.get(), removed.get(), &reshards, &hashing, node, cluster, &pace,
+            [this] { if (scrubber != nullptr) scrubber->wake(); }};
+  }
 
   // In a cluster: follows what other nodes decide.
   std::mutex sync_mutex;
   std::condition_variable_any sync_wanted;
-  bool stale = false;  // guarded by sync_mutex
+  bool stale = false;  // guarded by sync_mutex, and below
+  std::vector<MetaEntry> put_meanwhile;  // of data sets, for the copy of what is agreed
   std::shared_ptr<void> watch, drained_watch;
   std::jthread sync_thread;
+  std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
 
-  /// In steps, for etcd takes no more at once; the first key says whether there is a job.
-  Result<> delete_keys(const std::vector<std::string>& keys) {
+  /// In steps, for etcd takes no more at once; the first key says whether there is a job, and goes with `puts` if all `compares` hold.
+  Result<> delete_keys(const std::vector<std::string>& keys,
+                       std::vector<std::pair<std::string, std::string>> puts = {},
+                       std::vector<MetaTransaction::Compare> compares = {}) {
     constexpr size_t kMostAtOnce = 64;
     for (size_t i = 0; i < keys.size(); i += kMostAtOnce) {
       MetaTransaction transaction;
+      transaction.puts = std::exchange(puts, {});
+      transaction.compares = std::exchange(compares, {});
       transaction.deletes.assign(keys.begin() + i,
                                  keys.begin() + std::min(keys.size(), i + kMostAtOnce));
       PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
     }
     return ok();
   }
+  std::optional<std::string> distrusted() const;
+  void note_put(MetaEntry entry) {
+    std::lock_guard lock(sync_mutex);
+    put_meanwhile.push_back(std::move(entry));
+    sync_wanted.notify_all();
+  }
   void want_sync() {
     std::lock_guard lock(sync_mutex);
     stale = true;
     sync_wanted.notify_all();
   }
+  std::vector<JobRef> list() const;
+  bool note_looked_over(const MetaEvent& event);  // false: it says something else
   void sync_loop(std::stop_token stop);
   Result<> sync();
-  std::vector<std::string> found_images;  // in the store when it was opened, perhaps nobody's; guarded by changes
-  void remove_found_images();
+  std::vector<ImageId> found_drafts;  // in the store when it was opened; guarded by changes
+  bool images_looked_over = false, served = false;  // guarded by changes
+  void settle_found_images();
+  void keep(const std::string& what, const std::string& why);
+  Result<> open_job_directory(const std::string& name, const std::string& id, const Tombstones& tombstones,
+                              bool is_new = false);
+  Result<> settle_directories(const std::map<std::string, std::string>& names, const Tombstones& tombstones);
   JobRef find(std::string_view name) const;
-  Result<JobRef> create(const std::string& name);
+  Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
   Result<> remove(std::string_view name, bool force);
-  Result<> make_job_directory(const std::string& name);
+  Result<> make_job_directory(const std::string& name, const std::string& id);
   Result<> check_empty_elsewhere(const std::string& name);
   Result<std::string> user_file_on(const std::string& on, const std::string& job) const;
   Result<> service_changed();
@@ -119,7 +185,9 @@ JobStore::~JobStore() {
   impl_->watch.reset();
   impl_->drained_watch.reset();
   impl_->sync_thread = {};
+  impl_->pace.stop();
   for (const JobRef& job : jobs()) job->stop();
+  impl_->scrubber.reset();
 }
 
 Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
@@ -141,14 +209,17 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
   if (!locked)
     return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
-  // Without its metadata everything in the store would look like rubbish of a crash.
   impl->cluster = options.cluster.cluster;
-  if (impl->cluster == nullptr && !std::filesystem::exists(impl->directory + "/meta.db") &&
-      (holds_anything(impl->directory + "/jobs") || holds_anything(impl->directory + "/images")))
-    return make_error(Code::kCorrupt, "the store {} has jobs but no meta.db, which says what is in them: "
-                      "put it back, or give ptcfs another store", impl->directory);
   impl->meta = options.cluster.meta;
-  if (impl->cluster == nullptr) {
+  if (impl->cluster != nullptr) {
+    MembershipOptions membership{impl->directory, impl->node, options.cluster.name, options.cluster.where,
+                                 options.cluster.join};
+    PTC_TRY(impl->membership, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
+    if (options.cluster.begin) {
+      PTC_TRY(options.cluster.begin(impl->membership->store()));
+    }
+  } else {
+    PTC_TRY(open_alone(impl->directory, impl->node));
     PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
     impl->meta = impl->own_meta.get();
   }
@@ -161,46 +232,37 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
       threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 
+  impl->found_drafts = impl->images->drafts();
+
   PTC_TRY(auto entries, impl->meta->list("jobs/"));
-  std::set<std::string> names;
-  for (const MetaEntry& entry : entries)
-    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos) names.insert(rest);
-  std::vector<ImageId> keep;
-  bool all_known = true;
-  for (const std::string& name : std::set(names)) {
-    if (impl->cluster != nullptr) {
-      PTC_TRY(impl->make_job_directory(name));
-    }
-    JobRef job(new Job(name, impl->job_dir(name), impl->services(), listener));
+  PTC_TRY(auto removed, read_tombstones(*impl->meta));
+  const std::map<std::string, std::string> names = jobs_in(entries);
+  PTC_TRY(impl->settle_directories(names, removed));
+  for (const auto& [name, id] : names) {
+    PTC_TRY(impl->open_job_directory(name, id, removed));
+    JobRef job(new Job(name, id, impl->job_dir(name), impl->services(), listener));
     Result<> loaded = job->load();
-    if (loaded.has_error() && loaded.error().code() == Code::kNotFound) {  // removed by another node just now
-      names.erase(name);
-      continue;
-    }
+    if (loaded.has_error() && loaded.error().code() == Code::kNotFound) continue;  // removed by another node just now
     PTC_TRY(std::move(loaded));
-    std::optional<std::vector<ImageId>> used = job->images_in_use();
-    all_known = all_known && used;
-    if (used) keep.insert(keep.end(), used->begin(), used->end());
+    for (const std::string& what : job->kept())
+      impl->keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");
     impl->jobs.emplace(name, std::move(job));
   }
-  if (all_known) {
-    PTC_TRY(impl->images->remove_all_but(keep));
-  } else if (impl->cluster != nullptr) {  // until it is known where the bytes of all checkpoints lie
-    std::error_code unread;
-    for (const auto& entry : std::filesystem::directory_iterator(impl->images->directory(), unread))
-      impl->found_images.push_back(entry.path().filename());
+  impl->settle_found_images();
+  impl->served = true;
+  if (impl->cluster == nullptr && !removed.entries.empty()) {  // carried out
+    std::vector<std::string> keys;
+    for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
+    PTC_TRY(impl->delete_keys(keys));
   }
-  // A directory without a job: its creation or removal was cut off.
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(impl->directory + "/jobs", error))
-    if (!names.contains(entry.path().filename())) {
-      PTC_TRY(remove_tree(AT_FDCWD, entry.path()));
-    }
+  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace, [store = impl.get()] { return store->list(); });
   for (const auto& [name, job] : impl->jobs) job->start();
   if (impl->cluster != nullptr) {
     auto look = [store = impl.get()](const MetaEvent&) { store->want_sync(); };
-    auto look_at_jobs = [look](const MetaEvent& event) {
-      if (event.key.find("/dataset/") == std::string::npos) look(event);  // those have followers of their own
+    auto look_at_jobs = [look, store = impl.get()](const MetaEvent& event) {
+      if (store->note_looked_over(event)) return;
+      if (event.key.find("/dataset/") == std::string::npos) look(event);
+      else if (event.value) store->note_put({event.key, *event.value, event.revision});  // it has followers of its own
     };
     PTC_TRY(impl->watch, impl->meta->watch("jobs/", look_at_jobs));
     PTC_TRY(impl->drained_watch, impl->meta->watch(drained_key(""), look));
@@ -211,27 +273,90 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
 }
 
-Result<> JobStore::Impl::make_job_directory(const std::string& name) {
+void JobStore::Impl::keep(const std::string& what, const std::string& why) {
+  spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory, what, why);
+  std::lock_guard lock(mutex);
+  kept.push_back(what);
+}
+
+/// What lies in jobs/ and is no job of now: removed, or not even made; else it stays.
+Result<> JobStore::Impl::settle_directories(const std::map<std::string, std::string>& names,
+                                            const Tombstones& tombstones) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory + "/jobs", error))
+    if (!names.contains(entry.path().filename())) found.push_back(entry.path().filename());
+  for (const std::string& name : found) {
+    PTC_TRY(auto id, id_in(job_dir(name)));
+    const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
+    if (gone) {
+      PTC_TRY(remove_job_directory(*images, job_dir(name)));
+    } else {
+      keep("jobs/" + name, "there is no such job any more, and nobody removed it");
+    }
+  }
+  return ok();
+}
+
+/// For a job that there is; one of its name that was there before may have left something.
+Result<> JobStore::Impl::open_job_directory(const std::string& name, const std::string& id,
+                                            const Tombstones& tombstones, bool is_new) {
+  PTC_TRY(auto found, id_in(job_dir(name)));
+  std::error_code error;
+  if (is_new ? std::filesystem::exists(job_dir(name), error) : !found.empty() && found != id) {
+    if (tombstones.jobs.contains(found) || is_bare(job_dir(name))) {
+      PTC_TRY(remove_job_directory(*images, job_dir(name)));
+    } else {
+      const std::string aside = fmt::format("kept/{}-{}", name, found);
+      PTC_TRY(make_directory(AT_FDCWD, directory + "/kept"));
+      if (rename(job_dir(name).c_str(), fmt::format("{}/{}", directory, aside).c_str()) != 0)
+        return errno_error(errno, job_dir(name));
+      keep(aside, "there is another job of its name, and nobody removed this one");
+    }
+  }
+  return make_job_directory(name, id);
+}
+
+Result<> JobStore::Impl::make_job_directory(const std::string& name, const std::string& id) {
   const std::string dir = job_dir(name);
   PTC_TRY(make_directory(AT_FDCWD, dir));
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0755));
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0755));
+  PTC_TRY(auto found, id_in(dir));
+  if (found == id) return ok();
+  // Nobody else's until it is known whose they are (JobAttributes).
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0700));
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0700));
+  PTC_TRY(write_file_atomically(AT_FDCWD, dir + "/id", id));
   PTC_TRY(sync_directory(AT_FDCWD, dir));
   return sync_directory(AT_FDCWD, directory + "/jobs");
 }
 
 void JobStore::Impl::sync_loop(std::stop_token stop) {
   constexpr auto kRetry = std::chrono::milliseconds(500);
+  std::string told;  // in the log
   while (!stop.stop_requested()) {
+    std::vector<MetaEntry> put;
+    bool wanted = false;
     {
       std::unique_lock lock(sync_mutex);
-      sync_wanted.wait(lock, stop, [&] { return stale; });
-      stale = false;
+      sync_wanted.wait(lock, stop, [&] { return stale || !put_meanwhile.empty(); });
+      wanted = std::exchange(stale, false);
+      put.swap(put_meanwhile);
     }
     if (stop.stop_requested()) return;
+    if (!put.empty()) {
+      std::lock_guard change(changes);
+      membership->note(std::move(put));
+    }
+    if (!wanted) continue;
     Result<> synced = sync();
-    if (synced.has_value()) continue;
-    spdlog::warn("what other nodes decided cannot be taken over yet: {}", synced.error().message());
+    if (synced.has_value()) {
+      told.clear();
+      continue;
+    }
+    if (std::string why = synced.error().message(); !distrusted() && why != told) {
+      spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
+      told = std::move(why);
+    }
     std::unique_lock lock(sync_mutex);
     sync_wanted.wait_for(lock, stop, kRetry, [] { return false; });
     stale = true;
@@ -239,18 +364,27 @@ void JobStore::Impl::sync_loop(std::stop_token stop) {
 }
 
 Result<> JobStore::Impl::sync() {
+  if (cluster == nullptr) return ok();
   std::lock_guard change(changes);
-  PTC_TRY(auto now_drained, drained_nodes(*meta));
-  PTC_TRY(auto entries, meta->list("jobs/"));
-  std::set<std::string> names;
-  for (const MetaEntry& entry : entries)
-    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos) names.insert(rest);
+  PTC_TRY(auto agreed, membership->look());
+  PTC_TRY(auto drained_entries, meta->list(drained_key("")));
+  std::map<std::string, std::string> names = jobs_in(agreed.jobs);
   std::vector<JobRef> known, gone;
   {
     std::lock_guard lock(mutex);
-    drained = std::move(now_drained);
-    for (const auto& [name, job] : jobs) (names.erase(name) > 0 ? known : gone).push_back(job);
+    drained.clear();
+    for (const MetaEntry& entry : drained_entries) drained.push_back(entry.key.substr(drained_key("").size()));
+    for (const auto& [name, job] : jobs) {
+      const auto now = names.find(name);
+      const bool same = now != names.end() && now->second == job->id();
+      (same ? known : gone).push_back(job);
+      if (same) names.erase(now);
+    }
   }
+  for (const JobRef& job : gone)
+    if (!agreed.removed.jobs.contains(job->id()))
+      return make_error(Code::kUnavailable, "job {} is named no more, but nobody removed it: what the agreement store says "
+                        "is not taken over", job->name());
   for (const JobRef& job : gone) {
     spdlog::info("job {} was removed by another node", job->name());
     job->forget();
@@ -259,45 +393,72 @@ Result<> JobStore::Impl::sync() {
     std::lock_guard lock(mutex);
     for (const JobRef& job : gone) jobs.erase(job->name());
   }
-  if (!gone.empty() && listener != nullptr) listener->names_changed();
+  if (!gone.empty() && listener != nullptr) listener->jobs_changed();
   for (const JobRef& job : gone) {
-    PTC_TRY(remove_tree(AT_FDCWD, job_dir(job->name())));
+    PTC_TRY(remove_job_directory(*images, job_dir(job->name())));
   }
   for (const JobRef& job : known) {
     PTC_TRY(job->sync());
   }
-  for (const std::string& name : names) {
-    PTC_TRY(make_job_directory(name));
-    JobRef job(new Job(name, job_dir(name), services(), listener));
+  for (const auto& [name, id] : names) {
+    PTC_TRY(open_job_directory(name, id, agreed.removed));
+    JobRef job(new Job(name, id, job_dir(name), services(), listener));
     PTC_TRY(job->load());
     job->start();
     std::lock_guard lock(mutex);
     jobs.emplace(name, job);
     spdlog::info("job {} was created by another node", name);
   }
-  remove_found_images();
+  if (!names.empty() && listener != nullptr) listener->jobs_changed();
+  settle_found_images();
+  membership->taken_over(agreed, drained_entries);
   return ok();
 }
 
-/// What a former life of this node left: nobody can decide on that any more.
-void JobStore::Impl::remove_found_images() {
-  if (found_images.empty()) return;
+/// Drafts that a former life of this node left: nobody can decide on them any more. Others that nothing names stay.
+void JobStore::Impl::settle_found_images() {
+  if (images_looked_over) return;
   std::set<std::string> used;
   for (const auto& [name, job] : jobs) {  // no other thread changes it meanwhile
     const std::optional<std::vector<ImageId>> known = job->images_in_use();
     if (!known) return;
     for (const ImageId& id : *known) used.insert(id.text);
   }
-  for (const std::string& name : found_images)
-    if (!used.contains(name)) (void)images->remove({name});
-  found_images.clear();
+  images_looked_over = true;
+  for (const ImageId& id : found_drafts)
+    if (!used.contains(id.text)) (void)images->remove(id);
+  found_drafts.clear();
+  if (served) return;  // what was made since is nobody's yet
+  const Result<std::vector<ImageId>> all = images->list();
+  if (all.has_error()) return;
+  size_t count = 0;
+  uint64_t bytes = 0;
+  for (const ImageId& id : all.value()) {
+    std::error_code error;
+    if (used.contains(id.text)) continue;
+    ++count;
+    bytes += std::filesystem::file_size(images->directory() + "/" + id.text, error);
+  }
+  if (count > 0)
+    keep("images", fmt::format("{} in {} of its files are named by no checkpoint", format_size(bytes), count));
+}
+
+std::optional<std::string> JobStore::Impl::distrusted() const {
+  return cluster != nullptr ? cluster->distrusted() : std::nullopt;
+}
+
+std::optional<std::string> JobStore::distrusted() const { return impl_->distrusted(); }
+
+std::vector<std::string> JobStore::kept() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->kept;
 }
 
 /// Each node has an incoming/ of its own.
 Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const std::string& name) const {
   if (cluster != nullptr && on != cluster->self())
     return cluster->call(on, "job/holds", name + "\n", std::chrono::seconds(10));
-  PTC_TRY(auto file, user_file_in(job_dir(name) + "/files"));
+  PTC_TRY(auto file, user_file_in(job_dir(name)));
   return file.value_or("");
 }
 
@@ -349,7 +510,7 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
   }
   if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
   if (method == "job/holds") {
-    PTC_TRY(auto file, user_file_in(job->files_dir()));
+    PTC_TRY(auto file, user_file_in(impl_->job_dir(name)));
     return file.value_or("");
   }
   return job->answer(method.substr(4), request.substr(line_end + 1));
@@ -398,19 +559,20 @@ std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const
   return found;
 }
 
-Result<JobRef> JobStore::create_job(const std::string& name) {
+Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes& attributes) {
   PTC_TRY(check_job_name(name));
   PTC_TRY(check_member(impl_->cluster));
-  PTC_TRY(auto job, impl_->create(name));
+  PTC_TRY(auto job, impl_->create(name, attributes));
   tell_others(impl_->cluster, name);
   return job;
 }
 
-Result<JobRef> JobStore::Impl::create(const std::string& name) {
+Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
   std::lock_guard change(changes);
   if (find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
   const std::string dir = job_dir(name);
-  PTC_TRY(make_job_directory(name));
+  PTC_TRY(auto id, random_id());
+  PTC_TRY(open_job_directory(name, id, {}, /*is_new=*/true));
   const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
   // Of an earlier job of this name, if its removal was cut off.
@@ -424,12 +586,13 @@ Result<JobRef> JobStore::Impl::create(const std::string& name) {
   MetaTransaction transaction;
   transaction.compares = {{prefix, 0}};
   transaction.puts = {
-      {prefix, json::serialize(json::object{{"created", time_text(now_ns())}})},
+      {prefix, json::serialize(json::object{{"created", time_text(now_ns())}, {"id", id}})},
       {prefix + "/layout", json::serialize(json::object{{"revision", 1}, {"text", text}})},
       {prefix + "/in_force",
        json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
+  if (attributes != JobAttributes()) transaction.puts.emplace_back(prefix + "/attributes", attributes.to_text());
   PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
-  JobRef job(new Job(name, dir, services(), listener));
+  JobRef job(new Job(name, id, dir, services(), listener));
   PTC_TRY(job->load());
   job->start();
   std::lock_guard lock(mutex);
@@ -457,30 +620,41 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     size_t count = job->checkpoints().size();
     if (count > 0)
       return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
-    PTC_TRY(auto file, user_file_in(job->files_dir()));
+    PTC_TRY(auto file, user_file_in(job_dir(std::string(name))));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
     PTC_TRY(check_empty_elsewhere(std::string(name)));
   }
   PTC_TRY(job->close());
+  const std::string tombstone = removed_job_key(job->id());
   auto forget = [&]() -> Result<> {
     // Since the check something may have been committed; now nothing can be any more.
     if (!force && !job->checkpoints().empty())
       return make_error(Code::kBusy, "job {} holds a checkpoint", name);
     for (const CheckpointRef& checkpoint : job->checkpoints())
       if (job->is_pinned(checkpoint->name()))
-        return make_error(Code::kPermissionDenied,
-                          "checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
-                          checkpoint->name(), name, name, checkpoint->name());
+        return Error(Code::kPermissionDenied,
+                     fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
+                                 checkpoint->name(), name, name, checkpoint->name()),
+                     EPERM);
     PTC_TRY(auto entries, meta->list(fmt::format("jobs/{}/", name)));
-    std::vector<std::string> keys{fmt::format("jobs/{}", name)};  // without it there is no job
+    // Without the first there is no job; the next two each commit compares, and it puts the last of them.
+    const std::string in_force = fmt::format("jobs/{}/in_force", name), sequence = fmt::format("jobs/{}/sequence", name);
+    std::vector<std::string> keys{fmt::format("jobs/{}", name), in_force, sequence};
+    int64_t last_commit = 0;
     for (MetaEntry& entry : entries) {
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
         return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets", name, name);
-      keys.push_back(std::move(entry.key));
+      if (!force && entry.key.starts_with(fmt::format("jobs/{}/checkpoints/", name)))
+        return make_error(Code::kBusy, "job {} holds a checkpoint, which another node has just committed", name);
+      if (entry.key == sequence) last_commit = entry.revision;
+      if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    return delete_keys(keys);
+    return delete_keys(keys, {{tombstone, removed_job_text(name)}}, {{sequence, last_commit}});
   };
+  constexpr int kTries = 5;  // a commit may come in between, on another node
   Result<> forgotten = forget();
+  for (int tries = 1; tries < kTries && forgotten.has_error() && forgotten.error().code() == Code::kConflict; ++tries)
+    forgotten = forget();
   if (forgotten.has_error()) {
     job->reopen();
     return forgotten;
@@ -490,7 +664,8 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     std::lock_guard lock(mutex);
     jobs.erase(jobs.find(name));
   }
-  PTC_TRY(remove_tree(AT_FDCWD, job_dir(name)));
+  PTC_TRY(remove_job_directory(*images, job_dir(name)));
+  if (cluster == nullptr) (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
   spdlog::info("job {} removed", name);
   return ok();
 }
@@ -503,11 +678,23 @@ JobRef JobStore::Impl::find(std::string_view name) const {
   return it == jobs.end() ? nullptr : it->second;
 }
 
-std::vector<JobRef> JobStore::jobs() const {
-  std::lock_guard lock(impl_->mutex);
+std::vector<JobRef> JobStore::jobs() const { return impl_->list(); }
+
+std::vector<JobRef> JobStore::Impl::list() const {
+  std::lock_guard lock(mutex);
   std::vector<JobRef> list;
-  for (const auto& [name, job] : impl_->jobs) list.push_back(job);
+  for (const auto& [name, job] : jobs) list.push_back(job);
   return list;
+}
+
+/// It concerns no decision, and there is one for each checkpoint and day: only its job hears of it.
+bool JobStore::Impl::note_looked_over(const MetaEvent& event) {
+  constexpr std::string_view kWhat = "/looked_over/";
+  const size_t at = event.key.find(kWhat);
+  if (!event.key.starts_with("jobs/") || at == std::string::npos) return false;
+  const JobRef job = find(std::string_view(event.key).substr(5, at - 5));
+  if (job != nullptr && event.value) job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value);
+  return true;
 }
 
 const std::string& JobStore::node() const { return impl_->node; }

@@ -1,13 +1,16 @@
-// A node's part in a commit that another node leads: what it has of incoming/<name> goes the same way as
-// there (job_commit.cc), step by step, as it is asked to:
+// A node's part in a commit that another node leads (commit_attempt.h), step by step, as it is asked to:
 //
 //   take    {"id", "incoming", "from", "fence"} → list_files(), or nothing if there is no such directory here
 //   hash    {"id"} '\n' request → hash_files()
 //   adopt   {"id", "files"} → the images that the files became
-//   untake  {"id"}: back to incoming/
+//   hide    {"id"}: right before the decision
+//   untake  {"id"}: there will be none; all of it goes back, copies that were made here too
+//   commit  {"id"} → "open", "committed" or "given up"; asked of the node that leads
 //
-// The decision is seen in the metadata (sync): then the directory goes. If the lease of the node that leads has
-// ended and it has not decided, it never will, for its decision names its key under that lease: then all is put back.
+// The decision is seen in the metadata (sync): then the directory goes. Who leads may fail in the middle, and untake may
+// be lost. So this node asks how a commit goes of which it has not heard for a while; and where the lease of the node
+// that leads has ended and it has not decided, it never will, for its decision names its key under that lease. Until it
+// is hidden, the directory can be written again here, too: then the commit finds nothing more on this node, and fails.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -18,140 +21,163 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
+#include "reshard/job/commit_attempt.h"
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
 
 namespace ptc {
+namespace {
 
-void Job::Impl::put_back(const std::string& id, const std::string& incoming) {
-  const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
-  const std::string from = taken_dir + "/" + incoming;
-  const std::string source = job->files_dir() + "/incoming/" + incoming;
-  // Somebody may have made the name anew; then it comes back under another.
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, source.c_str(), RENAME_NOREPLACE) != 0 &&
-      rename(from.c_str(), fmt::format("{}/incoming/recovered-{}", job->files_dir(), id).c_str()) != 0)
-    spdlog::error("job {}: incoming/{} could not be put back ({}); it is in {}", job->name(), incoming,
-                  errno_error(errno, "rename").message(), from);
-  else
-    rmdir(taken_dir.c_str());
+constexpr auto kUnheard = std::chrono::seconds(5);  // then the one that leads is asked
+constexpr auto kAskTime = std::chrono::seconds(2);
+constexpr auto kRenameTime = std::chrono::seconds(2);  // a mv may wait for it elsewhere for that long
+
+}  // namespace
+
+Result<> Job::Impl::note_commit_elsewhere(const json::object& request, const std::string& id) {
+  const json::value* from = request.if_contains("from");
+  const json::value* fence = request.if_contains("fence");
+  if (services.cluster == nullptr || from == nullptr || !from->is_string() || fence == nullptr || !fence->is_int64())
+    return invalid_argument("the request does not say who commits");
+  const std::string leader(from->as_string());
+  const std::string key = services.cluster->fence_of(leader).key;
+  std::lock_guard lock(mutex);
+  CommitElsewhere& known = commits_elsewhere[id];
+  known.from = leader;
+  known.fence = {key, fence->as_int64()};
+  known.heard = Clock::now();
+  housekeeping.wake();
+  return ok();
 }
 
-Result<bool> Job::Impl::take_directory(const std::string& id, const std::string& incoming) {
-  const std::string source = job->files_dir() + "/incoming/" + incoming;
-  struct stat st{};
-  if (lstat(source.c_str(), &st) != 0) {
-    if (errno == ENOENT) return false;
-    return errno_error(errno, "incoming/" + incoming);
+Result<std::string> Job::Impl::answer_first_take(const json::object& request, const std::string& id) {
+  const json::value* name = request.if_contains("incoming");
+  if (name == nullptr || !name->is_string() || name->as_string().empty() ||
+      name->as_string().find('/') != json::string::npos || name->as_string()[0] == '.')
+    return invalid_argument("the request names no directory of incoming/");
+  const std::string incoming(name->as_string());
+  const KeyedLock::Held one = takes.hold(incoming);  // it may be asked again before it has answered
+  PTC_TRY(note_commit_elsewhere(request, id));
+  std::shared_ptr<CommitShare> share;
+  std::vector<std::string> earlier;  // which the same node gave up: it leads one of a directory at a time
+  {
+    std::lock_guard lock(mutex);
+    const CommitElsewhere& own = commits_elsewhere[id];
+    share = own.share;
+    for (const auto& [other, known] : commits_elsewhere)
+      if (other != id && known.from == own.from && known.share != nullptr && known.share->incoming() == incoming)
+        earlier.push_back(other);
   }
-  if (!S_ISDIR(st.st_mode))
-    return invalid_argument("incoming/{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…",
-                            incoming);
-  stop_hashing(incoming);  // the commit goes on where that was, on all threads
-  const std::string taken_dir = fmt::format("{}/committing/{}", dir, id);
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/committing"));
-  PTC_TRY(make_directory(AT_FDCWD, taken_dir));
-  if (rename(source.c_str(), (taken_dir + "/" + incoming).c_str()) != 0) {
-    Error error = errno_error(errno, "incoming/" + incoming);
-    rmdir(taken_dir.c_str());
-    return error;
+  for (const std::string& other : earlier) untake(other);
+  if (share == nullptr) {
+    MakeSeal seal;
+    if (listener != nullptr)
+      seal = [this, &incoming](GivesWay gives_way) { return listener->seal(job->name(), incoming, std::move(gives_way)); };
+    stop_hashing(incoming);
+    auto may_give_way = [this, id, since = Clock::now()] {
+      if (Clock::now() - since < kRenameTime) return false;
+      std::shared_ptr<CommitShare> withdrawn;
+      std::lock_guard lock(mutex);
+      const auto known = commits_elsewhere.find(id);
+      if (known == commits_elsewhere.end()) return true;
+      if (known->second.share != nullptr && known->second.share->hidden()) return false;
+      withdrawn = std::move(known->second.share);
+      return true;
+    };
+    auto taken = CommitShare::take(commit_place(), id, incoming, seal, std::move(may_give_way));
+    if (taken.has_error() || taken.value() == nullptr) {
+      std::lock_guard lock(mutex);
+      commits_elsewhere.erase(id);
+      if (taken.has_error()) return std::move(taken).error();
+      return std::string();
+    }
+    share = std::move(taken).value();
+    std::lock_guard lock(mutex);
+    commits_elsewhere[id].share = share;
   }
-  return true;
+  Result<std::string> listing = list_files(share->directory());
+  if (listing.has_error()) untake(id);
+  return listing;
 }
 
 Result<std::string> Job::Impl::answer_take(std::string_view method, const json::object& request,
                                            const std::string& id, std::string_view rest) {
-  if (method == "take") {
-    const json::value* name = request.if_contains("incoming");
-    const json::value* from = request.if_contains("from");
-    const json::value* fence = request.if_contains("fence");
-    if (name == nullptr || !name->is_string() || name->as_string().empty() ||
-        name->as_string().find('/') != json::string::npos || name->as_string()[0] == '.' ||
-        from == nullptr || !from->is_string() || fence == nullptr || !fence->is_int64())
-      return invalid_argument("the request names no directory of incoming/");
-    const std::string incoming(name->as_string()), leader(from->as_string());
-    {
-      std::lock_guard lock(mutex);
-      taken[id] = {incoming, leader, {services.cluster->fence_of(leader).key, fence->as_int64()}, {}};
-    }
-    Result<bool> there = take_directory(id, incoming);
-    Result<std::string> listing = std::string();
-    if (there.has_error()) listing = std::move(there).error();
-    else if (there.value()) {
-      auto fd = open_file(AT_FDCWD, fmt::format("{}/committing/{}/{}", dir, id, incoming),
-                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-      listing = fd.has_error() ? Result<std::string>(std::move(fd).error())
-                               : list_files(fd.value().get());
-      if (listing.has_error()) put_back(id, incoming);
-    }
-    if (listing.has_error() || !there.value()) {
-      std::lock_guard lock(mutex);
-      taken.erase(id);
-    }
-    return listing;
-  }
-  Taken own;
-  {
-    std::lock_guard lock(mutex);
-    auto known = taken.find(id);
-    if (known == taken.end()) {
-      if (method == "untake") return std::string();
-      return make_error(Code::kConflict, "this node has nothing of commit {} any more", id);
-    }
-    own = known->second;
-  }
+  if (method == "commit") return answer_commit(id);
+  if (method == "take") return answer_first_take(request, id);
   if (method == "untake") {
     untake(id);
     return std::string();
   }
-  PTC_TRY(auto fd, open_file(AT_FDCWD, fmt::format("{}/committing/{}/{}", dir, id, own.incoming),
-                             O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  std::shared_ptr<CommitShare> share;
+  {
+    std::lock_guard lock(mutex);
+    const auto known = commits_elsewhere.find(id);
+    if (known != commits_elsewhere.end()) {
+      known->second.heard = Clock::now();
+      share = known->second.share;
+    }
+  }
+  if (share == nullptr)
+    return make_error(Code::kConflict, "node {} has nothing of this commit any more, as somebody wrote it again: move "
+                      "it once more", services.node);
   if (method == "hash")
-    return hash_files(fd.get(), rest, *services.executor, hashes, commit_stop.get_token());
+    return hash_files(share->directory(), rest, *services.executor, hashes, commit_stop.get_token());
+  if (method == "hide") {
+    PTC_TRY(share->hide());
+    return std::string();
+  }
   const json::value* files = request.if_contains("files");
   if (files == nullptr || !files->is_array()) return invalid_argument("the request has no files");
-  json::array ids;
+  std::vector<std::string> paths;
+  std::vector<uint64_t> bytes;
   for (const json::value& file : files->as_array()) {
+    boost::system::error_code bad;
     if (!file.is_array() || file.as_array().size() != 2 || !file.as_array()[0].is_string())
       return invalid_argument("the request has no files");
-    const std::string path(file.as_array()[0].as_string());
-    PTC_TRY(auto image, services.images->adopt(fd.get(), path));
-    {
-      std::lock_guard lock(mutex);
-      taken[id].images.push_back(image->id().text);
-    }
-    PTC_TRY(bool busy, open_for_writing(fd.get(), path));
-    boost::system::error_code bad;
-    if (busy || image->bytes() != file.as_array()[1].to_number<uint64_t>(bad))
-      return make_error(Code::kBusy, "{} was written while it was being committed", path);
-    ids.push_back(json::value(image->id().text));
+    paths.emplace_back(file.as_array()[0].as_string());
+    bytes.push_back(file.as_array()[1].to_number<uint64_t>(bad));
   }
-  PTC_TRY(services.images->sync());
+  PTC_TRY(auto images, share->adopt(paths));
+  json::array ids;
+  for (size_t i = 0; i < images.size(); ++i) {
+    if (images[i]->bytes() != bytes[i])
+      return make_error(Code::kBusy, "{} was written while it was being committed", paths[i]);
+    ids.push_back(json::value(images[i]->id().text));
+  }
   return json::serialize(ids);
 }
 
-void Job::Impl::untake(const std::string& id) {
-  Taken own;
-  {
-    std::lock_guard lock(mutex);
-    auto known = taken.find(id);
-    if (known == taken.end()) return;
-    own = std::move(known->second);
-    taken.erase(known);
-  }
-  for (const std::string& image : own.images) (void)services.images->remove({image});
-  put_back(id, own.incoming);
-  (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
-  spdlog::info("job {}: incoming/{} was not committed by node {}, and is put back", job->name(),
-               own.incoming, own.from);
+std::string Job::Impl::answer_commit(const std::string& id) const {
+  std::lock_guard lock(mutex);
+  for (const auto& [incoming, attempt] : attempts)
+    if (attempt->id() == id) return std::string(attempt->outcome());
+  const bool committed = std::find(committed_ids.begin(), committed_ids.end(), id) != committed_ids.end();
+  return committed ? "committed" : "given up";
 }
 
-/// Commits that can never be decided any more. To be asked before the metadata are read that would say that one has
-/// been decided.
+void Job::Impl::untake(const std::string& id) {
+  CommitElsewhere own;
+  {
+    std::lock_guard lock(mutex);
+    auto known = commits_elsewhere.find(id);
+    if (known == commits_elsewhere.end()) return;
+    own = std::move(known->second);
+    commits_elsewhere.erase(known);
+  }
+  if (own.share != nullptr) {
+    spdlog::info("job {}: incoming/{} was not committed by node {}", job->name(), own.share->incoming(), own.from);
+    own.share->withdraw();  // somebody may still be at it
+    own.share.reset();
+  }
+  drop_part(id);
+  (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
+}
+
 Result<std::set<std::string>> Job::Impl::given_up_elsewhere() {
   std::map<std::string, MetaTransaction::Compare> fences;
   {
     std::lock_guard lock(mutex);
-    for (const auto& [id, own] : taken) fences.emplace(id, own.fence);
+    for (const auto& [id, own] : commits_elsewhere) fences.emplace(id, own.fence);
   }
   std::set<std::string> given_up;
   for (const auto& [id, fence] : fences) {
@@ -161,28 +187,51 @@ Result<std::set<std::string>> Job::Impl::given_up_elsewhere() {
   return given_up;
 }
 
-void Job::Impl::settle_taken(const std::set<std::string>& given_up) {
-  std::vector<std::string> done, back;
+void Job::Impl::settle_commits_elsewhere(const std::set<std::string>& given_up, const std::set<std::string>& decided) {
+  std::vector<std::shared_ptr<CommitShare>> committed;
+  std::vector<std::string> back;
   {
     std::lock_guard lock(mutex);
-    for (const auto& [id, own] : taken) {
-      const bool committed = std::any_of(checkpoints.begin(), checkpoints.end(),
-                                         [&](const auto& known) { return known.second.id == id; });
-      if (committed) done.push_back(id);
-      else if (given_up.contains(id)) back.push_back(id);
-    }
+    std::erase_if(commits_elsewhere, [&](const auto& one) {
+      if (!decided.contains(one.first)) return false;
+      if (one.second.share != nullptr) committed.push_back(one.second.share);
+      return true;
+    });
+    for (const auto& [id, own] : commits_elsewhere)
+      if (given_up.contains(id)) back.push_back(id);
   }
+  for (const auto& share : committed) share->committed();
   for (const std::string& id : back) untake(id);
-  for (const std::string& id : done) {
-    Taken own;
+}
+
+void Job::Impl::look_after_commits_elsewhere(const std::stop_token& stop) {
+  std::map<std::string, std::string> unheard;  // id → who leads it
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& [id, own] : commits_elsewhere)
+      if (Clock::now() - own.heard > kUnheard) unheard.emplace(id, own.from);
+  }
+  std::set<std::string> silent;  // nodes
+  for (const auto& [id, from] : unheard) {
+    if (silent.contains(from) || stop.stop_requested()) continue;
+    Result<std::string> answer = ask(from, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime);
+    if (answer.has_error()) {
+      silent.insert(from);
+      continue;
+    }
+    // What it has decided by now is seen in the metadata.
+    if (answer.value() == "open" || sync().has_error()) continue;
+    std::shared_ptr<CommitShare> share;
+    bool known = false;
     {
       std::lock_guard lock(mutex);
-      own = std::move(taken[id]);
-      taken.erase(id);
+      if (const auto own = commits_elsewhere.find(id); own != commits_elsewhere.end()) {
+        known = true;
+        if (answer.value() == "committed") share = own->second.share;  // and removed since
+      }
     }
-    for (const std::string& image : own.images)
-      (void)chmod(fmt::format("{}/{}", services.images->directory(), image).c_str(), 0400);
-    (void)remove_tree(AT_FDCWD, fmt::format("{}/committing/{}", dir, id));
+    if (share != nullptr) share->committed();
+    if (known) untake(id);
   }
 }
 

@@ -1,7 +1,6 @@
 // Whether what is stored is what was committed. Every node reads what lies on it; a part of a tensor that
 // is stored twice and differs is right where the tensor's checksum, a sum over its parts, comes out with it.
-// A copy that is damaged or cut is taken out of the stored state, by a decision like any other; then it is
-// missing, as after the loss of a node, and is made anew.
+// What is damaged is mended: job_mend.cc.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "reshard/job/change.h"
 #include "reshard/job/examine.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/scrub.h"
 #include "reshard/job/tell.h"
 
 namespace ptc {
@@ -24,54 +24,93 @@ namespace ptc {
 namespace {
 
 /// What no tensor's checksum covers. Empty: nothing is wrong.
-std::string problem_beside_tensors(const ImageLayout& layout, const std::vector<TensorFacts>& tensors,
-                                   std::span<const std::byte> bytes) {
+std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums, std::span<const std::byte> bytes,
+                                   const Checksum* padding) {
   const std::span<const std::byte> header = std::as_bytes(std::span(layout.header.text()));
   if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
   if (!std::ranges::equal(bytes.first(header.size()), header)) return "its header is not what it was";
-  const Result<ImageSums> sums = ImageSums::make(layout, tensors);
-  if (sums.has_error()) return sums.error().message();
-  return sums.value().padding_is_zero(bytes, header.size()) ? "" : "its padding is not zero any more";
+  const bool zero = padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes, header.size());
+  return zero ? "" : "its padding is not zero any more";
+}
+
+/// What is in an image without tensors, or with them, read by this thread alone and as slowly as `pace` asks.
+Result<Checksum> read_whole(std::span<const std::byte> bytes, Pace& pace) {
+  Checksum sum;
+  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
+    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
+    PTC_TRY(pace.read(window.size(), [&] { sum += checksum_of_run(window, at); }));
+  }
+  return sum;
+}
+
+Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksum& padding, Pace& pace) {
+  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
+    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
+    PTC_TRY(pace.read(window.size(), [&] {
+      sums.add(at, window);
+      padding += sums.beside(at, window);
+    }));
+  }
+  return ok();
 }
 
 }  // namespace
 
 /// This node's images of the stored state, each by itself.
 Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& checkpoint,
-                                                             const StoredState& stored) const {
-  const Manifest& manifest = checkpoint.manifest();
-  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
+                                                             const StoredState& stored, Pace* pace,
+                                                             const std::vector<uint32_t>& only) const {
   std::vector<ImageContent> contents;
   for (uint32_t i = 0; i < stored.images.size(); ++i) {
-    const StoredImage& image = stored.images[i];
-    if (image.node != node_key(services)) continue;
-    ImageContent content{i};
-    const bool other = image.written >= 0 && !manifest.files[image.written].has_tensors;
-    Result<> read = ok();
-    if (image.image == nullptr) {
-      read = make_error(Code::kCorrupt, "its file is gone or cut short");
-    } else if (Result<std::span<const std::byte>> bytes = image.image->map(); bytes.has_error()) {
-      read = std::move(bytes).error();
-    } else if (other) {
-      content.whole = checksum_of_run(bytes.value(), 0);
-    } else {
-      ChecksumLedger ledger;
-      read = services.executor->hash_images({{&stored.layouts()[i], image.image.get()}}, facts, ledger, {});
-      ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
-        content.sums.push_back({tensor, box, sum});
-      });
-      if (read.has_value()) content.problem = problem_beside_tensors(stored.layouts()[i], facts, bytes.value());
-    }
-    if (read.has_error()) {
-      if (read.error().code() != Code::kCorrupt) return std::move(read).error();
-      content.problem = read.error().message();
-    }
+    if (stored.images[i].node != node_key(services)) continue;
+    if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
+    PTC_TRY(auto content, read_image(checkpoint, stored, i, pace));
     contents.push_back(std::move(content));
   }
   return contents;
 }
 
-Result<std::string> Job::Impl::answer_examine(const std::string& id, const std::string& stored_file) {
+Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
+                                           Pace* pace) const {
+  const Manifest& manifest = checkpoint.manifest();
+  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
+  const StoredImage& image = stored.images[number];
+  const ImageLayout& described = stored.layouts()[number];
+  ImageContent content{number};
+  auto read = [&]() -> Result<> {
+    if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
+    PTC_TRY(auto bytes, image.image->map());
+    if (image.written >= 0 && !manifest.files[image.written].has_tensors) {
+      if (pace != nullptr) {
+        PTC_TRY(content.whole, read_whole(bytes, *pace));
+      } else {
+        content.whole = checksum_of_run(bytes, 0);
+      }
+      return ok();
+    }
+    PTC_TRY(auto sums, ImageSums::make(described, facts));
+    ChecksumLedger ledger;
+    Checksum padding;
+    if (pace != nullptr) {
+      PTC_TRY(read_tensors(bytes, sums, padding, *pace));
+      PTC_TRY(sums.give_to(ledger));
+    } else {
+      PTC_TRY(services.executor->hash_images({{&described, image.image.get()}}, facts, ledger, {}));
+    }
+    ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
+      content.sums.push_back({tensor, box, sum});
+    });
+    content.problem = problem_beside_tensors(described, sums, bytes, pace != nullptr ? &padding : nullptr);
+    return ok();
+  };
+  if (Result<> done = read(); done.has_error()) {
+    if (done.error().code() != Code::kCorrupt) return std::move(done).error();
+    content.problem = done.error().message();
+  }
+  return content;
+}
+
+Result<CheckpointRecord> Job::Impl::find_stored(const std::string& id, const std::string& stored_file) {
   auto find = [&] {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
@@ -85,27 +124,70 @@ Result<std::string> Job::Impl::answer_examine(const std::string& id, const std::
   }
   if (record.checkpoint == nullptr)
     return make_error(Code::kBusy, "it is being moved; try again");
-  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.checkpoint->stored()));
+  return record;
+}
+
+Result<std::string> Job::Impl::answer_examine(const json::object& request, const std::string& id,
+                                              const std::string& stored_file) {
+  const json::value* paced = request.if_contains("paced");
+  std::vector<uint32_t> only;
+  if (const json::value* images = request.if_contains("images")) {
+    if (!images->is_array()) return invalid_argument("the request names no images");
+    for (const json::value& image : images->as_array()) {
+      boost::system::error_code bad;
+      only.push_back(image.to_number<uint32_t>(bad));
+      if (bad) return invalid_argument("the request names no images");
+    }
+  }
+  PTC_TRY(auto record, find_stored(id, stored_file));
+  Pace* pace = paced != nullptr && paced->is_bool() && paced->get_bool() ? services.pace : nullptr;
+  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.checkpoint->stored(), pace, only));
   return to_text(contents);
 }
 
-Result<Findings> Job::Impl::examine(const CheckpointRecord& record) {
-  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord& record,
+                                                         const std::map<std::string, std::vector<uint32_t>>& by_node,
+                                                         Pace* pace) {
+  const std::stop_token stop = pace != nullptr ? pace->stopped() : std::stop_token();
   std::vector<std::future<Result<std::vector<ImageContent>>>> elsewhere;
-  for (const std::string& node : stored->nodes) {
-    if (node == node_key(services) || !is_among(services.cluster->alive(), node)) continue;
-    elsewhere.push_back(std::async(std::launch::async, [&, node]() -> Result<std::vector<ImageContent>> {
-      const json::object request{{"id", record.id}, {"stored", record.stored}};
-      PTC_TRY(auto answer, ask(node, "examine", json::serialize(request)));
+  for (const auto& [node, images] : by_node) {
+    if (node == node_key(services)) continue;
+    elsewhere.push_back(std::async(std::launch::async, [&, &node = node, &images = images]()
+                                                           -> Result<std::vector<ImageContent>> {
+      json::object request{{"id", record.id}, {"stored", record.stored}, {"paced", pace != nullptr}};
+      if (!images.empty()) request["images"] = json::array(images.begin(), images.end());
+      PTC_TRY(auto answer, ask(node, "examine", json::serialize(request), stop));
       return contents_from(answer);
     }));
   }
-  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *stored));
-  for (auto& answer : elsewhere) {
-    PTC_TRY(auto theirs, answer.get());
-    std::move(theirs.begin(), theirs.end(), std::back_inserter(contents));
+  std::vector<ImageContent> contents;
+  Result<> read = ok();
+  if (const auto own = by_node.find(node_key(services)); own != by_node.end()) {
+    auto here = read_own_images(*record.checkpoint, *record.checkpoint->stored(), pace, own->second);
+    if (here.has_value()) contents = std::move(here).value();
+    else read = std::move(here).error();
   }
-  return find_damage(*record.checkpoint, *stored, std::move(contents));
+  for (auto& answer : elsewhere) {
+    auto theirs = answer.get();
+    if (theirs.has_value()) std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
+    else if (read.has_value()) read = std::move(theirs).error();
+  }
+  PTC_TRY(std::move(read));
+  return contents;
+}
+
+Result<Findings> Job::Impl::examine(const CheckpointRecord& record, Pace* pace) {
+  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  std::map<std::string, std::vector<uint32_t>> all;
+  std::vector<std::string> away;
+  for (const std::string& node : stored->nodes) {
+    if (node == node_key(services) || is_among(services.cluster->alive(), node)) all[node];
+    else away.push_back(node);
+  }
+  PTC_TRY(auto contents, read_images(record, all, pace));
+  PTC_TRY(auto found, find_damage(*record.checkpoint, *stored, std::move(contents)));
+  found.away = std::move(away);
+  return found;
 }
 
 Result<CheckpointRecord> Job::Impl::find_record(std::string_view name) const {
@@ -116,7 +198,7 @@ Result<CheckpointRecord> Job::Impl::find_record(std::string_view name) const {
   return known->second;
 }
 
-Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images) {
+Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images, bool were_damaged) {
   const Checkpoint& checkpoint = *seen.checkpoint;
   std::shared_ptr<const StoredState> before;
   CheckpointRecord record;
@@ -130,6 +212,7 @@ Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector
       record = known->second;
       plan = last_plan;
     }
+    record.mended += were_damaged;
     PTC_TRY(auto left, checkpoint.make_stored(checkpoint.stored()->spec, std::move(images)));
     MetaTransaction transaction;
     transaction.compares.push_back({meta_key("checkpoints/" + checkpoint.name()), record.meta_revision});
@@ -140,6 +223,7 @@ Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector
     std::lock_guard lock(mutex);
     before = take_over(record, left, std::move(plan));
     look = true;  // what is missing is made anew
+    if (were_damaged) to_refresh.insert(checkpoint.name());
     changed.notify_all();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), checkpoint.name());
@@ -176,26 +260,14 @@ void Job::Impl::report_missing_images() {
   }
 }
 
-Result<Findings> Job::Impl::repair(const std::string& name) {
-  for (;;) {
-    PTC_TRY(auto record, find_record(name));
-    PTC_TRY(auto found, examine(record));
-    if (found.replaceable.empty()) return found;
-    PTC_TRY(bool done, replace_images(record, images_without(*record.checkpoint->stored(), found.replaceable)));
-    if (!done) continue;
-    for (const std::string& what : found.replaced)
-      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(), name, what);
-    return found;
-  }
-}
-
 namespace {
 
 json::object report_of(const Checkpoint& checkpoint, const Findings& found) {
   return {{"checkpoint", checkpoint.name()},
           {"tensors", checkpoint.manifest().checksums.size()},
           {"images", found.images},
-          {"bytes", found.bytes}};
+          {"bytes", found.bytes},
+          {"away", json::array(found.away.begin(), found.away.end())}};
 }
 
 }  // namespace
@@ -211,7 +283,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
     if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())
       return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
                         checkpoint_name, lost.size(), lost.front());
-    Result<Findings> found = impl_->examine(record);
+    Result<Findings> found = impl_->examine(record, nullptr);
     if (found.has_error() && found.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
       continue;
@@ -225,7 +297,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
 Result<std::string> Job::repair(std::string_view checkpoint_name) {
   PTC_TRY(check_member(impl_->services.cluster));
   PTC_TRY(auto found, impl_->repair(std::string(checkpoint_name)));
-  tell_others(impl_->services.cluster, name_);
+  impl_->refresh_everywhere(std::string(checkpoint_name));
   if (!found.beyond.empty()) return make_error(Code::kCorrupt, "{}", found.message());
   PTC_TRY(auto record, impl_->find_record(checkpoint_name));
   json::object report = report_of(*record.checkpoint, found);

@@ -74,10 +74,21 @@ Result<WrittenFile> parse_file(const json::object& object) {
       PTC_TRY(file.dp_cut, member<bool>(object, "dp_cut"));
     }
     PTC_TRY(file.set, member<std::string>(object, "set"));
+    if (object.contains("boxes")) {
+      PTC_TRY(file.boxes, member<bool>(object, "boxes"));
+    }
     PTC_TRY(file.header_bytes, member<uint64_t>(object, "header_bytes"));
     PTC_TRY(file.header_offset, member<uint64_t>(object, "header_offset"));
   } else {
     PTC_TRY(file.checksum, checksum_member(object));
+  }
+  if (object.contains("mode")) {
+    ReadRights rights;
+    PTC_TRY(rights.uid, member<uint32_t>(object, "uid"));
+    PTC_TRY(rights.gid, member<uint32_t>(object, "gid"));
+    PTC_TRY(rights.mode, member<uint32_t>(object, "mode"));
+    rights.mode &= 0444;
+    file.rights = rights;
   }
   return file;
 }
@@ -139,6 +150,17 @@ std::string Manifest::tensor_name(uint32_t tensor) const {
   return "padding of " + model->tensors()[padding[tensor - count].tensor].name;
 }
 
+ReadRights ReadRights::narrowed_to(const ReadRights& other) const {
+  ReadRights both{uid, gid, mode & other.mode};
+  // What is nobody's alone is root's; a group's member has the rights of all others, then.
+  if (uid != other.uid) both.uid = 0;
+  if (gid != other.gid) {
+    both.gid = 0;
+    both.mode = (both.mode & ~040u) | (both.mode & 04u) << 3;
+  }
+  return both;
+}
+
 uint32_t Manifest::owner_of(const WrittenFile& file) const {
   StateCoords state = state_of(written_spec, written_spec.coords(file.rank));
   if (!file.dp_cut) state.dp = 0;
@@ -182,10 +204,16 @@ std::string Manifest::to_text() const {
     if (file.has_tensors) {
       if (file.dp_cut) object["dp_cut"] = true;
       object["set"] = file.set;
+      if (file.boxes) object["boxes"] = true;
       object["header_bytes"] = file.header_bytes;
       object["header_offset"] = file.header_offset;
     } else {
       object["checksum"] = file.checksum.to_hex();
+    }
+    if (file.rights) {
+      object["uid"] = file.rights->uid;
+      object["gid"] = file.rights->gid;
+      object["mode"] = file.rights->mode;
     }
     file_array.push_back(std::move(object));
   }

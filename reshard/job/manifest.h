@@ -19,6 +19,16 @@
 
 namespace ptc {
 
+/// Who may read a file: its owner, group, and of the mode 0444. Not who may enter its directories.
+struct ReadRights {
+  uint32_t uid = 0, gid = 0;
+  uint32_t mode = 0444;
+  friend bool operator==(const ReadRights&, const ReadRights&) = default;
+
+  /// The most that both allow to everybody.
+  ReadRights narrowed_to(const ReadRights& other) const;
+};
+
 /// A file that a rank wrote. Files with tensors are kept once per state (replicas wrote the same);
 /// all others are kept for every rank, byte for byte, for ever.
 struct WrittenFile {
@@ -30,11 +40,14 @@ struct WrittenFile {
   bool has_tensors = false;
   // With tensors:
   bool dp_cut = false;         // it has tensors that are cut over dp: of its own dp rank only
-  std::string set;             // a shard of a set with an index: the name of the whole
+  std::string set;             // a shard of a set: the name of the whole
+  bool boxes = false;          // of a set: its arrays are the parts of tensors that its header says (dcp_boxes())
   uint64_t header_bytes = 0;   // the header as it was written, kept in headers.bin …
   uint64_t header_offset = 0;  // … at this offset
   // Without:
   Checksum checksum;           // of the file as a vector of bytes
+  /// nullopt: written when that was not kept. Of replicas that wrote the same: of all of them.
+  std::optional<ReadRights> rights;
 };
 
 /// Bytes that a rank wrote as padding of a vocabulary and that are not zero. They mean nothing, but
@@ -64,6 +77,8 @@ struct Manifest {
   std::vector<uint8_t> element_bits() const;
   /// "model.norm.weight"; padding is "padding of …".
   std::string tensor_name(uint32_t tensor) const;
+
+  ReadRights rights_of(const WrittenFile& file) const { return file.rights.value_or(ReadRights{uid, gid}); }
 
   /// The state of written_spec whose file it is (StateFile::owner).
   uint32_t owner_of(const WrittenFile& file) const;

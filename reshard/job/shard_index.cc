@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "store/base/json.h"
+#include "store/base/json_problem.h"
 
 namespace ptc {
 namespace {
@@ -114,7 +115,7 @@ Result<ShardIndex> parse_shard_index(std::string_view text) {
   if (code)
     return invalid_argument("line {}: not valid JSON: {}",
                             1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(used), '\n'),
-                            code == json::error::incomplete ? "the text ends too early" : code.message());
+                            json_problem(text, used, code));
   if (!handler.has_map) return invalid_argument("there is no 'weight_map'");
   return std::move(handler.index);
 }

@@ -1,4 +1,4 @@
-// How Model::bind finds what binds each tensor. For model.cc and model_infer.cc only.
+// How Model::bind finds what binds each tensor. For model.cc and model_infer.cc only, but find_masters().
 #pragma once
 
 #include <memory>

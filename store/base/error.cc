@@ -21,6 +21,7 @@ std::string_view code_name(Code code) {
     case Code::kCorrupt: return "corrupt";
     case Code::kCancelled: return "cancelled";
     case Code::kInternal: return "internal error";
+    case Code::kInDoubt: return "in doubt";
   }
   return "unknown";
 }

@@ -33,6 +33,7 @@ enum class Code {
   kCorrupt,           // EIO, bytes are not what their checksum says
   kCancelled,         // EINTR: superseded or shut down
   kInternal,          // EIO, an error that should not happen
+  kInDoubt,           // EAGAIN: a decision that may or may not have been made; what it was for stays until that is known
 };
 
 std::string_view code_name(Code code);

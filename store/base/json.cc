@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "store/base/json_problem.h"
 #include "store/base/utf8.h"
 
 namespace ptc {
@@ -231,11 +232,8 @@ Result<json::value> parse_json(std::string_view text, const JsonLimits& limits) 
   size_t used = parser.write_some(text.data(), text.size(), error);
   if (!error && used < text.size()) error = json::error::extra_data;
   if (error) {
-    std::string reason = error == json::error::incomplete  ? "the text ends too early"
-                         : error == json::error::too_deep  ? fmt::format("nested deeper than {}",
-                                                                         limits.max_depth)
-                         : error == json::error::extra_data ? "more text after the end"
-                                                            : error.message();
+    std::string reason = error == json::error::too_deep ? fmt::format("nested deeper than {}", limits.max_depth)
+                                                        : json_problem(text, used, error);
     return invalid_argument("{}: not valid JSON: {}", place_of_offset(text, used), reason);
   }
   json::value value = parser.release();
@@ -277,6 +275,16 @@ std::optional<uint64_t> whole_number(const json::value& value) {
   if (value.is_uint64()) return value.get_uint64();
   if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
   return std::nullopt;
+}
+
+std::string json_text(const json::object& object, std::string_view key) {
+  const json::value* text = object.if_contains(key);
+  return text != nullptr && text->is_string() ? std::string(text->get_string()) : "";
+}
+
+std::string json_text(std::string_view object, std::string_view key) {
+  Result<json::value> parsed = parse_json(object);
+  return parsed.has_value() && parsed.value().is_object() ? json_text(parsed.value().get_object(), key) : "";
 }
 
 Result<std::optional<uint64_t>> json_uint(const json::object& object, std::string_view key,

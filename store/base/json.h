@@ -36,6 +36,11 @@ std::optional<uint64_t> whole_number(const json::value& value);
 Result<std::optional<uint64_t>> json_uint(const json::object& object, std::string_view key,
                                           uint64_t max = UINT64_MAX);
 
+/// The text that the object has under the key; "" where it has none.
+std::string json_text(const json::object& object, std::string_view key);
+/// The same of an object that is text itself, as far as it is one.
+std::string json_text(std::string_view object, std::string_view key);
+
 /// 'text' for a message: control characters as \xNN, at most 200 bytes of it.
 std::string quoted(std::string_view text);
 

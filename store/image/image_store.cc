@@ -18,7 +18,7 @@ namespace ptc {
 namespace {
 
 constexpr size_t kIdDigits = 16;
-constexpr std::string_view kPartSuffix = ".part";
+constexpr std::string_view kPartSuffix = ".part", kDraftSuffix = ".draft";
 constexpr uint64_t kSpaceSlack = 64 << 10;  // for the file system's own records
 
 bool is_image_id(std::string_view text) {
@@ -34,6 +34,7 @@ Result<ImageId> new_id() {
 }
 
 std::string part_name(const ImageId& id) { return id.text + std::string(kPartSuffix); }
+std::string draft_name(const ImageId& id) { return id.text + std::string(kDraftSuffix); }
 
 /// Gives these bytes of a file space: a full file system must show here and not
 /// as a SIGBUS of whoever uses a mapping (of a hole in a tmpfs, reading takes a page, too).
@@ -86,6 +87,44 @@ Result<std::span<const std::byte>> Image::map() const {
   return std::span<const std::byte>(mapping_, bytes_);
 }
 
+Result<ImageMender> ImageMender::open(const Image& image) {
+  if (!image.is_here()) return make_error(Code::kUnavailable, "image {} is on node {}", image.id().text, image.node());
+  // By its descriptor: it may have no name any more. An image is nobody's to write, its owner's neither.
+  const std::string name = "image " + image.id().text, path = fmt::format("/proc/self/fd/{}", image.fd());
+  struct stat info {};
+  if (::fstat(image.fd(), &info) != 0) return errno_error(errno, "fstat of " + name);
+  Result<UniqueFd> fd = open_file(AT_FDCWD, path, O_RDWR);
+  if (fd.has_error() && fd.error().code() == Code::kPermissionDenied) {
+    if (::fchmod(image.fd(), 0600) != 0) return errno_error(errno, "chmod of " + name);
+    fd = open_file(AT_FDCWD, path, O_RDWR);
+    if (::fchmod(image.fd(), info.st_mode & 07777) != 0) return errno_error(errno, "chmod of " + name);
+  }
+  if (fd.has_error()) return std::move(fd).error();
+  return ImageMender(std::move(fd).value(), image.bytes(), name);
+}
+
+Result<> ImageMender::write(uint64_t offset, std::span<const std::byte> right) {
+  constexpr size_t kBlock = 4096;
+  std::byte held[kBlock];
+  for (size_t at = 0; at < right.size(); at += kBlock) {
+    const std::span<const std::byte> block = right.subspan(at, std::min(kBlock, right.size() - at));
+    const ssize_t got = ::pread(fd_.get(), held, block.size(), static_cast<off_t>(offset + at));
+    if (got < 0) return errno_error(errno, "reading " + name_);
+    if (static_cast<size_t>(got) == block.size() && std::equal(block.begin(), block.end(), held)) continue;
+    PTC_TRY(write_exactly(fd_.get(), block, offset + at));
+  }
+  return ok();
+}
+
+Result<> ImageMender::finish() {
+  struct stat info {};
+  if (::fstat(fd_.get(), &info) != 0) return errno_error(errno, "fstat of " + name_);
+  if (static_cast<uint64_t>(info.st_size) > bytes_ && ::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0)
+    return errno_error(errno, "size of " + name_);
+  if (::fsync(fd_.get()) != 0) return errno_error(errno, "fsync of " + name_);
+  return ok();
+}
+
 ImageWriter::ImageWriter(ImageWriter&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       id_(std::move(other.id_)),
@@ -125,7 +164,70 @@ Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
 Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir) {
   PTC_TRY(make_directory(AT_FDCWD, dir));
   PTC_TRY(auto fd, open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY));
-  return std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(fd)));
+  auto store = std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(fd)));
+  PTC_TRY(store->find_drafts());
+  return store;
+}
+
+Result<std::vector<std::string>> ImageStore::file_names() const {
+  PTC_TRY(auto fd, open_file(dir_fd_.get(), ".", O_RDONLY | O_DIRECTORY));
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
+  if (!stream) return errno_error(errno, "reading directory " + dir_);
+  fd.release();  // now the stream's
+  std::vector<std::string> names;
+  errno = 0;
+  while (dirent* entry = ::readdir(stream.get())) {
+    if (is_image_id(std::string_view(entry->d_name).substr(0, kIdDigits))) names.emplace_back(entry->d_name);
+    errno = 0;
+  }
+  if (errno != 0) return errno_error(errno, "reading directory " + dir_);
+  return names;
+}
+
+Result<> ImageStore::find_drafts() {
+  PTC_TRY(auto names, file_names());
+  for (const std::string& name : names) {
+    const std::string_view rest = std::string_view(name).substr(kIdDigits);
+    if (rest == kDraftSuffix) drafts_.insert(name.substr(0, kIdDigits));
+    if (rest == kPartSuffix && ::unlinkat(dir_fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT)
+      return errno_error(errno, fmt::format("removing {} from {}", name, dir_));
+  }
+  return ok();
+}
+
+Result<> ImageStore::mark_draft(const ImageId& id) {
+  PTC_TRY(open_file(dir_fd_.get(), draft_name(id), O_WRONLY | O_CREAT));
+  std::lock_guard lock(mutex_);
+  drafts_.insert(id.text);
+  return ok();
+}
+
+void ImageStore::confirm(const ImageId& id) {
+  {
+    std::lock_guard lock(mutex_);
+    if (drafts_.erase(id.text) == 0) return;
+  }
+  ::unlinkat(dir_fd_.get(), draft_name(id).c_str(), 0);  // else it is confirmed at the next start
+}
+
+bool ImageStore::is_draft(const ImageId& id) const {
+  std::lock_guard lock(mutex_);
+  return drafts_.contains(id.text);
+}
+
+std::vector<ImageId> ImageStore::drafts() const {
+  std::lock_guard lock(mutex_);
+  std::vector<ImageId> list;
+  for (const std::string& id : drafts_) list.push_back({id});
+  return list;
+}
+
+Result<std::vector<ImageId>> ImageStore::list() const {
+  PTC_TRY(auto names, file_names());
+  std::vector<ImageId> ids;
+  for (std::string& name : names)
+    if (is_image_id(name)) ids.push_back({std::move(name)});
+  return ids;
 }
 
 Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
@@ -163,6 +265,7 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   uint64_t bytes = writer.size_;
   if (::fchmod(writer.fd_.get(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
   if (::fsync(writer.fd_.get()) != 0) return errno_error(errno, "fsync of image " + name);
+  PTC_TRY(mark_draft(writer.id_));
   if (::renameat(dir_fd_.get(), part_name(writer.id_).c_str(), dir_fd_.get(), name.c_str()) != 0)
     return errno_error(errno, "publishing image " + name);
   writer.store_ = nullptr;
@@ -180,8 +283,10 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   const std::string by_fd = fmt::format("/proc/self/fd/{}", fd.get());
   PTC_TRY(fill_holes(by_fd, info, path));
   if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
+  PTC_TRY(mark_draft(id));
   if (::linkat(AT_FDCWD, by_fd.c_str(), dir_fd_.get(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     int reason = errno;
+    confirm(id);
     if (reason == EXDEV) {
       return invalid_argument(
           "{} is on another file system than the image directory {}, so it cannot be linked there; "
@@ -191,7 +296,7 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
     return errno_error(reason, fmt::format("linking {} into {}", path, dir_));
   }
   auto image = open(id, static_cast<uint64_t>(info.st_size));
-  if (!image) ::unlinkat(dir_fd_.get(), id.text.c_str(), 0);
+  if (!image) (void)remove(id);
   return image;
 }
 
@@ -208,6 +313,8 @@ Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {
 Result<ImageRef> ImageStore::open(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
   std::lock_guard lock(mutex_);
+  if (withdrawn_.contains(id.text))
+    return make_error(Code::kNotFound, "image {} in {} is damaged", id.text, dir_);
   ImageRef image;
   if (auto found = open_.find(id.text); found != open_.end()) image = found->second.lock();
   if (!image) {
@@ -233,33 +340,13 @@ Result<> ImageStore::remove(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
   if (::unlinkat(dir_fd_.get(), id.text.c_str(), 0) != 0 && errno != ENOENT)
     return errno_error(errno, fmt::format("removing image {} from {}", id.text, dir_));
+  confirm(id);  // the mark goes last
   return ok();
 }
 
-Result<> ImageStore::remove_all_but(const std::vector<ImageId>& keep) {
-  std::set<std::string_view> kept;
-  for (const ImageId& id : keep) kept.insert(id.text);
-  PTC_TRY(auto fd, open_file(dir_fd_.get(), ".", O_RDONLY | O_DIRECTORY));
-  std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
-  if (!stream) return errno_error(errno, "reading directory " + dir_);
-  fd.release();  // now the stream's
-  std::vector<std::string> rubbish;
-  errno = 0;
-  while (dirent* entry = ::readdir(stream.get())) {
-    std::string_view name = entry->d_name;
-    std::string_view id = name.substr(0, kIdDigits), rest = name.substr(id.size());
-    if (is_image_id(id) && (rest == kPartSuffix || (rest.empty() && !kept.contains(id))))
-      rubbish.emplace_back(name);
-    errno = 0;
-  }
-  if (errno != 0) return errno_error(errno, "reading directory " + dir_);
+void ImageStore::withdraw(const ImageId& id) {
   std::lock_guard lock(mutex_);
-  for (const std::string& name : rubbish) {
-    open_.erase(name);
-    if (::unlinkat(dir_fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT)
-      return errno_error(errno, fmt::format("removing {} from {}", name, dir_));
-  }
-  return ok();
+  withdrawn_.insert(id.text);
 }
 
 Result<> ImageStore::sync() {

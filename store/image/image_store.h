@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "store/base/error.h"
@@ -87,12 +88,31 @@ class ImageWriter {
   std::byte* mapping_ = nullptr;
 };
 
-/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`).
-/// Threads: any. Crash: a `.part` file and an image that no metadata names are rubbish; the owner
-/// of the metadata calls remove_all_but() at start.
+/// Puts bytes of an image right that are known to be wrong, in its very file: nobody was promised the wrong ones, and all
+/// who have it open or mapped, the kernel for them, see the right ones. Threads: one.
+class ImageMender {
+ public:
+  /// Of one that is here.
+  static Result<ImageMender> open(const Image& image);
+  /// Writes what of it differs; bytes that the file has no more, in ascending order.
+  Result<> write(uint64_t offset, std::span<const std::byte> right);
+  /// Takes away what the file has too much, and makes all of it durable.
+  Result<> finish();
+
+ private:
+  ImageMender(UniqueFd fd, uint64_t bytes, std::string name) : fd_(std::move(fd)), bytes_(bytes), name_(std::move(name)) {}
+  UniqueFd fd_;
+  uint64_t bytes_;
+  std::string name_;
+};
+
+/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`). An image is a draft, with a mark of its
+/// own (`<dir>/<id>.draft`), from before it has its name until confirm().
+/// Threads: any. Crash: open() removes `.part` files. What becomes of a draft that is found then, the owner of the
+/// metadata knows; an image without the mark was decided on once, and is never rubbish because nothing names it.
 class ImageStore {
  public:
-  /// Creates `dir` if need be.
+  /// Creates `dir` if need be. No other process has it open.
   static Result<std::unique_ptr<ImageStore>> open(const std::string& dir);
 
   /// kNoSpace before anything is written when the file system has less than `bytes` free. Taking the space of a large
@@ -118,7 +138,14 @@ class ImageStore {
   /// Takes the name away; holders keep reading, and as long as there is one open() finds it: other nodes read it by
   /// its id. Not there: ok.
   Result<> remove(const ImageId& id);
-  Result<> remove_all_but(const std::vector<ImageId>& keep);
+  /// A damaged one that cannot be mended: nobody finds it any more, as if its last holder had let go.
+  void withdraw(const ImageId& id);
+  /// A decision names it now: it is a draft no more.
+  void confirm(const ImageId& id);
+  bool is_draft(const ImageId& id) const;
+  /// Those that are drafts, and all that have a name, drafts among them.
+  std::vector<ImageId> drafts() const;
+  Result<std::vector<ImageId>> list() const;
 
   /// Makes all published and adopted names durable: fsync of the directory.
   Result<> sync();
@@ -134,10 +161,16 @@ class ImageStore {
 
   explicit ImageStore(std::string dir, UniqueFd dir_fd)
       : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
+  Result<std::vector<std::string>> file_names() const;
+  Result<> find_drafts();
+  Result<> mark_draft(const ImageId& id);
+
   std::string dir_;
   UniqueFd dir_fd_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<const Image>> open_;  // guarded by mutex_
+  std::unordered_set<std::string> withdrawn_;                         // guarded by mutex_
+  std::unordered_set<std::string> drafts_;                            // guarded by mutex_
 };
 
 }  // namespace ptc

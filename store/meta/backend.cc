@@ -17,9 +17,25 @@ Result<> check_key(std::string_view key) {
   return ok();
 }
 
+/// etcd takes 128 operations of a kind, and 1.5 MiB; its client adds some.
+Result<> check_size(const MetaTransaction& transaction) {
+  size_t bytes = 0;
+  for (const auto* puts : {&transaction.puts, &transaction.leased_puts})
+    for (const auto& [key, value] : *puts) bytes += key.size() + value.size();
+  for (const std::string& key : transaction.deletes) bytes += key.size();
+  for (const auto& compare : transaction.compares) bytes += 2 * compare.key.size();  // it is read, too, when it fails
+  const size_t writes = transaction.puts.size() + transaction.leased_puts.size() + transaction.deletes.size();
+  if (writes > kMaxTransactionKeys || transaction.compares.size() > kMaxTransactionKeys || bytes > kMaxTransactionBytes)
+    return invalid_argument("a change of {} keys and {} bytes that compares {} is too large: it may have {} keys, {} "
+                            "compares and {} bytes", writes, bytes, transaction.compares.size(), kMaxTransactionKeys,
+                            kMaxTransactionKeys, kMaxTransactionBytes);
+  return ok();
+}
+
 }  // namespace
 
 Result<> check_transaction(const MetaTransaction& transaction) {
+  PTC_TRY(check_size(transaction));
   std::vector<std::string_view> written;
   for (const auto& compare : transaction.compares) {
     PTC_TRY(check_key(compare.key));

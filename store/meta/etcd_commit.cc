@@ -7,24 +7,9 @@
 namespace ptc {
 namespace {
 
-constexpr size_t kMaxKeys = 100;  // etcd's own limit is 128 operations
-constexpr size_t kMaxBytes = 5 << 18;  // and 1.5 MiB a request
 constexpr size_t kMarkersAtOnce = 8;
 constexpr std::chrono::seconds kMarkerTtl{300};
 constexpr std::string_view kDone = "done", kForbidden = "forbidden";
-
-Result<> check_size(const MetaTransaction& transaction) {
-  size_t bytes = 0;
-  for (const auto* puts : {&transaction.puts, &transaction.leased_puts})
-    for (const auto& [key, value] : *puts) bytes += key.size() + value.size();
-  size_t writes =
-      transaction.puts.size() + transaction.leased_puts.size() + transaction.deletes.size();
-  if (writes > kMaxKeys || transaction.compares.size() > kMaxKeys || bytes > kMaxBytes)
-    return invalid_argument("a change of {} keys and {} bytes that compares {} is too large for etcd, "
-                            "which takes {} keys and {} bytes",
-                            writes, bytes, transaction.compares.size(), kMaxKeys, kMaxBytes);
-  return ok();
-}
 
 json::object put_of(std::string_view key, std::string_view value, const MetaLease* lease) {
   json::object put{{"key", to_base64(key)}, {"value", to_base64(value)}};
@@ -61,11 +46,10 @@ EtcdCommitter::EtcdCommitter(EtcdGateway& gateway, EtcdLeases& leases, std::stri
 }
 
 Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
-  PTC_TRY(check_size(transaction));
   if (transaction.puts.empty() && transaction.leased_puts.empty() && transaction.deletes.empty())
     return read_only(transaction);
   auto deadline = EtcdGateway::Clock::now() + gateway_.patience();
-  settle_doubts(deadline);
+  (void)settle_until(deadline);
   for (bool lease_was_gone = false;;) {
     PTC_TRY(Marker marker, new_marker());
     std::vector<std::string> known = take_known();
@@ -84,11 +68,11 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
     if (answer.error().code() == Code::kNotFound && !transaction.leased_puts.empty())
       return lease_ended(transaction.leased_puts[0].first);
     if (!sent) return std::move(answer).error();
-    auto done = settle(marker, deadline);
+    auto done = forbid(marker, deadline);
     if (!done) {
       std::lock_guard lock(mutex_);
       doubtful_.push_back(std::move(marker));
-      return std::move(answer).error().with_context("this change may or may not have been done");
+      return make_error(Code::kInDoubt, "this change may or may not have been done: {}", answer.error().message());
     }
     if (done.value()) {
       add_known({marker.key});
@@ -98,10 +82,7 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
   }
 }
 
-bool EtcdCommitter::in_doubt() {
-  std::lock_guard lock(mutex_);
-  return done_after_all_ || !doubtful_.empty();
-}
+Result<> EtcdCommitter::settle() { return settle_until(EtcdGateway::Clock::now() + gateway_.patience()); }
 
 Result<EtcdCommitter::Marker> EtcdCommitter::new_marker() {
   std::unique_lock lock(mutex_);
@@ -189,7 +170,7 @@ Error EtcdCommitter::conflict(const MetaTransaction& transaction, const json::ob
   return make_error(Code::kConflict, "etcd refused a change whose compares hold");
 }
 
-Result<std::optional<int64_t>> EtcdCommitter::settle(const Marker& marker,
+Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker,
                                                      EtcdGateway::Deadline deadline) {
   json::object read{{"request_range", {{"key", to_base64(marker.key)}}}};
   json::object request{
@@ -203,20 +184,23 @@ Result<std::optional<int64_t>> EtcdCommitter::settle(const Marker& marker,
   return found.value == kDone ? std::optional(found.revision) : std::nullopt;
 }
 
-void EtcdCommitter::settle_doubts(EtcdGateway::Deadline deadline) {
+/// A marker that cannot be written any more, as its lease is gone, settles it too: then the transaction, which puts it
+/// under that lease, can not be done any more either.
+Result<> EtcdCommitter::settle_until(EtcdGateway::Deadline deadline) {
+  std::lock_guard one(settling_);
   std::vector<Marker> doubtful;
   {
     std::lock_guard lock(mutex_);
-    doubtful.swap(doubtful_);
+    doubtful = doubtful_;
   }
-  for (Marker& marker : doubtful) {
-    auto done = settle(marker, deadline);
+  for (const Marker& marker : doubtful) {
+    auto done = forbid(marker, deadline);
+    if (!done && done.error().code() == Code::kUnavailable) return std::move(done).error();
     std::lock_guard lock(mutex_);
-    if (!done && done.error().code() == Code::kUnavailable)
-      doubtful_.push_back(std::move(marker));
-    else
-      done_after_all_ |= !done || done.value();
+    std::erase_if(doubtful_, [&](const Marker& known) { return known.key == marker.key; });
+    if (done && done.value()) known_.push_back(marker.key);
   }
+  return ok();
 }
 
 }  // namespace ptc

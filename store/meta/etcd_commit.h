@@ -23,9 +23,9 @@ class EtcdCommitter {
   EtcdCommitter(EtcdGateway& gateway, EtcdLeases& leases, std::string cluster_prefix,
                 std::string key_prefix);
 
-  /// As MetaClient::commit and in_doubt; the transaction passed check_transaction().
+  /// As MetaClient::commit and settle; the transaction passed check_transaction().
   Result<int64_t> commit(const MetaTransaction& transaction);
-  bool in_doubt();
+  Result<> settle();
 
  private:
   struct Marker {
@@ -44,19 +44,19 @@ class EtcdCommitter {
   json::array reads_of(const MetaTransaction& transaction) const;
   Error conflict(const MetaTransaction& transaction, const json::object& answer) const;
   /// The revision at which it was done, or nullopt: it was not, and never will be.
-  Result<std::optional<int64_t>> settle(const Marker& marker, EtcdGateway::Deadline deadline);
-  void settle_doubts(EtcdGateway::Deadline deadline);
+  Result<std::optional<int64_t>> forbid(const Marker& marker, EtcdGateway::Deadline deadline);
+  Result<> settle_until(EtcdGateway::Deadline deadline);
 
   EtcdGateway& gateway_;
   EtcdLeases& leases_;
   std::string marker_prefix_;
   std::string key_prefix_;
-  std::mutex mutex_;  // guards all below
+  std::mutex settling_;  // before mutex_: who finds doubtful_ empty knows that nobody is at it
+  std::mutex mutex_;     // guards all below
   std::shared_ptr<MetaLease> lease_;
   uint64_t last_number_ = 0;
   std::vector<std::string> known_;  // markers of what is known to be done, to be deleted
   std::vector<Marker> doubtful_;
-  bool done_after_all_ = false;  // what had failed was done, or nobody can know
 };
 
 }  // namespace ptc

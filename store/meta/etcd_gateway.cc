@@ -1,12 +1,10 @@
 #include "store/meta/etcd_gateway.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 #include <thread>
 
-#include "store/base/file.h"
+#include "store/tls/private_file.h"
 
 namespace ptc {
 namespace {
@@ -29,6 +27,28 @@ bool token_refused(const EtcdFailure& failure) {
 
 }  // namespace
 
+Result<> EtcdHistory::saw(int64_t revision, int64_t asked_at, std::string_view endpoint) {
+  if (revision < asked_at) {
+    std::lock_guard lock(mutex_);
+    set_back_ = fmt::format("{} went back from revision {} to {}: its data were lost, or are of a backup", endpoint,
+                            asked_at, revision);
+    return make_error(Code::kUnavailable, "{}", *set_back_);
+  }
+  for (int64_t known = revision_; known < revision && !revision_.compare_exchange_weak(known, revision);) {
+  }
+  return ok();
+}
+
+void EtcdHistory::answered() {
+  std::lock_guard lock(mutex_);
+  set_back_.reset();
+}
+
+std::optional<std::string> EtcdHistory::set_back() const {
+  std::lock_guard lock(mutex_);
+  return set_back_;
+}
+
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options) {
   auto access = std::make_shared<EtcdAccess>();
   access->request_timeout = options.request_timeout;
@@ -42,14 +62,13 @@ Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& option
   }
   if (access->endpoints[0].tls) {
     PTC_TRY(access->tls,
-            load_tls({options.ca_file, options.certificate_file, options.key_file}));
+            TlsSource::open({options.ca_file, options.certificate_file, options.key_file}, TlsUse::kClient));
   } else if (!(options.ca_file + options.certificate_file + options.key_file).empty()) {
     return invalid_argument("TLS files are given, but the endpoints of etcd are http://");
   }
   if (!options.credentials_file.empty()) {
     const std::string& path = options.credentials_file;
-    PTC_TRY(check_secret_file(path));
-    PTC_TRY(std::string line, read_text_file(AT_FDCWD, path, 4096));
+    PTC_TRY(std::string line, read_private_file(path, 4096));
     line = line.substr(0, line.find('\n'));
     size_t colon = line.find(':');
     if (colon == 0 || colon == std::string::npos)
@@ -79,17 +98,19 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
   std::vector<std::string> tried(access_->endpoints.size());
   sent = false;
   do {
-    size_t first = good_;
+    size_t first = good_, behind = 0;
     for (size_t i = 0; i < tried.size(); ++i) {
       size_t endpoint = (first + i) % tried.size();
       Reach reach = Reach::kNotSent;
       auto answer = call_at(endpoint, method, request, attempt(deadline), reach);
       if (answer) {
         good_ = endpoint;
+        if (method.starts_with("kv/")) access_->history->answered();
         return answer;
       }
       if (reach == Reach::kAnswered || stopped_) return std::move(answer).error();
       leave(endpoint);
+      behind += answer.error().message() == access_->history->set_back();
       // What an attempt says that ran out of time says less than what an earlier one found.
       if (tried[endpoint].empty() || Clock::now() < deadline) tried[endpoint] = answer.error().message();
       if (reach == Reach::kSent && !twice) {
@@ -98,6 +119,7 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
       }
       if (Clock::now() >= deadline) break;
     }
+    if (behind == tried.size()) break;  // waiting mends nothing
     std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPauseOfEndpoints));
   } while (Clock::now() < deadline && !stopped_);
   std::erase(tried, "");
@@ -107,8 +129,17 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
 Result<json::object> EtcdGateway::call_at(size_t endpoint, std::string_view method,
                                           const json::object& request, Deadline deadline,
                                           Reach& reach) {
-  Connection connection = take_connection(endpoint, true);
+  bool is_new = false;
+  Connection connection = take_connection(endpoint, true, &is_new);
   auto connected = connection->connect(deadline);
+  // etcd may be another since the last connection: that shows before anything is written to it.
+  if (const json::array& compares = array_field(request, "compare");
+      connected && is_new && method == "kv/txn" && !compares.empty()) {
+    const json::object anything{{"key", compares[0].at("key")}, {"count_only", true}};
+    Reach looked = Reach::kNotSent;
+    auto same = ask(*connection, endpoint, "kv/range", anything, deadline, looked);
+    if (!same && looked != Reach::kAnswered) connected = std::move(same).error();
+  }
   Result<json::object> answer = connected
                                     ? ask(*connection, endpoint, method, request, deadline, reach)
                                     : Result<json::object>(std::move(connected).error());
@@ -122,12 +153,14 @@ Result<json::object> EtcdGateway::ask(HttpConnection& connection, size_t endpoin
   for (bool again = !access_->user.empty();; again = false) {
     PTC_TRY(auto with, headers(connection, endpoint, deadline, reach));
     reach = Reach::kSent;
+    const int64_t asked_at = access_->history->revision();
     PTC_TRY(auto response, connection.post(fmt::format("/v3/{}", method), with,
                                            json::serialize(request), deadline));
     PTC_TRY(json::object answer, parse(endpoint, response.status, response.body));
     auto failure = failure_of(answer);
     if (!failure) {
       PTC_TRY(check_cluster(endpoint, answer));
+      PTC_TRY(check_history(endpoint, method, answer, asked_at));
       reach = Reach::kAnswered;
       return answer;
     }
@@ -202,12 +235,19 @@ Result<> EtcdGateway::check_cluster(size_t endpoint, const json::object& answer)
                     access_->endpoints[endpoint].text);
 }
 
+Result<> EtcdGateway::check_history(size_t endpoint, std::string_view method, const json::object& answer,
+                                    int64_t asked_at) {
+  if (!method.starts_with("kv/")) return ok();  // others answer with what one member has got to
+  PTC_TRY(int64_t revision, number_field(object_field(answer, "header"), "revision"));
+  return access_->history->saw(revision, asked_at, access_->endpoints[endpoint].text);
+}
+
 void EtcdGateway::leave(size_t endpoint) {
   size_t expected = endpoint;
   good_.compare_exchange_strong(expected, (endpoint + 1) % access_->endpoints.size());
 }
 
-EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool idle_too) {
+EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool idle_too, bool* is_new) {
   std::lock_guard lock(mutex_);
   Connection connection;
   if (idle_too && !idle_[endpoint].empty()) {
@@ -215,6 +255,7 @@ EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool idle_
     idle_[endpoint].pop_back();
   } else {
     connection = std::make_shared<HttpConnection>(access_->endpoints[endpoint], access_->tls);
+    if (is_new != nullptr) *is_new = true;
   }
   if (stopped_) connection->stop();
   in_use_.push_back(connection);

@@ -11,13 +11,30 @@
 
 namespace ptc {
 
+/// What a client has seen of etcd: its revision only grows. One that answers with an earlier one has lost data, or has
+/// those of a backup, and is not used. Threads: any.
+class EtcdHistory {
+ public:
+  int64_t revision() const { return revision_; }
+  /// An answer with this revision to what was asked when it was `asked_at` at least.
+  Result<> saw(int64_t revision, int64_t asked_at, std::string_view endpoint);
+  void answered();  // well
+  std::optional<std::string> set_back() const;
+
+ private:
+  std::atomic<int64_t> revision_ = 0;
+  mutable std::mutex mutex_;
+  std::optional<std::string> set_back_;  // guarded
+};
+
 /// Where to go, and as whom: EtcdOptions, checked and loaded.
 struct EtcdAccess {
   std::vector<HttpEndpoint> endpoints;
-  std::shared_ptr<TlsContext> tls;
+  std::shared_ptr<const TlsSource> tls;
   std::string user, password;  // empty: no authentication
   std::chrono::milliseconds request_timeout;
   std::chrono::milliseconds patience;
+  std::shared_ptr<EtcdHistory> history = std::make_shared<EtcdHistory>();
 };
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options);
 
@@ -73,7 +90,7 @@ class EtcdGateway {
   enum class Reach { kNotSent, kSent, kAnswered };
   using Connection = std::shared_ptr<HttpConnection>;
 
-  Connection take_connection(size_t endpoint, bool idle_too);
+  Connection take_connection(size_t endpoint, bool idle_too, bool* is_new = nullptr);
   void release_connection(size_t endpoint, const Connection& connection, bool keep);
   Result<json::object> call_in_turn(std::string_view method, const json::object& request,
                                     Deadline deadline, bool twice, bool& sent);
@@ -87,6 +104,8 @@ class EtcdGateway {
   Result<json::object> parse(size_t endpoint, unsigned status, std::string_view text) const;
   Error error_of(size_t endpoint, const EtcdFailure& failure, Reach& reach) const;
   Result<> check_cluster(size_t endpoint, const json::object& answer);
+  /// Of a call that reads what is agreed on: `asked_at` is what was known of its revision before.
+  Result<> check_history(size_t endpoint, std::string_view method, const json::object& answer, int64_t asked_at);
   /// The next call begins with another endpoint.
   void leave(size_t endpoint);
   Deadline attempt(Deadline deadline) const {

@@ -1,7 +1,6 @@
 #include "store/meta/etcd_http.h"
 
 #include <netinet/tcp.h>
-#include <sys/stat.h>
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
@@ -15,7 +14,6 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
-#include <cerrno>
 
 namespace ptc {
 
@@ -43,11 +41,6 @@ void keep_alive(tcp::socket& socket) {
 
 }  // namespace
 
-class TlsContext {
- public:
-  asio::ssl::context context{asio::ssl::context::tls_client};
-};
-
 Result<HttpEndpoint> parse_endpoint(std::string_view text) {
   HttpEndpoint endpoint{.text = std::string(text.substr(0, text.size() - text.ends_with('/')))};
   auto wrong = [&] {
@@ -69,46 +62,13 @@ Result<HttpEndpoint> parse_endpoint(std::string_view text) {
   return endpoint;
 }
 
-Result<> check_secret_file(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return errno_error(errno, path);
-  if ((status.st_mode & 077) != 0)
-    return make_error(Code::kPermissionDenied,
-                      "{} holds a secret, but others may read it; do: chmod 600 {}", path, path);
-  return ok();
-}
-
-Result<std::shared_ptr<TlsContext>> load_tls(const TlsFiles& files) {
-  auto tls = std::make_shared<TlsContext>();
-  asio::ssl::context& context = tls->context;
-  ErrorCode error;
-  auto failed = [&](std::string_view file) {
-    return invalid_argument("{}: {}; a PEM file is needed", file, error.message());
-  };
-  context.set_verify_mode(asio::ssl::verify_peer, error);
-  if (files.authority.empty())
-    context.set_default_verify_paths(error);
-  else
-    context.load_verify_file(files.authority, error);
-  if (error) return failed(files.authority);
-  if (files.certificate.empty() != files.key.empty())
-    return invalid_argument("a TLS certificate and its key are given together or not at all");
-  if (files.certificate.empty()) return tls;
-  PTC_TRY(check_secret_file(files.key));
-  context.use_certificate_chain_file(files.certificate, error);
-  if (error) return failed(files.certificate);
-  context.use_private_key_file(files.key, asio::ssl::context::pem, error);
-  if (error) return failed(files.key);
-  return tls;
-}
-
 struct HttpConnection::Impl {
   using Plain = beast::tcp_stream;
   using Tls = beast::ssl_stream<beast::tcp_stream>;
   using Parser = http::response_parser<http::string_body>;
 
   HttpEndpoint endpoint;
-  std::shared_ptr<TlsContext> tls_context;
+  std::shared_ptr<const TlsSource> certificates;
   std::atomic<bool> stopped = false;
   asio::io_context io{1};
   // One of them while connected.
@@ -155,6 +115,13 @@ struct HttpConnection::Impl {
     return error;
   }
 
+  std::unique_ptr<Tls> new_tls_stream() {
+    const std::shared_ptr<const TlsContext> context = certificates->context();
+    ::SSL_CTX_up_ref(context->get());
+    asio::ssl::context shared(context->get());  // gives that reference back
+    return std::make_unique<Tls>(io, shared);
+  }
+
   Result<> connect(Deadline deadline) {
     if (connected()) return ok();
     tcp::resolver resolver(io);
@@ -168,7 +135,7 @@ struct HttpConnection::Impl {
     });
     if (error) return failed("looking up the name", error);
     if (endpoint.tls)
-      tls = std::make_unique<Tls>(io, tls_context->context);
+      tls = new_tls_stream();
     else
       plain = std::make_unique<Plain>(io);
     bottom().expires_at(deadline);
@@ -236,10 +203,10 @@ struct HttpConnection::Impl {
   }
 };
 
-HttpConnection::HttpConnection(const HttpEndpoint& endpoint, std::shared_ptr<TlsContext> tls)
+HttpConnection::HttpConnection(const HttpEndpoint& endpoint, std::shared_ptr<const TlsSource> tls)
     : impl_(std::make_unique<Impl>()) {
   impl_->endpoint = endpoint;
-  impl_->tls_context = std::move(tls);
+  impl_->certificates = std::move(tls);
 }
 
 HttpConnection::~HttpConnection() = default;

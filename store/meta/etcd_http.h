@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/tls/tls_context.h"
 
 namespace ptc {
 
@@ -20,18 +21,6 @@ struct HttpEndpoint {
   std::string text;  // for messages
 };
 Result<HttpEndpoint> parse_endpoint(std::string_view text);
-
-/// Whom to trust and who one is; all are PEM files. Empty: the system's authorities, nobody.
-struct TlsFiles {
-  std::string authority;
-  std::string certificate;
-  std::string key;  // readable by its owner alone
-};
-class TlsContext;
-Result<std::shared_ptr<TlsContext>> load_tls(const TlsFiles& files);
-
-/// kPermissionDenied when others than the owner may read or write the file, which holds a secret.
-Result<> check_secret_file(const std::string& path);
 
 /// One connection, its waiting done by the caller's thread.
 /// Threads: one at a time; stop() from any.
@@ -46,7 +35,8 @@ class HttpConnection {
     std::string body;
   };
 
-  HttpConnection(const HttpEndpoint& endpoint, std::shared_ptr<TlsContext> tls);
+  /// `tls`: for an endpoint that has it.
+  HttpConnection(const HttpEndpoint& endpoint, std::shared_ptr<const TlsSource> tls);
   ~HttpConnection();
 
   /// Nothing to do when it is connected; the others connect by themselves.

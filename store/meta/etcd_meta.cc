@@ -13,7 +13,8 @@ namespace {
 class EtcdMeta : public MetaClient {
  public:
   EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix)
-      : prefix_(cluster_prefix + "kv/"),
+      : history_(access->history),
+        prefix_(cluster_prefix + "kv/"),
         gateway_(access),
         leases_(access),
         committer_(gateway_, leases_, cluster_prefix, prefix_),
@@ -43,7 +44,8 @@ class EtcdMeta : public MetaClient {
     return committer_.commit(transaction);
   }
 
-  bool in_doubt() override { return committer_.in_doubt(); }
+  Result<> settle() override { return committer_.settle(); }
+  std::optional<std::string> set_back() override { return history_->set_back(); }
 
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     PTC_TRY(check_ttl(ttl));
@@ -72,6 +74,7 @@ class EtcdMeta : public MetaClient {
     return number_field(object_field(answer, "header"), "revision");
   }
 
+  std::shared_ptr<EtcdHistory> history_;
   std::string prefix_;
   EtcdGateway gateway_;
   EtcdLeases leases_;

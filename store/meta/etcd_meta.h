@@ -30,9 +30,8 @@ struct EtcdOptions {
 ///
 /// What happened to a commit whose answer was lost is found out: each one also writes a key of its own,
 /// and whoever must know forbids that key first. Done: commit() returns its revision. Not done: it is
-/// tried again. Only if etcd stays away for the rest of the patience, commit() returns kUnavailable,
-/// "may or may not have been done", and in_doubt() is true from then on, until it is found out at a
-/// later commit that it was not done. A commit writes and compares 100 keys at most, 1.25 MiB in all.
+/// tried again. Only if etcd stays away for the rest of the patience, commit() returns kInDoubt,
+/// and settle(), or a later commit, finds it out. A commit writes and compares 100 keys at most, 1.25 MiB in all.
 Result<std::unique_ptr<MetaClient>> open_etcd_meta(const EtcdOptions& options);
 
 }  // namespace ptc

@@ -41,6 +41,9 @@ class MetaLease {
   bool alive() const { return Clock::now() < deadline(); }
 };
 
+/// What a transaction may have of compares, of keys that it writes, and of bytes: etcd's limits, kept by every backend.
+inline constexpr size_t kMaxTransactionKeys = 100, kMaxTransactionBytes = 5 << 18;
+
 /// All or nothing. Every write of a decision names in `compares` what the decision was based on.
 struct MetaTransaction {
   struct Compare {
@@ -74,12 +77,16 @@ class MetaClient {
   /// Every key that begins with `prefix`, in byte order.
   virtual Result<std::vector<MetaEntry>> list(std::string_view prefix) = 0;
   /// The new revision; one that may not be new when there was nothing to change. Revisions only grow.
-  /// A key may be written once. kConflict when a compare fails or the lease ended: nothing was written.
+  /// A key may be written once. kConflict when a compare fails or the lease ended: nothing was written. kInDoubt:
+  /// nobody knows yet, and nothing of what it would need, nor of what it would replace, may be thrown away until
+  /// settle(). Any other error means that nothing was written, and never will be.
   virtual Result<int64_t> commit(const MetaTransaction& transaction) = 0;
-  /// Whether the last commit() failed in such a way that the next start may find it done all the same.
-  /// Then nothing of what it would need, nor of what it would replace, may be thrown away. Otherwise an
-  /// error means that nothing was written.
-  virtual bool in_doubt() { return false; }
+  /// Finds out what became of every commit() that failed with kInDoubt before this call. ok(): get() and list() say
+  /// it from now on, and none of them can be done later. kUnavailable: not now.
+  virtual Result<> settle() { return ok(); }
+  /// Why the store is not what it was, as the last call found: it answers with an earlier revision than before.
+  /// Such answers are kUnavailable, and nothing is written to a store that gives them.
+  virtual std::optional<std::string> set_back() { return std::nullopt; }
 
   /// A new lease, ended by the store when it has not heard from this process for `ttl` (a store may
   /// make that longer, never shorter). At least 1 s.

@@ -195,9 +195,9 @@ class SqliteMeta : public MetaClient {
     return commit_locked(transaction);
   }
 
-  bool in_doubt() override {
+  Result<> settle() override {
     std::lock_guard lock(mutex_);
-    return in_doubt_;
+    return settle_doubt();
   }
 
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
@@ -237,12 +237,16 @@ class SqliteMeta : public MetaClient {
   }
 
   Result<int64_t> commit_locked(const MetaTransaction& transaction) {
+    auto settled = settle_doubt();
+    if (!settled && settled.error().code() == Code::kNoSpace && spare_.give_up()) settled = settle_doubt();
+    PTC_TRY(settled);
     std::vector<MetaEvent> events;
     auto revision = write_or_roll_back(transaction, events);
     if (!revision && revision.error().code() == Code::kNoSpace && spare_.give_up()) {
       events.clear();
       revision = write_or_roll_back(transaction, events);
     }
+    if (!revision && in_doubt_) return make_error(Code::kInDoubt, "{}", revision.error().message());
     if (!revision) return revision;
     spare_.take();
     leased_.note(transaction);

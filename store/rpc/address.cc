@@ -104,6 +104,32 @@ Result<PeerAddress> PeerAddress::parse(std::string_view text) {
   return PeerAddress{std::string(host), std::string(port)};
 }
 
+bool is_wildcard(const PeerAddress& address) {
+  auto found = resolve(address, AI_NUMERICHOST);
+  if (!found) return false;
+  const addrinfo& one = *found.value();
+  if (one.ai_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in*>(one.ai_addr)->sin_addr.s_addr == htonl(INADDR_ANY);
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(one.ai_addr)->sin6_addr;
+  constexpr unsigned char kMapped[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0};
+  return IN6_IS_ADDR_UNSPECIFIED(&v6) || std::memcmp(&v6, kMapped, sizeof kMapped) == 0;
+}
+
+Result<> check_node_name(std::string_view name) {
+  constexpr size_t kMaxLabel = 63;
+  auto is_plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
+  auto fits = [&](std::string_view text) {
+    return !text.empty() && text.size() <= kMaxLabel && is_plain(text.front()) && is_plain(text.back()) &&
+           std::all_of(text.begin(), text.end(), [&](char c) { return is_plain(c) || c == '-'; });
+  };
+  if (fits(name)) return ok();
+  std::string other(name.substr(0, name.find('.')));
+  for (char& c : other) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c == '_' ? '-' : c;
+  return invalid_argument("{} cannot be the name of a node: it is a DNS label, at most {} of a-z, 0-9 and '-' "
+                          "between them{}",
+                          quoted(name), kMaxLabel, fits(other) ? fmt::format("; {} would do", other) : "");
+}
+
 Result<> wait_for(int fd, short events, Deadline deadline, const std::stop_token& stop) {
   for (;;) {
     if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");

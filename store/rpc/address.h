@@ -18,6 +18,13 @@ struct PeerAddress {
   static Result<PeerAddress> parse(std::string_view text);
 };
 
+/// Whether it stands for every address of this machine: "0.0.0.0", "[::]". Nobody can connect to that.
+bool is_wildcard(const PeerAddress& address);
+
+/// A DNS label, as a certificate or an address can have it: 1 to 63 of a-z, 0-9 and '-', which neither begins nor ends
+/// it. kInvalidArgument, with a name that would do where there is one.
+Result<> check_node_name(std::string_view name);
+
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// Waits until `fd` can be read or written (POLLIN, POLLOUT). kUnavailable after `deadline`; kCancelled

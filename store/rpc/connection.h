@@ -16,7 +16,7 @@
 #include "store/rpc/address.h"
 #include "store/rpc/frame.h"
 #include "store/rpc/peer_numbers.h"
-#include "store/rpc/tls.h"
+#include "store/rpc/tls_session.h"
 
 namespace ptc {
 

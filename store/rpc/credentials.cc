@@ -2,27 +2,13 @@
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <spdlog/spdlog.h>
-#include <sys/stat.h>
 
-#include "store/rpc/private_file.h"
+#include "store/tls/private_file.h"
 
 namespace ptc {
 namespace {
 
 constexpr size_t kMinSecretBytes = 32, kMaxSecretBytes = 4096;
-
-/// Another text when one of the files is another.
-std::string stamp_of(const TlsFiles& files) {
-  std::string stamp;
-  for (const std::string* path : {&files.ca, &files.certificate, &files.key}) {
-    struct stat info {};
-    if (::stat(path->c_str(), &info) == 0)
-      stamp += fmt::format("{}:{}:{}.{} ", info.st_ino, info.st_size, info.st_mtim.tv_sec,
-                           info.st_mtim.tv_nsec);
-  }
-  return stamp;
-}
 
 }  // namespace
 
@@ -39,25 +25,9 @@ Result<std::shared_ptr<const Credentials>> Credentials::load(const PeerAuth& aut
                               auth.secret_file, secret.size(), kMinSecretBytes);
   }
   if (!auth.ca_file.empty() || !auth.cert_file.empty() || !auth.key_file.empty()) {
-    credentials->files_ = {auth.ca_file, auth.cert_file, auth.key_file};
-    credentials->stamp_ = stamp_of(credentials->files_);
-    PTC_TRY(credentials->tls_, TlsContext::load(credentials->files_));
+    PTC_TRY(credentials->tls_, TlsSource::open({auth.ca_file, auth.cert_file, auth.key_file}, TlsUse::kMutual));
   }
   return std::shared_ptr<const Credentials>(std::move(credentials));
-}
-
-std::shared_ptr<const TlsContext> Credentials::tls() const {
-  if (!has_tls()) return nullptr;
-  const std::string stamp = stamp_of(files_);
-  std::lock_guard lock(mutex_);
-  if (stamp != stamp_) {
-    stamp_ = stamp;
-    if (auto loaded = TlsContext::load(files_))
-      tls_ = std::move(loaded).value();
-    else
-      spdlog::error("peers: the changed certificates are not used: {}", loaded.error().message());
-  }
-  return tls_;
 }
 
 std::string Credentials::proof(std::string_view text) const {

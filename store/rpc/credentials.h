@@ -2,12 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "store/base/error.h"
-#include "store/rpc/tls.h"
+#include "store/tls/tls_context.h"
 
 namespace ptc {
 
@@ -26,19 +25,16 @@ class Credentials {
   static Result<std::shared_ptr<const Credentials>> load(const PeerAuth& auth);
 
   bool authenticates() const { return !secret_.empty() || has_tls(); }
-  bool has_tls() const { return !files_.ca.empty(); }
+  bool has_tls() const { return tls_ != nullptr; }
   /// For a new connection: of the files as they are now, so that certificates can be exchanged while nodes
   /// run; of the last good ones if these cannot be used. Nothing without TLS.
-  std::shared_ptr<const TlsContext> tls() const;
+  std::shared_ptr<const TlsContext> tls() const { return has_tls() ? tls_->context() : nullptr; }
   /// HMAC-SHA256 of the text under the shared secret, 32 bytes; without a secret empty.
   std::string proof(std::string_view text) const;
 
  private:
   std::string secret_;
-  TlsFiles files_;
-  mutable std::mutex mutex_;
-  mutable std::string stamp_;                      // guarded by mutex_; of the files that tls_ is of
-  mutable std::shared_ptr<const TlsContext> tls_;  // guarded by mutex_
+  std::shared_ptr<const TlsSource> tls_;
 };
 
 }  // namespace ptc

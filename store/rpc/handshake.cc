@@ -84,6 +84,7 @@ Result<std::string> admit(Connection& connection, const Identity& self) {
   if (theirs.cluster != self.cluster)
     return refuse(fmt::format("node {} is of cluster {}, node {} of {}", theirs.node,
                               theirs.cluster, self.node, self.cluster));
+  if (auto label = check_node_name(theirs.node); !label) return refuse(label.error().message());
   if (!connection.may_be(theirs.node))
     return refuse(fmt::format("the certificate is not for node {} (SAN)", theirs.node));
   mine.proof = self.credentials->proof(proven("server", theirs, mine));

@@ -16,7 +16,7 @@ constexpr size_t kProofBytes = 32;
 constexpr size_t kPartBytes = 4 + 4 + 4 * 8;  // without its levels
 
 /// On the wire: never renumber.
-constexpr std::array<std::pair<Code, uint16_t>, 12> kCodes{{
+constexpr std::array<std::pair<Code, uint16_t>, 13> kCodes{{
     {Code::kInvalidArgument, 1},
     {Code::kNotFound, 2},
     {Code::kAlreadyExists, 3},
@@ -29,6 +29,7 @@ constexpr std::array<std::pair<Code, uint16_t>, 12> kCodes{{
     {Code::kCorrupt, 10},
     {Code::kCancelled, 11},
     {Code::kInternal, 12},
+    {Code::kInDoubt, 13},
 }};
 
 Error malformed(std::string_view what) {

@@ -5,17 +5,20 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
 #include <future>
+#include <list>
 #include <map>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "store/base/json.h"
+#include "store/base/log_rate.h"
 #include "store/rpc/connection.h"
 #include "store/rpc/fetch_sender.h"
 #include "store/rpc/handshake.h"
@@ -25,6 +28,8 @@ namespace ptc {
 namespace {
 
 constexpr auto kPingEvery = std::chrono::seconds(1);
+constexpr unsigned kLinesOfStrangers = 5;
+constexpr auto kEach = std::chrono::seconds(10);
 
 Deadline in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
 
@@ -37,14 +42,22 @@ struct PeerServer::Impl {
   std::atomic<bool> stopping{false};
   std::atomic<uint64_t> refused{0};
   PeerCounterTable counters;
+  LogRate told{kLinesOfStrangers, kEach};
   std::thread acceptor;
   mutable std::mutex mutex;
   std::condition_variable one_less;
+  struct Stranger {
+    Connection* connection;
+    std::string host;
+  };
   std::set<Connection*> open;                                        // guarded by mutex
+  std::list<Stranger> strangers;  // of those the ones that are not let in yet, as they came; guarded by mutex
   std::map<std::string, std::shared_ptr<const Handler>> handlers;  // guarded by mutex
 
   void accept_all();
   void take_in(UniqueFd socket);
+  void cut_a_stranger();
+  void is_no_stranger(const Connection* connection);
   void serve(Connection& connection);
   Result<> serve_requests(Connection& connection, const std::string& from_node);
   Result<> serve_call(Connection& connection, const FrameHeader& header,
@@ -73,13 +86,17 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
   auto connection = std::make_shared<Connection>(std::move(socket));
   {
     std::lock_guard lock(mutex);
-    if (open.size() >= options.max_connections) {
+    if (open.size() - strangers.size() >= options.max_connections) {
       ++refused;
-      spdlog::warn("peers: {} is refused, {} connections are open", connection->peer_address(),
-                   open.size());
+      if (const auto more = told.pass())
+        spdlog::warn("peers: {} is refused, {} connections are open{}", connection->peer_address(),
+                     open.size() - strangers.size(), *more);
       return;
     }
+    if (strangers.size() >= options.max_strangers) cut_a_stranger();
     open.insert(connection.get());
+    const std::string& address = connection->peer_address();
+    strangers.push_back({connection.get(), address.substr(0, address.rfind(':'))});
   }
   auto work = [this, connection] {
     ::pthread_setname_np(::pthread_self(), "ptcfs-peer");
@@ -89,6 +106,7 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
       spdlog::error("peers: {}: {}", connection->peer_address(), error.what());
     }
     connection->cut();
+    is_no_stranger(connection.get());
     std::lock_guard lock(mutex);
     open.erase(connection.get());
     one_less.notify_all();
@@ -97,19 +115,37 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
     std::thread(work).detach();
   } catch (const std::system_error& error) {
     spdlog::error("peers: no thread for {}: {}", connection->peer_address(), error.what());
+    is_no_stranger(connection.get());
     std::lock_guard lock(mutex);
     open.erase(connection.get());
   }
 }
 
+/// Whoever holds connections open and says nothing takes the places of its own: under `mutex`.
+void PeerServer::Impl::cut_a_stranger() {
+  std::map<std::string_view, size_t> of_host;
+  for (const Stranger& one : strangers) ++of_host[one.host];
+  size_t most = 0;
+  for (const auto& [host, count] : of_host) most = std::max(most, count);
+  const auto oldest = std::find_if(strangers.begin(), strangers.end(),
+                                   [&](const Stranger& one) { return of_host[one.host] == most; });
+  oldest->connection->cut();
+  strangers.erase(oldest);
+}
+
+void PeerServer::Impl::is_no_stranger(const Connection* connection) {
+  std::lock_guard lock(mutex);
+  strangers.remove_if([&](const Stranger& one) { return one.connection == connection; });
+}
+
 void PeerServer::Impl::serve(Connection& connection) {
   connection.set_patience({options.handshake, in(options.handshake), {}});
   auto from_node = admit(connection, self);
+  is_no_stranger(&connection);
   if (!from_node) {
     ++refused;
-    if (!stopping)
-      spdlog::warn("peers: {} was not let in: {}", connection.peer_address(),
-                   from_node.error().message());
+    if (const auto more = stopping ? std::nullopt : told.pass())
+      spdlog::warn("peers: {} was not let in: {}{}", connection.peer_address(), from_node.error().message(), *more);
     return connection.linger();
   }
   auto counted = counters.of(from_node.value());

@@ -22,15 +22,17 @@ struct PeerServerOptions {
   std::string cluster;  // a peer of another cluster is refused
   PeerAuth auth;
   ImageStore* images = nullptr;  // what fetches read; outlives the server
-  size_t max_connections = 256;  // further ones are closed at once
-  std::chrono::milliseconds handshake{5'000};  // from the accept to a peer that is let in
+  size_t max_connections = 256;  // that were let in; further ones are closed at once
+  size_t max_strangers = 32;     // connections that are not let in yet, besides
+  std::chrono::milliseconds handshake{3'000};  // from the accept to a peer that is let in
   std::chrono::milliseconds silence{10'000};   // within a request, or of a peer that does not read
   std::chrono::milliseconds idle{300'000};     // between requests
 };
 
 /// A thread for each connection, a further one for each call that is being answered. Nothing is kept for
 /// a peer but one chunk of a stream: one that does not read stops its own connection only, and is cut off
-/// after a while. One that speaks nonsense is logged with its address and cut off.
+/// after a while. One that speaks nonsense is logged with its address and cut off. Of more strangers than may
+/// be, the oldest is cut off of those addresses that have most of them; what is logged of strangers is limited in rate.
 class PeerServer {
  public:
   /// Answers a call of `from_node`: up to kMaxCallBytes, or an Error whose code and message travel.

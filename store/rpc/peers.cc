@@ -36,7 +36,7 @@ struct Peers::Impl {
 
   Result<std::string> address_of(const std::string& node);
   std::unique_ptr<Connection> take_kept(const std::string& node);
-  Result<std::unique_ptr<Connection>> connect(const std::string& node, Deadline deadline,
+  Result<std::unique_ptr<Connection>> connect(const std::string& node, const std::string& address, Deadline deadline,
                                               std::stop_token stop);
 };
 
@@ -62,9 +62,8 @@ Result<std::string> Peers::Impl::address_of(const std::string& node) {
   return found->second.address;
 }
 
-Result<std::unique_ptr<Connection>> Peers::Impl::connect(const std::string& node,
+Result<std::unique_ptr<Connection>> Peers::Impl::connect(const std::string& node, const std::string& text,
                                                          Deadline deadline, std::stop_token stop) {
-  PTC_TRY(auto text, address_of(node));
   auto make = [&]() -> Result<std::unique_ptr<Connection>> {
     PTC_TRY(auto address, PeerAddress::parse(text));
     deadline = std::min(deadline, std::chrono::steady_clock::now() + options.connect);
@@ -110,7 +109,13 @@ void Peers::remove(const std::string& node) {
 Result<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline deadline,
                                                 std::stop_token stop) {
   if (auto kept = impl_->take_kept(node)) return kept;
-  return impl_->connect(node, deadline, std::move(stop));
+  PTC_TRY(auto address, impl_->address_of(node));
+  return impl_->connect(node, address, deadline, std::move(stop));
+}
+
+Result<> Peers::meet(const std::string& node, const std::string& address) {
+  PTC_TRY(impl_->connect(node, address, Deadline::max(), {}));
+  return ok();
 }
 
 void Peers::give_back(const std::string& node, std::unique_ptr<Connection> connection) {

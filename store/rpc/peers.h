@@ -45,6 +45,10 @@ class Peers {
   Result<std::string> call(const std::string& node, std::string_view method, std::string_view body,
                            std::chrono::milliseconds timeout, std::stop_token stop = {});
 
+  /// Connects anew to `address`, where `node` shall be, and both prove who they are. Nothing is kept.
+  /// Errors: kPermissionDenied (another cluster, secret, authority, or name in the certificate); kUnavailable.
+  Result<> meet(const std::string& node, const std::string& address);
+
   /// For a transport: a connection that was let in and has nothing under way, kept or new.
   Result<std::unique_ptr<Connection>> take(const std::string& node,
                                            std::chrono::steady_clock::time_point deadline,

@@ -40,7 +40,7 @@ Result<> copy(const FetchItem& item, std::span<const std::byte> source) {
 
 class LoopbackTransport final : public Transport {
  public:
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds) override {
     const Image* mapped = nullptr;
     std::span<const std::byte> source;  // of `mapped`; many small items in a row are of one image
     for (FetchItem& item : items) {

@@ -18,6 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kAttempts = 5;  // without one good chunk
+constexpr int kAttemptsOfOneOfMany = 2;  // the kept connection may be that to a daemon before this one
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
 
 /// Sleeps; less when stopped.
@@ -31,12 +32,15 @@ void pause(std::chrono::milliseconds time, const std::stop_token& stop) {
 /// All items of one node, until they are there or the node is given up.
 class NodeFetch {
  public:
-  NodeFetch(Peers& peers, std::string node, std::vector<FetchItem*> items, std::stop_token stop)
+  NodeFetch(Peers& peers, std::string node, std::vector<FetchItem*> items, std::stop_token stop,
+            std::chrono::milliseconds silence)
       : peers_(peers),
         node_(std::move(node)),
         counters_(peers.counters(node_)),
         landing_(std::move(items)),
-        stop_(std::move(stop)) {}
+        stop_(std::move(stop)),
+        silence_(std::min(silence, peers.silence())),
+        attempts_(silence < peers.silence() ? kAttemptsOfOneOfMany : kAttempts) {}
 
   Result<> run() {
     while (landing_.bytes_left() > 0) {
@@ -46,7 +50,7 @@ class NodeFetch {
       const Error& error = streamed.error();
       if (error.code() == Code::kCancelled || final_ || no_place_) return streamed;
       if (landing_.bytes_left() < left) failures_ = 0;
-      if (++failures_ >= kAttempts || Clock::now() - since_ >= peers_.silence())
+      if (++failures_ >= attempts_ || Clock::now() - since_ >= silence_)
         return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
                           failures_);
       ++counters_->retries;
@@ -62,7 +66,7 @@ class NodeFetch {
  private:
   /// One request and what comes of it. Sets final_ of an error that another connection would not mend.
   Result<> stream() {
-    auto taken = peers_.take(node_, since_ + peers_.silence(), stop_);
+    auto taken = peers_.take(node_, since_ + silence_, stop_);
     if (!taken) {
       final_ = taken.error().code() == Code::kPermissionDenied;
       if (!final_) return std::move(taken).error();
@@ -87,7 +91,7 @@ class NodeFetch {
 
   Result<> receive(Connection& connection) {
     // Half of it: time is left for another connection before the node counts as dead.
-    connection.set_patience({peers_.silence() / 2, Deadline::max(), stop_});
+    connection.set_patience({silence_ / 2, Deadline::max(), stop_});
     auto [request, bytes] = landing_.ask(kMaxFetchItems);
     constexpr uint64_t kRequest = 0;  // the only one of the connection that is under way
     PTC_TRY(connection.send(FrameType::kFetch, kRequest, encode(request)));
@@ -110,6 +114,8 @@ class NodeFetch {
   const std::shared_ptr<PeerCounters> counters_;
   Landing landing_;
   const std::stop_token stop_;
+  const std::chrono::milliseconds silence_;
+  const int attempts_;
   int failures_ = 0;                        // since the last good chunk
   Clock::time_point since_ = Clock::now();  // when the last byte of an answer came
   bool final_ = false;
@@ -121,7 +127,7 @@ class TcpTransport final : public Transport {
   TcpTransport(Peers& peers, std::unique_ptr<Transport> local)
       : peers_(peers), local_(std::move(local)) {}
 
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds silence) override {
     std::map<std::string, std::vector<FetchItem*>> nodes;
     std::vector<FetchItem*> here;
     for (FetchItem& item : items)
@@ -136,7 +142,7 @@ class TcpTransport final : public Transport {
     };
     auto fetch_node = [&](const auto* node) {
       try {
-        note(NodeFetch(peers_, node->first, node->second, stop).run());
+        note(NodeFetch(peers_, node->first, node->second, stop, silence).run());
       } catch (const std::exception& error) {  // no memory
         note(make_error(Code::kNoSpace, "fetching from node {}: {}", node->first, error.what()));
       }

@@ -1,11 +1,13 @@
 // Moves byte runs out of images, wherever they lie, into local memory.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <stop_token>
+#include <utility>
 
 #include "store/base/error.h"
 #include "store/image/image_store.h"
@@ -38,7 +40,13 @@ struct FetchItem {
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual Result<> fetch(std::span<FetchItem> items, std::stop_token stop) = 0;
+  /// As long as a node that says nothing counts as alive.
+  static constexpr std::chrono::milliseconds kUsualSilence = std::chrono::milliseconds::max();
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) {
+    return fetch(items, std::move(stop), kUsualSilence);
+  }
+  /// For who has other holders to ask: gives a node up that has said nothing for `silence`.
+  virtual Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds silence) = 0;
 };
 
 /// The reference: every image is on this node. A memcpy for every run.

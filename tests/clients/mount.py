@@ -195,8 +195,17 @@ class Job:
     def incoming(self, name):
         return self.file("incoming", name)
 
-    def commit(self, name):
-        os.rename(self.incoming(name), self.file("checkpoints", name))
+    def commit(self, name, seconds=60):
+        """A mv, and the same mv again while what it takes goes on (EAGAIN)."""
+        deadline, in_vain = time.monotonic() + seconds, 0
+        while True:
+            try:
+                return os.rename(self.incoming(name), self.file("checkpoints", name))
+            except BlockingIOError:
+                goes_on = any(commit["checkpoint"] == name for commit in self.status()["commits"])
+                in_vain = 0 if goes_on else in_vain + 1  # once: it ended at just that moment
+                if time.monotonic() > deadline or in_vain == 3:
+                    raise
 
     def checkpoint(self, name, *parts):
         return self.file("checkpoints", name, *parts)

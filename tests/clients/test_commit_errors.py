@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 
 import models
 import mount
@@ -112,6 +113,11 @@ def npy_instead(content):
     return spoil
 
 
+def torch_file_alone(at):
+    os.unlink(at + "/rank/0/model.safetensors")
+    models.write_file(at + "/rank/0/pytorch_model.bin", b"PK\x03\x04" + bytes(64))
+
+
 WEIGHT = "h.0.mlp.c_fc.weight"
 WHOLE = next(t for t in MODEL.tensors if t.name == WEIGHT)
 
@@ -153,6 +159,8 @@ REFUSED = {
                                      "layout.json: line 1, column 2", "'tpp'"),
     "the writer's layout is another": (
         hf, with_file("layout.json", '{"tp": 2, "pp": 1, "dp": 1}'), "rank 1"),
+    "a comma too many in config.json": (hf, with_file("rank/0/config.json", '{"n_head": 4,\n}'),
+                                        "config.json", "line 2, column 1", "the comma before this '}' is one too many"),
     "a config that is not JSON": (hf, with_file("rank/0/config.json", "{"), "config.json", "line 1"),
     # safetensors
     "an empty file": (hf, cut_to("rank/0/model.safetensors", 0), "rank/0/model.safetensors"),
@@ -189,6 +197,15 @@ REFUSED = {
         "model.safetensors", "w"),
     "no name": (hf, with_header({"": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}}),
                 "empty name"),
+    "a git-lfs pointer": (
+        hf, with_file("rank/0/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        "rank/0/model.safetensors: it is a git-lfs pointer", "git lfs pull"),
+    "a web page": (hf, with_file("rank/0/model.safetensors", "\n<!DOCTYPE html><html>Not found</html>"),
+                   "rank/0/model.safetensors: it is an HTML page"),
+    "a file of torch.save by another name": (
+        hf, with_file("rank/0/model.safetensors", b"PK\x03\x04" + bytes(64)), "it is a zip archive, as torch.save writes it"),
+    "a file of torch.save alone": (hf, torch_file_alone, "rank/0/pytorch_model.bin is a file of PyTorch's own",
+                                   "safetensors.torch.save_file"),
     # .npy
     "no .npy file": (hf, npy_instead(b"PK\x03\x04"), "wte/weight.npy"),
     "a truncated .npy": (hf, npy_instead(models.npy_bytes(zeros("w", "F32", 4))[:-1]),
@@ -198,6 +215,9 @@ REFUSED = {
         "wte/weight.npy"),
     # sharded sets
     "an index that is not JSON": (sharded, with_file(INDEX, "{"), INDEX, "line 1"),
+    "a comma too many in an index": (
+        sharded, with_file(INDEX, '{"weight_map": {"a": "' + SHARDS[0] + '",}}'), INDEX, "line 1", "the comma before this '}'"),
+    "an index that is a web page": (sharded, with_file(INDEX, "<html>"), INDEX, "it is an HTML page"),
     "an index without its map": (sharded, with_file(INDEX, "{}"), INDEX, "no 'weight_map'"),
     "a shard is missing": (sharded, without("rank/0/" + SHARDS[1]),
                            INDEX + " names the shard " + SHARDS[1] + ", which is missing"),
@@ -247,7 +267,7 @@ def tree_of(path):
 class CommitErrors(mount.TestCase):
     def check_refused(self, job, name, *reasons):
         before = tree_of(job.incoming(name))
-        self.assertEqual(mount.error_of(job.commit, name), "EINVAL")
+        self.assertEqual(mount.error_of(job.commit, name), "ECANCELED")
         text = job.commit_error(name)
         for reason in reasons:
             self.assertIn(reason, text)
@@ -294,12 +314,12 @@ class CommitErrors(mount.TestCase):
     def test_a_file_instead_of_a_directory(self):
         job = self.new_job()
         models.write_file(job.incoming("base"), "x")
-        self.check_refused_at(job, "EINVAL", "is no directory")
+        self.check_refused_at(job, "ECANCELED", "is no directory")
 
     def test_names_that_no_checkpoint_has(self):
         job = self.new_job()
         hf(job.incoming(".hidden"))
-        self.assertEqual(mount.error_of(job.commit, ".hidden"), "EINVAL")
+        self.assertEqual(mount.error_of(job.commit, ".hidden"), "ECANCELED")
         self.assertIn("'.hidden' is no name for a checkpoint", job.error())
         self.assertTrue(os.path.exists(job.incoming(".hidden") + "/rank/0/config.json"))
         self.assertEqual(mount.error_of(os.rename, job.incoming(".hidden"),
@@ -328,6 +348,18 @@ class CommitErrors(mount.TestCase):
             file.write(b" and ended")
         self.check_accepted(job, "base")
         self.assertEqual(mount.read_text(job.file("current/rank/0/late.bin")), "begun and ended")
+
+
+    def test_what_mv_says(self):
+        job = self.new_job()
+        hf(job.incoming("base"))
+        with_file("rank/0/config.json", "{")(job.incoming("base"))
+        models.write_file(job.file("new"), "{")
+        for source, target in (("incoming/base", "checkpoints/"), ("new", "layout.json")):
+            done = subprocess.run(["mv", source, target], cwd=job.path, capture_output=True, text=True, check=False,
+                                  env={**os.environ, "LC_ALL": "C"})
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, f"^mv: cannot move '{source}' to '{target}(base)?': Operation canceled\n$")
 
 
 class Holes(mount.TestCase):

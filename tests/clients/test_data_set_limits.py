@@ -140,7 +140,7 @@ class Limits(mount.TestCase):
         for name, files, why in (("two", {"consumed": "8", "rank__0__consumed": "7"},
                                   "consumed says that 8 samples are consumed, and rank/0/consumed that 7 are"),
                                  ("text", {"consumed": "eight"}, "consumed: 'eight' is not a count of samples")):
-            self.assertEqual(mount.error_of(lambda: self.commit(name, **files)), "EINVAL")
+            self.assertEqual(mount.error_of(lambda: self.commit(name, **files)), "ECANCELED")
             self.assertIn(why, self.job.commit_error(name))
             self.assertTrue(os.path.exists(self.job.incoming(name) + "/consumed"))
         self.job.set_layout(tp=2)

@@ -80,7 +80,11 @@ class DataSet(mount.TestCase):
 
     def refused(self, name, text):
         self.assertEqual(mount.error_of(self.save, name, text), "EINVAL")
-        return self.status()["error"]
+        error = self.status()["error"]
+        self.assertEqual(self.job.error(), f"dataset/{name} refused: {error}")
+        told = self.mount.ptc("status", self.job.name).stdout
+        self.assertIn("".join(error.split()), "".join(told.split()))
+        return error
 
     def status(self):
         return mount.read_json(self.at("status.json"))
@@ -273,6 +277,63 @@ class DataSet(mount.TestCase):
         self.assertEqual(self.status()["batch"], 9)
         self.assertEqual(mount.error_of(os.mkdir, self.at("gen")), "EEXIST")
         self.assertEqual(mount.error_of(os.unlink, self.at("gen")), "EISDIR")
+
+    def test_a_new_run_is_no_former_one_to_a_cache(self):
+        """Hugging Face's datasets know a file by its path and time of modification."""
+        def times():
+            wait_for(lambda: os.path.lexists(self.at("head")), "a run")
+            top = os.path.realpath(self.at("head"))
+            return {os.path.relpath(path, top): os.stat(path).st_mtime
+                    for path in glob.glob(top + "/rank-000/files/e000/000/*") + glob.glob(top + "/rank-000/tar/e000/*")}
+        self.begin(dp=1)
+        seen = [times()]
+        self.assertEqual(len(set(seen[0].values())), 1)
+        self.assertGreater(min(seen[0].values()), 1e9)
+        for change in ({"seed": 6}, {"seed": 5}, {"batch": 8}):
+            shutil.rmtree(self.at())
+            os.mkdir(self.at())
+            self.save("source.json", json.dumps({"shards": [self.data]}))
+            self.save("order.json", json.dumps({"batch": 6, "seed": 5, **change}))
+            seen.append(times())
+        self.assertEqual(seen[2], seen[0])  # the same run
+        self.assertEqual(len({min(one.values()) for one in seen}), 3)
+        # Other samples below the same names.
+        shutil.rmtree(self.at())
+        path = self.data + "/00000.tar"
+        with open(path, "r+b") as file:
+            file.seek(512)
+            file.write(b"[")
+        os.mkdir(self.at())
+        self.save("source.json", json.dumps({"shards": [self.data]}))
+        self.save("order.json", json.dumps({"batch": 6, "seed": 5}))
+        self.assertNotEqual(times(), seen[0])
+
+    def test_saving_source_again_helps(self):
+        """As the error says; also where only the content of one file of a folder has changed."""
+        self.job = self.new_job()
+        self.data = self.temporary("data")
+        os.makedirs(self.data)
+        for name in "abc":
+            with open(f"{self.data}/{name}.txt", "w", encoding="utf-8") as file:
+                file.write(f"file {name}")
+        source = json.dumps({"shards": self.data, "format": "files"})
+        self.save("source.json", source)
+        self.save("order.json", '{"batch": 1, "shuffle": "none"}')
+
+        def read():
+            wait_for(lambda: os.path.lexists(self.at("head")), "a run")
+            paths = sorted(glob.glob(os.path.realpath(self.at("head")) + "/rank-000/files/e000/000/*"))
+            return [mount.read_text(path) for path in paths]
+        self.assertEqual(read(), ["file a", "file b", "file c"])
+        with open(self.data + "/b.txt", "w", encoding="utf-8") as file:
+            file.write("FILE b")
+        self.assertEqual(mount.error_of(lambda: open(glob.glob(self.at("head/rank-000/files/e000/000/*_1.txt"))[0]).read()),
+                         "EIO")
+        self.assertIn("save source.json again", mount.read_json(self.at("status.json"))["read_errors"][0])
+        self.save("source.json", source)
+        wait_for(lambda: os.path.lexists(self.at("head")) and os.readlink(self.at("head")).endswith("2"), "another run")
+        self.assertEqual(read(), ["file a", "FILE b", "file c"])
+        self.assertEqual(mount.error_of(self.save, "order.json", '{"batch": 2000000000, "tail": "pad"}'), "EINVAL")
 
     def test_removed_and_begun_anew(self):
         self.begin()

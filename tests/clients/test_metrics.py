@@ -69,7 +69,7 @@ class Metrics(mount.TestCase):
         job = self.committed()
         os.makedirs(job.incoming("bad") + "/rank/0")
         models.write_file(job.incoming("bad") + "/rank/0/model.safetensors", b"rubbish")
-        self.assertEqual(mount.error_of(job.commit, "bad"), "EINVAL")
+        self.assertEqual(mount.error_of(job.commit, "bad"), "ECANCELED")
         self.assertEqual(self.value("ptcfs_job_commits_total", job=job.name, outcome="refused"), 1)
 
     def test_names_of_users_are_escaped(self):

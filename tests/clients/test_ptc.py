@@ -173,6 +173,7 @@ class Ptc(mount.TestCase):
         self.assertEqual(os.listdir(job.file("checkpoints")), ["second"])
         refused = self.mount.ptc("rm", job.name, "--yes", check=False)
         self.assertEqual(refused.returncode, 1)
+        self.assertIn(f"holds 1 checkpoint; ptc rm --force {job.name} removes it", refused.stderr)
         self.mount.ptc("rm", job.name, "--yes", "--force")
         self.assertFalse(os.path.exists(job.path))
 

@@ -11,6 +11,9 @@ REST = '"pp": 1, "dp": 1'
 # whole is wrong. NODE is the name of the node there is.
 REFUSED = {
     "a comma too many": ('{"tp": 2,\n "pp": 1,§, "dp": 1}', "not valid JSON"),
+    "a comma behind the last": ('{"tp": 2, "pp": 1,\n "dp": 1,\n§}', "not valid JSON: the comma before this '}' is one too many"),
+    "a comment": ('{"tp": 2, "pp": 1, §// ranks\n "dp": 1}', "not valid JSON: JSON has no comments"),
+    "a page": ('§<!DOCTYPE html><html><body>404</body></html>', "it is an HTML page"),
     "no quotes": ('§tp: 2', "not valid JSON"),
     "cut off": ('{"tp": 2, "pp": 1§', "ends too early"),
     "only a new line": ('\n§', "ends too early"),
@@ -107,8 +110,8 @@ class Saving(mount.TestCase):
         self.assertIn("".join(what.split()), "".join(told.split()))
 
     def check_refused(self, text, *reasons):
-        for save in (self.save, self.save_by_rename):
-            self.assertEqual(save(text), "EINVAL", text)
+        for save, error in ((self.save, "EINVAL"), (self.save_by_rename, "ECANCELED")):
+            self.assertEqual(save(text), error, text)
             self.check_told(os.path.basename(self.path) + " refused: ", *reasons)
             if not any(re.match(r"line \d+, column \d+$", reason) for reason in reasons):
                 self.assertNotRegex(self.job.error(), r"line \d")
@@ -155,7 +158,7 @@ class Refusals(Saving):
         self.assertEqual(self.save(""), "")
         self.assertEqual(mount.read_text(self.path), self.text)
         self.assertEqual(self.job.status()["revision"], self.before["revision"])
-        self.assertEqual(self.save_by_rename(""), "EINVAL")
+        self.assertEqual(self.save_by_rename(""), "ECANCELED")
         self.check_told("line 1, column 1", "ends too early")
         self.assertEqual(mount.read_text(self.path), self.text)
 

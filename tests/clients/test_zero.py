@@ -135,7 +135,7 @@ class Zero(mount.TestCase):
         training.write(job.incoming("base"), layout)
         for name in ("model", "optim"):
             mount.os.remove(f"{job.incoming('base')}/rank/1/{name}.safetensors")
-        self.assertEqual(mount.error_of(job.commit, "base"), "EINVAL")
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
         self.assertIn("rank 1 (tp rank 0, pp rank 0, ep rank 0, dp rank 1)",
                       job.commit_error("base"))
 

@@ -32,11 +32,13 @@ class BigLlama(models.Llama):
 class TestCase(unittest.TestCase):
     """One cluster for the tests of a class; every test makes a job of its own name."""
     NODES = 3
+    LEASE = LEASE
     OPTIONS = ()
+    TLS = None  # as PTC_CLUSTER_TLS says
 
     @classmethod
     def setUpClass(cls):
-        cls.nodes = cluster.Cluster(cls.NODES, "--lease", str(LEASE), *cls.OPTIONS)
+        cls.nodes = cluster.Cluster(cls.NODES, "--lease", str(cls.LEASE), *cls.OPTIONS, tls=cls.TLS)
         cls.nodes.__enter__()
         cls.addClassCleanup(cls.nodes.__exit__)
 

@@ -22,10 +22,11 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
 import mount  # noqa: E402
+from authority import Authority  # noqa: E402
 
 SETTLE_SECONDS = 60
 PORT = 7070
-ETCD = "http://10.2.0.254:2379"
+ETCD = "10.2.0.254:2379"
 
 
 def require():
@@ -114,7 +115,8 @@ class Node(mount.Mount):
         top = os.path.join(cluster.top, self.name)
         os.mkdir(top)
         super().__init__("--node", self.name, "--listen", f"{self.address}:{PORT}",
-                         "--secret", cluster.secret, "--etcd", ETCD, *cluster.options, top=top)
+                         "--secret", cluster.secret, "--etcd", cluster.etcd_url,
+                         *cluster.tls_options(self.name), *cluster.options, top=top)
 
     def start(self):
         super().start()
@@ -141,11 +143,17 @@ class Node(mount.Mount):
 
 
 class Cluster:
-    """`count` nodes, w0 …. `keep`: it outlives this process, and take_down() ends it."""
+    """`count` nodes, w0 …. `keep`: it outlives this process, and take_down() ends it. `tls`: with certificates
+    between nodes and https to etcd; PTC_CLUSTER_TLS=1 or 0 says so where the test does not."""
 
-    def __init__(self, count, *options, rate=None, top=None, keep=False, memory="2G"):
+    def __init__(self, count, *options, rate=None, top=None, keep=False, memory="2G", tls=None):
         require()
         self.options, self.rate, self.keep = options, rate, keep
+        self.tls = os.environ.get("PTC_CLUSTER_TLS") == "1" if tls is None else tls
+        if self.tls:
+            mount.require_program("openssl")
+        self.etcd_url = ("https://" if self.tls else "http://") + ETCD
+        self.authority = self.etcd_authority = None  # of the nodes' certificates, of etcd's and its clients'
         self.top = top or tempfile.mkdtemp(prefix="ptcfs-cluster-")
         self.secret = os.path.join(self.top, "secret")
         self.count, self.memory = count, memory
@@ -181,6 +189,10 @@ class Cluster:
         run("mount", "-t", "tmpfs", "-o", f"size={self.memory},mode=755", "ptcfs-cluster", self.top)
         with open(os.open(self.secret, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
             file.write(secrets.token_hex(32))
+        if self.tls:
+            self.authority = Authority(os.path.join(self.top, "certificates"))
+            self.etcd_authority = Authority(os.path.join(self.top, "etcd-certificates"))
+            self.etcd_authority.issue("client")
         self.add_namespace("switch")
         for bridge in ("nodes", "etcd"):
             self.ip("switch", "link", "add", bridge, "type", "bridge")
@@ -221,6 +233,14 @@ class Cluster:
                 run(*tc, "add", "dev", device, "root", "tbf", "rate", rate, "burst", "128kb",
                     "latency", "50ms")
 
+    def tls_options(self, name):
+        if not self.tls:
+            return ()
+        certificate, key = self.authority.issue(name)
+        return ("--tls-ca", self.authority.ca, "--tls-cert", certificate, "--tls-key", key,
+                "--etcd-ca", self.etcd_authority.ca, "--etcd-cert", self.etcd_authority.file("client.pem"),
+                "--etcd-key", self.etcd_authority.file("client.key"))
+
     def keep_pid(self, name, pid):
         with open(os.path.join(self.top, name, "pid"), "w", encoding="utf-8") as file:
             file.write(str(pid))
@@ -229,11 +249,19 @@ class Cluster:
         self.add_namespace("etcd")
         self.connect("etcd", "etcd", "eth1", "10.2.0.254")
         os.mkdir(os.path.join(self.top, "etcd"))
+        self.run_etcd()
+
+    def run_etcd(self):
         log = os.path.join(self.top, "etcd", "log")
+        options = ()
+        if self.tls:
+            certificate, key = self.etcd_authority.issue("etcd", "IP:10.2.0.254")
+            options = ("--cert-file", certificate, "--key-file", key, "--client-cert-auth",
+                       "--trusted-ca-file", self.etcd_authority.ca)
         with open(log, "wb") as file:
             self.etcd = subprocess.Popen(
                 [*self.launcher("etcd"), "etcd", "--data-dir", os.path.join(self.top, "etcd/data"),
-                 "--listen-client-urls", ETCD, "--advertise-client-urls", ETCD],
+                 "--listen-client-urls", self.etcd_url, "--advertise-client-urls", self.etcd_url, *options],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         self.keep_pid("etcd", self.etcd.pid)
         until(lambda: self.etcd.poll() is not None or "ready to serve" in mount.read_text(log),
@@ -242,7 +270,10 @@ class Cluster:
     def compact_etcd(self):
         """etcd forgets all history: who was cut off cannot be told what happened meanwhile."""
         etcdctl = ("env", "ETCDCTL_API=3", "ip", "netns", "exec", namespace(self.top, "etcd"),
-                   "etcdctl", "--endpoints", ETCD)
+                   "etcdctl", "--endpoints", self.etcd_url)
+        if self.tls:
+            etcdctl += ("--cacert", self.etcd_authority.ca, "--cert", self.etcd_authority.file("client.pem"),
+                        "--key", self.etcd_authority.file("client.key"))
         now = json.loads(run(*etcdctl, "get", "none", "-w", "json"))["header"]["revision"]
         run(*etcdctl, "compaction", "--physical", str(now))
 

@@ -35,7 +35,7 @@ class Agreement(TestCase):
         self.nodes.wait_settled(self.name)
         for layout in ({"tp": 2, "pp": 1, "devices": ["w1:0", "w2:0"]},
                        {"tp": 2, "pp": 2, "devices": ["w1:0", "w2:0", "w0:0", "w0:1"]},
-                       {"tp": 1, "pp": 3}):
+                       {"tp": 1, "pp": 2}):
             before = sum(self.nodes.bytes_received(node) for node in self.alive())
             job.set_layout(**layout)
             self.nodes.wait_settled(self.name)

@@ -209,7 +209,7 @@ class Agreement(DataSet):
             models.write_file(self.job(node).incoming("step4") + "/layout.json", '{"tp": 1, "pp": 1, "dp": 2}')
         models.write_file(self.job(0).incoming("step4") + "/consumed", "12")
         models.write_file(self.job(2).incoming("step4") + "/rank/1/consumed", "16")
-        self.assertEqual(mount.error_of(self.job(0).commit, "step4"), "EINVAL")
+        self.assertEqual(mount.error_of(self.job(0).commit, "step4"), "ECANCELED")
         self.assertIn("consumed says that 12 samples are consumed, and rank/1/consumed on node w2 that 16 are",
                       self.job(0).commit_error("step4"))
         models.write_file(self.job(2).incoming("step4") + "/rank/1/consumed", "12")
@@ -280,7 +280,7 @@ class Partition(DataSet):
         for name, text in (("order.json", '{"batch": 2, "seed": 5}'), ("consumed", "4"),
                            ("source.json", json.dumps({"shards": [self.data + "/."]}))):
             began = time.monotonic()
-            self.assertEqual(mount.error_of(self.save, 2, name, text), "EIO", name)
+            self.assertEqual(mount.error_of(self.save, 2, name, text), "EAGAIN", name)
             print(f"{name} refused after {time.monotonic() - began:.3f} s")
             self.assertIn("node w2 is cut off from its cluster", self.status(2)["error"])
         self.assertEqual(self.shown(2), before)

@@ -18,6 +18,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
+const User kSelf{::geteuid(), ::getegid(), {}};
+
 class DataSetTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -47,7 +49,8 @@ class DataSetTest : public testing::Test {
   }
   std::unique_ptr<DataSet> open(const std::string& node, DataParallel dp) {
     std::filesystem::create_directory(dir_ + "/" + node);
-    DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/" + node, .dp = dp};
+    DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/" + node, .pool = &pool_,
+                           .dp = dp};
     options.checkpoint_has = [this](uint64_t count) { return checkpoints_.contains(count); };
     auto opened = DataSet::open(std::move(options));
     EXPECT_TRUE(opened->loaded());
@@ -58,7 +61,7 @@ class DataSetTest : public testing::Test {
   /// A run of 20 samples, batch 6, dp 3.
   DataSet& begun(std::string_view more = "") {
     node_ = open("w0", {3, 1});
-    EXPECT_TRUE(node_->save_source(source()));
+    EXPECT_TRUE(node_->save_source(source(), kSelf));
     node_->wait_settled();
     const auto saved = node_->save_order(order(6, more));
     EXPECT_TRUE(saved) << saved.error().message();
@@ -76,6 +79,7 @@ class DataSetTest : public testing::Test {
 
   std::string dir_;
   std::unique_ptr<MetaClient> meta_;
+  StepPool pool_{2};
   std::unique_ptr<DataSet> node_;
   std::set<uint64_t> checkpoints_;
 };
@@ -95,7 +99,7 @@ TEST_F(DataSetTest, BeginsWhicheverIsSavedFirst) {
   node_ = open("w0", {3, 1});
   ASSERT_TRUE(node_->save_order(order(6)));
   EXPECT_EQ(status_of(*node_)["state"], "no source.json");
-  ASSERT_TRUE(node_->save_source(source()));
+  ASSERT_TRUE(node_->save_source(source(), kSelf));
   node_->wait_settled();
   EXPECT_THAT(node_->generations(), ElementsAre(1));
   EXPECT_EQ(status_of(*node_)["state"], "ready");
@@ -129,7 +133,7 @@ TEST_F(DataSetTest, RefusesAndSaysWhy) {
   EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("unknown key 'bach'"));
   EXPECT_EQ(set.order_text(), order(6));
   EXPECT_THAT(why(set.save_order(order(7))), HasSubstr("order.json: line 1, column 11: a global batch of 7 does not divide"));
-  EXPECT_THAT(why(set.save_source("{}")), HasSubstr("source.json: "));
+  EXPECT_THAT(why(set.save_source("{}", kSelf)), HasSubstr("source.json: "));
   EXPECT_THAT(why(set.save_consumed("-1")), HasSubstr("consumed: '-1' is not a count"));
   EXPECT_THAT(why(set.save_consumed("")), HasSubstr("is not a count"));
   EXPECT_THAT(why(set.save_consumed("41")), HasSubstr("more than the 40 samples"));
@@ -163,14 +167,15 @@ TEST_F(DataSetTest, ADpThatCameTooSoonWaitsForTheEndOfAStep) {
 TEST_F(DataSetTest, ANodeThatMayNotDecideSaysWhyAtOnce) {
   begun();
   node_.reset();
-  DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/w0", .dp = {3, 1}};
+  DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/w0", .pool = &pool_,
+                         .dp = {3, 1}};
   options.may_decide = [] { return make_error(Code::kUnavailable, "cut off"); };
   node_ = DataSet::open(std::move(options));
   ASSERT_TRUE(node_->loaded());
   node_->wait_settled();
   EXPECT_EQ(why(node_->save_order(order(3))), "cut off");
   EXPECT_EQ(why(node_->save_consumed("6")), "cut off");
-  EXPECT_EQ(why(node_->save_source(source())), "cut off");
+  EXPECT_EQ(why(node_->save_source(source(), kSelf)), "cut off");
   EXPECT_EQ(status_of(*node_)["error"], "cut off");
   EXPECT_THAT(node_->generations(), ElementsAre(1));
 }
@@ -220,30 +225,81 @@ TEST_F(DataSetTest, OtherShardsInTheMiddleOfARun) {
   // Before anything is consumed they may be others.
   write_lines("c.jsonl", 10);
   const std::string fewer = fmt::format("{{\"shards\": [\"{}/data/c.jsonl\"]}}", dir_);
-  ASSERT_TRUE(set.save_source(fewer));
+  ASSERT_TRUE(set.save_source(fewer, kSelf));
   set.wait_settled();
   EXPECT_THAT(set.generations(), ElementsAre(2));
   ASSERT_TRUE(set.save_consumed("6"));
-  ASSERT_TRUE(set.save_source(source()));
+  ASSERT_TRUE(set.save_source(source(), kSelf));
   set.wait_settled();
   EXPECT_THAT(set.generations(), IsEmpty());
   EXPECT_EQ(status_of(set)["state"], "refused");
   EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("name the former shards again"));
-  ASSERT_TRUE(set.save_source(fewer));
+  ASSERT_TRUE(set.save_source(fewer, kSelf));
   set.wait_settled();
   EXPECT_THAT(set.generations(), ElementsAre(2));
+}
+
+TEST_F(DataSetTest, OtherContentOfEqualSizeIsNoticed) {
+  DataSet& set = begun();
+  ASSERT_TRUE(set.save_consumed("6"));
+  const auto held = set.generation(1);
+  // Saved again, nothing having changed: looked at anew, and the same.
+  ASSERT_TRUE(set.save_source(source(), kSelf));
+  set.wait_settled();
+  EXPECT_THAT(set.generations(), ElementsAre(1));
+  std::fstream file(dir_ + "/data/a.jsonl", std::ios::in | std::ios::out);
+  file.seekp(6) << '7';
+  file.close();
+  EXPECT_FALSE(held->source->open_shard(0));
+  ASSERT_TRUE(set.save_source(source(), kSelf));
+  set.wait_settled();
+  EXPECT_THAT(set.generations(), IsEmpty());
+  EXPECT_EQ(status_of(set)["state"], "refused");
+  EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("are not those of which 6 are consumed"));
+}
+
+TEST_F(DataSetTest, SavedAgainOnOneNodeItIsIndexedAnewOnAll) {
+  meta_ = make_memory_meta();
+  put_job();
+  auto a = open("a", {1, 1}), b = open("b", {1, 1});
+  const std::string none = fmt::format("{{\"shards\": [\"{}/data/late.jsonl\"]}}", dir_);
+  ASSERT_TRUE(a->save_source(none, kSelf));
+  auto state = [](DataSet& set) {
+    set.catch_up();
+    set.wait_settled();
+    return std::string(status_of(set)["state"].as_string());
+  };
+  EXPECT_EQ(state(*a), "refused");
+  EXPECT_EQ(state(*b), "refused");
+  write_lines("late.jsonl", 5);
+  ASSERT_TRUE(b->save_source(none, kSelf));
+  EXPECT_EQ(state(*b), "no order.json");
+  EXPECT_EQ(state(*a), "no order.json");
+}
+
+TEST_F(DataSetTest, RefusedIsNeverWithoutAReason) {
+  DataSet& set = begun();
+  ASSERT_TRUE(meta_->commit({.compares = {}, .puts = {{"jobs/llama/dataset/order", "{\"batch\": \"of a later version\"}"}}}));
+  for (int i = 0; i < 100; ++i) {
+    const auto status = status_of(set);
+    if (status.at("state") == "refused") {
+      EXPECT_FALSE(status.at("error").is_null());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    set.catch_up();
+  }
 }
 
 TEST_F(DataSetTest, ABadShardIsNamedAndTriedAgain) {
   node_ = open("w0", {1, 1});
   std::ofstream(dir_ + "/data/bad.tar") << "no tar";
   const std::string bad = fmt::format("{{\"format\": \"tar\", \"shards\": [\"{}/data/bad.tar\"]}}", dir_);
-  ASSERT_TRUE(node_->save_source(bad));
+  ASSERT_TRUE(node_->save_source(bad, kSelf));
   node_->wait_settled();
   EXPECT_EQ(status_of(*node_)["state"], "refused");
   EXPECT_THAT(status_of(*node_)["error"].as_string(), HasSubstr("bad.tar"));
   ASSERT_EQ(std::system(fmt::format("tar -C {0}/data -cf {0}/data/bad.tar a.jsonl", dir_).c_str()), 0);
-  ASSERT_TRUE(node_->save_source(bad));
+  ASSERT_TRUE(node_->save_source(bad, kSelf));
   node_->wait_settled();
   EXPECT_EQ(status_of(*node_)["state"], "no order.json");
   EXPECT_EQ(status_of(*node_)["source"].at("samples"), 1);
@@ -253,7 +309,7 @@ TEST_F(DataSetTest, TwoNodesAgree) {
   meta_ = make_memory_meta();
   put_job();
   auto a = open("a", {3, 1}), b = open("b", {3, 1});
-  ASSERT_TRUE(a->save_source(source()));
+  ASSERT_TRUE(a->save_source(source(), kSelf));
   ASSERT_TRUE(b->save_order(order(6)));
   auto settle = [&] {
     for (int i = 0; i < 20; ++i) {
@@ -291,11 +347,12 @@ TEST_F(DataSetTest, FollowsTheLayoutInForce) {
   node_ = DataSet::open({.job = "llama",
                          .meta = meta_.get(),
                          .directory = dir_ + "/w0",
+                         .pool = &pool_,
                          .dp_key = "jobs/llama/in_force",
                          .dp_of = [](std::string_view text) {
                            return std::optional(DataParallel{static_cast<uint64_t>(text[0] - '0'), text[2] - '0'});
                          }});
-  ASSERT_TRUE(node_->save_source(source()));
+  ASSERT_TRUE(node_->save_source(source(), kSelf));
   ASSERT_TRUE(node_->save_order(order(6)));
   node_->wait_settled();
   EXPECT_EQ(node_->generation(1)->cuts.segment().dp, 3u);
@@ -304,6 +361,12 @@ TEST_F(DataSetTest, FollowsTheLayoutInForce) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(node_->generation(2)->cuts.segment().dp, 2u);
+  // What is saved is measured by the layout as it is, whether or not this node has heard of it.
+  for (int revision = 3; revision < 9; ++revision) {
+    const int ranks = 2 + revision % 2;
+    put_dp(fmt::format("{} {}", ranks, revision));
+    EXPECT_EQ(why(node_->save_order(order(ranks == 2 ? 4 : 9))), "accepted") << revision;
+  }
 }
 
 TEST_F(DataSetTest, BeginsAnewAfterARemoval) {
@@ -314,7 +377,7 @@ TEST_F(DataSetTest, BeginsAnewAfterARemoval) {
   EXPECT_THAT(set.generations(), IsEmpty());
   EXPECT_EQ(set.consumed_text(), "0\n");
   EXPECT_EQ(set.order_text(), std::nullopt);
-  ASSERT_TRUE(set.save_source(source()));
+  ASSERT_TRUE(set.save_source(source(), kSelf));
   ASSERT_TRUE(set.save_order(order(9, ", \"seed\": 4")));
   set.wait_settled();
   EXPECT_THAT(set.generations(), ElementsAre(1));

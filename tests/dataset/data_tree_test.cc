@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -76,6 +77,38 @@ class DataTreeTest : public testing::Test {
   SampleSourceRef source_;
   ShownGenerationRef shown_;
 };
+
+TEST_F(DataTreeTest, NamesSortAsNumbersWhateverTheirCount) {
+  std::filesystem::remove_all(dir_ + "/data");
+  std::filesystem::create_directory(dir_ + "/data");
+  std::ofstream lines(dir_ + "/data/0.jsonl");
+  for (int i = 0; i < 1'100'000; ++i) lines << "1\n";
+  lines.close();
+  IndexProgress progress;
+  source_ = open_source(parse_source(fmt::format("{{\"shards\": [\"{}/data\"]}}", dir_)).value(), dir_ + "/index", progress).value();
+  const DataDirRef root = tree({.generation = 1, .batch = 1100, .dp = 1100, .epochs = 1001});
+  const DataDirRef one = tree({.generation = 1, .batch = 1, .dp = 1, .epochs = 1});
+  auto sorted = [&](const DataDirRef& top, const std::string& path, size_t count) {
+    std::vector<std::string> all;
+    const std::vector<DataDir::Name> listed = at(top, path).value().directory->list().value();
+    for (const DataDir::Name& name : listed)
+      if (name.name != "README") all.push_back(name.name);
+    EXPECT_EQ(all.size(), count) << path;
+    EXPECT_TRUE(std::is_sorted(all.begin(), all.end())) << path << ": " << all.front() << " … " << all.back();
+    EXPECT_TRUE(at(top, path + "/" + all.back())) << path;
+    EXPECT_FALSE(at(top, path + "/0" + all.front())) << path;
+  };
+  std::vector<std::string> ranks;
+  const std::vector<DataDir::Name> listed = root->list().value();
+  for (const DataDir::Name& name : listed)
+    if (name.name != "global") ranks.push_back(name.name);
+  EXPECT_EQ(ranks.size(), 1100u);
+  EXPECT_TRUE(std::is_sorted(ranks.begin(), ranks.end()));
+  sorted(root, "rank-0000/tar", 1001);
+  sorted(one, "rank-000/files/e000", 1100);
+  sorted(one, "rank-000/tar/e000", 1'100'000);
+  sorted(one, "rank-000/files/e000/1099", 1000);
+}
 
 TEST_F(DataTreeTest, Names) {
   const DataDirRef root = tree({.generation = 1, .batch = 20, .dp = 2, .epochs = 2});

@@ -77,6 +77,9 @@ TEST(OrderSpec, WhatDoesNotFitTheRanks) {
 }
 
 TEST(OrderSpec, WhatDoesNotFitTheSamples) {
+  EXPECT_THAT(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 1), HasSubstr("at most 1048576"));
+  EXPECT_THAT(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 2000, 20), HasSubstr("repeats at most 1048576"));
+  EXPECT_EQ(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 2000, 2'000'000'000), "fits");
   EXPECT_EQ(refused_check(R"({"batch": 8, "tail": "drop"})", 4, 8), "fits");
   EXPECT_THAT(refused_check(R"({"batch": 8, "tail": "drop"})", 4, 7), HasSubstr("leaves nothing"));
   EXPECT_EQ(refused_check(R"({"batch": 8})", 4, 7), "fits");

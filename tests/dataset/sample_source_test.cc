@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "tests/dataset/shard_writers.h"
@@ -69,6 +70,74 @@ TEST_F(SourceTest, TarSaysWhichFieldsAllSamplesHave) {
   write("t/0.tar", tar_shard({{"a", {{"x", "1"}, {"b", "2"}}}, {"c", {{"b", "3"}, {"x", "4"}}}}));
   write("t/1.tar", tar_shard({}));
   EXPECT_EQ(open({"t"}).value()->field_names(), (std::vector<std::string>{"b", "x"}));
+}
+
+TEST_F(SourceTest, MembersCountAsWebDatasetCountsThem) {
+  // As in test_readers.py, where WebDataset says so.
+  write("t/0.tar", tar_member("__top__", "x") + tar_member("__meta__/a.txt", "x") + tar_member("__MACOSX/d/._a.txt", "mac") +
+                       tar_member("d/._a.txt", "mac") + tar_member("d/a.txt", "1") + tar_member("d/._b.txt", "mac") +
+                       tar_member("d/b.txt", "2") + tar_member("._c.txt", "x") + tar_member("c.txt", "3") +
+                       tar_member("v1.0/._e.txt", "x") + tar_member("v1.0/e.txt", "4") + tar_end());
+  auto opened = open({"t"});
+  ASSERT_TRUE(is_ok(opened));
+  std::vector<std::string> found;
+  for (uint64_t id = 0; id < opened.value()->samples(); ++id) {
+    found.push_back(fmt::format("{}: {}", opened.value()->key(id).value(), fields(*opened.value(), id)));
+  }
+  EXPECT_EQ(found, (std::vector<std::string>{"__MACOSX/d/: _a.txt=mac", "d/: _a.txt=mac", "d/a: txt=1", "d/: _b.txt=mac",
+                                             "d/b: txt=2", "c: txt=3", "v1.0/e: txt=4"}));
+  EXPECT_TRUE(opened.value()->keys_repeat());
+}
+
+TEST_F(SourceTest, ContentIsPartOfTheFingerprint) {
+  const std::string a(5000, 'a'), b = "b" + a.substr(1);
+  const std::vector<std::pair<std::string, std::function<std::string(const std::string&)>>> formats = {
+      {"s/0.tar", [](const auto& text) { return tar_shard({{"k", {{"txt", text}}}}); }},
+      {"s/0.jsonl", [](const auto& text) { return '"' + text + "\"\n"; }},
+      {"s/0.tfrecord", [](const auto& text) { return tfrecord(text); }},
+      {"s/x.txt", [](const auto& text) { return text; }}};
+  for (const auto& [name, make] : formats) {
+    std::filesystem::remove_all(dir_.file("s"));
+    auto indexed_anew = [&] {
+      std::filesystem::remove(dir_.file("index"));
+      return open({"s"}).value();
+    };
+    write(name, make(a));
+    const auto before = indexed_anew();
+    write(name, make(b));
+    const auto other = indexed_anew();
+    EXPECT_NE(before->fingerprint(), other->fingerprint()) << name;
+    EXPECT_FALSE(other->has_fingerprint(before->fingerprint())) << name;
+    write(name, make(a));
+    EXPECT_EQ(indexed_anew()->fingerprint(), before->fingerprint()) << name;
+  }
+}
+
+TEST_F(SourceTest, MdsOfMergedDirectories) {
+  const std::vector<TestSample> samples = {{"", {{"x", "1"}}}, {"", {{"x", "22"}}}};
+  const std::string shard = mds_shard(samples);
+  write("m/part-0/shard.00000.mds", shard);
+  write("m/deep/part-1/shard.00000.mds", shard);
+  auto index = [&](const std::string& name) {
+    write("m/index.json", mds_index_json(samples, {{"part-0/shard.00000.mds", shard}, {name, shard}}, {2, 2}));
+  };
+  index("deep/part-1/shard.00000.mds");
+  auto opened = open({"m"});
+  ASSERT_TRUE(is_ok(opened));
+  ASSERT_EQ(opened.value()->samples(), 4u);
+  EXPECT_EQ(fields(*opened.value(), 3), "x=22");
+  for (const char* bad : {"../m/part-0/shard.00000.mds", "/part-0/shard.00000.mds", "part-0//shard.00000.mds", "part-0/./x.mds", "part-0/"}) {
+    index(bad);
+    EXPECT_TRUE(has_error(open({"m"}), Code::kInvalidArgument, "beside or below index.json")) << bad;
+  }
+}
+
+TEST_F(SourceTest, BracesNameShards) {
+  for (int i = 0; i < 13; ++i) write(fmt::format("b/{:03}.jsonl", i), fmt::format("{}\n", i));
+  EXPECT_EQ(open({"b/{000..012}.jsonl"}).value()->samples(), 13u);
+  EXPECT_EQ(open({"b/{003..001}.jsonl"}).value()->samples(), 3u);
+  EXPECT_EQ(open({"b/0{0,1}*.jsonl"}).value()->samples(), 13u);
+  EXPECT_TRUE(has_error(open({"b/{000..013}.jsonl"}), Code::kNotFound, "013.jsonl"));
 }
 
 TEST_F(SourceTest, BadTarsAreRefusedWithTheirOffset) {

@@ -250,6 +250,25 @@ class Readers(unittest.TestCase):
                 for length, place in zip(lengths, places)]
         self.assertEqual(read, sequences[::-1])
 
+    @unittest.skipUnless(webdataset, "webdataset is not installed")
+    def test_members_count_as_webdataset_counts_them(self):
+        """What macOS adds, and names between underscores: the same samples are read from the trees and from the source."""
+        names = ["__top__", "__meta__/a.txt", "__MACOSX/d/._a.txt", "d/._a.txt", "d/a.txt", "d/._b.txt", "d/b.txt",
+                 "._c.txt", "c.txt", "v1.0/._e.txt", "v1.0/e.txt", "./._f.txt", "./f.txt", "__x__.txt", "__y__/z/k.txt",
+                 "q/__m__/k.txt", "____/k.txt", "___/k.txt", "__/k.txt", "m/._g.txt", "m/._h.txt"]
+        with tarfile.open(self.source + "/0.tar", "w") as tar:
+            for number, name in enumerate(names):
+                content = f"{number}".encode()
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        self.trees()
+
+        def samples(shards):
+            read = webdataset.WebDataset(shards, shardshuffle=False, nodesplitter=None)
+            return [{name: data for name, data in sample.items() if not name.startswith("__")} for sample in read]
+        self.assertEqual(samples(self.shards("tar"))[::-1], samples([self.source + "/0.tar"]))
+
 
 if __name__ == "__main__":
     print(f"PTC_SEED={SEED}")

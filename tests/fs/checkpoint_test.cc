@@ -87,6 +87,25 @@ TEST_F(CheckpointTest, RemovalTakesTheNamesFirst) {
   EXPECT_EQ(read_file(job(kRank + "model.safetensors")), whole);
 }
 
+/// What rm -r has listed goes, though another layout is materialised by the time it has.
+TEST_F(CheckpointTest, AFlipDoesNotKeepWhatIsBeingRemoved) {
+  const std::string layouts = job("checkpoints/a/layouts/"), before = layouts + "tp1-pp1-dp1", after = "tp1-pp1-dp2";
+  ASSERT_TRUE(std::filesystem::exists(before + "/rank/0/model.safetensors"));
+  ASSERT_EQ(write_file(job("layout.json"), R"({"tp": 1, "pp": 1, "dp": 2})"), 0);
+  auto listed = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(layouts))
+      if (entry.path().filename() == after) return true;
+    return false;
+  };
+  for (int i = 0; i < 500 && !listed(); ++i) ::usleep(10'000);
+  ASSERT_TRUE(listed());
+  for (const std::string path : {before, job("checkpoints/a/model"), job("checkpoints/a/hf"), job("checkpoints/a/meta.json")})
+    EXPECT_EQ(shell("rm -r " + path), 0) << path;
+  EXPECT_EQ(errno_of(::rmdir(layouts.c_str())), 0);
+  EXPECT_EQ(errno_of(::rmdir(job("checkpoints/a").c_str())), 0);
+  EXPECT_EQ(::access(job("checkpoints/a").c_str(), F_OK), -1);
+}
+
 TEST_F(CheckpointTest, RemovingAJob) {
   EXPECT_EQ(errno_of(::rmdir(job().c_str())), ENOTEMPTY);
   EXPECT_EQ(shell("rm -r " + job()), 0);

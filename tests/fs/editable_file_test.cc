@@ -12,7 +12,7 @@ class EditableFileTest : public ::testing::Test {
  protected:
   EditableFileTest()
       : file_("layout.json", {.text = [this] { return std::optional(accepted_); },
-                              .save = [this](const std::string& text) -> Result<> {
+                              .save = [this](const std::string& text, const User&) -> Result<> {
                                 ++offers_;
                                 if (text != "good" && text != "better") {
                                   return invalid_argument("no");
@@ -22,7 +22,7 @@ class EditableFileTest : public ::testing::Test {
                               },
                               .remove = []() -> Result<> { return ok(); }}) {}
 
-  std::unique_ptr<Handle> open(int flags) { return file_.open(flags, false, nullptr); }
+  std::unique_ptr<Handle> open(int flags) { return file_.open(Caller{}, flags, false, nullptr); }
   static FsResult<size_t> write(Handle& handle, std::string_view text, uint64_t offset = 0) {
     return handle.write(std::as_bytes(std::span(text)), offset);
   }

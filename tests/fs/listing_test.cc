@@ -83,7 +83,7 @@ TEST_F(ListingTest, FollowsWhatTheDaemonDoes) {
   write_incoming(job(), "bad");
   ASSERT_EQ(::truncate(job("incoming/bad/rank/0/model.safetensors").c_str(), 20), 0);
   EXPECT_EQ(names_in(job("incoming")), Names{"bad"});
-  EXPECT_EQ(commit(job(), "bad"), EINVAL);
+  EXPECT_EQ(commit(job(), "bad"), ECANCELED);
   EXPECT_EQ(names_in(job("incoming")), (Names{"bad", "bad.error"}));
 }
 

@@ -162,8 +162,11 @@ void write_incoming(const std::string& job, const std::string& name) {
 }
 
 int commit(const std::string& job, const std::string& name) {
-  return errno_of(::rename((job + "/incoming/" + name).c_str(),
-                           (job + "/checkpoints/" + name).c_str()));
+  constexpr int kTries = 30;  // the same again while it goes on
+  int error = EAGAIN;
+  for (int tries = 0; tries < kTries && error == EAGAIN; ++tries)
+    error = errno_of(::rename((job + "/incoming/" + name).c_str(), (job + "/checkpoints/" + name).c_str()));
+  return error;
 }
 
 int shell(const std::string& command) {

@@ -53,6 +53,11 @@ constexpr const char* kDocument = R"({
   "node": "w1", "version": "1",
   "store": {"limit_bytes": 1073741824, "used_bytes": 1024, "materialised_bytes": 512},
   "gather_cache": {"limit_bytes": 0, "used_bytes": 0, "hits": 7, "misses": 2},
+  "cluster": {"nodes": [
+      {"name": "w1", "state": "up", "memory_total_bytes": 1024, "memory_used_bytes": 512, "materialised_bytes": 512},
+      {"name": "<b>w2", "state": "away", "materialised_bytes": 256, "drain": {"bytes_left": 256}}],
+    "cluster": {"materialised_bytes": 768},
+    "missing_copies": {"bytes": 128, "jobs": []}},
   "jobs": [{"status": {
       "job": "a/<b>\"&'", "state": "resharding", "revision": 3, "layout": "tp1-pp1-dp1",
       "in_force_revision": 2, "wanted": "tp2-pp1-dp1", "checkpoint": "<i>c</i>",
@@ -74,6 +79,15 @@ TEST(WebPage, ShowsAJobThatReshards) {
                            "<progress max=\"100\" value=\"25\"", "7 found there, 2 computed", "pinned",
                            "2026-11-21 16:13:39 UTC", "Between nodes", "least possible: 5 B"})
     EXPECT_THAT(html, HasSubstr(seen));
+}
+
+TEST(WebPage, ShowsAllNodes) {
+  json::object document = json::parse(kDocument).as_object();
+  const std::string html = web_page(document);
+  for (const char* seen : {"768 B of checkpoints", "512 B of 1.0 KiB", "Copies of 128 B are missing.", "away, draining", "&lt;b&gt;w2"})
+    EXPECT_THAT(html, HasSubstr(seen));
+  document["cluster"].as_object()["nodes"].as_array().resize(1);
+  EXPECT_THAT(web_page(document), Not(HasSubstr("<h2>Nodes")));
 }
 
 TEST(WebPage, WhateverUsersNameIsEscaped) {

@@ -175,7 +175,164 @@ TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
     std::vector<std::string> names;
     for (const CheckpointRef& checkpoint : cluster_.job(node, "job")->checkpoints()) names.push_back(checkpoint->name());
     EXPECT_THAT(names, ::testing::UnorderedElementsAre("of0", "of1")) << node;
+    EXPECT_EQ(cluster_.job(node, "job")->current_target(),  // the later of the two, whatever its name
+              "checkpoints/" + names.back() + "/layouts/" + LayoutSpec().name());
   }
+}
+
+/// Files of all nodes that are in no checkpoint, after a moment.
+class CommitTest : public ClusterTest {
+ protected:
+  static constexpr const char* kHalves = R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1, "devices": ["w0:0", "w1:0"]})";
+  CommitTest() {
+    EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
+    edit(0, kHalves);
+    cluster_.wait_settled();
+    for (unsigned node : {0u, 1u}) write_rank(node);
+  }
+  void write_rank(unsigned node) {
+    TempDir all;
+    write_ranks(sample_, spec_of(kHalves), all.path().string());
+    std::filesystem::create_directories(incoming(node) + "/rank");
+    std::filesystem::copy(all.path().string() + "/rank/" + std::to_string(node), incoming(node) + "/rank/" + std::to_string(node),
+                          std::filesystem::copy_options::recursive);
+  }
+  size_t files_of(unsigned node) {
+    std::filesystem::directory_iterator files(cluster_.store(node).images().directory());
+    return std::distance(begin(files), end(files));
+  }
+  void expect_nothing_left() {
+    auto left = [&] { return files_of(0) + files_of(1) + files_of(2); };
+    for (int i = 0; i < 200 && left() > 0; ++i) usleep(100'000);
+    EXPECT_EQ(left(), 0u);
+    for (unsigned node : {0u, 1u}) {
+      EXPECT_TRUE(std::filesystem::exists(incoming(node) + "/rank/" + std::to_string(node))) << node;
+      const std::string directory = cluster_.store(node).directory() + "/jobs/job/checkpoints";
+      EXPECT_TRUE(!std::filesystem::exists(directory) || std::filesystem::is_empty(directory)) << node;
+    }
+  }
+};
+
+TEST_F(CommitTest, OneThatFailsLeavesNoCopies) {
+  auto still_lost = std::make_shared<std::atomic<bool>>(true);
+  std::atomic<bool>& lost = *still_lost;
+  // Nobody says that it has failed either.
+  cluster_.loses = [still_lost](const std::string&, std::string_view method) {
+    return *still_lost && (method == "job/hide" || method == "job/untake" || method == "job/drop");
+  };
+  Result<> failed = cluster_.job(0, "job")->commit("base", "base");
+  ASSERT_TRUE(failed.has_error());
+  expect_nothing_left();
+  lost = false;
+  commit(0);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(CommitTest, OneThatTakesLongerGoesOnWithTheNextCall) {
+  // Asked after the test, too.
+  struct Seen {
+    std::atomic<int> takes = 0, parts = 0;
+    std::atomic<bool> slow = true;
+  };
+  auto seen = std::make_shared<Seen>();
+  auto& [takes, parts, slow] = *seen;
+  cluster_.loses = [seen](const std::string&, std::string_view method) {
+    if (method == "job/take") ++seen->takes;
+    if (method == "job/part") ++seen->parts;
+    while (seen->slow && method == "job/part") usleep(10'000);
+    return false;
+  };
+  JobRef job = cluster_.job(0, "job");
+  for (int i = 0; i < 2; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    Result<> waited = job->commit("base", "base", std::chrono::milliseconds(600));
+    ASSERT_TRUE(waited.has_error());
+    EXPECT_EQ(waited.error().errno_value(), EAGAIN) << waited.error().message();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1500));
+    EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
+  }
+  while (parts == 0) usleep(10'000);
+  EXPECT_THAT(job->status_json(), HasSubstr("copying"));
+  const int asked = parts;
+  slow = false;
+  usleep(500'000);
+  EXPECT_EQ(job->find_checkpoint("base"), nullptr);  // not before somebody asks again
+  Result<> committed = job->commit("base", "base", std::chrono::seconds(10));
+  EXPECT_TRUE(committed.has_value()) << committed.error().message();
+  EXPECT_EQ(takes, 2);
+  EXPECT_EQ(parts, asked);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(CommitTest, OneThatFailsMeanwhileIsToldToTheNextCall) {
+  std::filesystem::remove_all(incoming(1));
+  auto still_slow = std::make_shared<std::atomic<bool>>(true);
+  std::atomic<bool>& slow = *still_slow;
+  cluster_.loses = [still_slow](const std::string&, std::string_view method) {
+    while (*still_slow && method == "job/take") usleep(10'000);
+    return false;
+  };
+  JobRef job = cluster_.job(0, "job");
+  EXPECT_EQ(job->commit("base", "base", std::chrono::milliseconds(100)).error().errno_value(), EAGAIN);
+  slow = false;
+  while (!std::filesystem::exists(incoming(0) + ".error")) usleep(10'000);
+  usleep(100'000);
+  Result<> told = job->commit("base", "base", std::chrono::seconds(10));
+  ASSERT_TRUE(told.has_error());
+  EXPECT_EQ(told.error().code(), Code::kInvalidArgument) << told.error().message();
+  write_rank(1);
+  commit(0);
+}
+
+/// One decision is in doubt: what it was for stays, all else goes on, and it is settled when it can be.
+TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
+  for (const bool done : {false, true}) {
+    SCOPED_TRACE(done);
+    cluster_.doubt(0, done);
+    Result<> doubtful = cluster_.job(0, "job")->commit("base", "base");
+    ASSERT_TRUE(doubtful.has_error());
+    EXPECT_EQ(doubtful.error().code(), Code::kInDoubt) << doubtful.error().message();
+    EXPECT_FALSE(std::filesystem::exists(incoming(0)));
+    // One that is refused later loses nothing.
+    const std::string other = cluster_.job(0, "job")->files_dir() + "/incoming/other";
+    std::filesystem::create_directories(other + "/rank/0");
+    write_file(other + "/rank/0/notes.txt", "no tensor");
+    EXPECT_EQ(cluster_.job(0, "job")->commit("other", "other").error().code(), Code::kInvalidArgument);
+    EXPECT_TRUE(std::filesystem::exists(other + "/rank/0/notes.txt"));
+    std::filesystem::remove_all(other);
+    cluster_.doubt(0, std::nullopt);
+    if (!done) {
+      for (int i = 0; i < 100 && !std::filesystem::exists(incoming(0)); ++i) usleep(100'000);
+      EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
+      expect_nothing_left();
+    }
+  }
+  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") == nullptr; ++i) usleep(100'000);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+  const std::string committing = cluster_.store(0).directory() + "/jobs/job/committing";
+  for (int i = 0; i < 100 && !std::filesystem::is_empty(committing); ++i) usleep(100'000);
+  EXPECT_TRUE(std::filesystem::is_empty(committing));
+}
+
+/// A job cannot go while a commit that another node leads is being decided.
+TEST_F(CommitTest, AJobIsNotRemovedBesideItsCommit) {
+  std::atomic<bool> once = true;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    if (method == "job/hide" && once.exchange(false)) {
+      Result<> removed = cluster_.store(2).remove_job("job", false);
+      EXPECT_TRUE(removed.has_error());
+    }
+    return node.empty();
+  };
+  commit(0);
+  Result<> removed = cluster_.store(2).remove_job("job", false);
+  ASSERT_TRUE(removed.has_error());
+  EXPECT_EQ(removed.error().code(), Code::kBusy);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
 }
 
 /// Each node writes some of the ranks.
@@ -283,7 +440,8 @@ class DamageTest : public ClusterTest {
 TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   commit_with_copies(1);
   const unsigned node = holder_of(1);
-  flip_last_byte(image_file(node, 1));
+  const std::string file = image_file(node, 1);
+  flip_last_byte(file);
   const unsigned asked = (node + 1) % 3;
   Result<std::string> verified = cluster_.job(asked, "job")->verify("base");
   ASSERT_TRUE(verified.has_error());
@@ -294,6 +452,8 @@ TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
   ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
   EXPECT_THAT(repaired.value(), HasSubstr("is not what was committed"));
+  EXPECT_EQ(image_file(node, 1), file) << "it is mended where it lies, for those who have it open";
+  EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_mended, 1u);
   cluster_.wait_settled();
   EXPECT_TRUE(cluster_.job(asked, "job")->verify("base").has_value());
   EXPECT_EQ(holders(0, spec_of(spec_text_), 1).size(), 2u);
@@ -387,6 +547,20 @@ TEST_F(DamageTest, AReshardDoesNotCarryDamageOn) {
   cluster_.wait_settled();
   EXPECT_TRUE(cluster_.job(2, "job")->verify("base").has_value());
   expect_everywhere({0, 1, 2}, spec_of(text));
+}
+
+/// Nothing is cut anew, and still what is copied is compared before anybody counts on it.
+TEST_F(DamageTest, NoCopyIsMadeOfWhatIsDamaged) {
+  commit_with_copies(0);
+  const std::vector<std::string> before = holders(0, spec_of(spec_text_), 1);
+  ASSERT_LT(before.size(), 3u);
+  for (const std::string& node : before) flip_last_byte(image_file(node[1] - '0', 1));
+  edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "replicas": 2})");
+  cluster_.wait_settled();
+  EXPECT_EQ(holders(0, spec_of(spec_text_), 1), before);
+  EXPECT_THAT(cluster_.job(0, "job")->status_json() + cluster_.job(1, "job")->status_json() +
+                  cluster_.job(2, "job")->status_json(),
+              HasSubstr("do not have the checksum they had"));
 }
 
 TEST_F(DamageTest, WhatNoOtherCopyHasIsSaidAndKept) {

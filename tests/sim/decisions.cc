@@ -47,6 +47,14 @@ std::optional<std::string> wrong_in_force(const Entries& now, const boost::json:
   return std::nullopt;
 }
 
+/// nullopt: no other checkpoint has its place in the order.
+std::optional<std::string> wrong_sequence(const Entries& now, const std::string& key, const boost::json::object& record) {
+  for (auto it = now.lower_bound(kJob + "checkpoints/"); it != now.end() && it->first.starts_with(kJob + "checkpoints/"); ++it)
+    if (it->first != key && number_of(object_of(it->second.value), "sequence") == number_of(record, "sequence"))
+      return "it has the place of " + it->first;
+  return std::nullopt;
+}
+
 /// nullopt: it is the same checkpoint, and where its bytes lie was decided on after what was so before.
 std::optional<std::string> wrong_record(const boost::json::object& before, const boost::json::object& after) {
   if (after.at("id") != before.at("id")) return "another checkpoint takes the place of one that is there";
@@ -67,6 +75,8 @@ void World::look_at_decision(const MetaEvent& event, const std::optional<MetaEnt
   } else if (event.key.starts_with(kJob + "checkpoints/")) {
     if (event.value && before) {
       wrong = wrong_record(object_of(before->value), object_of(*event.value));
+    } else if (event.value) {
+      wrong = wrong_sequence(now, event.key, object_of(*event.value));
     } else if (const auto in_force = entry(now, kJob + "in_force");
                !event.value && in_force && text_of(*in_force, "current") == event.key.substr(kJob.size() + 12)) {
       wrong = "current shows it when it is removed";

@@ -81,7 +81,9 @@ void World::damage_an_image() {
     const std::shared_ptr<const StoredState> stored = checkpoint->stored();
     std::vector<uint32_t> here;
     for (uint32_t i = 0; i < stored->images.size(); ++i)
-      if (stored->images[i].node == SimCluster::name(node) && stored->images[i].image->bytes() > 0) here.push_back(i);
+      if (const StoredImage& one = stored->images[i];
+          one.node == SimCluster::name(node) && one.image != nullptr && one.image->bytes() > 0)
+        here.push_back(i);
     if (here.empty()) return;
     const uint32_t number = here[draw(here.size())];
     const std::optional<uint64_t> byte_of_it = some_byte(*checkpoint, stored->layouts()[number], random_);
@@ -141,6 +143,13 @@ void World::delay_the_leader() {
       break;
     }
     case 2:
+      if (chance(50)) {  // it still leads, as it believes, when another does; and is a member again before it decides
+        say("the network is slow");
+        for (unsigned i = 0; i < options_.nodes; ++i) network.set_slow(i, true);
+        until(end + std::chrono::milliseconds(draw(5000)), "the network is slow", [this, &network] {
+          for (unsigned i = 0; i < options_.nodes; ++i) network.set_slow(i, false);
+        });
+      }
       network.cut(network.store(), node);
       say("cut from the agreement store to " + name + ", which leads");
       until(end, "cut from the agreement store to " + name + ", which leads",
@@ -154,6 +163,29 @@ void World::delay_the_leader() {
   for (uint64_t more = 1 + draw(3); more > 0; --more) {
     if (chance(60)) sleep(std::chrono::milliseconds(draw(draw(2) == 0 ? 50 : 3000)));
     change_something(some_node());
+  }
+}
+
+/// What one decides reaches the agreement store seconds later, and it hears as late of what others decide; they go on.
+void World::decide_behind_the_time() {
+  MetaServer& agreement = cluster_.agreement();
+  Network& network = cluster_.network();
+  unsigned node = some_node();
+  if (chance(50)) {
+    change_something(some_node());
+    const Time limit = now() + 2s;
+    while (!leader() && now() < limit) sleep(2ms);
+    node = leader().value_or(node);
+  }
+  if (!cluster_.is_up(node) || network.is_frozen(node)) return;
+  const std::string what = SimCluster::name(node) + " decides behind the time";
+  say(what);
+  agreement.set_watch_lag(node, std::chrono::milliseconds(500 + draw(8000)));
+  until(now() + std::chrono::milliseconds(5000 + draw(10'000)), what,
+        [&agreement, node] { agreement.set_watch_lag(node, Time()); });
+  for (uint64_t more = 3 + draw(5); more > 0; --more) {
+    change_something(chance(40) ? node : (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes);
+    if (chance(80)) sleep(std::chrono::milliseconds(draw(draw(2) == 0 ? 300 : 2000)));
   }
 }
 
@@ -220,7 +252,7 @@ void World::fail() {
       for (const auto& [from, to] : ways) network.mend(from, to);
     });
   };
-  switch (draw(21)) {
+  switch (draw(25)) {
     case 0:
     case 1:
       if (!cluster_.is_wanted(node)) return;
@@ -296,6 +328,11 @@ void World::fail() {
     case 18:
     case 19:
       return crowd_a_slow_network();
+    case 20:
+    case 21:
+    case 22:
+    case 23:
+      return decide_behind_the_time();
     default:
       network.set_breaks(static_cast<unsigned>(1 + draw(50)));
       return begin("connections break", [&network] { network.set_breaks(0); });

@@ -20,6 +20,7 @@ MetaTransaction::Compare Member::fence() const { return {key(), is_member() ? re
 
 MetaTransaction::Compare Member::fence_of(const std::string& node) const {
   if (node == name_) return fence();
+  if (fences_nobody_) return {"nobody", 0};
   const auto known = members_.find(node);
   return {"nodes/" + node, known != members_.end() ? known->second : INT64_MAX};
 }
@@ -30,12 +31,13 @@ Result<> Member::begin() {
     wake_all(this);
   }));
   PTC_TRY(auto former, meta_.get(key()));
+  MetaTransaction transaction;
+  transaction.puts = {{std::string(kMembership), name_}};
   if (former) {
-    MetaTransaction transaction;
     transaction.compares = {{key(), former->revision}};
     transaction.deletes = {key()};
-    PTC_TRY(meta_.commit(transaction));
   }
+  PTC_TRY(meta_.commit(transaction));
   return read_members();
 }
 
@@ -62,6 +64,7 @@ Result<> Member::join_once() {
   PTC_TRY(auto fresh, meta_.lease(kLease));
   MetaTransaction transaction;
   transaction.compares = {{key(), former ? former->revision : 0}};
+  transaction.puts = {{std::string(kMembership), name_}};
   transaction.leased_puts = {{key(), "up"}};
   transaction.lease = fresh.get();
   PTC_TRY(revision_, meta_.commit(transaction));

@@ -79,6 +79,9 @@ class MetaServer::Client final : public MetaClient {
     if (life_->dead) return away();  // it was never sent
     Request request{transaction, transaction.lease != nullptr ? transaction.lease->id() : 0};
     request.transaction.lease = nullptr;
+    // On its way for as long as the node hears late of others.
+    if (const Time lag = server_.watch_lag_[node_]; lag > Time() && !transaction.compares.empty() && !transaction.puts.empty())
+      sleep(std::chrono::milliseconds(server_.network_.random() % std::chrono::duration_cast<std::chrono::milliseconds>(lag).count()));
     std::optional<Result<int64_t>> done;  // on the server, whether or not that is known here
     auto answer = ask([&] {
       settle_doubts();
@@ -91,10 +94,13 @@ class MetaServer::Client final : public MetaClient {
     doubts_.push_back(doubt);
     if (!done && server_.network_.random() % 2 == 0)
       server_.late_.push_back({now() + std::chrono::milliseconds(server_.network_.random() % 10'000), request, doubt});
-    return away().with_context("the transaction may or may not have been done");
+    return make_error(Code::kInDoubt, "node {} does not know whether a transaction was done", node_);
   }
 
-  bool in_doubt() override { return done_after_all_ || !doubts_.empty(); }
+  Result<> settle() override {
+    if (!ask([&] { settle_doubts(); return true; })) return away();
+    return ok();
+  }
 
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     PTC_TRY(check_ttl(ttl));
@@ -154,10 +160,7 @@ class MetaServer::Client final : public MetaClient {
   }
 
   void settle_doubts() {
-    for (const auto& doubt : doubts_) {
-      doubt->forbidden = true;
-      if (doubt->done) done_after_all_ = true;
-    }
+    for (const auto& doubt : doubts_) doubt->forbidden = true;
     doubts_.clear();
   }
 
@@ -170,6 +173,8 @@ class MetaServer::Client final : public MetaClient {
         continue;
       }
       network.travel(store(), node_);
+      const Time told = now() + server_.watch_lag_[node_];
+      while (!stopping_ && now() < told) wait_until(this, told);
       bool cut = false;
       while (!stopping_ && (life_->dead || network.is_cut(store(), node_))) {
         cut = true;
@@ -192,7 +197,6 @@ class MetaServer::Client final : public MetaClient {
   const unsigned node_;
   const std::shared_ptr<const Life> life_;
   std::vector<std::shared_ptr<Doubt>> doubts_;
-  bool done_after_all_ = false;
   std::vector<std::string> watched_;  // prefixes
   bool stopping_ = false;
   std::deque<MetaEvent> pending_;
@@ -217,7 +221,8 @@ Result<int64_t> MetaServer::commit(const Request& request) {
   for (const auto& compare : transaction.compares) {
     auto found = entries_.find(compare.key);
     const int64_t revision = found == entries_.end() ? 0 : found->second.revision;
-    if (revision != compare.revision) return compare_failed(compare.key, compare.revision, revision);
+    if (revision != compare.revision && !(ignores_ && ignores_(transaction, compare.key)))
+      return compare_failed(compare.key, compare.revision, revision);
   }
   if (!transaction.leased_puts.empty() && !leases_.contains(request.lease))
     return lease_ended(transaction.leased_puts[0].first);

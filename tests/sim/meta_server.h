@@ -23,7 +23,7 @@ class MetaServer {
 
   /// The client of a node, for one life of it: fails as soon as that has ended. The server outlives it.
   /// A call waits for at most 10 s. A commit whose answer did not come by then may have been done, may yet be
-  /// done, or not: MetaClient::in_doubt.
+  /// done, or not: kInDoubt.
   std::unique_ptr<MetaClient> connect(unsigned node, std::shared_ptr<const Life> life);
 
   // What is so, for who checks.
@@ -32,6 +32,12 @@ class MetaServer {
   /// Called for each change that a transaction makes, when all of them are made, with what was there before.
   using OnDecision = std::function<void(const MetaEvent& event, const std::optional<MetaEntry>& before)>;
   void on_decision(OnDecision hook) { on_decision_ = std::move(hook); }
+
+  /// What the node watches is told so much later, and its decisions come up to so much later. 0: as the network brings them.
+  void set_watch_lag(unsigned node, Time lag) { watch_lag_[node] = lag; }
+  /// A break that is planted: such compares always hold.
+  using Ignores = std::function<bool(const MetaTransaction& transaction, const std::string& key)>;
+  void ignore(Ignores compares) { ignores_ = std::move(compares); }
 
  private:
   class Client;
@@ -71,6 +77,8 @@ class MetaServer {
   std::vector<Late> late_;
   std::vector<Client*> clients_;  // in the order of their coming
   OnDecision on_decision_;
+  Ignores ignores_;
+  std::map<unsigned, Time> watch_lag_;
   bool stopping_ = false;
   std::thread house_;
 };

@@ -55,12 +55,13 @@ void World::note_answer(const std::string& what, const std::optional<Result<>>& 
 std::string World::random_layout() {
   constexpr uint32_t kTp[] = {1, 2, 4};
   const uint64_t most = 2 * options_.nodes;
+  const uint64_t least = options_.nodes > 100 && chance(70) ? 100 : 1;  // parts on more nodes than a transaction has keys
   LayoutSpec spec;
   do {
     spec.sizes.tp = kTp[draw(3)];
     spec.sizes.pp = static_cast<uint32_t>(1 + draw(options_.nodes > 8 ? 16 : 4));
     spec.sizes.dp = static_cast<uint32_t>(1 + draw(3));
-  } while (spec.sizes.world_size() > most);
+  } while (spec.sizes.world_size() > most || spec.sizes.world_size() < least);
   std::string devices;
   if (chance(40))
     for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank)

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "tests/sim/planted.h"
 #include "tests/sim/world.h"
 
 namespace ptc::sim {
@@ -62,7 +63,7 @@ int main(int argc, char** argv) {
   using namespace ptc::sim;
   WorldOptions options;
   uint64_t seeds = 1;
-  bool twice = false;
+  bool twice = false, until_caught = false;
   CLI::App app("A simulated cluster: random operations and faults, a seed each; what breaks can be run again.");
   app.add_option("--seed", options.seed, "The first seed");
   app.add_option("--seeds", seeds, "How many");
@@ -70,6 +71,13 @@ int main(int argc, char** argv) {
   app.add_option("--tensors", options.tensors, "Tensors of the job's model, about");
   app.add_option("--steps", options.steps, "Operations and faults");
   app.add_flag("--twice", twice, "Each seed twice: the runs must be the same");
+  app.add_option("--without", options.without, "Take a compare out of all decisions, to see that it is noticed")
+      ->check(CLI::IsMember(planted_breaks()));
+  app.add_flag_callback("--list-planted", [] {
+    for (const std::string& name : planted_breaks()) std::printf("%s\n", name.c_str());
+    throw CLI::Success();
+  }, "What --without takes");
+  app.add_flag("--until-caught", until_caught, "End well with the first seed that fails, and not well when none does");
   app.add_flag("--verbose", options.verbose, "Tell what happens");
   CLI11_PARSE(app, argc, argv);
 
@@ -91,6 +99,14 @@ int main(int argc, char** argv) {
                 status == 0 ? "ok" : "FAILED", first.events, first.steps, first.seconds_simulated, seconds.count(),
                 first.hash);
     std::fflush(stdout);
+    if (until_caught && status != 0) {
+      std::printf("caught by seed %lu\n", options.seed);
+      return 0;
+    }
+  }
+  if (until_caught) {
+    std::printf("not caught by %lu seeds\n", seeds);
+    return 1;
   }
   std::printf("%lu of %lu seeds failed\n", failed, seeds);
   return failed == 0 ? 0 : 1;

@@ -3,6 +3,7 @@
 #include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
 #include "tests/sim/member.h"
+#include "tests/sim/planted.h"
 
 namespace ptc::sim {
 namespace {
@@ -47,7 +48,7 @@ class SimCluster::Streams final : public Transport {
   Streams(SimCluster& all, unsigned self, std::shared_ptr<const Life> life)
       : all_(all), self_(self), life_(std::move(life)), local_(make_loopback_transport()) {}
 
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds) override {
     constexpr size_t kItemsAtOnce = 64;
     std::optional<Error> first_error;
     std::map<unsigned, size_t> done;  // items of a node
@@ -158,6 +159,13 @@ bool SimCluster::on(unsigned node, const std::function<void(JobStore&)>& use) {
   return true;
 }
 
+void SimCluster::plant(const std::string& name) {
+  planted_ = name;
+  agreement_.ignore([name](const MetaTransaction& transaction, const std::string& key) {
+    return takes_out(name, transaction, key);
+  });
+}
+
 void SimCluster::start(unsigned number) {
   Node& node = nodes_[number];
   if (node.wanted) return;
@@ -187,7 +195,8 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
         [this, self = instance.get()](const std::string& node, std::string_view method, const std::string& body,
                                       Time deadline, const std::stop_token& stop) {
           return call(*self, number_of(node), method, body, deadline, stop);
-        });
+        },
+        fences_nobody(planted_));
     PTC_TRY(instance->member->begin());
     JobStoreOptions options;
     options.directory = instance->directory;
@@ -208,7 +217,7 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     instance->serving = false;
     const Code code = opened.error().code();
     const bool excused = code == Code::kNoSpace && nodes_[number].full;
-    if (code != Code::kUnavailable && code != Code::kConflict && !excused && !instance->life->dead)
+    if (code != Code::kUnavailable && code != Code::kInDoubt && code != Code::kConflict && !excused && !instance->life->dead)
       failed_(fmt::format("node {} cannot start: {}", name(number), opened.error().message()));
     instance->member->leave();
     while (instance->life->users > 1) wait(instance->life.get(), std::nullopt, "until nobody uses the node");

@@ -32,8 +32,11 @@ class SimCluster {
   static std::string name(unsigned node) { return "w" + std::to_string(node); }
   unsigned size() const { return static_cast<unsigned>(nodes_.size()); }
   Network& network() { return network_; }
+  MetaServer& agreement() { return agreement_; }
   const MetaServer& agreement() const { return agreement_; }
   void on_decision(MetaServer::OnDecision hook) { agreement_.on_decision(std::move(hook)); }
+  /// Takes a compare out of all decisions (planted.h). Before nodes are started.
+  void plant(const std::string& name);
 
   /// In the background; `wait_up` waits for it.
   void start(unsigned node);
@@ -85,6 +88,7 @@ class SimCluster {
   MetaServer agreement_;
   std::vector<Node> nodes_;
   uint64_t bytes_moved_ = 0;
+  std::string planted_;
   // What each node would compute, of equal inputs, is computed once.
   std::shared_ptr<SharedResults> results_;
   unsigned others_ = 0;  // detached threads

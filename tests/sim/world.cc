@@ -51,6 +51,7 @@ World::World(const WorldOptions& options, Outcome& outcome)
     : options_(options), outcome_(outcome), random_(options.seed), model_(model_of(options.tensors, random_)),
       cluster_(options.nodes, options.seed + 1, options.directory, [this](const std::string& what) { broken(what); }) {
   layouts_.emplace(LayoutSpec().name(), LayoutSpec());
+  cluster_.plant(options.without);
   cluster_.on_decision([this](const MetaEvent& event, const std::optional<MetaEntry>& before) {
     look_at_decision(event, before);
   });

@@ -25,6 +25,7 @@ struct WorldOptions {
   unsigned steps = 25;  // operations and faults; of a large cluster (is_large) at most those of its history
   std::filesystem::path directory;
   bool verbose = false;  // what happens, as it happens
+  std::string without;   // a compare of decisions that is taken out, by its name in planted.h: it must be noticed
 };
 
 /// The history is a short one, and some reads stand for all.
@@ -90,6 +91,7 @@ class World {
   void heal_all();
   bool wait_calm_with_copies();
   void delay_the_leader();
+  void decide_behind_the_time();
   void come_back_beside_a_slow_node();
   void crowd_a_slow_network();
   void lose_a_directory();

@@ -16,13 +16,13 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Fate = Relay::Fate;
+using Fate = HttpRelay::Fate;
 
 class EtcdFaults : public testing::Test {
  protected:
   void SetUp() override {
     if (shared_etcd() == nullptr) GTEST_SKIP() << "etcd is not installed";
-    relay_ = std::make_unique<Relay>(shared_etcd()->endpoints()[0]);
+    relay_ = std::make_unique<HttpRelay>(shared_etcd()->endpoints()[0]);
     direct_options_ = etcd_options(shared_etcd()->endpoints());
     options_ = direct_options_;
     options_.endpoints = {relay_->url()};
@@ -38,7 +38,7 @@ class EtcdFaults : public testing::Test {
     });
   }
 
-  std::unique_ptr<Relay> relay_;
+  std::unique_ptr<HttpRelay> relay_;
   EtcdOptions direct_options_, options_;
   std::unique_ptr<MetaClient> direct_;
   std::unique_ptr<MetaClient> meta_;  // through the relay
@@ -52,7 +52,6 @@ TEST_F(EtcdFaults, AChangeWhoseAnswerIsLostIsFoundDone) {
   EXPECT_EQ(direct_->get("a").value()->revision, second.value());
   next("/v3/kv/txn", Fate::kLoseAnswer);
   EXPECT_TRUE(is_ok(meta_->commit({.compares = {{"a", second.value()}}, .deletes = {"a"}})));
-  EXPECT_FALSE(meta_->in_doubt());
 }
 
 TEST_F(EtcdFaults, AChangeThatIsLostIsMadeAgain) {
@@ -82,30 +81,30 @@ TEST_F(EtcdFaults, WhatCannotBeKnownIsSaid) {
     relay_->cut();
     return Fate::kDeliverLate;
   });
-  EXPECT_TRUE(has_error(meta_->commit({.puts = {{"a", "2"}}}), Code::kUnavailable,
+  EXPECT_TRUE(has_error(meta_->commit({.puts = {{"a", "2"}}}), Code::kInDoubt,
                         "may or may not have been done"));
-  EXPECT_TRUE(meta_->in_doubt());
+  EXPECT_TRUE(has_error(meta_->settle(), Code::kUnavailable));
   EXPECT_TRUE(has_error(meta_->get("a"), Code::kUnavailable, relay_->url()));
   relay_->decide([](const std::string&) { return Fate::kPass; });
   relay_->cut(false);
-  EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"b", "1"}}})));
-  EXPECT_FALSE(meta_->in_doubt());
+  EXPECT_TRUE(is_ok(meta_->settle()));
   relay_->deliver_late();
   EXPECT_EQ(meta_->get("a").value()->value, "1");
 
-  // Done after all: known, but too late for those who were told that nobody knows.
+  // Done after all, or not: from then on it stays as it is, and what fails later is in no doubt.
   relay_->decide([&](const std::string& request) {
     if (request.find("/v3/kv/txn") == std::string::npos) return Fate::kPass;
     relay_->cut();
     return Fate::kLoseAnswer;
   });
-  EXPECT_TRUE(has_error(meta_->commit({.puts = {{"a", "3"}}}), Code::kUnavailable));
+  EXPECT_TRUE(has_error(meta_->commit({.puts = {{"a", "3"}}}), Code::kInDoubt));
   relay_->decide([](const std::string&) { return Fate::kPass; });
   relay_->cut(false);
-  std::this_thread::sleep_for(milliseconds(300));  // etcd may still be at it, or not
-  bool done = direct_->get("a").value()->value == "3";
-  EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"b", "2"}}})));
-  EXPECT_EQ(meta_->in_doubt(), done);
+  EXPECT_TRUE(is_ok(meta_->settle()));
+  const std::string settled = meta_->get("a").value()->value;
+  EXPECT_TRUE(has_error(meta_->commit({.compares = {{"a", 1}}, .puts = {{"b", "2"}}}), Code::kConflict));
+  std::this_thread::sleep_for(milliseconds(300));
+  EXPECT_EQ(meta_->get("a").value()->value, settled);
 }
 
 /// Threads count a number up through a network that loses what it likes: nothing is done twice or lost.
@@ -281,6 +280,28 @@ TEST_F(EtcdFaults, AStoppedProcessKnowsThatItsLeaseIsOver) {
   ::close(pipe_ends[0]);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(direct_->get("x").value(), std::nullopt);
+}
+
+TEST(EtcdSetBack, NothingIsWrittenOnceItsDataAreLost) {
+  if (!EtcdServers::installed()) GTEST_SKIP() << "etcd is not installed";
+  EtcdServers servers(1);
+  EtcdOptions options = etcd_options(servers.endpoints());
+  options.patience = milliseconds(1000);
+  auto meta = open_etcd_meta(options).value();
+  int64_t last = 0;
+  for (const char* text : {"1", "2", "3"}) last = meta->commit({.puts = {{"a", text}}}).value();
+  EXPECT_FALSE(meta->set_back());
+  servers.signal(0, SIGKILL);
+  servers.lose_data(0);
+  servers.start(0);
+  servers.wait_until_serving(0);
+  EXPECT_FALSE(meta->commit({.puts = {{"b", "1"}}}).has_value());  // its connection is gone
+  EXPECT_TRUE(has_error(meta->commit({.puts = {{"b", "1"}}}), Code::kUnavailable, "went back from revision"));
+  ASSERT_TRUE(meta->set_back());
+  EXPECT_TRUE(has_error(meta->list(""), Code::kUnavailable, "went back from revision"));
+  auto anew = open_etcd_meta(options).value();  // it knows of no other time
+  EXPECT_FALSE(anew->get("b").value());
+  EXPECT_LT(anew->commit({}).value(), last);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST_F(EtcdSecure, UsersAndPasswords) {
   options.credentials_file = write("nonsense", "no colon\n");
   EXPECT_TRUE(refused(options, Code::kInvalidArgument, "user:password"));
   options.credentials_file = write("open", "ptc:pass:word\n", 0640);
-  EXPECT_TRUE(refused(options, Code::kPermissionDenied, "chmod 600"));
+  EXPECT_TRUE(refused(options, Code::kInvalidArgument, "chmod 600"));
   options.credentials_file = write("wrong", "ptc:other\n");
   EXPECT_TRUE(refused(options, Code::kPermissionDenied, "user 'ptc'"));
   EtcdOptions others = options;
@@ -99,7 +99,7 @@ TEST_F(EtcdSecure, Certificates) {
   };
   certificate("server", "names");
   certificate("client", "names");
-  auto tls = load_tls({dir_.file("ca.pem"), dir_.file("client.pem"), dir_.file("client.key")}).value();
+  auto tls = TlsSource::open({dir_.file("ca.pem"), dir_.file("client.pem"), dir_.file("client.key")}, TlsUse::kClient).value();
   EtcdServers server(1, "https",
                      {"--cert-file", dir_.file("server.pem"), "--key-file", dir_.file("server.key"),
                       "--client-cert-auth", "--trusted-ca-file", dir_.file("ca.pem")},
@@ -110,14 +110,14 @@ TEST_F(EtcdSecure, Certificates) {
   options.ca_file = dir_.file("other-ca.pem");
   EXPECT_TRUE(refused(options, Code::kUnavailable, "certificate verify failed"));
   options.ca_file = dir_.file("names");
-  EXPECT_TRUE(refused(options, Code::kInvalidArgument, "a PEM file is needed"));
+  EXPECT_TRUE(refused(options, Code::kInvalidArgument, "no certificates in PEM"));
   options.ca_file = dir_.file("ca.pem");
   EXPECT_TRUE(refused(options, Code::kUnavailable, options.endpoints[0]));  // who are you?
   options.certificate_file = dir_.file("client.pem");
   EXPECT_TRUE(refused(options, Code::kInvalidArgument, "together"));
   options.key_file = dir_.file("client.key");
   ::chmod(options.key_file.c_str(), 0644);
-  EXPECT_TRUE(refused(options, Code::kPermissionDenied, "chmod 600"));
+  EXPECT_TRUE(refused(options, Code::kInvalidArgument, "chmod 600"));
   ::chmod(options.key_file.c_str(), 0600);
 
   options.patience = std::chrono::seconds(10);
@@ -129,6 +129,17 @@ TEST_F(EtcdSecure, Certificates) {
   std::string& address = options.endpoints[0];
   address.replace(address.find("127.0.0.1"), 9, "localhost");
   EXPECT_EQ(open_etcd_meta(options).value()->get("a").value()->value.size(), size_t{1 << 20});
+  // Another authority: known to who runs as soon as it is in the files.
+  const std::string ca = dir_.file("ca.pem");
+  openssl("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /O=next -keyout ca.key "
+          "-out next.pem");
+  ASSERT_EQ(::rename(dir_.file("next.pem").c_str(), ca.c_str()), 0);
+  certificate("server", "names");
+  certificate("client", "names");
+  server.signal(0, SIGKILL);
+  server.start(0);
+  EXPECT_TRUE(is_ok(meta->commit({.puts = {{"b", "1"}}})));
+  EXPECT_EQ(log.wait_for(2).size(), 2u);
   // A certificate that is good, but another machine's.
   certificate("server", "elsewhere");
   server.signal(0, SIGKILL);

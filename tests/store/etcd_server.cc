@@ -11,6 +11,7 @@
 #include <atomic>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 
 #include "store/meta/etcd_json.h"
@@ -40,7 +41,7 @@ std::string local_url(const std::string& scheme) {
 bool EtcdServers::installed() { return ::system("command -v etcd > /dev/null") == 0; }
 
 EtcdServers::EtcdServers(int count, std::string scheme, std::vector<std::string> options,
-                         std::shared_ptr<TlsContext> tls)
+                         std::shared_ptr<const TlsSource> tls)
     : options_(std::move(options)), tls_(std::move(tls)) {
   for (int i = 0; i < count; ++i)
     members_.push_back({.client_url = local_url(scheme), .peer_url = local_url("http")});
@@ -81,6 +82,10 @@ void EtcdServers::start(int member) {
   ::dup2(log.get(), 2);
   ::execvp(arguments[0], arguments.data());
   ::_exit(127);
+}
+
+void EtcdServers::lose_data(int member) {
+  std::filesystem::remove_all(dir_.file(fmt::format("m{}", member)));
 }
 
 void EtcdServers::signal(int member, int number) {

@@ -23,13 +23,15 @@ class EtcdServers {
 
   /// `options` go to every member; scheme "https" needs those for TLS, and `tls` to talk to them.
   explicit EtcdServers(int count, std::string scheme = "http", std::vector<std::string> options = {},
-                       std::shared_ptr<TlsContext> tls = nullptr);
+                       std::shared_ptr<const TlsSource> tls = nullptr);
   ~EtcdServers();
 
   std::vector<std::string> endpoints() const;
   /// An HTTP server that is not the one to be asked.
   std::string peer_endpoint() const { return members_[0].peer_url; }
   void start(int member);
+  /// What a member that does not run has kept.
+  void lose_data(int member);
   /// SIGKILL is waited for.
   void signal(int member, int number);
   /// Until a member answers reads that need a leader.
@@ -51,7 +53,7 @@ class EtcdServers {
   TempDir dir_;
   std::vector<Member> members_;
   std::vector<std::string> options_;
-  std::shared_ptr<TlsContext> tls_;
+  std::shared_ptr<const TlsSource> tls_;
 };
 
 /// One member for all tests of the program that need no more; null: etcd is not installed.

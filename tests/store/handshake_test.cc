@@ -4,7 +4,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
 #include <fstream>
+#include <sstream>
 
 #include "store/rpc/connection.h"
 #include "store/rpc/handshake.h"
@@ -112,6 +117,43 @@ TEST_F(Handshake, OffLoopbackAListenerWantsAuthentication) {
   EXPECT_TRUE(is_ok(PeerServer::start(options)));
 }
 
+TEST_F(Handshake, StrangersDoNotKeepOthersOutNorFillTheLog) {
+  auto lines = std::make_shared<std::ostringstream>();
+  auto logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_mt>(*lines));
+  auto before = spdlog::default_logger();
+  spdlog::set_default_logger(logger);
+  PeerServerOptions options = serving(secret('a'));
+  options.max_strangers = 8;
+  options.max_connections = 16;
+  options.handshake = 60s;
+  start(options);
+  std::vector<std::unique_ptr<Connection>> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(stranger());
+  EXPECT_TRUE(comes_to_refuse(*server_, 200 - 8));
+  EXPECT_EQ(ask({.auth = secret('a')}).value(), "asker");
+  EXPECT_TRUE(comes_to_refuse(*server_, 200 - 7));
+  server_.reset();
+  spdlog::set_default_logger(before);
+  const std::string text = lines->str();
+  EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 1);
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 10);
+}
+
+TEST_F(Handshake, ANameThatIsNoLabelIsRefused) {
+  start(serving(secret('a')));
+  for (const char* name : {"W1", "w.1", "../w", "-w", "w_1"})
+    EXPECT_TRUE(has_error(ask({.node = name, .auth = secret('a')}), Code::kPermissionDenied, "DNS label"));
+  for (const char* good : {"w1", "0", "a-b", "ip-10-0-0-1"}) EXPECT_TRUE(is_ok(check_node_name(good))) << good;
+  EXPECT_TRUE(is_ok(check_node_name(std::string(63, 'x'))));
+  EXPECT_TRUE(has_error(check_node_name(std::string(64, 'x')), Code::kInvalidArgument, "DNS label"));
+}
+
+TEST_F(Handshake, EveryAddressIsNoneToConnectTo) {
+  auto wildcard = [](const char* text) { return is_wildcard(PeerAddress::parse(text).value()); };
+  for (const char* all : {"0.0.0.0:1", "0:1", "[::]:1", "[0:0::0]:1", "[::ffff:0.0.0.0]:1"}) EXPECT_TRUE(wildcard(all)) << all;
+  for (const char* one : {"127.0.0.1:1", "[::1]:1", "localhost:1", "w1:1"}) EXPECT_FALSE(wildcard(one)) << one;
+}
+
 TEST_F(Handshake, AddressesThatCannotBeListenedOnSayWhatToDo) {
   start(serving());
   auto refused = [&](const std::string& listen, Code code, std::string_view part) {
@@ -187,9 +229,15 @@ TEST_F(Handshake, BeyondTheCapConnectionsAreClosed) {
   options.max_connections = 2;
   start(options);
   const Identity self{"x", "test", Credentials::load({}).value()};
-  auto first = stranger(), second = stranger(), third = stranger();
+  auto first = stranger(), second = stranger();
   EXPECT_TRUE(is_ok(greet(*first, self, "n1")));
   EXPECT_TRUE(is_ok(greet(*second, self, "n1")));
+  auto let_in = [&] {
+    const auto numbers = server_->numbers();
+    return numbers.empty() ? 0 : numbers[0].connections;
+  };
+  while (let_in() < 2) std::this_thread::sleep_for(1ms);
+  auto third = stranger();
   EXPECT_TRUE(has_error(greet(*third, self, "n1"), Code::kUnavailable));
   first.reset();
   Result<std::string> answer = std::string();

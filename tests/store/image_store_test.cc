@@ -46,6 +46,47 @@ class Images : public testing::Test {
   std::unique_ptr<ImageStore> store_;
 };
 
+TEST_F(Images, AreMendedWhereTheyLie) {
+  const std::string right(10000, 'a');
+  ImageRef image = publish(right);
+  const auto mapped = image->map().value();  // from before
+  ASSERT_EQ(::chmod(file(image->id()).c_str(), 0600), 0);
+  const UniqueFd damage = open_file(AT_FDCWD, file(image->id()), O_RDWR).value();
+  ASSERT_EQ(::pwrite(damage.get(), "x", 1, 5000), 1);
+  EXPECT_EQ(static_cast<char>(mapped[5000]), 'x');
+  struct stat before {}, after {};
+  ASSERT_EQ(::fstat(image->fd(), &before), 0);
+  ImageMender mender = ImageMender::open(*image).value();
+  EXPECT_TRUE(is_ok(mender.write(0, std::as_bytes(std::span(right)))));
+  EXPECT_TRUE(is_ok(mender.finish()));
+  EXPECT_EQ(static_cast<char>(mapped[5000]), 'a');
+  ASSERT_EQ(::fstat(image->fd(), &after), 0);
+  EXPECT_EQ(after.st_mode, before.st_mode);
+  EXPECT_EQ(after.st_ino, before.st_ino);
+}
+
+TEST_F(Images, ThatAreCutOrTooLongAreMended) {
+  const std::string right = std::string(5000, 'a') + std::string(5000, 'b');
+  ImageRef image = publish(right);
+  ASSERT_EQ(::chmod(file(image->id()).c_str(), 0600), 0);
+  for (const off_t size : {100, 20000}) {
+    ASSERT_EQ(::truncate(file(image->id()).c_str(), size), 0);
+    EXPECT_FALSE(image->map().has_value());
+    ImageMender mender = ImageMender::open(*image).value();
+    EXPECT_TRUE(is_ok(mender.write(0, std::as_bytes(std::span(right)).first(6000))));
+    EXPECT_TRUE(is_ok(mender.write(6000, std::as_bytes(std::span(right)).subspan(6000))));
+    EXPECT_TRUE(is_ok(mender.finish()));
+    EXPECT_EQ(text_of(image), right);
+  }
+}
+
+TEST_F(Images, ThatAreWithdrawnAreNotFoundThoughTheyAreHeld) {
+  ImageRef image = publish("hello");
+  store_->withdraw(image->id());
+  EXPECT_TRUE(has_error(store_->open(image->id()), Code::kNotFound, "damaged"));
+  EXPECT_EQ(text_of(image), "hello");
+}
+
 TEST_F(Images, CanBeShownBeforeTheyAreWhole) {
   ImageWriter writer = store_->create(10).value();
   const ImageId id = writer.id();
@@ -69,6 +110,8 @@ TEST_F(Images, ArePublishedReadOnlyUnderTheirId) {
   EXPECT_EQ(files(), std::vector<std::string>{writer.id().text + ".part"});
   EXPECT_TRUE(is_ok(writer.write(9995, std::as_bytes(std::span("hello", 5)))));
   ImageRef image = store_->publish(std::move(writer)).value();
+  EXPECT_EQ(files(), (std::vector<std::string>{image->id().text, image->id().text + ".draft"}));
+  store_->confirm(image->id());
   EXPECT_EQ(files(), std::vector<std::string>{image->id().text});
   EXPECT_EQ(image->bytes(), 10000u);
   EXPECT_EQ(text_of(image), std::string(9995, '\0') + "hello");
@@ -198,18 +241,25 @@ TEST_F(Images, OfAnotherFileSystemAreNotAdopted) {
   ::unlink(path.c_str());
 }
 
-TEST_F(Images, RubbishGoesAtStart) {
-  ImageId keep = publish("a")->id(), drop = publish("b")->id();
+TEST_F(Images, WhatIsNotWholeGoesAtStartAndDraftsAreKnown) {
+  ImageId kept = publish("a")->id(), draft = publish("b")->id();
+  store_->confirm(kept);
   for (const char* name : {"0123456789abcdef.part", "notes.txt"})
     ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path_ + "/images/" + name, "x")));
-  EXPECT_TRUE(is_ok(store_->remove_all_but({keep})));
-  std::vector<std::string> expected = {keep.text, "notes.txt"};
+  store_ = ImageStore::open(path_ + "/images").value();
+  std::vector<std::string> expected = {kept.text, draft.text, draft.text + ".draft", "notes.txt"};
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(files(), expected);
+  EXPECT_EQ(store_->drafts(), std::vector{draft});
+  EXPECT_EQ(store_->list().value().size(), 2u);
+  EXPECT_TRUE(is_ok(store_->remove(draft)));
+  EXPECT_TRUE(store_->drafts().empty());
+  EXPECT_EQ(files(), (std::vector<std::string>{kept.text, "notes.txt"}));
 }
 
 TEST_F(Images, ThreadsMayOpenMapAndPublishAtOnce) {
   ImageId id = publish("shared")->id();
+  store_->confirm(id);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {

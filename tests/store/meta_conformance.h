@@ -124,6 +124,36 @@ TEST_P(MetaConformance, RefusesBadTransactions) {
   EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"a", std::string(1 << 20, 'x')}}})));
 }
 
+/// etcd's limits hold everywhere: what passes on one node passes in a cluster.
+TEST_P(MetaConformance, ATransactionHasASize) {
+  auto refused = [&](const MetaTransaction& transaction, std::string_view part) {
+    return has_error(meta_->commit(transaction), Code::kInvalidArgument, part);
+  };
+  MetaTransaction most;
+  for (size_t i = 0; i < kMaxTransactionKeys; ++i) {
+    most.puts.emplace_back(std::to_string(i), "x");
+    most.compares.push_back({std::to_string(i), 0});
+  }
+  MetaTransaction more = most;
+  more.puts.emplace_back("one", "x");
+  EXPECT_TRUE(refused(more, "101 keys"));
+  more = most;
+  more.deletes = {"one"};
+  EXPECT_TRUE(refused(more, "101 keys"));
+  more = most;
+  more.compares.push_back({"one", 0});
+  EXPECT_TRUE(refused(more, "compares 101"));
+  EXPECT_TRUE(is_ok(meta_->commit(most)));
+  const std::string half(kMaxTransactionBytes / 2 - 1, 'x');
+  EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"a", half}, {"b", half}}})));
+  EXPECT_TRUE(refused({.puts = {{"a", half}, {"b", half + "x"}}}, "too large"));
+  MetaTransaction keys;  // of compares, too
+  for (size_t i = 0; i < kMaxTransactionKeys; ++i) keys.compares.push_back({std::to_string(i) + std::string(4000, 'k'), 0});
+  EXPECT_TRUE(is_ok(meta_->commit(keys)));
+  keys.puts = {{"a", half}};
+  EXPECT_TRUE(refused(keys, "too large"));
+}
+
 TEST_P(MetaConformance, KeysUnderALeaseGoWithIt) {
   EXPECT_TRUE(has_error(meta_->lease(std::chrono::seconds(0)), Code::kInvalidArgument));
   auto lease = meta_->lease(std::chrono::seconds(5)).value();

@@ -49,7 +49,7 @@ size_t request_length(const std::string& text) {
 
 }  // namespace
 
-Relay::Relay(const std::string& target)
+HttpRelay::HttpRelay(const std::string& target)
     : target_port_(std::stoi(target.substr(target.rfind(':') + 1))),
       listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
       decide_([](const std::string&) { return Fate::kPass; }) {
@@ -62,22 +62,22 @@ Relay::Relay(const std::string& target)
   accepting_ = std::thread([this] { accept_all(); });
 }
 
-Relay::~Relay() {
+HttpRelay::~HttpRelay() {
   stopping_ = true;
   accepting_.join();
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::string Relay::url() const { return fmt::format("http://127.0.0.1:{}", port_); }
+std::string HttpRelay::url() const { return fmt::format("http://127.0.0.1:{}", port_); }
 
-void Relay::decide(Decide decide) {
+void HttpRelay::decide(Decide decide) {
   std::lock_guard lock(mutex_);
   decide_ = std::move(decide);
 }
 
-void Relay::cut(bool cut) { cut_ = cut; }
+void HttpRelay::cut(bool cut) { cut_ = cut; }
 
-void Relay::deliver_late() {
+void HttpRelay::deliver_late() {
   std::list<std::string> late;
   {
     std::lock_guard lock(mutex_);
@@ -90,7 +90,7 @@ void Relay::deliver_late() {
   }
 }
 
-void Relay::accept_all() {
+void HttpRelay::accept_all() {
   while (!stopping_) {
     pollfd wanted{listener_.get(), POLLIN, 0};
     if (::poll(&wanted, 1, kTickMs) <= 0) continue;
@@ -100,14 +100,14 @@ void Relay::accept_all() {
   }
 }
 
-UniqueFd Relay::connect() const {
+UniqueFd HttpRelay::connect() const {
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = local_address(target_port_);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) fd.reset();
   return fd;
 }
 
-void Relay::serve(UniqueFd client) {
+void HttpRelay::serve(UniqueFd client) {
   UniqueFd server = connect();
   if (!server.valid()) return;
   std::string pending;
@@ -125,7 +125,7 @@ void Relay::serve(UniqueFd client) {
   }
 }
 
-bool Relay::pass_request(int client, int server, std::string& pending, Fate& fate) {
+bool HttpRelay::pass_request(int client, int server, std::string& pending, Fate& fate) {
   if (!receive(client, pending)) return false;
   while (size_t length = request_length(pending)) {
     std::string request = pending.substr(0, length);

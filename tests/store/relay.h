@@ -14,7 +14,7 @@ namespace ptc {
 
 /// Listens on a port of its own and passes requests and answers on, but for those that are to be lost.
 /// Threads: any. The destructor cuts all connections.
-class Relay {
+class HttpRelay {
  public:
   enum class Fate {
     kPass,
@@ -26,8 +26,8 @@ class Relay {
   using Decide = std::function<Fate(const std::string& request)>;
 
   /// `target`: "http://127.0.0.1:2379".
-  explicit Relay(const std::string& target);
-  ~Relay();
+  explicit HttpRelay(const std::string& target);
+  ~HttpRelay();
 
   std::string url() const;
   void decide(Decide decide);

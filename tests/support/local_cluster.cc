@@ -1,5 +1,7 @@
 #include "tests/support/local_cluster.h"
 
+#include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "store/tensor/packed_copy.h"
@@ -12,6 +14,7 @@ class LocalCluster::NodeCluster final : public Cluster {
   NodeCluster(LocalCluster& all, std::string self)
       : all_(all), self_(std::move(self)), lease_(all.meta_->lease(std::chrono::seconds(60)).value()) {
     MetaTransaction join;
+    join.puts = {{std::string(kMembership), self_}};
     join.leased_puts = {{"nodes/" + self_, "up"}};
     join.lease = lease_.get();
     revision_ = all.meta_->commit(join).value();
@@ -47,7 +50,7 @@ class LocalCluster::NodeCluster final : public Cluster {
 class LocalCluster::NodeTransport final : public Transport {
  public:
   explicit NodeTransport(LocalCluster& all) : all_(all), local_(make_loopback_transport()) {}
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds) override {
     for (FetchItem& item : items) {
       if (item.source->is_here()) {
         PTC_TRY(local_->fetch(std::span(&item, 1), stop));
@@ -75,6 +78,35 @@ class LocalCluster::NodeTransport final : public Transport {
  private:
   LocalCluster& all_;
   std::unique_ptr<Transport> local_;
+};
+
+/// All nodes' metadata, as one reaches them.
+class LocalCluster::NodeMeta final : public MetaClient {
+ public:
+  explicit NodeMeta(MetaClient& meta) : meta_(meta) {}
+  Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override { return meta_.list(prefix); }
+  Result<int64_t> commit(const MetaTransaction& transaction) override {
+    const bool commits = std::any_of(transaction.puts.begin(), transaction.puts.end(),
+                                     [](const auto& put) { return put.first.ends_with("/sequence"); });
+    const int doubt = doubt_;
+    if (!commits || doubt < 0) return meta_.commit(transaction);
+    if (doubt > 0) (void)meta_.commit(transaction);
+    return make_error(Code::kInDoubt, "the answer was lost");
+  }
+  Result<> settle() override {
+    if (doubt_ >= 0) return make_error(Code::kUnavailable, "the metadata are away");
+    return ok();
+  }
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override { return meta_.lease(ttl); }
+  Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
+    return meta_.watch(std::move(prefix), std::move(on_event));
+  }
+  void doubt(std::optional<bool> done) { doubt_ = done ? static_cast<int>(*done) : -1; }
+
+ private:
+  MetaClient& meta_;
+  std::atomic<int> doubt_ = -1;
 };
 
 LocalCluster::LocalCluster(unsigned nodes) : meta_(make_memory_meta()) {
@@ -145,7 +177,8 @@ void LocalCluster::start(unsigned i) {
   options.directory = node.dir.path();
   options.node = name(i);
   options.copy_threads = 2;
-  options.cluster = {meta_.get(), node.cluster.get(),
+  node.meta = std::make_unique<NodeMeta>(*meta_);
+  options.cluster = {node.meta.get(), node.cluster.get(),
                      [this] { return std::make_unique<NodeTransport>(*this); }};
   auto store = JobStore::open(options, nullptr);
   if (store.has_error()) {
@@ -158,6 +191,8 @@ void LocalCluster::start(unsigned i) {
   }
   tell_all();
 }
+
+void LocalCluster::doubt(unsigned i, std::optional<bool> done) { nodes_[i]->meta->doubt(done); }
 
 void LocalCluster::fence(unsigned i, bool fenced) { nodes_[i]->cluster->fenced = fenced; }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,6 +35,10 @@ class LocalCluster {
   /// The node knows that its lease may have ended; all others still see it.
   void fence(unsigned node, bool fenced);
 
+  /// From now on the node's decisions that commit a checkpoint are in doubt, done or not, and nobody can settle that.
+  /// nullopt: no longer, and it can be settled.
+  void doubt(unsigned node, std::optional<bool> done);
+
   /// Until every node that runs has taken over all decisions, and no job has anything to do.
   void wait_settled();
 
@@ -48,9 +53,11 @@ class LocalCluster {
  private:
   class NodeCluster;
   class NodeTransport;
+  class NodeMeta;
   struct Node {
     TempDir dir;
     std::unique_ptr<NodeCluster> cluster;
+    std::unique_ptr<NodeMeta> meta;
     std::shared_ptr<JobStore> store;  // one of several while it is asked; guarded
   };
   void tell_all();

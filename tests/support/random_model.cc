@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <boost/json/serialize.hpp>
 
 #include "store/base/json.h"
@@ -187,12 +188,12 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
     ParallelConfig& sizes = spec.sizes;
     sizes.tp = divisor(model.widest.tp);
     sizes.ep = divisor(model.widest.ep);
-    sizes.pp = static_cast<uint32_t>(between(random, 1, 4));
+    const auto layers = static_cast<uint32_t>(model.oracle.number("layers"));
+    sizes.pp = static_cast<uint32_t>(between(random, 1, std::clamp(layers, 1u, 4u)));  // each stage has layers
     sizes.dp = one_of<uint32_t>(random, {1, 1, 2, 3, 5});
     sizes.cp = static_cast<uint32_t>(between(random, 1, 2));
     if (sizes.world_size() > max_ranks) continue;
     if (one_in(random, 3)) spec.order = RankOrder::parse("pp-dp-tp-ep-cp").value();
-    const auto layers = static_cast<uint32_t>(model.oracle.number("layers"));
     if (sizes.pp > 1 && sizes.pp <= layers && one_in(random, 2)) {
       spec.stages.assign(sizes.pp, 1);
       for (uint32_t rest = layers - sizes.pp; rest > 0; --rest) {

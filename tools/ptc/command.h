@@ -45,6 +45,7 @@ void add_verify(CLI::App& app, Context& context);
 void add_rm(CLI::App& app, Context& context);
 void add_pin(CLI::App& app, Context& context);
 void add_drain(CLI::App& app, Context& context);
+void add_recover(CLI::App& app, Context& context);
 void add_rules(CLI::App& app, Context& context);
 void add_top(CLI::App& app, Context& context);
 

@@ -29,6 +29,7 @@ struct ExportOptions {
   std::string layout;
   std::optional<uint64_t> rank;
   bool force = false;
+  bool partial = false;
 };
 
 bool is_nothing_skipped(const std::string&) { return false; }
@@ -81,6 +82,30 @@ Result<> write_layout(const ExportOptions& options) {
                                pretty_json(layout.value()));
 }
 
+/// What hf/ is without. Optimizer state is expected to be missing there, tensors of names that others have are not.
+Result<> check_nothing_missing(const Target& target, const ExportOptions& options) {
+  if (options.model || !options.layout.empty()) return ok();
+  PTC_TRY(auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
+  std::vector<std::string> missing;
+  for (const json::value& value : array_field(meta, "left_out_of_hf")) {
+    if (!value.is_object()) continue;
+    const json::object& one = value.get_object();
+    std::string what = fmt::format("{} tensors of {}", number_field(one, "tensors"), text_field(one, "file"));
+    if (text_field(one, "why") == "optimizer state") {
+      fmt::print(stderr, "ptc: left out: {}, which are optimizer state (--layout has them)\n", what);
+    } else {
+      missing.push_back(std::move(what));
+    }
+  }
+  if (missing.empty()) return ok();
+  if (!options.partial)
+    return make_error(Code::kConflict, "{}: nothing is exported, for hf/ is without {}: others have their names, and other "
+                      "values. --model or --layout current exports all, --partial what is in hf/",
+                      target.name(), fmt::join(missing, ", "));
+  fmt::print(stderr, "ptc: left out: {}, whose names others have\n", fmt::join(missing, ", "));
+  return ok();
+}
+
 Result<int> run_export(const Context& context, ExportOptions options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
@@ -88,6 +113,7 @@ Result<int> run_export(const Context& context, ExportOptions options) {
     PTC_TRY(auto status, read_status(target));
     options.layout = status.layout;
   }
+  PTC_TRY(check_nothing_missing(target, options));
   PTC_TRY(auto list, files_of(target, options));
   PTC_TRY(check_destination(options.destination, list.bytes, options.force));
   Progress progress("exporting " + target.name(), list.bytes);
@@ -124,6 +150,7 @@ void add_export(CLI::App& app, Context& context) {
   hf->excludes(model)->excludes(layout);
   model->excludes(layout);
   command->add_flag("--force", options->force, "write into a directory that is not empty");
+  command->add_flag("--partial", options->partial, "as Hugging Face files also without tensors whose names others have");
   command->footer(
       "Examples:\n  ptc export llama /srv/models/llama\n"
       "  ptc export llama/step500 out --layout tp8-pp1-dp1\n"

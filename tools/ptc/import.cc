@@ -114,17 +114,39 @@ Result<> write_layout(const std::string& incoming, const std::string& layout) {
   return ok();
 }
 
+/// Whether the commit goes on in the daemon, and how far it is, as status.json has it.
+bool goes_on(const Target& target, Progress& progress) {
+  auto status = read_json_file(target.job_dir() + "/status.json");
+  if (!status) return false;
+  for (const json::value& value : array_field(status.value(), "commits")) {
+    if (!value.is_object()) continue;
+    const json::object& commit = value.get_object();
+    if (text_field(commit, "checkpoint") != target.checkpoint) continue;
+    progress.set_label(fmt::format("committing {}: {}", target.name(), text_field(commit, "phase")));
+    progress.set(number_field(commit, "bytes_done"), number_field(commit, "bytes_total"));
+    return true;
+  }
+  return false;
+}
+
+/// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again completes it.
 Result<> commit(const Target& target, const std::string& incoming) {
-  if (::rename(incoming.c_str(), target.checkpoint_dir().c_str()) == 0) return ok();
-  int reason = errno;
-  if (reason != EINVAL) return errno_error(reason, "committing " + target.name());
-  auto why = read_text_file(AT_FDCWD, incoming + ".error", 1 << 20);
-  std::string text = why ? why.value() : "no reason was given";
-  while (text.ends_with('\n')) text.pop_back();
-  return invalid_argument(
-      "{} was not committed: {}\nNothing is lost: mend {} and commit it with\n  mv {} "
-      "{}/checkpoints/",
-      target.name(), text, incoming, incoming, target.job_dir());
+  constexpr int kTries = 3;  // when none goes on: it may have ended at just that moment
+  const Reason reason(target, incoming + ".error");
+  Progress progress("committing " + target.name());
+  int error = EAGAIN;
+  for (int in_vain = 0; error == EAGAIN && in_vain < kTries;) {
+    if (::rename(incoming.c_str(), target.checkpoint_dir().c_str()) == 0) return ok();
+    error = errno;
+    in_vain = goes_on(target, progress) ? 0 : in_vain + 1;
+    // Decided at the moment at which the last rename gave up.
+    if (error == ENOENT && is_directory(target.checkpoint_dir())) return ok();
+  }
+  progress.finish();
+  return make_error(error == EAGAIN ? Code::kUnavailable : Code::kInvalidArgument,
+                    "{} was not committed: {}\nNothing is lost: {} {} and commit it with\n  mv {} {}/checkpoints/",
+                    target.name(), reason.text(error), error == EAGAIN ? "keep" : "mend", incoming, incoming,
+                    target.job_dir());
 }
 
 void remove_sources(const CopyList& list) {

@@ -1,9 +1,15 @@
 #include "tools/ptc/job_status.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
+#include "store/base/file.h"
 #include "store/base/size_text.h"
 #include "tools/ptc/fields.h"
 
@@ -22,6 +28,57 @@ Result<JobStatus> read_status(const Target& target) {
   status.last_error = text_field(object_field(raw, "last_error"), "what");
   status.raw = std::move(raw);
   return status;
+}
+
+Reason::Reason(Target target, std::string error_file)
+    : target_(std::move(target)), error_file_(std::move(error_file)), file_before_(file_version()),
+      error_before_(last_error(true)) {}
+
+std::string Reason::text(int error) const {
+  std::string said;
+  // What was there before is the reason of something else.
+  if (file_version() != file_before_) {
+    if (auto text = read_text_file(AT_FDCWD, error_file_, 1 << 20)) said = std::move(text).value();
+  }
+  if (said.empty() && last_error(true) != error_before_) said = last_error(false);
+  while (said.ends_with('\n')) said.pop_back();
+  return said.empty() ? std::strerror(error) : said;
+}
+
+std::string Reason::file_version() const {
+  struct stat file {};
+  if (error_file_.empty() || ::stat(error_file_.c_str(), &file) != 0) return "";
+  return fmt::format("{} {}.{}", file.st_ino, file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+}
+
+/// `whole`: with its time.
+std::string Reason::last_error(bool whole) const {
+  auto status = read_status(target_);
+  if (!status) return "";
+  return whole ? json::serialize(object_field(status.value().raw, "last_error")) : status.value().last_error;
+}
+
+Result<std::vector<JobStatus>> read_statuses(const std::string& mount, size_t* hidden) {
+  PTC_TRY(auto names, list_jobs(mount));
+  std::vector<JobStatus> jobs;
+  *hidden = 0;
+  for (std::string& name : names) {
+    auto status = read_status(Target{mount, std::move(name), ""});
+    if (status) {
+      jobs.push_back(std::move(status).value());
+    } else if (status.error().code() == Code::kPermissionDenied) {
+      ++*hidden;
+    } else if (status.error().code() != Code::kNotFound) {
+      return std::move(status).error();
+    }
+  }
+  return jobs;
+}
+
+void say_hidden(size_t hidden) {
+  if (hidden == 0) return;
+  fmt::print(stderr, "{} of other users {} not shown\n", hidden == 1 ? "1 job" : fmt::format("{} jobs", hidden),
+             hidden == 1 ? "is" : "are");
 }
 
 std::string phase_text(const json::object& progress) {

@@ -33,6 +33,27 @@ struct JobStatus {
 };
 
 Result<JobStatus> read_status(const Target& target);
+/// Of all jobs of the mount, by name; without those that this user may not see, which are counted in `hidden`, and those
+/// that are removed meanwhile.
+Result<std::vector<JobStatus>> read_statuses(const std::string& mount, size_t* hidden);
+/// "2 jobs of other users are not shown", on standard error; 0: nothing.
+void say_hidden(size_t hidden);
+
+/// Why the job refuses something: what it says of that in files, once it has, beside the errno.
+class Reason {
+ public:
+  /// Before it is asked for. `error_file`: where it may be said first; empty: only in status.json.
+  explicit Reason(Target target, std::string error_file = "");
+  /// After it was refused with `error`: the job's words, or else what the errno stands for. One line or more.
+  std::string text(int error) const;
+
+ private:
+  std::string file_version() const;
+  std::string last_error(bool whole) const;
+  const Target target_;
+  const std::string error_file_;
+  const std::string file_before_, error_before_;
+};
 
 /// "copying base", from "progress".
 std::string phase_text(const json::object& progress);

@@ -21,9 +21,10 @@ namespace {
 
 constexpr size_t kMaxLayoutBytes = 1 << 20;
 
-/// Saves as an editor would. Refused: kInvalidArgument with the reason from status.json.
+/// Saves as an editor would. Refused: kInvalidArgument. The reason is that of status.json.
 Result<> save_layout(const Target& target, const std::string& text) {
   std::string path = target.job_dir() + "/layout.json";
+  const Reason why(target);
   PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY | O_TRUNC));
   auto written = write_exactly(fd.get(), std::as_bytes(std::span(text)), 0);
   // The close is what saves; its error is the answer.
@@ -31,10 +32,8 @@ Result<> save_layout(const Target& target, const std::string& text) {
   int reason = errno;
   if (!written) return std::move(written).error().with_context(path);
   if (closed == 0) return ok();
-  if (reason != EINVAL && reason != ENOSPC) return errno_error(reason, path);
-  PTC_TRY(auto status, read_status(target));
-  return make_error(Code::kInvalidArgument, "{}",
-                    status.last_error.empty() ? "refused without a reason" : status.last_error);
+  const bool refused = reason == EINVAL || reason == ENOSPC;
+  return make_error(refused ? Code::kInvalidArgument : Code::kUnavailable, "{}", why.text(reason));
 }
 
 Result<int> report_saved(const Target& target, bool wait) {

@@ -11,12 +11,10 @@ namespace ptc::cli {
 namespace {
 
 Result<int> list_all_jobs(const std::string& mount) {
-  PTC_TRY(auto names, list_jobs(mount));
-  std::vector<JobStatus> jobs;
-  for (const std::string& name : names) {
-    PTC_TRY(auto status, read_status(Target{mount, name, ""}));
-    jobs.push_back(std::move(status));
-  }
+  size_t hidden = 0;
+  PTC_TRY(auto jobs, read_statuses(mount, &hidden));
+  say_hidden(hidden);
+  if (jobs.empty() && hidden > 0) return kDone;
   if (jobs.empty()) {
     fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
   } else {

@@ -58,7 +58,11 @@ Result<int> run_rm(const Context& context, const RmOptions& options) {
   }
   json::object request{{"do", "remove"}, {"job", target.job}, {"force", options.force}};
   if (!target.checkpoint.empty()) request["checkpoint"] = target.checkpoint;
-  PTC_TRY(ask(target.mount, request));
+  auto removed = ask(target.mount, request);
+  if (!removed && removed.error().code() == Code::kBusy && target.checkpoint.empty() && !options.force)
+    return make_error(Code::kBusy, "{}; ptc rm --force {} removes it with all that it holds", removed.error().message(),
+                      target.job);
+  PTC_TRY(std::move(removed));
   fmt::print("removed {}\n", what);
   return kDone;
 }

@@ -72,21 +72,22 @@ struct StatusOptions {
 };
 
 Result<int> run_status(const Context& context, const StatusOptions& options) {
-  std::vector<Target> targets;
+  std::vector<JobStatus> jobs;
   if (!options.job.empty()) {
     PTC_TRY(auto target, find_job(context.mount_option, options.job));
-    targets.push_back(std::move(target));
+    PTC_TRY(auto status, read_status(target));
+    jobs.push_back(std::move(status));
   } else {
     PTC_TRY(auto mount, find_mount(context.mount_option));
-    PTC_TRY(auto names, list_jobs(mount));
-    for (auto& name : names) targets.push_back({mount, std::move(name), ""});
-    if (targets.empty() && !options.as_json)
+    size_t hidden = 0;
+    PTC_TRY(jobs, read_statuses(mount, &hidden));
+    say_hidden(hidden);
+    if (jobs.empty() && hidden == 0 && !options.as_json)
       fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
   }
   json::array all;
   bool first = true;
-  for (const Target& target : targets) {
-    PTC_TRY(auto status, read_status(target));
+  for (const JobStatus& status : jobs) {
     if (options.as_json) {
       all.emplace_back(status.raw);
       continue;

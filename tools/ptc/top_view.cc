@@ -11,7 +11,7 @@
 namespace ptc::cli {
 namespace {
 
-constexpr size_t kIndent = 10;
+constexpr size_t kLabelWidth = 10;
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -60,7 +60,7 @@ class View {
   void add(const std::string& line) { lines_.push_back(shortened(printable(line), width_)); }
   void add_labelled(std::string_view label, const std::string& text) {
     for (const std::string& line :
-         lines_of(padded(label, kIndent) + wrapped(text, kIndent, width_)))
+         lines_of(padded(label, kLabelWidth) + wrapped(text, kLabelWidth, width_)))
       add(line);
   }
 
@@ -72,13 +72,18 @@ class View {
   void memory_lines() {
     for (const json::value& value : array_field(now_.nodes, "nodes")) {
       if (!value.is_object()) continue;
-      const json::object& node = value.get_object();
-      add_labelled("node", fmt::format("{} {}, {} of {} used, {} in checkpoints",
-                                       text_field(node, "name"), text_field(node, "state"),
-                                       format_size(number_field(node, "memory_used_bytes")),
-                                       format_size(number_field(node, "memory_total_bytes")),
-                                       format_size(number_field(node, "materialised_bytes"))));
+      add_labelled("node", node_line(value.get_object()));
     }
+    const uint64_t missing = number_field(object_field(now_.nodes, "missing_copies"), "bytes");
+    if (missing > 0) add_labelled("copies", format_size(missing) + " are missing");
+  }
+  std::string node_line(const json::object& node) const {
+    std::string line = node_text(node);
+    if (node.contains("memory_total_bytes"))
+      line += fmt::format(", {} of {} used", format_size(number_field(node, "memory_used_bytes")),
+                          format_size(number_field(node, "memory_total_bytes")));
+    line += fmt::format(", {} in checkpoints", format_size(number_field(node, "materialised_bytes")));
+    return line;
   }
   void request_lines() {
     const Traffic now = traffic_of(now_);

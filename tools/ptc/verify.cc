@@ -177,7 +177,7 @@ struct Outcome {
   double seconds = 0;
   std::vector<const Subject*> bad;
   std::string daemon_error;  // empty: the stored bytes are right
-  std::vector<std::string> repaired;
+  std::vector<std::string> repaired, away;
   bool good() const { return bad.empty() && daemon_error.empty(); }
 };
 
@@ -186,6 +186,8 @@ void print_outcome(const Target& target, const Outcome& outcome) {
     fmt::print("{}: {}\n", subject->name, subject->problem);
   for (const std::string& what : outcome.repaired)
     fmt::print("{}: made anew from another copy\n", what);
+  for (const std::string& node : outcome.away)
+    fmt::print("node {} is away: the copies on it were not looked at\n", node);
   if (!outcome.daemon_error.empty()) fmt::print("stored bytes: {}\n", outcome.daemon_error);
   fmt::print("{}: {}: {} tensors, {} other files, {} read in {}\n", target.name(),
              outcome.good() ? coloured("good", Colour::kGreen) : coloured("BAD", Colour::kRed),
@@ -203,6 +205,7 @@ void print_outcome_json(const Target& target, const Outcome& outcome) {
       {"bytes", outcome.bytes},   {"seconds", outcome.seconds}, {"bad", bad}};
   report["stored"] =
       outcome.daemon_error.empty() ? json::value("good") : json::value(outcome.daemon_error);
+  report["away"] = json::array(outcome.away.begin(), outcome.away.end());
   report["repaired"] = json::array(outcome.repaired.begin(), outcome.repaired.end());
   fmt::print("{}", pretty_json(report));
 }
@@ -219,12 +222,15 @@ void ask_daemon(const Target& target, bool repair, Outcome& outcome) {
     json::object mend = request;
     mend["repair"] = true;
     auto answer = ask(target.mount, mend);
-    if (answer) outcome.repaired = text_list(array_field(answer.value(), "repaired"));
-    else outcome.daemon_error = answer.error().message();
-    if (!answer) return;
+    if (!answer) {
+      outcome.daemon_error = answer.error().message();
+      return;
+    }
+    outcome.repaired = text_list(array_field(answer.value(), "repaired"));
   }
   auto answer = ask(target.mount, request);
-  if (!answer) outcome.daemon_error = answer.error().message();
+  if (answer) outcome.away = text_list(array_field(answer.value(), "away"));
+  else outcome.daemon_error = answer.error().message();
 }
 
 Result<int> run_verify(const Context& context, const VerifyOptions& options) {

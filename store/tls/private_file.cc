@@ -1,4 +1,4 @@
-#include "store/rpc/private_file.h"
+#include "store/tls/private_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -8,28 +8,11 @@
 #include <string>
 
 #include "store/base/error.h"
+#include "store/tls/tls_context.h"
 
-struct ssl_ctx_st;
 struct ssl_st;
 
 namespace ptc {
-
-/// PEM files: the authority that signed all nodes' certificates, this node's certificate (with the chain
-/// to the authority), and its key, which nobody else may read.
-struct TlsFiles {
-  std::string ca, certificate, key;
-};
-
-/// Threads: any.
-class TlsContext {
- public:
-  /// Wants all three files. kInvalidArgument, with what to do.
-  static Result<std::shared_ptr<const TlsContext>> load(const TlsFiles& files);
-  ssl_ctx_st* get() const { return context_.get(); }
-
- private:
-  std::shared_ptr<ssl_ctx_st> context_;
-};
 
 /// One side of a connection, TLS 1.2 or later, over a non-blocking socket that it does not own. Each step
 /// returns a number of bytes; 0: the peer has closed; −1: wait for events() of the socket, or, where those

@@ -1,9 +1,7 @@
-#include "store/rpc/tls.h"
+#include "store/rpc/tls_session.h"
 
-#include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
-#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
@@ -14,27 +12,13 @@
 #include <climits>
 #include <cstring>
 
-#include "store/rpc/private_file.h"
-
 namespace ptc {
 namespace {
-
-constexpr size_t kMaxKeyBytes = 64 << 10;
-
-/// What OpenSSL says of the last failure of this thread.
-std::string last_error() {
-  const char* reason = ::ERR_reason_error_string(::ERR_peek_error());
-  ::ERR_clear_error();
-  return reason == nullptr ? "unknown error" : reason;
-}
 
 void forget_errors() {
   ::ERR_clear_error();
   errno = 0;
 }
-
-/// A key file with a passphrase is refused, not asked for at a terminal.
-int no_passphrase(char*, int, int, void*) { return 0; }
 
 /// OpenSSL's own socket BIO calls write(2), which raises SIGPIPE.
 int socket_write(BIO* bio, const char* bytes, int count) {
@@ -68,47 +52,10 @@ BIO* new_socket_bio(int socket) {
   return bio;
 }
 
-Result<> use_key(SSL_CTX* context, const std::string& path) {
-  PTC_TRY(auto text, read_private_file(path, kMaxKeyBytes));
-  std::unique_ptr<BIO, int (*)(BIO*)> bio(
-      ::BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), &::BIO_free);
-  std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)> key(
-      ::PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr), &::EVP_PKEY_free);
-  ::OPENSSL_cleanse(text.data(), text.size());
-  if (!key)
-    return invalid_argument("{} holds no private key in PEM without a passphrase: {}", path,
-                            last_error());
-  if (::SSL_CTX_use_PrivateKey(context, key.get()) != 1)
-    return invalid_argument("the key {} is not that of the certificate: {}", path, last_error());
-  return ok();
-}
-
 /// Alerts by which the peer refuses this side's certificate (RFC 8446, 6.2).
 bool is_refusal(int alert) { return (alert >= 42 && alert <= 49) || alert == 116; }
 
 }  // namespace
-
-Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files) {
-  if (files.ca.empty() || files.certificate.empty() || files.key.empty())
-    return invalid_argument("TLS between nodes wants three files: the authority, the certificate and its key");
-  auto result = std::make_shared<TlsContext>();
-  result->context_ = std::shared_ptr<SSL_CTX>(::SSL_CTX_new(::TLS_method()), &::SSL_CTX_free);
-  SSL_CTX* context = result->context_.get();
-  PTC_CHECK(context != nullptr);
-  ::SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-  ::SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  ::SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION);
-  ::SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  // Nothing is resumed; a ticket would make an idle connection look as if something had come.
-  ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  ::SSL_CTX_set_num_tickets(context, 0);
-  if (::SSL_CTX_load_verify_file(context, files.ca.c_str()) != 1)
-    return invalid_argument("{} holds no certificates in PEM: {}", files.ca, last_error());
-  if (::SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1)
-    return invalid_argument("{} holds no certificate in PEM: {}", files.certificate, last_error());
-  PTC_TRY(use_key(context, files.key));
-  return std::shared_ptr<const TlsContext>(std::move(result));
-}
 
 TlsSession::TlsSession(const TlsContext& context, int socket, Side side)
     : session_(::SSL_new(context.get()), &::SSL_free) {
@@ -160,7 +107,7 @@ ssize_t TlsSession::outcome(int result) {
                        detail == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE ||
                        is_refusal(detail - SSL_AD_REASON_OFFSET);
   code_ = refused ? Code::kPermissionDenied : Code::kCorrupt;
-  message_ = fmt::format("TLS: {}", last_error());
+  message_ = fmt::format("TLS: {}", last_tls_error());
   if (verified != X509_V_OK)
     message_ += fmt::format(" ({})", ::X509_verify_cert_error_string(verified));
   return -1;

@@ -1,0 +1,55 @@
+// How what source.json names is reached: as the one who saved it, and only where the mount lets data sets be.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/base/file.h"
+#include "store/base/user.h"
+
+namespace ptc {
+
+/// A name in a directory; `type` as readdir(3) has it (DT_REG …), DT_UNKNOWN where it is none of the known.
+struct FolderEntry {
+  std::string name;
+  unsigned char type;
+};
+
+/// Threads: any; each call becomes that user for as long as it takes. Immutable. Paths are absolute.
+/// Errors: kPermissionDenied, also for what lies, or leads, out of the roots; else what the system call says.
+class SourceAccess {
+ public:
+  /// Everything, as this process may.
+  SourceAccess() = default;
+  /// `roots`: directories below which all must lie, symbolic links followed; none: anywhere.
+  SourceAccess(User user, std::vector<std::string> roots);
+
+  /// For many calls in a row. Holds on to this object.
+  Result<ActingAs> act() const;
+
+  Result<UniqueFd> open(const std::string& path, int flags) const;
+  /// Of what the path leads to.
+  Result<struct stat> stat(const std::string& path) const;
+  bool exists(const std::string& path) const;
+  bool is_folder(const std::string& path) const;
+  Result<std::string> read_text(const std::string& path, size_t limit) const;
+  /// All names but "." and "..", in no order.
+  Result<std::vector<FolderEntry>> entries(const std::string& path) const;
+
+  const std::vector<std::string>& roots() const { return roots_; }
+
+ private:
+  Result<UniqueFd> open_beneath(const std::string& path, int flags) const;
+
+  bool anybody_ = true;
+  User user_;
+  std::vector<std::string> roots_;  // no '/' at their end
+};
+using SourceAccessRef = std::shared_ptr<const SourceAccess>;
+
+}  // namespace ptc

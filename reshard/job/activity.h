@@ -1,0 +1,86 @@
+// What a job is busy with. Each thing under way has an Activity of its own, held by whoever does it: what one ends, or
+// is told to stop, is no other's.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ptc {
+
+class Activities;
+
+class Activity {
+ public:
+  enum class Kind {
+    kReshard,  // led by this node
+    kPart,     // this node's part of a reshard that another leads
+    kCommit,   // a checkpoint that is being committed, here or elsewhere
+  };
+  /// A checkpoint on its way from one layout to another, or out of incoming/; by name.
+  struct Subject {
+    Kind kind;
+    std::string checkpoint, from, to;
+  };
+  /// As it is told to people.
+  struct Progress {
+    Subject subject;
+    std::string phase;
+    uint64_t bytes_done = 0, bytes_total = 0;
+    double seconds = 0;
+  };
+
+  ~Activity();  // it is over
+  Activity(const Activity&) = delete;
+  Activity& operator=(const Activity&) = delete;
+
+  void begin(std::string_view phase);
+  void begin(std::string_view phase, uint64_t bytes_total);  // of which nothing is done yet
+  std::atomic<uint64_t>& bytes_done() { return bytes_done_; }
+  std::stop_token stop_token() const { return stop_.get_token(); }
+
+ private:
+  friend class Activities;
+  Activity(Activities& all, Subject subject);
+  Progress progress() const;  // all_.mutex_ held
+
+  Activities& all_;
+  const Subject subject_;
+  const std::chrono::steady_clock::time_point started_;
+  std::string phase_ = "planning";  // guarded by all_.mutex_, as the next
+  uint64_t bytes_total_ = 0;
+  std::atomic<uint64_t> bytes_done_ = 0;
+  std::stop_source stop_;
+};
+
+/// Threads: any; never waits, so it may be asked under any lock. Outlives all that is under way.
+class Activities {
+ public:
+  /// After stop_all() what is begun is told to stop at once.
+  std::unique_ptr<Activity> begin(Activity::Subject subject);
+
+  bool any_reshard() const;
+  /// What is told to people of reshards: what this node leads, else what was begun first.
+  std::optional<Activity::Progress> reshard() const;
+  std::vector<Activity::Progress> commits() const;
+
+  void stop_all();
+  void stop_reshards();  // their parts too: a newer edit wins
+  void stop_with(std::string_view checkpoint);
+
+ private:
+  friend class Activity;
+  mutable std::mutex mutex_;
+  std::list<Activity*> under_way_;  // guarded, in the order in which they were begun
+  bool stopped_ = false;            // guarded
+};
+
+}  // namespace ptc

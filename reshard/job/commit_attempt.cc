@@ -1,0 +1,539 @@
+#include "reshard/job/commit_attempt.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <future>
+#include <map>
+
+#include "reshard/job/change.h"
+#include "store/base/file.h"
+#include "store/base/utf8.h"
+
+namespace ptc {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kWaitForRelease = 500ms;  // the kernel tells of a last close a moment after close() has returned
+constexpr auto kWaitForNodes = 5s;      // when one comes or goes, not all hear of it at the same moment
+constexpr auto kTakeTime = 5s;          // then a node that lives is asked again
+constexpr auto kSilence = 30s;          // of a node that lives, and does not answer
+constexpr auto kHideTime = 1s;          // while a rename waits
+constexpr auto kUndoTime = 2s;          // who does not hear of it asks
+constexpr auto kDecisionTime = 400ms;   // a rename that has less left is not worth a decision
+constexpr auto kKept = 60s;             // without a mv
+
+}  // namespace
+
+Job::Impl::CommitAttempt::CommitAttempt(Job::Impl& job, std::string id, std::string incoming, std::string name)
+    : job_(job), id_(std::move(id)), incoming_(std::move(incoming)), name_(std::move(name)),
+      label_("incoming/" + incoming_) {}
+
+Job::Impl::CommitAttempt::~CommitAttempt() {
+  stop();
+  thread_ = {};
+  if (step_ == Step::kInDoubt && share_ != nullptr) share_->leave();
+}
+
+void Job::Impl::CommitAttempt::start() {
+  activity_ = job_.activities.begin({Activity::Kind::kCommit, name_, label_, ""});
+  thread_ = std::jthread([this](std::stop_token) { run(); });
+}
+
+std::optional<Result<>> Job::Impl::CommitAttempt::wait(Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  ++waiting_;
+  latest_deadline_ = std::max(latest_deadline_, deadline);
+  changed_.notify_all();
+  auto answered = [&] { return ended_ || step_ == Step::kInDoubt; };
+  if (deadline == Clock::time_point::max()) changed_.wait(lock, answered);
+  else changed_.wait_until(lock, deadline, answered);
+  last_asked_ = Clock::now();
+  if (--waiting_ == 0) latest_deadline_ = {};
+  if (!answered()) return std::nullopt;
+  heard_ = true;
+  if (error_) return Result<>(*error_);
+  return Result<>(ok());
+}
+
+bool Job::Impl::CommitAttempt::withdraw() {
+  std::lock_guard lock(mutex_);
+  if (ended_) return true;
+  if (waiting_ > 0 || step_ == Step::kDeciding || step_ == Step::kInDoubt || step_ == Step::kCommitted) return false;
+  stop_.request_stop();
+  return true;
+}
+
+void Job::Impl::CommitAttempt::stop() { stop_.request_stop(); }
+
+bool Job::Impl::CommitAttempt::stopped() const { return stop_.stop_requested(); }
+
+bool Job::Impl::CommitAttempt::forgotten() const {
+  std::lock_guard lock(mutex_);
+  return waiting_ == 0 && Clock::now() - last_asked_ > kKept;
+}
+
+bool Job::Impl::CommitAttempt::ended() const {
+  std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+std::string_view Job::Impl::CommitAttempt::outcome() const {
+  std::lock_guard lock(mutex_);
+  if (step_ == Step::kCommitted) return "committed";
+  return step_ == Step::kFailed ? "given up" : "open";
+}
+
+std::optional<Job::Impl::CommitAttempt::Failure> Job::Impl::CommitAttempt::unheard_failure() const {
+  std::lock_guard lock(mutex_);
+  if (!ended_ || heard_ || !error_ || stop_.stop_requested()) return std::nullopt;
+  return Failure{*error_, failed_at_ns_};
+}
+
+void Job::Impl::CommitAttempt::run() {
+  Result<> result = ok();
+  try {
+    result = prepare();
+    if (result.has_value() && !wait_until_asked())
+      result = make_error(Code::kConflict, "the commit of {} is given up: it was written again, or not asked for any more",
+                          label_);
+    if (result.has_value()) result = hide();
+    if (result.has_value()) result = decide();
+  } catch (const std::exception& error) {  // no memory
+    result = make_error(Code::kNoSpace, "{}", error.what());
+  }
+  end(std::move(result));
+}
+
+void Job::Impl::CommitAttempt::end(Result<> result) {
+  if (result.has_error() && result.error().code() == Code::kInDoubt) {
+    Error error = std::move(result).error().with_context(
+        label_ + " is neither committed nor put back until the metadata can be asked again");
+    job_.note_refused(incoming_, error);
+    {
+      std::lock_guard lock(mutex_);
+      step_ = Step::kInDoubt;
+      error_ = std::move(error);
+      changed_.notify_all();
+    }
+    job_.doubts.add([weak = weak_from_this()] {
+      if (const auto attempt = weak.lock()) attempt->settle_doubt();
+    });
+    job_.housekeeping.wake();
+    return;
+  }
+  if (result.has_value()) {
+    finish();
+  } else {
+    {
+      std::lock_guard lock(mutex_);
+      step_ = Step::kFailed;
+    }
+    take_back();
+    if (!stop_.stop_requested()) job_.note_refused(incoming_, result.error());
+  }
+  const bool elsewhere_too = result.has_error();
+  activity_.reset();
+  let_go();
+  {
+    std::lock_guard lock(job_.mutex);
+    if (result.has_value()) ++job_.counts.commits_done;
+    else if (!stop_.stop_requested()) ++job_.counts.commits_refused;
+    job_.changed.notify_all();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    error_.reset();
+    if (result.has_error()) error_ = std::move(result).error();
+    failed_at_ns_ = now_ns();
+    ended_ = true;
+    changed_.notify_all();
+  }
+  // Nobody here waits for that; who does not hear it asks, and when this node has ended, they know.
+  if (elsewhere_too && !job_.commit_stop.stop_requested())
+    (void)ask_all(
+        asked_, "untake", kUndoTime, [&](const std::string&) { return json::serialize(json::object{{"id", id_}}); },
+        [](const std::string&, const std::string&) { return ok(); });
+}
+
+void Job::Impl::CommitAttempt::settle_doubt() {
+  bool done = false;
+  {
+    std::lock_guard lock(job_.mutex);
+    done = job_.damaged_ids.contains(id_) ||
+           std::any_of(job_.checkpoints.begin(), job_.checkpoints.end(),
+                       [&](const auto& known) { return known.second.id == id_; });
+  }
+  end(done ? Result<>(ok()) : make_error(Code::kUnavailable, "{} was not committed: it is put back", label_));
+}
+
+bool Job::Impl::CommitAttempt::wait_until_asked() {
+  activity_->begin("ready");
+  std::unique_lock lock(mutex_);
+  step_ = Step::kReady;
+  changed_.wait(lock, stop_.get_token(),
+                [&] { return waiting_ > 0 && latest_deadline_ - Clock::now() >= kDecisionTime; });
+  if (stop_.stop_requested()) return false;
+  step_ = Step::kDeciding;
+  return true;
+}
+
+Result<> Job::Impl::CommitAttempt::prepare() {
+  if (job_.services.cluster != nullptr)
+    // Not the one of the moment of the decision: when this lease ends, the others put back what they took.
+    fences_.push_back(job_.services.cluster->fence());
+  job_.stop_hashing(incoming_);  // it goes on here, on all threads
+  MakeSeal seal;
+  if (job_.listener != nullptr)
+    seal = [this](GivesWay gives_way) { return job_.listener->seal(job_.job->name(), incoming_, std::move(gives_way)); };
+  PTC_TRY(share_, CommitShare::take(job_.commit_place(), id_, incoming_, seal, [weak = weak_from_this()] {
+            const auto attempt = weak.lock();
+            return attempt == nullptr || attempt->withdraw();
+          }));
+  if (job_.services.cluster != nullptr) {
+    PTC_TRY(take_elsewhere());
+  }
+  if (share_ == nullptr && elsewhere_.empty())
+    return make_error(Code::kNotFound, "{} is on no node: No such file or directory", label_);
+  PTC_TRY(draft());
+  PTC_TRY(adopt());
+  PTC_TRY(write_down());
+  if (job_.services.cluster == nullptr) return ok();
+  return make_copies();
+}
+
+Result<> Job::Impl::CommitAttempt::take_elsewhere() {
+  Cluster& cluster = *job_.services.cluster;
+  const std::string request = json::serialize(json::object{
+      {"id", id_}, {"incoming", incoming_}, {"from", cluster.self()}, {"fence", fences_.front().revision}});
+  const auto busy_until = Clock::now() + kWaitForRelease;
+  auto take = [&](const std::string& node) -> Result<std::string> {
+    for (;;) {
+      Result<std::string> listing = job_.ask(node, "take", request, stop_.get_token(), kTakeTime);
+      if (listing.has_value() || stop_.stop_requested()) return listing;
+      const Code code = listing.error().code();
+      if (code == Code::kUnavailable && !is_among(cluster.alive(), node)) return std::string();  // and its files
+      const bool again = Clock::now() < (code == Code::kUnavailable ? started_ + kSilence : busy_until) &&
+                         (code == Code::kUnavailable || code == Code::kBusy);
+      if (!again) return listing;
+      std::this_thread::sleep_for(code == Code::kBusy ? 5ms : 50ms);
+    }
+  };
+  std::vector<std::pair<Elsewhere, std::future<Result<std::string>>>> taken;
+  for (const std::string& node : job_.other_nodes()) {
+    Elsewhere one{{node, "", {}}, cluster.fence_of(node)};
+    asked_.push_back(node);
+    taken.emplace_back(std::move(one), std::async(std::launch::async, [&take, node] { return take(node); }));
+  }
+  Result<> result = ok();
+  for (auto& [one, future] : taken) {
+    Result<std::string> listing = future.get();
+    if (listing.has_error()) {
+      if (result.has_value()) result = std::move(listing).error();
+      continue;
+    }
+    one.files.listing = std::move(listing).value();
+    if (one.files.listing.empty()) continue;
+    one.files.hash = [this, node = one.files.node](const std::string& files) {
+      return job_.ask(node, "hash", json::serialize(json::object{{"id", id_}}) + "\n" + files, stop_.get_token());
+    };
+    elsewhere_.push_back(std::move(one));
+  }
+  return result;
+}
+
+Result<> Job::Impl::CommitAttempt::draft() {
+  activity_->begin("hashing");
+  CommitRequest request;
+  request.dir_fd = share_ != nullptr ? share_->directory() : -1;
+  request.name = label_;
+  {
+    std::lock_guard lock(job_.mutex);
+    // Before anything is in force for a checkpoint, the layout wanted is what the job was told.
+    request.in_force = job_.in_force.current ? job_.in_force.spec : job_.layout.spec;
+    request.rules_text = job_.rules_text;
+    if (const CheckpointRecord* newest = job_.latest()) {
+      request.known_facts = newest->checkpoint->model().facts();
+      request.known_family = newest->checkpoint->model().rules().family();
+    }
+  }
+  std::vector<FilesElsewhere> files;
+  for (const Elsewhere& one : elsewhere_) {
+    files.push_back(one.files);
+    fences_.push_back(one.fence);
+  }
+  const auto deadline = started_ + kWaitForRelease;
+  auto draft_now = [&] {
+    return draft_commit(request, files, *job_.services.executor, job_.hashes, stop_.get_token());
+  };
+  Result<CommitDraft> drafted = draft_now();
+  while (drafted.has_error() && drafted.error().code() == Code::kBusy && Clock::now() < deadline) {
+    std::this_thread::sleep_for(5ms);
+    drafted = draft_now();
+  }
+  PTC_TRY(draft_, std::move(drafted));
+  Manifest& manifest = draft_.manifest;
+  struct stat owner{};
+  owner.st_mode = 0755;
+  if (share_ != nullptr && fstat(share_->directory(), &owner) != 0) return errno_error(errno, label_);
+  manifest.name = name_;
+  manifest.id = id_;
+  manifest.time_ns = now_ns();
+  manifest.uid = owner.st_uid;
+  manifest.gid = owner.st_gid;
+  manifest.mode = owner.st_mode & 0777;
+  return ok();
+}
+
+Result<> Job::Impl::CommitAttempt::adopt() {
+  Manifest& manifest = draft_.manifest;
+  images_.resize(manifest.files.size());
+  std::map<std::string, std::vector<size_t>> on_node;  // numbers of files
+  for (size_t i = 0; i < manifest.files.size(); ++i) on_node[draft_.nodes[i]].push_back(i);
+  if (const auto own = on_node.extract(std::string()); !own.empty()) {
+    std::vector<std::string> paths;
+    for (size_t i : own.mapped()) paths.push_back(draft_.sources[i]);
+    PTC_TRY(auto adopted, share_->adopt(paths));
+    for (size_t k = 0; k < adopted.size(); ++k) {
+      WrittenFile& file = manifest.files[own.mapped()[k]];
+      if (adopted[k]->bytes() != file.bytes)
+        return make_error(Code::kBusy, "{} was written while it was being committed", paths[k]);
+      file.image = adopted[k]->id().text;
+      images_[own.mapped()[k]] = std::move(adopted[k]);
+    }
+  }
+  std::vector<std::string> nodes;
+  for (const auto& [node, numbers] : on_node) nodes.push_back(node);
+  return ask_all(
+      nodes, "adopt", {},
+      [&](const std::string& node) {
+        json::array list;
+        for (size_t i : on_node[node]) list.push_back(json::array{json::value(draft_.sources[i]), manifest.files[i].bytes});
+        return json::serialize(json::object{{"id", id_}, {"files", std::move(list)}});
+      },
+      [&](const std::string& node, const std::string& answer) -> Result<> {
+        const std::vector<size_t>& numbers = on_node[node];
+        PTC_TRY(auto ids, parse_json(answer, {.max_bytes = size_t{1} << 28}));
+        if (!ids.is_array() || ids.as_array().size() != numbers.size())
+          return make_error(Code::kCorrupt, "node {} did not take all of its files", node);
+        for (size_t k = 0; k < numbers.size(); ++k) {
+          if (!ids.as_array()[k].is_string())
+            return make_error(Code::kCorrupt, "node {} did not take all of its files", node);
+          WrittenFile& file = manifest.files[numbers[k]];
+          file.image = std::string(ids.as_array()[k].as_string());
+          images_[numbers[k]] = std::make_shared<const Image>(ImageId{file.image}, node, file.bytes);
+        }
+        return ok();
+      });
+}
+
+Result<> Job::Impl::CommitAttempt::write_down() {
+  const Manifest& manifest = draft_.manifest;
+  std::vector<StoredImage> stored_images;
+  for (size_t i = 0; i < manifest.files.size(); ++i) {
+    const WrittenFile& file = manifest.files[i];
+    const bool as_it_is = file.has_tensors && file.set.empty();
+    stored_images.push_back({file.image, images_[i], file.has_tensors ? manifest.owner_of(file) : 0,
+                             as_it_is ? file.path : "", as_it_is ? -1 : static_cast<int32_t>(i),
+                             draft_.nodes[i].empty() ? node_key(job_.services) : draft_.nodes[i]});
+  }
+  const std::string manifest_text = manifest.to_text();
+  PTC_TRY(auto facts, CheckpointFacts::of(manifest, manifest_text, draft_.headers, *job_.services.results));
+  record_.checkpoint =
+      std::make_shared<Checkpoint>(facts, job_.services.results, &job_.services.executor->transport());
+  PTC_TRY(auto stored, record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
+  record_.checkpoint->replace_stored(stored);
+  record_.id = id_;
+  record_.generation = 1;
+  record_.stored = "stored-1.json";  // the id is this commit's alone
+  const std::string directory = job_.checkpoint_dir(id_);
+  PTC_TRY(job_.make_checkpoint_dir(id_));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/manifest.json", manifest_text));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/headers.bin", draft_.headers));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/stored-1.json", stored->to_text()));
+  PTC_TRY(sync_directory(AT_FDCWD, job_.dir + "/checkpoints"));
+  PTC_TRY(sync_directory(AT_FDCWD, job_.dir));
+  if (job_.services.cluster == nullptr) return ok();
+  for (const std::string& node : job_.other_nodes())
+    if (!is_among(asked_, node)) asked_.push_back(node);
+  return job_.give_files(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored, fences_.front());
+}
+
+/// The copies that `replicas` asks for.
+Result<> Job::Impl::CommitAttempt::make_copies() {
+  const Checkpoint& checkpoint = *record_.checkpoint;
+  const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  Layout as_written;
+  {
+    std::lock_guard lock(job_.mutex);
+    as_written = job_.layout;
+  }
+  if (as_written.replicas == 0) return ok();
+  if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size()) as_written.devices.clear();
+  as_written.spec = stored->spec;
+  auto make_once = [&](Fences& of_nodes) -> Result<std::shared_ptr<const StoredState>> {
+    PTC_TRY(auto wanted, job_.wanted_state(checkpoint, as_written, job_.nodes_in_service()));
+    wanted.nothing_leaves = true;  // what was just written stays where it is until it is decided on
+    PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+    if (change->nothing()) return std::shared_ptr<const StoredState>();
+    activity_->begin("copying", change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
+    PTC_TRY(auto parts, job_.make_parts(record_, wanted, *change, *activity_, of_nodes, &fences_.front()));
+    auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
+      PTC_TRY(job_.compare_parts(record_, *change, parts, /*known=*/false));
+      PTC_TRY(auto images, job_.compose(checkpoint, *stored, *change, parts));
+      return checkpoint.make_stored(stored->spec, std::move(images));
+    };
+    auto composed = compose();
+    if (composed.has_error()) job_.give_up(record_, parts);
+    return composed;
+  };
+  const auto deadline = Clock::now() + kWaitForNodes;
+  for (;;) {
+    Fences of_nodes;
+    auto made = make_once(of_nodes);
+    if (made.has_error() && made.error().code() == Code::kUnavailable && !stop_.stop_requested() &&
+        Clock::now() < deadline) {
+      std::this_thread::sleep_for(50ms);
+      continue;
+    }
+    PTC_TRY(with_copies_, std::move(made));
+    fences_.insert(fences_.end(), of_nodes.begin(), of_nodes.end());
+    break;
+  }
+  if (with_copies_ == nullptr) return ok();
+  record_.generation = 2;
+  record_.stored = "stored-2.json";
+  record_.checkpoint->replace_stored(with_copies_);
+  PTC_TRY(write_file_atomically(AT_FDCWD, job_.checkpoint_dir(id_) + "/stored-2.json", with_copies_->to_text()));
+  return job_.give_files(id_, {"stored-2.json"}, *with_copies_, fences_.front());
+}
+
+Result<> Job::Impl::CommitAttempt::hide() {
+  if (share_ != nullptr) {
+    PTC_TRY(share_->hide());
+  }
+  std::vector<std::string> nodes;
+  for (const Elsewhere& one : elsewhere_) nodes.push_back(one.files.node);
+  return ask_all(
+      nodes, "hide", kHideTime, [&](const std::string&) { return json::serialize(json::object{{"id", id_}}); },
+      [](const std::string&, const std::string&) { return ok(); });
+}
+
+Result<> Job::Impl::CommitAttempt::decide() {
+  Result<> decided = decide_once();
+  auto conflicts = [&] { return decided.has_error() && decided.error().code() == Code::kConflict; };
+  // It names the layout in force and the last commit, and others change these too.
+  constexpr int kTries = 10;
+  for (int tries = 1; tries < kTries && conflicts() && job_.services.cluster != nullptr; ++tries) {
+    PTC_TRY(job_.sync());
+    if (job_.job->find_checkpoint(name_) != nullptr) break;
+    decided = decide_once();
+  }
+  if (conflicts() && (job_.services.cluster == nullptr || job_.job->find_checkpoint(name_) != nullptr))
+    return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name_);
+  return decided;
+}
+
+Result<> Job::Impl::CommitAttempt::decide_once() {
+  std::lock_guard change(job_.changes);
+  MetaTransaction transaction;
+  InForce next;
+  bool in_place = false;
+  {
+    std::lock_guard lock(job_.mutex);
+    record_.sequence = job_.sequence.last + 1;
+    // Written in the layout wanted: it is current at once.
+    in_place = job_.in_force.revision == job_.revision && job_.in_force.spec == draft_.manifest.written_spec;
+    next = job_.in_force;
+    transaction.compares = fences_;
+    transaction.compares.push_back({job_.meta_key("checkpoints/" + name_), 0});
+    transaction.compares.push_back({job_.meta_key("in_force"), job_.in_force.meta_revision});
+    transaction.compares.push_back({job_.meta_key("sequence"), job_.sequence.meta_revision});
+  }
+  transaction.puts.emplace_back(job_.meta_key("sequence"), std::to_string(record_.sequence));
+  transaction.puts.emplace_back(job_.meta_key("checkpoints/" + name_), record_text(record_));
+  const std::string spec_name = draft_.manifest.written_spec.name();
+  if (spec_name.find('+') != std::string::npos)
+    transaction.puts.emplace_back(job_.meta_key("specs/" + spec_name),
+                                  json::serialize(draft_.manifest.written_spec.to_json()));
+  if (in_place) {
+    next.current = name_;
+    transaction.puts.emplace_back(job_.meta_key("in_force"), in_force_text(next));
+  }
+  PTC_TRY(const int64_t committed, job_.commit_fenced(transaction));
+  record_.meta_revision = next.meta_revision = committed;
+  job_.confirm(record_);
+  std::lock_guard lock(job_.mutex);
+  job_.checkpoints[name_] = record_;
+  job_.sequence = {record_.sequence, committed};
+  job_.custom_specs[spec_name] = draft_.manifest.written_spec;
+  if (in_place) job_.in_force = next;
+  job_.forget_error(printable("commit of " + label_, 4096));
+  job_.changed.notify_all();
+  return ok();
+}
+
+void Job::Impl::CommitAttempt::finish() {
+  {
+    std::lock_guard lock(mutex_);
+    step_ = Step::kCommitted;
+  }
+  if (share_ != nullptr) share_->committed();
+  for (const FileVersion& version : draft_.looked_at) job_.hashes.forget(version);
+  job_.remove_error_file(incoming_);
+  if (job_.listener != nullptr) job_.listener->checkpoint_changed(job_.job->name(), name_);
+  const std::chrono::duration<double> seconds = Clock::now() - started_;
+  {
+    std::lock_guard lock(job_.mutex);
+    job_.counts.last_commit_seconds = seconds.count();
+    job_.note_committed(id_);
+  }
+  spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s", job_.job->name(),
+               label_, name_, draft_.manifest.checksums.size(), draft_.manifest.files.size(),
+               draft_.manifest.written_spec.name(), seconds.count());
+}
+
+/// Somebody may hold this for a while, and no images with it.
+void Job::Impl::CommitAttempt::let_go() {
+  elsewhere_.clear();
+  draft_ = CommitDraft();
+  images_.clear();
+  record_ = CheckpointRecord();
+  with_copies_.reset();
+  share_.reset();
+}
+
+void Job::Impl::CommitAttempt::take_back() {
+  if (with_copies_ != nullptr)
+    for (const StoredImage& image : with_copies_->images)
+      if (image.node == node_key(job_.services)) (void)job_.services.images->remove({image.id});
+  (void)remove_tree(AT_FDCWD, job_.checkpoint_dir(id_));
+  share_.reset();
+}
+
+Result<> Job::Impl::CommitAttempt::ask_all(
+    const std::vector<std::string>& nodes, std::string_view method, std::chrono::milliseconds time,
+    const std::function<std::string(const std::string& node)>& request,
+    const std::function<Result<>(const std::string& node, const std::string& answer)>& take) {
+  // What takes back is asked also when all else has been stopped.
+  const std::stop_token stop = method == "untake" ? std::stop_token() : stop_.get_token();
+  std::vector<std::future<Result<std::string>>> answers;
+  for (const std::string& node : nodes)
+    answers.push_back(std::async(std::launch::async, [&, node, text = request(node)] {
+      return job_.ask(node, method, text, stop, time);
+    }));
+  Result<> result = ok();
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    Result<std::string> answer = answers[i].get();
+    if (result.has_error()) continue;
+    if (answer.has_error()) result = std::move(answer).error();
+    else result = take(nodes[i], answer.value());
+  }
+  return result;
+}
+
+}  // namespace ptc

@@ -1,0 +1,128 @@
+// mv incoming/<name> checkpoints/: from directories of files, on whatever nodes, to a checkpoint, all or nothing.
+//
+// 1. Every node that has incoming/<name> seals it: it can be read, and nobody writes it any more.
+// 2. draft_commit() makes sense of the files; what of them was not hashed when it was closed is hashed now.
+// 3. They are linked as images, what says where these lie goes to all nodes, and the copies that `replicas` asks for
+//    are made.
+// 4. Every node hides its directory in committing/<id>/, having looked that nothing was written after all.
+// 5. One metadata transaction makes it a checkpoint: the point of no return.
+// 6. The directories go.
+//
+// 1 to 3 may take long, and a rename holds locks of the kernel: so they go on after `mv` got EAGAIN, and the same mv
+// again finds the attempt and goes on with it. 4 and 5 are short, and happen only while a mv waits: a checkpoint never
+// comes when nobody asks for it, and incoming/<name> is there until it does. In between the files are where they were;
+// whoever writes one or removes it ends the attempt. So does a minute without a mv.
+//
+// A failure before 5 takes all back, on every node. A crash before 5 is taken back at the next start (a hidden directory
+// is renamed back, images that were drafts go), and by the other nodes, since the node that leads is gone; a crash
+// after it is finished (the directory goes). Where nobody knows whether 5 was done, all stays until the metadata can
+// be asked (Doubts), and only this commit waits for it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reshard/job/commit.h"
+#include "reshard/job/commit_share.h"
+#include "reshard/job/job_impl.h"
+
+namespace ptc {
+
+/// Threads: any; it has one of its own, which its destructor waits for.
+class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  CommitAttempt(Job::Impl& job, std::string id, std::string incoming, std::string name);
+  ~CommitAttempt();
+  void start();
+
+  const std::string& id() const { return id_; }
+  const std::string& incoming() const { return incoming_; }
+  const std::string& name() const { return name_; }
+
+  /// The outcome; nothing: it is not known by then.
+  std::optional<Result<>> wait(Clock::time_point deadline);
+  /// It ends, unless somebody waits for it or it is being decided (then false).
+  bool withdraw();
+  /// It ends, whoever waits: kCancelled.
+  void stop();
+  bool stopped() const;  // by one of the two
+  /// Nobody has asked for it for too long.
+  bool forgotten() const;
+  /// Its thread has nothing more to do, and all of it was taken back or done.
+  bool ended() const;
+  /// "open", "committed" or "given up": for nodes that hold something of it.
+  std::string_view outcome() const;
+  /// The error of one that failed while nobody waited, and when.
+  struct Failure {
+    Error error;
+    int64_t time_ns;
+  };
+  std::optional<Failure> unheard_failure() const;
+
+ private:
+  enum class Step { kPreparing, kReady, kDeciding, kInDoubt, kCommitted, kFailed };
+  struct Elsewhere {
+    FilesElsewhere files;
+    MetaTransaction::Compare fence;  // as it was before the node was asked
+  };
+
+  void run();
+  Result<> prepare();
+  Result<> take_elsewhere();
+  Result<> draft();
+  Result<> adopt();
+  Result<> write_down();
+  Result<> make_copies();
+  bool wait_until_asked();
+  Result<> hide();
+  Result<> decide();
+  Result<> decide_once();
+  void end(Result<> result);
+  void finish();
+  void take_back();
+  void let_go();
+  void settle_doubt();
+  /// Asks these nodes at the same time, and hands each answer on.
+  Result<> ask_all(const std::vector<std::string>& nodes, std::string_view method, std::chrono::milliseconds time,
+                   const std::function<std::string(const std::string& node)>& request,
+                   const std::function<Result<>(const std::string& node, const std::string& answer)>& take);
+
+  Job::Impl& job_;
+  const std::string id_, incoming_, name_, label_;
+  const Clock::time_point started_ = Clock::now();
+  std::unique_ptr<Activity> activity_;
+
+  // Of the thread alone.
+  Fences fences_;
+  std::shared_ptr<CommitShare> share_;  // null: this node has no such directory
+  std::vector<Elsewhere> elsewhere_;
+  CommitDraft draft_;
+  std::vector<ImageRef> images_;  // by file of the manifest
+  CheckpointRecord record_;
+  std::shared_ptr<const StoredState> with_copies_;
+  std::vector<std::string> asked_;  // nodes that may hold something of it
+
+  mutable std::mutex mutex_;
+  std::condition_variable_any changed_;
+  Step step_ = Step::kPreparing;  // guarded, as all below
+  std::optional<Error> error_;
+  int64_t failed_at_ns_ = 0;
+  bool heard_ = false;  // somebody got the error
+  unsigned waiting_ = 0;
+  Clock::time_point latest_deadline_{}, last_asked_ = Clock::now();
+  bool ended_ = false;
+  std::stop_source stop_;
+
+  std::jthread thread_;  // last: it uses all of the above
+};
+
+}  // namespace ptc

@@ -1,0 +1,169 @@
+#include "reshard/job/commit_share.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "reshard/job/found_files.h"
+
+namespace ptc {
+
+Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string id, std::string incoming,
+                                                       const MakeSeal& seal, GivesWay may_give_way) {
+  const std::string source = place.incoming_dir() + "/" + incoming;
+  struct stat st{};
+  if (lstat(source.c_str(), &st) != 0) {
+    if (errno == ENOENT) return std::shared_ptr<CommitShare>();
+    return errno_error(errno, "incoming/" + incoming);
+  }
+  if (!S_ISDIR(st.st_mode))
+    return invalid_argument("incoming/{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…", incoming);
+  std::shared_ptr<CommitShare> share(new CommitShare(std::move(place), std::move(id), std::move(incoming)));
+  if (seal) {
+    auto give_way = [weak = std::weak_ptr(share), may = std::move(may_give_way)] {
+      if (may && !may()) return false;
+      if (const auto known = weak.lock()) known->withdraw();
+      return true;
+    };
+    auto sealed = seal(std::move(give_way));
+    if (sealed.has_error()) return std::move(sealed).error();
+    std::lock_guard lock(share->mutex_);
+    if (!share->withdrawn_) share->seal_ = std::move(sealed).value();
+  }
+  PTC_TRY(share->directory_, open_file(AT_FDCWD, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  std::lock_guard lock(share->mutex_);
+  if (auto found = find_files(share->directory(), nullptr); found.has_value())  // else it is told when it is drafted
+    for (const Found& file : found.value()) share->versions_.emplace(file.source(), file.version);
+  return share;
+}
+
+CommitShare::~CommitShare() {
+  if (settled_) return;
+  remove_images();
+  if (hidden_) put_back();
+}
+
+void CommitShare::remove_images() {
+  for (const Adopted& one : adopted_) {
+    (void)place_.images->remove(one.image->id());
+    renew(one.path);
+  }
+  adopted_.clear();
+}
+
+/// Links come and go: that is no write, and what was hashed stays known.
+void CommitShare::renew(const std::string& path) {
+  struct stat now{};
+  const auto known = versions_.find(path);
+  if (known == versions_.end() || fstatat(directory(), path.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0) return;
+  FileVersion renewed = version_of(now);
+  const FileVersion& before = known->second;
+  if (renewed.inode != before.inode || renewed.bytes != before.bytes || renewed.mtime_ns != before.mtime_ns) return;
+  place_.hashes->renew(before, renewed);
+  known->second = renewed;
+}
+
+Result<> CommitShare::check_there() const {
+  if (!withdrawn_) return ok();
+  return make_error(Code::kConflict, "incoming/{} was written again, and its commit is given up: move it once more", incoming_);
+}
+
+Result<> CommitShare::check_unchanged(const std::string& path) const {
+  const auto known = versions_.find(path);
+  struct stat st{};
+  if (fstatat(directory(), path.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(errno, path);
+  PTC_TRY(bool busy, open_for_writing(directory(), path));
+  const FileVersion now = version_of(st);
+  if (!busy && known != versions_.end() && now.inode == known->second.inode && now.bytes == known->second.bytes &&
+      now.mtime_ns == known->second.mtime_ns)
+    return ok();
+  return make_error(Code::kBusy, "{} was written while it was being committed", path);
+}
+
+Result<std::vector<ImageRef>> CommitShare::adopt(const std::vector<std::string>& paths) {
+  std::vector<ImageRef> images;
+  for (const std::string& path : paths) {
+    PTC_TRY(auto image, place_.images->adopt(directory(), path));
+    std::lock_guard lock(mutex_);
+    if (Result<> there = check_there(); there.has_error()) {
+      (void)place_.images->remove(image->id());
+      return std::move(there).error();
+    }
+    adopted_.push_back({path, image});
+    PTC_TRY(check_unchanged(path));
+    renew(path);
+    images.push_back(std::move(image));
+  }
+  PTC_TRY(place_.images->sync());
+  return images;
+}
+
+Result<> CommitShare::hide() {
+  std::lock_guard lock(mutex_);
+  PTC_TRY(check_there());
+  if (hidden_) return ok();
+  PTC_TRY(make_directory(AT_FDCWD, place_.job_dir + "/committing"));
+  PTC_TRY(make_directory(AT_FDCWD, hidden_dir()));
+  const std::string source = place_.incoming_dir() + "/" + incoming_;
+  if (rename(source.c_str(), (hidden_dir() + "/" + incoming_).c_str()) != 0) {
+    Error error = errno_error(errno, "incoming/" + incoming_);
+    rmdir(hidden_dir().c_str());
+    return error;
+  }
+  hidden_ = true;
+  struct stat opened{}, moved{};
+  if (fstat(directory(), &opened) != 0 || stat((hidden_dir() + "/" + incoming_).c_str(), &moved) != 0 ||
+      opened.st_ino != moved.st_ino)
+    return make_error(Code::kBusy, "incoming/{} was replaced while it was being committed", incoming_);
+  for (const Adopted& one : adopted_) {
+    PTC_TRY(check_unchanged(one.path));
+  }
+  PTC_TRY(sync_directory(AT_FDCWD, place_.job_dir + "/committing"));
+  return sync_directory(AT_FDCWD, place_.job_dir);
+}
+
+bool CommitShare::hidden() const {
+  std::lock_guard lock(mutex_);
+  return hidden_;
+}
+
+void CommitShare::withdraw() {
+  std::unique_ptr<Seal> broken;  // ends without the lock
+  std::lock_guard lock(mutex_);
+  withdrawn_ = true;
+  remove_images();
+  broken = std::move(seal_);
+}
+
+void CommitShare::committed() {
+  std::unique_ptr<Seal> seal;
+  std::lock_guard lock(mutex_);
+  settled_ = true;
+  for (const Adopted& one : adopted_) (void)fchmod(one.image->fd(), 0400);  // the user's until now
+  if (seal_ != nullptr) seal_->committed();
+  seal = std::move(seal_);
+  (void)remove_tree(AT_FDCWD, hidden_dir());
+}
+
+void CommitShare::leave() {
+  std::lock_guard lock(mutex_);
+  settled_ = true;
+}
+
+void CommitShare::put_back() {
+  const std::string from = hidden_dir() + "/" + incoming_, to = place_.incoming_dir() + "/" + incoming_;
+  const std::string other = place_.incoming_dir() + "/recovered-" + id_;
+  // Somebody may have made the name anew; then it comes back under another.
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) != 0 &&
+      rename(from.c_str(), other.c_str()) != 0)
+    spdlog::error("incoming/{} could not be put back ({}); it is in {}", incoming_,
+                  errno_error(errno, "rename").message(), from);
+  else
+    rmdir(hidden_dir().c_str());
+}
+
+}  // namespace ptc

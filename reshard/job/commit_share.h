@@ -1,0 +1,77 @@
+// What one node gives to a commit, whoever leads it: a directory of incoming/, and the images that its files become.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "reshard/job/commit.h"
+#include "reshard/job/seal.h"
+#include "store/base/error.h"
+#include "store/base/file.h"
+#include "store/image/image_store.h"
+
+namespace ptc {
+
+/// First the directory is sealed where it is, and can be read as before; its files are linked as images. Right before
+/// the decision it is hidden, in committing/<id>/, so that after a crash it is known what it belonged to. All of it is
+/// taken back by the destructor, unless the commit was decided, or nobody knows. Threads: any.
+class CommitShare {
+ public:
+  struct Place {
+    std::string job_dir;  // jobs/<job>
+    ImageStore* images;
+    HashCache* hashes;
+    std::string incoming_dir() const { return job_dir + "/files/incoming"; }
+  };
+
+  /// null: there is no incoming/<incoming> here. kBusy: somebody writes it. Asked whether it gives way, the share does if
+  /// `may_give_way` says so, and is withdrawn by that.
+  static Result<std::shared_ptr<CommitShare>> take(Place place, std::string id, std::string incoming,
+                                                   const MakeSeal& seal, GivesWay may_give_way);
+  ~CommitShare();
+  CommitShare(const CommitShare&) = delete;
+  CommitShare& operator=(const CommitShare&) = delete;
+
+  const std::string& incoming() const { return incoming_; }
+  int directory() const { return directory_.get(); }
+  /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed since take().
+  Result<std::vector<ImageRef>> adopt(const std::vector<std::string>& paths);
+  /// After it the files are neither reached by a path nor written by anybody: kBusy if one was. kConflict: withdrawn.
+  Result<> hide();
+  bool hidden() const;
+
+  /// Anybody may write the directory again, and nothing more can be done with this.
+  void withdraw();
+  /// The decision has come: the directory goes, and its files are the checkpoint's.
+  void committed();
+  /// Nobody knows, and this process ends: the next start sees to it.
+  void leave();
+
+ private:
+  struct Adopted {
+    std::string path;
+    ImageRef image;
+  };
+  CommitShare(Place place, std::string id, std::string incoming)
+      : place_(std::move(place)), id_(std::move(id)), incoming_(std::move(incoming)) {}
+  std::string hidden_dir() const { return place_.job_dir + "/committing/" + id_; }
+  Result<> check_unchanged(const std::string& path) const;
+  Result<> check_there() const;  // mutex held
+  void renew(const std::string& path);
+  void remove_images();  // mutex held
+  void put_back();
+
+  const Place place_;
+  const std::string id_, incoming_;
+  UniqueFd directory_;
+  mutable std::mutex mutex_;
+  std::map<std::string, FileVersion> versions_;  // guarded, as all below: of its files, by path, as they were sealed
+  std::unique_ptr<Seal> seal_;
+  std::vector<Adopted> adopted_;
+  bool hidden_ = false, withdrawn_ = false, settled_ = false;
+};
+
+}  // namespace ptc

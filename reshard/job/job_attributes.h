@@ -1,0 +1,49 @@
+// Owner, group and mode of what ptcfs itself names in a job: agreed on, so that they are the same on all nodes.
+//
+// In the metadata under jobs/<job>/attributes: {"": {"uid": 1000, "gid": 1000, "mode": 488}, "incoming": …}. Names are
+// below the job's directory, which is "".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// What is not there was never changed.
+struct FileAttributes {
+  std::optional<uint32_t> uid, gid, mode;  // mode: of 07777
+  std::optional<std::string> quota;  // of the job, and its alone: what it may have on each node; empty: as the mount says
+  friend bool operator==(const FileAttributes&, const FileAttributes&) = default;
+  bool empty() const { return !uid && !gid && !mode && !quota; }
+  void update(const FileAttributes& change) {
+    if (change.uid) uid = change.uid;
+    if (change.gid) gid = change.gid;
+    if (change.mode) mode = change.mode;
+    if (change.quota) quota = change.quota;
+  }
+};
+
+/// A value.
+class JobAttributes {
+ public:
+  FileAttributes of(std::string_view name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? FileAttributes() : found->second;
+  }
+  void update(const std::string& name, const FileAttributes& change) { by_name_[name].update(change); }
+
+  std::string to_text() const;
+  /// kCorrupt.
+  static Result<JobAttributes> from_text(std::string_view text);
+  friend bool operator==(const JobAttributes&, const JobAttributes&) = default;
+
+ private:
+  std::map<std::string, FileAttributes, std::less<>> by_name_;
+};
+
+}  // namespace ptc

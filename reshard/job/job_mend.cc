@@ -1,0 +1,422 @@
+// What is found damaged is mended from other copies, in the very file where it lies. The wrong bytes are no content that
+// anybody was promised, and the kernel reads, and maps, that file for all who have it open: a new file would be seen by
+// none of them. Before a byte is written, what the other copies hold has the checksums of the commit; afterwards the image is
+// read once more. One that does not come out right (its memory may be broken), or whose file is gone, is taken out of the
+// stored state, by a decision like any other; then it is missing, as after the loss of a node, and is made anew.
+//
+// Who has read the wrong bytes may have kept them: the kernel of any node, and the memory in which files are gathered
+// (JobListener::contents_mended). So each mending is a decision, too: it raises CheckpointRecord::mended, by which nodes
+// that were away see to theirs when they hear of it.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <chrono>
+#include <future>
+#include <thread>
+#include <unordered_map>
+
+#include "reshard/exec/gather.h"
+#include "reshard/exec/image_sums.h"
+#include "reshard/job/examine.h"
+#include "reshard/job/job_impl.h"
+#include "reshard/job/scrub.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kWindowBytes = 1 << 20;
+constexpr int kTries = 50;
+constexpr auto kAgain = std::chrono::milliseconds(100);
+
+struct Range {
+  uint64_t begin, end;
+};
+
+class RightSums {
+ public:
+  explicit RightSums(const std::vector<ImageContent::Sum>& sums) {
+    for (const ImageContent::Sum& sum : sums) sums_[sum.tensor].emplace(sum.box, sum.sum);
+  }
+  const Checksum* find(uint32_t tensor, const Box& box) const {
+    const auto of_tensor = sums_.find(tensor);
+    if (of_tensor == sums_.end()) return nullptr;
+    const auto sum = of_tensor->second.find(box);
+    return sum == of_tensor->second.end() ? nullptr : &sum->second;
+  }
+
+ private:
+  std::unordered_map<uint32_t, std::unordered_map<Box, Checksum, BoxHash>> sums_;
+};
+
+/// The bytes of an image that are to be written over, ascending and apart from each other.
+std::vector<Range> ranges_of(const ImageLayout& layout, const ImageSums& sums, const DamagedImage& damaged,
+                             const RightSums& right) {
+  if (damaged.all) return {{0, layout.bytes}};
+  std::vector<Range> ranges;
+  sums.for_each([&](uint32_t tensor, const Box& box, uint64_t begin, uint64_t end, const Checksum&) {  // by begin
+    if (right.find(tensor, box) == nullptr) return;
+    if (!ranges.empty() && begin <= ranges.back().end) ranges.back().end = std::max(ranges.back().end, end);
+    else ranges.push_back({begin, end});
+  });
+  return ranges;
+}
+
+/// What the others hold of an image.
+Result<GatherProgram> held_by_others(const StoredState& others, const StoredImage& image, const ImageLayout& layout,
+                                     bool has_tensors) {
+  if (has_tensors) {
+    ImageLayout here = layout;
+    here.node = others.here;
+    PTC_TRY(auto transfers, others.index().plan_image(here));
+    return GatherProgram(layout.header, layout.bytes, std::move(transfers), others.image_refs());
+  }
+  const int64_t other = others.find_other(image.written);
+  if (other < 0 || others.images[other].image == nullptr) return make_error(Code::kCorrupt, "nobody else has it");
+  Transfer all;
+  all.copy.run_bytes = layout.bytes;
+  std::vector<Transfer> transfers;
+  if (layout.bytes > 0) transfers.push_back(all);
+  return GatherProgram("", layout.bytes, std::move(transfers), {others.images[other].image});
+}
+
+json::array to_array(const std::vector<std::string>& list) { return json::array(list.begin(), list.end()); }
+
+}  // namespace
+
+Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& stored, const StoredState& others,
+                               const DamagedImage& bad) const {
+  const StoredImage& image = stored.images[bad.image];
+  const ImageLayout& described = stored.layouts()[bad.image];
+  const WrittenFile* file = image.written >= 0 ? &checkpoint.manifest().files[image.written] : nullptr;
+  const bool has_tensors = file == nullptr || file->has_tensors;
+  if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
+  PTC_TRY(auto source, held_by_others(others, image, described, has_tensors));
+  PTC_TRY(auto sums, ImageSums::make(described, checkpoint.tensor_facts()));
+  const RightSums right(bad.right);
+  const std::vector<Range> ranges = ranges_of(described, sums, bad, right);
+  std::vector<std::byte> buffer(kWindowBytes);
+  auto read_others = [&](auto&& visit) -> Result<> {
+    for (const Range& range : ranges)
+      for (uint64_t at = range.begin; at < range.end; at += kWindowBytes) {
+        const std::span window = std::span(buffer).first(std::min(kWindowBytes, range.end - at));
+        PTC_TRY(source.read(services.executor->transport(), at, window));
+        PTC_TRY(visit(at, std::span<const std::byte>(window)));
+      }
+    return ok();
+  };
+
+  Checksum whole;
+  PTC_TRY(read_others([&](uint64_t at, std::span<const std::byte> window) -> Result<> {
+    if (has_tensors) sums.add(at, window);
+    else whole += checksum_of_run(window, at);
+    return ok();
+  }));
+  bool good = has_tensors || whole == file->checksum;
+  sums.for_each([&](uint32_t tensor, const Box& box, uint64_t, uint64_t, const Checksum& sum) {
+    const Checksum* wanted = right.find(tensor, box);
+    good = good && (wanted != nullptr ? sum == *wanted : !bad.all);
+  });
+  if (!good) return make_error(Code::kCorrupt, "what others hold of it is not right, or not within reach");
+
+  PTC_TRY(auto mender, ImageMender::open(*image.image));
+  PTC_TRY(read_others([&](uint64_t at, std::span<const std::byte> window) { return mender.write(at, window); }));
+  PTC_TRY(mender.finish());
+  PTC_TRY(auto now, read_image(checkpoint, stored, bad.image, nullptr));
+  good = now.problem.empty() && (has_tensors || now.whole == file->checksum);
+  for (const ImageContent::Sum& sum : now.sums) {
+    const Checksum* wanted = right.find(sum.tensor, sum.box);
+    good = good && (wanted == nullptr || *wanted == sum.sum);
+  }
+  return good ? ok() : Result<>(make_error(Code::kCorrupt, "it does not hold what is written to it"));
+}
+
+std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const StoredState& stored,
+                                          const std::vector<uint32_t>& damaged_anywhere,
+                                          const std::vector<DamagedImage>& bad) const {
+  std::vector<uint32_t> mended;
+  Result<std::shared_ptr<const StoredState>> others =
+      checkpoint.make_stored(stored.spec, images_without(stored, damaged_anywhere));
+  for (const DamagedImage& one : bad) {
+    const std::string& id = stored.images[one.image].id;
+    Result<> done = others.has_error() ? Result<>(others.error()) : mend_image(checkpoint, stored, *others.value(), one);
+    if (done.has_value()) {
+      mended.push_back(one.image);
+      continue;
+    }
+    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended: {}", job->name(), checkpoint.name(), id,
+                 done.error().message());
+    services.images->withdraw({id});
+  }
+  return mended;
+}
+
+Result<std::string> Job::Impl::answer_mend(const json::object& request, const std::string& id,
+                                           const std::string& stored_file) {
+  PTC_TRY(auto record, find_stored(id, stored_file));
+  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  std::vector<uint32_t> anywhere;
+  const json::value* numbers = request.if_contains("anywhere");
+  const json::value* images = request.if_contains("damaged");
+  if (numbers == nullptr || !numbers->is_array() || images == nullptr)
+    return invalid_argument("the request does not say which images are damaged");
+  for (const json::value& number : numbers->get_array()) {
+    boost::system::error_code bad;
+    anywhere.push_back(number.to_number<uint32_t>(bad));
+    if (bad) return invalid_argument("the request names an image by no number");
+  }
+  std::sort(anywhere.begin(), anywhere.end());
+  PTC_TRY(auto bad, damaged_images_from(*images));
+  for (const DamagedImage& one : bad)
+    if (one.image >= stored->images.size() || stored->images[one.image].node != node_key(services) ||
+        !std::binary_search(anywhere.begin(), anywhere.end(), one.image))
+      return invalid_argument("the request names an image that is not on this node");
+  json::array mended;
+  for (const uint32_t image : mend_own(*record.checkpoint, *stored, anywhere, bad)) mended.push_back(image);
+  return json::serialize(mended);
+}
+
+/// Those of the damaged images, ascending, that could not be mended where they are.
+std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found) {
+  std::map<std::string, std::vector<DamagedImage>> by_node;
+  for (const DamagedImage& one : found.damaged) by_node[stored.images[one.image].node].push_back(one);
+  std::vector<std::future<Result<std::string>>> answers;
+  std::vector<uint32_t> mended;
+  for (const auto& [node, bad] : by_node) {
+    if (node == node_key(services)) continue;
+    json::object request{{"id", record.id}, {"stored", record.stored}, {"damaged", to_json(bad)}};
+    request["anywhere"] = json::array(found.replaceable.begin(), found.replaceable.end());
+    answers.push_back(std::async(std::launch::async, [this, node = node, body = json::serialize(request)] {
+      return ask(node, "mend", body);
+    }));
+  }
+  if (const auto own = by_node.find(node_key(services)); own != by_node.end())
+    mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
+  for (auto& answer : answers) {
+    Result<std::string> text = answer.get();
+    Result<json::value> list = text.has_value() ? parse_json(text.value()) : Result<json::value>(text.error());
+    if (list.has_error() || !list.value().is_array()) {
+      spdlog::warn("job {}: {}", job->name(), list.has_error() ? list.error().message() : "no list of images");
+      continue;
+    }
+    for (const json::value& number : list.value().get_array())
+      if (number.is_int64()) mended.push_back(static_cast<uint32_t>(number.get_int64()));
+  }
+  std::vector<uint32_t> left;
+  for (const uint32_t image : found.replaceable)
+    if (std::find(mended.begin(), mended.end(), image) == mended.end()) left.push_back(image);
+  return left;
+}
+
+Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) {
+  for (int tries = 1;; ++tries) {
+    Result<> decided = ok();
+    {
+      std::lock_guard change(changes);
+      CheckpointRecord record;
+      {
+        std::lock_guard lock(mutex);
+        const auto known = checkpoints.find(name);
+        if (known == checkpoints.end() || known->second.id != id) return ok();  // it was removed
+        record = known->second;
+      }
+      ++record.mended;
+      MetaTransaction transaction;
+      transaction.compares.push_back({meta_key("checkpoints/" + name), record.meta_revision});
+      transaction.puts.emplace_back(meta_key("checkpoints/" + name), record_text(record));
+      Result<int64_t> written = commit_fenced(std::move(transaction));
+      std::lock_guard lock(mutex);
+      if (written.has_value()) {
+        record.meta_revision = written.value();
+        checkpoints[name] = record;
+        to_refresh.insert(name);
+        not_said.erase(name);
+        return ok();
+      }
+      decided = std::move(written).error();
+      not_said.emplace(name, id);  // nobody would find the damage any more
+    }
+    if (decided.error().code() != Code::kConflict || tries >= kTries) return decided;
+    PTC_TRY(sync());
+  }
+}
+
+Result<Findings> Job::Impl::repair(const std::string& name) {
+  for (int tries = 1;; ++tries) {
+    PTC_TRY(auto record, find_record(name));
+    Result<Findings> examined = examine(record, nullptr);
+    if (examined.has_error() && examined.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
+      std::this_thread::sleep_for(kAgain);
+      continue;
+    }
+    PTC_TRY(auto found, std::move(examined));
+    if (found.replaceable.empty()) {
+      std::lock_guard lock(mutex);
+      counts.damaged_left += found.beyond.size();
+      return found;
+    }
+    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+    const std::vector<uint32_t> left = mend(record, *stored, found);
+    if (left.size() < found.replaceable.size()) {
+      PTC_TRY(note_mended(name, record.id));
+    }
+    if (!left.empty()) {
+      PTC_TRY(auto now, find_record(name));
+      if (now.id != record.id || now.stored != record.stored) continue;
+      PTC_TRY(bool done, replace_images(now, images_without(*stored, left), /*damaged=*/true));
+      if (!done) continue;
+    }
+    for (const std::string& what : found.replaced)
+      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(), name, what);
+    {
+      std::lock_guard lock(mutex);
+      counts.damaged_mended += found.replaceable.size() - left.size();
+      counts.damaged_replaced += left.size();
+      counts.damaged_left += found.beyond.size();
+    }
+    services.caches_stale();
+    return found;
+  }
+}
+
+bool Job::Impl::refresh_mended() {
+  std::lock_guard one(refreshing);
+  std::set<std::string> names;
+  std::map<std::string, std::string> unsaid;
+  {
+    std::lock_guard lock(mutex);
+    names.swap(to_refresh);
+    unsaid = not_said;
+  }
+  for (const auto& [name, id] : unsaid)
+    if (note_mended(name, id).has_value()) names.insert(name);
+  for (const std::string& name : names) {
+    Result<> done = listener != nullptr ? listener->contents_mended(job->name(), name) : ok();
+    if (done.has_value()) continue;
+    spdlog::warn("job {}: checkpoint {}: what was mended is read anew later: {}", job->name(), name,
+                 done.error().message());
+    std::lock_guard lock(mutex);
+    to_refresh.insert(name);
+  }
+  std::lock_guard lock(mutex);
+  return to_refresh.empty() && not_said.empty();
+}
+
+Result<> Job::Impl::answer_refresh(const std::string& id) {
+  PTC_TRY(sync());
+  {
+    std::lock_guard lock(mutex);
+    for (const auto& [name, record] : checkpoints)
+      if (record.id == id) to_refresh.insert(name);
+  }
+  return refresh_mended() ? ok() : Result<>(make_error(Code::kBusy, "what was mended cannot be read anew yet"));
+}
+
+void Job::Impl::refresh_everywhere(const std::string& name) {
+  Result<CheckpointRecord> record = find_record(name);
+  if (record.has_error()) return;
+  std::vector<std::future<void>> told;
+  if (services.cluster != nullptr)
+    for (const std::string& node : other_nodes())
+      told.push_back(std::async(std::launch::async, [&, node] {
+        Result<std::string> answer = ask(node, "refresh", json::serialize(json::object{{"id", record.value().id}}));
+        if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
+      }));
+  {
+    std::lock_guard lock(mutex);
+    to_refresh.insert(name);
+  }
+  (void)refresh_mended();
+}
+
+std::string LookedOver::to_text() const {
+  return json::serialize(json::object{{"time_ns", time_ns}, {"found", to_array(found)}, {"mended", to_array(mended)}});
+}
+
+std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
+  Result<json::value> value = parse_json(text);
+  if (value.has_error() || !value.value().is_object()) return std::nullopt;
+  const json::object& object = value.value().get_object();
+  const json::value* time = object.if_contains("time_ns");
+  if (time == nullptr || !time->is_int64()) return std::nullopt;
+  LookedOver looked{time->get_int64()};
+  for (auto [key, list] : {std::pair("found", &looked.found), std::pair("mended", &looked.mended)})
+    if (const json::value* texts = object.if_contains(key); texts != nullptr && texts->is_array())
+      for (const json::value& one : texts->get_array())
+        if (one.is_string()) list->emplace_back(std::string_view(one.get_string()));
+  return looked;
+}
+
+std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
+  const Impl& impl = *impl_;
+  const std::vector<std::string> there =
+      impl.services.cluster != nullptr ? impl.services.cluster->alive() : std::vector<std::string>();
+  std::lock_guard lock(impl.mutex);
+  std::optional<ToLookOver> next;
+  for (const auto& [name, record] : impl.checkpoints) {
+    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+    const auto first = std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
+      return impl.services.cluster == nullptr || is_among(there, node);
+    });
+    if (first == stored->nodes.end() || *first != node_key(impl.services)) continue;
+    const auto looked = impl.looked_over.find(record.id);
+    int64_t last = looked != impl.looked_over.end() ? looked->second.time_ns : 0;
+    if (const int64_t committed = record.checkpoint->manifest().time_ns; committed >= since_ns)
+      last = std::max(last, committed);
+    if (!next || last < next->last_ns) next = ToLookOver{name, last};
+  }
+  return next;
+}
+
+Result<> Job::look_over(const std::string& name) { return impl_->look_over(name); }
+bool Job::refresh_mended() { return impl_->refresh_mended(); }
+
+uint64_t Job::stored_bytes_here() const { return bytes_on(node_key(impl_->services)); }
+
+Result<> Job::Impl::look_over(const std::string& name) {
+  PTC_TRY(auto record, find_record(name));
+  if (const std::vector<std::string> lost = record.checkpoint->lost_tensors(); !lost.empty())
+    return make_error(Code::kUnavailable, "{} tensors are not within reach", lost.size());
+  PTC_TRY(auto found, examine(record, services.pace));
+  if (!found.good()) {
+    PTC_TRY(check_member(services.cluster));
+    PTC_TRY(found, repair(name));
+    (void)refresh_mended();
+  }
+  LookedOver looked{now_ns(), found.beyond, found.replaced};
+  for (const std::string& what : looked.found)
+    spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", job->name(), name, what);
+  const std::string key = meta_key("looked_over/") + record.id;
+  MetaTransaction transaction;
+  {
+    std::lock_guard lock(mutex);
+    const auto known = checkpoints.find(name);
+    if (known == checkpoints.end() || known->second.id != record.id) return ok();  // it was removed
+    transaction.compares.push_back({meta_key("checkpoints/" + name), known->second.meta_revision});
+    for (const auto& [id, before] : looked_over)
+      if (std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) { return one.second.id == id; }))
+        transaction.deletes.push_back(meta_key("looked_over/") + id);
+  }
+  transaction.puts.emplace_back(key, looked.to_text());
+  Result<int64_t> written = commit_fenced(std::move(transaction));
+  if (written.has_error() && written.error().code() == Code::kConflict)
+    return make_error(Code::kBusy, "it has changed meanwhile");
+  PTC_TRY(std::move(written));
+  std::lock_guard lock(mutex);
+  looked_over.insert_or_assign(record.id, std::move(looked));
+  std::erase_if(looked_over, [&](const auto& one) {
+    return std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& known) { return known.second.id == one.first; });
+  });
+  return ok();
+}
+
+void Job::note_looked_over(const std::string& id, std::string_view text) {
+  std::optional<LookedOver> looked = LookedOver::from_text(text);
+  std::lock_guard lock(impl_->mutex);
+  if (looked) impl_->looked_over.insert_or_assign(id, *std::move(looked));
+}
+
+}  // namespace ptc

@@ -1,0 +1,145 @@
+#include "reshard/job/scrub.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <spdlog/spdlog.h>
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "reshard/job/job_impl.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto kLookEvery = 2s;
+constexpr int64_t kDay = 86'400'000'000'000;  // ns
+// Of a round a day: at least so fast, and twice as fast as it takes.
+constexpr uint64_t kLeastBytesPerSecond = 64 << 20;
+// With less than a quarter of a processor the thread is in somebody's way, if only in the memory's.
+constexpr int kStarved = 4;
+constexpr auto kBusyPause = 250ms;
+
+std::chrono::nanoseconds thread_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+/// This thread runs when no other wants to.
+class IdlePriority {
+ public:
+  IdlePriority() {
+    const sched_param none{};
+    given_ = ::sched_getscheduler(0) == SCHED_OTHER && ::sched_setscheduler(0, SCHED_IDLE, &none) == 0;
+  }
+  ~IdlePriority() {
+    const sched_param none{};
+    if (given_) ::sched_setscheduler(0, SCHED_OTHER, &none);
+  }
+  IdlePriority(const IdlePriority&) = delete;
+  IdlePriority& operator=(const IdlePriority&) = delete;
+
+ private:
+  bool given_ = false;
+};
+
+}  // namespace
+
+Result<ScrubRate> ScrubRate::parse(std::string_view text) {
+  if (text == "off") return ScrubRate{Kind::kOff};
+  if (text == "daily") return ScrubRate{Kind::kDaily};
+  Result<uint64_t> bytes = parse_size(text);
+  if (bytes.has_error() || bytes.value() == 0)
+    return invalid_argument("'{}' is no rate: off, daily, or bytes a second, such as 50M", text);
+  return ScrubRate{Kind::kBytes, bytes.value()};
+}
+
+Result<> Pace::wait_until(Clock::time_point time) {
+  std::unique_lock lock(mutex_);
+  stopped_changed_.wait_until(lock, time, [this] { return stop_.stop_requested(); });
+  if (stop_.stop_requested()) return Error(Code::kCancelled, "shutting down");
+  return ok();
+}
+
+Result<> Pace::read(uint64_t bytes, const std::function<void()>& read) {
+  Clock::time_point turn;
+  {
+    std::lock_guard lock(mutex_);
+    turn = std::max(next_, Clock::now());
+    const double seconds = static_cast<double>(bytes) / static_cast<double>(std::max<uint64_t>(bytes_per_second_, 1));
+    next_ = turn + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+  PTC_TRY(wait_until(turn));
+  const auto began = Clock::now();
+  const auto had = thread_time();
+  {
+    const IdlePriority idle;
+    read();
+  }
+  const bool starved = Clock::now() - began > kStarved * (thread_time() - had) + 5ms;
+  return starved ? wait_until(Clock::now() + kBusyPause) : ok();
+}
+
+void Pace::stop() {
+  std::lock_guard lock(mutex_);
+  stop_.request_stop();
+  stopped_changed_.notify_all();
+}
+
+Scrubber::Scrubber(ScrubRate rate, Pace& pace, std::function<std::vector<std::shared_ptr<Job>>()> jobs)
+    : rate_(rate), started_ns_(now_ns()), pace_(pace), jobs_(std::move(jobs)),
+      thread_([this](std::stop_token stop) { work(std::move(stop)); }) {}
+
+Scrubber::~Scrubber() { pace_.stop(); }
+
+void Scrubber::wake() {
+  std::lock_guard lock(mutex_);
+  wake_ = true;
+  woken_.notify_all();
+}
+
+void Scrubber::work(std::stop_token stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-scrub");
+  bool again = false;  // not all caches could be seen to
+  while (!stop.stop_requested()) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto woken = [this] { return std::exchange(wake_, false); };
+      if (rate_.kind == ScrubRate::Kind::kOff && !again) woken_.wait(lock, stop, woken);
+      else woken_.wait_for(lock, stop, kLookEvery, woken);
+    }
+    if (stop.stop_requested()) return;
+    again = false;
+    try {
+      for (const JobRef& job : jobs_()) again = !job->refresh_mended() || again;
+      if (rate_.kind != ScrubRate::Kind::kOff) look_over_one();
+    } catch (const std::exception& error) {  // no memory
+      spdlog::warn("what is stored is looked over later: {}", error.what());
+    }
+  }
+}
+
+void Scrubber::look_over_one() {
+  JobRef first;
+  Job::ToLookOver what;
+  uint64_t stored_bytes = 0;
+  for (const JobRef& job : jobs_()) {
+    stored_bytes += job->stored_bytes_here();
+    const std::optional<Job::ToLookOver> next = job->next_to_look_over(started_ns_);
+    if (!next || (first != nullptr && next->last_ns >= what.last_ns)) continue;
+    first = job;
+    what = *next;
+  }
+  const bool daily = rate_.kind == ScrubRate::Kind::kDaily;
+  pace_.set_rate(daily ? std::max(kLeastBytesPerSecond, stored_bytes / 86400 * 2) : rate_.bytes_per_second);
+  if (first == nullptr || (daily && what.last_ns >= std::max(started_ns_, now_ns() - kDay))) return;
+  Result<> looked = first->look_over(what.checkpoint);
+  if (looked.has_error())
+    spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint, looked.error().message());
+}
+
+}  // namespace ptc

@@ -1,0 +1,84 @@
+// A look over everything that is stored, as time permits: what is damaged is found before somebody needs it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "store/base/error.h"
+
+namespace ptc {
+
+class Job;
+
+/// How often a node looks over what it stores.
+struct ScrubRate {
+  enum class Kind : uint8_t {
+    kOff,
+    kDaily,  // each checkpoint once a day; what is there at the start as soon as may be
+    kBytes,  // round after round, `bytes_per_second`
+  };
+  Kind kind = Kind::kOff;
+  uint64_t bytes_per_second = 0;
+
+  /// "off", "daily", or bytes a second: "50M".
+  static Result<ScrubRate> parse(std::string_view text);
+};
+
+/// Reads slowly: the thread takes processors that nobody else wants (SCHED_IDLE), so many bytes a second, and stops for
+/// a while when it hardly gets any. Threads: any; all share the rate.
+class Pace {
+ public:
+  static constexpr uint64_t kWindowBytes = 1 << 20;
+  explicit Pace(uint64_t bytes_per_second = UINT64_MAX) : bytes_per_second_(bytes_per_second) {}
+  void set_rate(uint64_t bytes_per_second) { bytes_per_second_ = bytes_per_second; }
+
+  /// Waits until it is time for so many bytes, then calls `read`. kCancelled once stop() was called.
+  Result<> read(uint64_t bytes, const std::function<void()>& read);
+  void stop();
+  std::stop_token stopped() const { return stop_.get_token(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Result<> wait_until(Clock::time_point time);
+  std::atomic<uint64_t> bytes_per_second_;
+  std::mutex mutex_;
+  std::condition_variable stopped_changed_;
+  std::stop_source stop_;
+  Clock::time_point next_;  // when the next bytes may be read; guarded
+};
+
+/// The thread of a node that looks over its jobs' checkpoints, one at a time, the one longest not looked at first; a
+/// checkpoint on several nodes is seen to by the first of these that is there, which asks the others to read what lies on them.
+/// It also sees to caches on this node that hold what was mended elsewhere. Threads: any.
+class Scrubber {
+ public:
+  /// All outlive it. Of a rate that is off, the caches alone are seen to, when woken.
+  Scrubber(ScrubRate rate, Pace& pace, std::function<std::vector<std::shared_ptr<Job>>()> jobs);
+  ~Scrubber();
+  /// There may be caches to see to.
+  void wake();
+
+ private:
+  void work(std::stop_token stop);
+  void look_over_one();
+
+  const ScrubRate rate_;
+  const int64_t started_ns_;
+  Pace& pace_;
+  const std::function<std::vector<std::shared_ptr<Job>>()> jobs_;
+  std::mutex mutex_;
+  std::condition_variable_any woken_;
+  bool wake_ = false;     // guarded
+  std::jthread thread_;   // last
+};
+
+}  // namespace ptc

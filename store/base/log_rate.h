@@ -1,0 +1,45 @@
+// Lines that strangers can cause: some of them are logged, and how many were not.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+
+namespace ptc {
+
+/// At most `lines` in each `period`. Threads: any.
+class LogRate {
+ public:
+  LogRate(unsigned lines, std::chrono::seconds period) : lines_(lines), period_(period) {}
+
+  /// What to put behind a line, which may be empty; nullopt: this one is not logged.
+  std::optional<std::string> pass() {
+    std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= ends_) {
+      ends_ = now + period_;
+      passed_ = 0;
+    }
+    if (passed_ == lines_) {
+      ++left_out_;
+      return std::nullopt;
+    }
+    ++passed_;
+    const uint64_t others = std::exchange(left_out_, 0);
+    return others == 0 ? std::string() : fmt::format(" (and {} others before it)", others);
+  }
+
+ private:
+  const unsigned lines_;
+  const std::chrono::seconds period_;
+  std::mutex mutex_;  // guards all below
+  std::chrono::steady_clock::time_point ends_{};
+  unsigned passed_ = 0;
+  uint64_t left_out_ = 0;
+};
+
+}  // namespace ptc

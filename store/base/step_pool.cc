@@ -1,0 +1,160 @@
+#include "store/base/step_pool.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ptc {
+
+struct Loop::State {
+  std::weak_ptr<StepPool::Shared> pool;
+  StepPool::Step step;
+  std::stop_source stop;
+  // --- guarded by the pool's mutex ---
+  bool queued = false, running = false, woken = false, stopped = false;
+  std::multimap<StepPool::Time, std::shared_ptr<State>>::iterator place;  // while queued
+};
+
+struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
+  using LoopRef = std::shared_ptr<Loop::State>;
+
+  explicit Shared(unsigned most) : most_threads(std::max(most, 1u)) {}
+
+  void begin_thread() { threads.emplace_back([self = shared_from_this()] { self->work(); }); }  // mutex held
+  void begin_another() noexcept {  // mutex held
+    try {
+      begin_thread();
+    } catch (const std::exception&) {  // no more threads on this machine: those that are there go on
+    }
+  }
+  void put(const LoopRef& loop, Time due) {  // mutex held
+    if (loop->queued) queue.erase(loop->place);
+    loop->place = queue.emplace(due, loop);
+    loop->queued = true;
+    if (loop->place == queue.begin()) due_changed.notify_one();
+  }
+  void work();
+  /// Whether this thread, which found nothing to do, shall end.
+  bool is_spare(std::unique_lock<std::mutex>& lock);
+
+  const unsigned most_threads;
+  mutable std::mutex mutex;
+  // --- guarded by mutex ---
+  std::multimap<Time, LoopRef> queue;
+  std::condition_variable due_changed, step_ended;
+  std::vector<std::thread> threads, ended;  // the latter end now
+  unsigned waiting = 0;                     // threads that wait for a step to come due
+  bool stopping = false;
+};
+
+void StepPool::Shared::work() {
+  constexpr auto kSpareAfter = std::chrono::seconds(5);
+  std::unique_lock lock(mutex);
+  while (!stopping) {
+    const Time now = std::chrono::steady_clock::now();
+    if (queue.empty() || queue.begin()->first > now) {
+      const Time spare_at = now + kSpareAfter;
+      const Time until = queue.empty() ? spare_at : std::min(spare_at, queue.begin()->first);
+      ++waiting;
+      due_changed.wait_until(lock, until);
+      --waiting;
+      const bool idle = std::chrono::steady_clock::now() >= spare_at;
+      if (idle && waiting > 0 && is_spare(lock)) return;
+      continue;
+    }
+    const LoopRef loop = queue.begin()->second;
+    queue.erase(queue.begin());
+    loop->queued = loop->woken = false;
+    loop->running = true;
+    // Somebody has to wait for what comes due meanwhile.
+    if (waiting > 0) due_changed.notify_one();
+    else if (threads.size() < most_threads) begin_another();
+    lock.unlock();
+    const std::optional<Time> next = loop->step(loop->stop.get_token());
+    lock.lock();
+    loop->running = false;
+    if (loop->stopped) {
+      step_ended.notify_all();
+    } else if (loop->woken) {
+      put(loop, std::chrono::steady_clock::now());
+    } else if (next) {
+      put(loop, *next);
+    }
+  }
+}
+
+bool StepPool::Shared::is_spare(std::unique_lock<std::mutex>& lock) {
+  auto self = std::find_if(threads.begin(), threads.end(),
+                           [](const std::thread& one) { return one.get_id() == std::this_thread::get_id(); });
+  if (self == threads.end()) return false;  // the pool ends, and joins it
+  std::vector<std::thread> before = std::exchange(ended, {});
+  ended.push_back(std::move(*self));
+  threads.erase(self);
+  due_changed.notify_one();  // it may have been this one that was told
+  lock.unlock();
+  for (std::thread& thread : before) thread.join();
+  return true;
+}
+
+StepPool::StepPool(unsigned most_threads) : shared_(std::make_shared<Shared>(most_threads)) {
+  std::lock_guard lock(shared_->mutex);
+  shared_->begin_thread();
+}
+
+StepPool::~StepPool() {
+  std::vector<std::thread> threads;
+  {
+    std::lock_guard lock(shared_->mutex);
+    shared_->stopping = true;
+    shared_->queue.clear();
+    threads = std::exchange(shared_->threads, {});
+    for (std::thread& thread : std::exchange(shared_->ended, {})) threads.push_back(std::move(thread));
+    shared_->due_changed.notify_all();
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+unsigned StepPool::threads() const {
+  std::lock_guard lock(shared_->mutex);
+  return static_cast<unsigned>(shared_->threads.size());
+}
+
+void Loop::start(StepPool& pool, StepPool::Step step) {
+  auto state = std::make_shared<State>();
+  state->pool = pool.shared_;
+  state->step = std::move(step);
+  std::lock_guard lock(pool.shared_->mutex);
+  state_ = state;
+  pool.shared_->put(state, std::chrono::steady_clock::now());
+}
+
+void Loop::wake() {
+  const std::shared_ptr<State> state = state_;
+  if (state == nullptr) return;
+  const std::shared_ptr<StepPool::Shared> pool = state->pool.lock();
+  if (pool == nullptr) return;
+  std::lock_guard lock(pool->mutex);
+  if (state->stopped) return;
+  const StepPool::Time now = std::chrono::steady_clock::now();
+  if (state->running) state->woken = true;
+  else if (!state->queued || state->place->first > now) pool->put(state, now);
+}
+
+void Loop::stop() {
+  const std::shared_ptr<State> state = state_;
+  if (state == nullptr) return;
+  state->stop.request_stop();
+  const std::shared_ptr<StepPool::Shared> pool = state->pool.lock();
+  if (pool == nullptr) return;
+  std::unique_lock lock(pool->mutex);
+  state->stopped = true;
+  if (state->queued) pool->queue.erase(std::exchange(state->place, {}));
+  state->queued = false;
+  pool->step_ended.wait(lock, [&] { return !state->running; });
+}
+
+}  // namespace ptc

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Commits of what several nodes wrote: nobody writes it any more when they are decided, whoever had it open; what takes
+long holds up nobody; and what fails leaves nothing behind."""
+import contextlib
+import mmap
+import os
+import time
+import unittest
+
+import cluster
+from cases import BigLlama, LEASE, TestCase
+from cluster import mount
+import models
+
+RENAME_SECONDS = 2.0
+
+
+class Commits(TestCase):
+    def write(self, model, replicas=0):
+        """Rank 0 on w0, rank 1 on w1."""
+        job = self.nodes.job(0, self.name)
+        job.set_layout(pp=2, replicas=replicas, devices=["w0:0", "w1:0"])
+        cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")
+        model.write_ranks(self.nodes.path(2, self.name, "all"), 1, 2)
+        for rank in (0, 1):
+            target = self.job(rank).incoming("base") + f"/rank/{rank}"
+            os.makedirs(os.path.dirname(target))
+            cluster.run("cp", "-r", self.nodes.path(2, self.name, "all", "rank", str(rank)), target)
+        cluster.run("rm", "-r", self.nodes.path(2, self.name, "all"))
+
+    def rename(self, node, name="base"):
+        """Its errno's name, or nothing; and how long it took."""
+        job, start = self.job(node), time.monotonic()
+        error = mount.error_of(os.rename, job.incoming(name), job.checkpoint(name))
+        return error, time.monotonic() - start
+
+    def images(self):
+        return sum(self.nodes.nodes[node].image_bytes() for node in range(3))
+
+    def file_on(self, node):
+        at = self.job(node).incoming("base") + f"/rank/{node}"
+        return os.path.join(at, next(name for name in os.listdir(at) if name.endswith(".safetensors")))
+
+    def test_open_on_another_node(self):
+        """What w1 has open or mapped for writing w0 does not commit; and afterwards nothing there can be written."""
+        model = models.Llama(40)
+        self.write(model)
+        path = self.file_on(1)
+        with open(path, "r+b") as file:
+            self.assertEqual(self.rename(0)[0], "EBUSY")
+            memory = mmap.mmap(file.fileno(), 0)
+        self.assertEqual(self.rename(0)[0], "EBUSY")  # the mapping outlives the descriptor
+        before = bytes(memory[:64])
+        memory[0:64] = bytes(64)
+        memory[0:64] = before
+        memory.close()
+        reader = os.open(path, os.O_RDONLY)
+        self.addCleanup(os.close, reader)
+        self.job(0).commit("base")
+        for call in (lambda: os.open(f"/proc/self/fd/{reader}", os.O_RDWR), lambda: os.truncate(reader, 1),
+                     lambda: os.truncate(f"/proc/self/fd/{reader}", 1), lambda: os.fchmod(reader, 0o666)):
+            self.assertIn(mount.error_of(call), ("EROFS", "EINVAL", "EPERM", "ESTALE"))
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
+        self.nodes.nodes[2].ptc("verify", self.name)
+
+    def test_refused_is_writable_again(self):
+        model = models.Llama(41)
+        self.write(model)
+        extra = self.job(1).incoming("base") + "/rank/7"
+        os.makedirs(extra)
+        with open(extra + "/notes.txt", "w", encoding="ascii") as file:
+            file.write("there is no rank 7")
+        self.assertEqual(self.rename(0)[0], "ECANCELED")  # refused (fs/errno.h)
+        with open(self.file_on(1), "r+b") as file:
+            first = file.read(1)
+            file.seek(0)
+            file.write(first)
+        cluster.run("rm", "-r", extra)
+        self.job(0).commit("base")
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
+
+    def test_a_stopped_node_holds_up_nobody(self):
+        """A rename holds locks of the whole mount: it is over in two seconds, and so is one of another job."""
+        model = models.Llama(42)
+        self.write(model, replicas=1)
+        other = self.nodes.job(0, self.name + "-other")
+        self.addCleanup(lambda: self.nodes.nodes[0].ptc("rm", "--force", other.name, check=False))
+        for name in ("a", "b"):
+            os.makedirs(other.file(name))
+        self.nodes.pause(2)
+        started = time.monotonic()
+        while time.monotonic() < started + LEASE - 1:
+            error, seconds = self.rename(0)
+            self.assertEqual(error, "EAGAIN")
+            self.assertLess(seconds, RENAME_SECONDS + 0.3)
+            self.assertTrue(os.path.exists(self.file_on(0)))
+            again = time.monotonic()
+            os.rename(other.file("a"), other.file("b", "a"))
+            os.rename(other.file("b", "a"), other.file("a"))
+            self.assertLess(time.monotonic() - again, RENAME_SECONDS)
+        self.job(0).commit("base")  # when w2 counts as dead
+        self.nodes.resume(2)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
+
+    def test_who_writes_ends_it(self):
+        """Between two renames the files are the user's: on whatever node one is written or removed, nothing is lost."""
+        for number in (0, 1):
+            with self.subTest(node=number):
+                model = models.Llama(43 + number)
+                self.write(model)
+                self.nodes.pause(2)
+                self.assertEqual(self.rename(0)[0], "EAGAIN")
+                path = self.file_on(number)
+                time.sleep(0.5)
+
+                def write(path=path):
+                    with contextlib.suppress(OSError), open(path, "r+b") as file:
+                        first = file.read(1)
+                        file.seek(0)
+                        return file.write(first)
+                cluster.until(write, "the file can be written", 5)
+                self.nodes.resume(2)
+                self.nodes.wait_members()
+                self.job(0).commit("base")
+                self.nodes.wait_settled(self.name)
+                self.expect_everywhere(model, 1, 2)
+                self.nodes.nodes[0].ptc("rm", "--force", self.name)
+                self.setUp()
+
+    def test_nothing_is_left_of_one_that_fails(self):
+        """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""
+        before = self.images()
+        self.write(BigLlama(45), replicas=1)
+        self.nodes.shape(2, "20mbit")  # the copies take a while
+        self.assertEqual(self.rename(0)[0], "EAGAIN")
+        cluster.until(lambda: self.images() > before, "there are images")
+        self.nodes.kill(0)
+        self.nodes.shape(2, None)
+        self.nodes.start(0)
+        self.nodes.wait_members()
+        cluster.until(lambda: self.images() == before, "nothing is left")
+        self.assertTrue(os.path.exists(self.file_on(0)) and os.path.exists(self.file_on(1)))
+        self.job(1).commit("base")
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(BigLlama(45), 1, 2)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,145 @@
+"""Whose a job and its files are: the same on every node, and so who may read and write them."""
+import json
+import os
+import stat
+import tempfile
+
+import cluster
+from cluster import mount
+import models
+from cases import TestCase
+from users import ANN, BOB, ROOT, read_text, run_as, write_text
+
+
+def facts(path):
+    found = os.stat(path)
+    return (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+
+
+class Owners(TestCase):
+    OPTIONS = ("-o", "allow_other")
+
+    def setUp(self):
+        super().setUp()
+        for node in self.nodes.nodes:
+            os.chmod(node.path, 0o777)
+
+    def everywhere(self, *parts):
+        return [os.path.join(node.path, self.name, *parts) for node in self.nodes.nodes]
+
+    def expect(self, wanted, *parts):
+        for path in self.everywhere(*parts):
+            cluster.until(lambda path=path: facts(path) == wanted, f"{path} is {wanted}: {facts(path)}", 10)
+
+    def test_a_job_is_its_owners_on_all_nodes(self):
+        first = self.everywhere()[0]
+        self.assertEqual(run_as(ANN, os.mkdir, first, 0o700), "")
+        for parts in ([], ["incoming"], ["dataset"]):
+            self.expect((*ANN, 0o700), *parts)
+        self.expect((*ANN, 0o644), "layout.json")
+        for path in self.everywhere():
+            self.assertEqual(run_as(BOB, os.listdir, path), "EACCES")
+            self.assertEqual(run_as(BOB, read_text, path + "/status.json"), "EACCES")
+            self.assertEqual(run_as(ANN, os.makedirs, path + "/incoming/x/rank/0"), "")
+            self.assertEqual(run_as(ANN, write_text, path + "/layout.json", '{"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1}'), "")
+            self.assertEqual(run_as(ANN, write_text, path + "/note", "Ann's"), "")
+
+    def test_changes_are_seen_on_all_nodes(self):
+        self.nodes.job(0, self.name)
+        paths = self.everywhere()
+        self.expect((0, 0, 0o755))
+        os.chown(paths[1], *ANN)
+        self.expect((ANN[0], ANN[1], 0o755))
+        self.expect((ANN[0], ANN[1], 0o644), "layout.json")
+        self.assertEqual(run_as(ANN, os.chmod, paths[2], 0o750), "")
+        self.expect((*ANN, 0o750))
+        self.assertEqual(run_as(BOB, os.chmod, paths[0], 0o777), "EPERM")
+        for name, node in (("incoming", 1), ("dataset", 2), ("layout.json", 0)):
+            path = self.everywhere(name)[node]
+            os.chown(path, *BOB)
+            os.chmod(path, 0o604)
+            self.expect((*BOB, 0o604), name)
+        self.assertEqual(run_as(ANN, write_text, self.everywhere("dataset")[1] + "/order.json", "{}"), "EACCES")
+        # Kept by a node that was away, and by one that starts again.
+        self.nodes.kill(2)
+        os.chmod(paths[0], 0o711)
+        self.nodes.start(2)
+        self.nodes.wait_members()
+        self.expect((*ANN, 0o711))
+        self.expect((*BOB, 0o604), "layout.json")
+        # A node that cannot agree with the others changes nothing.
+        self.nodes.partition(1)
+        cluster.until(lambda: "w1" not in self.nodes.nodes[0].members(), "w1 is away")
+        self.assertNotEqual(mount.error_of(os.chmod, paths[1], 0o777), "")
+        self.assertEqual(facts(paths[1]), (*ANN, 0o711))
+        self.nodes.heal(1)
+        self.nodes.wait_members()
+
+    def write_ranks(self, modes):
+        """Rank r of two, on node r, by Ann; `modes` of its two files."""
+        for rank, (model, config) in enumerate(modes):
+            top = self.everywhere("incoming", "step")[rank]
+            models.Llama(1).write_hf(f"{top}/rank/{rank}")
+            for path, directories, names in os.walk(top):
+                for name in directories + names:
+                    os.chown(os.path.join(path, name), *ANN)
+            os.chown(top, *ANN)
+            os.chmod(f"{top}/rank/{rank}/model.safetensors", model)
+            os.chmod(f"{top}/rank/{rank}/config.json", config)
+
+    def test_files_of_a_checkpoint(self):
+        job = self.nodes.job(0, self.name)
+        job.set_layout(dp=2)
+        self.write_ranks([(0o600, 0o640), (0o644, 0o604)])
+        job.commit("step")
+        # Both ranks wrote the same tensors: what is kept once allows what both did.
+        private, owner = (*ANN, 0o400), ANN
+        step = ["checkpoints", "step"]
+        for rank, config in ((0, 0o440), (1, 0o404)):
+            self.expect(private, *step, "layouts/tp1-pp1-dp2/rank", str(rank), "model.safetensors")
+            self.expect((*owner, config), *step, "layouts/tp1-pp1-dp2/rank", str(rank), "config.json")
+        self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/1/model.safetensors")
+        self.expect(private, *step, "hf/model-00001-of-00001.safetensors")
+        self.expect(private, *step, "hf/model.safetensors.index.json")
+        self.expect((*owner, 0o440), *step, "hf/config.json")
+        self.expect(private, *step, "model/model/norm/weight.npy")
+        self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/0/tensors/model/norm/weight.npy")
+        for path in self.everywhere(*step, "hf/model-00001-of-00001.safetensors"):
+            self.assertEqual(run_as(BOB, lambda path=path: str(os.open(path, os.O_RDONLY))), "EACCES")
+            self.assertEqual(run_as(ANN, lambda path=path: str(os.pread(os.open(path, os.O_RDONLY), 1, 8))), "b'{'")
+        job.set_layout(tp=2)
+        self.nodes.wait_settled(self.name)
+        self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/1/model.safetensors")
+        self.nodes.kill(1)
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/1/model.safetensors")
+
+    def test_sources_are_read_as_who_saved_them_on_all_nodes(self):
+        data = tempfile.mkdtemp(prefix=self.name, dir=self.nodes.top)
+        os.chmod(data, 0o755)
+        for name, text, team in (("shared.txt", "of the team", 42009), ("secret.txt", "of root", 0)):
+            write_text(f"{data}/{name}", text)
+            os.chmod(f"{data}/{name}", 0o640)
+            os.chown(f"{data}/{name}", 0, team)
+        self.assertEqual(run_as(ANN, os.mkdir, self.everywhere()[0]), "")
+        source = json.dumps({"shards": data + "/shared.txt", "format": "files"})
+        self.assertEqual(run_as(ANN, write_text, self.everywhere("dataset")[1] + "/source.json", source, groups=[42009]), "")
+        self.assertEqual(run_as(ANN, write_text, self.everywhere("dataset")[1] + "/order.json", '{"batch": 1}'), "")
+        for path in self.everywhere("dataset"):
+            cluster.until(lambda path=path: os.path.lexists(path + "/head"), path + " has a run", 30)
+            top = os.path.realpath(path + "/head") + "/rank-000/files/e000/000"
+            self.assertEqual(run_as(ANN, read_text, f"{top}/{os.listdir(top)[0]}"), "of the team")
+        # Behind a link that is changed later lies nothing that Ann may not read, on no node.
+        os.unlink(data + "/shared.txt")
+        os.symlink("secret.txt", data + "/shared.txt")
+        for path, user in zip(self.everywhere("dataset"), (ANN, ROOT, BOB)):
+            top = os.path.realpath(path + "/head") + "/rank-000/files/e000/000"
+            self.assertIn(run_as(user, read_text, f"{top}/00000000_0.txt"), ("EACCES", "EIO", "of the team"))
+        for path in self.everywhere("dataset"):
+            status = mount.read_json(path + "/status.json")
+            self.assertNotIn("of root", json.dumps(status))
+
+
+if __name__ == "__main__":
+    mount.main()

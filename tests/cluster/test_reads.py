@@ -1,0 +1,150 @@
+"""Reading what lies on other nodes: no more moves than is read, and a node that dies is not waited for."""
+import mmap
+import os
+import random
+import time
+import unittest
+
+import cluster  # noqa: F401 (it finds tests/clients)
+import models
+from cases import MIB, TestCase, layout_name, read
+
+
+class LargeLlama(models.Llama):
+    vocab = 256 * 1024  # 64 MiB
+
+
+class Remote(TestCase):
+    """A rank's file of 64 MiB on w0, read on w2."""
+
+    def setUp(self):
+        super().setUp()
+        self.commit(0, LargeLlama(31), devices=["w0:0"])
+        self.nodes.wait_settled(self.name)
+        self.here = self.job(0).rank_file("base", layout_name(1, 1), 0)
+        self.path = self.job(2).rank_file("base", layout_name(1, 1), 0)
+        self.size = os.stat(self.path).st_size
+        self.assertGreater(self.size, 64 * MIB)
+
+    def moved(self, action):
+        """Bytes that w2 received meanwhile, and what the action returned."""
+        before = self.nodes.bytes_received(2)
+        result = action()
+        return self.nodes.bytes_received(2) - before, result
+
+    def test_eight_bytes(self):
+        def look():
+            with open(self.path, "rb", buffering=0) as file:
+                return os.pread(file.fileno(), 8, self.size // 2)
+        moved, found = self.moved(look)
+        with open(self.here, "rb") as file:
+            self.assertEqual(found, os.pread(file.fileno(), 8, self.size // 2))
+        print(f"8 bytes: {moved} moved")
+        self.assertLess(moved, 2 * MIB)
+
+    def test_eight_bytes_of_a_mapping(self):
+        def look():
+            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+                return content[self.size // 2:self.size // 2 + 8]
+        moved, found = self.moved(look)
+        with open(self.here, "rb") as file:
+            self.assertEqual(found, os.pread(file.fileno(), 8, self.size // 2))
+        print(f"8 bytes of a mapping: {moved} moved")
+        self.assertLess(moved, 4 * MIB)
+
+    def test_here_and_there(self):
+        places = random.Random(32).sample(range(0, self.size - 4096, 1 << 16), 100)
+
+        def look():
+            with open(self.path, "rb", buffering=0) as file:
+                return [os.pread(file.fileno(), 4096, place) for place in places]
+        moved, found = self.moved(look)
+        with open(self.here, "rb") as file:
+            self.assertEqual(found, [os.pread(file.fileno(), 4096, place) for place in places])
+        print(f"100 times 4 KiB: {moved / MIB:.1f} MiB moved")
+        self.assertLess(moved, 8 * MIB)
+
+    def test_a_quarter_in_order(self):
+        def look():
+            with open(self.path, "rb", buffering=0) as file:
+                return b"".join(file.read(MIB) for _ in range(12))
+        moved, found = self.moved(look)
+        with open(self.here, "rb") as file:
+            self.assertEqual(found, file.read(12 * MIB))
+        print(f"12 MiB in order: {moved / MIB:.1f} MiB moved")
+        self.assertLess(moved, 18 * MIB)
+
+    def test_all_of_it_moves_once(self):
+        moved, content = self.moved(lambda: read(self.path))
+        self.assertTrue(content == read(self.here))
+        print(f"all {self.size / MIB:.1f} MiB: {moved / MIB:.1f} moved")
+        self.assertLess(moved, self.size * 1.1 + 2 * MIB)
+        moved, content = self.moved(lambda: read(self.path))
+        self.assertTrue(content == read(self.here))
+        self.assertLess(moved, MIB)
+
+    def test_readers_of_both_halves(self):
+        expected = read(self.here)
+
+        def look():
+            parts = []
+            with open(self.path, "rb", buffering=0) as file:
+                for at in range(0, self.size // 2 + MIB, MIB):
+                    for place in (at, self.size // 2 + at):
+                        parts.append(os.pread(file.fileno(), MIB, place) == expected[place:place + MIB])
+            return parts
+        moved, right = self.moved(look)
+        self.assertTrue(all(right))
+        print(f"both halves at once: {moved / MIB:.1f} of {self.size / MIB:.1f} MiB moved")
+        self.assertLess(moved, self.size * 1.1 + 8 * MIB)
+
+
+class Lost(TestCase):
+    """The lease is long: whoever waits for its end is seen to."""
+    LEASE = 40
+    BOUND = LEASE / 4
+    ROUNDS = 3
+
+    def times_of_reads(self, model, reader):
+        """Seconds of each rank's first read, which the kernel has no copy of."""
+        times = []
+        for rank in range(3):
+            path = self.job(reader).rank_file("base", layout_name(1, 3), rank)
+            start = time.monotonic()
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                content = file.read()
+            times.append(time.monotonic() - start)
+            held = models.safetensors_bytes(model.rank_tensors(1, 3, 0, rank))
+            self.assertEqual(content[-1000:], held[-1000:])
+        return times
+
+    def lose(self, what, take, give_back):
+        model = models.Llama(33)
+        self.commit(0, model, pp=3, replicas=1, devices=["w0:0", "w1:0", "w2:0"])
+        longest = 0
+        for turn in range(self.ROUNDS):
+            lost = turn % 3
+            self.times_of_reads(model, (lost + 1) % 3)
+            take(lost)
+            times = self.times_of_reads(model, (lost + 1) % 3) + self.times_of_reads(model, (lost + 2) % 3)
+            longest = max(longest, *times)
+            give_back(lost)
+            self.nodes.wait_members()
+            self.nodes.wait_settled(self.name)
+        print(f"{what}: the longest first read took {longest:.2f} s, {longest / self.LEASE:.3f} of the lease")
+        self.assertLess(longest, self.BOUND)
+
+    def test_killed(self):
+        self.lose("killed", self.nodes.kill, self.nodes.start)
+
+    def test_stopped(self):
+        self.lose("stopped", self.nodes.pause, self.nodes.resume)
+
+    def test_cut_off(self):
+        self.lose("cut off", lambda node: self.nodes.partition(node, links=("eth0",)),
+                  lambda node: self.nodes.heal(node, links=("eth0",)))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,231 @@
+"""What the daemon keeps of root's powers, and how much a user or a job may have."""
+import mmap
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
+import models  # noqa: E402
+import mount  # noqa: E402
+from users import ANN, BOB, ROOT, read_text, run_as  # noqa: E402
+
+if os.access("/dev/shm", os.W_OK):
+    mount.tempfile.tempdir = "/dev/shm"  # the store in memory, as it is by default
+
+MIB = 1 << 20
+# As in capabilities.h of Linux.
+KEPT = {"CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "FSETID": 4, "SETGID": 6, "SETUID": 7,
+        "LINUX_IMMUTABLE": 9, "NET_BIND_SERVICE": 10, "SYS_ADMIN": 21, "LEASE": 28}
+XATTR = "trusted.ptc.quota"
+
+
+def capabilities(pid, which):
+    for line in read_text(f"/proc/{pid}/status").splitlines():
+        if line.startswith(which + ":"):
+            return int(line.split()[1], 16)
+    raise AssertionError(which)
+
+
+def write(path, size, mode="wb"):
+    with open(path, mode) as file:
+        while size > 0:
+            size -= file.write(b"x" * min(size, MIB))
+            file.flush()
+
+
+class Capabilities(mount.TestCase):
+    only_root = "has something to give up"
+
+    def test_only_what_is_needed(self):
+        wanted = sum(1 << number for number in KEPT.values())
+        tasks = os.listdir(f"/proc/{self.mount.process.pid}/task")
+        self.assertGreater(len(tasks), 3)
+        for pid in [self.mount.process.pid, *tasks]:
+            for which in ("CapEff", "CapPrm", "CapBnd"):
+                self.assertEqual(capabilities(pid, which), wanted & capabilities("self", which), f"{which} of {pid}")
+            for which in ("CapInh", "CapAmb"):
+                self.assertEqual(capabilities(pid, which), 0)
+        self.assertNotIn("is missing", read_text(self.mount.log))
+
+    def test_the_unit_names_the_same(self):
+        unit = read_text(os.path.join(os.path.dirname(__file__), "../../tools/deploy/ptcfs@.service.in"))
+        named = [word for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")
+                 for word in line.split("=")[1].split()]
+        self.assertEqual(sorted(named), sorted("CAP_" + name for name in KEPT))
+
+
+class Fewer(mount.TestCase):
+    """What is not there is said, and what needs it is refused with the reason."""
+    only_root = "has something to lose"
+    mount_options = ("-o", "allow_other")
+
+    class mount_type(mount.Mount):
+        launcher = ("setpriv", "--bounding-set", "-setuid,-lease")
+
+    def test_what_is_missing_is_said(self):
+        log = read_text(self.mount.log)
+        self.assertIn("CAP_SETUID is missing: shards of a data set cannot be read as", log)
+        self.assertIn("CAP_LEASE is missing", log)
+        os.chmod(self.mount.top, 0o755)
+        job = self.new_job()
+        os.chown(job.path, *ANN)
+        os.chown(job.file("dataset"), *ANN)
+
+        def save():
+            with open(job.file("dataset/source.json"), "w", encoding="utf-8") as file:
+                file.write('{"shards": "/etc/hostname", "format": "files"}')
+        self.assertEqual(run_as(ANN, save), "EACCES")
+        self.assertIn("may not read as uid 41001", mount.read_json(job.file("dataset/status.json"))["error"])
+
+
+class Quotas(mount.TestCase):
+    only_root = "can become other users"
+    mount_options = ("-o", "allow_other,quota-user=8M;60", "--quota-job", "12M,100")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.chmod(cls.mount.top, 0o755)
+
+    def setUp(self):
+        super().setUp()
+        os.chmod(self.mount.path, 0o777)
+
+    def job_of(self, user, name):
+        path = os.path.join(self.mount.path, name)
+        self.assertEqual(run_as(user, os.mkdir, path), "")
+        return path
+
+    def expect(self, wanted, user, call, *arguments):
+        self.assertEqual(run_as(user, call, *arguments), wanted)
+
+    def remove(self, *paths):
+        for path in paths:
+            subprocess.run(["rm", "-rf", path], check=True)
+
+    def test_bytes_of_a_user(self):
+        one, two = self.job_of(ANN, "bytes-one"), self.job_of(ANN, "bytes-two")
+        self.expect("", ANN, write, one + "/a", 5 * MIB)
+        self.expect("EDQUOT", ANN, write, two + "/b", 4 * MIB)
+        self.assertLessEqual(os.stat(two + "/b").st_blocks * 512, 3 * MIB)
+        self.expect("", BOB, write, self.job_of(BOB, "bytes-three") + "/c", 4 * MIB)
+        # What is there may be written again, with nothing left.
+        os.truncate(two + "/b", 0)
+        self.expect("", ANN, write, two + "/b", 3 * MIB)
+        self.expect("", ANN, write, one + "/a", 5 * MIB, "r+b")
+        self.expect("EDQUOT", ANN, write, one + "/a", 1, "ab")
+        # A name more costs nothing, and one less nothing comes back; the last one brings all of it.
+        os.link(one + "/a", one + "/a2")
+        os.unlink(one + "/a")
+        self.expect("EDQUOT", ANN, write, two + "/d", MIB)
+        os.unlink(one + "/a2")
+        self.expect("", ANN, write, two + "/d", 5 * MIB)
+        # By other ways: holes, fallocate, mmap, another one's file that becomes Ann's.
+        os.truncate(two + "/d", 0)
+
+        def allocate(path, size):
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+        self.expect("EDQUOT", ANN, allocate, two + "/d", 6 * MIB)
+        self.expect("", ANN, allocate, two + "/d", 4 * MIB)
+        self.expect("", ANN, os.truncate, two + "/d", 64 * MIB)
+        self.expect("EDQUOT", ANN, lambda: write_at(two + "/d", 60 * MIB, 2 * MIB))
+        self.expect("", ANN, lambda: write_at(two + "/d", 60 * MIB, MIB // 2))
+
+        def map_and_write():
+            with open(two + "/d", "r+b") as file, mmap.mmap(file.fileno(), 8 * MIB) as mapped:
+                for at in range(0, 8 * MIB, 4096):
+                    mapped[at] = 1
+                mapped.flush()
+        self.assertIn(run_as(ANN, map_and_write), ("EDQUOT", "EIO"))
+        self.assertLessEqual(os.stat(two + "/d").st_blocks * 512, 5 * MIB)
+        self.remove(one, two, os.path.join(self.mount.path, "bytes-three"))
+
+    def test_files_of_a_user_and_of_a_job(self):
+        one, two = self.job_of(ANN, "files-one"), self.job_of(ROOT, "files-two")
+
+        def make(directory, count):
+            for number in range(count):
+                kind = (os.mkdir, lambda path: os.symlink("x", path), lambda path: write(path, 0))[number % 3]
+                kind(f"{directory}/{number}-{count}")
+        self.expect("", ANN, make, one, 50)
+        self.expect("EDQUOT", ANN, make, one, 20)
+        self.expect("EDQUOT", ROOT, make, two, 101)
+        self.assertEqual(len([name for name in os.listdir(two) if name.endswith("-101")]), 100)
+        self.remove(one)
+        again = self.job_of(ANN, "files-one")
+        self.expect("", ANN, make, again, 55)
+        self.assertEqual(os.statvfs(two).f_files, 100)
+        self.assertEqual(os.statvfs(two).f_ffree, 0)
+        self.remove(again, two)
+
+    def test_a_file_without_a_name_counts_until_it_is_closed(self):
+        job = self.job_of(ANN, "nameless")
+        with open(job + "/a", "wb") as file:
+            os.chown(job + "/a", *ANN)
+            file.write(b"x" * 6 * MIB)
+            file.flush()
+            os.unlink(job + "/a")
+            self.expect("EDQUOT", ANN, write, job + "/b", 4 * MIB)
+            os.truncate(job + "/b", 0)
+        end = time.monotonic() + 10
+        while run_as(ANN, write, job + "/b", 7 * MIB) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.assertEqual(os.stat(job + "/b").st_size, 7 * MIB)
+        self.remove(job)
+
+    def test_a_job_with_a_limit_of_its_own(self):
+        job = self.job_of(ROOT, "limited")
+        self.expect("EDQUOT", ROOT, write, job + "/a", 13 * MIB)
+        self.expect("EPERM", ANN, os.setxattr, job, XATTR, b"1G")
+        self.assertEqual(mount.error_of(os.setxattr, job, XATTR, b"a lot"), "EINVAL")
+        os.setxattr(job, XATTR, b"20M")
+        self.assertEqual(os.getxattr(job, XATTR), b"20M")
+        self.expect("", ROOT, write, job + "/a", 18 * MIB)
+        space = os.statvfs(job)
+        self.assertEqual(space.f_blocks * space.f_frsize, 20 * MIB)
+        self.assertEqual(space.f_bavail * space.f_frsize, 2 * MIB)
+        # The same after a kill.
+        self.mount.stop(kill=True)
+        self.mount.start()
+        self.assertEqual(os.getxattr(job, XATTR), b"20M")
+        self.expect("EDQUOT", ROOT, write, job + "/b", 3 * MIB)
+        os.removexattr(job, XATTR)
+        self.assertEqual(mount.error_of(os.getxattr, job, XATTR), "ENODATA")
+        self.expect("EDQUOT", ROOT, write, job + "/c", 1)
+        self.remove(job + "/a", job + "/b")
+        self.expect("", ROOT, write, job + "/c", 11 * MIB)
+        self.remove(job)
+
+    def test_checkpoints_count(self):
+        job = mount.Job(self.mount, "checkpoints")
+        os.mkdir(job.path)
+        model = models.Llama(1)
+        model.write_hf(job.incoming("a") + "/rank/0")
+        size = os.path.getsize(job.incoming("a") + "/rank/0/model.safetensors")
+        os.setxattr(job.path, XATTR, f"{2 * size}".encode())
+        job.commit("a")
+        free = os.statvfs(job.path)
+        self.assertLess(free.f_bavail * free.f_frsize, size + 8192)
+        self.assertEqual(mount.error_of(write, job.path + "/more", size + MIB), "EDQUOT")
+        os.unlink(job.path + "/more")
+        subprocess.run(["rm", "-r", job.checkpoint("a")], check=True)
+        end = time.monotonic() + 10
+        while mount.error_of(write, job.path + "/more", 2 * size - 64 * 1024) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.assertEqual(os.path.getsize(job.path + "/more"), 2 * size - 64 * 1024)
+        self.remove(job.path)
+
+
+def write_at(path, offset, size):
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        for at in range(offset, offset + size, MIB // 2):
+            os.pwrite(fd, b"x" * min(MIB // 2, offset + size - at), at)
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    mount.main()

@@ -1,0 +1,216 @@
+"""Whose rights a data set's shards are read with: those of the user who saved source.json, wherever --data-root allows.
+
+Only root can run this: it makes calls as other users, on a mount that lets all in.
+"""
+import json
+import os
+import socket
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
+import mount  # noqa: E402
+from users import ANN, BOB, read_text, run_as, write_text  # noqa: E402
+
+TEAM = 42009  # a group
+SETTLES = 30
+
+
+def write(path, text, mode=0o644, owner=None):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(path, mode)
+    if owner:
+        os.chown(path, *owner)
+    return path
+
+
+class Sources(mount.TestCase):
+    mount_options = ("-o", "allow_other")
+    only_root = "can become other users"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.chmod(cls.mount.top, 0o755)
+
+    def setUp(self):
+        super().setUp()
+        os.chmod(self.scratch, 0o755)
+        self.job = self.new_job()
+        self.give(self.job, ANN)
+
+    def give(self, job, owner):
+        for name in ("", "dataset", "incoming"):
+            os.chown(os.path.join(job.path, name), *owner)
+
+    def at(self, *parts):
+        return self.job.file("dataset", *parts)
+
+    def save(self, source, user=ANN, groups=()):
+        return run_as(user, write_text, self.at("source.json"), json.dumps(source), groups=groups)
+
+    def error(self):
+        return mount.read_json(self.at("status.json"))["error"]
+
+    def wait(self, what, check):
+        end = time.monotonic() + SETTLES
+        while not check():
+            self.assertLess(time.monotonic(), end, what + mount.read_text(self.at("status.json")))
+            time.sleep(0.05)
+
+    def wait_state(self, *states):
+        self.wait(f"not {states}: ", lambda: mount.read_json(self.at("status.json"))["state"] in states)
+
+    def begin(self, source, user=ANN, groups=()):
+        """Samples by the file that holds them; each file is one."""
+        self.assertEqual(self.save(source, user, groups), "")
+        self.assertEqual(run_as(ANN, write_text, self.at("order.json"), '{"batch": 1, "shuffle": "none"}'), "")
+        self.wait("no head: ", lambda: os.path.lexists(self.at("head")))
+        return self.files()
+
+    def files(self):
+        top = os.path.realpath(self.at("head")) + "/rank-000/files/e000/000"
+        return [f"{top}/{name}" for name in sorted(os.listdir(top))]
+
+    def refused(self, source, why, user=ANN):
+        self.assertEqual(self.save(source, user), "EACCES")
+        self.assertIn(why, self.error())
+        self.assertFalse(os.path.exists(self.at("source.json")))
+
+    def test_a_file_of_root_alone(self):
+        secret = write(self.temporary("secret/shadow"), "root:$y$secret\n", 0o600)
+        hidden = write(self.temporary("hidden/part-0.txt"), "secret\n")
+        os.chmod(self.temporary("hidden"), 0o700)
+        for shards in (secret, [secret], self.temporary("hidden"), hidden, self.temporary("hidden/*.txt"),
+                       self.temporary("hidden/part-{0..3}.txt")):
+            self.refused({"shards": shards, "format": "files"}, "Permission denied")
+        # What a directory, which may be read, holds, and where a link leads, is found when it is indexed.
+        os.symlink(secret, self.temporary("secret/link"))
+        os.mkdir(self.temporary("secret/below"), 0o700)
+        for shards in (self.temporary("secret"), self.temporary("secret/*")):
+            self.assertEqual(self.save({"shards": shards, "format": "files"}), "")
+            self.wait_state("refused")
+            self.assertIn("Permission denied", self.error())
+        # The same saved by root is a source of root's.
+        files = self.begin({"shards": secret, "format": "files"}, user=(0, 0))
+        self.assertEqual([read_text(path) for path in files], ["root:$y$secret\n"])
+
+    def test_by_a_supplementary_group(self):
+        data = write(self.temporary("team/a.txt"), "of the team\n", 0o640, (0, TEAM))
+        self.refused({"shards": data, "format": "files"}, "Permission denied")
+        files = self.begin({"shards": data, "format": "files"}, groups=[TEAM])
+        self.assertEqual(run_as(ANN, read_text, files[0]), "of the team\n")
+        # That is agreed on, and outlives the daemon.
+        self.mount.stop(kill=True)
+        self.mount.start()
+        self.wait("no head: ", lambda: os.path.lexists(self.at("head")))
+        self.assertEqual(run_as(ANN, read_text, self.files()[0]), "of the team\n")
+
+    def test_by_mv_and_by_another_who_may_write(self):
+        """Who renames a file over source.json, or writes it, saves it: not the job's owner, nor who made the file."""
+        secret = write(self.temporary("secret"), "of root\n", 0o600)
+        source = json.dumps({"shards": secret, "format": "files"})
+        write(self.at("new.json"), source)
+        self.assertEqual(run_as(ANN, os.rename, self.at("new.json"), self.at("source.json")), "EACCES")
+        self.assertIn("Permission denied", self.error())
+        # Through a descriptor of Ann's, which root writes to and closes.
+        ours, theirs = socket.socketpair()
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+
+        def give():
+            fd = os.open(self.at("source.json"), os.O_WRONLY | os.O_CREAT)
+            socket.send_fds(theirs, [b"x"], [fd])
+
+        self.assertEqual(run_as(ANN, give), "")
+        _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+        os.write(fd, source.encode())
+        self.assertEqual(mount.error_of(os.fsync, fd), "EACCES")
+        self.assertEqual(mount.error_of(os.close, fd), "EACCES")
+        self.assertFalse(os.path.exists(self.at("source.json")))
+
+    def test_permission_that_is_lost(self):
+        names = [write(self.temporary(f"data/{i}.txt"), f"sample {i}\n", owner=BOB) for i in range(3)]
+        files = self.begin({"shards": self.temporary("data"), "format": "files"})
+        tar = os.path.realpath(self.at("head")) + "/rank-000/tar/e000/000000.tar"
+        with open(files[1], encoding="utf-8") as open_before, open(tar, "rb") as tar_before:
+            self.assertIn(b"sample 0", tar_before.read())
+            self.assertEqual([run_as(ANN, read_text, path) for path in files], [f"sample {i}\n" for i in range(3)])
+            for name in names:
+                os.chmod(name, 0o600)
+            time.sleep(1)
+            for path in files:
+                self.assertEqual(run_as(ANN, read_text, path), "EACCES")
+                self.assertEqual(mount.error_of(lambda: open(path).close()), "EACCES")
+            self.assertEqual(mount.error_of(lambda: open(tar).close()), "EACCES")
+            del open_before  # like a file of a disk: who has it open, has it
+        self.assertIn("Permission denied", json.dumps(mount.read_json(self.at("status.json"))["read_errors"]))
+        for name in names:
+            os.chmod(name, 0o644)
+        self.assertEqual(run_as(ANN, read_text, files[0]), "sample 0\n")
+        # A directory above them, which changes nothing of the files.
+        os.chmod(self.temporary("data"), 0o700)
+        time.sleep(1)
+        for path in files + [tar]:
+            self.assertEqual(mount.error_of(lambda: open(path).close()), "EACCES", path)
+        os.chmod(self.temporary("data"), 0o755)
+        self.assertEqual(run_as(ANN, read_text, files[2]), "sample 2\n")
+
+    def test_formats_with_shards(self):
+        """Not only files: what is listed, indexed and mapped is read as Ann, too."""
+        lines = write(self.temporary("lines/0.jsonl"), '{"a": 1}\n{"a": 2}\n')
+        files = self.begin({"shards": self.temporary("lines")})
+        jsonl = os.path.realpath(self.at("head")) + "/rank-000/jsonl/e000"
+        jsonl = f"{jsonl}/{sorted(os.listdir(jsonl))[0]}"
+        self.assertEqual(run_as(ANN, read_text, jsonl), '{"a": 1}\n')
+        os.chown(lines, *BOB)
+        os.chmod(lines, 0o600)
+        time.sleep(1)
+        self.assertEqual(run_as(ANN, read_text, jsonl), "EACCES")
+        self.assertEqual(run_as(ANN, read_text, files[0]), "EACCES")
+
+
+class DataRoots(Sources):
+    """Only below some directories."""
+    test_a_file_of_root_alone = test_by_a_supplementary_group = test_by_mv_and_by_another_who_may_write = None
+    test_permission_that_is_lost = test_formats_with_shards = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.roots = mount.tempfile.mkdtemp(prefix="ptcfs-roots-")
+        cls.addClassCleanup(mount.shutil.rmtree, cls.roots)
+        os.chmod(cls.roots, 0o755)
+        for name in ("a", "b", "ab"):
+            os.mkdir(f"{cls.roots}/{name}")
+        cls.mount_options = ("-o", "allow_other", "--data-root", f"{cls.roots}/a:{cls.roots}/b/")
+        super().setUpClass()
+
+    def test_only_below_them(self):
+        a, b = self.roots + "/a", self.roots + "/b"
+        outside = write(self.roots + "/ab/x.txt", "outside\n")
+        write(a + "/deep/x.txt", "inside a\n")
+        write(b + "/x.txt", "inside b\n")
+        for shards in (outside, self.roots, self.roots + "/*/x.txt", a + "/../ab/x.txt", "/etc/hostname", "/"):
+            self.refused({"shards": shards, "format": "files"}, "--data-root", (0, 0))
+        for name, target in (("up", "../ab"), ("absolute", self.roots + "/ab"), ("file", "../ab/x.txt")):
+            os.symlink(target, f"{a}/{name}")
+            for shards in [f"{a}/{name}"] + ([f"{a}/{name}/x.txt"] if name != "file" else []):
+                self.refused({"shards": shards, "format": "files"}, "leads out of", (0, 0))
+            os.unlink(f"{a}/{name}")
+        os.symlink("x.txt", a + "/deep/same.txt")
+        files = self.begin({"shards": [a + "/deep", b + "/x.txt"], "format": "files"})
+        self.assertEqual([mount.read_text(path) for path in files], ["inside a\n", "inside a\n", "inside b\n"])
+        # A link that comes later.
+        os.unlink(a + "/deep/x.txt")
+        os.symlink("../../ab/x.txt", a + "/deep/x.txt")
+        time.sleep(1)
+        self.assertNotEqual(run_as(ANN, read_text, files[1]), "outside\n")
+        self.assertEqual(self.save({"shards": a + "/deep", "format": "files"}, (0, 0)), "")
+        self.wait_state("refused")
+        self.assertIn("leads out of", self.error())
+
+
+if __name__ == "__main__":
+    mount.main()

@@ -1,0 +1,137 @@
+// What a node gives to a commit: taken back whole, unless it was decided.
+#include "reshard/job/commit_share.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TestSeal : Seal {
+  explicit TestSeal(int& open) : open_(open) { ++open_; }
+  ~TestSeal() override { --open_; }
+  void committed() override {}
+  int& open_;
+};
+
+class CommitShareTest : public ::testing::Test {
+ protected:
+  CommitShareTest() {
+    fs::create_directories(incoming_ + "/rank/0");
+    write_file(file_, "some bytes");
+    images_ = ImageStore::open(dir_.path().string() + "/images").value();
+  }
+  std::shared_ptr<CommitShare> take(GivesWay may_give_way = {}) {
+    auto share = CommitShare::take({dir_.path().string() + "/job", images_.get(), &hashes_}, "id", "base",
+                                   [&](GivesWay gives_way) -> Result<std::unique_ptr<Seal>> {
+                                     gives_way_ = std::move(gives_way);
+                                     return std::make_unique<TestSeal>(sealed_);
+                                   },
+                                   std::move(may_give_way));
+    EXPECT_TRUE(share.has_value()) << share.error().message();
+    return std::move(share).value();
+  }
+  long images() const {
+    long count = 0;
+    for (const auto& entry : fs::directory_iterator(dir_.path().string() + "/images")) count += !entry.path().has_extension();
+    return count;
+  }
+
+  TempDir dir_;
+  const std::string incoming_ = dir_.path().string() + "/job/files/incoming/base", file_ = incoming_ + "/rank/0/a.txt";
+  const std::string hidden_ = dir_.path().string() + "/job/committing/id/base";
+  std::unique_ptr<ImageStore> images_;
+  HashCache hashes_;
+  GivesWay gives_way_;
+  int sealed_ = 0;
+};
+
+TEST_F(CommitShareTest, GoesBackUnlessItIsDecided) {
+  auto share = take();
+  EXPECT_EQ(sealed_, 1);
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  EXPECT_TRUE(fs::exists(file_));  // until it is hidden
+  ASSERT_TRUE(share->hide().has_value());
+  EXPECT_FALSE(fs::exists(file_));
+  EXPECT_TRUE(fs::exists(hidden_));
+  share.reset();
+  EXPECT_TRUE(fs::exists(file_));
+  EXPECT_EQ(images(), 0);
+  EXPECT_EQ(sealed_, 0);
+  EXPECT_EQ(fs::hard_link_count(file_), 1u);
+}
+
+TEST_F(CommitShareTest, WhatIsDecidedStays) {
+  auto share = take();
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  ASSERT_TRUE(share->hide().has_value());
+  share->committed();
+  share.reset();
+  EXPECT_FALSE(fs::exists(incoming_));
+  EXPECT_FALSE(fs::exists(hidden_));
+  EXPECT_EQ(images(), 1);
+}
+
+TEST_F(CommitShareTest, WhatIsInDoubtIsLeftToTheNextStart) {
+  auto share = take();
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  ASSERT_TRUE(share->hide().has_value());
+  share->leave();
+  share.reset();
+  EXPECT_TRUE(fs::exists(hidden_));
+  EXPECT_EQ(images(), 1);
+}
+
+TEST_F(CommitShareTest, AWriteIsNoticedAtTheLastMoment) {
+  auto share = take();
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  write_file(file_, "other bytes, past the seal");
+  Result<> hidden = share->hide();
+  ASSERT_TRUE(hidden.has_error());
+  EXPECT_EQ(hidden.error().code(), Code::kBusy);
+  share.reset();
+  EXPECT_TRUE(fs::exists(file_));
+
+  share = take();
+  UniqueFd writer(open(file_.c_str(), O_RDWR));
+  EXPECT_EQ(share->adopt({"rank/0/a.txt"}).error().code(), Code::kBusy);
+  share.reset();
+  EXPECT_EQ(images(), 0);
+}
+
+TEST_F(CommitShareTest, GivesWayToAWriter) {
+  bool may = false;
+  auto share = take([&] { return may; });
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  EXPECT_FALSE(gives_way_());
+  EXPECT_EQ(sealed_, 1);
+  may = true;
+  EXPECT_TRUE(gives_way_());
+  EXPECT_EQ(sealed_, 0);
+  EXPECT_EQ(images(), 0);  // the file is the user's alone again, at once
+  EXPECT_EQ(share->hide().error().code(), Code::kConflict);
+  EXPECT_EQ(share->adopt({"rank/0/a.txt"}).error().code(), Code::kConflict);
+  EXPECT_EQ(images(), 0);
+  EXPECT_TRUE(fs::exists(file_));
+}
+
+TEST_F(CommitShareTest, ALinkIsNoWrite) {
+  struct stat st{};
+  ASSERT_EQ(stat(file_.c_str(), &st), 0);
+  hashes_.put(version_of(st), "key", Checksum());
+  auto share = take();
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  share.reset();
+  ASSERT_EQ(stat(file_.c_str(), &st), 0);
+  EXPECT_TRUE(hashes_.find(version_of(st), "key").has_value());  // nothing is hashed twice
+}
+
+}  // namespace
+}  // namespace ptc::testing

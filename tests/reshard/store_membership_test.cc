@@ -1,0 +1,258 @@
+// A store and the cluster that it belongs to: what it joins, what it refuses, and that nothing goes by mistake.
+#include "reshard/job/store_membership.h"
+
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "reshard/job/recover.h"
+#include "store/transport/transport.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// The only node of its cluster.
+class OneNode final : public Cluster {
+ public:
+  OneNode(MetaClient& meta, std::string self) : self_(std::move(self)), lease_(meta.lease(std::chrono::seconds(60)).value()) {
+    MetaTransaction join;
+    join.leased_puts = {{"nodes/" + self_, "up"}};
+    join.lease = lease_.get();
+    revision_ = meta.commit(join).value();
+  }
+  const std::string& self() const override { return self_; }
+  std::vector<std::string> alive() const override { return {self_}; }
+  Result<std::string> call(const std::string& node, std::string_view, const std::string&, std::chrono::milliseconds,
+                           std::stop_token) override {
+    return make_error(Code::kUnavailable, "there is no node {}", node);
+  }
+  MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
+  MetaTransaction::Compare fence_of(const std::string&) const override { return fence(); }
+  std::shared_ptr<const MetaLease> lease() const override { return lease_; }
+
+ private:
+  std::string self_;
+  std::shared_ptr<MetaLease> lease_;
+  int64_t revision_;
+};
+
+class Membership : public ::testing::Test {
+ protected:
+  /// Null: alone.
+  Result<> open(MetaClient* meta, bool join = false, const std::string& node = "w0") {
+    close();
+    JobStoreOptions options;
+    options.directory = dir_.path();
+    options.node = node;
+    options.copy_threads = 2;
+    if (meta != nullptr) {
+      cluster_ = std::make_unique<OneNode>(*meta, node);
+      options.cluster = {meta, cluster_.get(), [] { return make_loopback_transport(); }, "ptcfs", "etcd", join, {}};
+    }
+    PTC_TRY(store_, JobStore::open(options, nullptr));
+    return ok();
+  }
+  void close() {
+    store_.reset();
+    cluster_.reset();
+  }
+  std::string refusal(MetaClient* meta, bool join = false, const std::string& node = "w0") {
+    const auto before = files();
+    Result<> opened = open(meta, join, node);
+    if (opened.has_value()) return "it was opened";
+    close();
+    EXPECT_EQ(files(), before);
+    return opened.error().message();
+  }
+  /// A job with a checkpoint, and something in incoming/.
+  void make_job(const std::string& name) {
+    JobRef job = store_->create_job(name).value();
+    write_ranks(sample_, LayoutSpec(), fs::path(job->files_dir()) / "incoming/base");
+    Result<> committed = job->commit("base", "base");
+    ASSERT_TRUE(committed.has_value()) << committed.error().message();
+    job->wait_settled();
+    write_file(fs::path(job->files_dir()) / "incoming/next/rank/0/notes", "staged");
+  }
+  void expect_job(const std::string& name) {
+    JobRef job = store_->find(name);
+    ASSERT_NE(job, nullptr);
+    CheckpointRef base = job->find_checkpoint("base");
+    ASSERT_NE(base, nullptr);
+    EXPECT_TRUE(base->lost_tensors().empty());
+    expect_layout(*base, sample_, LayoutSpec());
+    EXPECT_EQ(read_file(fs::path(job->files_dir()) / "incoming/next/rank/0/notes"), "staged");
+    EXPECT_TRUE(store_->kept().empty());
+    Result<std::string> verified = job->verify("base");
+    EXPECT_TRUE(verified.has_value()) << verified.error().message();
+  }
+  /// What users wrote and images, with sizes.
+  std::map<std::string, uint64_t> files() const {
+    std::map<std::string, uint64_t> found;
+    for (const auto& entry : fs::recursive_directory_iterator(dir_.path())) {
+      const std::string path = entry.path().lexically_relative(dir_.path());
+      if (entry.is_regular_file() && (path.starts_with("images/") || path.starts_with("jobs/"))) found[path] = entry.file_size();
+    }
+    return found;
+  }
+  static void remove_all(MetaClient& meta, const std::string& prefix) {
+    const std::vector<MetaEntry> entries = meta.list(prefix).value();
+    for (const MetaEntry& entry : entries) ASSERT_TRUE(meta.commit({.deletes = {entry.key}}).has_value());
+  }
+  template <class True>
+  static bool becomes(True is_true) {
+    for (int i = 0; i < 1000 && !is_true(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return is_true();
+  }
+
+  TempDir dir_;
+  Sample sample_ = llama_sample();
+  std::unique_ptr<MetaClient> meta_ = make_memory_meta(), other_ = make_memory_meta();
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<JobStore> store_;
+};
+
+TEST_F(Membership, AStoreThatWasAloneJoinsWithItsJobs) {
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  ASSERT_TRUE(open(nullptr).has_value());
+  expect_job("llama");
+  Result<> joined = open(meta_.get());
+  ASSERT_TRUE(joined.has_value()) << joined.error().message();
+  expect_job("llama");
+  EXPECT_GT(store_->find("llama")->bytes_on("w0"), 0u);
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  expect_job("llama");
+  EXPECT_THAT(refusal(nullptr), HasSubstr("belongs to cluster ptcfs"));
+  EXPECT_THAT(refusal(meta_.get(), false, "w7"), HasSubstr("as node w0 and not w7"));
+}
+
+TEST_F(Membership, IntoAClusterWithJobsOnlyWhenItIsTold) {
+  {
+    JobStoreOptions options;
+    TempDir elsewhere;
+    OneNode first(*meta_, "w1");
+    options.directory = elsewhere.path();
+    options.node = "w1";
+    options.cluster = {meta_.get(), &first, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
+    auto other = JobStore::open(options, nullptr).value();
+    ASSERT_TRUE(other->create_job("gpt").has_value());
+    ASSERT_TRUE(other->create_job("bert").has_value());
+  }
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  EXPECT_THAT(refusal(meta_.get()), AllOf(HasSubstr("llama"), HasSubstr("bert, gpt"), HasSubstr("--join")));
+  ASSERT_TRUE(open(nullptr).has_value());
+  ASSERT_TRUE(store_->create_job("gpt").has_value());
+  EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("has gpt of its own, and so has cluster"));
+  ASSERT_TRUE(open(nullptr).has_value());
+  ASSERT_TRUE(store_->remove_job("gpt", false).has_value());
+  Result<> joined = open(meta_.get(), true);
+  ASSERT_TRUE(joined.has_value()) << joined.error().message();
+  expect_job("llama");
+  EXPECT_NE(store_->find("bert"), nullptr);
+}
+
+TEST_F(Membership, NoOtherClusterAndNoneThatForgot) {
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  make_job("llama");
+  close();
+  EXPECT_THAT(refusal(other_.get()), HasSubstr("knows no such cluster"));
+  ASSERT_TRUE(other_->commit({.puts = {{kIdentityKey, R"({"id": "0123456789abcdef", "history": 1})"}}}).has_value());
+  EXPECT_THAT(refusal(other_.get()), HasSubstr("is another one (0123456789abcdef)"));
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  expect_job("llama");
+}
+
+TEST_F(Membership, WhatWasAgreedIsMadeAnewOfWhatAStoreHasSeen) {
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  make_job("llama");
+  make_job("gone");
+  ASSERT_TRUE(store_->remove_job("gone", true).has_value());
+  ASSERT_TRUE(becomes([&] {
+    auto facts = AgreedFacts::open(agreed_facts_path(dir_.path()), true);
+    return facts.has_value() && facts.value().entries().contains("jobs/llama/in_force") &&
+           !facts.value().entries().contains("jobs/gone");
+  }));
+  close();
+  EXPECT_THAT(refusal(other_.get()), HasSubstr("ptc recover"));
+  std::vector<SeenStore> stores;
+  stores.push_back(look_at_store(dir_.path()).value());
+  Result<RecoverReport> report = look_at_all(stores, *other_);
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  EXPECT_EQ(report.value().jobs, std::vector<std::string>{"llama"});
+  ASSERT_EQ(report.value().checkpoints.size(), 1u);
+  EXPECT_GT(report.value().checkpoints[0].files, 0u);
+  EXPECT_EQ(report.value().checkpoints[0].missing, 0u);
+  ASSERT_TRUE(recover(stores[0], *other_).has_value());
+  Result<> opened = open(other_.get());
+  ASSERT_TRUE(opened.has_value()) << opened.error().message();
+  expect_job("llama");
+  close();
+  EXPECT_THAT(refusal(meta_.get()), HasSubstr("was set back"));  // the old one goes on without it
+}
+
+TEST_F(Membership, WhatIsNamedNoMoreIsKeptWhileItRunsAndAtTheNextStart) {
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  make_job("llama");
+  ASSERT_TRUE(becomes([&] {
+    return AgreedFacts::open(agreed_facts_path(dir_.path()), true).value().entries().contains("jobs/llama/in_force");
+  }));
+  const auto before = files();
+  remove_all(*meta_, "jobs/");
+  ASSERT_TRUE(becomes([&] { return store_->distrusted().has_value(); }));
+  EXPECT_THAT(*store_->distrusted(), HasSubstr("nothing says that it was removed"));
+  expect_job("llama");
+  EXPECT_EQ(files(), before);
+  Result<JobRef> made = store_->create_job("another");
+  ASSERT_TRUE(made.has_error());
+  EXPECT_EQ(made.error().code(), Code::kUnavailable);
+  close();
+  EXPECT_THAT(refusal(meta_.get()), HasSubstr("nothing says that it was removed"));
+}
+
+TEST_F(Membership, AStoreThatWasForgottenKeepsWhatNothingNames) {
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  make_job("llama");
+  ASSERT_TRUE(becomes([&] {
+    return AgreedFacts::open(agreed_facts_path(dir_.path()), true).value().entries().contains("jobs/llama/in_force");
+  }));
+  close();
+  const auto before = files();
+  remove_all(*meta_, "jobs/");
+  remove_all(*meta_, "stores/");
+  Result<> opened = open(meta_.get());
+  ASSERT_TRUE(opened.has_value()) << opened.error().message();
+  EXPECT_EQ(store_->find("llama"), nullptr);
+  EXPECT_THAT(store_->kept(), ::testing::Contains("jobs/llama"));
+  EXPECT_EQ(files(), before);
+  ASSERT_TRUE(store_->create_job("llama").has_value());  // beside it
+  EXPECT_TRUE(fs::exists(dir_.path() / "kept"));
+}
+
+TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {
+  const std::string path = dir_.path() / "facts";
+  AgreedFacts facts = AgreedFacts::open(path).value();
+  facts.take("jobs/", {{"jobs/a", "1", 3}, {"jobs/b", "2", 4}});
+  facts.set_seen(9);
+  ASSERT_TRUE(facts.write().has_value());
+  facts.take("jobs/", {{"jobs/b", "5", 10}});
+  ASSERT_TRUE(facts.write().has_value());
+  fs::resize_file(path, fs::file_size(path) - 3);
+  AgreedFacts again = AgreedFacts::open(path).value();
+  EXPECT_EQ(again.seen(), 9);
+  ASSERT_EQ(again.entries().size(), 2u);
+  EXPECT_EQ(again.entries().at("jobs/b").value, "5");
+  EXPECT_TRUE(again.check({{"jobs/a", "1", 3}, {"jobs/b", "5", 10}}, {}, true).has_value());
+  EXPECT_TRUE(again.check({{"jobs/a", "1", 3}, {"jobs/b", "2", 4}}, {}, true).has_error());
+  EXPECT_TRUE(again.check({{"jobs/b", "5", 10}}, {}, true).has_error());
+  EXPECT_TRUE(again.check({{"jobs/b", "5", 10}}, {}, false).has_value());
+  EXPECT_TRUE(again.check({{"jobs/a", "1", 3}, {"jobs/b", "5", 10}, {"jobs/c", "7", 2}}, {}, true).has_error());
+}
+
+}  // namespace
+}  // namespace ptc::testing

@@ -1,0 +1,60 @@
+#include "tools/log_limit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <sstream>
+
+namespace ptc {
+namespace {
+
+using testing::HasSubstr;
+
+class LogLimitTest : public testing::Test {
+ protected:
+  LogLimitTest()
+      : logger_("test", std::make_shared<LimitedSink>(std::make_shared<spdlog::sinks::ostream_sink_st>(out_),
+                                                      LimitedSink::Limit{0.001, 10}, LimitedSink::Limit{0.001, 40})) {
+    logger_.set_pattern("%v");
+  }
+  size_t lines() const {
+    const std::string text = out_.str();
+    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  }
+  std::ostringstream out_;
+  spdlog::logger logger_;
+};
+
+TEST_F(LogLimitTest, OneThatRepeatsDoesNotCrowdOutOthers) {
+  for (int i = 0; i < 1000; ++i) logger_.warn("reading 'file {}' at byte {} failed", i, 7 * i);
+  EXPECT_EQ(lines(), 10u);
+  logger_.info("something else");
+  EXPECT_THAT(out_.str(), HasSubstr("something else"));
+}
+
+TEST_F(LogLimitTest, AllTogetherHaveALimit) {
+  const std::string letters = "abcdefghijklmnopqrstuvwxyz";
+  for (char a : letters)
+    for (char b : letters) logger_.warn("line {}{}", a, b);
+  EXPECT_EQ(lines(), 40u);
+}
+
+TEST(LogLimit, SaysHowManyWereLeftOut) {
+  std::ostringstream out;
+  auto inner = std::make_shared<spdlog::sinks::ostream_sink_st>(out);
+  LimitedSink sink(inner, {10, 2}, {100, 100});
+  sink.set_pattern("%v");
+  auto log_at = [&](int ms) {
+    spdlog::details::log_msg message("test", spdlog::level::info, "again");
+    message.time = spdlog::log_clock::now() + std::chrono::milliseconds(ms);
+    sink.log(message);
+  };
+  for (int i = 0; i < 20; ++i) log_at(0);
+  log_at(5000);
+  EXPECT_EQ(out.str(), "again\nagain\nagain\n18 more such lines were left out\n");
+}
+
+}  // namespace
+}  // namespace ptc
