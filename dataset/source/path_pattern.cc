@@ -43,11 +43,13 @@ std::optional<Braces> first_braces(std::string_view text) {
   return std::nullopt;
 }
 
+/// Numbers whose differences are numbers, too.
 std::optional<int64_t> number_of(std::string_view text) {
+  constexpr int64_t kEnd = int64_t{1} << 60;
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && std::abs(number) < int64_t{1} << 60 ? std::optional(number) : std::nullopt;
+  return whole && -kEnd < number && number < kEnd ? std::optional(number) : std::nullopt;
 }
 
 bool has_leading_zero(std::string_view number) {

@@ -11,7 +11,7 @@ import models
 import mount
 
 SAVE = """
-import os, sys
+import os, sys, time
 import torch, torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -26,7 +26,10 @@ cuts = {name: Replicate() if tensor.dim() == 0 or "norm" in name else Shard(1 if
 state = {name: distribute_tensor(tensor, mesh, [cuts[name]]) for name, tensor in whole.items()}
 index = {name: 1 + number % 2 for number, name in enumerate(sorted(whole))}
 dcp.save(state, storage_writer=HuggingFaceStorageWriter(path, fqn_to_index_mapping=index, save_distributed=True))
-dist.destroy_process_group()
+# All have saved; then at once, because threads of PyTorch's own can abort a process that is taken apart.
+open(f"{rendezvous}.{rank}", "w").close()
+while not all(os.path.exists(f"{rendezvous}.{other}") for other in range(3)): time.sleep(0.01)
+os._exit(0)
 """
 
 
@@ -214,6 +217,8 @@ class Shards(mount.TestCase):
         os.makedirs(at)
         writers = [subprocess.Popen([sys.executable, "-c", SAVE, str(rank), at, self.temporary("meet"),
                                      self.temporary("whole.pt")]) for rank in range(3)]
+        for writer in writers:
+            self.addCleanup(writer.kill)
         self.assertEqual([writer.wait(timeout=240) for writer in writers], [0, 0, 0])
         self.assertGreater(len(os.listdir(at)), 3)
         job.commit("base")
