@@ -1,28 +1,20 @@
 #include "store/rpc/credentials.h"
 
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-
-#include "store/tls/private_file.h"
-
 namespace ptc {
 namespace {
 
-constexpr size_t kMinSecretBytes = 32, kMaxSecretBytes = 4096;
+Result<std::shared_ptr<const SharedSecret>> read_secret(const std::string& path) {
+  PTC_TRY(auto secret, SharedSecret::read(path));
+  return std::make_shared<const SharedSecret>(std::move(secret));
+}
 
 }  // namespace
 
 Result<std::shared_ptr<const Credentials>> Credentials::load(const PeerAuth& auth) {
   auto credentials = std::make_shared<Credentials>();
   if (!auth.secret_file.empty()) {
-    auto text = read_private_file(auth.secret_file, kMaxSecretBytes);
-    if (!text) return std::move(text).error().with_context("shared secret");
-    std::string& secret = credentials->secret_ = std::move(text).value();
-    secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
-    if (secret.size() < kMinSecretBytes)
-      return invalid_argument("the shared secret in {} has {} bytes, fewer than {}; make one with "
-                              "'openssl rand -hex 32'",
-                              auth.secret_file, secret.size(), kMinSecretBytes);
+    auto read = [path = auth.secret_file] { return read_secret(path); };
+    PTC_TRY(credentials->secret_, FollowedFiles<SharedSecret>::open({auth.secret_file}, "secrets", std::move(read)));
   }
   if (!auth.ca_file.empty() || !auth.cert_file.empty() || !auth.key_file.empty()) {
     PTC_TRY(credentials->tls_, TlsSource::open({auth.ca_file, auth.cert_file, auth.key_file}, TlsUse::kMutual));
@@ -30,14 +22,10 @@ Result<std::shared_ptr<const Credentials>> Credentials::load(const PeerAuth& aut
   return std::shared_ptr<const Credentials>(std::move(credentials));
 }
 
-std::string Credentials::proof(std::string_view text) const {
-  if (secret_.empty()) return {};
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned size = 0;
-  PTC_CHECK(::HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
-                   reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest,
-                   &size) != nullptr);
-  return std::string(reinterpret_cast<const char*>(digest), size);
+std::string_view Credentials::fault(std::string_view proof, std::string_view text) const {
+  if (!secret_) return proof.empty() ? "" : "it has a shared secret and the other side has none";
+  if (proof.empty()) return "it has no shared secret and the other side has one";
+  return secret_->value()->proves(proof, text) ? "" : "its shared secret is another";
 }
 
 }  // namespace ptc

@@ -6,13 +6,15 @@
 #include <string_view>
 
 #include "store/base/error.h"
+#include "store/rpc/shared_secret.h"
+#include "store/tls/followed_files.h"
 #include "store/tls/tls_context.h"
 
 namespace ptc {
 
 /// What a user gave. All empty: no authentication, which a listener takes on loopback only.
 struct PeerAuth {
-  std::string secret_file;  // 32 to 4096 bytes that all nodes share; white space at its end does not count
+  std::string secret_file;  // shared_secret.h
   std::string ca_file, cert_file, key_file;  // TLS: PEM, all three; the certificate names its node (SAN)
   bool insecure = false;    // listen anywhere without authentication
 };
@@ -24,16 +26,19 @@ class Credentials {
   /// others than its owner may read.
   static Result<std::shared_ptr<const Credentials>> load(const PeerAuth& auth);
 
-  bool authenticates() const { return !secret_.empty() || has_tls(); }
+  bool authenticates() const { return secret_ != nullptr || has_tls(); }
   bool has_tls() const { return tls_ != nullptr; }
   /// For a new connection: of the files as they are now, so that certificates can be exchanged while nodes
   /// run; of the last good ones if these cannot be used. Nothing without TLS.
   std::shared_ptr<const TlsContext> tls() const { return has_tls() ? tls_->context() : nullptr; }
-  /// HMAC-SHA256 of the text under the shared secret, 32 bytes; without a secret empty.
-  std::string proof(std::string_view text) const;
+  /// That this node knows the shared secret, as it is now in its file, or was when that was good: an HMAC of the text;
+  /// without a secret empty.
+  std::string proof(std::string_view text) const { return secret_ ? secret_->value()->proof(text) : std::string(); }
+  /// "", or why another's proof of the text is none.
+  std::string_view fault(std::string_view proof, std::string_view text) const;
 
  private:
-  std::string secret_;
+  std::shared_ptr<const FollowedFiles<SharedSecret>> secret_;
   std::shared_ptr<const TlsSource> tls_;
 };
 

@@ -1,6 +1,5 @@
 #include "store/rpc/handshake.h"
 
-#include <openssl/crypto.h>
 #include <sys/random.h>
 
 #include "store/base/bytes.h"
@@ -28,18 +27,6 @@ std::string proven(std::string_view role, const Hello& client, const Hello& serv
   return out.take();
 }
 
-bool equal(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
-/// "" where the peer's proof is right.
-std::string_view fault(std::string_view given, std::string_view right) {
-  if (equal(given, right)) return "";
-  if (right.empty()) return "it has a shared secret and the other side has none";
-  if (given.empty()) return "it has no shared secret and the other side has one";
-  return "its shared secret is another";
-}
-
 Result<> start_tls(Connection& connection, const Identity& self, TlsSession::Side side) {
   auto context = self.credentials->tls();
   return context ? connection.start_tls(*context, side) : ok();
@@ -61,8 +48,7 @@ Result<> greet(Connection& connection, const Identity& self, const std::string& 
     return make_error(Code::kUnavailable, "there is node {} now, not {}", theirs.node, other);
   if (!connection.may_be(other))
     return make_error(Code::kPermissionDenied, "its certificate is not for {} (SAN)", other);
-  const std::string_view wrong =
-      fault(theirs.proof, self.credentials->proof(proven("server", mine, theirs)));
+  const std::string_view wrong = self.credentials->fault(theirs.proof, proven("server", mine, theirs));
   if (!wrong.empty()) return make_error(Code::kPermissionDenied, "{}", wrong);
   PTC_TRY(connection.send(FrameType::kProof, 0,
                           self.credentials->proof(proven("client", mine, theirs))));
@@ -90,8 +76,7 @@ Result<std::string> admit(Connection& connection, const Identity& self) {
   mine.proof = self.credentials->proof(proven("server", theirs, mine));
   PTC_TRY(connection.send(FrameType::kWelcome, 0, encode(mine)));
   PTC_TRY(auto proof, connection.expect(FrameType::kProof, 0));
-  const std::string_view wrong =
-      fault(proof, self.credentials->proof(proven("client", theirs, mine)));
+  const std::string_view wrong = self.credentials->fault(proof, proven("client", theirs, mine));
   if (!wrong.empty()) return refuse(fmt::format("node {} is refused: {}", theirs.node, wrong));
   PTC_TRY(connection.send(FrameType::kReady, 0));
   return theirs.node;

@@ -4,8 +4,6 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
-#include <spdlog/spdlog.h>
-#include <sys/stat.h>
 
 #include "store/tls/private_file.h"
 
@@ -30,19 +28,6 @@ Result<> use_key(SSL_CTX* context, const std::string& path) {
   if (::SSL_CTX_use_PrivateKey(context, key.get()) != 1)
     return invalid_argument("the key {} is not that of the certificate: {}", path, last_tls_error());
   return ok();
-}
-
-/// Another text when one of the files is another.
-std::string stamp_of(const TlsFiles& files) {
-  std::string stamp;
-  for (const std::string* path : {&files.ca, &files.certificate, &files.key}) {
-    struct stat info {};
-    if (::stat(path->c_str(), &info) == 0)
-      stamp += fmt::format("{}:{}:{}.{}", info.st_ino, info.st_size, info.st_mtim.tv_sec,
-                           info.st_mtim.tv_nsec);
-    stamp += ' ';
-  }
-  return stamp;
 }
 
 }  // namespace
@@ -83,24 +68,10 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files
 
 Result<std::shared_ptr<const TlsSource>> TlsSource::open(TlsFiles files, TlsUse use) {
   auto source = std::make_shared<TlsSource>();
-  source->files_ = std::move(files);
-  source->use_ = use;
-  source->stamp_ = stamp_of(source->files_);
-  PTC_TRY(source->context_, TlsContext::load(source->files_, use));
+  const std::vector<std::string> paths{files.ca, files.certificate, files.key};
+  auto load = [files = std::move(files), use] { return TlsContext::load(files, use); };
+  PTC_TRY(source->files_, FollowedFiles<TlsContext>::open(paths, "certificates", std::move(load)));
   return std::shared_ptr<const TlsSource>(std::move(source));
-}
-
-std::shared_ptr<const TlsContext> TlsSource::context() const {
-  const std::string stamp = stamp_of(files_);
-  std::lock_guard lock(mutex_);
-  if (stamp != stamp_) {
-    stamp_ = stamp;
-    if (auto loaded = TlsContext::load(files_, use_))
-      context_ = std::move(loaded).value();
-    else
-      spdlog::error("the changed certificates are not used: {}", loaded.error().message());
-  }
-  return context_;
 }
 
 }  // namespace ptc

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "store/base/error.h"
+#include "store/tls/followed_files.h"
 
 struct ssl_ctx_st;
 
@@ -39,14 +39,10 @@ class TlsSource {
   static Result<std::shared_ptr<const TlsSource>> open(TlsFiles files, TlsUse use);
   /// For a new connection: of the files as they are now; of the last good ones while these cannot be used,
   /// which is logged once.
-  std::shared_ptr<const TlsContext> context() const;
+  std::shared_ptr<const TlsContext> context() const { return files_->value(); }
 
  private:
-  TlsFiles files_;
-  TlsUse use_ = TlsUse::kMutual;
-  mutable std::mutex mutex_;
-  mutable std::string stamp_;                          // guarded by mutex_; of the files that were looked at last
-  mutable std::shared_ptr<const TlsContext> context_;  // guarded by mutex_
+  std::shared_ptr<const FollowedFiles<TlsContext>> files_;
 };
 
 /// What OpenSSL says of the last failure of this thread, which is forgotten.

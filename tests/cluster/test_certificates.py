@@ -1,4 +1,4 @@
-"""Mutual TLS between nodes and https to etcd: ends, strangers, and certificates that are exchanged under load."""
+"""Mutual TLS between nodes and https to etcd: ends, strangers, and certificates and secrets that are exchanged under load."""
 import os
 import shutil
 import signal
@@ -24,7 +24,7 @@ class Certificates(TestCase):
         self.assertEqual([node.process.pid for node in self.nodes.nodes], self.pids)
 
     def put(self, texts):
-        """Each file anew, as a whole: name → content."""
+        """Each file anew, as a whole: its name among the certificates, or a path, → content."""
         for name, text in texts.items():
             path = self.nodes.authority.file(name)
             with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -114,6 +114,15 @@ class Certificates(TestCase):
             # Not how it is done: everything at once. Until all have the new ones, some are refused.
             following, files_of_it = self.another_authority("following")
             step("another authority at once", {"ca.pem": read(following.ca), **files_of_it})
+        self.under_load(exchange)
+
+    def test_a_secret_is_exchanged_under_load(self):
+        old, new = read(self.nodes.secret), b"n" * 40
+
+        def exchange(step):
+            step("the new secret below the old one", {self.nodes.secret: old + b"\n" + new})
+            step("above it", {self.nodes.secret: new + b"\n" + old})
+            step("the new one alone", {self.nodes.secret: new})
         self.under_load(exchange)
 
 

@@ -102,9 +102,35 @@ TEST_F(Handshake, ASecretThatOthersMayReadIsRefused) {
   EXPECT_TRUE(is_ok(load(secret_file("good", good))));
   EXPECT_TRUE(has_error(load(secret_file("read", good, 0640)), Code::kInvalidArgument, "chmod 600"));
   EXPECT_TRUE(has_error(load(secret_file("short", "short\n")), Code::kInvalidArgument, "openssl rand"));
+  EXPECT_TRUE(has_error(load(secret_file("second", good + "\nshort\n")), Code::kInvalidArgument, "in line 2"));
+  EXPECT_TRUE(has_error(load(secret_file("empty", " \n\n")), Code::kInvalidArgument, "no shared secret"));
   EXPECT_TRUE(has_error(load(secret_file("long", std::string(5000, 'x'))), Code::kInvalidArgument));
   EXPECT_TRUE(has_error(load(world_.directory()), Code::kInvalidArgument, "regular"));
   EXPECT_TRUE(has_error(load(world_.directory() + "/none"), Code::kNotFound, "none"));
+}
+
+TEST_F(Handshake, ASecretIsExchangedWhileNodesRun) {
+  const std::string old_line(40, 'o'), new_line(40, 'n');
+  const std::string path = secret_file("of-the-server", old_line + "\n");
+  start(serving({.secret_file = path}));
+  const auto asks_with = [&](const std::string& text) { return ask({.auth = {.secret_file = secret_file("of-the-asker", text)}}); };
+  const auto server_has = [&](const std::string& text) {
+    const std::string beside = secret_file("beside", text);
+    ASSERT_EQ(::rename(beside.c_str(), path.c_str()), 0);
+  };
+  EXPECT_TRUE(is_ok(asks_with(old_line + "\n" + new_line)));
+  EXPECT_TRUE(has_error(asks_with(new_line + "\n" + old_line), Code::kPermissionDenied, "secret is another"));
+  server_has("\n" + old_line + " \r\n\n" + new_line);
+  EXPECT_TRUE(is_ok(asks_with(new_line + "\n" + old_line)));
+  EXPECT_TRUE(is_ok(asks_with(old_line + "\n" + new_line)));
+  EXPECT_TRUE(has_error(asks_with(new_line), Code::kPermissionDenied, "secret is another"));  // the server proves the old one
+  server_has(new_line + "\n");
+  EXPECT_TRUE(is_ok(asks_with(new_line)));
+  EXPECT_TRUE(has_error(asks_with(old_line), Code::kPermissionDenied, "secret is another"));
+  server_has("too short");
+  EXPECT_TRUE(is_ok(asks_with(new_line)));
+  server_has(old_line);
+  EXPECT_TRUE(is_ok(asks_with(old_line)));
 }
 
 TEST_F(Handshake, OffLoopbackAListenerWantsAuthentication) {
