@@ -1,0 +1,251 @@
+// Commits to which several nodes give something: decided once, whoever fails, and nothing is left of those that were not.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <latch>
+#include <memory>
+#include <thread>
+
+#include "tests/reshard/cluster_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Neither knows of the other when it is decided: they have the same number, and both are listed, everywhere.
+TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
+  std::latch both(2);
+  std::atomic<bool> wait = true;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    if (wait && method == "job/files" && node != "w2") both.arrive_and_wait();
+    return false;
+  };
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  std::vector<std::jthread> commits;
+  for (unsigned node : {0u, 1u})
+    commits.emplace_back([this, node] {
+      JobRef job = cluster_.job(node, "job");
+      const std::string name = "of" + std::to_string(node);
+      write_ranks(sample_, LayoutSpec(), job->files_dir() + "/incoming/" + name);
+      Result<> committed = job->commit(name, name);
+      EXPECT_TRUE(committed.has_value()) << committed.error().message();
+    });
+  both.wait();
+  wait = false;
+  commits.clear();
+  cluster_.wait_settled();
+  for (unsigned node : {0u, 1u, 2u}) {
+    std::vector<std::string> names;
+    for (const CheckpointRef& checkpoint : cluster_.job(node, "job")->checkpoints()) names.push_back(checkpoint->name());
+    EXPECT_THAT(names, ::testing::UnorderedElementsAre("of0", "of1")) << node;
+    EXPECT_EQ(cluster_.job(node, "job")->current_target(),  // the later of the two, whatever its name
+              "checkpoints/" + names.back() + "/layouts/" + LayoutSpec().name());
+  }
+}
+
+/// Each node writes some of the ranks.
+TEST_F(ClusterTest, RanksMayBeWrittenOnAnyNode) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 2, "pp": 3, "dp": 1, "replicas": 1})";
+  edit(0, text);
+  cluster_.wait_settled();
+  const LayoutSpec spec = spec_of(text);
+  auto write_all = [&] {
+    for (unsigned node = 0; node < 3; ++node) {
+      write(node, spec);
+      for (uint64_t rank = 0; rank < 6; ++rank)
+        if (rank / 2 != node) std::filesystem::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
+    }
+  };
+  write_all();
+  // Refused as a whole, and nothing is lost: then on each node it is where it was.
+  std::filesystem::resize_file(incoming(2) + "/rank/5/model.safetensors", 100);
+  Result<> refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("rank/5/model.safetensors"));
+  for (unsigned node = 0; node < 3; ++node)
+    EXPECT_TRUE(std::filesystem::exists(incoming(node) + "/rank")) << node;
+  write_all();
+  const uint64_t before = cluster_.bytes_moved();
+  commit(1);
+  // Committed means safe: each file has its copy, and that is all that moved.
+  for (uint64_t rank = 0; rank < 6; ++rank) EXPECT_EQ(holders(1, spec, rank).size(), 2u);
+  const uint64_t copied = cluster_.bytes_moved() - before;
+  cluster_.wait_settled();
+  EXPECT_EQ(cluster_.bytes_moved() - before, copied);
+  for (unsigned node = 0; node < 3; ++node)
+    EXPECT_FALSE(std::filesystem::exists(incoming(node))) << node;
+  expect_everywhere({0, 1, 2}, spec);
+  cluster_.stop(2);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1}, spec);
+}
+
+TEST_F(ClusterTest, ARankWrittenOnTwoNodesIsRefused) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  for (unsigned node = 0; node < 2; ++node) write(node, LayoutSpec());
+  Result<> refused = cluster_.job(0, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("was written on two nodes"));
+}
+
+/// Files of all nodes that are in no checkpoint, after a moment.
+class CommitTest : public ClusterTest {
+ protected:
+  static constexpr const char* kHalves = R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1, "devices": ["w0:0", "w1:0"]})";
+  CommitTest() {
+    EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
+    edit(0, kHalves);
+    cluster_.wait_settled();
+    for (unsigned node : {0u, 1u}) write_rank(node);
+  }
+  void write_rank(unsigned node) {
+    TempDir all;
+    write_ranks(sample_, spec_of(kHalves), all.path().string());
+    std::filesystem::create_directories(incoming(node) + "/rank");
+    std::filesystem::copy(all.path().string() + "/rank/" + std::to_string(node), incoming(node) + "/rank/" + std::to_string(node),
+                          std::filesystem::copy_options::recursive);
+  }
+  size_t files_of(unsigned node) {
+    std::filesystem::directory_iterator files(cluster_.store(node).images().directory());
+    return std::distance(begin(files), end(files));
+  }
+  void expect_nothing_left() {
+    auto left = [&] { return files_of(0) + files_of(1) + files_of(2); };
+    for (int i = 0; i < 200 && left() > 0; ++i) usleep(100'000);
+    EXPECT_EQ(left(), 0u);
+    for (unsigned node : {0u, 1u}) {
+      EXPECT_TRUE(std::filesystem::exists(incoming(node) + "/rank/" + std::to_string(node))) << node;
+      const std::string directory = cluster_.store(node).directory() + "/jobs/job/checkpoints";
+      EXPECT_TRUE(!std::filesystem::exists(directory) || std::filesystem::is_empty(directory)) << node;
+    }
+  }
+};
+
+TEST_F(CommitTest, OneThatFailsLeavesNoCopies) {
+  auto still_lost = std::make_shared<std::atomic<bool>>(true);
+  std::atomic<bool>& lost = *still_lost;
+  // Nobody says that it has failed either.
+  cluster_.loses = [still_lost](const std::string&, std::string_view method) {
+    return *still_lost && (method == "job/hide" || method == "job/untake" || method == "job/drop");
+  };
+  Result<> failed = cluster_.job(0, "job")->commit("base", "base");
+  ASSERT_TRUE(failed.has_error());
+  expect_nothing_left();
+  lost = false;
+  commit(0);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(CommitTest, OneThatTakesLongerGoesOnWithTheNextCall) {
+  // Asked after the test, too.
+  struct Seen {
+    std::atomic<int> takes = 0, parts = 0;
+    std::atomic<bool> slow = true;
+  };
+  auto seen = std::make_shared<Seen>();
+  auto& [takes, parts, slow] = *seen;
+  cluster_.loses = [seen](const std::string&, std::string_view method) {
+    if (method == "job/take") ++seen->takes;
+    if (method == "job/part") ++seen->parts;
+    while (seen->slow && method == "job/part") usleep(10'000);
+    return false;
+  };
+  JobRef job = cluster_.job(0, "job");
+  for (int i = 0; i < 2; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    Result<> waited = job->commit("base", "base", std::chrono::milliseconds(600));
+    ASSERT_TRUE(waited.has_error());
+    EXPECT_EQ(waited.error().errno_value(), EAGAIN) << waited.error().message();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1500));
+    EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
+  }
+  while (parts == 0) usleep(10'000);
+  EXPECT_THAT(job->status_json(), HasSubstr("copying"));
+  const int asked = parts;
+  slow = false;
+  usleep(500'000);
+  EXPECT_EQ(job->find_checkpoint("base"), nullptr);  // not before somebody asks again
+  Result<> committed = job->commit("base", "base", std::chrono::seconds(10));
+  EXPECT_TRUE(committed.has_value()) << committed.error().message();
+  EXPECT_EQ(takes, 2);
+  EXPECT_EQ(parts, asked);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(CommitTest, OneThatFailsMeanwhileIsToldToTheNextCall) {
+  std::filesystem::remove_all(incoming(1));
+  auto still_slow = std::make_shared<std::atomic<bool>>(true);
+  std::atomic<bool>& slow = *still_slow;
+  cluster_.loses = [still_slow](const std::string&, std::string_view method) {
+    while (*still_slow && method == "job/take") usleep(10'000);
+    return false;
+  };
+  JobRef job = cluster_.job(0, "job");
+  EXPECT_EQ(job->commit("base", "base", std::chrono::milliseconds(100)).error().errno_value(), EAGAIN);
+  slow = false;
+  while (!std::filesystem::exists(incoming(0) + ".error")) usleep(10'000);
+  usleep(100'000);
+  Result<> told = job->commit("base", "base", std::chrono::seconds(10));
+  ASSERT_TRUE(told.has_error());
+  EXPECT_EQ(told.error().code(), Code::kInvalidArgument) << told.error().message();
+  write_rank(1);
+  commit(0);
+}
+
+/// One decision is in doubt: what it was for stays, all else goes on, and it is settled when it can be.
+TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
+  for (const bool done : {false, true}) {
+    SCOPED_TRACE(done);
+    cluster_.doubt(0, done);
+    Result<> doubtful = cluster_.job(0, "job")->commit("base", "base");
+    ASSERT_TRUE(doubtful.has_error());
+    EXPECT_EQ(doubtful.error().code(), Code::kInDoubt) << doubtful.error().message();
+    EXPECT_FALSE(std::filesystem::exists(incoming(0)));
+    // One that is refused later loses nothing.
+    const std::string other = cluster_.job(0, "job")->files_dir() + "/incoming/other";
+    std::filesystem::create_directories(other + "/rank/0");
+    write_file(other + "/rank/0/notes.txt", "no tensor");
+    EXPECT_EQ(cluster_.job(0, "job")->commit("other", "other").error().code(), Code::kInvalidArgument);
+    EXPECT_TRUE(std::filesystem::exists(other + "/rank/0/notes.txt"));
+    std::filesystem::remove_all(other);
+    cluster_.doubt(0, std::nullopt);
+    if (!done) {
+      for (int i = 0; i < 100 && !std::filesystem::exists(incoming(0)); ++i) usleep(100'000);
+      EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
+      expect_nothing_left();
+    }
+  }
+  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") == nullptr; ++i) usleep(100'000);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+  const std::string committing = cluster_.store(0).directory() + "/jobs/job/committing";
+  for (int i = 0; i < 100 && !std::filesystem::is_empty(committing); ++i) usleep(100'000);
+  EXPECT_TRUE(std::filesystem::is_empty(committing));
+}
+
+/// A job cannot go while a commit that another node leads is being decided.
+TEST_F(CommitTest, AJobIsNotRemovedBesideItsCommit) {
+  std::atomic<bool> once = true;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    if (method == "job/hide" && once.exchange(false)) {
+      Result<> removed = cluster_.store(2).remove_job("job", false);
+      EXPECT_TRUE(removed.has_error());
+    }
+    return node.empty();
+  };
+  commit(0);
+  Result<> removed = cluster_.store(2).remove_job("job", false);
+  ASSERT_TRUE(removed.has_error());
+  EXPECT_EQ(removed.error().code(), Code::kBusy);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+}  // namespace
+}  // namespace ptc::testing

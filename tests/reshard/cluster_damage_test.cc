@@ -1,0 +1,191 @@
+// Copies that are damaged or gone: found, mended or made anew, and never passed on.
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/reshard/cluster_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Copies are damaged on the disk of a node: bytes change, or a file is cut.
+class DamageTest : public ClusterTest {
+ protected:
+  void commit_with_copies(unsigned replicas) {
+    ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+    spec_text_ = fmt::format(R"({{"tp": 1, "pp": 3, "dp": 1, "replicas": {}}})", replicas);
+    edit(0, spec_text_);
+    write(0, spec_of(spec_text_));
+    commit(0);
+    cluster_.wait_settled();
+    ASSERT_TRUE(cluster_.job(0, "job")->verify("base").has_value());
+  }
+  /// The file of a rank's image on a node that has it.
+  std::string image_file(unsigned node, uint64_t rank) {
+    const auto stored = cluster_.job(node, "job")->find_checkpoint("base")->stored();
+    for (const StoredImage& image : stored->images)
+      if (image.state == rank && image.path == "model.safetensors" && image.node == LocalCluster::name(node))
+        return cluster_.store(node).images().directory() + "/" + image.id;
+    return "";
+  }
+  unsigned holder_of(uint64_t rank) { return holders(0, spec_of(spec_text_), rank).front()[1] - '0'; }
+  static void flip_last_byte(const std::string& file) { flip_byte(file, std::filesystem::file_size(file) - 1); }
+  static void flip_byte(const std::string& file, uint64_t offset) {
+    ASSERT_EQ(chmod(file.c_str(), 0600), 0) << file;
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(offset));
+    const char byte = static_cast<char>(stream.get() ^ 0x10);
+    stream.seekp(static_cast<std::streamoff>(offset));
+    stream.put(byte);
+    ASSERT_TRUE(stream.good());
+  }
+  std::string spec_text_;
+};
+
+TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(1);
+  const std::string file = image_file(node, 1);
+  flip_last_byte(file);
+  const unsigned asked = (node + 1) % 3;
+  Result<std::string> verified = cluster_.job(asked, "job")->verify("base");
+  ASSERT_TRUE(verified.has_error());
+  EXPECT_EQ(verified.error().code(), Code::kCorrupt);
+  EXPECT_THAT(verified.error().message(), HasSubstr("on " + LocalCluster::name(node)));
+  EXPECT_THAT(verified.error().message(), HasSubstr("--repair"));
+
+  Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
+  ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
+  EXPECT_THAT(repaired.value(), HasSubstr("is not what was committed"));
+  EXPECT_EQ(image_file(node, 1), file) << "it is mended where it lies, for those who have it open";
+  EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_mended, 1u);
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(asked, "job")->verify("base").has_value());
+  EXPECT_EQ(holders(0, spec_of(spec_text_), 1).size(), 2u);
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// No tensor's checksum covers it, but whoever reads the file gets it.
+TEST_F(DamageTest, PaddingThatIsNotZeroAnyMoreIsFound) {
+  commit_with_copies(1);
+  spec_text_ = R"({"tp": 2, "pp": 1, "dp": 1, "replicas": 1})";  // of an odd vocabulary
+  edit(0, spec_text_);
+  cluster_.wait_settled();
+  const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
+  const StoredImage* flipped = nullptr;
+  for (size_t i = 0; i < stored->images.size() && flipped == nullptr; ++i) {
+    for (const ArraySlot& slot : stored->layouts()[i].arrays) {
+      const uint64_t elements = num_elements(slot.part.local_shape).value();
+      uint64_t held = 0;
+      for (const Piece& piece : slot.part.pieces) held += piece.global.volume();
+      if (held == elements) continue;
+      flipped = &stored->images[i];
+      flip_byte(cluster_.store(flipped->node[1] - '0').images().directory() + "/" + flipped->id,
+                slot.byte_offset + elements * sizeof(uint16_t) - 1);
+      break;
+    }
+  }
+  ASSERT_NE(flipped, nullptr);
+  Result<std::string> verified = cluster_.job(0, "job")->verify("base");
+  ASSERT_TRUE(verified.has_error());
+  EXPECT_THAT(verified.error().message(), HasSubstr("its padding is not zero any more"));
+  EXPECT_THAT(verified.error().message(), HasSubstr("on " + flipped->node));
+  ASSERT_TRUE(cluster_.job(0, "job")->repair("base").has_value());
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(0, "job")->verify("base").has_value());
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+TEST_F(DamageTest, ACopyThatIsCutIsMadeAnew) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(2);
+  const std::string file = image_file(node, 2);
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
+  std::filesystem::resize_file(file, 1000);
+  Result<std::string> repaired = cluster_.job(node, "job")->repair("base");
+  ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
+  EXPECT_THAT(repaired.value(), HasSubstr("1000 bytes instead of"));
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(0, "job")->verify("base").has_value());
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// As after a reboot of a node whose store was memory.
+TEST_F(DamageTest, ANodeThatComesBackWithoutItsFilesGetsThemAnew) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(1);
+  const std::string images = cluster_.store(node).images().directory();
+  cluster_.stop(node);
+  std::filesystem::remove_all(images);
+  cluster_.start(node);
+  cluster_.wait_settled();
+  for (uint64_t rank = 0; rank < 3; ++rank) EXPECT_GE(holders(node, spec_of(spec_text_), rank).size(), 2u) << rank;
+  for (unsigned other = 0; other < 3; ++other)
+    EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_value()) << other;
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// As after a start whose store was not mounted yet: what is nowhere else is lost as long as that lasts.
+TEST_F(DamageTest, FilesThatWereAwayAreTakenForGoodAgain) {
+  commit_with_copies(0);
+  const unsigned node = holder_of(1), other = (node + 1) % 3;
+  const std::string images = cluster_.store(node).images().directory(), away = images + "-away";
+  auto start_with = [&](const std::string& from, const std::string& to) {
+    cluster_.stop(node);
+    std::filesystem::rename(from, to);
+    cluster_.start(node);
+    cluster_.wait_settled();
+  };
+  start_with(images, away);
+  EXPECT_FALSE(cluster_.job(other, "job")->find_checkpoint("base")->lost_tensors().empty());
+  std::filesystem::remove_all(images);
+  start_with(away, images);
+  EXPECT_TRUE(cluster_.job(other, "job")->find_checkpoint("base")->lost_tensors().empty());
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+TEST_F(DamageTest, AReshardDoesNotCarryDamageOn) {
+  commit_with_copies(1);
+  flip_last_byte(image_file(holder_of(0), 0));
+  const std::string text = R"({"tp": 2, "pp": 1, "dp": 1, "replicas": 1})";
+  edit(1, text);
+  cluster_.wait_settled();
+  EXPECT_TRUE(cluster_.job(2, "job")->verify("base").has_value());
+  expect_everywhere({0, 1, 2}, spec_of(text));
+}
+
+/// Nothing is cut anew, and still what is copied is compared before anybody counts on it.
+TEST_F(DamageTest, NoCopyIsMadeOfWhatIsDamaged) {
+  commit_with_copies(0);
+  const std::vector<std::string> before = holders(0, spec_of(spec_text_), 1);
+  ASSERT_LT(before.size(), 3u);
+  for (const std::string& node : before) flip_last_byte(image_file(node[1] - '0', 1));
+  edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "replicas": 2})");
+  cluster_.wait_settled();
+  EXPECT_EQ(holders(0, spec_of(spec_text_), 1), before);
+  EXPECT_THAT(cluster_.job(0, "job")->status_json() + cluster_.job(1, "job")->status_json() +
+                  cluster_.job(2, "job")->status_json(),
+              HasSubstr("do not have the checksum they had"));
+}
+
+TEST_F(DamageTest, WhatNoOtherCopyHasIsSaidAndKept) {
+  commit_with_copies(0);
+  std::string file;
+  for (const std::string& node : holders(0, spec_of(spec_text_), 1)) {
+    file = image_file(node[1] - '0', 1);
+    flip_last_byte(file);
+  }
+  for (bool repair : {false, true}) {
+    JobRef job = cluster_.job(0, "job");
+    Result<std::string> answer = repair ? job->repair("base") : job->verify("base");
+    ASSERT_TRUE(answer.has_error());
+    EXPECT_THAT(answer.error().message(), HasSubstr("do not have the checksum they had"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(file));
+}
+
+}  // namespace
+}  // namespace ptc::testing
