@@ -381,9 +381,9 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
     PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
     if (change->nothing()) return std::shared_ptr<const StoredState>();
     activity_->begin("copying", change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
-    PTC_TRY(auto parts, job_.make_parts(record_, wanted, *change, *activity_, of_nodes, &fences_.front()));
+    PTC_TRY(auto parts, job_.make_parts(record_, *stored, wanted, *change, *activity_, of_nodes, &fences_.front()));
     auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
-      PTC_TRY(job_.compare_parts(record_, *change, parts, /*known=*/false));
+      PTC_TRY(job_.compare_parts(record_, *stored, *change, parts, /*known=*/false));
       PTC_TRY(auto images, job_.compose(checkpoint, *stored, *change, parts));
       return checkpoint.make_stored(stored->spec, std::move(images));
     };

@@ -301,15 +301,17 @@ struct Job::Impl {
 
   // job_move.cc
   using Fences = std::vector<MetaTransaction::Compare>;
-  /// All nodes that get new images make them, at the same time. `fences`: of those nodes. On an error
+  /// All nodes that get new images make them, at the same time. `stored`: what the change was planned of; the
+  /// checkpoint may have got another since, when another node leads. `fences`: of those nodes. On an error
   /// nothing of it stays anywhere.
-  Result<NodeParts> make_parts(const CheckpointRecord& record, const WantedState& wanted, const ChangePlan& change,
-                               Activity& activity, Fences& fences,
+  Result<NodeParts> make_parts(const CheckpointRecord& record, const StoredState& stored, const WantedState& wanted,
+                               const ChangePlan& change, Activity& activity, Fences& fences,
                                const MetaTransaction::Compare* decides = nullptr);
   void give_up(const CheckpointRecord& record, const NodeParts& parts);
   /// What was made has the checksums that were committed. Of copies of some files only what completes a tensor can be
   /// compared: the rest of it is read where it lies, if `known`, that is the other nodes know the checkpoint.
-  Result<> compare_parts(const CheckpointRecord& record, const ChangePlan& change, const NodeParts& parts, bool known);
+  Result<> compare_parts(const CheckpointRecord& record, const StoredState& stored, const ChangePlan& change,
+                         const NodeParts& parts, bool known);
   Result<PlanPart> make_part(const PlanName& plan, const Checkpoint& checkpoint, const StoredState& stored,
                              const ChangePlan& change, Activity& activity);
   Result<PlanPart> make_part_for(std::string_view request);
@@ -381,19 +383,25 @@ struct Job::Impl {
   Result<> remove(const std::string& name, bool only_unused);
 
   // job_verify.cc
-  Result<CheckpointRecord> find_record(std::string_view name) const;
+  /// A checkpoint, and where its bytes lie as the record names it: what that has by now may be a later state, with
+  /// other numbers of images.
+  struct Seen {
+    CheckpointRecord record;
+    std::shared_ptr<const StoredState> stored;
+  };
+  Result<Seen> find_record(std::string_view name) const;
   /// `pace`: null: as fast as it goes. `only`: these, of this node's images; none: all.
   Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint, const StoredState& stored,
                                                     Pace* pace, const std::vector<uint32_t>& only = {}) const;
   Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
                                   Pace* pace) const;
   /// The checkpoint with just this stored state. kBusy: it is not, or not yet, known here.
-  Result<CheckpointRecord> find_stored(const std::string& id, const std::string& stored_file);
+  Result<Seen> find_stored(const std::string& id, const std::string& stored_file);
   Result<std::string> answer_examine(const json::object& request, const std::string& id,
                                      const std::string& stored_file);
-  Result<Findings> examine(const CheckpointRecord& record, Pace* pace);
+  Result<Findings> examine(const Seen& seen, Pace* pace);
   /// Of each node these images; none named: all that it holds.
-  Result<std::vector<ImageContent>> read_images(const CheckpointRecord& record,
+  Result<std::vector<ImageContent>> read_images(const CheckpointRecord& record, const StoredState& stored,
                                                 const std::map<std::string, std::vector<uint32_t>>& by_node,
                                                 Pace* pace = nullptr);
   /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile. `were_damaged`:

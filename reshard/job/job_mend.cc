@@ -156,8 +156,8 @@ std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const St
 
 Result<std::string> Job::Impl::answer_mend(const json::object& request, const std::string& id,
                                            const std::string& stored_file) {
-  PTC_TRY(auto record, find_stored(id, stored_file));
-  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  PTC_TRY(auto seen, find_stored(id, stored_file));
+  const StoredState& stored = *seen.stored;
   std::vector<uint32_t> anywhere;
   const json::value* numbers = request.if_contains("anywhere");
   const json::value* images = request.if_contains("damaged");
@@ -171,11 +171,11 @@ Result<std::string> Job::Impl::answer_mend(const json::object& request, const st
   std::sort(anywhere.begin(), anywhere.end());
   PTC_TRY(auto bad, damaged_images_from(*images));
   for (const DamagedImage& one : bad)
-    if (one.image >= stored->images.size() || stored->images[one.image].node != node_key(services) ||
+    if (one.image >= stored.images.size() || stored.images[one.image].node != node_key(services) ||
         !std::binary_search(anywhere.begin(), anywhere.end(), one.image))
       return invalid_argument("the request names an image that is not on this node");
   json::array mended;
-  for (const uint32_t image : mend_own(*record.checkpoint, *stored, anywhere, bad)) mended.push_back(image);
+  for (const uint32_t image : mend_own(*seen.record.checkpoint, stored, anywhere, bad)) mended.push_back(image);
   return json::serialize(mended);
 }
 
@@ -246,8 +246,9 @@ Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) 
 
 Result<Findings> Job::Impl::repair(const std::string& name) {
   for (int tries = 1;; ++tries) {
-    PTC_TRY(auto record, find_record(name));
-    Result<Findings> examined = examine(record, nullptr);
+    PTC_TRY(auto seen, find_record(name));
+    const CheckpointRecord& record = seen.record;
+    Result<Findings> examined = examine(seen, nullptr);
     if (examined.has_error() && examined.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
       continue;
@@ -258,15 +259,14 @@ Result<Findings> Job::Impl::repair(const std::string& name) {
       counts.damaged_left += found.beyond.size();
       return found;
     }
-    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
-    const std::vector<uint32_t> left = mend(record, *stored, found);
+    const std::vector<uint32_t> left = mend(record, *seen.stored, found);
     if (left.size() < found.replaceable.size()) {
       PTC_TRY(note_mended(name, record.id));
     }
     if (!left.empty()) {
       PTC_TRY(auto now, find_record(name));
-      if (now.id != record.id || now.stored != record.stored) continue;
-      PTC_TRY(bool done, replace_images(now, images_without(*stored, left), /*damaged=*/true));
+      if (now.record.id != record.id || now.record.stored != record.stored) continue;
+      PTC_TRY(bool done, replace_images(now.record, images_without(*seen.stored, left), /*damaged=*/true));
       if (!done) continue;
     }
     for (const std::string& what : found.replaced)
@@ -316,13 +316,13 @@ Result<> Job::Impl::answer_refresh(const std::string& id) {
 }
 
 void Job::Impl::refresh_everywhere(const std::string& name) {
-  Result<CheckpointRecord> record = find_record(name);
-  if (record.has_error()) return;
+  Result<Seen> seen = find_record(name);
+  if (seen.has_error()) return;
   std::vector<std::future<void>> told;
   if (services.cluster != nullptr)
     for (const std::string& node : other_nodes())
       told.push_back(std::async(std::launch::async, [&, node] {
-        Result<std::string> answer = ask(node, "refresh", json::serialize(json::object{{"id", record.value().id}}));
+        Result<std::string> answer = ask(node, "refresh", json::serialize(json::object{{"id", seen.value().record.id}}));
         if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
       }));
   {
@@ -377,10 +377,11 @@ bool Job::refresh_mended() { return impl_->refresh_mended(); }
 uint64_t Job::stored_bytes_here() const { return bytes_on(node_key(impl_->services)); }
 
 Result<> Job::Impl::look_over(const std::string& name) {
-  PTC_TRY(auto record, find_record(name));
+  PTC_TRY(auto seen, find_record(name));
+  const CheckpointRecord& record = seen.record;
   if (const std::vector<std::string> lost = record.checkpoint->lost_tensors(); !lost.empty())
     return make_error(Code::kUnavailable, "{} tensors are not within reach", lost.size());
-  PTC_TRY(auto found, examine(record, services.pace));
+  PTC_TRY(auto found, examine(seen, services.pace));
   if (!found.good()) {
     PTC_TRY(check_member(services.cluster));
     PTC_TRY(found, repair(name));

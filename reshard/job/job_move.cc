@@ -94,8 +94,9 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
   return part;
 }
 
-Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const WantedState& wanted,
-                                        const ChangePlan& change, Activity& activity, Fences& fences,
+Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const StoredState& stored,
+                                        const WantedState& wanted, const ChangePlan& change,
+                                        Activity& activity, Fences& fences,
                                         const MetaTransaction::Compare* decides) {
   std::set<std::string> needed;
   for (size_t i = 0; i < change.targets.size(); ++i)
@@ -114,7 +115,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const Wa
   }
   json::object request = wanted_json(record, wanted, wanted_revision);
   const PlanName plan_name =
-      name_of_plan(record.id, json::serialize(request), change, *record.checkpoint->stored());
+      name_of_plan(record.id, json::serialize(request), change, stored);
   request["epoch"] = decides != nullptr ? 0 : leader_epoch.load();
   if (decides != nullptr) {
     request["from"] = services.cluster->self();
@@ -138,7 +139,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const Wa
   Result<> made = ok();
   if (needed.contains(self)) {
     const KeyedLock::Held one = parts_being_made.hold(record.id);
-    Result<PlanPart> own = make_part(plan_name, *record.checkpoint, *record.checkpoint->stored(), change, activity);
+    Result<PlanPart> own = make_part(plan_name, *record.checkpoint, stored, change, activity);
     if (own.has_error()) made = std::move(own).error();
     else parts.emplace_back(self, std::move(own).value());
   }
@@ -160,8 +161,8 @@ void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts) 
   give_up(record, orphans, leader_epoch);
 }
 
-Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const ChangePlan& change, const NodeParts& parts,
-                                  bool known) {
+Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredState& stored,
+                                  const ChangePlan& change, const NodeParts& parts, bool known) {
   const Checkpoint& checkpoint = *record.checkpoint;
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   auto name = [&](uint32_t tensor) { return checkpoint.manifest().tensor_name(tensor); };
@@ -175,18 +176,17 @@ Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const ChangePl
     }
   if (!change.same_states) return compare_checksums(ledger, facts, name);
   // Copies of some files. The other boxes of their tensors are read from one copy each, where that lies.
-  const std::shared_ptr<const StoredState> stored = checkpoint.stored();
   std::map<std::string, std::vector<uint32_t>> to_read;  // images by node
-  for (uint32_t i = 0; known && i < stored->images.size(); ++i) {
-    if (stored->images[i].image == nullptr) continue;
+  for (uint32_t i = 0; known && i < stored.images.size(); ++i) {
+    if (stored.images[i].image == nullptr) continue;
     bool wanted = false;
-    for (const ArraySlot& slot : stored->layouts()[i].arrays)
+    for (const ArraySlot& slot : stored.layouts()[i].arrays)
       for (const Piece& piece : slot.part.pieces)
         if (!there[slot.tensor].empty() && !piece.global.empty() && there[slot.tensor].insert(piece.global).second)
           wanted = true;
-    if (wanted) to_read[stored->images[i].node].push_back(i);
+    if (wanted) to_read[stored.images[i].node].push_back(i);
   }
-  PTC_TRY(auto contents, read_images(record, to_read));
+  PTC_TRY(auto contents, read_images(record, stored, to_read));
   for (const ImageContent& content : contents)
     for (const auto& [tensor, box, sum] : content.sums)
       if (tensor < facts.size() && !there[tensor].empty()) {

@@ -254,8 +254,8 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecor
   }
   activity.begin("moving", totals.total_bytes - totals.kept_bytes);
 
-  PTC_TRY(auto parts, make_parts(record, wanted, *change, activity, fences));
-  Result<> made = compare_parts(record, *change, parts, /*known=*/true);
+  PTC_TRY(auto parts, make_parts(record, *stored, wanted, *change, activity, fences));
+  Result<> made = compare_parts(record, *stored, *change, parts, /*known=*/true);
   Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
   if (made.has_value()) {
     Result<std::vector<StoredImage>> images = compose(checkpoint, *stored, *change, parts);

@@ -110,21 +110,20 @@ Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const S
   return content;
 }
 
-Result<CheckpointRecord> Job::Impl::find_stored(const std::string& id, const std::string& stored_file) {
+Result<Job::Impl::Seen> Job::Impl::find_stored(const std::string& id, const std::string& stored_file) {
   auto find = [&] {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.stored == stored_file) return known;
-    return CheckpointRecord();
+      if (known.id == id && known.stored == stored_file) return Seen{known, known.checkpoint->stored()};
+    return Seen();
   };
-  CheckpointRecord record = find();
-  if (record.checkpoint == nullptr) {  // decided a moment ago
+  Seen seen = find();
+  if (seen.stored == nullptr) {  // decided a moment ago
     PTC_TRY(sync());
-    record = find();
+    seen = find();
   }
-  if (record.checkpoint == nullptr)
-    return make_error(Code::kBusy, "it is being moved; try again");
-  return record;
+  if (seen.stored == nullptr) return make_error(Code::kBusy, "it is being moved; try again");
+  return seen;
 }
 
 Result<std::string> Job::Impl::answer_examine(const json::object& request, const std::string& id,
@@ -139,13 +138,13 @@ Result<std::string> Job::Impl::answer_examine(const json::object& request, const
       if (bad) return invalid_argument("the request names no images");
     }
   }
-  PTC_TRY(auto record, find_stored(id, stored_file));
+  PTC_TRY(auto seen, find_stored(id, stored_file));
   Pace* pace = paced != nullptr && paced->is_bool() && paced->get_bool() ? services.pace : nullptr;
-  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.checkpoint->stored(), pace, only));
+  PTC_TRY(auto contents, read_own_images(*seen.record.checkpoint, *seen.stored, pace, only));
   return to_text(contents);
 }
 
-Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord& record,
+Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord& record, const StoredState& stored,
                                                          const std::map<std::string, std::vector<uint32_t>>& by_node,
                                                          Pace* pace) {
   const std::stop_token stop = pace != nullptr ? pace->stopped() : std::stop_token();
@@ -163,7 +162,7 @@ Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord&
   std::vector<ImageContent> contents;
   Result<> read = ok();
   if (const auto own = by_node.find(node_key(services)); own != by_node.end()) {
-    auto here = read_own_images(*record.checkpoint, *record.checkpoint->stored(), pace, own->second);
+    auto here = read_own_images(*record.checkpoint, stored, pace, own->second);
     if (here.has_value()) contents = std::move(here).value();
     else read = std::move(here).error();
   }
@@ -176,26 +175,26 @@ Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord&
   return contents;
 }
 
-Result<Findings> Job::Impl::examine(const CheckpointRecord& record, Pace* pace) {
-  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace) {
+  const StoredState& stored = *seen.stored;
   std::map<std::string, std::vector<uint32_t>> all;
   std::vector<std::string> away;
-  for (const std::string& node : stored->nodes) {
+  for (const std::string& node : stored.nodes) {
     if (node == node_key(services) || is_among(services.cluster->alive(), node)) all[node];
     else away.push_back(node);
   }
-  PTC_TRY(auto contents, read_images(record, all, pace));
-  PTC_TRY(auto found, find_damage(*record.checkpoint, *stored, std::move(contents)));
+  PTC_TRY(auto contents, read_images(seen.record, stored, all, pace));
+  PTC_TRY(auto found, find_damage(*seen.record.checkpoint, stored, std::move(contents)));
   found.away = std::move(away);
   return found;
 }
 
-Result<CheckpointRecord> Job::Impl::find_record(std::string_view name) const {
+Result<Job::Impl::Seen> Job::Impl::find_record(std::string_view name) const {
   std::lock_guard lock(mutex);
   const auto known = checkpoints.find(name);
   if (known == checkpoints.end())
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-  return known->second;
+  return Seen{known->second, known->second.checkpoint->stored()};
 }
 
 Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images, bool were_damaged) {
@@ -278,12 +277,12 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
   for (int tries = 1;; ++tries) {
     // What others decided a moment ago; a node that is cut off looks at what it knows.
     if (impl_->services.cluster != nullptr) (void)impl_->sync();
-    PTC_TRY(auto record, impl_->find_record(checkpoint_name));
-    const Checkpoint& checkpoint = *record.checkpoint;
+    PTC_TRY(auto seen, impl_->find_record(checkpoint_name));
+    const Checkpoint& checkpoint = *seen.record.checkpoint;
     if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())
       return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
                         checkpoint_name, lost.size(), lost.front());
-    Result<Findings> found = impl_->examine(record, nullptr);
+    Result<Findings> found = impl_->examine(seen, nullptr);
     if (found.has_error() && found.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
       continue;
@@ -299,8 +298,8 @@ Result<std::string> Job::repair(std::string_view checkpoint_name) {
   PTC_TRY(auto found, impl_->repair(std::string(checkpoint_name)));
   impl_->refresh_everywhere(std::string(checkpoint_name));
   if (!found.beyond.empty()) return make_error(Code::kCorrupt, "{}", found.message());
-  PTC_TRY(auto record, impl_->find_record(checkpoint_name));
-  json::object report = report_of(*record.checkpoint, found);
+  PTC_TRY(auto seen, impl_->find_record(checkpoint_name));
+  json::object report = report_of(*seen.record.checkpoint, found);
   report["repaired"] = json::array(found.replaced.begin(), found.replaced.end());
   return json::serialize(report);
 }
