@@ -254,6 +254,7 @@ struct Job::Impl {
   Result<> remove_earlier_states(const CheckpointRecord& record, bool drafts_too);
   /// checkpoints/<id>/, marked as a draft until confirm().
   Result<> make_checkpoint_dir(const std::string& id);
+  bool has_file(const std::string& id, const std::string& file) const;  // of checkpoints/<id>/
   /// It was decided on: neither its directory nor its images here are drafts any more.
   void confirm(const CheckpointRecord& record);
   /// Fails unless tombstones say that these, which the metadata name no more, were removed.

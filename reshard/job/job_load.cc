@@ -452,8 +452,10 @@ void Job::Impl::remove_files_of(const CheckpointRecord& record) {
   (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
 }
 
-/// Left by a flip that was cut off on either side of its transaction, or replaced.
+/// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there is no room here for
+/// the file that says what is so now, the images that are here are known by those before it.
 Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string& stored) {
+  if (!has_file(id, stored)) return ok();
   PTC_TRY(auto files, names_of(checkpoint_dir(id)));
   for (const std::string& file : files) {
     if (!(file.starts_with("stored-") || file.starts_with("plan-")) || file == stored ||
@@ -467,14 +469,16 @@ Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string&
 Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool drafts_too) {
   std::set<std::string> used;
   for (const StoredImage& image : record.checkpoint->stored()->images) used.insert(image.id);
+  const bool is_here = has_file(record.id, record.stored);
   PTC_TRY(auto files, names_of(checkpoint_dir(record.id)));
   for (const std::string& file : files) {
     if (!file.starts_with("stored-") || file == record.stored) continue;
     const std::string path = checkpoint_dir(record.id) + "/" + file;
     const bool earlier = std::strtoll(file.c_str() + strlen("stored-"), nullptr, 10) < record.generation;
     if (!earlier && !drafts_too) continue;
-    bool stays = false;
+    bool stays = false, needed = false;
     for (const ImageId& id : images_named_in(path)) {
+      needed = needed || (!is_here && used.contains(id.text));
       if (used.contains(id.text)) continue;
       if (earlier) (void)services.images->remove(id);
       else stays = stays || (!services.images->is_draft(id) && services.images->open(id).has_value());
@@ -483,6 +487,7 @@ Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool d
       spdlog::warn("job {}: {} names files that are here and that no decision names: it is kept", job->name(), path);
       continue;
     }
+    if (needed) continue;  // as in remove_stale_files()
     PTC_TRY(remove_tree(AT_FDCWD, path));
   }
   for (const std::string& file : files) {
@@ -504,10 +509,14 @@ Result<> Job::Impl::make_checkpoint_dir(const std::string& id) {
   return ok();
 }
 
+bool Job::Impl::has_file(const std::string& id, const std::string& file) const {
+  return access(fmt::format("{}/{}", checkpoint_dir(id), file).c_str(), F_OK) == 0;
+}
+
 /// Not before the file that names the images lies beside them: when others have moved them away, or removed the
 /// checkpoint, while this node is away, it is by that file that they are known.
 void Job::Impl::confirm(const CheckpointRecord& record) {
-  if (access(fmt::format("{}/{}", checkpoint_dir(record.id), record.stored).c_str(), F_OK) != 0) return;
+  if (!has_file(record.id, record.stored)) return;
   unlink(fmt::format("{}/{}", checkpoint_dir(record.id), kDraftMark).c_str());
   for (const StoredImage& image : record.checkpoint->stored()->images) services.images->confirm({image.id});
 }
