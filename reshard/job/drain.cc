@@ -14,8 +14,9 @@ namespace ptc {
 namespace {
 
 
-Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
-                     const std::vector<std::string>& drained, const std::string& node) {
+/// A node that stays in service.
+Result<std::string> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
+                                const std::vector<std::string>& drained, const std::string& node) {
   std::vector<std::string> alive = cluster.alive();
   if (!is_among(alive, node)) {
     const bool known = std::any_of(jobs.begin(), jobs.end(),
@@ -26,10 +27,11 @@ Result<> check_there(const Cluster& cluster, const std::vector<JobRef>& jobs,
     return make_error(Code::kNotFound, "there is no node '{}' (nodes: {})", node, fmt::join(alive, ", "));
   }
   std::erase_if(alive, [&](const std::string& other) { return is_among(drained, other); });
-  if (std::erase(alive, node) > 0 && alive.empty())
+  std::erase(alive, node);
+  if (alive.empty())
     return invalid_argument("node {} is the last one in service: start another first, or take one into "
                             "service again (ptc drain NODE --cancel)", node);
-  return ok();
+  return alive.front();
 }
 
 Result<> check_layouts(const std::vector<JobRef>& jobs, const std::string& node) {
@@ -39,6 +41,27 @@ Result<> check_layouts(const std::vector<JobRef>& jobs, const std::string& node)
                               "first, or leave them out (ptc layout {} edit)",
                               job->name(), *rank, node, job->name());
   return ok();
+}
+
+/// False: it is being drained already. That it is there, and is not drained yet, is said to who asks, and no more: it may go
+/// a moment later, and who drains it twice drains it. But two must not drain the last two.
+Result<bool> put_drained(MetaClient& meta, Cluster& cluster, const std::vector<JobRef>& jobs, ImageStore& images,
+                         const std::string& node) {
+  PTC_TRY(auto drained, drained_nodes(meta));
+  if (is_among(drained, node)) return false;
+  PTC_TRY(const std::string stays, check_there(cluster, jobs, drained, node));
+  PTC_TRY(check_layouts(jobs, node));
+  std::map<std::string, uint64_t> needed;
+  for (const JobRef& job : jobs) {
+    PTC_TRY(job->add_bytes_without(node, needed));
+  }
+  PTC_TRY(check_space(cluster, images, needed));
+  MetaTransaction transaction;
+  transaction.compares = {{drained_key(stays), 0}};
+  transaction.puts = {{drained_key(node), json::serialize(json::object{{"since", time_text(now_ns())}})},
+                      {std::string(kMembership), node}};
+  PTC_TRY(commit_fenced(meta, &cluster, std::move(transaction)));
+  return true;
 }
 
 }  // namespace
@@ -56,20 +79,12 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
                      ImageStore& images, const std::string& node) {
   if (cluster == nullptr)
     return invalid_argument("this cluster has one node: there is none that could take over what it holds");
-  PTC_TRY(auto drained, drained_nodes(meta));
-  if (is_among(drained, node)) return ok();
-  PTC_TRY(check_there(*cluster, jobs, drained, node));
-  PTC_TRY(check_layouts(jobs, node));
-  std::map<std::string, uint64_t> needed;
-  for (const JobRef& job : jobs) {
-    PTC_TRY(job->add_bytes_without(node, needed));
-  }
-  PTC_TRY(check_space(*cluster, images, needed));
-  MetaTransaction transaction;
-  transaction.compares = {{drained_key(node), 0}, cluster->fence_of(node)};
-  transaction.puts = {{drained_key(node), json::serialize(json::object{{"since", time_text(now_ns())}})},
-                      {std::string(kMembership), node}};
-  PTC_TRY(commit_fenced(meta, cluster, std::move(transaction)));
+  Result<bool> put = put_drained(meta, *cluster, jobs, images, node);
+  constexpr int kTries = 10;  // another may be drained meanwhile
+  for (int tries = 1; tries < kTries && put.has_error() && put.error().code() == Code::kConflict; ++tries)
+    put = put_drained(meta, *cluster, jobs, images, node);
+  PTC_TRY(const bool is_new, std::move(put));
+  if (!is_new) return ok();
   // From here on no layout.json can name it; one that was saved a moment ago may.
   for (const JobRef& job : jobs) {
     PTC_TRY(job->sync());
@@ -85,8 +100,7 @@ Result<> cancel_drain(MetaClient& meta, Cluster* cluster, const std::string& nod
   PTC_TRY(check_member(cluster));
   PTC_TRY(auto entry, meta.get(drained_key(node)));
   if (!entry) return make_error(Code::kNotFound, "node '{}' is not being drained", node);
-  MetaTransaction transaction;
-  transaction.compares = {{entry->key, entry->revision}};
+  MetaTransaction transaction;  // whoever else ends it, or drains it again meanwhile, it is in service now
   transaction.deletes = {entry->key};
   PTC_TRY(commit_fenced(meta, cluster, std::move(transaction)));
   return ok();
