@@ -636,10 +636,14 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
                      fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
                                  checkpoint->name(), name, name, checkpoint->name()),
                      EPERM);
-    PTC_TRY(auto entries, meta->list(fmt::format("jobs/{}/", name)));
+    const std::string itself = fmt::format("jobs/{}", name);
+    PTC_TRY(auto there, meta->get(itself));
+    if (!there || job_id_of(there->value) != job->id())  // it, or another of its name
+      return make_error(Code::kNotFound, "job {} was removed on another node", name);
+    PTC_TRY(auto entries, meta->list(itself + "/"));
     // Without the first there is no job; the next two each commit compares, and it puts the last of them.
-    const std::string in_force = fmt::format("jobs/{}/in_force", name), sequence = fmt::format("jobs/{}/sequence", name);
-    std::vector<std::string> keys{fmt::format("jobs/{}", name), in_force, sequence};
+    const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
+    std::vector<std::string> keys{itself, in_force, sequence};
     int64_t last_commit = 0;
     for (MetaEntry& entry : entries) {
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
@@ -649,7 +653,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    return delete_keys(keys, {{tombstone, removed_job_text(name)}}, {{sequence, last_commit}});
+    return delete_keys(keys, {{tombstone, removed_job_text(name)}}, {{itself, there->revision}, {sequence, last_commit}});
   };
   constexpr int kTries = 5;  // a commit may come in between, on another node
   Result<> forgotten = forget();
