@@ -102,12 +102,14 @@ void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted, in
 
 /// In a cluster one node at a time decides what a job's nodes do: the one that put the key, under its
 /// lease. A flip names it, as all that it was based on: a later leader has the nodes throw away the parts of others.
+/// This names no fence: nothing is put under a lease that has ended, and one that a former life of this node left can
+/// decide nothing, for what it would decide names its fence.
 bool Job::Impl::lead() {
   if (services.cluster == nullptr) return true;
   const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
   if (lease == nullptr) return false;
   MetaTransaction transaction;
-  transaction.compares = {{leader_key(), 0}, services.cluster->fence()};
+  transaction.compares = {{leader_key(), 0}};
   transaction.leased_puts = {{leader_key(), services.cluster->self()}};
   transaction.lease = lease.get();
   Result<int64_t> led = services.meta->commit(transaction);
