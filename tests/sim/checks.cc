@@ -49,6 +49,8 @@ void World::look_at(unsigned node) {
 }
 
 bool World::all_settled(std::string* why) {
+  const auto& agreed = cluster_.agreement().entries();
+  const auto jobs = static_cast<size_t>(std::count_if(agreed.begin(), agreed.end(), [](const auto& entry) { return is_job_key(entry.first); }));
   for (unsigned node = 0; node < options_.nodes; ++node) {
     std::string not_yet = "is not up";
     cluster_.on(node, [&](JobStore& store) {
@@ -56,6 +58,7 @@ bool World::all_settled(std::string* why) {
       if (store.nodes().size() != options_.nodes) not_yet = "does not see all nodes";
       JobRef job = store.find("job");
       if (job == nullptr) not_yet = "does not know the job";
+      if (store.jobs().size() != jobs) not_yet = "does not know all jobs, or more";
       for (const JobRef& one : store.jobs()) {
         Result<> synced = one->sync();
         if (synced.has_error()) not_yet = "cannot take over: " + synced.error().message();
@@ -76,7 +79,7 @@ bool World::all_have_copies() {
     for (const CheckpointRef& checkpoint : store.find("job")->checkpoints()) {
       std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
       for (const StoredImage& image : checkpoint->stored()->images)
-        ++copies[{image.state, image.path, image.written}];
+        if (!image.missing) ++copies[{image.state, image.path, image.written}];
       for (const auto& [image, count] : copies) all = all && count > 1;
     }
   });
@@ -192,7 +195,7 @@ void World::check_end(bool started_anew) {
           if (known.acknowledged && !known.removing) broken(fmt::format("{} does not have {} any more", here, name));
           continue;
         }
-        if (known.removed) broken(fmt::format("{} still has {}, which was removed", here, name));
+        if (known.removed && known.tries == 1) broken(fmt::format("{} still has {}, which was removed", here, name));
         const std::vector<std::string> lost = checkpoint->lost_tensors();
         if (!lost.empty() && !known.may_be_lost) {
           broken(fmt::format("{} has lost {} tensors of {}, {} among them", here, lost.size(), name, lost.front()));

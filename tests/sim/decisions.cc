@@ -1,5 +1,7 @@
 // What must hold of the metadata after every transaction: each decision is looked at when it is made.
 #include <boost/json/parse.hpp>
+#include <fstream>
+#include <sstream>
 
 #include "tests/sim/world.h"
 
@@ -47,42 +49,171 @@ std::optional<std::string> wrong_in_force(const Entries& now, const boost::json:
   return std::nullopt;
 }
 
-/// nullopt: no other checkpoint has its place in the order.
+/// nullopt: no other checkpoint of its job has its place in the order.
 std::optional<std::string> wrong_sequence(const Entries& now, const std::string& key, const boost::json::object& record) {
-  for (auto it = now.lower_bound(kJob + "checkpoints/"); it != now.end() && it->first.starts_with(kJob + "checkpoints/"); ++it)
+  const std::string all = key.substr(0, key.rfind('/') + 1);
+  for (auto it = now.lower_bound(all); it != now.end() && it->first.starts_with(all); ++it)
     if (it->first != key && number_of(object_of(it->second.value), "sequence") == number_of(record, "sequence"))
       return "it has the place of " + it->first;
   return std::nullopt;
 }
 
-/// nullopt: it is the same checkpoint, and where its bytes lie was decided on after what was so before.
+int64_t mended_of(const boost::json::object& record) {
+  const boost::json::value* mended = record.if_contains("mended");
+  return mended != nullptr ? mended->to_number<int64_t>() : 0;
+}
+
+/// nullopt: it is the same checkpoint, and this was decided on after what was so before.
 std::optional<std::string> wrong_record(const boost::json::object& before, const boost::json::object& after) {
   if (after.at("id") != before.at("id")) return "another checkpoint takes the place of one that is there";
   if (number_of(after, "sequence") != number_of(before, "sequence")) return "a checkpoint gets another place";
   const int64_t steps = number_of(after, "generation") - number_of(before, "generation");
   if (steps < 0 || steps > 1) return fmt::format("where its bytes lie goes on by {} decisions", steps);
   if ((steps == 0) != (after.at("stored") == before.at("stored"))) return "two decisions on where its bytes lie are one";
+  if (mended_of(after) < mended_of(before)) return "nobody knows any more that it was mended";
+  if (after.at("pinned") != before.at("pinned") && (steps != 0 || mended_of(after) != mended_of(before)))
+    return "whether it is pinned changes with something else";
+  return std::nullopt;
+}
+
+/// Of jobs/<job>/…
+std::string job_key_of(const std::string& key) { return key.substr(0, key.find('/', 5)); }
+
+std::optional<std::string> wrong_removal(const Entries& now, const std::string& key, const boost::json::object& before) {
+  const std::string job = job_key_of(key), name = key.substr(key.rfind('/') + 1);
+  if (!now.contains(job)) return std::nullopt;  // with all of it
+  if (before.at("pinned").as_bool()) return "it is pinned";
+  if (!now.contains("removed/checkpoints/" + text_of(before, "id"))) return "it is another one than the one that is removed";
+  const auto in_force = entry(now, job + "/in_force");
+  return in_force && text_of(*in_force, "current") == name ? std::optional<std::string>("current shows it when it is removed")
+                                                           : std::nullopt;
+}
+
+std::optional<std::string> wrong_job(const Entries& now, const MetaEvent& event, const std::optional<MetaEntry>& before) {
+  if (event.value) return before ? std::optional<std::string>("there is one of its name already") : std::nullopt;
+  if (!now.contains("removed/jobs/" + text_of(object_of(before->value), "id"))) return "it is another one than the one that is removed";
+  const std::string checkpoints = event.key + "/checkpoints/";
+  const auto left = now.lower_bound(checkpoints);
+  if (left != now.end() && left->first.starts_with(checkpoints)) return left->first + " was committed, and is left";
+  return std::nullopt;
+}
+
+std::optional<std::string> wrong_drain(const Entries& now, unsigned nodes) {
+  unsigned drained = 0;
+  for (auto it = now.lower_bound(kDrainedKeys); it != now.end() && it->first.starts_with(kDrainedKeys); ++it) ++drained;
+  return drained == nodes ? std::optional<std::string>("no node is left in service") : std::nullopt;
+}
+
+std::optional<std::string> wrong_layout(const Entries& now, const MetaEvent& event, const std::optional<MetaEntry>& before) {
+  const boost::json::object after = object_of(*event.value);
+  const std::string text = text_of(after, "text");
+  if (before) {
+    const boost::json::object old = object_of(before->value);
+    const int64_t steps = number_of(after, "revision") - number_of(old, "revision");
+    if (steps < 0 || steps > 1) return fmt::format("what is wanted goes on by {} edits", steps);
+    if ((steps == 0) != (text == text_of(old, "text"))) return "two edits are one";
+    if (steps == 0) return std::nullopt;
+  }
+  const auto layout = Layout::parse(text);
+  if (layout.has_error()) return layout.error().message();
+  for (const std::string& device : layout.value().devices)
+    if (const std::string node = device.substr(0, device.find(':')); now.contains("drained/" + node))
+      return node + " is being drained";
+  return std::nullopt;
+}
+
+std::optional<std::string> wrong_attributes(const boost::json::object& before, const boost::json::object& after) {
+  for (const auto& [name, value] : before)
+    if (!after.contains(name)) return fmt::format("those of {} are lost", std::string_view(name));
+  return std::nullopt;
+}
+
+/// nullopt: one more than before, of the whole record.
+std::optional<std::string> wrong_data_set(const Entries& now, const MetaEvent& event, const std::optional<MetaEntry>& before) {
+  const int64_t count = std::stoll(*event.value), last = before ? std::stoll(before->value) : 0;
+  if (count != last + 1) return fmt::format("what was saved last was number {}, this is {}", last, count);
+  const auto source = now.find(event.key.substr(0, event.key.rfind('/')) + "/source");
+  if (source == now.end() || source->second.value != fmt::format("source {}", count)) return "two decisions are mixed";
+  return std::nullopt;
+}
+
+std::optional<std::string> wrong_leader(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
+  if (event.value) return before ? std::optional<std::string>(before->value + " leads") : std::nullopt;
+  if (by && before && before->value != SimCluster::name(*by))
+    return fmt::format("{} ends the lead of {}", SimCluster::name(*by), before->value);
   return std::nullopt;
 }
 
 }  // namespace
 
-void World::look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before) {
-  const Entries& now = cluster_.agreement().entries();
-  std::optional<std::string> wrong;
-  if (event.key == kJob + "in_force" && event.value && before) {
-    wrong = wrong_in_force(now, object_of(before->value), object_of(*event.value));
-  } else if (event.key.starts_with(kJob + "checkpoints/")) {
-    if (event.value && before) {
-      wrong = wrong_record(object_of(before->value), object_of(*event.value));
-    } else if (event.value) {
-      wrong = wrong_sequence(now, event.key, object_of(*event.value));
-    } else if (const auto in_force = entry(now, kJob + "in_force");
-               !event.value && in_force && text_of(*in_force, "current") == event.key.substr(kJob.size() + 12)) {
-      wrong = "current shows it when it is removed";
-    }
+/// Of a checkpoint of the job: the images that a stored state names, and where they lie. Empty: nobody has the file.
+std::map<std::string, std::string> World::images_in(const std::string& id, const std::string& stored) const {
+  std::map<std::string, std::string> nodes;
+  for (unsigned node = 0; node < options_.nodes && nodes.empty(); ++node) {
+    std::ifstream file(cluster_.directory(node) / "jobs/job/checkpoints" / id / stored);
+    if (!file) continue;
+    std::stringstream text;
+    text << file.rdbuf();
+    const boost::json::object state = object_of(text.str());
+    for (const auto& image : state.at("images").as_array())
+      nodes.emplace(text_of(image.as_object(), "id"), text_of(image.as_object(), "node"));
   }
-  if (wrong) broken(fmt::format("decision on {}: {}", event.key, *wrong));
+  return nodes;
+}
+
+/// nullopt: nothing new lies on a node that is being drained.
+std::optional<std::string> World::wrong_placement(const MetaEvent& event, bool is_new) {
+  if (is_large(options_)) return std::nullopt;
+  const boost::json::object record = object_of(*event.value);
+  const std::string id = text_of(record, "id"), stored = text_of(record, "stored");
+  std::map<std::string, std::string>& known = images_of_[id];
+  if (is_new) known = images_in(id, "stored-1.json");  // what was written lies where it was written
+  const std::map<std::string, std::string> images = images_in(id, stored);
+  if (images.empty()) return std::nullopt;
+  std::optional<std::string> wrong;
+  for (const auto& [image, node] : images)
+    if (!known.contains(image) && cluster_.agreement().entries().contains("drained/" + node))
+      wrong = fmt::format("image {} is new on {}, which is being drained", image, node);
+  known = images;
+  return wrong;
+}
+
+std::optional<std::string> World::wrong_checkpoint(const MetaEvent& event, const std::optional<MetaEntry>& before) {
+  const Entries& now = cluster_.agreement().entries();
+  if (!event.value) return wrong_removal(now, event.key, object_of(before->value));
+  const boost::json::object record = object_of(*event.value);
+  if (removed_ids_.contains(text_of(record, "id"))) return "it was removed";
+  std::optional<std::string> wrong = before ? wrong_record(object_of(before->value), record) : wrong_sequence(now, event.key, record);
+  if (!wrong && event.key.starts_with(kJob)) wrong = wrong_placement(event, !before);
+  return wrong;
+}
+
+void World::look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
+  constexpr std::string_view kRemoved = "removed/checkpoints/";
+  const Entries& now = cluster_.agreement().entries();
+  const std::string& key = event.key;
+  std::optional<std::string> wrong;
+  if (key.starts_with(kRemoved) && event.value) removed_ids_.insert(key.substr(kRemoved.size()));
+  if (key.starts_with("leaders/")) {
+    wrong = wrong_leader(event, before, by);
+    if (event.value && by) note_begin(*by, chance(50) ? Decision::kFlip : Decision::kEndLead);
+  } else if (is_job_key(key)) {
+    wrong = wrong_job(now, event, before);
+  } else if (key.starts_with("jobs/") && event.value && !now.contains(job_key_of(key))) {
+    wrong = "there is no such job";
+  } else if (is_checkpoint_key(key)) {
+    wrong = wrong_checkpoint(event, before);
+  } else if (key == kJob + "in_force" && event.value && before) {
+    wrong = wrong_in_force(now, object_of(before->value), object_of(*event.value));
+    if (by && leader() == by) note_begin(*by, Decision::kOlder);  // comes after the newest
+  } else if (key.starts_with("jobs/") && key.ends_with("/layout") && event.value) {
+    wrong = wrong_layout(now, event, before);
+  } else if (key.starts_with("jobs/") && key.ends_with("/attributes") && event.value && before) {
+    wrong = wrong_attributes(object_of(before->value), object_of(*event.value));
+  }
+  if (key.ends_with("/dataset/saved") && event.value && !wrong) wrong = wrong_data_set(now, event, before);
+  if (key.starts_with(kDrainedKeys) && event.value) wrong = wrong_drain(now, options_.nodes);
+  if (wrong) broken(fmt::format("decision on {}: {}", key, *wrong));
 }
 
 std::optional<unsigned> World::leader() const {

@@ -25,6 +25,17 @@ std::optional<uint64_t> some_byte(const Checkpoint& checkpoint, const ImageLayou
   return slot.byte_offset + random() % bytes;
 }
 
+/// As long as it lives, whoever holds decisions back lets nobody do more than pin meanwhile.
+class Alone {
+ public:
+  explicit Alone(bool& alone) : alone_(alone) { alone_ = true; }
+  Alone(const Alone&) = delete;
+  ~Alone() { alone_ = false; }
+
+ private:
+  bool& alone_;
+};
+
 }  // namespace
 
 void World::until(Time end, const std::string& what, std::function<void()> heal) {
@@ -57,20 +68,23 @@ void World::heal_all() {
 /// The last copies are not among what goes: all is settled, everything has copies, and one directory is lost. A copy
 /// of all that it held is there again before the next one may go.
 void World::lose_a_directory() {
+  const Alone alone(alone_);
   if (!wait_calm_with_copies()) return;
   const unsigned node = some_node();
   say("lost, with its directory: " + SimCluster::name(node));
   lost_a_directory_ = true;
   cluster_.kill(node, false);
-  sleep(kToCopy);
+  sleep(chance(50) ? kToCopy : std::chrono::milliseconds(draw(3000)));
   say("comes back with nothing: " + SimCluster::name(node));
   cluster_.start(node);
   (void)cluster_.wait_up(node, kToEnd);
+  (void)wait_settled(kToEnd);
 }
 
 /// Nobody else is at work, and each image has a copy; one byte of one of them changes. It is found by ptc verify, or
 /// by a change of layout that reads it, and made anew of another.
 void World::damage_an_image() {
+  const Alone alone(alone_);
   if (!wait_calm_with_copies()) return;
   std::string image;
   const unsigned node = some_node();
@@ -110,6 +124,7 @@ void World::damage_an_image() {
     }
   });
   if (!wait_settled(kToEnd)) return broken("a damaged image is not made anew");
+  if (was_full_) go_on_when_freed();
   check_end(false);
 }
 
@@ -252,7 +267,7 @@ void World::fail() {
       for (const auto& [from, to] : ways) network.mend(from, to);
     });
   };
-  switch (draw(25)) {
+  switch (draw(28)) {
     case 0:
     case 1:
       if (!cluster_.is_wanted(node)) return;
@@ -333,6 +348,12 @@ void World::fail() {
     case 22:
     case 23:
       return decide_behind_the_time();
+    case 24:
+    case 25:
+      return let_decisions_come_late();
+    case 26:
+      if (chance(50)) slow_down_disk(leader().value_or(node));
+      return suspend(leader().value_or(node));
     default:
       network.set_breaks(static_cast<unsigned>(1 + draw(50)));
       return begin("connections break", [&network] { network.set_breaks(0); });

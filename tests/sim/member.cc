@@ -1,11 +1,16 @@
 #include "tests/sim/member.h"
 
+#include "tests/sim/planted.h"
+
 namespace ptc::sim {
 namespace {
 
 using namespace std::chrono_literals;
 constexpr Time kRetry = 500ms;
 constexpr std::chrono::seconds kLease = 5s;
+
+/// Whoever decides at once looks at the lease, and then at the fence; who asks for that alone will decide later.
+thread_local bool looked_at_lease = false;
 
 }  // namespace
 
@@ -16,13 +21,23 @@ std::vector<std::string> Member::alive() const {
   return names;
 }
 
-MetaTransaction::Compare Member::fence() const { return {key(), is_member() ? revision_ : INT64_MAX}; }
+std::shared_ptr<const MetaLease> Member::lease() const {
+  looked_at_lease = true;
+  return lease_;
+}
+
+MetaTransaction::Compare Member::fence() const {
+  const MetaTransaction::Compare own{key(), is_member() ? revision_ : INT64_MAX};
+  if (!std::exchange(looked_at_lease, false)) note_fence(name_, own.revision);
+  return own;
+}
 
 MetaTransaction::Compare Member::fence_of(const std::string& node) const {
   if (node == name_) return fence();
-  if (fences_nobody_) return {"nobody", 0};
   const auto known = members_.find(node);
-  return {"nodes/" + node, known != members_.end() ? known->second : INT64_MAX};
+  const MetaTransaction::Compare theirs{"nodes/" + node, known != members_.end() ? known->second : INT64_MAX};
+  note_fence(node, theirs.revision);
+  return theirs;
 }
 
 Result<> Member::begin() {

@@ -20,9 +20,7 @@ class Member final : public Cluster {
   using Call = std::function<Result<std::string>(const std::string& node, std::string_view method,
                                                  const std::string& body, Time deadline, const std::stop_token& stop)>;
   /// `meta` outlives it.
-  /// `fences_nobody`, a break that is planted: fence_of() another node always holds.
-  Member(std::string name, MetaClient& meta, Call call, bool fences_nobody)
-      : name_(std::move(name)), meta_(meta), call_(std::move(call)), fences_nobody_(fences_nobody) {}
+  Member(std::string name, MetaClient& meta, Call call) : name_(std::move(name)), meta_(meta), call_(std::move(call)) {}
   ~Member() override { leave(); }
 
   /// Before the store is opened: nobody decides with what a former life of this node had promised.
@@ -39,7 +37,7 @@ class Member final : public Cluster {
   }
   MetaTransaction::Compare fence() const override;
   MetaTransaction::Compare fence_of(const std::string& node) const override;
-  std::shared_ptr<const MetaLease> lease() const override { return lease_; }
+  std::shared_ptr<const MetaLease> lease() const override;
 
  private:
   std::string key() const { return "nodes/" + name_; }
@@ -51,7 +49,6 @@ class Member final : public Cluster {
   const std::string name_;
   MetaClient& meta_;
   const Call call_;
-  const bool fences_nobody_;
   JobStore* store_ = nullptr;
   std::map<std::string, int64_t> members_;  // and the revision of their keys
   std::shared_ptr<MetaLease> lease_;

@@ -53,6 +53,7 @@ class MetaServer::Client final : public MetaClient {
   }
 
   Result<std::optional<MetaEntry>> get(std::string_view key) override {
+    note_get(key);
     auto answer = ask([&]() -> std::optional<MetaEntry> {
       auto found = server_.entries_.find(key);
       if (found == server_.entries_.end()) return std::nullopt;
@@ -71,14 +72,18 @@ class MetaServer::Client final : public MetaClient {
       return found;
     });
     if (!answer) return away();
+    look_away(server_.planted_, prefix, "w" + std::to_string(node_), *answer);
     return *std::move(answer);
   }
 
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
     if (life_->dead) return away();  // it was never sent
-    Request request{transaction, transaction.lease != nullptr ? transaction.lease->id() : 0};
+    Request request{transaction, transaction.lease != nullptr ? transaction.lease->id() : 0, server_.decision_of(transaction), node_};
     request.transaction.lease = nullptr;
+    if (!may_be_decided(server_.planted_, request.decision)) return make_error(Code::kConflict, "a node is not what it was");
+    if (server_.holds_back_)
+      if (const Time held = server_.holds_back_(node_, request.decision); held > Time()) sleep(held);
     // On its way for as long as the node hears late of others.
     if (const Time lag = server_.watch_lag_[node_]; lag > Time() && !transaction.compares.empty() && !transaction.puts.empty())
       sleep(std::chrono::milliseconds(server_.network_.random() % std::chrono::duration_cast<std::chrono::milliseconds>(lag).count()));
@@ -221,7 +226,7 @@ Result<int64_t> MetaServer::commit(const Request& request) {
   for (const auto& compare : transaction.compares) {
     auto found = entries_.find(compare.key);
     const int64_t revision = found == entries_.end() ? 0 : found->second.revision;
-    if (revision != compare.revision && !(ignores_ && ignores_(transaction, compare.key)))
+    if (revision != compare.revision && !takes_out(planted_, request.decision, compare.key))
       return compare_failed(compare.key, compare.revision, revision);
   }
   if (!transaction.leased_puts.empty() && !leases_.contains(request.lease))
@@ -237,6 +242,7 @@ Result<int64_t> MetaServer::commit(const Request& request) {
     for (const auto& [key, value] : *puts) {
       note_before(key);
       entries_[key] = {key, value, revision};
+      if (is_checkpoint_key(key)) records_[{key, revision}] = value;
       lease_of_.erase(key);
       events.push_back({key, value, revision});
     }
@@ -248,10 +254,17 @@ Result<int64_t> MetaServer::commit(const Request& request) {
     entries_.erase(key);
     events.push_back({key, std::nullopt, revision});
   }
-  for (size_t i = 0; i < events.size() && on_decision_; ++i) on_decision_(events[i], before[i]);
+  for (size_t i = 0; i < events.size() && on_decision_; ++i) on_decision_(events[i], before[i], request.by);
   if (!events.empty()) revision_ = revision;
   publish(events);
   return revision_;
+}
+
+Decision MetaServer::decision_of(const MetaTransaction& transaction) const {
+  return sim::decision_of(transaction, [this](const std::string& key, int64_t revision) {
+    const auto found = records_.find({key, revision});
+    return found == records_.end() ? std::string() : found->second;
+  });
 }
 
 void MetaServer::publish(const std::vector<MetaEvent>& events) {
@@ -272,6 +285,13 @@ void MetaServer::end_lease(int64_t id) {
   for (const auto& [key, lease] : lease_of_)
     if (lease == id) request.transaction.deletes.push_back(key);
   (void)commit(request);
+}
+
+void MetaServer::end_lease_of(unsigned node) {
+  std::vector<int64_t> all;
+  for (const auto& [id, lease] : leases_)
+    if (lease.node == node) all.push_back(id);
+  for (const int64_t id : all) end_lease(id);
 }
 
 /// Renews leases in the name of the clients that can reach the store, ends others, and lets late requests arrive.

@@ -13,6 +13,7 @@
 
 #include "store/meta/meta_client.h"
 #include "tests/sim/network.h"
+#include "tests/sim/planted.h"
 
 namespace ptc::sim {
 
@@ -29,15 +30,21 @@ class MetaServer {
   // What is so, for who checks.
   const std::map<std::string, MetaEntry, std::less<>>& entries() const { return entries_; }
   int64_t revision() const { return revision_; }
-  /// Called for each change that a transaction makes, when all of them are made, with what was there before.
-  using OnDecision = std::function<void(const MetaEvent& event, const std::optional<MetaEntry>& before)>;
+  /// Called for each change that a transaction makes, when all of them are made, with what was there before. `by`: the node;
+  /// nullopt: a lease has ended.
+  using OnDecision =
+      std::function<void(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by)>;
   void on_decision(OnDecision hook) { on_decision_ = std::move(hook); }
 
   /// What the node watches is told so much later, and its decisions come up to so much later. 0: as the network brings them.
   void set_watch_lag(unsigned node, Time lag) { watch_lag_[node] = lag; }
-  /// A break that is planted: such compares always hold.
-  using Ignores = std::function<bool(const MetaTransaction& transaction, const std::string& key)>;
-  void ignore(Ignores compares) { ignores_ = std::move(compares); }
+  /// How much later a decision arrives than what it rests on was read. The node may die meanwhile.
+  using HoldsBack = std::function<Time(unsigned node, Decision decision)>;
+  void hold_back(HoldsBack how_long) { holds_back_ = std::move(how_long); }
+  /// A node's lease ends at once, as that of a machine that was suspended: its clocks did not tell it.
+  void end_lease_of(unsigned node);
+  /// Compares that always hold. Outlives it; null: none.
+  void plant(const Break* planted) { planted_ = planted; }
 
  private:
   class Client;
@@ -52,6 +59,8 @@ class MetaServer {
   struct Request {
     MetaTransaction transaction;
     int64_t lease = 0;
+    Decision decision = Decision::kNone;
+    std::optional<unsigned> by = std::nullopt;
   };
   struct Doubt {
     bool done = false, forbidden = false;
@@ -63,6 +72,7 @@ class MetaServer {
   };
 
   Result<int64_t> commit(const Request& request);
+  Decision decision_of(const MetaTransaction& transaction) const;
   void publish(const std::vector<MetaEvent>& events);
   int64_t grant(unsigned node, Time ttl, Lease* lease, std::shared_ptr<const Life> life);
   void end_lease(int64_t id);
@@ -76,8 +86,10 @@ class MetaServer {
   std::map<int64_t, LeaseState> leases_;
   std::vector<Late> late_;
   std::vector<Client*> clients_;  // in the order of their coming
+  std::map<std::pair<std::string, int64_t>, std::string> records_;  // of checkpoints: key, revision → value
   OnDecision on_decision_;
-  Ignores ignores_;
+  HoldsBack holds_back_;
+  const Break* planted_ = nullptr;
   std::map<unsigned, Time> watch_lag_;
   bool stopping_ = false;
   std::thread house_;

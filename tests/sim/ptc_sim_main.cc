@@ -71,10 +71,13 @@ int main(int argc, char** argv) {
   app.add_option("--tensors", options.tensors, "Tensors of the job's model, about");
   app.add_option("--steps", options.steps, "Operations and faults");
   app.add_flag("--twice", twice, "Each seed twice: the runs must be the same");
+  std::vector<std::string> planted;
+  for (const Break& one : planted_breaks()) planted.emplace_back(one.name);
   app.add_option("--without", options.without, "Take a compare out of all decisions, to see that it is noticed")
-      ->check(CLI::IsMember(planted_breaks()));
-  app.add_flag_callback("--list-planted", [] {
-    for (const std::string& name : planted_breaks()) std::printf("%s\n", name.c_str());
+      ->check(CLI::IsMember(planted));
+  app.add_option("--focus", options.focus, "What --without does, but take nothing out")->check(CLI::IsMember(planted));
+  app.add_flag_callback("--list-planted", [&] {
+    for (const std::string& name : planted) std::printf("%s\n", name.c_str());
     throw CLI::Success();
   }, "What --without takes");
   app.add_flag("--until-caught", until_caught, "End well with the first seed that fails, and not well when none does");

@@ -3,7 +3,6 @@
 #include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
 #include "tests/sim/member.h"
-#include "tests/sim/planted.h"
 
 namespace ptc::sim {
 namespace {
@@ -159,13 +158,6 @@ bool SimCluster::on(unsigned node, const std::function<void(JobStore&)>& use) {
   return true;
 }
 
-void SimCluster::plant(const std::string& name) {
-  planted_ = name;
-  agreement_.ignore([name](const MetaTransaction& transaction, const std::string& key) {
-    return takes_out(name, transaction, key);
-  });
-}
-
 void SimCluster::start(unsigned number) {
   Node& node = nodes_[number];
   if (node.wanted) return;
@@ -195,8 +187,7 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
         [this, self = instance.get()](const std::string& node, std::string_view method, const std::string& body,
                                       Time deadline, const std::stop_token& stop) {
           return call(*self, number_of(node), method, body, deadline, stop);
-        },
-        fences_nobody(planted_));
+        });
     PTC_TRY(instance->member->begin());
     JobStoreOptions options;
     options.directory = instance->directory;
@@ -296,6 +287,7 @@ void SimCluster::at_write(unsigned node, unsigned n, std::function<void()> happe
 
 int SimCluster::before_file_call(unsigned number, FileCall call) {
   Node& node = nodes_[number];
+  if (node.slow_disk) sleep(std::chrono::microseconds(network_.random() % 100'000));
   if (node.calls_left > 0 && --node.calls_left == 0 && node.wanted) node.happens();
   return node.full && call == FileCall::kWrite ? ENOSPC : 0;
 }

@@ -34,10 +34,6 @@ class SimCluster {
   Network& network() { return network_; }
   MetaServer& agreement() { return agreement_; }
   const MetaServer& agreement() const { return agreement_; }
-  void on_decision(MetaServer::OnDecision hook) { agreement_.on_decision(std::move(hook)); }
-  /// Takes a compare out of all decisions (planted.h). Before nodes are started.
-  void plant(const std::string& name);
-
   /// In the background; `wait_up` waits for it.
   void start(unsigned node);
   /// As SIGTERM: it leaves, and ends. In the background; starting it again waits for that.
@@ -48,6 +44,8 @@ class SimCluster {
   void at_write(unsigned node, unsigned n, std::function<void()> happens);
   /// Writing files fails with ENOSPC.
   void set_full(unsigned node, bool full) { nodes_[node].full = full; }
+  /// Writing to a file, syncing and renaming one takes up to a tenth of a second.
+  void set_slow_disk(unsigned node, bool slow) { nodes_[node].slow_disk = slow; }
   bool is_wanted(unsigned node) const { return nodes_[node].wanted; }
   bool is_up(unsigned node) const;
   bool wait_up(unsigned node, Time limit);
@@ -69,7 +67,7 @@ class SimCluster {
     bool wanted = false;
     uint64_t lives = 0;  // how many directories and processes there were
     uint64_t directory = 0;
-    bool full = false;
+    bool full = false, slow_disk = false;
     unsigned calls_left = 0;  // until that happens; 0: nothing does
     std::function<void()> happens;
     std::thread keeper;  // starts it, and ends it
@@ -88,7 +86,6 @@ class SimCluster {
   MetaServer agreement_;
   std::vector<Node> nodes_;
   uint64_t bytes_moved_ = 0;
-  std::string planted_;
   // What each node would compute, of equal inputs, is computed once.
   std::shared_ptr<SharedResults> results_;
   unsigned others_ = 0;  // detached threads

@@ -51,9 +51,13 @@ World::World(const WorldOptions& options, Outcome& outcome)
     : options_(options), outcome_(outcome), random_(options.seed), model_(model_of(options.tensors, random_)),
       cluster_(options.nodes, options.seed + 1, options.directory, [this](const std::string& what) { broken(what); }) {
   layouts_.emplace(LayoutSpec().name(), LayoutSpec());
-  cluster_.plant(options.without);
-  cluster_.on_decision([this](const MetaEvent& event, const std::optional<MetaEntry>& before) {
-    look_at_decision(event, before);
+  MetaServer& agreement = cluster_.agreement();
+  agreement.plant(planted_break(options.without));
+  focus_ = planted_break(options.focus.empty() ? options.without : options.focus);
+  if (focus_ != nullptr) late_.insert(focus_->decisions.begin(), focus_->decisions.end());
+  agreement.hold_back([this](unsigned node, Decision decision) { return hold_back(node, decision); });
+  agreement.on_decision([this](const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
+    look_at_decision(event, before, by);
   });
 }
 
@@ -82,6 +86,7 @@ void World::run() {
     if (chance(70)) sleep(std::chrono::milliseconds(draw(3000)));
     for (unsigned i = 0; i < options_.nodes; ++i) look_at(i);
   }
+  over_ = true;
   heal_all();
   const Time limit = now() + kToAnswer;
   while (operating_ > 0 && now() < limit) wait_until(&operating_, now() + 1s);

@@ -26,6 +26,7 @@ struct WorldOptions {
   std::filesystem::path directory;
   bool verbose = false;  // what happens, as it happens
   std::string without;   // a compare of decisions that is taken out, by its name in planted.h: it must be noticed
+  std::string focus;     // the same decisions are held back, and others do the same meanwhile; but nothing is taken out
 };
 
 /// The history is a short one, and some reads stand for all.
@@ -56,6 +57,7 @@ class World {
     testing::Sample sample;
     bool acknowledged = false, removing = false, removed = false;
     bool may_be_lost = false;  // its last copies
+    unsigned tries = 0;  // commits, all of the same bytes
     std::map<std::pair<std::string, uint64_t>, testing::RankParts> ranks = {};  // by layout and rank: the oracle's answers
   };
   using Op = std::function<void(unsigned node)>;
@@ -69,17 +71,29 @@ class World {
   // operations.cc: each runs in a thread of its own
   void operate();
   void operate_or_fail(unsigned step);
+  /// The operation or fault that a letter stands for.
+  void act(char what, unsigned node);
   void in_background(const std::string& what, unsigned node, const Op& op);
   /// What a call on a node's store said; nullopt: the node was not there, or died meanwhile.
   std::optional<Result<>> ask(unsigned node, const std::function<Result<>(JobStore&)>& what);
   void note_answer(const std::string& what, const std::optional<Result<>>& answer);
   std::string random_layout();
-  void write_and_commit(unsigned node);
+  enum class Write { kAny, kInForce, kSameName };  // in any layout; in the one in force; as another that is under way
+  void write_and_commit(unsigned node, Write how = Write::kAny);
+  void write_and_commit_elsewhere(unsigned node);
   void edit(unsigned node);
+  void edit_replicas(unsigned node);
+  void edit(unsigned node, const std::string& text);
   void remove(unsigned node);
-  void drain(unsigned node);
+  void drain(unsigned node, bool cancel);
   void make_and_remove_job(unsigned node);
   void change_something(unsigned node);
+  void pin(unsigned node);
+  void repair(unsigned node);
+  void change_attributes(unsigned node, const std::string& job);
+  void change_data_set(unsigned node, const std::string& job);
+  void save_rules(unsigned node, const std::string& job);
+  void remove_job(unsigned node, const std::string& name);
   void read_something(unsigned node);
   void read_late(unsigned node);
 
@@ -97,8 +111,20 @@ class World {
   void lose_a_directory();
   void damage_an_image();
 
+  // held_back.cc
+  Time hold_back(unsigned node, Decision decision);
+  void interfere(unsigned node, Time within, std::string_view with);
+  void note_begin(unsigned node, Decision decision);  // of what leads to it
+  void suspend(unsigned node);
+  void slow_down_disk(unsigned node);
+  void let_decisions_come_late();
+  unsigned another_node(unsigned node) { return (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes; }
+
   // decisions.cc
-  void look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before);
+  void look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by);
+  std::optional<std::string> wrong_checkpoint(const MetaEvent& event, const std::optional<MetaEntry>& before);
+  std::optional<std::string> wrong_placement(const MetaEvent& event, bool is_new);
+  std::map<std::string, std::string> images_in(const std::string& id, const std::string& stored) const;
   std::optional<unsigned> leader() const;
 
   // checks.cc
@@ -128,6 +154,14 @@ class World {
   std::map<std::string, Known> checkpoints_;
   std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
   std::set<std::string> left_over_;  // images of no checkpoint, before all nodes were started anew
+  std::map<std::string, std::map<std::string, std::string>> images_of_;  // by checkpoint id, as last decided on: image → node
+  std::set<std::string> removed_ids_;  // of checkpoints
+  const Break* focus_ = nullptr;
+  std::set<Decision> late_;  // these are held back
+  unsigned held_ = 0;
+  bool alone_ = false;  // a fault wants that nobody else is at work
+  bool over_ = false;   // operations and faults are
+  unsigned last_attribute_ = 0;
   unsigned last_checkpoint_ = 0;
   bool lost_a_directory_ = false, was_full_ = false;
   unsigned operating_ = 0;
