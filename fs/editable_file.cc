@@ -46,6 +46,7 @@ class EditHandle : public Handle {
              EditableFile::Drafts::iterator draft, User user, int flags)
       : owner_(std::move(owner)), file_(file), draft_(draft), user_(std::move(user)), append_((flags & O_APPEND) != 0),
         may_read_((flags & O_ACCMODE) == O_RDWR) {}
+  bool is_agreed_on() const override { return true; }
 
   ~EditHandle() override {
     bool offer;
@@ -160,7 +161,8 @@ bool EditableFile::catch_up() {
     const std::optional<size_t> before = std::exchange(seen_, now);
     if (!before || *before == now) return false;
   }
-  note_time();
+  // What is gone has no time; where its job is, nothing may be made beside what is being removed.
+  if (source_.text()) note_time();
   return true;
 }
 

@@ -14,10 +14,16 @@ namespace {
 
 constexpr size_t kMaxName = 255;
 
-Handle* handle_of(const fuse_file_info* info) { return reinterpret_cast<Handle*>(info->fh); }
+const OpenFile& file_of(const fuse_file_info* info) { return *reinterpret_cast<const OpenFile*>(info->fh); }
+Handle* handle_of(const fuse_file_info* info) { return file_of(info).get(); }
 
-FsResult<std::string> checked_name(const char* name) {
-  std::string result = name;
+const Awaited* awaited_by_save(const Handle& handle) { return handle.is_agreed_on() ? &kAgreement : nullptr; }
+
+/// Whom an operation that changes the node may have to wait for.
+const Awaited* awaited_by_change(const Node& node) { return node.is_agreed_on() ? &kAgreement : nullptr; }
+
+FsResult<std::string> checked_name(std::string name) {
+  std::string result = std::move(name);
   if (result.size() > kMaxName) return Errno{ENAMETOOLONG};
   return result;
 }
@@ -41,17 +47,21 @@ void on_init(void*, fuse_conn_info* connection) {
   connection->max_read = 1 << 20;
   connection->max_write = 1 << 20;
   connection->max_readahead = 1 << 20;
-  connection->max_background = 64;
-  connection->congestion_threshold = 48;
+  // Reads ahead of a source that does not answer are such requests, too: others must find room beside them.
+  connection->max_background = 512;
+  connection->congestion_threshold = 384;
 }
 
 void on_lookup(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  serve(raw, Op::kLookup, parent, [&](FuseRequest& request) -> FsResult<> {
+  NodeRef directory = node_of(raw, parent).shared_from_this();
+  const Awaited* awaited = directory->awaited();
+  auto look_up = [directory = std::move(directory), name = std::string(name)](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, node_of(raw, parent).lookup(checked));
+    PTC_TRY(auto node, directory->lookup(checked));
     request.entry(node);
     return ok();
-  });
+  };
+  serve(raw, Op::kLookup, parent, awaited, std::move(look_up));
 }
 
 void on_forget(fuse_req_t raw, fuse_ino_t inode, uint64_t lookups) {
@@ -79,31 +89,35 @@ FsResult<> reply_attributes(FuseRequest& request, Node& node) {
 }
 
 void on_getattr(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
-  serve(raw, Op::kGetattr, inode, [&](FuseRequest& request) {
-    return reply_attributes(request, node_of(raw, inode));
-  });
+  NodeRef node = node_of(raw, inode).shared_from_this();
+  const Awaited* awaited = node->awaited();
+  auto tell = [node = std::move(node)](FuseRequest& request) { return reply_attributes(request, *node); };
+  serve(raw, Op::kGetattr, inode, awaited, std::move(tell));
 }
 
 void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse_file_info* info) {
-  serve(raw, Op::kSetattr, inode, [&](FuseRequest& request) -> FsResult<> {
-    AttributeChange change;
-    const timespec now{0, UTIME_NOW};
-    if ((set & FUSE_SET_ATTR_MODE) != 0) change.mode = to->st_mode;
-    if ((set & FUSE_SET_ATTR_UID) != 0) change.uid = to->st_uid;
-    if ((set & FUSE_SET_ATTR_GID) != 0) change.gid = to->st_gid;
-    if ((set & FUSE_SET_ATTR_SIZE) != 0) change.size = static_cast<uint64_t>(to->st_size);
-    if ((set & FUSE_SET_ATTR_ATIME) != 0) change.access_time = to->st_atim;
-    if ((set & FUSE_SET_ATTR_MTIME) != 0) change.modify_time = to->st_mtim;
-    if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) change.access_time = now;
-    if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) change.modify_time = now;
+  AttributeChange wanted;
+  const timespec now{0, UTIME_NOW};
+  if ((set & FUSE_SET_ATTR_MODE) != 0) wanted.mode = to->st_mode;
+  if ((set & FUSE_SET_ATTR_UID) != 0) wanted.uid = to->st_uid;
+  if ((set & FUSE_SET_ATTR_GID) != 0) wanted.gid = to->st_gid;
+  if ((set & FUSE_SET_ATTR_SIZE) != 0) wanted.size = static_cast<uint64_t>(to->st_size);
+  if ((set & FUSE_SET_ATTR_ATIME) != 0) wanted.access_time = to->st_atim;
+  if ((set & FUSE_SET_ATTR_MTIME) != 0) wanted.modify_time = to->st_mtim;
+  if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) wanted.access_time = now;
+  if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) wanted.modify_time = now;
+  Node& node = node_of(raw, inode);
+  Handle* handle = info != nullptr ? handle_of(info) : nullptr;
+  auto change = [&node, handle, set, wanted](FuseRequest& request) -> FsResult<> {
+    AttributeChange all = wanted;
     // With the second version of killpriv, the kernel leaves it to us where somebody without the
     // right writes or truncates, and says so by a bit that libfuse takes away. What changes the owner
     // does it by itself.
-    if (set == 0 || (change.size && request.caller().uid != 0)) change.drops_suid = request.caller();
-    Node& node = node_of(raw, inode);
-    PTC_TRY(node.set_attributes(change, info != nullptr ? handle_of(info) : nullptr));
+    if (set == 0 || (all.size && request.caller().uid != 0)) all.drops_suid = request.caller();
+    PTC_TRY(node.set_attributes(all, handle));
     return reply_attributes(request, node);
-  });
+  };
+  serve(raw, Op::kSetattr, inode, awaited_by_change(node), std::move(change));
 }
 
 void on_readlink(fuse_req_t raw, fuse_ino_t inode) {
@@ -124,12 +138,14 @@ void on_mknod(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode, 
 }
 
 void on_mkdir(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode) {
-  serve(raw, Op::kMkdir, parent, [&](FuseRequest& request) -> FsResult<> {
+  Node& directory = node_of(raw, parent);
+  auto make = [&directory, name = std::string(name), mode](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, node_of(raw, parent).make_directory(request.caller(), checked, mode));
+    PTC_TRY(auto node, directory.make_directory(request.caller(), checked, mode));
     request.entry(node);
     return ok();
-  });
+  };
+  serve(raw, Op::kMkdir, parent, awaited_by_change(directory), std::move(make));
 }
 
 void on_symlink(fuse_req_t raw, const char* target, fuse_ino_t parent, const char* name) {
@@ -151,32 +167,40 @@ void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* na
 }
 
 void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  serve(raw, Op::kUnlink, parent, [&](FuseRequest& request) -> FsResult<> {
+  Node& directory = node_of(raw, parent);
+  auto remove = [&directory, name = std::string(name)](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(node_of(raw, parent).unlink(checked));
+    PTC_TRY(directory.unlink(checked));
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kUnlink, parent, awaited_by_change(directory), std::move(remove));
 }
 
 void on_rmdir(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  serve(raw, Op::kRmdir, parent, [&](FuseRequest& request) -> FsResult<> {
+  Node& directory = node_of(raw, parent);
+  auto remove = [&directory, name = std::string(name)](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(node_of(raw, parent).remove_directory(checked));
+    PTC_TRY(directory.remove_directory(checked));
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kRmdir, parent, awaited_by_change(directory), std::move(remove));
 }
 
 void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t target_parent,
                const char* target_name, unsigned flags) {
-  serve(raw, Op::kRename, parent, [&](FuseRequest& request) -> FsResult<> {
+  Node& source = node_of(raw, parent);
+  Node& target = node_of(raw, target_parent);
+  auto rename = [&source, &target, name = std::string(name), target_name = std::string(target_name),
+                 flags](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto from, checked_name(name));
     PTC_TRY(auto to, checked_name(target_name));
-    PTC_TRY(node_of(raw, parent).rename(request.caller(), from, node_of(raw, target_parent), to, flags));
+    PTC_TRY(source.rename(request.caller(), from, target, to, flags));
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kRename, parent, awaited_by_change(source.is_agreed_on() ? source : target), std::move(rename));
 }
 
 /// The reply of open and create: who gets the handle depends on whether the kernel took it.
@@ -186,20 +210,24 @@ void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Sen
   info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
   // Only a written file has something to say at its close; a reader's succeeds without a daemon, too.
   info->noflush = (info->flags & O_ACCMODE) == O_RDONLY;
-  info->fh = reinterpret_cast<uint64_t>(opened.handle.get());
+  auto file = std::make_unique<OpenFile>(std::move(opened.handle));
+  info->fh = reinterpret_cast<uint64_t>(file.get());
   reply_backing_id() = opened.backing_id;
   bool delivered = request.reply(send);
   reply_backing_id() = 0;
-  if (delivered) (void)opened.handle.release();  // on_release() has it now
+  if (delivered) (void)file.release();  // on_release() has it now
 }
 
 void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  serve(raw, Op::kOpen, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(auto opened, node_of(raw, inode).open(request.caller(), info->flags));
-    reply_opened(request, std::move(opened), info,
-                 [&](fuse_req_t r) { return fuse_reply_open(r, info); });
+  NodeRef node = node_of(raw, inode).shared_from_this();
+  const Awaited* awaited = node->awaited();
+  auto open = [node = std::move(node), reply_info = *info](FuseRequest& request) mutable -> FsResult<> {
+    PTC_TRY(auto opened, node->open(request.caller(), reply_info.flags));
+    reply_opened(request, std::move(opened), &reply_info,
+                 [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
     return ok();
-  });
+  };
+  serve(raw, Op::kOpen, inode, awaited, std::move(open));
 }
 
 void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
@@ -232,17 +260,22 @@ std::span<std::byte> thread_buffer(size_t size) {
 }
 
 void on_read(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  serve(raw, Op::kRead, inode, [&](FuseRequest& request) -> FsResult<> {
+  auto read = [size, offset](FuseRequest& request, Handle& handle) -> FsResult<> {
     std::span<std::byte> out = thread_buffer(size);
-    auto interrupted = [raw] { return fuse_req_interrupted(raw) != 0; };
-    PTC_TRY(auto got,
-            handle_of(info)->read(out, static_cast<uint64_t>(offset), interrupted));
+    auto interrupted = [&request] { return request.interrupted(); };
+    PTC_TRY(auto got, handle.read(out, static_cast<uint64_t>(offset), interrupted));
     request.tree().stats().add_bytes(Op::kRead, got);
     request.reply([&](fuse_req_t r) {
       return fuse_reply_buf(r, reinterpret_cast<const char*>(out.data()), got);
     });
     return ok();
-  });
+  };
+  Handle& handle = *handle_of(info);
+  if (const Awaited* awaited = handle.awaited()) {
+    auto later = [read, file = file_of(info)](FuseRequest& request) { return read(request, *file); };
+    return serve(raw, Op::kRead, inode, awaited, std::move(later));
+  }
+  serve(raw, Op::kRead, inode, [&](FuseRequest& request) { return read(request, handle); });
 }
 
 void on_write(fuse_req_t raw, fuse_ino_t inode, const char* data, size_t size, off_t offset,
@@ -257,27 +290,35 @@ void on_write(fuse_req_t raw, fuse_ino_t inode, const char* data, size_t size, o
 }
 
 void on_flush(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  serve(raw, Op::kFlush, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(handle_of(info)->flush());
+  Handle& handle = *handle_of(info);
+  auto flush = [&handle](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle.flush());
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kFlush, inode, awaited_by_save(handle), std::move(flush));
 }
 
 void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  serve(raw, Op::kRelease, inode, [&](FuseRequest& request) -> FsResult<> {
-    delete handle_of(info);
+  // Closed also where the request is refused: there is no second one.
+  auto file = std::make_shared<std::unique_ptr<const OpenFile>>(&file_of(info));
+  const Awaited* awaited = awaited_by_save(***file);
+  auto close = [file = std::move(file)](FuseRequest& request) -> FsResult<> {
+    file->reset();
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kRelease, inode, awaited, std::move(close));
 }
 
 void on_fsync(fuse_req_t raw, fuse_ino_t inode, int data_only, fuse_file_info* info) {
-  serve(raw, Op::kFsync, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(handle_of(info)->sync(data_only != 0));
+  Handle& handle = *handle_of(info);
+  auto sync = [&handle, data_only](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle.sync(data_only != 0));
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kFsync, inode, awaited_by_save(handle), std::move(sync));
 }
 
 void on_fallocate(fuse_req_t raw, fuse_ino_t inode, int mode, off_t offset, off_t length,
@@ -320,11 +361,13 @@ void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
 
 void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value,
                  size_t size, int flags) {
-  serve(raw, Op::kSetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(node_of(raw, inode).set_xattr(name, {value, size}, flags));
+  Node& node = node_of(raw, inode);
+  auto set = [&node, name = std::string(name), value = std::string(value, size), flags](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node.set_xattr(name, value, flags));
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kSetxattr, inode, awaited_by_change(node), std::move(set));
 }
 
 /// A value, or its length where the caller asked for that with a size of 0.
@@ -356,11 +399,13 @@ void on_listxattr(fuse_req_t raw, fuse_ino_t inode, size_t size) {
 }
 
 void on_removexattr(fuse_req_t raw, fuse_ino_t inode, const char* name) {
-  serve(raw, Op::kRemovexattr, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(node_of(raw, inode).remove_xattr(name));
+  Node& node = node_of(raw, inode);
+  auto remove = [&node, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node.remove_xattr(name));
     request.done_ok();
     return ok();
-  });
+  };
+  serve(raw, Op::kRemovexattr, inode, awaited_by_change(node), std::move(remove));
 }
 
 }  // namespace

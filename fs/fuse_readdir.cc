@@ -60,9 +60,7 @@ std::optional<fuse_entry_param> full_entry(FuseRequest& request, Node& directory
   return full.value();
 }
 
-FsResult<> read_directory(FuseRequest& request, fuse_ino_t inode, size_t size, off_t offset,
-                          bool plus) {
-  Node& node = node_of(request.raw(), inode);
+FsResult<> read_directory(FuseRequest& request, Node& node, size_t size, off_t offset, bool plus) {
   Listings& listings = request.tree().listings();
   PTC_TRY(auto listing, offset == 0 ? listings.fresh(node) : listings.kept(node));
   Page page{request.raw(), {}, size};
@@ -119,16 +117,25 @@ void on_opendir(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
   });
 }
 
+namespace {
+
+void list(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, bool plus) {
+  NodeRef node = node_of(raw, inode).shared_from_this();
+  const Awaited* awaited = node->awaited();
+  auto read = [node = std::move(node), size, offset, plus](FuseRequest& request) {
+    return read_directory(request, *node, size, offset, plus);
+  };
+  serve(raw, Op::kReaddir, inode, awaited, std::move(read));
+}
+
+}  // namespace
+
 void on_readdir(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info*) {
-  serve(raw, Op::kReaddir, inode, [&](FuseRequest& request) {
-    return read_directory(request, inode, size, offset, false);
-  });
+  list(raw, inode, size, offset, false);
 }
 
 void on_readdirplus(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info*) {
-  serve(raw, Op::kReaddir, inode, [&](FuseRequest& request) {
-    return read_directory(request, inode, size, offset, true);
-  });
+  list(raw, inode, size, offset, true);
 }
 
 }  // namespace ptc

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -35,6 +36,10 @@ struct OutHeader {
   int32_t error;
   uint64_t unique;
 };
+struct PruneOut {
+  uint32_t count, padding;
+  uint64_t spare;
+};
 struct InitOut {
   uint32_t major, minor, max_readahead, flags;
   uint16_t max_background, congestion_threshold;
@@ -48,7 +53,8 @@ struct OpenOut {
   int32_t backing_id;
 };
 constexpr uint32_t kOpcodeInit = 26;
-constexpr int32_t kNotifyIncEpoch = 8;
+constexpr int32_t kNotifyIncEpoch = 8, kNotifyPrune = 9;
+constexpr uint64_t kParallelDirops = uint64_t{1} << 18;
 constexpr uint64_t kInitExt = uint64_t{1} << 30;
 constexpr uint64_t kPassthrough = uint64_t{1} << 37;
 constexpr uint64_t kKillprivV2 = uint64_t{1} << 28;
@@ -92,7 +98,8 @@ bool unmount_by_helper(const std::string& mount_point, bool lazy) {
 }  // namespace
 
 FuseSession::FuseSession(Tree& tree, const MountOptions& options)
-    : tree_(tree), options_(options) {}
+    : tree_(tree), options_(options),
+      waits_({.patience = options.patience, .counted = [this](int change) { note_waiting(change); }}) {}
 
 Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountOptions& options) {
   std::unique_ptr<FuseSession> session(new FuseSession(tree, options));
@@ -140,14 +147,8 @@ Result<> FuseSession::start() {
   struct sigaction wake = {};
   wake.sa_handler = [](int) {};
   ::sigaction(kWakeSignal, &wake, nullptr);  // no SA_RESTART: read() returns
-  {
-    std::lock_guard lock(mutex_);
-    running_ = options_.threads;
-  }
-  for (unsigned i = 0; i < options_.threads; ++i) {
-    threads_.emplace_back([this] { serve_requests(); });
-  }
   std::unique_lock lock(mutex_);
+  for (unsigned i = 0; i < options_.threads; ++i) begin_thread();
   if (!ended_.wait_for(lock, std::chrono::seconds(10), [&] { return greeted_ || running_ == 0; }) ||
       !greeted_) {
     return make_error(Code::kUnavailable, "the kernel did not answer the mount of {}",
@@ -163,7 +164,8 @@ FuseSession::~FuseSession() {
   tree_.set_kernel_cache(nullptr);
   bool clean = unmount();
   stop();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::vector<std::thread>* threads : {&threads_, &spare_})
+    for (std::thread& thread : *threads) thread.join();
   tree_.passthrough().stop();
   // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After a
   // lazy unmount it would not, and take away whatever is mounted there by now.
@@ -172,9 +174,48 @@ FuseSession::~FuseSession() {
   tree_.table().forget_all();
 }
 
+void FuseSession::begin_thread() {
+  threads_.emplace_back([this] { serve_requests(); });
+  ++running_;
+}
+
+/// Half of the threads are left to what waits for nobody, whatever waits.
+void FuseSession::note_waiting(int change) {
+  const int waiting = waiting_.fetch_add(change) + change;
+  const int least = static_cast<int>(options_.threads) / 2;
+  if (change < 0 || running_.load() - waiting >= std::max(least, 1)) return;
+  std::vector<std::thread> ended;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ || unmounted_) return;
+    ended = std::exchange(spare_, {});
+    try {
+      begin_thread();
+    } catch (const std::exception& error) {
+      spdlog::warn("no further thread can be had to answer requests: {}", error.what());
+    }
+  }
+  for (std::thread& thread : ended) thread.join();
+}
+
+bool FuseSession::is_spare() {
+  const auto too_many = [this] { return running_.load() - waiting_.load() > static_cast<int>(options_.threads); };
+  if (!too_many()) return false;
+  std::lock_guard lock(mutex_);
+  if (!too_many() || stopping_) return false;
+  const auto self = std::find_if(threads_.begin(), threads_.end(), [](const std::thread& one) {
+    return one.get_id() == std::this_thread::get_id();
+  });
+  if (self == threads_.end()) return false;
+  spare_.push_back(std::move(*self));
+  threads_.erase(self);
+  return true;
+}
+
 void FuseSession::serve_requests() {
   fuse_buf buffer = {};
-  while (!fuse_session_exited(session_)) {
+  bool spare = false;
+  while (!fuse_session_exited(session_) && !(spare = is_spare())) {
     int got = fuse_session_receive_buf(session_, &buffer);
     if (got == -EINTR || got == -EAGAIN) continue;
     if (got <= 0) break;  // unmounted
@@ -183,6 +224,7 @@ void FuseSession::serve_requests() {
   std::free(buffer.mem);
   {
     std::lock_guard lock(mutex_);
+    if (!spare) gone_ = true;
     --running_;
   }
   ended_.notify_all();
@@ -190,18 +232,27 @@ void FuseSession::serve_requests() {
 
 bool FuseSession::wait(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
-  return ended_.wait_for(lock, patience, [&] { return running_ == 0; });
+  // Those that wait for others may do so for ever, and nobody waits for them any more.
+  return ended_.wait_for(lock, patience, [&] { return is_over(); });
 }
 
 void FuseSession::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
   fuse_session_exit(session_);
   for (;;) {
     {
       std::lock_guard lock(mutex_);
       if (running_ == 0) return;
     }
-    for (std::thread& thread : threads_) ::pthread_kill(thread.native_handle(), kWakeSignal);
-    (void)wait(std::chrono::milliseconds(20));
+    {
+      std::lock_guard lock(mutex_);
+      for (std::thread& thread : threads_) ::pthread_kill(thread.native_handle(), kWakeSignal);
+    }
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, std::chrono::milliseconds(20), [&] { return running_ == 0; });
   }
 }
 
@@ -210,7 +261,7 @@ bool FuseSession::unmount() {
     std::lock_guard lock(mutex_);
     // Nothing serves any more: somebody else has unmounted it.
     if (std::exchange(unmounted_, true)) return clean_;
-    if (running_ == 0) return clean_ = true;
+    if (is_over()) return clean_ = true;
   }
   const char* path = options_.mount_point.c_str();
   bool root = ::geteuid() == 0;
@@ -241,6 +292,24 @@ void FuseSession::expire_names() {
   OutHeader notification = {sizeof(OutHeader), kNotifyIncEpoch, 0};
   // Fails only where there is no mount any more.
   (void)!::write(fuse_session_fd(session_), &notification, sizeof(notification));
+}
+
+void FuseSession::prune_names() {
+  constexpr size_t kVeryMany = 100'000;  // each takes half a KiB
+  constexpr size_t kAtOnce = 4096;
+  if (kernel_minor_ < kMinorWithPrune || tree_.table().size() < kVeryMany) return;
+  for (size_t part = 0; part < NodeTable::kParts; ++part) {
+    std::vector<uint64_t> ids;
+    for (const Node* node : tree_.table().known_to_kernel(part))
+      if (const fuse_ino_t id = reinterpret_cast<fuse_ino_t>(node); node != &tree_.root()) ids.push_back(id);
+    for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
+      const size_t count = std::min(kAtOnce, ids.size() - begin);
+      PruneOut prune = {static_cast<uint32_t>(count), 0, 0};
+      OutHeader header = {static_cast<uint32_t>(sizeof header + sizeof prune + count * sizeof(uint64_t)), kNotifyPrune, 0};
+      iovec parts[] = {{&header, sizeof header}, {&prune, sizeof prune}, {&ids[begin], count * sizeof(uint64_t)}};
+      if (::writev(fuse_session_fd(session_), parts, 3) < 0) return;  // there is no mount any more
+    }
+  }
 }
 
 void FuseSession::set_read_ahead() const {
@@ -280,6 +349,8 @@ void FuseSession::answer_init(struct iovec* iov, int count) {
     out.flags2 |= kPassthrough >> 32;
     out.max_stack_depth = 1;
   }
+  // Otherwise one lookup that waits holds up all others in its directory, and nobody can kill these.
+  if ((offered & kParallelDirops) != 0) out.flags |= kParallelDirops;
   // Otherwise every write asks for security.capability first.
   if ((offered & kKillprivV2) != 0) out.flags |= kKillprivV2;
   std::memcpy(iov[1].iov_base, &out, sizeof(out));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fs/tree.h"
+#include "fs/waits.h"
 
 struct fuse_session;
 struct iovec;
@@ -25,7 +26,8 @@ struct MountOptions {
   std::string source = "ptcfs";  // shown by mount(8), which knows its fstab line by it
   bool allow_other = false;
   bool debug = false;       // every request on stderr
-  unsigned threads = 24;    // that answer requests
+  unsigned threads = 24;    // that answer requests; beside those that wait for others
+  std::chrono::milliseconds patience{60000};  // a request waits so long for another node or a foreign file
   std::vector<std::string> kernel_options;  // noexec, noatime …
 };
 
@@ -38,6 +40,7 @@ class FuseSession : public KernelCache {
   ~FuseSession() override;
 
   Tree& tree() const { return tree_; }
+  Waits& waits() { return waits_; }
 
   /// True once the mount is gone and all threads have ended.
   bool wait(std::chrono::milliseconds patience);
@@ -47,6 +50,10 @@ class FuseSession : public KernelCache {
   /// After this no request is answered any more.
   void stop();
 
+  /// If the kernel knows very many names, it forgets those that nobody uses now (Linux 6.18; before, it does so when it
+  /// needs the memory). Now and then.
+  void prune_names();
+
   void drop_attributes(const Node& node) override;
   void drop_content(const Node& node) override;
   void expire_names() override;
@@ -55,7 +62,10 @@ class FuseSession : public KernelCache {
  private:
   FuseSession(Tree& tree, const MountOptions& options);
   Result<> start();
+  void begin_thread();  // mutex_ held
   void serve_requests();
+  bool is_spare();
+  void note_waiting(int change);
   void set_read_ahead() const;
   static ssize_t on_read(int fd, void* buffer, size_t size, void* userdata);
   static ssize_t on_write(int fd, struct iovec* iov, int count, void* userdata);
@@ -67,13 +77,19 @@ class FuseSession : public KernelCache {
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  size_t running_ = 0;             // threads that serve; guarded
+  std::atomic<int> running_{0};    // threads that serve, changed with mutex_ held
+  std::atomic<int> waiting_{0};    // those of them that may be waiting for others
+  std::vector<std::thread> spare_;  // that end; guarded
+  bool stopping_ = false;          // guarded
+  bool gone_ = false;              // nothing is received any more: unmounted, or stopped; guarded
+  bool is_over() const { return gone_ && running_ <= waiting_; }  // mutex_ held
   bool greeted_ = false;           // guarded
   bool unmounted_ = false;         // guarded
   bool clean_ = false;             // unmounted, and nothing was open; guarded
-  static constexpr uint32_t kMinorWithEpochs = 44;  // of the protocol; Linux 6.16
+  static constexpr uint32_t kMinorWithEpochs = 44, kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
   std::atomic<uint32_t> kernel_minor_{0};
+  Waits waits_;
 };
 
 }  // namespace ptc

@@ -15,6 +15,7 @@ using std::chrono::seconds;
 constexpr uint64_t kWorthBytes = 256 << 10;
 constexpr uint64_t kChunkBytes = 1 << 20;
 constexpr size_t kMostWanted = 64;
+constexpr int kThreadsAhead = 4;
 constexpr seconds kReuseAfter{5}, kDropAfter{30}, kLookEvery{5};
 // For the tmpfs' own records, and for files that are dropped while somebody still has them mapped.
 constexpr uint64_t kSlackBytes = 16 << 20;
@@ -31,7 +32,9 @@ GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
     return;
   }
   space_ = std::move(space).value();
-  background_ = std::jthread([this](std::stop_token stop) { work_in_background(std::move(stop)); });
+  background_.emplace_back([this](std::stop_token stop) { give_back_idle(std::move(stop)); });
+  for (int i = 0; i < kThreadsAhead; ++i)
+    background_.emplace_back([this](std::stop_token stop) { work_ahead(std::move(stop)); });
 }
 
 GatherCache::~GatherCache() = default;
@@ -48,12 +51,12 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const Content& con
   return find_or_gather(key, content, true);
 }
 
-void GatherCache::prepare(const std::string& key, std::function<Result<Content>()> make) {
+void GatherCache::prepare(const std::string& key, const std::string& awaited, std::function<Result<Content>()> make) {
   if (space_ == nullptr) return;
   std::lock_guard lock(mutex_);
   const auto same = [&](const Wanted& wanted) { return wanted.key == key; };
   if (entries_.contains(key) || queue_.size() >= kMostWanted || std::any_of(queue_.begin(), queue_.end(), same)) return;
-  queue_.push_back({key, std::move(make)});
+  queue_.push_back({key, awaited, std::move(make)});
   wanted_.notify_one();
 }
 
@@ -182,28 +185,47 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content,
     PTC_TRY(content.fill(0, all));
     return file;
   }
-  PTC_TRY(team_.parallel_for((all.size() + kChunkBytes - 1) / kChunkBytes,
-                             [&](size_t i) -> Result<> {
+  const size_t chunks = (all.size() + kChunkBytes - 1) / kChunkBytes;
+  auto fill = [&](size_t i) -> Result<> {
     const uint64_t begin = i * kChunkBytes;
     return content.fill(
         begin, all.subspan(begin, std::min<uint64_t>(kChunkBytes, all.size() - begin)));
-  }));
+  };
+  if (content.awaited.empty()) {
+    PTC_TRY(team_.parallel_for(chunks, fill));
+  } else {  // to start threads costs less than a chunk
+    ThreadTeam own(static_cast<unsigned>(std::min<size_t>(team_.size(), chunks)));
+    PTC_TRY(own.parallel_for(chunks, fill));
+  }
   return file;
 }
 
-void GatherCache::work_in_background(std::stop_token stop) {
+void GatherCache::work_ahead(std::stop_token stop) {
   std::unique_lock lock(mutex_);
-  while (!stop.stop_requested()) {
-    if (!wanted_.wait_for(lock, stop, kLookEvery, [this] { return !queue_.empty(); })) {
-      drop_idle(lock);
-      continue;
-    }
-    const Wanted wanted = std::move(queue_.front());
-    queue_.pop_front();
+  for (;;) {
+    auto next = queue_.end();
+    wanted_.wait(lock, stop, [&] {
+      next = std::find_if(queue_.begin(), queue_.end(),
+                          [&](const Wanted& one) { return !ahead_of_.contains(one.awaited); });
+      return next != queue_.end();
+    });
+    if (stop.stop_requested()) return;
+    const Wanted wanted = std::move(*next);
+    queue_.erase(next);
+    ahead_of_.insert(wanted.awaited);
     lock.unlock();
     // Whatever is wrong with it, the open will say.
     if (auto content = wanted.make()) find_or_gather(wanted.key, content.value(), false);
     lock.lock();
+    ahead_of_.erase(wanted.awaited);
+  }
+}
+
+void GatherCache::give_back_idle(std::stop_token stop) {
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    ending_.wait_for(lock, stop, kLookEvery, [] { return false; });
+    drop_idle(lock);
   }
 }
 

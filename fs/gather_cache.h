@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -40,6 +41,7 @@ class GatherCache {
     bool once = false;  // opened once as a rule: its memory may be written again as soon as it is closed
     /// The same anew, of where its bytes lie by then; none: nothing that it is made of is ever mended.
     std::function<Result<Fill>()> again = nullptr;
+    std::string awaited = {};  // whom making it may wait for; then it is made by threads that nobody else needs
   };
 
   /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes: equal
@@ -47,9 +49,9 @@ class GatherCache {
   /// it as it is serves better (small), or it cannot be had (no room, some byte is lost).
   FileRef get(const std::string& key, const Content& content);
 
-  /// The same in the background, on one thread, for an open that is likely to come: `make` is called there.
-  /// Forgotten when many wait.
-  void prepare(const std::string& key, std::function<Result<Content>()> make);
+  /// The same in the background, for an open that is likely to come: `make` is called there, on one thread for all that
+  /// may wait for the same (`awaited`). Forgotten when many wait.
+  void prepare(const std::string& key, const std::string& awaited, std::function<Result<Content>()> make);
 
   /// What files with such keys are made of has been mended: bytes that differ are written over in the very memory that
   /// readers have open or mapped. Returns when that is done; the first error, when some of it could not be had.
@@ -77,7 +79,7 @@ class GatherCache {
   using Files = std::vector<std::shared_ptr<ScratchFile>>;
 
   struct Wanted {
-    std::string key;
+    std::string key, awaited;
     std::function<Result<Content>()> make;
   };
   FileRef find_or_gather(const std::string& key, const Content& content, bool opened);
@@ -88,19 +90,21 @@ class GatherCache {
   /// Opened: on all threads, for somebody waits. Else on this one alone: readers need the others.
   Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable, bool opened);
   void drop_idle(std::unique_lock<std::mutex>& lock);
-  void work_in_background(std::stop_token stop);
+  void work_ahead(std::stop_token stop);
+  void give_back_idle(std::stop_token stop);
 
   const uint64_t limit_bytes_;
   std::unique_ptr<ScratchSpace> space_;
   ThreadTeam team_;
   mutable std::mutex mutex_;
   std::condition_variable gathered_;
-  std::condition_variable_any wanted_;
+  std::condition_variable_any wanted_, ending_;
   std::unordered_map<std::string, Entry> entries_;  // guarded
   std::deque<Wanted> queue_;                        // guarded
+  std::set<std::string> ahead_of_;                  // those that a thread may be waiting for now; guarded
   uint64_t bytes_ = 0;                              // of all entries; guarded
   Numbers counts_;                                  // without what is held now; guarded
-  std::jthread background_;                         // last: uses all of the above
+  std::vector<std::jthread> background_;            // last: they use all of the above
 };
 
 }  // namespace ptc

@@ -41,6 +41,7 @@ FsResult<Listings::Ref> Listings::kept(Node& directory) {
     std::lock_guard lock(mutex_);
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
       if (it->key != directory.key()) continue;
+      it->used = std::chrono::steady_clock::now();
       kept_.splice(kept_.begin(), kept_, it);
       return it->listing;
     }
@@ -57,10 +58,21 @@ void Listings::drop(const Node& directory) {
   kept_.erase(found);
 }
 
+void Listings::forget_old() {
+  constexpr auto kFor = std::chrono::seconds(30);
+  std::list<Kept> old;  // goes without the lock
+  std::lock_guard lock(mutex_);
+  const auto before = std::chrono::steady_clock::now() - kFor;
+  while (!kept_.empty() && kept_.back().used < before) {
+    entries_ -= kept_.back().listing->size();
+    old.splice(old.end(), kept_, std::prev(kept_.end()));
+  }
+}
+
 void Listings::keep(const Node& directory, Ref listing) {
   std::lock_guard lock(mutex_);
   entries_ += listing->size();
-  kept_.push_front({directory.key(), std::move(listing)});
+  kept_.push_front({.key = directory.key(), .listing = std::move(listing)});
   while (kept_.size() > 1 && (kept_.size() > kMaxListings || entries_ > kMaxEntries)) {
     entries_ -= kept_.back().listing->size();
     kept_.pop_back();

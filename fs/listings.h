@@ -1,6 +1,7 @@
 // Directories as they are listed: what is where, and the listings that readers are in the middle of.
 #pragma once
 
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -29,11 +30,14 @@ class Listings {
   FsResult<Ref> kept(Node& directory);
   /// Its reader has come to the end.
   void drop(const Node& directory);
+  /// Those whose readers have not come back for a while.
+  void forget_old();
 
  private:
   struct Kept {
     std::string key;  // of the node
     Ref listing;
+    std::chrono::steady_clock::time_point used = std::chrono::steady_clock::now();
   };
   static constexpr size_t kMaxListings = 64, kMaxEntries = 1 << 20;
   void keep(const Node& directory, Ref listing);

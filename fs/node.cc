@@ -6,6 +6,8 @@
 
 namespace ptc {
 
+const Awaited kAgreement{"the agreement of the nodes", 64, true};
+
 FsResult<size_t> Handle::read(std::span<std::byte>, uint64_t, const Interrupted&) {
   return Errno{EBADF};
 }

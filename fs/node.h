@@ -39,10 +39,24 @@ struct Caller {
 /// Whether the asking process was interrupted by a signal; for handlers that wait.
 using Interrupted = std::function<bool()>;
 
+/// Whom an operation may have to wait for, beside this daemon and its store. What does is held up by nobody else's waiting.
+struct Awaited {
+  std::string name;      // "node w2", "the shards of job llama"
+  unsigned at_once = 8;  // operations that wait for it; more queue up
+  /// It ends by itself, soon, and must not be left alone. Others fail when their caller is killed, or after a time.
+  bool ends_itself = false;
+};
+/// What is decided by all nodes.
+extern const Awaited kAgreement;
+
 /// One open file. Threads: any, and several at once. Destroyed at the last close.
 class Handle {
  public:
   virtual ~Handle() = default;
+  /// Whom reading waits for; null: nobody.
+  virtual const Awaited* awaited() const { return nullptr; }
+  /// Whether flush(), sync() and the last close may ask other nodes.
+  virtual bool is_agreed_on() const { return false; }
   /// Fills the front of `out`; fewer bytes than asked for mean the end of the file.
   virtual FsResult<size_t> read(std::span<std::byte> out, uint64_t offset,
                                 const Interrupted& interrupted);
@@ -124,6 +138,10 @@ class Node : public std::enable_shared_from_this<Node> {
 
   /// Whether it has bytes that are mended where they were damaged, so that what the kernel has of them may be wrong.
   virtual bool has_content() const { return false; }
+  /// Whom attributes(), open(), lookup() and list() may wait for; null: nobody.
+  virtual const Awaited* awaited() const { return nullptr; }
+  /// Whether operations that change it may ask other nodes.
+  virtual bool is_agreed_on() const { return true; }
 
   virtual FsResult<struct stat> attributes() = 0;
   /// `handle` is the open file it was asked through, or null.

@@ -42,6 +42,8 @@ void NodeTable::erase_expired(const std::string& key) {
   auto found = shard.nodes.find(key);
   // A new node may already have taken the key.
   if (found != shard.nodes.end() && found->second.expired()) shard.nodes.erase(found);
+  constexpr size_t kSmall = 1024;
+  if (shard.nodes.bucket_count() > kSmall && shard.nodes.size() * 8 < shard.nodes.bucket_count()) shard.nodes.rehash(0);
 }
 
 void NodeTable::remember(const NodeRef& node) {
@@ -62,6 +64,18 @@ bool NodeTable::known_to_kernel(const Node& node) const {
   Shard& shard = shard_of(node.key());
   std::lock_guard lock(shard.mutex);
   return node.kernel_lookups_ > 0;
+}
+
+std::vector<const Node*> NodeTable::known_to_kernel(size_t part) const {
+  Shard& shard = shards_[part];
+  std::vector<NodeRef> held;  // let go without the lock, which the last reference of a node takes
+  std::vector<const Node*> found;
+  std::lock_guard lock(shard.mutex);
+  for (const auto& [key, slot] : shard.nodes) {
+    held.push_back(slot.lock());
+    if (held.back() != nullptr && held.back()->kernel_lookups_ > 0) found.push_back(held.back().get());
+  }
+  return found;
 }
 
 std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {

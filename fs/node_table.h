@@ -31,6 +31,10 @@ class NodeTable {
   /// The live nodes whose keys begin with `prefix`.
   std::vector<NodeRef> under(std::string_view prefix) const;
 
+  /// Some of the nodes that the kernel knows: all, for `part` from 0 to kParts − 1.
+  static constexpr size_t kParts = 64;
+  std::vector<const Node*> known_to_kernel(size_t part) const;
+
   /// At the end of a mount: the kernel has let go of everything.
   void forget_all();
   size_t size() const;
@@ -45,7 +49,7 @@ class NodeTable {
     std::unordered_map<std::string_view, std::weak_ptr<Node>> nodes;
   };
   Shard& shard_of(std::string_view key) const;
-  mutable std::array<Shard, 64> shards_;
+  mutable std::array<Shard, kParts> shards_;
 };
 
 }  // namespace ptc

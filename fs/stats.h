@@ -60,7 +60,7 @@ class Stats {
   Counter& counter(Op op);  // of this thread
   static constexpr size_t kParts = 16;
   std::array<std::array<Counter, kOpCount>, kParts> counters_;
-  std::array<Slot, 128> slots_;  // more requests at once than this are counted, not listed
+  std::array<Slot, 512> slots_;  // more requests at once than this are counted, not listed
 };
 
 /// Counts one request, and lists it while it lives.

@@ -478,6 +478,11 @@ Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std:
   return std::unique_ptr<Seal>(std::move(check));
 }
 
+void Tree::forget_old() {
+  listings_.forget_old();
+  recent_sets_.forget_old();
+}
+
 void Tree::names_changed() {
   std::lock_guard lock(cache_mutex_);
   if (cache_ != nullptr) cache_->expire_names();

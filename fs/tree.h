@@ -16,6 +16,7 @@
 
 #include "dataset/run/data_set.h"
 #include "fs/editable_file.h"
+#include "fs/file_set_source.h"
 #include "fs/gather_cache.h"
 #include "fs/listings.h"
 #include "fs/node_table.h"
@@ -227,6 +228,9 @@ class Tree : public JobListener {
   Passthrough& passthrough() { return passthrough_; }
   GatherCache& gathered() { return gathered_; }
   Listings& listings() { return listings_; }
+  RecentSets& recent_sets() { return recent_sets_; }
+  /// Now and then: what was computed for somebody who looks no more goes.
+  void forget_old();
   Stats& stats() { return stats_; }
   StepPool& data_set_steps() { return data_set_steps_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
@@ -262,6 +266,7 @@ class Tree : public JobListener {
   std::vector<std::string> data_roots_;
   Quotas quotas_;
   Listings listings_;
+  RecentSets recent_sets_;
   Stats stats_;
   StepPool data_set_steps_{8};  // of all jobs' data sets, which wait for the metadata
   std::mutex views_mutex_;

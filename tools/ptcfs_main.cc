@@ -121,10 +121,13 @@ void say_what_is_kept(const JobStore& store, const StorePlace& place, const Opti
 /// Once in a while: what is free goes back to the system, of which the allocator keeps it otherwise.
 class Housekeeping {
  public:
+  explicit Housekeeping(FuseSession& session) : session_(session) {}
   void tick() {
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return;
     next_ = now + kEvery;
+    session_.tree().forget_old();
+    if (ticks_++ % 6 == 0) session_.prune_names();
     const size_t free_bytes = ::mallinfo2().fordblks;
     if (free_bytes < left_ + kWorthBytes) return;
     ::malloc_trim(0);
@@ -134,6 +137,8 @@ class Housekeeping {
  private:
   static constexpr seconds kEvery{10};
   static constexpr size_t kWorthBytes = 16 << 20;
+  FuseSession& session_;
+  unsigned ticks_ = 0;
   std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kEvery;
   size_t left_ = 0;
 };
@@ -151,7 +156,7 @@ void close_beneath(Beneath& beneath, const std::string& path) {
 }
 
 void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& signals, const std::string& path) {
-  Housekeeping housekeeping;
+  Housekeeping housekeeping(session);
   for (;;) {
     housekeeping.tick();
     timespec pause{0, 200000000};

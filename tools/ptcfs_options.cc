@@ -48,7 +48,7 @@ Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 const std::vector<std::string> kOwn = {
     "store", "memory", "cache", "quota-job", "quota-user", "data-root", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
     "tls-ca", "tls-cert", "tls-key", "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease",
-    "scrub", "root-mode"};
+    "scrub", "root-mode", "patience"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {
     "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
@@ -107,6 +107,12 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     if (bad != std::errc() || end != value.data() + value.size() || mode > 07777)
       return invalid_argument("'{}' is no mode in octal digits, as 1777 is", value);
     options->root_mode = mode;
+  } else if (key == "patience") {
+    uint32_t patience = 0;
+    const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), patience);
+    if (bad != std::errc() || end != value.data() + value.size() || patience < 1 || patience > 86400)
+      return invalid_argument("a request waits 1 to 86400 seconds");
+    options->mount.patience = std::chrono::seconds(patience);
   } else if (key == "lease") {
     uint32_t lease = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), lease);
@@ -217,6 +223,9 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("root-mode", "MODE",
           "mode of the mount's root, so that others may make jobs: 1777; it lasts (default: as chmod left it, at "
           "first 0755)");
+  add_own("patience", "SECONDS",
+          "how long a read waits for another node, or for a data set's shards, before it fails with ETIMEDOUT "
+          "(default: 60)");
   add_own("node", "NAME", "name of this node, a DNS label (default: the host's name)");
   add_own("http", "ADDR",
           "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "

@@ -1,7 +1,11 @@
 #include "dataset/run/data_set.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
+#include <system_error>
 #include <thread>
 
 #include "dataset/run/data_set_impl.h"
@@ -250,6 +254,35 @@ SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Save
   return std::make_shared<const SourceAccess>();
 }
 
+namespace {
+
+/// check_source(), as far as the source's file system answers soon; what is wrong beyond that, the index says.
+Result<> check_source_soon(const SourceSpec& spec, SourceAccessRef access) {
+  constexpr std::chrono::seconds kSoon{2};
+  constexpr int kMostAtOnce = 64;  // of all jobs: those that hang stay until their file system answers
+  static std::atomic<int> checking{0};
+  if (checking.fetch_add(1) >= kMostAtOnce) {
+    --checking;
+    return ok();
+  }
+  auto answer = std::make_shared<std::promise<Result<>>>();
+  auto checked = answer->get_future();
+  auto check = [spec, access = std::move(access), answer] {
+    answer->set_value(check_source(spec, *access));
+    --checking;
+  };
+  try {
+    std::thread(std::move(check)).detach();
+  } catch (const std::system_error& error) {
+    --checking;
+    return make_error(Code::kUnavailable, "no thread to look at the source: {}", error.what());
+  }
+  if (checked.wait_for(kSoon) != std::future_status::ready) return ok();
+  return checked.get();
+}
+
+}  // namespace
+
 DataSet::DataSet(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DataSet::~DataSet() = default;
 
@@ -278,9 +311,8 @@ std::optional<std::string> DataSet::order_text() const {
 }
 
 Result<> DataSet::save_source(const std::string& text, const User& by) {
-  // Looked at without a lock: the source's file system may not answer.
-  Result<SourceSpec> spec = parse_source(text);
-  const Result<> good = spec ? check_source(spec.value(), *impl_->access_for(DataSetState::Saved{0, by})) : Result<>(spec.error());
+  const Result<SourceSpec> spec = parse_source(text);
+  const Result<> good = spec ? check_source_soon(spec.value(), impl_->access_for(DataSetState::Saved{0, by})) : Result<>(spec.error());
   return impl_->decide([&](DataSetState& next) -> Result<> {
     const DataSetState::Saved saved{next.saved ? next.saved->count + 1 : 1, by};
     if (!good) return Error(good.error()).with_context("source.json");

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <sstream>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -109,7 +110,7 @@ Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& 
                                   {"uncommitted", std::move(uncommitted)}});
 }
 
-Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text) {
+Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text, std::stop_token stop) {
   PTC_TRY(auto parsed, parse_json(text, {.max_bytes = kMaxQuestion}));
   if (!parsed.is_object()) return invalid_argument("the question is not a JSON object");
   const json::object& question = parsed.as_object();
@@ -146,7 +147,7 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
         return make_error(Code::kPermissionDenied, "job '{}' belongs to another user", name);
       PTC_TRY(answer, view->job().repair(checkpoint));
     } else {
-      PTC_TRY(answer, view->job().verify(checkpoint));
+      PTC_TRY(answer, view->job().verify(checkpoint, std::move(stop)));
     }
   } else {
     return invalid_argument("'{}' is not something to do; plan, rules, verify, remove and drain are", what);
@@ -167,7 +168,7 @@ class Answer {
     }
     try {
       std::thread([answer, &tree, caller, question = std::move(question)] {
-        answer->finish(make_text(tree, caller, question));
+        answer->finish(make_text(tree, caller, question, answer->stop_.get_token()));
         running().fetch_sub(1);
       }).detach();
     } catch (const std::system_error&) {
@@ -176,6 +177,9 @@ class Answer {
     }
     return answer;
   }
+
+  /// Nobody will read it: what only answers, and takes long, ends.
+  void give_up() { stop_.request_stop(); }
 
   /// EINTR when the reader is interrupted first.
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted& interrupted) {
@@ -196,10 +200,10 @@ class Answer {
   }
 
  private:
-  static std::string make_text(Tree& tree, const Caller& caller, const std::string& question) {
+  static std::string make_text(Tree& tree, const Caller& caller, const std::string& question, std::stop_token stop) {
     json::object reply{{"ok", true}};
     try {
-      auto result = carry_out(tree, caller, question);
+      auto result = carry_out(tree, caller, question, std::move(stop));
       if (result) {
         reply["result"] = std::move(result).value();
       } else {
@@ -223,11 +227,19 @@ class Answer {
   std::mutex mutex_;
   std::condition_variable finished_;
   std::optional<std::string> text_;  // guarded
+  std::stop_source stop_;
 };
 
 class AskHandle : public Handle {
  public:
   AskHandle(Tree& tree, Caller caller) : tree_(tree), caller_(caller) {}
+  ~AskHandle() override {
+    if (answer_ != nullptr) answer_->give_up();
+  }
+  const Awaited* awaited() const override {
+    static const Awaited answers{"answers to .ptc/ask", 64, true};
+    return &answers;
+  }
 
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t) override {
     if (data.size() > kMaxQuestion) return Errno{EFBIG};

@@ -165,12 +165,13 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
   const bool text = name == "meta.json" || name == "consumed";
   if (text && has_part(*checkpoint(), name)) return intern(std::make_shared<FrozenText>(checkpoint(), name));
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
-  const Checkpoint& of = *checkpoint()->checkpoint;
   if (name != "model" && name != "hf") return Errno{ENOENT};
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
-  PTC_TRY(auto files, as_fs(name == "model" ? of.model_files() : of.hf_files()));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(files), ""));
+  auto make = [of = checkpoint()->checkpoint, model = name == "model"] { return model ? of->model_files() : of->hf_files(); };
+  auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
+  PTC_TRY(const FileSetRef files, as_fs(source->get()));
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source), *files, ""));
 }
 
 FsResult<std::vector<DirEntry>> CheckpointDir::entries() {

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "fs/nodes/file_set_dir.h"
@@ -17,13 +18,14 @@ constexpr const char* kDtypeXattr = "user.ptc.dtype";
 /// Holds the content, so that a reader keeps its bytes whatever happens to the checkpoint.
 class ContentHandle : public Handle {
  public:
-  ContentHandle(std::shared_ptr<ContentFile> file, FileContentRef content)
-      : file_(std::move(file)), content_(std::move(content)), image_(content_->image()),
-        gathered_(image_ ? nullptr : file_->gather(content_)),
+  ContentHandle(std::shared_ptr<ContentFile> file, FileContentRef content, const std::string& content_key)
+      : file_(std::move(file)), content_(std::move(content)), nodes_(awaited_for(*content_)), image_(content_->image()),
+        gathered_(image_ ? nullptr : file_->gather(content_, content_key)),
         hold_(file_->job_->tree().passthrough(), file_->mode_,
               image_ ? image_->fd() : gathered_ ? gathered_->fd() : -1) {}
 
   int32_t backing_id() const { return hold_.backing_id(); }
+  const Awaited* awaited() const override { return nodes_ ? &*nodes_ : nullptr; }
 
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     if (offset >= content_->bytes()) return size_t{0};
@@ -37,17 +39,25 @@ class ContentHandle : public Handle {
   }
 
  private:
+  static std::optional<Awaited> awaited_for(const FileContent& content) {
+    const std::string nodes = content.other_nodes();
+    if (nodes.empty()) return std::nullopt;
+    return Awaited{.name = "node " + nodes};
+  }
+
   const std::shared_ptr<ContentFile> file_;
   const FileContentRef content_;
+  const std::optional<Awaited> nodes_;
   const ImageRef image_;
   const GatherCache::FileRef gathered_;
   const InodeModeHold hold_;
 };
 
 ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint,
-                         std::string key, FileSetRef set, size_t index)
+                         std::string key, FileSetSourceRef source, const FileSet& set, size_t index)
     : Node(std::move(key)), job_(std::move(job)), checkpoint_(std::move(checkpoint)),
-      set_(std::move(set)), index_(index) {}
+      source_(std::move(source)), index_(index), bytes_(set.entries()[index].bytes),
+      dtype_(set.entries()[index].dtype), rights_(set.entries()[index].rights) {}
 
 GatherCache::Content ContentFile::gathered(FileContentRef content) const {
   auto fill_from = [](FileContentRef from) {
@@ -55,52 +65,55 @@ GatherCache::Content ContentFile::gathered(FileContentRef content) const {
   };
   using Fill = GatherCache::Fill;
   const uint64_t bytes = content->bytes();
-  return {bytes, fill_from(std::move(content)), false, [fill_from, set = set_, index = index_]() -> Result<Fill> {
-            PTC_TRY(auto now, set->open(index));
-            return Fill(fill_from(std::move(now)));
-          }};
+  auto again = [fill_from, source = source_, index = index_]() -> Result<Fill> {
+    PTC_TRY(const FileSetRef set, source->get());
+    PTC_TRY(auto now, set->open(index));
+    return Fill(fill_from(std::move(now)));
+  };
+  return {.bytes = bytes, .fill = fill_from(std::move(content)), .again = std::move(again)};
 }
 
-GatherCache::FileRef ContentFile::gather(const FileContentRef& content) const {
+GatherCache::FileRef ContentFile::gather(const FileContentRef& content, const std::string& content_key) const {
   Tree& tree = job_->tree();
   // Of what comes from other nodes no more is to move than is read: the kernel reads ahead of those who read on.
-  if (!tree.passthrough().enabled() || content->is_elsewhere()) return nullptr;
-  return tree.gathered().get(gathered_key(), gathered(content));
+  if (!tree.passthrough().enabled() || !content->other_nodes().empty()) return nullptr;
+  return tree.gathered().get(checkpoint_->key + "/" + content_key, gathered(content));
 }
 
 FsResult<struct stat> ContentFile::attributes() {
-  const ReadRights& rights = file().rights;
-  struct stat stat = checkpoint_->attributes(S_IFREG | rights.mode, path());
-  stat.st_uid = rights.uid;
-  stat.st_gid = rights.gid;
-  stat.st_size = static_cast<off_t>(file().bytes);
+  struct stat stat = checkpoint_->attributes(S_IFREG | rights_.mode, path());
+  stat.st_uid = rights_.uid;
+  stat.st_gid = rights_.gid;
+  stat.st_size = static_cast<off_t>(bytes_);
   // What takes memory counts in `du`; what is computed when read takes none.
-  if (set_->is_stored(index_)) stat.st_blocks = (stat.st_size + 511) / 512;
+  PTC_TRY(const FileSetRef set, as_fs(source_->get()));
+  if (set->is_stored(index_)) stat.st_blocks = (stat.st_size + 511) / 512;
   return stat;
 }
 
 FsResult<Opened> ContentFile::open(const Caller&, int flags) {
   if (!opens_to_read(flags)) return Errno{EROFS};
-  auto content = set_->open(index_);
+  PTC_TRY(const FileSetRef set, as_fs(source_->get()));
+  auto content = set->open(index_);
   if (!content) {
     spdlog::error("job '{}', checkpoint '{}': opening {} failed: {}", job_->job().name(),
                   checkpoint_->checkpoint->name(), path(), content.error().message());
     return Errno{to_errno(content.error())};
   }
   auto self = std::static_pointer_cast<ContentFile>(shared_from_this());
-  auto handle = std::make_unique<ContentHandle>(std::move(self), std::move(content).value());
+  auto handle = std::make_unique<ContentHandle>(std::move(self), std::move(content).value(), set->content_key(index_));
   int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
 }
 
 FsResult<std::string> ContentFile::get_xattr(const std::string& name) {
-  if (name == kDtypeXattr && !file().dtype.empty()) return file().dtype;
+  if (name == kDtypeXattr && !dtype_.empty()) return dtype_;
   return Errno{ENODATA};
 }
 
 FsResult<std::vector<std::string>> ContentFile::list_xattrs() {
   std::vector<std::string> names;
-  if (!file().dtype.empty()) names.emplace_back(kDtypeXattr);
+  if (!dtype_.empty()) names.emplace_back(kDtypeXattr);
   return names;
 }
 

@@ -18,7 +18,7 @@ class ContentFile : public Node {
  public:
   /// `key`: FrozenDir::child_key() of its directory.
   ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
-              FileSetRef set, size_t index);
+              FileSetSourceRef source, const FileSet& set, size_t index);
 
   bool immutable() const override { return true; }
   bool has_content() const override { return true; }
@@ -30,15 +30,16 @@ class ContentFile : public Node {
  private:
   friend class ContentHandle;
   GatherCache::Content gathered(FileContentRef content) const;
-  std::string gathered_key() const { return checkpoint_->key + "/" + set_->content_key(index_); }
   /// What the kernel is handed for a content that is no image of its own; nullptr: it is read through the handle.
-  GatherCache::FileRef gather(const FileContentRef& content) const;
-  const FileSet::Entry& file() const { return set_->entries()[index_]; }
+  GatherCache::FileRef gather(const FileContentRef& content, const std::string& content_key) const;
   std::string_view path() const { return checkpoint_->path_of(key()); }
   const JobViewRef job_;
   const std::shared_ptr<CheckpointView> checkpoint_;
-  const FileSetRef set_;
-  const size_t index_;
+  const FileSetSourceRef source_;
+  const size_t index_;  // in its set
+  const uint64_t bytes_;
+  const std::string dtype_;  // FileSet::Entry::dtype
+  const ReadRights rights_;
   InodeMode mode_;
 };
 

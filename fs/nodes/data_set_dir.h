@@ -15,6 +15,7 @@ class DataSetDir : public RealNode {
 
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
+  bool is_agreed_on() const override { return true; }
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     PTC_TRY(RealNode::set_attributes(change, handle));

@@ -32,33 +32,35 @@ bool opens_to_read(int flags) {
 }
 
 FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
-                       FileSetRef set, std::string prefix)
-    : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), set_(std::move(set)),
+                       FileSetSourceRef source, const FileSet& set, std::string prefix)
+    : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), source_(std::move(source)),
       prefix_(std::move(prefix)) {
-  const size_t all = set_->entries().size();
-  begin_ = prefix_.empty() ? 0 : lower_bound(*set_, 0, all, prefix_);
-  end_ = prefix_.empty() ? all : end_of(*set_, begin_, all, prefix_);
+  const size_t all = set.entries().size();
+  begin_ = prefix_.empty() ? 0 : lower_bound(set, 0, all, prefix_);
+  end_ = prefix_.empty() ? all : end_of(set, begin_, all, prefix_);
 }
 
 FsResult<NodeRef> FileSetDir::find(const std::string& name) {
   std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
+  PTC_TRY(const FileSetRef set, as_fs(source_->get()));
   std::string wanted = prefix_ + name;
-  const auto& all = set_->entries();
-  size_t at = lower_bound(*set_, begin_, end_, wanted);
+  const auto& all = set->entries();
+  size_t at = lower_bound(*set, begin_, end_, wanted);
   if (at < end_ && all[at].path == wanted) {
-    return intern(std::make_shared<ContentFile>(job(), checkpoint(), std::move(key), set_, at));
+    return intern(std::make_shared<ContentFile>(job(), checkpoint(), std::move(key), source_, *set, at));
   }
   wanted += '/';
-  at = lower_bound(*set_, at, end_, wanted);
+  at = lower_bound(*set, at, end_, wanted);
   if (at == end_ || !all[at].path.starts_with(wanted)) return Errno{ENOENT};
-  if (NodeRef node = known(key)) return node;
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), set_,
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), source_, *set,
                                              std::move(wanted)));
 }
 
 template <class File, class Directory>
-void FileSetDir::for_each(File file, Directory directory) const {
-  const auto& all = set_->entries();
+FsResult<> FileSetDir::for_each(File file, Directory directory) const {
+  PTC_TRY(const FileSetRef set, as_fs(source_->get()));
+  const auto& all = set->entries();
   for (size_t at = begin_; at < end_;) {
     std::string_view rest = std::string_view(all[at].path).substr(prefix_.size());
     size_t slash = rest.find('/');
@@ -67,21 +69,22 @@ void FileSetDir::for_each(File file, Directory directory) const {
       ++at;
     } else {
       directory(rest.substr(0, slash));
-      at = end_of(*set_, at, end_, all[at].path.substr(0, prefix_.size() + slash + 1));
+      at = end_of(*set, at, end_, all[at].path.substr(0, prefix_.size() + slash + 1));
     }
   }
+  return ok();
 }
 
 FsResult<std::vector<DirEntry>> FileSetDir::entries() {
   std::vector<DirEntry> result;
-  for_each([&](std::string_view name) { result.push_back(entry(std::string(name), S_IFREG)); },
-           [&](std::string_view name) { result.push_back(entry(std::string(name), S_IFDIR)); });
+  PTC_TRY(for_each([&](std::string_view name) { result.push_back(entry(std::string(name), S_IFREG)); },
+                   [&](std::string_view name) { result.push_back(entry(std::string(name), S_IFDIR)); }));
   return result;
 }
 
 FsResult<uint64_t> FileSetDir::subdirectories() {
   uint64_t count = 0;
-  for_each([](std::string_view) {}, [&](std::string_view) { ++count; });
+  PTC_TRY(for_each([](std::string_view) {}, [&](std::string_view) { ++count; }));
   return count;
 }
 

@@ -9,12 +9,12 @@
 
 namespace ptc {
 
-/// The files of `set` whose path begins with `prefix` ("" or "layers/0/"). They lie side by side in
-/// the set, so nothing is built: a lookup is one binary search.
+/// The files of a set whose path begins with `prefix` ("" or "layers/0/"). They lie side by side in
+/// the set, so nothing is built: a lookup is one binary search. `set` is what `source` gives.
 class FileSetDir : public FrozenDir {
  public:
   FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
-             FileSetRef set, std::string prefix);
+             FileSetSourceRef source, const FileSet& set, std::string prefix);
 
  protected:
   FsResult<NodeRef> find(const std::string& name) override;
@@ -24,8 +24,8 @@ class FileSetDir : public FrozenDir {
  private:
   /// Calls one of them for every name, in order.
   template <class File, class Directory>
-  void for_each(File file, Directory directory) const;
-  const FileSetRef set_;
+  FsResult<> for_each(File file, Directory directory) const;
+  const FileSetSourceRef source_;
   const std::string prefix_;
   size_t begin_, end_;  // in the set
 };

@@ -29,13 +29,13 @@ timespec time_of(const ShownGeneration& shown) {
   return {static_cast<time_t>(kFrom + hash % kSeconds), static_cast<long>(hash / kSeconds % kNanoseconds)};
 }
 
-GatherCache::Content content_of(VirtualFileRef file) {
+GatherCache::Content content_of(VirtualFileRef file, const Awaited& shards) {
   const uint64_t bytes = file->size();
   auto fill = [file = std::move(file)](uint64_t offset, std::span<std::byte> out) -> Result<> {
     PTC_TRY(file->gather(offset, out));
     return ok();
   };
-  return {bytes, std::move(fill), true};
+  return {.bytes = bytes, .fill = std::move(fill), .once = true, .awaited = shards.name};
 }
 
 }  // namespace
@@ -67,6 +67,7 @@ FsResult<NodeRef> GenerationsDir::lookup(const std::string& name) {
     view->generation = shown;
     view->key = std::move(view_key);
     view->time = time_of(*shown);
+    view->shards.name = fmt::format("the shards of job {}'s data set", job_->job().name());
     view->inodes.add(job_->job().name()).add("/dataset/gen/").add(identity_of(*shown)).add("/");
     return table.intern(std::make_shared<SamplesDir>(view, view->key, make_generation_dir(shown), true));
   }
@@ -140,6 +141,7 @@ class SamplesHandle : public Handle {
               whole_ ? whole_->fd->get() : gathered_ ? gathered_->fd() : -1) {}
 
   int32_t backing_id() const { return hold_.backing_id(); }
+  const Awaited* awaited() const override { return &node_->view_->shards; }
 
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     auto got = file_->read(offset, out);
@@ -165,17 +167,18 @@ Errno SamplesFile::failed(const Error& error, std::string_view what) const {
 GatherCache::FileRef SamplesFile::gather(const VirtualFileRef& file) const {
   Tree& tree = view_->job->tree();
   if (!tree.passthrough().enabled() || !file->read_through()) return nullptr;
-  auto gathered = tree.gathered().get(key(), content_of(file));
+  auto gathered = tree.gathered().get(key(), content_of(file, view_->shards));
   std::string next = name_;
   for (int ahead = 0; gathered != nullptr && ahead < kShardsAhead; ++ahead) {
     next = dir_->after(next);
     if (next.empty()) break;
     std::string next_key = key().substr(0, key().size() - name_.size()) + next;
-    tree.gathered().prepare(next_key, [dir = dir_, next]() -> Result<GatherCache::Content> {
+    auto make = [dir = dir_, next, view = view_]() -> Result<GatherCache::Content> {
       PTC_TRY(const DataNode node, dir->find(next));
       PTC_TRY(VirtualFileRef made, node.file());
-      return content_of(std::move(made));
-    });
+      return content_of(std::move(made), view->shards);
+    };
+    tree.gathered().prepare(next_key, view_->shards.name, std::move(make));
   }
   return gathered;
 }

@@ -36,6 +36,7 @@ struct GenerationView {
   std::string key;   // prefix of its nodes' keys; never used twice
   timespec time = {};  // of all that is in it
   InodeHash inodes;  // from which those of all paths are reckoned; other ones for each generation
+  Awaited shards;    // whose file system may be slow, or gone
 
   struct stat attributes(mode_t mode, std::string_view node_key) const;
 };
@@ -48,6 +49,7 @@ class SamplesDir : public Node {
       : Node(std::move(key)), view_(std::move(view)), dir_(std::move(dir)), top_(top) {}
   bool immutable() const override { return true; }
   bool lists_attributes() const override { return false; }
+  const Awaited* awaited() const override { return &view_->shards; }
   NameLife name_life() const override { return top_ ? NameLife::kUntilTold : NameLife::kForever; }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) override;
@@ -70,6 +72,7 @@ class SamplesFile : public Node {
       : Node(std::move(key)), view_(std::move(view)), dir_(std::move(dir)), name_(std::move(name)),
         make_(std::move(make)) {}
   bool immutable() const override { return true; }
+  const Awaited* awaited() const override { return &view_->shards; }
   FsResult<struct stat> attributes() override;
   FsResult<Opened> open(const Caller& caller, int flags) override;
 

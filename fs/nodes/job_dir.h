@@ -15,6 +15,7 @@ class JobDir : public RealNode {
 
   NameLife name_life() const override { return NameLife::kUntilTold; }
   double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
+  bool is_agreed_on() const override { return true; }
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;
   FsResult<NodeRef> lookup(const std::string& name) override;

@@ -44,8 +44,8 @@ class RanksDir : public FrozenDir {
 class RankDir : public FileSetDir {
  public:
   RankDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
-          FileSetRef files, LayoutSpec spec, uint64_t rank)
-      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(files), ""),
+          FileSetSourceRef source, const FileSet& files, LayoutSpec spec, uint64_t rank)
+      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source), files, ""),
         spec_(std::move(spec)), rank_(rank) {}
 
  private:

@@ -44,6 +44,7 @@ class RealNode : public Node {
   /// being committed.
   FsResult<> change(const std::function<bool()>& call);
 
+  bool is_agreed_on() const override { return false; }
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;
   FsResult<Opened> open(const Caller& caller, int flags) override;

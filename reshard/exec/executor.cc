@@ -137,6 +137,7 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
       chunks.size(),
       [&](size_t i) -> Result<> {
         const Chunk& chunk = chunks[i];
+        if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
         if (!images[chunk.image].image->is_here()) {
           std::vector<std::byte> buffer(chunk.end - chunk.begin);
           FetchItem item{images[chunk.image].image, {}, chunk.begin, chunk.end, buffer.data()};

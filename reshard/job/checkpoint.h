@@ -38,10 +38,10 @@ class FileContent {
   virtual Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const {
     return read(offset, out);
   }
-  /// Whether some of it comes from other nodes.
-  virtual bool is_elsewhere() const { return false; }
   /// The image that is exactly this file, to be handed to the kernel; nullptr if there is none.
   virtual ImageRef image() const { return nullptr; }
+  /// The other nodes that reading it may wait for: "w1", "w1, w3"; empty: none.
+  virtual std::string other_nodes() const { return {}; }
 };
 using FileContentRef = std::shared_ptr<const FileContent>;
 

@@ -1,4 +1,6 @@
 // The files that can be read out of a checkpoint: model/, hf/, rank/<r>/ and rank/<r>/tensors/.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
@@ -6,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <unordered_set>
 
 #include "reshard/job/checkpoint.h"
@@ -83,7 +86,7 @@ class GatheredContent final : public FileContent {
 struct Source {
   ImageRef image;         // that is the file; or null:
   GatherProgram program;  // of what it is gathered
-  bool elsewhere;         // some of it is on other nodes
+  std::string elsewhere;  // other nodes that some of it is on
 };
 using FindSource = std::function<Result<Source>(const StoredState&)>;
 
@@ -121,11 +124,11 @@ Result<std::shared_ptr<const StoredState>> stored_without(const Checkpoint& chec
 class RemoteContent final : public FileContent {
  public:
   RemoteContent(FindSource find, std::shared_ptr<const StoredState> stored, GatherProgram program,
-                Transport* transport, InUse in_use, std::shared_ptr<RemoteFiles> files)
-      : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), files_(std::move(files)), stored_(std::move(stored)),
-        program_(std::make_shared<const GatherProgram>(std::move(program))) {}
+                Transport* transport, InUse in_use, std::shared_ptr<RemoteFiles> files, std::string nodes)
+      : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), files_(std::move(files)),
+        nodes_(std::move(nodes)), stored_(std::move(stored)), program_(std::make_shared<const GatherProgram>(std::move(program))) {}
   uint64_t bytes() const override { return now().program->bytes(); }
-  bool is_elsewhere() const override { return true; }
+  std::string other_nodes() const override { return nodes_; }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     const auto asked = RemoteFiles::Clock::now();
     for (bool others = true;;) {  // there may be some to ask
@@ -204,6 +207,7 @@ class RemoteContent final : public FileContent {
   Transport* const transport_;
   const InUse in_use_;
   const std::shared_ptr<RemoteFiles> files_;
+  const std::string nodes_;  // when it was opened
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const StoredState> given_up_;    // guarded by mutex_
   mutable std::shared_ptr<const StoredState> stored_;      // guarded by mutex_
@@ -230,18 +234,19 @@ class ContentSource {
     }
     InUse in_use{checkpoint_, checkpoint_->open_token_};
     PTC_TRY(auto source, find(*stored));
-    if (source.elsewhere && files != nullptr) {
+    if (!source.elsewhere.empty() && files != nullptr) {
       if (const std::set<std::string> absent = absent_nodes(*files); !absent.empty()) {
         PTC_TRY(auto rest, stored_without(*checkpoint_, *files, stored, absent));
         if (Result<Source> other = find(*rest); other.has_value()) source = std::move(other).value();
       }
     }
     Transport* transport = checkpoint_->transport_;
-    if (source.image != nullptr && !source.elsewhere)
+    if (source.image != nullptr && source.elsewhere.empty())
       return FileContentRef(std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
-    if (source.elsewhere && files != nullptr)
+    if (!source.elsewhere.empty() && files != nullptr)
       return FileContentRef(std::make_shared<RemoteContent>(std::move(find), std::move(stored), std::move(source.program),
-                                                            transport, std::move(in_use), std::move(files)));
+                                                            transport, std::move(in_use), std::move(files),
+                                                            std::move(source.elsewhere)));
     return FileContentRef(std::make_shared<GatheredContent>(std::move(source.program), transport, std::move(in_use)));
   }
 
@@ -256,11 +261,11 @@ class ContentSource {
     here.node = stored.here;  // what is here is read here
     Result<std::vector<Transfer>> transfers = stored.index().plan_image(here);
     if (transfers.has_error()) return lost(checkpoint);
-    const bool elsewhere = std::any_of(transfers.value().begin(), transfers.value().end(), [&](const Transfer& one) {
-      return !stored.images[one.source_image].image->is_here();
-    });
+    std::set<std::string_view> elsewhere;
+    for (const Transfer& one : transfers.value())
+      if (const Image& image = *stored.images[one.source_image].image; !image.is_here()) elsewhere.insert(image.node());
     return Source{nullptr, GatherProgram(layout.header, layout.bytes, std::move(transfers).value(), stored.image_refs()),
-                  elsewhere};
+                  fmt::format("{}", fmt::join(elsewhere, ", "))};
   }
 
   static Source whole(const ImageRef& image) {
@@ -268,7 +273,8 @@ class ContentSource {
     all.copy.run_bytes = image->bytes();
     std::vector<Transfer> transfers;
     if (image->bytes() > 0) transfers.push_back(all);
-    return Source{image, GatherProgram("", image->bytes(), std::move(transfers), {image}), !image->is_here()};
+    return Source{image, GatherProgram("", image->bytes(), std::move(transfers), {image}),
+                  image->is_here() ? std::string() : image->node()};
   }
 
   /// A file without tensors, as its rank wrote it; `index` into Manifest::files.

@@ -393,18 +393,22 @@ struct Job::Impl {
   Result<Seen> find_record(std::string_view name) const;
   /// `pace`: null: as fast as it goes. `only`: these, of this node's images; none: all.
   Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint, const StoredState& stored,
-                                                    Pace* pace, const std::vector<uint32_t>& only = {}) const;
+                                                    Pace* pace, const std::vector<uint32_t>& only = {},
+                                                    std::stop_token stop = {}) const;
   Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
-                                  Pace* pace) const;
+                                  Pace* pace, std::stop_token stop = {}) const;
   /// The checkpoint with just this stored state. kBusy: it is not, or not yet, known here.
   Result<Seen> find_stored(const std::string& id, const std::string& stored_file);
   Result<std::string> answer_examine(const json::object& request, const std::string& id,
                                      const std::string& stored_file);
-  Result<Findings> examine(const Seen& seen, Pace* pace);
-  /// Of each node these images; none named: all that it holds.
+  Result<Findings> examine(const Seen& seen, Pace* pace, std::stop_token stop = {});
+  /// Of each node these images; none named: all that it holds. After `stop`, no node begins another batch of them.
   Result<std::vector<ImageContent>> read_images(const CheckpointRecord& record, const StoredState& stored,
                                                 const std::map<std::string, std::vector<uint32_t>>& by_node,
-                                                Pace* pace = nullptr);
+                                                Pace* pace = nullptr, std::stop_token stop = {});
+  Result<std::vector<ImageContent>> ask_for_images(const CheckpointRecord& record, const StoredState& stored,
+                                                   const std::string& node, std::vector<uint32_t> images, bool paced,
+                                                   const std::stop_token& stop);
   /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile. `were_damaged`:
   /// what was read of the others may be wrong.
   Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,

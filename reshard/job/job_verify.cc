@@ -59,19 +59,21 @@ Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksu
 /// This node's images of the stored state, each by itself.
 Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& checkpoint,
                                                              const StoredState& stored, Pace* pace,
-                                                             const std::vector<uint32_t>& only) const {
+                                                             const std::vector<uint32_t>& only,
+                                                             std::stop_token stop) const {
   std::vector<ImageContent> contents;
   for (uint32_t i = 0; i < stored.images.size(); ++i) {
     if (stored.images[i].node != node_key(services)) continue;
     if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
-    PTC_TRY(auto content, read_image(checkpoint, stored, i, pace));
+    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
+    PTC_TRY(auto content, read_image(checkpoint, stored, i, pace, stop));
     contents.push_back(std::move(content));
   }
   return contents;
 }
 
 Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
-                                           Pace* pace) const {
+                                           Pace* pace, std::stop_token stop) const {
   const Manifest& manifest = checkpoint.manifest();
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const StoredImage& image = stored.images[number];
@@ -95,7 +97,7 @@ Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const S
       PTC_TRY(read_tensors(bytes, sums, padding, *pace));
       PTC_TRY(sums.give_to(ledger));
     } else {
-      PTC_TRY(services.executor->hash_images({{&described, image.image.get()}}, facts, ledger, {}));
+      PTC_TRY(services.executor->hash_images({{&described, image.image.get()}}, facts, ledger, stop));
     }
     ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
       content.sums.push_back({tensor, box, sum});
@@ -146,23 +148,19 @@ Result<std::string> Job::Impl::answer_examine(const json::object& request, const
 
 Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord& record, const StoredState& stored,
                                                          const std::map<std::string, std::vector<uint32_t>>& by_node,
-                                                         Pace* pace) {
-  const std::stop_token stop = pace != nullptr ? pace->stopped() : std::stop_token();
+                                                         Pace* pace, std::stop_token stop) {
+  if (pace != nullptr) stop = pace->stopped();
   std::vector<std::future<Result<std::vector<ImageContent>>>> elsewhere;
   for (const auto& [node, images] : by_node) {
     if (node == node_key(services)) continue;
-    elsewhere.push_back(std::async(std::launch::async, [&, &node = node, &images = images]()
-                                                           -> Result<std::vector<ImageContent>> {
-      json::object request{{"id", record.id}, {"stored", record.stored}, {"paced", pace != nullptr}};
-      if (!images.empty()) request["images"] = json::array(images.begin(), images.end());
-      PTC_TRY(auto answer, ask(node, "examine", json::serialize(request), stop));
-      return contents_from(answer);
+    elsewhere.push_back(std::async(std::launch::async, [&, &node = node, &images = images] {
+      return ask_for_images(record, stored, node, images, pace != nullptr, stop);
     }));
   }
   std::vector<ImageContent> contents;
   Result<> read = ok();
   if (const auto own = by_node.find(node_key(services)); own != by_node.end()) {
-    auto here = read_own_images(*record.checkpoint, stored, pace, own->second);
+    auto here = read_own_images(*record.checkpoint, stored, pace, own->second, stop);
     if (here.has_value()) contents = std::move(here).value();
     else read = std::move(here).error();
   }
@@ -175,7 +173,30 @@ Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord&
   return contents;
 }
 
-Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace) {
+Result<std::vector<ImageContent>> Job::Impl::ask_for_images(const CheckpointRecord& record, const StoredState& stored,
+                                                            const std::string& node, std::vector<uint32_t> images, bool paced,
+                                                            const std::stop_token& stop) {
+  constexpr uint64_t kBatchBytes = 256 << 20;
+  if (images.empty())
+    for (uint32_t i = 0; i < stored.images.size(); ++i)
+      if (stored.images[i].node == node) images.push_back(i);
+  std::vector<ImageContent> contents;
+  for (size_t next = 0; next < images.size();) {
+    json::array batch;
+    for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes); ++next) {
+      batch.emplace_back(images[next]);
+      bytes += stored.layouts()[images[next]].bytes;
+    }
+    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
+    const json::object request{{"id", record.id}, {"stored", record.stored}, {"paced", paced}, {"images", std::move(batch)}};
+    PTC_TRY(auto answer, ask(node, "examine", json::serialize(request), stop));
+    PTC_TRY(auto some, contents_from(answer));
+    std::move(some.begin(), some.end(), std::back_inserter(contents));
+  }
+  return contents;
+}
+
+Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace, std::stop_token stop) {
   const StoredState& stored = *seen.stored;
   std::map<std::string, std::vector<uint32_t>> all;
   std::vector<std::string> away;
@@ -183,7 +204,7 @@ Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace) {
     if (node == node_key(services) || is_among(services.cluster->alive(), node)) all[node];
     else away.push_back(node);
   }
-  PTC_TRY(auto contents, read_images(seen.record, stored, all, pace));
+  PTC_TRY(auto contents, read_images(seen.record, stored, all, pace, std::move(stop)));
   PTC_TRY(auto found, find_damage(*seen.record.checkpoint, stored, std::move(contents)));
   found.away = std::move(away);
   return found;
@@ -271,7 +292,7 @@ json::object report_of(const Checkpoint& checkpoint, const Findings& found) {
 
 }  // namespace
 
-Result<std::string> Job::verify(std::string_view checkpoint_name) const {
+Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_token stop) const {
   constexpr int kTries = 50;
   constexpr auto kAgain = std::chrono::milliseconds(100);
   for (int tries = 1;; ++tries) {
@@ -282,7 +303,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name) const {
     if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())
       return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
                         checkpoint_name, lost.size(), lost.front());
-    Result<Findings> found = impl_->examine(seen, nullptr);
+    Result<Findings> found = impl_->examine(seen, nullptr, stop);
     if (found.has_error() && found.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
       continue;

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -83,6 +84,26 @@ def digests(directory):
             with open(os.path.join(where, name), "rb") as file:
                 found[os.path.relpath(os.path.join(where, name), directory)] = hashlib.sha256(file.read()).hexdigest()
     return found
+
+
+def within(seconds, call, *arguments):
+    """What the call returns; it must not take longer."""
+    result = []
+
+    def run():
+        try:
+            result.append((call(*arguments), None))
+        except Exception as error:  # pylint: disable=broad-except
+            result.append((None, error))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not result:
+        raise AssertionError(f"{call.__name__}{arguments} takes longer than {seconds} s")
+    value, error = result[0]
+    if error is not None:
+        raise error
+    return value
 
 
 class Mount:

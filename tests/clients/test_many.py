@@ -1,6 +1,7 @@
-"""Many jobs of little activity share threads; a layout that would take too much is not even begun.
+"""Many jobs of little activity share threads; a layout that would take too much is not even begun; what is computed for one
+who looks takes no memory when he has gone.
 
-PTC_JOBS=10000 makes as many (500 otherwise).
+PTC_JOBS=10000 makes as many (500 otherwise), PTC_RANKS=30000 looks at so many (3000), PTC_NAMES=2000000 lists so many (120000).
 """
 import os
 import subprocess
@@ -10,6 +11,8 @@ import models
 import mount
 
 JOBS = int(os.environ.get("PTC_JOBS", "500"))
+RANKS = int(os.environ.get("PTC_RANKS", "3000"))
+NAMES = int(os.environ.get("PTC_NAMES", "120000"))
 
 
 class ManyJobs(mount.TestCase):
@@ -37,6 +40,32 @@ class Memory(mount.TestCase):
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) << 10
         return 0
+
+    def nodes(self):
+        for line in mount.read_text(self.mount.path + "/.ptc/metrics").splitlines():
+            if line.startswith("ptcfs_nodes "):
+                return int(line.split()[1])
+        return 0
+
+    def wait_until_it_is_back(self, before):
+        deadline = time.monotonic() + 180
+        while self.used() > before + (64 << 20) and time.monotonic() < deadline:
+            time.sleep(1)
+        self.assertLessEqual(self.used() - before, 64 << 20)
+
+    def test_it_comes_back_after_all_ranks_of_a_large_layout(self):
+        job = self.new_job()
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        before = self.used()
+        ranks = job.checkpoint("base", "layouts", f"tp1-pp1-dp{RANKS}", "rank")
+        names = os.listdir(ranks)
+        self.assertEqual(len(names), RANKS)
+        for name in names:
+            self.assertIn("model.safetensors", os.listdir(f"{ranks}/{name}"))
+            self.assertTrue(os.listdir(f"{ranks}/{name}/tensors"))
+        print(f"{RANKS} ranks: {(self.used() - before) >> 20} MiB at first")
+        self.wait_until_it_is_back(before)
 
     def test_what_cannot_be_computed_is_refused_before_it_is(self):
         job = self.new_job()

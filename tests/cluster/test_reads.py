@@ -1,11 +1,17 @@
 """Reading what lies on other nodes: no more moves than is read, and a node that dies is not waited for."""
+import contextlib
+import json
 import mmap
 import os
 import random
+import signal
+import subprocess
+import threading
 import time
 import unittest
 
-import cluster  # noqa: F401 (it finds tests/clients)
+import cluster
+from cluster import mount  # (it finds tests/clients)
 import models
 from cases import MIB, TestCase, layout_name, read
 
@@ -144,6 +150,76 @@ class Lost(TestCase):
     def test_cut_off(self):
         self.lose("cut off", lambda node: self.nodes.partition(node, links=("eth0",)),
                   lambda node: self.nodes.heal(node, links=("eth0",)))
+
+
+class Stopped(TestCase):
+    """A node is stopped, and no other has what lies on it."""
+    LEASE = 40
+    READERS = 60  # more than there are threads that answer
+    PROMPT = 5    # seconds, on a machine that does other things too
+
+    def test_a_verify_ends_with_who_asked(self):
+        self.commit(0, models.Llama(35), devices=["w0:0"])
+        self.nodes.pause(0)
+        ask, answers = self.nodes.path(2, ".ptc/ask"), []
+
+        def begin(job):
+            """The question, of which eight are answered at once; None when it was one too many."""
+            fd = os.open(ask, os.O_RDWR)
+            with contextlib.suppress(BlockingIOError):
+                os.write(fd, json.dumps({"do": "verify", "job": job, "checkpoint": "base"}).encode())
+                return fd
+            os.close(fd)
+            return None
+        askers = [begin(self.name) for _ in range(8)]
+        self.assertNotIn(None, askers)
+        self.assertIsNone(begin(self.name))
+        patient = threading.Thread(target=lambda: answers.append(os.read(askers[0], 1 << 16)))
+        patient.start()
+        for asker in askers[1:]:
+            os.close(asker)
+        begun = []
+
+        def many_begun():
+            """Of which each is given up, too."""
+            if (question := begin(self.name)) is not None:
+                begun.append(question)
+                os.close(question)
+            return len(begun) == 24
+        cluster.until(many_begun, "there was room for other questions")
+        self.assertEqual(answers, [])  # to the one that somebody waits for
+        self.nodes.resume(0)
+        patient.join()
+        os.close(askers[0])
+
+    def test_it_stops_its_readers_and_nothing_else(self):
+        self.commit(0, LargeLlama(34), devices=["w0:0"])
+        self.nodes.wait_settled(self.name)
+        there = self.job(2).rank_file("base", layout_name(1, 1), 0)
+        size = os.stat(there).st_size
+        other = mount.Job(self.nodes.nodes[2], "here")
+        os.mkdir(other.path)
+        self.addCleanup(self.nodes.nodes[1].ptc, "rm", "--force", "here", check=False)
+        mount.within(self.PROMPT, models.write_file, other.file("own"), "text")
+        self.nodes.pause(0)
+        readers = [subprocess.Popen(["dd", f"if={there}", "of=/dev/null", "bs=4096", "count=1", "status=none",
+                                     f"skip={at // 4096}"], stderr=subprocess.DEVNULL)
+                   for at in range(MIB, size - MIB, (size - 2 * MIB) // self.READERS)]
+        for reader in readers:
+            self.addCleanup(reader.wait)
+            self.addCleanup(reader.kill)
+        time.sleep(1)
+        self.assertEqual([reader.poll() for reader in readers], [None] * len(readers))
+        self.assertIn("here", mount.within(self.PROMPT, os.listdir, self.nodes.path(2)))
+        self.assertEqual(mount.within(self.PROMPT, mount.read_text, other.file("own")), "text")
+        self.assertGreater(len(str(mount.within(self.PROMPT, mount.read_json, self.nodes.path(2, ".ptc/requests")))), 100)
+        mount.within(self.PROMPT, mount.read_json, self.job(2).file("status.json"))
+        for reader in readers[:5] + readers[-5:]:
+            reader.kill()
+            self.assertEqual(reader.wait(timeout=self.PROMPT), -signal.SIGKILL)
+        self.nodes.resume(0)
+        self.nodes.wait_members()
+        self.assertTrue(read(there) == read(self.job(0).rank_file("base", layout_name(1, 1), 0)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+// File sets that can be made again, and so need not be kept for as long as the kernel knows names in them.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "reshard/job/checkpoint.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+class FileSetSource;
+
+/// Knows which sets are held now, so that of all that is computed when somebody looks, what nobody has looked at for half
+/// a minute takes no memory. Threads: any.
+class RecentSets {
+ public:
+  void note(std::weak_ptr<FileSetSource> source);
+  void forget_old();
+
+ private:
+  static constexpr size_t kMost = 64;
+  static constexpr std::chrono::seconds kFor{30};
+  std::mutex mutex_;
+  std::deque<std::weak_ptr<FileSetSource>> sources_;  // that hold their set; guarded
+};
+
+/// One set: always of the same files. Owned by std::shared_ptr. Threads: any.
+class FileSetSource : public std::enable_shared_from_this<FileSetSource> {
+ public:
+  using Make = std::function<Result<FileSetRef>()>;
+  /// `recent` outlives it.
+  FileSetSource(RecentSets& recent, Make make) : recent_(recent), make_(std::move(make)) {}
+
+  Result<FileSetRef> get();
+
+ private:
+  friend class RecentSets;
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point used() const;
+  void forget();
+
+  RecentSets& recent_;
+  const Make make_;
+  mutable std::mutex mutex_;
+  FileSetRef set_;          // null: to be made when it is asked for; guarded
+  Clock::time_point used_;  // guarded
+};
+using FileSetSourceRef = std::shared_ptr<FileSetSource>;
+
+}  // namespace ptc

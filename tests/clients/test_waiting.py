@@ -1,0 +1,161 @@
+"""One slow thing stops nothing else: a data set's shards lie on a file system whose server is stopped (mirror_fs)."""
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import models
+import mount
+
+READERS = 60   # more than there are threads that answer
+PATIENCE = 20  # seconds
+PROMPT = 5     # seconds, on a machine that does other things too
+
+
+class Mirror:
+    """`mirror_fs`: shows a directory, for as long as it is not stopped."""
+
+    def __init__(self):
+        self.top = tempfile.mkdtemp(prefix="ptcfs-mirror-")
+        self.data, self.path = os.path.join(self.top, "data"), os.path.join(self.top, "mnt")
+        os.mkdir(self.data)
+        os.mkdir(self.path)
+        self.process = subprocess.Popen([os.path.join(mount.bin_dir(), "mirror_fs"), self.data, self.path],
+                                        stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + mount.START_SECONDS
+        while not mount.is_mounted(self.path):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                mount.skip("mirror_fs cannot mount here")
+            time.sleep(0.02)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        subprocess.run(["umount", "-l", self.path], check=False)
+        shutil.rmtree(self.top, ignore_errors=True)
+
+
+class StoppedSource(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if os.getuid() != 0:
+            raise unittest.SkipTest("only root sees into both mounts")
+        cls.source = Mirror()
+        cls.addClassCleanup(cls.source.end)
+        cls.mount = mount.Mount("--patience", str(PATIENCE))
+        cls.mount.__enter__()
+        cls.addClassCleanup(cls.mount.__exit__)
+
+    def setUp(self):
+        self.stopped = False
+        name = self.id().rsplit(".", 1)[-1]
+        for i in range(200):
+            models.write_file(os.path.join(self.source.data, name, f"{i:04}.txt"), f"sample {i}\n" * 100)
+        self.job = self.mount.job(name)
+        models.write_file(self.job.file("dataset/source.json"), '{"shards": "%s", "format": "files"}' % os.path.join(self.source.path, name))
+        models.write_file(self.job.file("dataset/order.json"), '{"batch": 100, "seed": 1}')
+        deadline = time.monotonic() + 30
+        while mount.read_json(self.job.file("dataset/status.json"))["state"] != "ready":
+            self.assertLess(time.monotonic(), deadline, mount.read_text(self.job.file("dataset/status.json")))
+            time.sleep(0.05)
+        self.files = []
+        for where, _, names in os.walk(self.job.file("dataset/head/rank-000/files")):
+            self.files += [os.path.join(where, name) for name in names if name.endswith(".txt")]
+        self.assertGreaterEqual(len(self.files), READERS + 20)
+
+    def tearDown(self):
+        self.carry_on()
+        self.assertIsNone(self.mount.process.poll(), mount.read_text(self.mount.log))
+
+    def stop(self):
+        self.stopped = True
+        self.source.process.send_signal(signal.SIGSTOP)
+
+    def carry_on(self):
+        if self.stopped:
+            self.source.process.send_signal(signal.SIGCONT)
+        self.stopped = False
+
+    def check_all_else_goes_on(self, other):
+        self.assertIn(self.job.name, mount.within(PROMPT, os.listdir, self.mount.path))
+        requests = mount.within(PROMPT, mount.read_json, self.mount.path + "/.ptc/requests")
+        self.assertIn("requests", requests)
+        mount.within(PROMPT, mount.read_text, self.mount.path + "/.ptc/metrics")
+        mount.within(PROMPT, mount.read_json, self.job.file("dataset/status.json"))
+        mount.within(PROMPT, mount.read_json, self.job.file("status.json"))
+        job = mount.within(PROMPT, self.mount.job, other)
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        mount.within(PROMPT, job.commit, "base")
+        mount.within(PROMPT, mount.read_text, job.checkpoint("base", "meta.json"))
+        mount.within(PROMPT, mount.digests, job.checkpoint("base", "layouts/tp2-pp1-dp1"))
+        mount.within(PROMPT, mount.digests, job.checkpoint("base", "model"))
+
+    def test_readers_wait_and_nobody_else(self):
+        self.stop()
+        readers = [subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                   for path in self.files[:READERS]]
+        begun = time.monotonic()
+        time.sleep(1)
+        self.check_all_else_goes_on("meanwhile")
+        for reader in readers:
+            self.addCleanup(reader.stderr.close)
+            self.addCleanup(reader.kill)
+        for reader in readers[:5] + readers[-5:]:
+            self.assertIsNone(reader.poll())
+            reader.kill()
+            self.assertEqual(reader.wait(timeout=PROMPT), -signal.SIGKILL)
+        for reader in readers[5:-5]:
+            said = reader.communicate(timeout=begun + 4 * PATIENCE - time.monotonic())[1]
+            self.assertEqual(reader.returncode, 1)
+            self.assertIn(os.strerror(errno.ETIMEDOUT), said)
+        self.assertGreater(time.monotonic(), begun + PATIENCE - 1)
+        self.assertIn("has waited", mount.read_text(self.mount.log))
+        self.check_all_else_goes_on("afterwards")
+        self.carry_on()
+        for path in self.files[:READERS]:
+            self.assertTrue(mount.within(PROMPT, mount.read_text, path).startswith("sample "))
+
+    def test_saving_a_source_there_holds_up_nobody(self):
+        text = mount.read_text(self.job.file("dataset/source.json"))
+        jobs = [self.mount.job(f"saves-{i}") for i in range(READERS + 20)]
+        self.stop()
+        savers = [threading.Thread(target=models.write_file, args=(job.file("dataset/source.json"), text)) for job in jobs]
+        for saver in savers:
+            saver.start()
+        time.sleep(1)
+        mount.within(PROMPT, self.mount.job, "while-they-save")
+        for saver in savers:
+            saver.join(4 * PROMPT)
+            self.assertFalse(saver.is_alive())
+        for job in jobs:
+            self.assertEqual(mount.within(PROMPT, mount.read_text, job.file("dataset/source.json")), text)
+
+    def test_umount_ends_the_daemon_all_the_same(self):
+        other = mount.Mount("--patience", "600")
+        with other:
+            job = other.job("waits")
+            models.write_file(job.file("dataset/source.json"),
+                              mount.read_text(self.job.file("dataset/source.json")))
+            models.write_file(job.file("dataset/order.json"), '{"batch": 100, "seed": 1}')
+            deadline = time.monotonic() + 30
+            while mount.read_json(job.file("dataset/status.json"))["state"] != "ready":
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.05)
+            path = next(os.path.join(where, names[0])
+                        for where, _, names in os.walk(job.file("dataset/head/rank-000/files")) if names)
+            self.stop()
+            with subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL) as reader:
+                time.sleep(0.5)
+                reader.kill()
+                reader.wait(timeout=PROMPT)
+            subprocess.run(["umount", other.path], check=True)
+            other.process.wait(timeout=30)
+
+
+if __name__ == "__main__":
+    mount.main()
