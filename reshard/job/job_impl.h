@@ -249,6 +249,7 @@ struct Job::Impl {
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
+  Result<> remove_damaged_not_in(const std::set<std::string>& ids);
   /// Of a checkpoint that was not known before: files and images here that a later decision replaced. At start also
   /// drafts that never came to one.
   Result<> remove_earlier_states(const CheckpointRecord& record, bool drafts_too);

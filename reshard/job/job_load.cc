@@ -345,6 +345,7 @@ Result<> Job::Impl::sync() {
     PTC_TRY(remove_earlier_states(next.record, /*drafts_too=*/false));
   }
   for (const CheckpointRecord& record : gone) remove_files_of(record);
+  PTC_TRY(remove_damaged_not_in(ids));
   for (const auto& [record, before] : replaced) {
     remove_images_not_in(*before, *record.checkpoint->stored());
     PTC_TRY(remove_stale_files(record.id, record.stored));
@@ -450,6 +451,23 @@ void Job::Impl::remove_files_of(const CheckpointRecord& record) {
   if (listener != nullptr) listener->images_removed(job->name());
   drop_part(record.id);
   (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
+}
+
+/// Of one that could not be read here, and so was not known, the files stay; until it is removed.
+Result<> Job::Impl::remove_damaged_not_in(const std::set<std::string>& ids) {
+  std::vector<std::string> not_named;
+  {
+    std::lock_guard lock(mutex);
+    std::set_difference(damaged_ids.begin(), damaged_ids.end(), ids.begin(), ids.end(), std::back_inserter(not_named));
+  }
+  for (const std::string& id : not_named) {
+    PTC_TRY(bool removed, is_removed(*services.meta, removed_checkpoint_key(id)));
+    if (!removed) continue;
+    PTC_TRY(remove_checkpoint_directory(*services.images, checkpoint_dir(id)));
+    std::lock_guard lock(mutex);
+    damaged_ids.erase(id);
+  }
+  return ok();
 }
 
 /// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there is no room here for

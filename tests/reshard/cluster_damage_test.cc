@@ -147,6 +147,24 @@ TEST_F(DamageTest, FilesThatWereAwayAreTakenForGoodAgain) {
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
+TEST_F(DamageTest, WhatCannotBeReadHereGoesWhenItIsRemoved) {
+  commit_with_copies(1);
+  const std::string directory = cluster_.store(2).directory() + "/jobs/job/checkpoints";
+  const std::string images = cluster_.store(2).images().directory();
+  ASSERT_FALSE(std::filesystem::is_empty(images));
+  cluster_.stop(2);
+  edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1})");
+  cluster_.wait_settled();
+  cluster_.loses = [](const std::string&, std::string_view method) { return method == "job/file"; };
+  cluster_.start(2);  // it does not know where the bytes lie by now
+  ASSERT_EQ(cluster_.job(2, "job")->find_checkpoint("base"), nullptr);
+  ASSERT_TRUE(cluster_.job(0, "job")->remove_checkpoint("base").has_value());
+  cluster_.loses = nullptr;
+  cluster_.wait_settled();
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+  EXPECT_TRUE(std::filesystem::is_empty(images));
+}
+
 TEST_F(DamageTest, AReshardDoesNotCarryDamageOn) {
   commit_with_copies(1);
   flip_last_byte(image_file(holder_of(0), 0));
