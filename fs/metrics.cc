@@ -90,19 +90,48 @@ void write_store(MetricsWriter& out, Tree& tree) {
              materialised_bytes(tree));
 }
 
+/// Of the connections with each other node, which counts the same from its end.
+void write_peers(MetricsWriter& out, Tree& tree) {
+  const std::vector<PeerNumbers> peers = tree.store().traffic();
+  auto counter = [&](std::string_view name, std::string_view help, uint64_t PeerNumbers::*number) {
+    out.family(name, "counter", help);
+    for (const PeerNumbers& peer : peers) out.sample({{"peer", peer.node}}, peer.*number);
+  };
+  counter("ptcfs_peer_sent_bytes_total", "Bytes that this node sent another.", &PeerNumbers::bytes_sent);
+  counter("ptcfs_peer_received_bytes_total", "Bytes that another node sent this one.", &PeerNumbers::bytes_received);
+  counter("ptcfs_peer_connections_total", "Connections with another node.", &PeerNumbers::connections);
+  counter("ptcfs_peer_broken_connections_total", "Connections that ended in the middle of something.",
+          &PeerNumbers::broken_connections);
+  counter("ptcfs_peer_checksum_failures_total", "Frames that did not arrive as they were sent.",
+          &PeerNumbers::checksum_failures);
+  counter("ptcfs_peer_retries_total", "Fetches that went on over another connection.", &PeerNumbers::retries);
+}
+
 /// What all nodes know alike; of several nodes the maximum says it, not the sum.
 void write_cluster(MetricsWriter& out, Tree& tree) {
-  const std::vector<NodeReport> nodes = node_reports(tree);
+  const std::vector<NodeReport> nodes = tree.store().node_reports();
   auto gauge = [&](std::string_view name, std::string_view help, auto number) {
     out.family(name, "gauge", help);
     for (const NodeReport& node : nodes) out.sample({{"node", node.name}}, number(node));
   };
   gauge("ptcfs_cluster_node_up", "1 if the node is there; the same on all nodes, as are all ptcfs_cluster_ metrics.",
         [](const NodeReport& node) { return std::string_view(node.state) == "up" ? 1 : 0; });
+  gauge("ptcfs_cluster_node_since_seconds", "Since when the node is there, or not, since the epoch; 0: not known.",
+        [](const NodeReport& node) { return static_cast<double>(node.since_ns) / 1e9; });
   gauge("ptcfs_cluster_node_draining", "1 if it shall hold nothing.",
         [](const NodeReport& node) { return node.draining ? 1 : 0; });
   gauge("ptcfs_cluster_node_materialised_bytes", "Bytes of checkpoints that lie on the node, within reach or not.",
         [](const NodeReport& node) { return node.stored_bytes; });
+  auto said = [&](std::string_view name, const std::string& what, uint64_t NodeNumbers::*number) {
+    out.family(name, "gauge", what + ", as the node said last; of those that are there.");
+    for (const NodeReport& node : nodes)
+      if (node.numbers) out.sample({{"node", node.name}}, (*node.numbers).*number);
+  };
+  said("ptcfs_cluster_node_memory_limit_bytes", "Size of the file system of the node's store",
+       &NodeNumbers::memory_total_bytes);
+  said("ptcfs_cluster_node_memory_used_bytes", "Used of it", &NodeNumbers::memory_used_bytes);
+  said("ptcfs_cluster_node_sent_bytes", "Sent to other nodes since the start of its daemon", &NodeNumbers::sent_bytes);
+  said("ptcfs_cluster_node_received_bytes", "Received of them", &NodeNumbers::received_bytes);
 }
 
 void write_jobs(MetricsWriter& out, Tree& tree) {
@@ -126,15 +155,22 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
         [](const JobNumbers& numbers) { return numbers.checkpoints; });
   gauge("ptcfs_job_checkpoint_bytes", "Bytes of the job's checkpoints that are stored on this node.",
         [](const JobNumbers& numbers) { return numbers.stored_bytes; });
-  gauge("ptcfs_job_progress_bytes", "Written by the reshard that runs; 0 while none does.",
+  gauge("ptcfs_job_progress_bytes", "Written by the reshard that runs, on all nodes together; 0 while none does.",
         [](const JobNumbers& numbers) { return numbers.progress_bytes; });
   gauge("ptcfs_job_progress_limit_bytes",
-        "What the reshard that runs will have written; 0 while none does.",
+        "What the reshard that runs will have written, on all nodes together; 0 while none does.",
         [](const JobNumbers& numbers) { return numbers.progress_total_bytes; });
 
-  out.family("ptcfs_job_missing_copy_bytes", "gauge",
-             "Bytes of copies that 'replicas' asks for and that are not there; the same on all nodes.");
-  for (const JobRef& job : tree.store().jobs()) out.sample({{"job", job->name()}}, missing_copy_bytes(*job));
+  gauge("ptcfs_job_missing_copy_bytes",
+        "Bytes of copies that 'replicas' asks for and that are not there; the same on all nodes.",
+        [](const JobNumbers& numbers) { return numbers.missing_copy_bytes; });
+  gauge("ptcfs_job_mendings",
+        "How often damaged bytes of the checkpoints that are there were mended; the same on all nodes.",
+        [](const JobNumbers& numbers) { return numbers.mendings; });
+  gauge("ptcfs_job_damage_left",
+        "What was found damaged when the checkpoints were last looked over, and has no copy that is right; the same on all "
+        "nodes.",
+        [](const JobNumbers& numbers) { return numbers.damage_left; });
 
   out.family("ptcfs_job_hashed_bytes_total", "counter", "Hashed at the close of files and by commits.");
   for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, numbers.counts.hashed_bytes);
@@ -157,6 +193,9 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
                       Outcome{"refused", counts.commits_refused}};
   });
 
+  out.family("ptcfs_job_damage_found_total", "counter",
+             "Damaged copies, each time that this node led a look over a checkpoint that found one.");
+  for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, numbers.counts.damaged_found);
   outcomes("ptcfs_job_damaged_copies_total",
            "Copies found damaged: mended where they lie, made anew, or left, for no other copy is right.",
            [](const JobCounts& counts) {
@@ -248,6 +287,7 @@ std::string metrics_text(Tree& tree) {
   write_operations(out, tree);
   write_kernel_reads(out, tree);
   write_store(out, tree);
+  write_peers(out, tree);
   write_cluster(out, tree);
   write_jobs(out, tree);
   return out.take();

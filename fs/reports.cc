@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fs/version.h"
+#include "reshard/job/manifest.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -37,74 +38,62 @@ double uptime_seconds(const Tree& tree) {
 
 std::string version_text(Tree&) { return fmt::format("ptcfs {}\n", kVersion); }
 
-std::vector<NodeReport> node_reports(const Tree& tree) {
-  const JobStore& store = tree.store();
-  std::map<std::string, NodeReport> by_name;
-  auto of = [&](const std::string& name) -> NodeReport& {
-    return by_name.try_emplace(name, NodeReport{name, "away"}).first->second;
-  };
-  for (const JobRef& job : store.jobs())
-    for (const CheckpointRef& checkpoint : job->checkpoints()) {
-      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
-      for (size_t i = 0; i < stored->images.size(); ++i) {
-        const std::string& node = stored->images[i].node;
-        of(node.empty() ? store.node() : node).stored_bytes += stored->layouts()[i].bytes;
-      }
-    }
-  for (const std::string& name : store.drained()) of(name).draining = true;
-  for (const std::string& name : store.nodes()) of(name).state = "up";
-  NodeReport& own = of(store.node());
-  if (std::string_view(own.state) != "up") own.state = "fenced";  // cut off from the cluster: it decides nothing
-  std::vector<NodeReport> reports;
-  for (auto& [name, report] : by_name) reports.push_back(std::move(report));
-  return reports;
-}
+namespace {
 
-uint64_t missing_copy_bytes(const Job& job) {
-  const Result<Layout> layout = Layout::parse(job.layout_text());
-  const uint64_t wanted = 1 + (layout ? layout.value().replicas : 0);
-  uint64_t missing = 0;
-  for (const CheckpointRef& checkpoint : job.checkpoints()) {
-    const std::shared_ptr<const StoredState> stored = checkpoint->stored();
-    const std::vector<StoredImage>& images = stored->images;
-    auto same = [&](size_t a, size_t b) {  // they stand beside each other
-      return images[a].state == images[b].state && images[a].path == images[b].path && images[a].written == images[b].written;
-    };
-    for (size_t begin = 0, end; begin < images.size(); begin = end) {
-      uint64_t there = 0;
-      for (end = begin; end < images.size() && same(begin, end); ++end) there += images[end].image != nullptr;
-      if (there < wanted) missing += (wanted - there) * stored->layouts()[begin].bytes;
-    }
+json::object node_object(const NodeReport& report) {
+  json::object node{{"name", report.name}, {"state", report.state}};
+  if (report.since_ns != 0) node["since"] = time_text(report.since_ns);
+  if (report.numbers) {
+    node["memory_total_bytes"] = report.numbers->memory_total_bytes;
+    node["memory_used_bytes"] = report.numbers->memory_used_bytes;
   }
-  return missing;
+  node["materialised_bytes"] = report.stored_bytes;
+  if (report.draining) node["drain"] = json::object{{"bytes_left", report.stored_bytes}};
+  if (!report.numbers) return node;
+  node["traffic"] = json::object{{"sent_bytes", report.numbers->sent_bytes},
+                                 {"received_bytes", report.numbers->received_bytes},
+                                 {"broken_connections", report.numbers->broken_connections},
+                                 {"checksum_failures", report.numbers->checksum_failures},
+                                 {"retries", report.numbers->retries}};
+  node["heard_seconds_ago"] = std::round(report.age_seconds * 10) / 10;
+  return node;
 }
 
-json::object nodes_document(Tree& tree) {
-  json::array nodes;
-  uint64_t materialised = 0;
-  const std::string& self = tree.store().node();
-  for (const NodeReport& report : node_reports(tree)) {
-    json::object node{{"name", report.name}, {"state", report.state}};
-    if (report.name == self) {
-      const StoreSpace space = store_space(tree);
-      node["memory_total_bytes"] = space.total_bytes;
-      node["memory_used_bytes"] = space.used_bytes;
-    }
-    node["materialised_bytes"] = report.stored_bytes;
-    if (report.draining) node["drain"] = json::object{{"bytes_left", report.stored_bytes}};
-    nodes.push_back(std::move(node));
+/// Memory that several nodes have together counts once.
+json::object cluster_object(const std::vector<NodeReport>& reports) {
+  uint64_t memory_total = 0, memory_used = 0, materialised = 0;
+  std::set<std::string> counted;
+  for (const NodeReport& report : reports) {
     materialised += report.stored_bytes;
+    if (!report.numbers) continue;
+    const std::string& memory = report.numbers->memory_id;
+    if (!memory.empty() && !counted.insert(memory).second) continue;
+    memory_total += report.numbers->memory_total_bytes;
+    memory_used += report.numbers->memory_used_bytes;
   }
-  json::array missing_jobs;
+  return {{"memory_total_bytes", memory_total}, {"memory_used_bytes", memory_used}, {"materialised_bytes", materialised}};
+}
+
+json::object missing_copies(const Tree& tree) {
+  json::array jobs;
   uint64_t missing = 0;
   for (const JobRef& job : tree.store().jobs()) {
-    const uint64_t bytes = missing_copy_bytes(*job);
+    const uint64_t bytes = job->missing_copy_bytes();
     missing += bytes;
-    if (bytes > 0) missing_jobs.push_back(json::object{{"job", job->name()}, {"bytes", bytes}});
+    if (bytes > 0) jobs.push_back(json::object{{"job", job->name()}, {"bytes", bytes}});
   }
+  return {{"bytes", missing}, {"jobs", std::move(jobs)}};
+}
+
+}  // namespace
+
+json::object nodes_document(Tree& tree) {
+  const std::vector<NodeReport> reports = tree.store().node_reports();
+  json::array nodes;
+  for (const NodeReport& report : reports) nodes.push_back(node_object(report));
   json::object document{{"nodes", std::move(nodes)},
-                        {"cluster", json::object{{"materialised_bytes", materialised}}},
-                        {"missing_copies", json::object{{"bytes", missing}, {"jobs", std::move(missing_jobs)}}}};
+                        {"cluster", cluster_object(reports)},
+                        {"missing_copies", missing_copies(tree)}};
   if (const auto why = tree.store().distrusted()) document["agreement"] = json::object{{"state", "refused"}, {"why", *why}};
   if (const std::vector<std::string> kept = tree.store().kept(); !kept.empty())
     document["kept"] = json::array(kept.begin(), kept.end());

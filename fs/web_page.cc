@@ -87,20 +87,36 @@ std::string mount_part(const json::object& document) {
       fact("Jobs", fmt::format("{}", document.at("jobs").as_array().size())));
 }
 
+/// Of a member that may be missing.
+uint64_t number_or_0(const json::object& object, std::string_view key) {
+  const json::value* value = object.if_contains(key);
+  return value != nullptr && value->is_number() ? value->to_number<uint64_t>() : 0;
+}
+
+std::string traffic_text(const json::object& traffic) {
+  std::string html = fmt::format("{} out, {} in", size(traffic, "sent_bytes"), size(traffic, "received_bytes"));
+  if (const uint64_t bad = number_or_0(traffic, "checksum_failures")) html += fmt::format(", {} damaged", bad);
+  if (const uint64_t again = number_or_0(traffic, "retries")) html += fmt::format(", {} tried again", again);
+  return html;
+}
+
 std::string node_row(const json::object& node) {
   std::string state = text(node, "state");
+  if (const json::value* since = node.if_contains("since"); since != nullptr && state != "up")
+    state += " since " + html_escaped(since->as_string().subview(0, 19)) + " UTC";
   if (const json::value* drain = node.if_contains("drain")) {
     const uint64_t left = number(drain->as_object(), "bytes_left");
     state += left == 0 ? ", drained" : ", draining";
   }
-  std::string memory = "said on its own page";
+  std::string memory = "not known", traffic = memory;
   if (node.contains("memory_total_bytes"))
     memory = fmt::format(R"(<meter min="0" max="{}" value="{}"></meter> {} of {})",
                          std::max<uint64_t>(number(node, "memory_total_bytes"), 1), number(node, "memory_used_bytes"),
                          size(node, "memory_used_bytes"), size(node, "memory_total_bytes"));
-  return fmt::format(R"(<tr><td class="name">{}</td><td>{}</td><td>{}</td><td class="number">{}</td></tr>
+  if (const json::value* with_others = node.if_contains("traffic")) traffic = traffic_text(with_others->as_object());
+  return fmt::format(R"(<tr><td class="name">{}</td><td>{}</td><td>{}</td><td class="number">{}</td><td>{}</td></tr>
 )",
-                     text(node, "name"), state, memory, size(node, "materialised_bytes"));
+                     text(node, "name"), state, memory, size(node, "materialised_bytes"), traffic);
 }
 
 /// Where there are several.
@@ -109,14 +125,15 @@ std::string nodes_part(const json::object& cluster) {
   if (nodes.size() < 2) return "";
   const json::object& all = cluster.at("cluster").as_object();
   std::string html = fmt::format(R"(<section id="nodes">
-<div class="head"><h2>Nodes</h2><span class="weak">{} of checkpoints</span></div>
+<div class="head"><h2>Nodes</h2><span class="weak">{} of {} used, {} of checkpoints</span></div>
 )",
+                                 size(all, "memory_used_bytes"), size(all, "memory_total_bytes"),
                                  size(all, "materialised_bytes"));
   const json::object& missing = cluster.at("missing_copies").as_object();
   if (number(missing, "bytes") > 0)
     html += fmt::format(R"(<p class="warning">Copies of {} are missing.</p>)" "\n", size(missing, "bytes"));
   html += R"(<div class="scroll"><table class="list">
-<thead><tr><th>Node</th><th>state</th><th>memory</th><th class="number">checkpoints</th></tr></thead>
+<thead><tr><th>Node</th><th>state</th><th>memory</th><th class="number">checkpoints</th><th>traffic with others</th></tr></thead>
 <tbody>
 )";
   for (const json::value& node : nodes) html += node_row(node.as_object());

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "reshard/cluster/meeting.h"
+#include "reshard/cluster/seen_nodes.h"
 #include "store/base/json.h"
 #include "store/rpc/address.h"
 #include "store/rpc/peer_server.h"
@@ -35,7 +36,7 @@ struct ClusterNode::Impl final : public Cluster {
   ClusterOptions options;
   std::unique_ptr<MetaClient> meta;
   std::unique_ptr<Peers> peers;
-  std::unique_ptr<PeerServer> server;
+  std::unique_ptr<PeerServer> server;  // guarded
   std::atomic<JobStore*> store = nullptr;
   std::optional<Meetings> meetings;  // of one attempt to join, which may take several rounds
   std::string store_id;  // since begin()
@@ -52,6 +53,7 @@ struct ClusterNode::Impl final : public Cluster {
   bool refresh = true;                         // read nodes/ again; guarded
   std::shared_ptr<MetaLease> own_lease;        // guarded
   int64_t own_revision = 0;                    // of nodes/<self>; guarded
+  std::unique_ptr<SeenNodes> seen_nodes;
   std::jthread follower;                       // last
 
   ~Impl() override {
@@ -91,6 +93,27 @@ struct ClusterNode::Impl final : public Cluster {
   std::shared_ptr<const MetaLease> lease() const override {
     std::lock_guard lock(mutex);
     return own_lease;
+  }
+
+  std::vector<Seen> seen() const override { return seen_nodes->all(); }
+
+  std::vector<PeerNumbers> traffic() const override {
+    std::vector<PeerNumbers> all = peers->numbers();
+    {
+      std::lock_guard lock(mutex);
+      if (server != nullptr)
+        for (PeerNumbers& theirs : server->numbers()) all.push_back(std::move(theirs));
+    }
+    std::map<std::string, PeerNumbers> by_node;
+    for (const PeerNumbers& one : all) by_node.try_emplace(one.node, PeerNumbers{one.node}).first->second.add(one);
+    std::vector<PeerNumbers> numbers;
+    for (auto& [node, sum] : by_node) numbers.push_back(std::move(sum));
+    return numbers;
+  }
+
+  std::string listens_at() const {
+    std::lock_guard lock(mutex);
+    return server == nullptr ? "" : server->address();
   }
 
   Result<> begin(const std::string& id);
@@ -143,7 +166,7 @@ Result<> ClusterNode::Impl::join() {
   PTC_TRY(check_identity(*meta, *this));
   const std::string key = std::string(kPrefix) + options.node;
   PTC_TRY(auto entry, meta->get(key));
-  const std::string address = options.advertise.empty() ? server->address() : options.advertise;
+  const std::string address = options.advertise.empty() ? listens_at() : options.advertise;
   // Of this store, or of one that was lost: nobody else can listen there.
   const bool former_self = entry && (json_text(entry->value, "store") == store_id || address_in(entry->value) == address);
   if (entry && !former_self)
@@ -157,7 +180,7 @@ Result<> ClusterNode::Impl::join() {
   if (::getrandom(&boot, sizeof boot, 0) != sizeof boot) return errno_error(errno, "getrandom");
   MetaTransaction transaction;
   transaction.compares = {{key, entry ? entry->revision : 0}, {std::string(kMembership), membership ? membership->revision : 0}};
-  transaction.puts = {{std::string(kMembership), options.node}};
+  transaction.puts = {{std::string(kMembership), options.node}, SeenNodes::joined(options.node)};
   transaction.leased_puts = {
       {key, json::serialize(json::object{{"address", address}, {"store", store_id}, {"boot", fmt::format("{:016x}", boot)}})}};
   transaction.lease = fresh.get();
@@ -177,6 +200,8 @@ Result<> ClusterNode::Impl::read_members() {
   for (const MetaEntry& entry : entries)
     now.emplace(entry.key.substr(kPrefix.size()), Known{address_in(entry.value), entry.revision});
   bool differs = false;
+  std::vector<std::string> there;
+  for (const auto& [name, known] : now) there.push_back(name);
   {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : now) {
@@ -196,7 +221,7 @@ Result<> ClusterNode::Impl::read_members() {
     members = std::move(now);
   }
   if (JobStore* jobs = store; differs && jobs != nullptr) jobs->nodes_changed();
-  return ok();
+  return seen_nodes->update(*this, there);
 }
 
 void ClusterNode::Impl::follow(std::stop_token stop) {
@@ -271,6 +296,7 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
+  PTC_TRY(impl->seen_nodes, SeenNodes::open(*impl->meta));
   PeersOptions peers;
   peers.node = impl->options.node;
   peers.cluster = impl->options.etcd.cluster;
@@ -302,12 +328,17 @@ Result<> ClusterNode::join(JobStore& store) {
   options.cluster = impl.options.etcd.cluster;
   options.auth = impl.options.auth;
   options.images = &store.images();
-  PTC_TRY(impl.server, PeerServer::start(std::move(options)));
+  PTC_TRY(auto server, PeerServer::start(std::move(options)));
+  PeerServer& serves = *server;
+  {
+    std::lock_guard lock(impl.mutex);
+    impl.server = std::move(server);
+  }
   for (const char* method : JobStore::kMethods)
-    impl.server->handle(method, [&store, method](std::string_view request, const std::string&) {
+    serves.handle(method, [&store, method](std::string_view request, const std::string&) {
       return store.answer(method, request);
     });
-  answer_meetings(*impl.server, *impl.peers);
+  answer_meetings(serves, *impl.peers);
   impl.store = &store;
   // The key of a daemon that was killed stays until its lease ends, under this name or another.
   impl.meetings.emplace(*impl.peers);
@@ -332,13 +363,14 @@ void ClusterNode::leave() {
   Impl& impl = *impl_;
   impl.follower = {};
   std::shared_ptr<MetaLease> lease;
+  std::unique_ptr<PeerServer> server;
   {
     std::lock_guard lock(impl.mutex);
     lease = std::move(impl.own_lease);
+    server = std::move(impl.server);
   }
   lease.reset();
   impl.store = nullptr;
-  impl.server.reset();
 }
 
 std::vector<ClusterNode::Member> ClusterNode::members() const {
@@ -348,10 +380,6 @@ std::vector<ClusterNode::Member> ClusterNode::members() const {
   return list;
 }
 
-std::string ClusterNode::address() const {
-  return impl_->server == nullptr ? "" : impl_->server->address();
-}
-
-std::vector<PeerNumbers> ClusterNode::traffic() const { return impl_->peers->numbers(); }
+std::string ClusterNode::address() const { return impl_->listens_at(); }
 
 }  // namespace ptc

@@ -56,7 +56,6 @@ class ClusterNode {
   };
   std::vector<Member> members() const;
   std::string address() const;  // where this node listens; empty before join()
-  std::vector<PeerNumbers> traffic() const;  // of the connections that this node made
 
  private:
   struct Impl;

@@ -12,6 +12,7 @@
 
 #include "store/base/error.h"
 #include "store/meta/meta_client.h"
+#include "store/rpc/peer_numbers.h"
 
 namespace ptc {
 
@@ -38,6 +39,16 @@ class Cluster {
   virtual MetaTransaction::Compare fence_of(const std::string& node) const = 0;
   /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
+
+  /// A node that is or was a member, and since when. That is agreed on, but may be heard of a moment later.
+  struct Seen {
+    std::string node;
+    bool there = false;
+    int64_t since_ns = 0;  // since the epoch; of one that went while nobody was there to see it: since somebody was
+  };
+  virtual std::vector<Seen> seen() const { return {}; }  // by name
+  /// Of all connections between this node and others, by node.
+  virtual std::vector<PeerNumbers> traffic() const { return {}; }
 
   /// The key of the cluster's identity, and its revision, when this node's store had found that they belong together.
   /// Every decision names it.

@@ -20,6 +20,7 @@
 #include "reshard/job/cluster.h"
 #include "reshard/job/job_attributes.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/node_reports.h"
 #include "reshard/job/removed_checkpoints.h"
 #include "reshard/job/seal.h"
 #include "reshard/ptc/layout.h"
@@ -39,6 +40,7 @@ struct JobServices {
   Executor* executor;
   SharedResults* results;
   RemovedCheckpoints* removed;
+  NodeReports* reports;
   StepPool* reshards;  // runs what a job does in the background
   StepPool* hashing;   // and reads what was closed
   std::string node;  // this node's name
@@ -113,6 +115,9 @@ class Job {
   void forget_refused_save(const std::string& file);
 
   std::string status_json() const;
+  /// The reshard that runs, on all nodes together, as far as they have said so; and what of it this node does.
+  std::optional<ReshardProgress> progress() const;
+  std::optional<ReshardProgress> own_progress() const;
   JobNumbers numbers() const;  // what status.json and plan.json say in numbers, and counts
   std::string plan_json() const;  // "{}" before the first plan
   std::string plan_svg() const;   // the same as a picture
@@ -172,6 +177,8 @@ class Job {
 
   /// Bytes of its checkpoints that lie on a node, within reach or not.
   uint64_t bytes_on(std::string_view node) const;
+  /// Bytes of copies that `replicas` asks for and that this node cannot reach.
+  uint64_t missing_copy_bytes() const;
   /// The first rank that layout.json wants on the node.
   std::optional<uint64_t> rank_on(std::string_view node) const;
   /// What would come to each of the others if `node` were to hold nothing, added to `bytes`.

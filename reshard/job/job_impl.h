@@ -31,6 +31,7 @@
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
 #include "reshard/job/keyed_lock.h"
+#include "reshard/job/last_reshard.h"
 #include "reshard/job/plan_report.h"
 #include "store/base/json.h"
 
@@ -139,7 +140,9 @@ struct Job::Impl {
   std::vector<std::string> unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
   JobCounts counts;
   PlanTexts last_plan;  // carried out, on whatever node
+  std::optional<LastReshard> last_reshard;  // as that says
   int64_t last_plan_revision = 0;  // of the decision with which it was
+  void set_last_plan(PlanTexts plan, int64_t decided);  // mutex held
   std::optional<PlanTexts> running_plan;  // that this node leads
   const PlanTexts& shown_plan() const { return running_plan ? *running_plan : last_plan; }  // mutex held
   struct LastError {
@@ -164,6 +167,7 @@ struct Job::Impl {
     std::string plan;
     PlanPart part;
     int64_t epoch;  // of the leader that asked for it last; of a commit: 0
+    ReshardProgress done;
   };
   std::map<std::string, FinishedPart> finished_parts;
   /// By checkpoint id: what has come of the images that this node makes, for nodes that take it from here.
@@ -212,6 +216,7 @@ struct Job::Impl {
   std::string checkpoint_dir(std::string_view id) const;
   const CheckpointRecord* latest() const;      // mutex held
   uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
+  uint64_t missing_copies() const;             // mutex held: bytes
   bool settled() const;                        // mutex held: nothing to reshard
   bool at_rest() const { return settled() && !activities.any_reshard() && !look && !at_work; }  // mutex held
   JobState state() const;                      // mutex held
@@ -441,8 +446,11 @@ inline std::string node_key(const JobServices& services) {
   return services.cluster != nullptr ? services.cluster->self() : std::string();
 }
 
-/// Bytes of a checkpoint as it is stored now.
+/// Bytes of a checkpoint as it is stored now, with all copies on all nodes.
 uint64_t stored_bytes(const Checkpoint& checkpoint);
+/// Bytes that this node cannot reach as often as so many further copies make. Copies of one file count, whatever they
+/// were made for.
+uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas);
 
 Error no_node_in_service();
 

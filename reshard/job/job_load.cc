@@ -318,8 +318,7 @@ Result<> Job::Impl::sync() {
     checkpoints.clear();
     for (auto& [name, next] : changes_of) checkpoints.emplace(name, next.record);
     if (newest_plan && plan_revision > last_plan_revision) {
-      last_plan = *std::move(newest_plan);
-      last_plan_revision = plan_revision;
+      set_last_plan(*std::move(newest_plan), plan_revision);
     }
     if (service_changed) failed.reset();  // another plan
     if (services.cluster != nullptr &&

@@ -50,6 +50,17 @@ json::object wanted_json(const CheckpointRecord& record, const WantedState& want
           {"alive", std::move(alive)}};
 }
 
+/// Over all nodes together that is what the plan writes.
+uint64_t bytes_to_make(const ChangePlan& change, const StoredState& stored, std::string_view node) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < change.targets.size(); ++i)
+    if (!change.transfers.images[i].kept && change.nodes[change.targets[i].layout.node] == node)
+      bytes += change.targets[i].layout.bytes;
+  for (const ChangePlan::OtherCopy& copy : change.copies)
+    if (change.nodes[copy.node] == node) bytes += stored.layouts()[copy.source_image].bytes;
+  return bytes;
+}
+
 /// Nodes speak of a plan's files by their numbers in it: so its name says which those are.
 PlanName name_of_plan(const std::string& id, std::string wanted_text, const ChangePlan& change,
                       const StoredState& stored) {
@@ -298,6 +309,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
   ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
     part.sums.push_back({tensor, box, sum});
   });
+  bytes_done = bytes_to_make(change, stored, self);  // headers and padding, too
   return part;
 }
 
@@ -369,22 +381,23 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   }
   std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < change->targets.size(); ++i)
-    if (change->nodes[change->targets[i].layout.node] == node_key(services) && !change->transfers.images[i].kept)
-      bytes += change->targets[i].layout.bytes;
+  const uint64_t bytes = bytes_to_make(*change, *stored, node_key(services));
   std::unique_ptr<Activity> activity =
       activities.begin({commits ? Activity::Kind::kCommit : Activity::Kind::kPart, record.checkpoint->name(),
                         stored->spec.name(), wanted.spec.name()});
-  activity->begin("moving", bytes);
+  const TransferPlan::Totals& totals = change->transfers.totals;
+  const uint64_t all_bytes = totals.total_bytes - totals.kept_bytes;  // on all nodes, as whoever leads says it
+  activity->begin("moving", commits ? bytes : all_bytes);
   Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored), *record.checkpoint,
                                     *stored, *change, *activity);
-  activity.reset();
   bool given_up = false;
   {
     std::lock_guard lock(mutex);
+    activity.reset();  // from here on it is among the finished ones
     changed.notify_all();
-    if (part.has_value()) finished_parts[id] = {std::move(wanted_plan), part.value(), epoch};
+    if (part.has_value())
+      finished_parts[id] = {std::move(wanted_plan), part.value(), epoch,
+                            {false, "moving", record.checkpoint->name(), stored->spec.name(), wanted.spec.name(), bytes, all_bytes}};
     given_up = commits && !commits_elsewhere.contains(id);
   }
   if (!given_up) return part;

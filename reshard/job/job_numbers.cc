@@ -1,7 +1,6 @@
 #include "reshard/job/job_numbers.h"
 
 #include "reshard/job/job_impl.h"
-#include "reshard/job/last_reshard.h"
 
 namespace ptc {
 
@@ -21,6 +20,32 @@ uint64_t stored_bytes(const Checkpoint& checkpoint) {
   return bytes;
 }
 
+uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas) {
+  uint64_t missing = 0;
+  const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  const std::vector<StoredImage>& images = stored->images;
+  auto same = [&](size_t a, size_t b) {  // they stand beside each other
+    return images[a].state == images[b].state && images[a].path == images[b].path && images[a].written == images[b].written;
+  };
+  for (size_t begin = 0, end; begin < images.size(); begin = end) {
+    uint64_t there = 0;
+    for (end = begin; end < images.size() && same(begin, end); ++end) there += images[end].image != nullptr;
+    if (there <= replicas) missing += (replicas + uint64_t{1} - there) * stored->layouts()[begin].bytes;
+  }
+  return missing;
+}
+
+uint64_t Job::Impl::missing_copies() const {
+  uint64_t missing = 0;
+  for (const auto& [name, record] : checkpoints) missing += bytes_of_missing_copies(*record.checkpoint, layout.replicas);
+  return missing;
+}
+
+uint64_t Job::missing_copy_bytes() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->missing_copies();
+}
+
 JobState Job::Impl::state() const {
   const CheckpointRecord* newest = latest();
   if (failed && failed->revision == revision &&
@@ -30,6 +55,7 @@ JobState Job::Impl::state() const {
 }
 
 JobNumbers Job::numbers() const {
+  const std::optional<ReshardProgress> shown = progress();
   std::lock_guard lock(impl_->mutex);
   const Impl& impl = *impl_;
   JobNumbers numbers;
@@ -38,14 +64,19 @@ JobNumbers Job::numbers() const {
   numbers.in_force_revision = impl.in_force.revision;
   numbers.checkpoints = impl.checkpoints.size();
   numbers.stored_bytes = impl.bytes_on(node_key(impl.services));
-  if (const std::optional<Activity::Progress> shown = impl.activities.reshard()) {
+  numbers.missing_copy_bytes = impl.missing_copies();
+  for (const auto& [name, record] : impl.checkpoints) {
+    numbers.mendings += static_cast<uint64_t>(record.mended);
+    if (const auto looked = impl.looked_over.find(record.id); looked != impl.looked_over.end())
+      numbers.damage_left += looked->second.found.size();
+  }
+  if (shown) {
     numbers.progress_bytes = shown->bytes_done;
     numbers.progress_total_bytes = shown->bytes_total;
   }
   numbers.counts = impl.counts;
   numbers.counts.hashed_bytes = impl.hashes.bytes();
-  if (const std::optional<LastReshard> last = LastReshard::of(impl.last_plan))
-    numbers.last_reshard = {last->totals, last->seconds};
+  if (impl.last_reshard) numbers.last_reshard = {impl.last_reshard->totals, impl.last_reshard->seconds};
   return numbers;
 }
 

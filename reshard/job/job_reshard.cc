@@ -351,14 +351,19 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
   return ok();
 }
 
+void Job::Impl::set_last_plan(PlanTexts plan, int64_t decided) {
+  last_plan = std::move(plan);
+  last_reshard = LastReshard::of(last_plan);
+  last_plan_revision = decided;
+}
+
 std::shared_ptr<const StoredState> Job::Impl::take_over(const CheckpointRecord& record,
                                                         std::shared_ptr<const StoredState> moved,
                                                         PlanTexts plan) {
   std::shared_ptr<const StoredState> before = record.checkpoint->stored();
   record.checkpoint->replace_stored(std::move(moved));
   checkpoints[record.checkpoint->name()] = record;
-  last_plan = std::move(plan);
-  last_plan_revision = record.meta_revision;
+  set_last_plan(std::move(plan), record.meta_revision);
   return before;
 }
 

@@ -6,11 +6,33 @@
 
 #include "reshard/job/job_impl.h"
 #include "reshard/job/job_numbers.h"
-#include "reshard/job/last_reshard.h"
 
 namespace ptc {
 
+std::optional<ReshardProgress> Job::own_progress() const {
+  std::lock_guard lock(impl_->mutex);
+  if (const std::optional<Activity::Progress> own = impl_->activities.reshard()) {
+    const Activity::Subject& subject = own->subject;
+    return ReshardProgress{subject.kind == Activity::Kind::kReshard, own->phase, subject.checkpoint, subject.from,
+                           subject.to, own->bytes_done, own->bytes_total, own->seconds};
+  }
+  for (const auto& [id, finished] : impl_->finished_parts)  // it counts until all are done
+    if (finished.epoch != 0) return finished.done;
+  return std::nullopt;
+}
+
+std::optional<ReshardProgress> Job::progress() const {
+  {
+    std::lock_guard lock(impl_->mutex);
+    if (impl_->state() != JobState::kResharding) return std::nullopt;
+  }
+  std::vector<ReshardProgress> nodes = impl_->services.reports->reshard_of(name_);
+  if (auto own = own_progress()) nodes.push_back(*std::move(own));
+  return add_up(nodes);
+}
+
 std::string Job::status_json() const {
+  const std::optional<ReshardProgress> shown = progress();
   std::lock_guard lock(impl_->mutex);
   const Impl& impl = *impl_;
   json::object status{{"format", "ptc-status/1"}, {"job", name_}};
@@ -20,17 +42,7 @@ std::string Job::status_json() const {
   status["in_force_revision"] = impl.in_force.revision;
   status["wanted"] = impl.layout.spec.name();
   status["checkpoint"] = impl.in_force.current ? json::value(*impl.in_force.current) : nullptr;
-  if (const std::optional<Activity::Progress> shown = impl.activities.reshard()) {
-    status["progress"] = json::object{{"phase", shown->phase},
-                                      {"checkpoint", shown->subject.checkpoint},
-                                      {"from", shown->subject.from},
-                                      {"to", shown->subject.to},
-                                      {"bytes_done", shown->bytes_done},
-                                      {"bytes_total", shown->bytes_total},
-                                      {"seconds", shown->seconds}};
-  } else {
-    status["progress"] = nullptr;
-  }
+  status["progress"] = shown ? json::value(shown->to_json()) : nullptr;
   json::array commits;
   for (const Activity::Progress& commit : impl.activities.commits())
     commits.push_back(json::object{{"phase", commit.phase},
@@ -40,7 +52,7 @@ std::string Job::status_json() const {
                                    {"bytes_total", commit.bytes_total},
                                    {"seconds", commit.seconds}});
   status["commits"] = std::move(commits);
-  if (const std::optional<LastReshard> last = LastReshard::of(impl.last_plan)) {
+  if (const std::optional<LastReshard>& last = impl.last_reshard) {
     status["last_reshard"] = json::object{{"checkpoint", last->checkpoint},
                                           {"from", last->from},
                                           {"to", last->to},
@@ -93,6 +105,8 @@ std::string Job::status_json() const {
         warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}; no other copy has it right",
                                                    checkpoint.name(), what)));
     }
+    if (const uint64_t missing = bytes_of_missing_copies(checkpoint, impl.layout.replicas); missing > 0)
+      object["missing_copy_bytes"] = missing;
     std::vector<std::string> lost = checkpoint.lost_tensors();
     if (!lost.empty()) {
       json::array names;

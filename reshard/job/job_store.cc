@@ -93,10 +93,19 @@ std::map<std::string, std::string> jobs_in(const std::vector<MetaEntry>& entries
   return jobs;
 }
 
+/// Of the file system that a directory lies on: the machine since its last boot, and the number that it has there.
+std::string memory_id_of(const std::string& directory) {
+  Result<std::string> boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 64);
+  struct stat status = {};
+  if (boot.has_error() || ::stat(directory.c_str(), &status) != 0) return "";
+  return fmt::format("{}:{:x}", boot.value().substr(0, boot.value().find('\n')), status.st_dev);
+}
+
 }  // namespace
 
 struct JobStore::Impl {
   std::string directory;
+  std::string memory_id;  // NodeNumbers
   std::string node;
   UniqueFd lock_fd;
   JobListener* listener = nullptr;
@@ -108,6 +117,7 @@ struct JobStore::Impl {
   std::shared_ptr<SharedResults> results;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<RemovedCheckpoints> removed;
+  std::unique_ptr<NodeReports> reports;
   // A reshard waits for other nodes most of the time, hashing for the memory.
   StepPool reshards{kMostReshards}, hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
   std::mutex changes;                              // create and remove, one at a time
@@ -119,7 +129,7 @@ struct JobStore::Impl {
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
   JobServices services() {
-    return {meta, images.get(), executor.get(), results.get(), removed.get(), &reshards, &hashing, node, cluster, &pace,
+    return {meta, images.get(), executor.get(), results.get(), removed.get(), reports.get(), &reshards, &hashing, node, cluster, &pace,
             [this] { if (scrubber != nullptr) scrubber->wake(); }};
   }
 
@@ -159,6 +169,8 @@ struct JobStore::Impl {
     sync_wanted.notify_all();
   }
   std::vector<JobRef> list() const;
+  std::string numbers_text(const JobStore& store) const;
+  void add_what_others_say(std::map<std::string, NodeReport>& by_name) const;
   bool note_looked_over(const MetaEvent& event);  // false: it says something else
   void sync_loop(std::stop_token stop);
   Result<> sync();
@@ -204,6 +216,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   // A lease that is broken raises SIGIO, which would end the process; see open_for_writing().
   std::signal(SIGIO, SIG_IGN);
   PTC_TRY(make_directory(AT_FDCWD, impl->directory));
+  impl->memory_id = memory_id_of(impl->directory);
   PTC_TRY(impl->lock_fd, open_file(AT_FDCWD, impl->directory + "/lock", O_RDWR | O_CREAT));
   // A daemon that was just unmounted needs a moment to end.
   PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
@@ -228,6 +241,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
                                                : std::max(1u, std::thread::hardware_concurrency());
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
   impl->removed = std::make_unique<RemovedCheckpoints>(impl->cluster);
+  impl->reports = std::make_unique<NodeReports>(impl->cluster);
   impl->executor = std::make_unique<Executor>(
       threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
@@ -483,6 +497,7 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     PTC_TRY(impl_->sync());
     return std::string();
   }
+  if (method == kNumbersMethod) return impl_->numbers_text(*this);
   if (method == kSpaceMethod) {
     PTC_TRY(auto space, impl_->images->space());
     return json::serialize(json::object{{"free", space.free_bytes}});
@@ -547,6 +562,68 @@ uint64_t JobStore::bytes_on(std::string_view node) const {
   uint64_t bytes = 0;
   for (const JobRef& job : jobs()) bytes += job->bytes_on(node);
   return bytes;
+}
+
+NodeNumbers JobStore::numbers() const {
+  NodeNumbers numbers;
+  if (auto space = impl_->images->space()) {
+    numbers.memory_total_bytes = space.value().total_bytes;
+    numbers.memory_used_bytes = space.value().total_bytes - std::min(space.value().total_bytes, space.value().free_bytes);
+  }
+  numbers.memory_id = impl_->memory_id;
+  for (const PeerNumbers& peer : traffic()) numbers.add(peer);
+  return numbers;
+}
+
+std::vector<PeerNumbers> JobStore::traffic() const {
+  return impl_->cluster != nullptr ? impl_->cluster->traffic() : std::vector<PeerNumbers>();
+}
+
+std::string JobStore::Impl::numbers_text(const JobStore& store) const {
+  NodeAnswer own{store.numbers(), {}};
+  for (const JobRef& job : list())
+    if (auto progress = job->own_progress()) own.reshards.emplace(job->name(), *std::move(progress));
+  return own.to_text();
+}
+
+std::vector<NodeReport> JobStore::node_reports() const {
+  std::map<std::string, NodeReport> by_name;
+  auto of = [&](const std::string& name) -> NodeReport& {
+    return by_name.try_emplace(name, NodeReport{name}).first->second;
+  };
+  for (const JobRef& job : jobs())
+    for (const CheckpointRef& checkpoint : job->checkpoints()) {
+      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+      for (size_t i = 0; i < stored->images.size(); ++i) {
+        const std::string& node = stored->images[i].node;
+        of(node.empty() ? impl_->node : node).stored_bytes += stored->layouts()[i].bytes;
+      }
+    }
+  for (const std::string& name : drained()) of(name).draining = true;
+  for (const std::string& name : nodes()) of(name).state = "up";
+  if (impl_->cluster != nullptr) impl_->add_what_others_say(by_name);
+  NodeReport& own = of(impl_->node);
+  if (std::string_view(own.state) != "up") own.state = "fenced";
+  own.numbers = numbers();
+  own.age_seconds = 0;
+  std::vector<NodeReport> reports;
+  for (auto& [name, report] : by_name) reports.push_back(std::move(report));
+  return reports;
+}
+
+void JobStore::Impl::add_what_others_say(std::map<std::string, NodeReport>& by_name) const {
+  for (const Cluster::Seen& seen : cluster->seen()) {
+    NodeReport& report = by_name.try_emplace(seen.node, NodeReport{seen.node}).first->second;
+    const bool up = std::string_view(report.state) == "up";
+    if (up == seen.there) report.since_ns = seen.since_ns;  // else it has just changed, and that is heard of soon
+  }
+  const auto now = std::chrono::steady_clock::now();
+  for (auto& [name, heard] : reports->heard()) {
+    const auto report = by_name.find(name);
+    if (report == by_name.end() || std::string_view(report->second.state) != "up") continue;
+    report->second.numbers = std::move(heard.answer.numbers);
+    report->second.age_seconds = std::chrono::duration<double>(now - heard.when).count();
+  }
 }
 
 std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "reshard/job/job.h"
+#include "reshard/job/node_reports.h"
 #include "reshard/job/scrub.h"
 #include "store/base/error.h"
 
@@ -72,6 +73,11 @@ class JobStore {
   std::vector<std::string> drained() const;  // by name, as of the last change heard of
   /// Bytes of all checkpoints that lie on the node.
   uint64_t bytes_on(std::string_view node) const;
+  /// This node's own; and all nodes by name, those that are away, too. Waits for none but for a moment (NodeReports::heard).
+  NodeNumbers numbers() const;
+  std::vector<NodeReport> node_reports() const;
+  /// Of the connections between this node and each other.
+  std::vector<PeerNumbers> traffic() const;
   /// What no checkpoint has, and so stays on the node: "incoming/base of job llama".
   std::vector<std::string> uncommitted_on(const std::string& node) const;
 
@@ -83,13 +89,13 @@ class JobStore {
 
   /// In a cluster: nodes came or went.
   void nodes_changed();
-  /// Answers what another node asks: for "store/space", what is free here; for "job/…", of a job, whose
-  /// name is the first line of the request.
+  /// Answers what another node asks: for "store/space", what is free here; for "store/numbers", NodeAnswer; for
+  /// "job/…", of a job, whose name is the first line of the request.
   Result<std::string> answer(std::string_view method, std::string_view request);
   static constexpr const char* kMethods[] = {
       "job/changed", "job/file", "job/files", "job/part",   "job/drop",  "job/arrived", "job/examine", "job/mend", "job/refresh", "job/uses",
       "job/take",    "job/hash", "job/adopt", "job/hide",   "job/untake", "job/commit", "job/holds", "job/data_set_changed",
-      "store/space"};
+      "store/space", "store/numbers"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

@@ -207,6 +207,8 @@ Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace, std::stop_toke
   PTC_TRY(auto contents, read_images(seen.record, stored, all, pace, std::move(stop)));
   PTC_TRY(auto found, find_damage(*seen.record.checkpoint, stored, std::move(contents)));
   found.away = std::move(away);
+  std::lock_guard lock(mutex);
+  counts.damaged_found += found.replaceable.size() + found.beyond.size();
   return found;
 }
 

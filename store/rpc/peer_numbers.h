@@ -19,6 +19,16 @@ struct PeerNumbers {
   uint64_t broken_connections = 0;              // that ended in the middle of something
   uint64_t checksum_failures = 0;               // frames that did not arrive as they were sent
   uint64_t retries = 0;                         // fetches that went on over another connection
+
+  /// Of other connections with the same node.
+  void add(const PeerNumbers& other) {
+    bytes_sent += other.bytes_sent;
+    bytes_received += other.bytes_received;
+    connections += other.connections;
+    broken_connections += other.broken_connections;
+    checksum_failures += other.checksum_failures;
+    retries += other.retries;
+  }
 };
 
 /// The same while it is being counted. Threads: any.

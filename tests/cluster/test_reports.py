@@ -1,4 +1,6 @@
 """What each node says of the cluster: all nodes, also those that are away, and no byte counted twice."""
+import os
+import time
 import unittest
 
 import cluster
@@ -19,8 +21,8 @@ class Reports(TestCase):
         return prometheus.check(mount.read_text(self.nodes.path(node, ".ptc/metrics")))
 
     def agreed(self):
-        """What nodes.json says of all nodes that all know; once all say the same."""
-        keys = ("state", "materialised_bytes", "drain")
+        """What nodes.json says of all nodes that is agreed on; once all say the same."""
+        keys = ("state", "since", "materialised_bytes", "drain")
 
         def said(node):
             return {name: [one.get(key) for key in keys] for name, one in self.by_name(node).items()}
@@ -34,24 +36,57 @@ class Reports(TestCase):
         self.assertEqual(sorted(agreed), ["w0", "w1", "w2"])
         for node in range(3):
             self.assertEqual(agreed[f"w{node}"]["materialised_bytes"], self.nodes.nodes[node].image_bytes())
-            own = self.by_name(node)[f"w{node}"]
-            self.assertGreater(own["memory_total_bytes"], own["memory_used_bytes"])
-            self.assertEqual(self.nodes_of(node)["cluster"]["materialised_bytes"],
-                             sum(one.image_bytes() for one in self.nodes.nodes))
+            cluster.until(lambda node=node: all("memory_total_bytes" in one for one in self.by_name(node).values()),
+                          f"w{node} has heard of all")
+            whole, nodes = self.nodes_of(node)["cluster"], self.by_name(node).values()
+            for one in nodes:
+                self.assertEqual(one["state"], "up")
+                self.assertGreater(one["memory_total_bytes"], one["memory_used_bytes"])
+                self.assertIn("received_bytes", one["traffic"])
+            memory = {os.stat(one.store).st_dev: self.by_name(node)[one.name]["memory_total_bytes"] for one in self.nodes.nodes}
+            self.assertEqual(whole["memory_total_bytes"], sum(memory.values()))  # each file system once
+            self.assertEqual(whole["materialised_bytes"], sum(one.image_bytes() for one in self.nodes.nodes))
+            metrics = self.metrics(node)
+            for one in nodes:
+                self.assertEqual(metrics[("ptcfs_cluster_node_memory_limit_bytes", (("node", one["name"]),))],
+                                 one["memory_total_bytes"])
         self.assertIn("w2 up", self.nodes.nodes[1].ptc("top", "--once").stdout)
+
+        before = time.time()
         self.nodes.kill(2)
         self.nodes.wait_members()
         agreed = self.agreed()
         self.assertEqual([agreed[name]["state"] for name in ("w0", "w1", "w2")], ["up", "up", "away"])
         self.assertGreater(agreed["w2"]["materialised_bytes"], 0)
-        self.assertRegex("".join(self.nodes.nodes[0].ptc("top", "--once").stdout.split()), "w2away.*incheckpoints")
+        since = agreed["w2"]["since"]
+        self.assertGreater(since, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(before - 1)))
+        self.assertRegex("".join(self.nodes.nodes[0].ptc("top", "--once").stdout.split()), "w2away(for|since).*incheckpoints")
+        self.nodes.stop(1)  # one that was not there to see it knows it, too
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        self.assertEqual(self.by_name(1)["w2"]["since"], since)
         metrics = self.metrics(1)
         self.assertEqual([metrics[("ptcfs_cluster_node_up", (("node", f"w{node}"),))] for node in range(3)], [1, 1, 0])
+        self.assertGreater(metrics[("ptcfs_cluster_node_since_seconds", (("node", "w2"),))], before - 1)
+        self.assertNotIn(("ptcfs_cluster_node_memory_used_bytes", (("node", "w2"),)), metrics)
         self.nodes.start(2)
         self.nodes.wait_members()
-        self.assertEqual(self.agreed()["w2"]["state"], "up")
+        agreed = self.agreed()
+        self.assertEqual(agreed["w2"]["state"], "up")
+        self.assertGreater(agreed["w2"]["since"], since)
+
+    def test_one_that_is_drained(self):
+        self.commit(0, models.Llama(6))
+        self.nodes.nodes[1].ptc("drain", "w2")
+        agreed = self.agreed()
+        self.assertEqual(agreed["w2"]["drain"], {"bytes_left": 0})
+        for node in range(3):
+            self.assertEqual(self.metrics(node)[("ptcfs_cluster_node_draining", (("node", "w2"),))], 1)
+        self.nodes.nodes[0].ptc("drain", "w2", "--cancel")
+        self.assertIsNone(self.agreed()["w2"]["drain"])
 
     def test_nothing_is_counted_on_several_nodes(self):
+        before = self.traffic()
         self.commit(0, BigLlama(2), pp=3, devices=["w0:0", "w1:0", "w2:0"])
         images = [node.image_bytes() for node in self.nodes.nodes]
         self.assertTrue(all(images), images)
@@ -62,6 +97,25 @@ class Reports(TestCase):
             for other in range(3):
                 self.assertEqual(metrics[("ptcfs_cluster_node_materialised_bytes", (("node", f"w{other}"),))], images[other])
         self.assertEqual(self.job(1).status()["checkpoints"][0]["bytes"], sum(images))
+        # What one sends another gets.
+        after = self.traffic()
+        went = {way: after[way] - before[way] for way in after}
+        for (sender, receiver, counted), count in went.items():
+            other_end = went[sender, receiver, "received" if counted == "sent" else "sent"]
+            self.assertAlmostEqual(count, other_end, delta=count / 10 + (1 << 20))
+        moved = mount.read_json(self.job(2).file("plan.json"))["bytes"]["moved"]
+        self.assertGreater(went[0, 1, "sent"] + went[0, 2, "sent"], moved)
+
+    def traffic(self):
+        """By sender, receiver, and which of the two counted it."""
+        counted = {}
+        for node in range(3):
+            metrics = self.metrics(node)
+            for other in set(range(3)) - {node}:
+                peer = (("peer", f"w{other}"),)
+                counted[node, other, "sent"] = metrics.get(("ptcfs_peer_sent_bytes_total", peer), 0)
+                counted[other, node, "received"] = metrics.get(("ptcfs_peer_received_bytes_total", peer), 0)
+        return counted
 
     def test_missing_copies(self):
         self.commit(0, models.Llama(3), pp=3, replicas=1)
@@ -81,9 +135,25 @@ class Reports(TestCase):
         self.nodes.wait_members()
         cluster.until(lambda: not any(missing(node) for node in range(3)), "they are made anew")
 
-    def test_the_last_reshard_is_the_same_everywhere(self):
-        self.commit(0, models.Llama(4))
-        self.job(1).set_layout(tp=2, devices=["w1:0", "w2:0"])
+    def test_progress_and_the_last_reshard_are_the_same_everywhere(self):
+        self.commit(0, BigLlama(4))
+        for node in self.alive():
+            self.nodes.shape(node, "20mbit")
+        self.job(1).save_layout(tp=2, devices=["w1:0", "w2:0"])
+        seen = {}
+
+        def all_say():
+            for node in self.alive():
+                progress = self.job(node).status()["progress"]
+                if progress and progress["bytes_done"]:
+                    seen.setdefault(node, progress)
+            return len(seen) == 3
+        cluster.until(all_say, "all nodes show progress")
+        for progress in seen.values():
+            for key in ("checkpoint", "from", "to", "bytes_total"):
+                self.assertEqual(progress[key], seen[0][key])
+        for node in self.alive():
+            self.nodes.shape(node, None)
         self.nodes.wait_settled(self.name)
 
         def last():
@@ -96,6 +166,36 @@ class Reports(TestCase):
         self.nodes.wait_members()
         self.nodes.wait_settled(self.name)
         self.assertEqual(self.job(0).status()["last_reshard"], before)
+        self.assertEqual([self.job(node).status()["progress"] for node in self.alive()], [None] * 3)
+
+    def test_damage_is_counted(self):
+        self.commit(0, models.Llama(5), replicas=1)
+        holder = next(node for node in self.nodes.nodes if node.image_bytes() > 0)
+        images = os.path.join(holder.store, "images")
+        path = max((os.path.join(images, name) for name in os.listdir(images)), key=os.path.getsize)
+        os.chmod(path, 0o600)
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 4]))
+        self.assertNotEqual(self.nodes.nodes[0].ptc("verify", self.name, check=False).returncode, 0)
+        self.nodes.nodes[0].ptc("verify", self.name, "--repair")
+        key = ("job", self.name)
+        metrics = self.metrics(0)
+        self.assertEqual(metrics[("ptcfs_job_damage_found_total", (key,))], 2)
+        self.assertEqual(metrics[("ptcfs_job_damaged_copies_total", (key, ("outcome", "mended")))], 1)
+
+        def mendings():
+            return [self.metrics(node)[("ptcfs_job_mendings", (key,))] for node in range(3)]
+        cluster.until(lambda: mendings() == [1, 1, 1], f"all nodes know of it: {mendings()}")
+        for node in range(3):
+            self.assertEqual(self.metrics(node)[("ptcfs_job_damage_left", (key,))], 0)
+
+    def test_what_arrives_damaged_is_counted(self):
+        for name in ("checksum_failures", "retries", "broken_connections"):
+            for node, peer in ((0, "w1"), (2, "w0")):
+                self.assertIn((f"ptcfs_peer_{name}_total", (("peer", peer),)), self.metrics(node))
 
 
 if __name__ == "__main__":

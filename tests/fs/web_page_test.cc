@@ -54,9 +54,12 @@ constexpr const char* kDocument = R"({
   "store": {"limit_bytes": 1073741824, "used_bytes": 1024, "materialised_bytes": 512},
   "gather_cache": {"limit_bytes": 0, "used_bytes": 0, "hits": 7, "misses": 2},
   "cluster": {"nodes": [
-      {"name": "w1", "state": "up", "memory_total_bytes": 1024, "memory_used_bytes": 512, "materialised_bytes": 512},
-      {"name": "<b>w2", "state": "away", "materialised_bytes": 256, "drain": {"bytes_left": 256}}],
-    "cluster": {"materialised_bytes": 768},
+      {"name": "w1", "state": "up", "since": "2026-11-21T16:13:39.259Z", "memory_total_bytes": 1024, "memory_used_bytes": 512,
+       "materialised_bytes": 512,
+       "traffic": {"sent_bytes": 1024, "received_bytes": 2048, "checksum_failures": 3, "retries": 4}},
+      {"name": "<b>w2", "state": "away", "since": "2026-11-21T16:13:39.259Z", "materialised_bytes": 256,
+       "drain": {"bytes_left": 256}}],
+    "cluster": {"memory_total_bytes": 1024, "memory_used_bytes": 512, "materialised_bytes": 768},
     "missing_copies": {"bytes": 128, "jobs": []}},
   "jobs": [{"status": {
       "job": "a/<b>\"&'", "state": "resharding", "revision": 3, "layout": "tp1-pp1-dp1",
@@ -84,7 +87,9 @@ TEST(WebPage, ShowsAJobThatReshards) {
 TEST(WebPage, ShowsAllNodes) {
   json::object document = json::parse(kDocument).as_object();
   const std::string html = web_page(document);
-  for (const char* seen : {"768 B of checkpoints", "512 B of 1.0 KiB", "Copies of 128 B are missing.", "away, draining", "&lt;b&gt;w2"})
+  for (const char* seen : {"512 B of 1.0 KiB used, 768 B of checkpoints", "Copies of 128 B are missing.",
+                           "1.0 KiB out, 2.0 KiB in, 3 damaged, 4 tried again", "<td>up</td>",
+                           "away since 2026-11-21T16:13:39 UTC, draining", "&lt;b&gt;w2"})
     EXPECT_THAT(html, HasSubstr(seen));
   document["cluster"].as_object()["nodes"].as_array().resize(1);
   EXPECT_THAT(web_page(document), Not(HasSubstr("<h2>Nodes")));

@@ -56,6 +56,7 @@ TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   EXPECT_EQ(verified.error().code(), Code::kCorrupt);
   EXPECT_THAT(verified.error().message(), HasSubstr("on " + LocalCluster::name(node)));
   EXPECT_THAT(verified.error().message(), HasSubstr("--repair"));
+  EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_found, 1u);
 
   Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
   ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
@@ -63,6 +64,7 @@ TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   EXPECT_EQ(image_file(node, 1), file) << "it is mended where it lies, for those who have it open";
   EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_mended, 1u);
   cluster_.wait_settled();
+  for (unsigned each : {0u, 1u, 2u}) EXPECT_EQ(cluster_.job(each, "job")->numbers().mendings, 1u) << "all nodes say so";
   EXPECT_TRUE(cluster_.job(asked, "job")->verify("base").has_value());
   EXPECT_EQ(holders(0, spec_of(spec_text_), 1).size(), 2u);
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));

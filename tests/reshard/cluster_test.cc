@@ -2,6 +2,8 @@
 #include <boost/json/parse.hpp>
 #include <atomic>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <thread>
 
 #include "tests/reshard/cluster_fixture.h"
@@ -543,6 +545,86 @@ TEST_F(ClusterTest, WhatOneNodeDecidedAllOthersSeeWhenItReturns) {
     ASSERT_TRUE(cluster_.store(2).remove_job("job", true).has_value());
     for (unsigned node = 0; node < 2; ++node) ASSERT_EQ(cluster_.store(node).find("job"), nullptr);
   }
+}
+
+/// While one node has not begun yet: what the others have done counts, done or not, on all nodes.
+TEST_F(ClusterTest, ProgressIsTheSameOnAllNodes) {
+  struct Seen {
+    std::atomic<int> parts = 0;
+    std::atomic<bool> slow = false;
+    std::string held;  // once two parts were asked for
+  };
+  auto seen = std::make_shared<Seen>();
+  cluster_.loses = [seen](const std::string& node, std::string_view method) {
+    if (!seen->slow || method != "job/part" || ++seen->parts != 2) return false;
+    seen->held = node;
+    while (seen->slow) usleep(1000);
+    return false;
+  };
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  const std::string thirds = R"({"tp": 1, "pp": 3, "dp": 1, "devices": ["w0:0", "w1:0", "w2:0"]})";
+  edit(0, thirds);
+  cluster_.wait_settled();
+  std::map<std::string, uint64_t> bytes;  // of files with tensors: others are copied to no other node
+  uint64_t all = 0;
+  const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
+  for (size_t i = 0; i < stored->images.size(); ++i)
+    if (stored->images[i].written < 0) bytes[stored->images[i].node] += stored->layouts()[i].bytes;
+  for (const auto& [node, held] : bytes) all += held;
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w0:0"]})");
+  cluster_.wait_settled();
+
+  seen->slow = true;
+  edit(1, thirds);
+  auto progress = [&](unsigned node) { return cluster_.job(node, "job")->progress(); };
+  for (unsigned node : {0u, 1u, 2u})
+    for (;; usleep(10'000)) {
+      const std::optional<ReshardProgress> shown = progress(node);
+      if (!shown || seen->parts < 2) continue;
+      if (shown->bytes_total - shown->bytes_done != bytes[seen->held]) continue;
+      EXPECT_EQ(shown->to, spec_of(thirds).name());
+      EXPECT_EQ(shown->checkpoint, "base");
+      EXPECT_EQ(shown->bytes_total, all);
+      EXPECT_EQ(cluster_.job(node, "job")->numbers().progress_bytes, shown->bytes_done);
+      break;
+    }
+  seen->slow = false;
+  cluster_.wait_settled();
+  for (unsigned node : {0u, 1u, 2u}) EXPECT_FALSE(progress(node)) << node;
+}
+
+/// Nodes, those that are away, too; no byte is counted on two of them.
+TEST_F(ClusterTest, EachNodeReportsAll) {
+  put_on_w1_and_w2();
+  auto report = [&](unsigned asked, unsigned node) {
+    for (const NodeReport& one : cluster_.store(asked).node_reports())
+      if (one.name == cluster_.name(node)) return one;
+    return NodeReport();
+  };
+  for (unsigned asked : {0u, 1u, 2u})
+    for (unsigned node : {0u, 1u, 2u}) {
+      while (!report(asked, node).numbers) usleep(10'000);
+      const NodeReport one = report(asked, node);
+      EXPECT_EQ(std::string(one.state), "up");
+      EXPECT_GT(one.stored_bytes, 0u);
+      EXPECT_EQ(one.stored_bytes, cluster_.job(node, "job")->numbers().stored_bytes);
+      EXPECT_GT(one.numbers->memory_total_bytes, one.numbers->memory_used_bytes);
+      EXPECT_EQ(one.numbers->memory_id, report(0, 0).numbers->memory_id) << "one file system of one machine";
+    }
+  EXPECT_EQ(cluster_.job(2, "job")->missing_copy_bytes(), 0u);
+  const uint64_t held = report(0, 1).stored_bytes;
+  uint64_t only_there = 0;
+  const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
+  for (size_t i = 0; i < stored->images.size(); ++i)
+    if (stored->images[i].node == "w1" && stored->images[i].written < 0) only_there += stored->layouts()[i].bytes;
+  cluster_.stop(1);
+  EXPECT_EQ(std::string(report(0, 1).state), "away");
+  EXPECT_EQ(report(0, 1).stored_bytes, held);
+  EXPECT_FALSE(report(0, 1).numbers);
+  cluster_.wait_settled();
+  for (unsigned asked : {0u, 2u}) EXPECT_EQ(cluster_.job(asked, "job")->missing_copy_bytes(), only_there);
 }
 
 TEST_F(ClusterTest, OfTwoEditorsOneComesFirst) {

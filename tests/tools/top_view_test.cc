@@ -66,13 +66,15 @@ TEST(TopView, ShowsNodesThatAreAwayAndMissingCopies) {
   TopSample now = sample();
   now.nodes = object(R"({"nodes": [
       {"name": "w1", "state": "up", "memory_total_bytes": 1073741824, "memory_used_bytes": 1048576,
-       "materialised_bytes": 512},
-      {"name": "w2", "state": "away", "materialised_bytes": 1048576,
+       "materialised_bytes": 512,
+       "traffic": {"sent_bytes": 1024, "received_bytes": 2048, "checksum_failures": 3, "retries": 4}},
+      {"name": "w2", "state": "away", "since": "2001-02-03T04:05:06.123Z", "materialised_bytes": 1048576,
        "drain": {"bytes_left": 1048576}}],
       "missing_copies": {"bytes": 2097152}})");
   const auto lines = top_lines(now, nullptr, 200, true);
-  EXPECT_EQ(lines[1], "node      w1 up, 1.0 MiB of 1.0 GiB used, 512 B in checkpoints");
-  EXPECT_EQ(lines[2], "node      w2 away (draining, 1.0 MiB left), 1.0 MiB in checkpoints");
+  EXPECT_EQ(lines[1], "node      w1 up, 1.0 MiB of 1.0 GiB used, 512 B in checkpoints, 1.0 KiB sent, 2.0 KiB received, "
+                      "3 frames damaged, 4 tried again");
+  EXPECT_THAT(lines[2], testing::MatchesRegex("node      w2 away \\(draining, 1.0 MiB left\\) for .* d, 1.0 MiB in checkpoints"));
   EXPECT_EQ(lines[3], "copies    2.0 MiB are missing");
 }
 
