@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <thread>
 
 #include "dataset/run/plain_files.h"
-#include "dataset/source/in_order.h"
 
 namespace ptc {
 namespace {
@@ -232,24 +230,16 @@ DataDirRef mds_dir(const ShownRef& shown, uint64_t epoch) {
     return shard(shown, TreeKind::kMds, fmt::format("mds {} {}", epoch, number), each, [=] { return ids(number); });
   };
   const uint64_t shards = ceil_divide(count, each);
-  auto index = [=]() -> Result<VirtualFileRef> {  // sizes every sample of the epoch
-    std::vector<MdsShard> all;
-    auto size = [&](uint64_t i) -> Result<uint64_t> {
-      PTC_TRY(const VirtualFileRef file, make_shard(TreeKind::kMds, shown->source(), ids(i)));
-      return file->size();
+  auto index = [=]() -> Result<VirtualFileRef> {
+    // Not `shown`, which remembers the file.
+    auto ids_of = [generation = shown->generation, epoch, each](uint64_t number) {
+      return generation->cuts.global_ids(epoch, number * each, each);
     };
-    PTC_TRY(in_order<uint64_t>(shards, std::max(1u, std::thread::hardware_concurrency()), {}, size,
-                               [&](uint64_t i, Result<uint64_t> bytes) -> Result<> {
-                                 if (!bytes) return std::move(bytes).error();
-                                 all.push_back({fmt::format("shard.{:05}.mds", i), std::min(each, count - i * each),
-                                                bytes.value()});
-                                 return ok();
-                               }));
-    return make_text_file(mds_index(*shown->source(), all));
+    return make_mds_index(shown->source(), {count, each, ids_of});
   };
   auto dir = std::make_shared<RowDir>();
   dir->add("index.json", {.directory = nullptr, .file = [=] {
-                            return shown->files.get(fmt::format("index {}", epoch), shards, index);
+                            return shown->files.get(fmt::format("index {}", epoch), ceil_divide(shards, 4), index);
                           }});
   dir->set_row({"shard.", 5, ".mds", 0, shards, false, child});
   return dir;

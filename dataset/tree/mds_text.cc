@@ -8,7 +8,6 @@
 namespace ptc {
 namespace {
 
-/// The keys that index.json and a shard have in common.
 json::object common_keys(const SampleSource& source) {
   json::array names, encodings, sizes;
   for (const MdsColumn& column : columns_of(source)) {
@@ -30,18 +29,9 @@ json::object common_keys(const SampleSource& source) {
 
 std::string mds_config(const SampleSource& source) { return json::serialize(common_keys(source)); }
 
-std::string mds_index(const SampleSource& source, std::span<const MdsShard> shards) {
-  // Written shard by shard: there may be a hundred thousand of them.
-  std::string common = mds_config(source);
-  common.pop_back();
-  std::string text = "{\"shards\":[";
-  for (const MdsShard& shard : shards) {
-    const json::object raw_data{
-        {"basename", shard.basename}, {"bytes", shard.bytes}, {"hashes", json::object()}};
-    text += fmt::format("{}{},\"raw_data\":{},\"samples\":{},\"zip_data\":null}}", &shard == shards.data() ? "" : ",",
-                        common, json::serialize(raw_data), shard.samples);
-  }
-  return text + "],\"version\":2}\n";
+Result<> check_mds_bytes(uint64_t bytes) {
+  if (bytes <= UINT32_MAX) return ok();
+  return invalid_argument("an MDS shard of {} bytes: 4 GiB are the most; put fewer samples in it", bytes);
 }
 
 }  // namespace ptc

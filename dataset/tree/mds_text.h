@@ -7,7 +7,10 @@
 
 namespace ptc {
 
-/// What stands between a shard's table of offsets and its samples: its columns.
+/// What stands between a shard's table of offsets and its samples, its columns; and what each entry of index.json
+/// begins with.
 std::string mds_config(const SampleSource& source);
+/// kInvalidArgument: so many do not fit in one shard.
+Result<> check_mds_bytes(uint64_t bytes);
 
 }  // namespace ptc

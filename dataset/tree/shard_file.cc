@@ -167,8 +167,8 @@ Result<VirtualFileRef> make_shard(TreeKind kind, SampleSourceRef source, std::ve
       return invalid_argument("there is no sample {}: the source has {}", id, source->samples());
   }
   auto shard = std::make_shared<const ShardFile>(kind, std::move(source), std::move(ids));
-  if (kind == TreeKind::kMds && shard->size() > UINT32_MAX) {
-    return invalid_argument("an MDS shard of {} bytes: 4 GiB are the most; put fewer samples in it", shard->size());
+  if (kind == TreeKind::kMds) {
+    PTC_TRY(check_mds_bytes(shard->size()));
   }
   return VirtualFileRef(std::move(shard));
 }

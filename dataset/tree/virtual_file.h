@@ -63,12 +63,19 @@ uint64_t sample_bytes(TreeKind kind, const SampleSource& source, uint64_t id);
 /// Takes 16 bytes a sample.
 Result<VirtualFileRef> make_shard(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids);
 
-/// index.json of a directory of MDS shards, as MosaicML's reader wants it. `bytes` is the shard's size().
-struct MdsShard {
-  std::string basename;  // "shard.00000.mds"
-  uint64_t samples = 0, bytes = 0;
+/// MDS shards one behind the other.
+struct MdsShards {
+  uint64_t samples = 0, each = 1;  // in all; of a shard, but for the last
+  /// The samples of a shard, in order. Called while reading, on any thread; its answers never change.
+  std::function<std::vector<uint64_t>(uint64_t)> ids;
 };
-std::string mds_index(const SampleSource& source, std::span<const MdsShard> shards);
+/// "shard.00000.mds", of so many: as wide as the last number.
+std::string mds_shard_name(uint64_t shard, uint64_t shards);
+/// index.json of these, as MosaicML's reader wants it. It says how large each shard is: the sum of its samples, which the
+/// order of the epoch chooses, so that nothing says it but all of them. So a read works out what it shows, on all cores, and
+/// no more; size() is known without. Takes 4 bytes a shard for what was worked out, and no time where all samples
+/// are of one size. Errors of reads: kInvalidArgument: a shard of 4 GiB or more.
+VirtualFileRef make_mds_index(SampleSourceRef source, MdsShards shards);
 
 /// The files of one sample, by extension. Names alone need no I/O where field_names() is not empty.
 Result<std::vector<std::string>> member_extensions(const SampleSource& source, uint64_t id);

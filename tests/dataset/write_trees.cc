@@ -28,23 +28,23 @@ Result<> write(const VirtualFile& file, const std::string& path) {
   return ok();
 }
 
-std::string shard_name(TreeKind kind, size_t i) {
-  return kind == TreeKind::kMds ? fmt::format("shard.{:05}.mds", i) : fmt::format("{:06}.{}", i, tree_name(kind));
+std::string shard_name(TreeKind kind, size_t i, size_t count) {
+  return kind == TreeKind::kMds ? mds_shard_name(i, count) : fmt::format("{:06}.{}", i, tree_name(kind));
 }
 
 Result<> write_shards(TreeKind kind, const SampleSourceRef& source, const std::vector<uint64_t>& ids,
                       size_t per_shard, const std::string& out) {
-  std::vector<MdsShard> shards;
-  for (size_t at = 0; at < ids.size(); at += per_shard) {
-    const auto begin = ids.begin() + static_cast<ptrdiff_t>(at);
-    const std::vector<uint64_t> some(begin, begin + static_cast<ptrdiff_t>(std::min(per_shard, ids.size() - at)));
-    PTC_TRY(const auto file, make_shard(kind, source, some));
-    const std::string name = shard_name(kind, shards.size());
-    PTC_TRY(write(*file, out + "/" + name));
-    shards.push_back({name, some.size(), file->size()});
+  const size_t count = (ids.size() + per_shard - 1) / per_shard;
+  auto ids_of = [&](uint64_t shard) {
+    const auto begin = ids.begin() + static_cast<ptrdiff_t>(shard * per_shard);
+    return std::vector<uint64_t>(begin, begin + static_cast<ptrdiff_t>(std::min(per_shard, ids.size() - shard * per_shard)));
+  };
+  for (size_t i = 0; i < count; ++i) {
+    PTC_TRY(const auto file, make_shard(kind, source, ids_of(i)));
+    PTC_TRY(write(*file, out + "/" + shard_name(kind, i, count)));
   }
-  if (kind == TreeKind::kMds) std::ofstream(out + "/index.json") << mds_index(*source, shards);
-  return ok();
+  if (kind != TreeKind::kMds) return ok();
+  return write(*make_mds_index(source, {ids.size(), per_shard, ids_of}), out + "/index.json");
 }
 
 Result<> write_members(const SampleSourceRef& source, const std::vector<uint64_t>& ids, const std::string& out) {
