@@ -117,6 +117,7 @@ struct ClusterNode::Impl final : public Cluster {
   }
 
   Result<> begin(const std::string& id);
+  Result<> check_not_running(const MetaEntry& entry);
   Result<> forget_former_self();
   Result<> meet_the_others(const std::string& own_address);
   Result<> join();
@@ -130,11 +131,23 @@ Result<> ClusterNode::Impl::begin(const std::string& id) {
   return read_members();
 }
 
+/// Who is killed does not answer. Another who does has a copy of this store, or is of the name by mistake.
+Result<> ClusterNode::Impl::check_not_running(const MetaEntry& entry) {
+  const std::string address = address_in(entry.value);
+  if (peers->meet(options.node, address).has_error()) return ok();
+  const bool copied = json_text(entry.value, "store") == store_id;
+  return make_error(Code::kAlreadyExists, "node {} runs at {}{}: stop it first, or give this node another {}", options.node,
+                    address, copied ? ", with this store or one that it was copied from" : "", copied ? "store" : "name (--node)");
+}
+
 /// What a daemon that was killed over this store had promised to others is thrown away when the store is
 /// opened: so nobody may decide anything with it from now on.
 Result<> ClusterNode::Impl::forget_former_self() {
   const std::string key = std::string(kPrefix) + options.node;
   PTC_TRY(auto entry, meta->get(key));
+  if (entry) {
+    PTC_TRY(check_not_running(*entry));
+  }
   MetaTransaction transaction;
   transaction.puts = {{std::string(kMembership), options.node}};
   if (entry && json_text(entry->value, "store") == store_id) {
@@ -173,6 +186,9 @@ Result<> ClusterNode::Impl::join() {
     return make_error(Code::kBusy, "node {} is in the cluster already, at {}: give this one another "
                       "name (--node), or wait until the other's lease has ended",
                       options.node, address_in(entry->value));
+  if (entry && address_in(entry->value) != address) {
+    PTC_TRY(check_not_running(*entry));
+  }
   PTC_TRY(auto membership, meta->get(kMembership));
   PTC_TRY(meet_the_others(address));
   PTC_TRY(auto fresh, meta->lease(options.lease));

@@ -226,11 +226,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->meta = options.cluster.meta;
   if (impl->cluster != nullptr) {
     MembershipOptions membership{impl->directory, impl->node, options.cluster.name, options.cluster.where,
-                                 options.cluster.join};
+                                 options.cluster.join, options.cluster.begin};
     PTC_TRY(impl->membership, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
-    if (options.cluster.begin) {
-      PTC_TRY(options.cluster.begin(impl->membership->store()));
-    }
   } else {
     PTC_TRY(open_alone(impl->directory, impl->node));
     PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));

@@ -17,7 +17,6 @@
 namespace ptc {
 namespace {
 
-
 struct Change {
   std::string key;
   std::optional<std::string> value;  // nullopt: it goes
@@ -25,7 +24,10 @@ struct Change {
 
 /// What a store knows of itself in the registry counts anew: revisions begin again.
 std::string value_of(const MetaEntry& entry) {
-  return entry.key.starts_with("stores/") ? store_text(registered_store_of(entry).node, 0) : entry.value;
+  if (!entry.key.starts_with("stores/")) return entry.value;
+  RegisteredStore store = registered_store_of(entry);
+  store.done = 0;
+  return store.to_text();
 }
 
 Result<std::vector<Change>> changes_to(const AgreedFacts& facts, MetaClient& meta) {

@@ -39,6 +39,7 @@ Result<std::optional<StoreIdentity>> read_store_identity(const std::string& dire
   StoreIdentity identity;
   identity.store = json_text(object, "store");
   identity.node = json_text(object, "node");
+  identity.starts = number_in(object, "starts");
   if (identity.store.empty() || json_text(object, "format") != kFormat)
     return make_error(Code::kCorrupt, "{} is damaged, or of a newer ptcfs", path_of(directory));
   if (const json::value* cluster = object.if_contains("cluster"); cluster != nullptr && cluster->is_object()) {
@@ -51,9 +52,11 @@ Result<std::optional<StoreIdentity>> read_store_identity(const std::string& dire
 
 Result<> write_store_identity(const std::string& directory, const StoreIdentity& identity) {
   json::object object{{"format", kFormat}, {"store", identity.store}, {"node", identity.node}};
-  if (!identity.cluster.empty())
+  if (!identity.cluster.empty()) {
+    object["starts"] = identity.starts;
     object["cluster"] = json::object{
         {"id", identity.cluster}, {"name", identity.cluster_name}, {"history", identity.history}};
+  }
   return write_file_atomically(AT_FDCWD, path_of(directory), pretty_json(object));
 }
 
@@ -89,15 +92,18 @@ Result<std::optional<ClusterIdentity>> read_cluster_identity(MetaClient& meta) {
 
 std::string store_key(const std::string& store) { return fmt::format("{}{}", kStores, store); }
 
-std::string store_text(const std::string& node, int64_t done) {
-  return json::serialize(json::object{{"node", node}, {"done", done}});
+std::string RegisteredStore::to_text() const {
+  return json::serialize(json::object{{"node", node}, {"done", done}, {"starts", starts}});
 }
 
 RegisteredStore registered_store_of(const MetaEntry& entry) {
-  RegisteredStore store{entry.key.substr(kStores.size()), "", 0, entry.revision};
+  RegisteredStore store;
+  store.store = entry.key.substr(kStores.size());
+  store.meta_revision = entry.revision;
   if (auto object = object_of(entry.value, entry.key); object.has_value()) {
     store.node = json_text(object.value(), "node");
     store.done = number_in(object.value(), "done");
+    store.starts = number_in(object.value(), "starts");
   }
   return store;
 }

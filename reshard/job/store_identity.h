@@ -1,12 +1,13 @@
 // Which store this is, and which cluster it belongs to: both know it of each other.
 //
-//   <store>/identity.json   {"format": "ptc-store/1", "store": "<16 hex>", "node": "w1",
+//   <store>/identity.json   {"format": "ptc-store/1", "store": "<16 hex>", "node": "w1", "starts": 7,
 //                            "cluster": {"id": "<16 hex>", "name": "ptcfs", "history": 1}}     alone: without "cluster"
 // and among what is agreed on:
 //   identity                {"id": "<16 hex>", "history": 1, …}    made once, with the cluster
-//   stores/<store>          {"node": "w1", "done": 31}    up to which revision it has carried out tombstones
+//   stores/<store>          {"node": "w1", "done": 31, "starts": 7}    up to which revision it has carried out tombstones
 //
-// `history` grows when what was agreed was lost and made anew (recover.h).
+// `history` grows when what was agreed was lost and made anew (recover.h); `starts` with each start, first in the file, so
+// that the file of an older copy of a store is behind.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,7 @@ struct StoreIdentity {
   std::string node;
   std::string cluster, cluster_name;  // empty: it is alone
   int64_t history = 0;
+  int64_t starts = 0;  // in a cluster
 };
 
 /// nullopt: there is none yet.
@@ -52,11 +54,12 @@ struct ClusterIdentity {
 Result<std::optional<ClusterIdentity>> read_cluster_identity(MetaClient& meta);
 
 std::string store_key(const std::string& store);
-std::string store_text(const std::string& node, int64_t done);
 struct RegisteredStore {
   std::string store, node;
-  int64_t done = 0;
+  int64_t done = 0, starts = 0;
   int64_t meta_revision = 0;
+
+  std::string to_text() const;
 };
 Result<std::vector<RegisteredStore>> read_stores(MetaClient& meta);
 RegisteredStore registered_store_of(const MetaEntry& entry);

@@ -58,6 +58,9 @@ Result<std::unique_ptr<StoreMembership>> StoreMembership::open(MembershipOptions
                                                                Cluster& cluster) {
   std::unique_ptr<StoreMembership> membership(new StoreMembership(std::move(options), meta, cluster));
   PTC_TRY(membership->find_cluster());
+  if (membership->options_.begin) {
+    PTC_TRY(membership->options_.begin(membership->identity_.store));
+  }
   PTC_TRY(membership->register_store());
   return membership;
 }
@@ -198,18 +201,24 @@ Result<> StoreMembership::register_store() {
   PTC_TRY(auto alive, meta_.get("nodes/" + options_.node));  // this one is not yet
   MetaTransaction transaction;
   for (const RegisteredStore& other : stores) {
-    if (other.store == identity_.store) {
-      done_ = other.done;
-      meta_revision_ = other.meta_revision;
-      if (other.node == options_.node) return ok();
-    } else if (other.node == options_.node && !alive) {
+    if (other.store == identity_.store) own_ = other;
+    else if (other.node == options_.node && !alive) {
       spdlog::info("store {} of node {} is replaced by this one, {}", other.store, options_.node, identity_.store);
       transaction.deletes.push_back(store_key(other.store));
     }
   }
-  transaction.puts = {{store_key(identity_.store), store_text(options_.node, done_)}};
-  transaction.compares = {{store_key(identity_.store), meta_revision_}, *cluster_.identity()};
-  PTC_TRY(meta_revision_, meta_.commit(transaction));
+  if (own_.starts > identity_.starts && !options_.join)
+    return refuse(fmt::format("it is an older copy: it was started {} times, and a store of this identity {} times, as node {}",
+                              identity_.starts, own_.starts, own_.node),
+                  "Give this node the one that was used last, or another store; if that one is lost, start this with --join: "
+                  "what it has is used, and what was stored since is missing");
+  // The file first: never is it behind because of a crash.
+  own_.starts = identity_.starts = std::max(own_.starts, identity_.starts) + 1;
+  PTC_TRY(write_store_identity(options_.directory, identity_));
+  own_.node = options_.node;
+  transaction.puts = {{store_key(identity_.store), own_.to_text()}};
+  transaction.compares = {{store_key(identity_.store), own_.meta_revision}, *cluster_.identity()};
+  PTC_TRY(own_.meta_revision, meta_.commit(transaction));
   return ok();
 }
 
@@ -229,7 +238,7 @@ Result<StoreMembership::Agreed> StoreMembership::look() {
 
 /// Until which tombstone the copy names nothing any more that was removed. What went between the two lists is in both.
 int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
-  if (agreed.removed.revision <= done_) return done_;
+  if (agreed.removed.revision <= own_.done) return own_.done;
   std::map<std::string_view, int64_t> tombstones;
   for (const MetaEntry& entry : agreed.removed.entries) tombstones.emplace(entry.key, entry.revision);
   int64_t until = agreed.removed.revision;
@@ -250,18 +259,20 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   if (!write_facts()) return;
   all_removals_ = true;
   const int64_t carried_out = carried_out_of(agreed);
-  if (carried_out > done_ && check_member(&cluster_).has_value()) {
+  if (carried_out > own_.done && check_member(&cluster_).has_value()) {
     MetaTransaction transaction;
     const std::string key = store_key(identity_.store);
-    transaction.compares = {{key, meta_revision_}};
-    transaction.puts = {{key, store_text(options_.node, carried_out)}};
+    RegisteredStore next = own_;
+    next.done = carried_out;
+    transaction.compares = {{key, own_.meta_revision}};
+    transaction.puts = {{key, next.to_text()}};
     Result<int64_t> said = commit_fenced(meta_, &cluster_, std::move(transaction));
     if (said.has_value()) {
-      done_ = carried_out;
-      meta_revision_ = said.value();
+      own_ = std::move(next);
+      own_.meta_revision = said.value();
     } else if (auto entry = meta_.get(key); entry.has_value()) {  // it was done after all, or the others forgot this store
-      meta_revision_ = entry.value() ? entry.value()->revision : 0;
-      if (entry.value()) done_ = registered_store_of(*entry.value()).done;
+      own_.meta_revision = entry.value() ? entry.value()->revision : 0;
+      if (entry.value()) own_.done = registered_store_of(*entry.value()).done;
       else all_removals_ = false;
     }
   }
@@ -277,7 +288,7 @@ Result<> StoreMembership::remove_tombstones(const Tombstones& removed) {
   {
     std::vector<MetaEntry> entries;
     for (const RegisteredStore& store : stores)
-      entries.push_back({store_key(store.store), store_text(store.node, store.done), store.meta_revision});
+      entries.push_back({store_key(store.store), store.to_text(), store.meta_revision});
     facts_.take("stores/", entries);
     (void)write_facts();
   }

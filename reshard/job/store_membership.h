@@ -2,6 +2,7 @@
 // looked at again with every change that is taken over.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,9 @@ struct MembershipOptions {
   std::string node;
   std::string cluster_name;  // --cluster
   std::string where;         // endpoints of etcd, for messages
-  bool join = false;         // with jobs of its own, though the cluster has some
+  bool join = false;         // with jobs of its own, though the cluster has some; or with what the cluster has lost sight of
+  /// Called with the store's id once it is known to fit, before the cluster learns of the start; may be empty.
+  std::function<Result<>(const std::string& store)> begin;
 };
 
 /// Of a store that is alone: makes its identity, or fails when it belongs to a cluster.
@@ -29,10 +32,9 @@ class StoreMembership {
  public:
   /// A store with nothing in it joins whatever cluster is there, and makes one where there is none. One that was
   /// alone joins with its jobs, by itself only if the cluster has none. kUnavailable, with what to do: the store
-  /// belongs to another cluster, or what was agreed is not what the store has seen.
+  /// belongs to another cluster, what was agreed is not what the store has seen, or it is an older copy of a store
+  /// that was started since.
   static Result<std::unique_ptr<StoreMembership>> open(MembershipOptions options, MetaClient& meta, Cluster& cluster);
-
-  const std::string& store() const { return identity_.store; }
 
   /// What is agreed, if it can have come of what this store has seen; else the cluster is distrusted.
   struct Agreed {
@@ -64,8 +66,7 @@ class StoreMembership {
   StoreIdentity identity_;
   AgreedFacts facts_;
   bool facts_behind_ = false;  // and that is in the log
-  int64_t done_ = 0;        // as the registry of stores has it
-  int64_t meta_revision_ = 0;  // of the store's key there
+  RegisteredStore own_;        // as the registry of stores has it
   bool all_removals_ = true;
 };
 

@@ -65,7 +65,9 @@ class TestCase(unittest.TestCase):
         return found
 
     def refuses(self, number, *said):
-        node = self.node(number)
+        self.refuses_to_start(self.node(number), *said)
+
+    def refuses_to_start(self, node, *said):
         with self.assertRaises(RuntimeError):
             node.start()
         node.process = None
@@ -185,6 +187,30 @@ class Stores(TestCase):
         node.start()
         self.assertLess(time.monotonic() - began, LEASE)
         mount.Job(node, "llama").set_layout(tp=2)
+
+
+    def test_a_copy_beside_the_one_that_runs(self):
+        """As after a move to another machine, when the old one is started again by mistake."""
+        self.write(0, "llama", 4)
+        whole, running = self.content(0, "llama"), self.node(0)
+        top = os.path.join(self.nodes.top, "copy")
+        os.mkdir(top)
+        self.addCleanup(shutil.rmtree, top)
+        copy = mount.Mount(*[option.replace(":7070", ":7171") for option in running.options], top=top)
+        copy.launcher = running.launcher
+        os.rmdir(copy.store)
+        shutil.copytree(running.store, copy.store)
+        self.refuses_to_start(copy, "node w0 runs at 10.1.0.1:7070, with this store or one that it was copied from")
+        self.assertEqual(self.content(0, "llama"), whole)
+        mount.Job(running, "llama").set_layout(tp=2)
+        self.nodes.wait_settled("llama")
+        self.nodes.stop(0)
+        self.nodes.start(0)
+        self.assertEqual(self.content(0, "llama"), whole)
+        self.nodes.stop(0)
+        self.refuses_to_start(copy, "is an older copy")
+        self.nodes.start(0)
+        self.assertEqual(self.content(0, "llama"), whole)
 
 
 class Etcd(TestCase):
