@@ -34,9 +34,10 @@ TEST(PathPattern, OtherBracesStayAsTheyAre) {
 
 TEST(PathPattern, NoPatternTakesMuchMemory) {
   EXPECT_THAT(expanded("{1..1000000}"), SizeIs(1'000'000));
-  for (const char* text : {"{1..1000001}", "{1..1000}{1..1001}", "{0..999999999999}", "{-9223372036854775808..5}x{1..2}",
+  for (const char* text : {"{1..1000001}", "{1..1000}{1..1001}", "{0..999999999999}",
                            "{1..9}{1..9}{1..9}{1..9}{1..9}{1..9}{1..9}{1..9}{1..9}"})
     EXPECT_THAT(expanded(text), SizeIs(1)) << text;
+  EXPECT_THAT(expanded("{-9223372036854775808..5}x{1..2}"), SizeIs(2));  // the first is no range
   EXPECT_THAT(expanded(std::string(100'000, '{')), SizeIs(1));
 }
 
