@@ -114,8 +114,10 @@ Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoi
   for (const std::string& node : wanted.placement.node_of_rank) key.add(node);
   for (const std::string& node : wanted.alive) key.add(node);
   return checkpoint.results().get<ChangePlan>(key, [&]() -> Result<std::shared_ptr<const ChangePlan>> {
-    PTC_TRY(auto plan, make_plan(checkpoint, stored, wanted));
-    return std::make_shared<const ChangePlan>(std::move(plan));
+    Result<ChangePlan> plan = make_plan(checkpoint, stored, wanted);
+    if (plan.has_value()) return std::make_shared<const ChangePlan>(std::move(plan).value());
+    const auto loss = plan.error().code() == Code::kCorrupt ? checkpoint.loss() : std::nullopt;  // it says which by name
+    return loss ? std::move(plan).error().with_context(*loss) : std::move(plan).error();
   });
 }
 

@@ -495,4 +495,11 @@ std::vector<std::string> Checkpoint::lost_tensors() const {
   return lost;
 }
 
+std::optional<std::string> Checkpoint::loss() const {
+  const std::vector<std::string> lost = lost_tensors();
+  if (lost.empty()) return std::nullopt;
+  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them", name(), lost.size(), lost.size() == 1 ? "" : "s",
+                     lost.front());
+}
+
 }  // namespace ptc

@@ -144,10 +144,11 @@ struct RemoteFiles {
 /// a reshard is committed.
 class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
  public:
-  /// `transport` outlives the checkpoint and everything opened from it, `results` the checkpoint. Call
-  /// replace_stored() before anything is read.
-  Checkpoint(std::shared_ptr<const CheckpointFacts> facts, SharedResults* results, Transport* transport)
-      : facts_(std::move(facts)), results_(results), transport_(transport) {}
+  /// `transport` and what `catch_up` (JobServices) stands for outlive the checkpoint and everything opened from it,
+  /// `results` the checkpoint. Call replace_stored() before anything is read.
+  Checkpoint(std::shared_ptr<const CheckpointFacts> facts, SharedResults* results, Transport* transport,
+             std::function<bool()> catch_up)
+      : facts_(std::move(facts)), results_(results), transport_(transport), catch_up_(std::move(catch_up)) {}
 
   const std::string& name() const { return manifest().name; }
   const Manifest& manifest() const { return facts_->manifest; }
@@ -195,6 +196,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
 
   /// Tensors of which some part is stored nowhere any more, by name.
   std::vector<std::string> lost_tensors() const;
+  /// "checkpoint base has lost 2 tensors, lm_head.weight among them"; nullopt: none.
+  std::optional<std::string> loss() const;
+
+  /// What is known of where the bytes lie is brought up to date (JobServices::catch_up); false: it was.
+  bool catch_up() const { return catch_up_(); }
 
   /// True while a file of it is open (its FileContent lives).
   bool in_use() const { return open_token_.use_count() > 1; }
@@ -227,6 +233,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const std::shared_ptr<const CheckpointFacts> facts_;
   SharedResults* const results_;
   Transport* const transport_;
+  const std::function<bool()> catch_up_;
   std::atomic<bool> removed_ = false;
   const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;

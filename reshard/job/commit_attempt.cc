@@ -344,7 +344,8 @@ Result<> Job::Impl::CommitAttempt::write_down() {
   const std::string manifest_text = manifest.to_text();
   PTC_TRY(auto facts, CheckpointFacts::of(manifest, manifest_text, draft_.headers, *job_.services.results));
   record_.checkpoint =
-      std::make_shared<Checkpoint>(facts, job_.services.results, &job_.services.executor->transport());
+      std::make_shared<Checkpoint>(facts, job_.services.results, &job_.services.executor->transport(),
+                                   job_.services.catch_up);
   PTC_TRY(auto stored, record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
   record_.checkpoint->replace_stored(stored);
   record_.id = id_;

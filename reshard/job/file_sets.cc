@@ -287,9 +287,8 @@ class ContentSource {
 
  private:
   static Error lost(const Checkpoint& checkpoint) {
-    std::vector<std::string> tensors = checkpoint.lost_tensors();
-    return make_error(Code::kCorrupt, "checkpoint {}: {} tensors are lost, {} among them", checkpoint.name(),
-                      tensors.size(), tensors.empty() ? "one of this file" : tensors.front());
+    return make_error(Code::kCorrupt, "{}",
+                      checkpoint.loss().value_or(fmt::format("checkpoint {} has lost a tensor of this file", checkpoint.name())));
   }
   std::shared_ptr<const Checkpoint> checkpoint_;
 };
@@ -334,7 +333,10 @@ class DescribedSet : public FileSet {
   }
   Result<FileContentRef> open(size_t index) const override {
     const File& file = files_[index];
-    Result<FileContentRef> content = file.open ? file.open(source_) : open_npy(file, entries_[index].bytes);
+    const auto open_now = [&] { return file.open ? file.open(source_) : open_npy(file, entries_[index].bytes); };
+    Result<FileContentRef> content = open_now();
+    // The node that has it may have come a moment ago.
+    if (content.has_error() && content.error().code() == Code::kCorrupt && source_.checkpoint().catch_up()) content = open_now();
     if (content.has_error() && source_.checkpoint().removed())
       return make_error(Code::kNotFound, "checkpoint {} was removed", source_.checkpoint().name());
     return content;

@@ -261,13 +261,11 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
         fmt::format("{}: layout {} does not fit checkpoint {}",
                     json_place(text, {blamed_key(newest->model(), wanted.spec)}), wanted.spec.name(),
                     newest->name()));
-  std::vector<std::string> lost = newest->lost_tensors();
-  if (!lost.empty() && state_key(wanted.spec) != state_key(newest->stored()->spec))
-    return invalid_argument("checkpoint {} has lost {} tensor{}, {} among them; no other layout can "
-                            "be made of it", newest->name(), lost.size(), lost.size() == 1 ? "" : "s",
-                            lost.front());
+  const std::optional<std::string> loss = newest->loss();
+  if (loss && state_key(wanted.spec) != state_key(newest->stored()->spec))
+    return invalid_argument("{}; no other layout can be made of it", *loss);
   if (services.cluster != nullptr) {
-    if (!lost.empty()) return ok();  // nothing can be planned
+    if (loss) return ok();  // nothing can be planned
     const std::shared_ptr<const StoredState> stored = newest->stored();
     PTC_TRY(auto state, wanted_state(*newest, wanted, nodes_in_service()));
     PTC_TRY(auto plan, plan_change(*newest, *stored, state));

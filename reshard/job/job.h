@@ -47,6 +47,8 @@ struct JobServices {
   Cluster* cluster = nullptr;  // null: a cluster of one
   Pace* pace = nullptr;        // of what is looked over in the background
   std::function<void()> caches_stale = [] {};  // Job::refresh_mended() is to be called soon
+  /// Waits, two seconds at most, until what others decided and who came or went by now is taken over; false: it was already.
+  std::function<bool()> catch_up = [] { return false; };
 };
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.

@@ -376,7 +376,7 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
   record.generation = generation;
   record.stored = stored_file;
   record.checkpoint = std::make_shared<Checkpoint>(std::move(facts), services.results,
-                                                   &services.executor->transport());
+                                                   &services.executor->transport(), services.catch_up);
   PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
   record.checkpoint->replace_stored(std::move(stored));
   return record;

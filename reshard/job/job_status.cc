@@ -112,9 +112,7 @@ std::string Job::status_json() const {
       json::array names;
       for (const std::string& tensor : lost) names.push_back(json::value(tensor));
       object["lost"] = std::move(names);
-      warnings.push_back(json::value(fmt::format("checkpoint {} has lost {} tensor{}",
-                                                 checkpoint.name(), lost.size(),
-                                                 lost.size() == 1 ? "" : "s")));
+      warnings.push_back(json::value(*checkpoint.loss()));
     }
     for (const CheckpointFacts::LeftOut& one : checkpoint.left_out())
       if (one.same_names)

@@ -76,6 +76,7 @@ bool is_bare(const std::string& job_dir) {
 }
 
 constexpr size_t kMaxIdBytes = 4096;
+constexpr std::chrono::seconds kCatchUp{2}, kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
 
 /// Empty: of an older ptcfs, or its making was cut off.
 Result<std::string> id_in(const std::string& job_dir) {
@@ -130,13 +131,17 @@ struct JobStore::Impl {
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
   JobServices services() {
     return {meta, images.get(), executor.get(), results.get(), removed.get(), reports.get(), &reshards, &hashing, node, cluster, &pace,
-            [this] { if (scrubber != nullptr) scrubber->wake(); }};
+            [this] { if (scrubber != nullptr) scrubber->wake(); }, [this] { return catch_up(); }};
   }
 
   // In a cluster: follows what other nodes decide.
   std::mutex sync_mutex;
   std::condition_variable_any sync_wanted;
+  std::condition_variable_any synced;
   bool stale = false;  // guarded by sync_mutex, and below
+  uint64_t syncs_wanted = 0, syncs_done = 0;
+  std::vector<std::string> synced_alive;  // nodes, when the last sync began that was done
+  std::chrono::steady_clock::time_point next_catch_up;
   std::vector<MetaEntry> put_meanwhile;  // of data sets, for the copy of what is agreed
   std::shared_ptr<void> watch, drained_watch;
   std::jthread sync_thread;
@@ -166,8 +171,10 @@ struct JobStore::Impl {
   void want_sync() {
     std::lock_guard lock(sync_mutex);
     stale = true;
+    ++syncs_wanted;
     sync_wanted.notify_all();
   }
+  bool catch_up();
   std::vector<JobRef> list() const;
   std::string numbers_text(const JobStore& store) const;
   void add_what_others_say(std::map<std::string, NodeReport>& by_name) const;
@@ -347,10 +354,12 @@ void JobStore::Impl::sync_loop(std::stop_token stop) {
   while (!stop.stop_requested()) {
     std::vector<MetaEntry> put;
     bool wanted = false;
+    uint64_t until = 0;
     {
       std::unique_lock lock(sync_mutex);
       sync_wanted.wait(lock, stop, [&] { return stale || !put_meanwhile.empty(); });
       wanted = std::exchange(stale, false);
+      until = syncs_wanted;
       put.swap(put_meanwhile);
     }
     if (stop.stop_requested()) return;
@@ -359,12 +368,17 @@ void JobStore::Impl::sync_loop(std::stop_token stop) {
       membership->note(std::move(put));
     }
     if (!wanted) continue;
-    Result<> synced = sync();
-    if (synced.has_value()) {
+    std::vector<std::string> alive = cluster->alive();
+    Result<> taken_over = sync();
+    if (taken_over.has_value()) {
       told.clear();
+      std::lock_guard lock(sync_mutex);
+      syncs_done = until;
+      synced_alive = std::move(alive);
+      synced.notify_all();
       continue;
     }
-    if (std::string why = synced.error().message(); !distrusted() && why != told) {
+    if (std::string why = taken_over.error().message(); !distrusted() && why != told) {
       spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
       told = std::move(why);
     }
@@ -372,6 +386,24 @@ void JobStore::Impl::sync_loop(std::stop_token stop) {
     sync_wanted.wait_for(lock, stop, kRetry, [] { return false; });
     stale = true;
   }
+}
+
+bool JobStore::Impl::catch_up() {
+  if (cluster == nullptr) return false;
+  const std::vector<std::string> alive = cluster->alive();
+  std::unique_lock lock(sync_mutex);
+  if (syncs_done >= syncs_wanted) {
+    if (alive == synced_alive) return false;
+    stale = true;
+    ++syncs_wanted;
+    sync_wanted.notify_all();
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_catch_up) return false;
+  const uint64_t until = syncs_wanted;
+  const bool done = synced.wait_for(lock, kCatchUp, [&] { return syncs_done >= until; });
+  if (!done) next_catch_up = now + kNoCatchUp;
+  return done;
 }
 
 Result<> JobStore::Impl::sync() {

@@ -302,9 +302,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
     if (impl_->services.cluster != nullptr) (void)impl_->sync();
     PTC_TRY(auto seen, impl_->find_record(checkpoint_name));
     const Checkpoint& checkpoint = *seen.record.checkpoint;
-    if (const std::vector<std::string> lost = checkpoint.lost_tensors(); !lost.empty())
-      return make_error(Code::kCorrupt, "checkpoint {} has lost {} tensors, {} among them",
-                        checkpoint_name, lost.size(), lost.front());
+    if (const auto loss = checkpoint.loss()) return make_error(Code::kCorrupt, "{}", *loss);
     Result<Findings> found = impl_->examine(seen, nullptr, stop);
     if (found.has_error() && found.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);

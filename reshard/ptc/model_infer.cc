@@ -137,8 +137,8 @@ Error Model::Inference::wrote_nothing(const StateCoords& state) const {
   const uint64_t rank = spec_.order.global_rank(
       spec_.sizes, {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
   return invalid_argument(
-      "rank {} ({}) of layout {} wrote nothing, nor did any replica of it; if it holds no tensors, "
-      "save a file without tensors there",
+      "rank {} ({}) of layout {} wrote nothing, nor did any replica of it; if it was saved under another layout, put a "
+      "layout.json beside rank/ that says which; if the rank holds no tensors, save a file without tensors there",
       rank, state_text(spec_, state), spec_.name());
 }
 

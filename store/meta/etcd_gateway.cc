@@ -1,5 +1,8 @@
 #include "store/meta/etcd_gateway.h"
 
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 #include <thread>
@@ -12,6 +15,7 @@ namespace {
 constexpr JsonLimits kAnswerLimits{.max_bytes = 256 << 20};
 constexpr size_t kMaxIdle = 8;
 constexpr std::chrono::milliseconds kPauseOfEndpoints{50};  // after all endpoints were tried in vain
+constexpr std::chrono::seconds kMoment{1};  // that an election or a new start may take without a word in the log
 
 // gRPC's status codes.
 enum : int64_t {
@@ -47,6 +51,15 @@ void EtcdHistory::answered() {
 std::optional<std::string> EtcdHistory::set_back() const {
   std::lock_guard lock(mutex_);
   return set_back_;
+}
+
+void EtcdSilence::unanswered(const std::vector<std::string>& why) {
+  if (said_.exchange(true)) return;
+  spdlog::warn("etcd does not answer, and is asked again until it does: {}", fmt::join(why, "; "));
+}
+
+void EtcdSilence::answered() {
+  if (said_ && said_.exchange(false)) spdlog::info("etcd answers again");
 }
 
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options) {
@@ -97,6 +110,7 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
                                                Deadline deadline, bool twice, bool& sent) {
   std::vector<std::string> tried(access_->endpoints.size());
   sent = false;
+  const auto began = Clock::now();
   do {
     size_t first = good_, behind = 0;
     for (size_t i = 0; i < tried.size(); ++i) {
@@ -105,6 +119,7 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
       auto answer = call_at(endpoint, method, request, attempt(deadline), reach);
       if (answer) {
         good_ = endpoint;
+        access_->silence->answered();
         if (method.starts_with("kv/")) access_->history->answered();
         return answer;
       }
@@ -120,6 +135,7 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
       if (Clock::now() >= deadline) break;
     }
     if (behind == tried.size()) break;  // waiting mends nothing
+    if (Clock::now() - began > kMoment) access_->silence->unanswered(tried);
     std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPauseOfEndpoints));
   } while (Clock::now() < deadline && !stopped_);
   std::erase(tried, "");

@@ -27,6 +27,16 @@ class EtcdHistory {
   std::optional<std::string> set_back_;  // guarded
 };
 
+/// What the log says when etcd is silent for longer than a moment, and when it answers again: once each. Threads: any.
+class EtcdSilence {
+ public:
+  void unanswered(const std::vector<std::string>& why);
+  void answered();
+
+ private:
+  std::atomic<bool> said_ = false;
+};
+
 /// Where to go, and as whom: EtcdOptions, checked and loaded.
 struct EtcdAccess {
   std::vector<HttpEndpoint> endpoints;
@@ -35,6 +45,7 @@ struct EtcdAccess {
   std::chrono::milliseconds request_timeout;
   std::chrono::milliseconds patience;
   std::shared_ptr<EtcdHistory> history = std::make_shared<EtcdHistory>();
+  std::shared_ptr<EtcdSilence> silence = std::make_shared<EtcdSilence>();
 };
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options);
 
