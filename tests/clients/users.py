@@ -2,6 +2,8 @@
 import errno
 import os
 
+import mount
+
 ANN, BOB, ROOT = (41001, 42001), (41002, 42002), (0, 0)  # user and group
 
 
@@ -34,3 +36,13 @@ def run_as(user, call, *arguments, groups=()):
         answer = file.read()
     os.waitpid(child, 0)
     return answer
+
+
+class TestCase(mount.TestCase):
+    """On a mount that other users may reach."""
+    only_root = "can become other users"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.chmod(cls.mount.top, 0o755)

@@ -8,6 +8,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
 import models  # noqa: E402
 import mount  # noqa: E402
+import users  # noqa: E402
 from users import ANN, BOB, ROOT, read_text, run_as  # noqa: E402
 
 if os.access("/dev/shm", os.W_OK):
@@ -79,14 +80,8 @@ class Fewer(mount.TestCase):
         self.assertIn("may not read as uid 41001", mount.read_json(job.file("dataset/status.json"))["error"])
 
 
-class Quotas(mount.TestCase):
-    only_root = "can become other users"
+class Quotas(users.TestCase):
     mount_options = ("-o", "allow_other,quota-user=8M;60", "--quota-job", "12M,100")
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        os.chmod(cls.mount.top, 0o755)
 
     def setUp(self):
         super().setUp()

@@ -10,6 +10,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients"))
 import mount  # noqa: E402
+import users  # noqa: E402
 from users import ANN, BOB, read_text, run_as, write_text  # noqa: E402
 
 TEAM = 42009  # a group
@@ -26,14 +27,8 @@ def write(path, text, mode=0o644, owner=None):
     return path
 
 
-class Sources(mount.TestCase):
+class Sources(users.TestCase):
     mount_options = ("-o", "allow_other")
-    only_root = "can become other users"
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        os.chmod(cls.mount.top, 0o755)
 
     def setUp(self):
         super().setUp()
