@@ -240,6 +240,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::shared_ptr<const StoredState> stored_;                                        // guarded
   std::shared_ptr<RemoteFiles> remote_files_ = std::make_shared<RemoteFiles>();      // guarded; null: removed
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
+  static constexpr size_t kFewSets = 64;
+  mutable size_t clean_sets_at_ = kFewSets;  // names in it; those of sets that are gone are forgotten then; guarded
 };
 using CheckpointRef = std::shared_ptr<Checkpoint>;
 

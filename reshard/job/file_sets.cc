@@ -426,6 +426,10 @@ Result<FileSetRef> Checkpoint::cached(const std::string& key,
   }
   PTC_TRY(auto set, build());
   std::lock_guard lock(mutex_);
+  if (file_sets_.size() >= clean_sets_at_) {
+    std::erase_if(file_sets_, [](const auto& known) { return known.second.expired(); });
+    clean_sets_at_ = 2 * file_sets_.size() + kFewSets;
+  }
   std::weak_ptr<const FileSet>& slot = file_sets_[key];
   if (FileSetRef other = slot.lock()) return other;
   slot = set;

@@ -67,6 +67,25 @@ class Memory(mount.TestCase):
         print(f"{RANKS} ranks: {(self.used() - before) >> 20} MiB at first")
         self.wait_until_it_is_back(before)
 
+    def test_it_comes_back_after_very_many_names(self):
+        """Which the kernel still knows: it is asked to forget them."""
+        if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) < (6, 18):
+            self.skipTest("this kernel cannot be asked to forget names")
+        job = self.new_job()
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        before = self.used()
+        ranks = job.checkpoint("base", "layouts", f"tp1-pp1-dp{NAMES}", "rank")
+        subprocess.run(["ls", "-lU", ranks], stdout=subprocess.DEVNULL, check=True)
+        self.assertGreater(self.nodes(), NAMES)
+        print(f"{NAMES} names: {(self.used() - before) >> 20} MiB at first")
+        deadline = time.monotonic() + 180
+        while self.nodes() > 1000 and time.monotonic() < deadline:
+            time.sleep(1)
+        self.assertLess(self.nodes(), 1000)
+        self.wait_until_it_is_back(before)
+        self.assertTrue(os.path.isdir(f"{ranks}/{NAMES - 1}"))
+
     def test_what_cannot_be_computed_is_refused_before_it_is(self):
         job = self.new_job()
         models.Llama().write_hf(job.incoming("base") + "/rank/0")
