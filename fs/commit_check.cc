@@ -61,7 +61,7 @@ Result<> CommitCheck::find_files(int dir_fd, const std::string& path, unsigned d
 }
 
 Result<> CommitCheck::check_closed(const File& file) const {
-  auto fd = open_file(job_.incoming_fd(), file.path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  auto fd = open_file(job_.incoming_fd().get(), file.path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!fd) return std::move(fd).error();
   // A read lease is granted exactly when no one has the file open or mapped for writing, whether
   // through us or through passthrough, where an mmap outlives the close that we are told of.
@@ -79,12 +79,13 @@ Result<> CommitCheck::replace_by_copy(File& file) {
   const std::string what = "incoming/" + file.path;
   const size_t slash = file.path.rfind('/');
   const std::string leaf = file.path.substr(slash + 1);
-  PTC_TRY(auto parent, open_file(job_.incoming_fd(), file.path.substr(0, slash),
+  PTC_TRY(auto parent, open_file(job_.incoming_fd().get(), file.path.substr(0, slash),
                                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   PTC_TRY(auto source, open_file(parent.get(), leaf, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat stat = {};
   if (::fstat(source.get(), &stat) != 0) return errno_error(errno, what);
-  const int job_dir = job_.files_fd();
+  const HeldFd files = job_.files_fd();
+  const int job_dir = files.get();
   PTC_TRY(auto copy, job_.scratch_path());
   PTC_TRY(auto target, open_file(job_dir, copy, O_WRONLY | O_CREAT | O_EXCL));
   auto exchange = [&] {
@@ -122,11 +123,11 @@ Result<> CommitCheck::replace_by_copy(File& file) {
 
 Result<> CommitCheck::prepare() {
   struct stat stat = {};
-  if (::fstatat(job_.incoming_fd(), name_.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) {
+  if (::fstatat(job_.incoming_fd().get(), name_.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) {
     return errno_error(errno, "incoming/" + name_);
   }
   if (!S_ISDIR(stat.st_mode)) return ok();  // the job says what is wrong with it
-  PTC_TRY(find_files(job_.incoming_fd(), name_, 0));
+  PTC_TRY(find_files(job_.incoming_fd().get(), name_, 0));
   for (const File& file : files_) keys_.push_back(file.key);
   PTC_TRY(seal(keys_));
 

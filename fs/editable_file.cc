@@ -174,7 +174,7 @@ size_t EditableFile::hash_of_text() const {
 void EditableFile::note_time() const {
   if (!make_attributes_file()) return;
   const timespec times[2] = {{0, UTIME_OMIT}, {0, UTIME_NOW}};
-  ::utimensat(attributes_dir_fd_, attributes_path_.c_str(), times, 0);
+  ::utimensat(attributes_dir().get(), attributes_path_.c_str(), times, 0);
 }
 
 bool EditableFile::has_base() const {
@@ -195,7 +195,7 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
   struct stat result =
       virtual_stat(S_IFREG | 0644, directory.st_uid, directory.st_gid, made_, inode);
   struct stat kept = {};
-  if (::fstatat(attributes_dir_fd_, attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) == 0) {
+  if (::fstatat(attributes_dir().get(), attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) == 0) {
     result.st_mode = S_IFREG | (kept.st_mode & 07777);
     if (!source_.attributes) {
       result.st_uid = kept.st_uid;
@@ -250,22 +250,28 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
   const timespec omit{0, UTIME_OMIT};
   const timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
   const char* path = attributes_path_.c_str();
-  if ((ids_or_mode && (change.uid || change.gid) && ::fchownat(attributes_dir_fd_, path, change.uid.value_or(-1),
+  const HeldFd directory = attributes_dir();
+  if ((ids_or_mode && (change.uid || change.gid) && ::fchownat(directory.get(), path, change.uid.value_or(-1),
                                                 change.gid.value_or(-1), AT_SYMLINK_NOFOLLOW) != 0) ||
-      (ids_or_mode && change.mode && ::fchmodat(attributes_dir_fd_, path, *change.mode & 07777, 0) != 0) ||
-      ::utimensat(attributes_dir_fd_, path, times, AT_SYMLINK_NOFOLLOW) != 0) {
+      (ids_or_mode && change.mode && ::fchmodat(directory.get(), path, *change.mode & 07777, 0) != 0) ||
+      ::utimensat(directory.get(), path, times, AT_SYMLINK_NOFOLLOW) != 0) {
     return last_errno();
   }
   return ok();
 }
 
-void EditableFile::keep_attributes(int dir_fd, std::string path) {
-  attributes_dir_fd_ = dir_fd;
+HeldFd EditableFile::attributes_dir() const {
+  return attributes_dir_ != nullptr ? attributes_dir_->hold() : HeldFd(UniqueFd());
+}
+
+void EditableFile::keep_attributes(const HostFile& directory, std::string path) {
+  attributes_dir_ = &directory;
   attributes_path_ = std::move(path);
 }
 
 FsResult<> EditableFile::make_attributes_file() const {
-  UniqueFd fd(::openat(attributes_dir_fd_, attributes_path_.c_str(),
+  const HeldFd dir = attributes_dir();
+  UniqueFd fd(::openat(dir.get(), attributes_path_.c_str(),
                        O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd.valid()) {
     if (errno == EEXIST) return ok();
@@ -273,7 +279,7 @@ FsResult<> EditableFile::make_attributes_file() const {
   }
   struct stat directory = {};
   const timespec times[2] = {made_, made_};
-  if (::fstat(attributes_dir_fd_, &directory) != 0 || ::futimens(fd.get(), times) != 0 ||
+  if (::fstat(dir.get(), &directory) != 0 || ::futimens(fd.get(), times) != 0 ||
       (::geteuid() == 0 && ::fchown(fd.get(), directory.st_uid, directory.st_gid) != 0) ||
       ::fchmod(fd.get(), 0644) != 0) {
     return last_errno();

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "fs/errno.h"
+#include "fs/host_file.h"
 #include "fs/node.h"
 #include "reshard/job/job_attributes.h"
 
@@ -49,9 +50,9 @@ class EditableFile {
   bool catch_up();
 
   /// From now on a file of the host has the times (and mode and owner, where nothing else says them), so that they
-  /// last; the first change makes it. Until then they are as the owner of the directory `dir_fd`, which outlives
+  /// last; the first change makes it. Until then they are as the owner of `directory`, which outlives
   /// this object, would expect.
-  void keep_attributes(int dir_fd, std::string path);
+  void keep_attributes(const HostFile& directory, std::string path);
   struct stat attributes(const struct stat& directory, ino_t inode) const;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
@@ -72,6 +73,7 @@ class EditableFile {
 
   static constexpr std::chrono::seconds kBaseLasts{10};
   bool has_base() const;
+  HeldFd attributes_dir() const;
   FsResult<> make_attributes_file() const;
   size_t hash_of_text() const;
   void note_time() const;  // of a change, which is now
@@ -83,7 +85,7 @@ class EditableFile {
   std::optional<std::string> base_;      // after truncate(2) by path: what the next writer begins
   std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
   std::optional<size_t> seen_;                        // hash of the text when it was last looked at; guarded
-  int attributes_dir_fd_ = -1;
+  const HostFile* attributes_dir_ = nullptr;
   std::string attributes_path_;
   const timespec made_;
 };

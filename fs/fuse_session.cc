@@ -294,10 +294,10 @@ void FuseSession::expire_names() {
   (void)!::write(fuse_session_fd(session_), &notification, sizeof(notification));
 }
 
-void FuseSession::prune_names() {
+void FuseSession::prune_names(bool all) {
   constexpr size_t kVeryMany = 100'000;  // each takes half a KiB
   constexpr size_t kAtOnce = 4096;
-  if (kernel_minor_ < kMinorWithPrune || tree_.table().size() < kVeryMany) return;
+  if (kernel_minor_ < kMinorWithPrune || (!all && tree_.table().size() < kVeryMany)) return;
   for (size_t part = 0; part < NodeTable::kParts; ++part) {
     std::vector<uint64_t> ids;
     for (const Node* node : tree_.table().known_to_kernel(part))

@@ -50,9 +50,9 @@ class FuseSession : public KernelCache {
   /// After this no request is answered any more.
   void stop();
 
-  /// If the kernel knows very many names, it forgets those that nobody uses now (Linux 6.18; before, it does so when it
-  /// needs the memory). Now and then.
-  void prune_names();
+  /// The kernel forgets names that nobody uses now, if it knows very many, or `all` the same (Linux 6.18; before, it does so
+  /// when it needs the memory). Now and then.
+  void prune_names(bool all = false);
 
   void drop_attributes(const Node& node) override;
   void drop_content(const Node& node) override;

@@ -46,6 +46,16 @@ void NodeTable::erase_expired(const std::string& key) {
   if (shard.nodes.bucket_count() > kSmall && shard.nodes.size() * 8 < shard.nodes.bucket_count()) shard.nodes.rehash(0);
 }
 
+void NodeTable::displace(const Node& node) {
+  Shard& shard = shard_of(node.key());
+  NodeRef last;  // destroyed after the lock
+  std::lock_guard lock(shard.mutex);
+  const auto found = shard.nodes.find(node.key());
+  if (found == shard.nodes.end()) return;
+  last = found->second.lock();
+  if (last.get() == &node) shard.nodes.erase(found);
+}
+
 void NodeTable::remember(const NodeRef& node) {
   Shard& shard = shard_of(node->key());
   std::lock_guard lock(shard.mutex);

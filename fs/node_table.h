@@ -25,6 +25,9 @@ class NodeTable {
   /// `fresh`, or the node that already has its key.
   NodeRef intern(NodeRef fresh);
 
+  /// Another node can have its key from now on; it lives as long as the kernel knows it.
+  void displace(const Node& node);
+
   void remember(const NodeRef& node);
   void forget(Node* node, uint64_t lookups);
   bool known_to_kernel(const Node& node) const;

@@ -85,8 +85,9 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
 void JobView::apply_attributes() {
   const auto all = job_->attributes();
   limited_ = tree_.take_limit(job_->name(), *all);
-  for (const auto& [name, fd] : {std::pair("", files_fd_.get()), {kIncomingName, incoming_fd_.get()},
-                                 {kDataSetName, data_set_fd_.get()}}) {
+  for (const auto& [name, file] : {std::pair("", &files_), {kIncomingName, &incoming_}, {kDataSetName, &data_set_files_}}) {
+    const HeldFd held = file->hold();
+    const int fd = held.get();
     const FileAttributes wanted = all->of(name);
     struct stat now = {};
     if (wanted.empty() || ::fstat(fd, &now) != 0) continue;
@@ -106,9 +107,10 @@ void JobView::apply_attributes() {
     if (NodeRef node = tree_.table().find(key)) tree_.drop_attributes(*node);
 }
 
-FsResult<> JobView::agree_on(const std::string& name, int fd) {
+FsResult<> JobView::agree_on(const std::string& name) {
+  const HeldFd fd = (name.empty() ? files_ : name == kIncomingName ? incoming_ : data_set_files_).hold();
   struct stat now = {};
-  if (::fstat(fd, &now) != 0) return last_errno();
+  if (!fd.valid() || ::fstat(fd.get(), &now) != 0) return last_errno();
   const Result<> agreed = job_->change_attributes(name, {now.st_uid, now.st_gid, now.st_mode & 07777});
   if (!agreed) apply_attributes();  // as it was
   return as_decided(agreed);
@@ -116,23 +118,25 @@ FsResult<> JobView::agree_on(const std::string& name, int fd) {
 
 Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   JobViewRef view(new JobView(tree, std::move(job), std::move(key)));
-  PTC_TRY(view->files_fd_, open_file(AT_FDCWD, view->job_->files_dir(), O_PATH | O_DIRECTORY));
-  PTC_TRY(make_directory(view->files_fd_.get(), "incoming", 0755));
-  PTC_TRY(view->incoming_fd_,
-          open_file(view->files_fd_.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
-  const bool first = ::faccessat(view->files_fd_.get(), "dataset", F_OK, 0) != 0;
-  PTC_TRY(make_directory(view->files_fd_.get(), "dataset", 0755));
-  PTC_TRY(view->data_set_fd_,
-          open_file(view->files_fd_.get(), "dataset", O_PATH | O_DIRECTORY | O_NOFOLLOW));
-  const struct stat owner = view->directory();
+  PTC_TRY(auto files, open_file(AT_FDCWD, view->job_->files_dir(), O_PATH | O_DIRECTORY));
+  PTC_TRY(make_directory(files.get(), "incoming", 0755));
+  PTC_TRY(auto incoming, open_file(files.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  const bool first = ::faccessat(files.get(), "dataset", F_OK, 0) != 0;
+  PTC_TRY(make_directory(files.get(), "dataset", 0755));
+  PTC_TRY(auto data_set, open_file(files.get(), "dataset", O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  struct stat owner = {};
   if (first && ::geteuid() == 0 &&
-      ::fchownat(view->data_set_fd_.get(), "", owner.st_uid, owner.st_gid, AT_EMPTY_PATH) != 0) {
+      (::fstat(files.get(), &owner) != 0 ||
+       ::fchownat(data_set.get(), "", owner.st_uid, owner.st_gid, AT_EMPTY_PATH) != 0)) {
     return errno_error(errno, "giving dataset/ to the job's owner");
   }
+  view->files_ = HostFile(tree.handles(), std::move(files));
+  view->incoming_ = HostFile(tree.handles(), std::move(incoming));
+  view->data_set_files_ = HostFile(tree.handles(), std::move(data_set));
   for (EditableFile* file : {&view->layout_, &view->rules_, &view->source_, &view->order_, &view->consumed_}) {
     std::string name = file->name();
     std::replace(name.begin(), name.end(), '/', '.');
-    file->keep_attributes(view->files_fd_.get(), fmt::format("../{}.attributes", name));
+    file->keep_attributes(view->files_, fmt::format("../{}.attributes", name));
   }
   for (EditableFile* file : {&view->layout_, &view->rules_}) (void)file->catch_up();
   view->apply_attributes();
@@ -206,7 +210,7 @@ bool JobView::some_checkpoint_has(uint64_t count) const {
 void JobView::catch_up() {
   (void)layout_.catch_up();
   (void)rules_.catch_up();
-  touch_directory(files_fd());
+  touch_directory(files_fd().get());
   if (NodeRef node = tree_.table().find(key_)) tree_.drop_attributes(*node);
 }
 
@@ -256,7 +260,7 @@ std::string JobView::generation_key(const ShownGenerationRef& generation) {
 
 Result<std::string> JobView::scratch_path() {
   const std::string directory = std::string("../") + Job::kScratchDir;
-  PTC_TRY(make_directory(files_fd_.get(), directory));
+  PTC_TRY(make_directory(files_fd().get(), directory));
   return fmt::format("{}/{}", directory, scratch_files_.fetch_add(1));
 }
 
@@ -266,8 +270,14 @@ std::string JobView::incoming_key() const {
 
 struct stat JobView::directory() const {
   struct stat result = {};
-  ::fstat(files_fd_.get(), &result);
+  ::fstat(files_fd().get(), &result);
   return result;
+}
+
+FsResult<HostFile> JobView::copy_of(const HeldFd& fd) const {
+  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) return last_errno();
+  return HostFile(tree_.handles(), std::move(copy));
 }
 
 timespec JobView::checkpoints_changed() const {
@@ -324,6 +334,7 @@ Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
   store_ = store;
   PTC_TRY(make_directory(AT_FDCWD, root_dir, 0755));
   PTC_TRY(root_fd_, open_file(AT_FDCWD, root_dir, O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  handles_.start(root_dir);
   for (const JobRef& job : store_->jobs())
     if (take_limit(job->name(), *job->attributes())) recount(*job);
   return ok();
@@ -517,7 +528,7 @@ void Tree::checkpoint_changed(const std::string& job_name, const std::string& na
   JobView& view = *found.value();
   recount(view.job());
   // Times first: by them the kernel knows that what it has listed is old.
-  touch_directory(view.files_fd());
+  touch_directory(view.files_fd().get());
   view.note_checkpoints_changed();
   std::vector<NodeRef> nodes;
   for (const std::string& key : {view.key(), checkpoints_key(view)})

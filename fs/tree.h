@@ -18,6 +18,7 @@
 #include "fs/editable_file.h"
 #include "fs/file_set_source.h"
 #include "fs/gather_cache.h"
+#include "fs/host_file.h"
 #include "fs/listings.h"
 #include "fs/node_table.h"
 #include "fs/passthrough.h"
@@ -97,15 +98,16 @@ class JobView : public std::enable_shared_from_this<JobView> {
   Job& job() const { return *job_; }
   const JobRef& job_ref() const { return job_; }
   const std::string& key() const { return key_; }  // prefix of its nodes' keys; never used twice
-  int files_fd() const { return files_fd_.get(); }
-  int incoming_fd() const { return incoming_fd_.get(); }
+  HeldFd files_fd() const { return files_.hold(); }
+  HeldFd incoming_fd() const { return incoming_.hold(); }
   /// stat of the directory of the user's files: owner and mode of the job.
   struct stat directory() const;
+  FsResult<HostFile> copy_of(const HeldFd& fd) const;
 
   /// Gives the job's directories the owners and modes that are agreed on.
   void apply_attributes();
-  /// Those that the directory `fd` has here are agreed on from now on; on an error they are taken back.
-  FsResult<> agree_on(const std::string& name, int fd);
+  /// Those that this directory has here are agreed on from now on; on an error they are taken back.
+  FsResult<> agree_on(const std::string& name);
 
   /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.
   bool limited() const { return limited_.load(std::memory_order_relaxed); }
@@ -120,7 +122,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile& rules() { return rules_; }
 
   DataSet& data_set() const { return *data_set_; }
-  int data_set_fd() const { return data_set_fd_.get(); }  // of the user's own files in dataset/
+  HeldFd data_set_fd() const { return data_set_files_.hold(); }  // of the user's own files in dataset/
   EditableFile& source() { return source_; }
   EditableFile& order() { return order_; }
   EditableFile& consumed() { return consumed_; }
@@ -160,7 +162,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   Tree& tree_;
   const JobRef job_;
   const std::string key_;
-  UniqueFd files_fd_, incoming_fd_, data_set_fd_;  // O_PATH
+  HostFile files_, incoming_, data_set_files_;
   EditableFile layout_, rules_, source_, order_, consumed_;
   Whiteouts hidden_;
   CommitGate gate_;
@@ -232,6 +234,7 @@ class Tree : public JobListener {
   /// Now and then: what was computed for somebody who looks no more goes.
   void forget_old();
   Stats& stats() { return stats_; }
+  const FileHandles& handles() const { return handles_; }
   StepPool& data_set_steps() { return data_set_steps_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
 
@@ -258,6 +261,7 @@ class Tree : public JobListener {
 
   JobStore* store_ = nullptr;
   UniqueFd root_fd_;
+  FileHandles handles_;
   NodeRef root_;  // set before the mount, gone before the table
   const std::chrono::steady_clock::time_point started_;
   NodeTable table_;

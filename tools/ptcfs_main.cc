@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fs/beneath.h"
+#include "fs/host_file.h"
 #include "fs/http_pages.h"
 #include "fs/mount_point.h"
 #include "fs/nodes/ask_file.h"
@@ -123,6 +124,8 @@ class Housekeeping {
  public:
   explicit Housekeeping(FuseSession& session) : session_(session) {}
   void tick() {
+    // Where files are not found by handles, each that the kernel knows takes a descriptor.
+    if (were_descriptors_short()) session_.prune_names(/*all=*/true);
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return;
     next_ = now + kEvery;

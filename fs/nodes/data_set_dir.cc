@@ -28,16 +28,15 @@ std::string hidden_path(std::string_view name) { return fmt::format("dataset/{}"
 
 }  // namespace
 
-DataSetDir::DataSetDir(JobViewRef view, UniqueFd fd)
-    : RealNode(view, std::move(fd), view->key() + "/dataset") {}
+DataSetDir::DataSetDir(JobViewRef view, HostFile file)
+    : RealNode(view, std::move(file), view->key() + "/dataset") {}
 
 FsResult<NodeRef> DataSetDir::make(const JobViewRef& job) {
   NodeTable& table = job->tree().table();
   if (NodeRef known = table.find(job->key() + "/dataset")) return known;
   PTC_TRY(as_decided(job->data_set().loaded()));
-  UniqueFd fd(::fcntl(job->data_set_fd(), F_DUPFD_CLOEXEC, 0));
-  if (!fd.valid()) return last_errno();
-  return table.intern(NodeRef(new DataSetDir(job, std::move(fd))));
+  PTC_TRY(auto file, job->copy_of(job->data_set_fd()));
+  return table.intern(NodeRef(new DataSetDir(job, std::move(file))));
 }
 
 void DataSetDir::show_all(JobView& job) {

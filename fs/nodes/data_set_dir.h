@@ -19,7 +19,7 @@ class DataSetDir : public RealNode {
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     PTC_TRY(RealNode::set_attributes(change, handle));
-    return change.mode || change.uid || change.gid ? job().agree_on(kDataSetName, fd()) : FsResult<>(ok());
+    return change.mode || change.uid || change.gid ? job().agree_on(kDataSetName) : FsResult<>(ok());
   }
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;
@@ -42,7 +42,7 @@ class DataSetDir : public RealNode {
   static void show_all(JobView& job);
 
  private:
-  DataSetDir(JobViewRef view, UniqueFd fd);
+  DataSetDir(JobViewRef view, HostFile file);
   bool hides(const std::string& name) const;
   /// The node of a name that belongs to ptcfs and shows now; null otherwise.
   FsResult<NodeRef> own_name(const std::string& name);

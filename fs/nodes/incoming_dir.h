@@ -11,12 +11,12 @@ namespace ptc {
 /// A real directory; only that `mv incoming/<name> checkpoints/` is known by its source.
 class IncomingDir : public RealNode {
  public:
-  IncomingDir(JobViewRef job, UniqueFd fd, std::string key)
-      : RealNode(std::move(job), std::move(fd), std::move(key)) {}
+  IncomingDir(JobViewRef job, HostFile file, std::string key)
+      : RealNode(std::move(job), std::move(file), std::move(key)) {}
   NameLife name_life() const override { return NameLife::kForever; }
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     PTC_TRY(RealNode::set_attributes(change, handle));
-    return change.mode || change.uid || change.gid ? job().agree_on(kIncomingName, fd()) : FsResult<>(ok());
+    return change.mode || change.uid || change.gid ? job().agree_on(kIncomingName) : FsResult<>(ok());
   }
 };
 

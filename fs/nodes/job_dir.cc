@@ -27,21 +27,15 @@ bool own(std::string_view name) {
   return std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);
 }
 
-FsResult<UniqueFd> duplicate(int fd) {
-  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!copy.valid()) return last_errno();
-  return copy;
-}
-
 }  // namespace
 
-JobDir::JobDir(JobViewRef view, UniqueFd fd) : RealNode(view, std::move(fd), view->key()) {}
+JobDir::JobDir(JobViewRef view, HostFile file) : RealNode(view, std::move(file), view->key()) {}
 
 FsResult<NodeRef> JobDir::make(const JobViewRef& job) {
   NodeTable& table = job->tree().table();
   if (NodeRef known = table.find(job->key())) return known;
-  PTC_TRY(auto fd, duplicate(job->files_fd()));
-  return table.intern(NodeRef(new JobDir(job, std::move(fd))));
+  PTC_TRY(auto file, job->copy_of(job->files_fd()));
+  return table.intern(NodeRef(new JobDir(job, std::move(file))));
 }
 
 FsResult<struct stat> JobDir::attributes() {
@@ -54,7 +48,7 @@ FsResult<struct stat> JobDir::attributes() {
 FsResult<> JobDir::set_attributes(const AttributeChange& change, Handle* handle) {
   PTC_TRY(RealNode::set_attributes(change, handle));
   if (!change.mode && !change.uid && !change.gid) return ok();
-  PTC_TRY(job().agree_on("", fd()));
+  PTC_TRY(job().agree_on(""));
   // These have the job's owner and mode.
   Tree& tree = job().tree();
   for (const std::string& key : {checkpoints_key(job()), job().key() + "/dataset/gen"})
@@ -111,8 +105,8 @@ FsResult<NodeRef> JobDir::own_name(const std::string& name) {
   if (name == "incoming") {
     std::string key = view->incoming_key();
     if (NodeRef known = table.find(key)) return known;
-    PTC_TRY(auto fd, duplicate(view->incoming_fd()));
-    return table.intern(NodeRef(new IncomingDir(view, std::move(fd), std::move(key))));
+    PTC_TRY(auto file, view->copy_of(view->incoming_fd()));
+    return table.intern(NodeRef(new IncomingDir(view, std::move(file), std::move(key))));
   }
   std::string (Job::*made)() const = name == "status.json" ? &Job::status_json
                                      : name == "plan.json" ? &Job::plan_json

@@ -41,7 +41,7 @@ class JobDir : public RealNode {
   bool reserved(const std::string& name) const override;
 
  private:
-  JobDir(JobViewRef view, UniqueFd fd);
+  JobDir(JobViewRef view, HostFile file);
   /// The node of a name that belongs to ptcfs and shows now; null otherwise.
   FsResult<NodeRef> own_name(const std::string& name);
   FsResult<NodeRef> refuse_own_name(const std::string& name);

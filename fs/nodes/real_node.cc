@@ -70,15 +70,16 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
   const std::string& job = job_->job().name();
   std::shared_lock gate(job_->space_gate());
   std::lock_guard own(space_mutex_);
+  PTC_TRY(const HeldFd fd, held());
   struct stat before = {};
-  if (::fstat(fd_.get(), &before) != 0) return last_errno();
+  if (::fstat(fd.get(), &before) != 0) return last_errno();
   auto reserved = static_cast<int64_t>(most);
   if (!quotas.reserve(job, before.st_uid, {reserved, 0})) {
     reserved = static_cast<int64_t>(needed());
     PTC_TRY(quotas.reserve(job, before.st_uid, {reserved, 0}));
   }
   auto result = change();
-  quotas.add(job, before.st_uid, {space_of(fd_.get()).bytes - before.st_blocks * 512 - reserved, 0});
+  quotas.add(job, before.st_uid, {space_of(fd.get()).bytes - before.st_blocks * 512 - reserved, 0});
   return result;
 }
 
@@ -109,16 +110,30 @@ void RealNode::limit_space(struct statvfs& space) const {
     limit(of_job->limit.files, of_job->used.files, space.f_files, space.f_ffree, space.f_favail);
 }
 
-RealNodeRef RealNode::child(const std::string& name) const {
+void RealNode::note_unlinked() {
+  const HeldFd fd = file_.hold();
   struct stat stat = {};
-  if (::fstatat(fd_.get(), name.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) return nullptr;
-  return std::dynamic_pointer_cast<RealNode>(job_->tree().table().find(key_of(stat)));
+  if (!fd.valid() || ::fstat(fd.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true)) return;
+  const auto space = [this] {
+    const HeldFd now = file_.hold();
+    return now.valid() ? space_of(now.get()) : QuotaAmount{};
+  };
+  job_->tree().quotas().add_nameless(job_->job().name(), this, stat.st_uid, space);
 }
 
-void RealNode::note_unlinked() {
+FsResult<> RealNode::take_away(const HeldFd& directory, const std::string& name,
+                               const std::function<FsResult<>()>& call) {
+  if (!job_->tree().handles().enabled() && !job_->limited()) return call();
+  const UniqueFd child(::openat(directory.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   struct stat stat = {};
-  if (::fstat(fd_.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true)) return;
-  job_->tree().quotas().add_nameless(job_->job().name(), this, stat.st_uid, [this] { return space_of(fd_.get()); });
+  if (!child.valid() || ::fstat(child.get(), &stat) != 0) return call();
+  const auto known = std::dynamic_pointer_cast<RealNode>(job_->tree().table().find(key_of(stat)));
+  if (known == nullptr) return call();
+  known->file_.pin(child.get());
+  FsResult<> done = call();
+  if (!done || (::fstat(child.get(), &stat) == 0 && stat.st_nlink > 0)) known->file_.unpin();
+  if (done && job_->limited()) known->note_unlinked();
+  return done;
 }
 
 RealNode::~RealNode() {
@@ -140,9 +155,11 @@ class RealHandle : public Handle {
   }
   ~RealHandle() override {
     hold_.reset();
-    fd_.reset();
     try {
-      if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written();
+      UniqueFd name;
+      if (writable_) name = UniqueFd(::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_PATH | O_CLOEXEC));
+      fd_.reset();
+      if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written(name.get());
     } catch (const std::exception&) {  // no memory: then it is hashed at the commit
     }
   }
@@ -211,89 +228,92 @@ class RealHandle : public Handle {
   std::optional<InodeModeHold> hold_;
 };
 
-RealNode::RealNode(JobViewRef job, UniqueFd fd, const struct stat& stat)
-    : RealNode(std::move(job), std::move(fd), key_of(stat)) {}
-RealNode::RealNode(JobViewRef job, UniqueFd fd, std::string key)
-    : Node(std::move(key)), job_(std::move(job)), fd_(std::move(fd)) {}
+RealNode::RealNode(JobViewRef job, HostFile file, const struct stat& stat)
+    : RealNode(std::move(job), std::move(file), key_of(stat)) {}
+RealNode::RealNode(JobViewRef job, HostFile file, std::string key)
+    : Node(std::move(key)), job_(std::move(job)), file_(std::move(file)) {}
+
+FsResult<HeldFd> RealNode::held() const {
+  HeldFd fd = file_.hold();
+  if (!fd.valid()) return last_errno();
+  return fd;
+}
 
 std::string RealNode::key_of(const struct stat& stat) {
   return fmt::format("r{:x}:{:x}", stat.st_dev, stat.st_ino);
 }
 
-std::string RealNode::proc_path() const { return fmt::format("/proc/self/fd/{}", fd_.get()); }
-
-void RealNode::note_written() const {
-  auto path_of = [](int fd) {
+void RealNode::note_written(int fd) const {
+  auto path_of = [](int of) {
     char path[PATH_MAX];
     ssize_t size =
-        ::readlink(fmt::format("/proc/self/fd/{}", fd).c_str(), path, sizeof(path));
+        ::readlink(fmt::format("/proc/self/fd/{}", of).c_str(), path, sizeof(path));
     return std::string(path, size > 0 ? static_cast<size_t>(size) : 0);
   };
   struct stat stat = {};
-  if (::fstat(fd_.get(), &stat) != 0 || stat.st_nlink == 0 || !S_ISREG(stat.st_mode)) return;
-  std::string path = path_of(fd_.get());
-  std::string incoming = path_of(job_->incoming_fd()) + "/";
+  if (::fstat(fd, &stat) != 0 || stat.st_nlink == 0 || !S_ISREG(stat.st_mode)) return;
+  std::string path = path_of(fd);
+  std::string incoming = path_of(job_->incoming_fd().get()) + "/";
   if (path.starts_with(incoming)) job_->job().note_closed(path.substr(incoming.size()));
 }
 
 bool RealNode::let_go_if_removed() {
   struct stat stat = {};
   struct statfs system = {};
-  if (::fstat(fd_.get(), &stat) != 0 || stat.st_nlink > 0) return false;
-  if (::fstatfs(fd_.get(), &system) != 0 || system.f_type != TMPFS_MAGIC) return true;
-  UniqueFd nothing(::open("/dev/null", O_PATH | O_CLOEXEC));
-  if (!nothing.valid()) return false;
-  gone_.store(true);  // before, so that who used the other file sees it afterwards
-  ::dup3(nothing.get(), fd_.get(), O_CLOEXEC);
+  const HeldFd fd = file_.hold();
+  if (!fd.valid()) return errno == ESTALE;
+  if (::fstat(fd.get(), &stat) != 0 || stat.st_nlink > 0) return false;
+  if (::fstatfs(fd.get(), &system) == 0 && system.f_type == TMPFS_MAGIC) file_.let_go();
   return true;
 }
 
 FsResult<struct stat> RealNode::attributes() {
+  PTC_TRY(const HeldFd fd, held());
   struct stat stat = {};
-  if (::fstat(fd_.get(), &stat) != 0) return last_errno();
-  if (gone_.load()) return Errno{ESTALE};
+  if (::fstat(fd.get(), &stat) != 0) return last_errno();
   return stat;
 }
 
-FsResult<> RealNode::drop_suid(const Caller& caller) {
+FsResult<> RealNode::drop_suid(const HeldFd& fd, const Caller& caller) {
   // To change the owner into who he is does nearly all that: mode bits and time of the change.
-  if (::fchownat(fd_.get(), "", -1, -1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) return last_errno();
+  if (::fchownat(fd.get(), "", -1, -1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) return last_errno();
   // What it leaves, because root may keep it: S_ISGID of a file that its group cannot execute.
   struct stat stat = {};
-  if (caller.uid == 0 || ::fstat(fd_.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) return ok();
+  if (caller.uid == 0 || ::fstat(fd.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) return ok();
   if ((stat.st_mode & S_ISGID) == 0 || is_in_group(caller, stat.st_gid)) return ok();
-  if (::chmod(proc_path().c_str(), stat.st_mode & 07777 & ~S_ISGID) != 0) return last_errno();
+  if (::chmod(fd.proc_path().c_str(), stat.st_mode & 07777 & ~S_ISGID) != 0) return last_errno();
   return ok();
 }
 
 FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handle) {
   if (read_only_.load()) return Errno{EROFS};
+  PTC_TRY(const HeldFd fd, held());
   if (change.drops_suid) {
-    PTC_TRY(drop_suid(*change.drops_suid));
+    PTC_TRY(drop_suid(fd, *change.drops_suid));
   }
   if (change.uid || change.gid) {
     struct stat before = {};
-    const bool counts = change.uid && job_->limited() && ::fstat(fd_.get(), &before) == 0;
+    const bool counts = change.uid && job_->limited() && ::fstat(fd.get(), &before) == 0;
     std::shared_lock<std::shared_mutex> gate;
     if (counts) gate = std::shared_lock(job_->space_gate());
-    if (::fchownat(fd_.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
+    if (::fchownat(fd.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
                    AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
       return last_errno();
     }
     if (counts) {
-      const QuotaAmount space = space_of(fd_.get());
+      const QuotaAmount space = space_of(fd.get());
       job_->tree().quotas().add(job_->job().name(), before.st_uid, {-space.bytes, -space.files});
       job_->tree().quotas().add(job_->job().name(), *change.uid, space);
     }
   }
-  if (change.mode && ::chmod(proc_path().c_str(), *change.mode & 07777) != 0) return last_errno();
+  if (change.mode && ::chmod(fd.proc_path().c_str(), *change.mode & 07777) != 0) return last_errno();
   if (change.size) {
     if (handle != nullptr) {
       PTC_TRY(handle->truncate(*change.size));
     } else {
       PTC_TRY(job_->gate().unless_sealed({key()}, [&]() -> FsResult<> {
         return counted(0, [] { return uint64_t{0}; }, [&]() -> FsResult<> {
-          if (::truncate(proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) return last_errno();
+          if (::truncate(fd.proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) return last_errno();
           return ok();
         });
       }));
@@ -302,7 +322,7 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
   if (change.access_time || change.modify_time) {
     const timespec omit{0, UTIME_OMIT};
     timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
-    if (::utimensat(fd_.get(), "", times, AT_EMPTY_PATH) != 0) return last_errno();
+    if (::utimensat(fd.get(), "", times, AT_EMPTY_PATH) != 0) return last_errno();
   }
   return ok();
 }
@@ -318,9 +338,11 @@ FsResult<Opened> RealNode::opened(UniqueFd fd, int flags) {
 FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
   int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
   auto open_now = [&]() -> FsResult<Opened> {
+    PTC_TRY(const HeldFd path, held());
+    PTC_TRY(check_descriptors(path.get()));
     UniqueFd fd;
     const auto open_it = [&]() -> FsResult<> {
-      fd = UniqueFd(::open(proc_path().c_str(), host_flags));
+      fd = UniqueFd(::open(path.proc_path().c_str(), host_flags));
       return ok();
     };
     if ((flags & O_TRUNC) != 0) {
@@ -328,10 +350,9 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
     } else {
       PTC_TRY(open_it());
     }
-    if (gone_.load()) return Errno{ESTALE};
     if (!fd.valid()) return last_errno();
     if ((flags & O_TRUNC) != 0 && caller.uid != 0) {
-      PTC_TRY(drop_suid(caller));
+      PTC_TRY(drop_suid(path, caller));
     }
     return opened(std::move(fd), flags);
   };
@@ -341,24 +362,39 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
 }
 
 FsResult<std::string> RealNode::read_link() {
+  PTC_TRY(const HeldFd fd, held());
   char target[PATH_MAX];
-  ssize_t size = ::readlinkat(fd_.get(), "", target, sizeof(target));
+  ssize_t size = ::readlinkat(fd.get(), "", target, sizeof(target));
   if (size < 0) return last_errno();
   return std::string(target, static_cast<size_t>(size));
 }
 
 FsResult<NodeRef> RealNode::lookup(const std::string& name) {
-  UniqueFd child(::openat(fd_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  PTC_TRY(const HeldFd directory, held());
+  return find(directory, name);
+}
+
+FsResult<NodeRef> RealNode::find(const HeldFd& directory, const std::string& name) {
+  UniqueFd child(::openat(directory.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   if (!child.valid()) return last_errno();
   struct stat stat = {};
   if (::fstat(child.get(), &stat) != 0) return last_errno();
   NodeTable& table = job_->tree().table();
-  if (NodeRef known = table.find(key_of(stat))) return known;
-  return table.intern(std::make_shared<RealNode>(job_, std::move(child), stat));
+  const NodeRef known = table.find(key_of(stat));
+  auto* real = dynamic_cast<RealNode*>(known.get());
+  if (known != nullptr && (real == nullptr || !job_->tree().handles().enabled())) return known;
+  if (!job_->tree().handles().enabled()) {
+    PTC_TRY(check_descriptors(child.get()));
+  }
+  HostFile file(job_->tree().handles(), std::move(child));
+  if (real != nullptr && real->file_.same_file(file)) return known;
+  if (real != nullptr) table.displace(*real);  // its file is gone, and this one has got its number
+  return table.intern(std::make_shared<RealNode>(job_, std::move(file), stat));
 }
 
 FsResult<std::vector<DirEntry>> RealNode::list() {
-  int fd = ::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  PTC_TRY(const HeldFd directory, held());
+  int fd = ::openat(directory.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return last_errno();
   DIR* stream = ::fdopendir(fd);
   if (stream == nullptr) {
@@ -387,72 +423,81 @@ FsResult<> RealNode::change(const std::function<bool()>& call) {
   });
 }
 
-gid_t RealNode::group_for(const Caller& caller) const {
+gid_t RealNode::group_for(const HeldFd& directory, const Caller& caller) {
   struct stat stat = {};
-  bool inherits = ::fstat(fd_.get(), &stat) == 0 && (stat.st_mode & S_ISGID) != 0;
+  bool inherits = ::fstat(directory.get(), &stat) == 0 && (stat.st_mode & S_ISGID) != 0;
   return inherits ? stat.st_gid : caller.gid;
 }
 
 FsResult<Created> RealNode::create(const Caller& caller, const std::string& name, mode_t mode,
                                    int flags) {
   int host_flags = (flags & (O_ACCMODE | O_SYNC | O_DSYNC)) | O_CREAT | O_EXCL | O_CLOEXEC;
+  PTC_TRY(const HeldFd directory, held());
+  PTC_TRY(check_descriptors(directory.get()));
   UniqueFd fd;
   PTC_TRY(counted_new(caller, [&] {
     return change([&] {
-      fd = UniqueFd(::openat(fd_.get(), name.c_str(), host_flags, mode & 07777));
+      fd = UniqueFd(::openat(directory.get(), name.c_str(), host_flags, mode & 07777));
       // Somebody else was quicker: ESTALE makes the kernel look again and check permissions.
       if (!fd.valid() && errno == EEXIST && (flags & O_EXCL) == 0) errno = ESTALE;
       return fd.valid();
     });
   }));
-  PTC_TRY(give_to(fd.get(), "", caller.uid, group_for(caller)));
+  PTC_TRY(give_to(fd.get(), "", caller.uid, group_for(directory, caller)));
   if ((mode & (S_ISUID | S_ISGID)) != 0) ::fchmod(fd.get(), mode & 07777);  // chown drops them
-  PTC_TRY(auto node, RealNode::lookup(name));
+  PTC_TRY(auto node, find(directory, name));
   auto real = std::dynamic_pointer_cast<RealNode>(node);
   PTC_TRY(auto opened, real->opened(std::move(fd), flags));
   return Created{std::move(node), std::move(opened)};
 }
 
-FsResult<NodeRef> RealNode::adopt_new(const Caller& caller, const std::string& name, mode_t mode) {
-  PTC_TRY(give_to(fd_.get(), name.c_str(), caller.uid, group_for(caller)));
-  PTC_TRY(auto node, RealNode::lookup(name));
+FsResult<NodeRef> RealNode::adopt_new(const HeldFd& directory, const Caller& caller, const std::string& name,
+                                      mode_t mode) {
+  PTC_TRY(give_to(directory.get(), name.c_str(), caller.uid, group_for(directory, caller)));
+  PTC_TRY(auto node, find(directory, name));
   if (!S_ISDIR(mode) && !S_ISLNK(mode) && (mode & (S_ISUID | S_ISGID)) != 0) {
-    ::chmod(static_cast<RealNode&>(*node).proc_path().c_str(), mode & 07777);
+    PTC_TRY(const HeldFd made, static_cast<RealNode&>(*node).held());
+    ::chmod(made.proc_path().c_str(), mode & 07777);
   }
   return node;
 }
 
 FsResult<NodeRef> RealNode::make_directory(const Caller& caller, const std::string& name,
                                            mode_t mode) {
+  PTC_TRY(const HeldFd directory, held());
   PTC_TRY(counted_new(caller, [&] {
-    return change([&] { return ::mkdirat(fd_.get(), name.c_str(), mode & 07777) == 0; });
+    return change([&] { return ::mkdirat(directory.get(), name.c_str(), mode & 07777) == 0; });
   }));
-  return adopt_new(caller, name, S_IFDIR | mode);
+  return adopt_new(directory, caller, name, S_IFDIR | mode);
 }
 
 FsResult<NodeRef> RealNode::make_node(const Caller& caller, const std::string& name, mode_t mode) {
   if (!S_ISREG(mode) && !S_ISFIFO(mode) && !S_ISSOCK(mode)) return Errno{EPERM};  // mounted nodev
+  PTC_TRY(const HeldFd directory, held());
   PTC_TRY(counted_new(caller, [&] {
-    return change([&] { return ::mknodat(fd_.get(), name.c_str(), mode, 0) == 0; });
+    return change([&] { return ::mknodat(directory.get(), name.c_str(), mode, 0) == 0; });
   }));
-  return adopt_new(caller, name, mode);
+  return adopt_new(directory, caller, name, mode);
 }
 
 FsResult<NodeRef> RealNode::make_symlink(const Caller& caller, const std::string& name,
                                          const std::string& target) {
+  PTC_TRY(const HeldFd directory, held());
   PTC_TRY(counted_new(caller, [&] {
-    return change([&] { return ::symlinkat(target.c_str(), fd_.get(), name.c_str()) == 0; });
+    return change([&] { return ::symlinkat(target.c_str(), directory.get(), name.c_str()) == 0; });
   }));
-  return adopt_new(caller, name, S_IFLNK);
+  return adopt_new(directory, caller, name, S_IFLNK);
 }
 
 FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
   auto* real = dynamic_cast<RealNode*>(&node);
   if (real == nullptr || real->read_only_.load()) return Errno{EPERM};
   if (real->job_ != job_) return Errno{EXDEV};
+  PTC_TRY(const HeldFd directory, held());
+  PTC_TRY(const HeldFd file, real->held());
   // A file that is being committed must not get a second name that it could be written through.
   return job_->gate().unless_sealed({key(), real->key()}, [&]() -> FsResult<NodeRef> {
-    if (::linkat(AT_FDCWD, real->proc_path().c_str(), fd_.get(), name.c_str(),
+    if (::linkat(AT_FDCWD, file.proc_path().c_str(), directory.get(), name.c_str(),
                  AT_SYMLINK_FOLLOW) != 0) {
       return last_errno();
     }
@@ -464,32 +509,33 @@ FsResult<> RealNode::unlink(const std::string& name) { return remove(name, 0); }
 FsResult<> RealNode::remove_directory(const std::string& name) { return remove(name, AT_REMOVEDIR); }
 
 FsResult<> RealNode::remove(const std::string& name, int flags) {
-  const RealNodeRef removed = job_->limited() ? child(name) : nullptr;
-  PTC_TRY(change([&] { return ::unlinkat(fd_.get(), name.c_str(), flags) == 0; }));
-  if (removed != nullptr) removed->note_unlinked();
-  return ok();
+  PTC_TRY(const HeldFd directory, held());
+  return take_away(directory, name, [&] {
+    return change([&] { return ::unlinkat(directory.get(), name.c_str(), flags) == 0; });
+  });
 }
 
 FsResult<> RealNode::sync_directory() {
-  UniqueFd fd(::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  PTC_TRY(const HeldFd directory, held());
+  UniqueFd fd(::openat(directory.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid() || ::fsync(fd.get()) != 0) return last_errno();
   return ok();
 }
 
 FsResult<std::string> RealNode::get_xattr(const std::string& name) {
   if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
+  PTC_TRY(const HeldFd fd, held());
   std::string value(XATTR_SIZE_MAX, '\0');
-  ssize_t size = ::getxattr(proc_path().c_str(), name.c_str(), value.data(), value.size());
-  if (gone_.load()) return Errno{ESTALE};
+  ssize_t size = ::getxattr(fd.proc_path().c_str(), name.c_str(), value.data(), value.size());
   if (size < 0) return last_errno();
   value.resize(static_cast<size_t>(size));
   return value;
 }
 
 FsResult<std::vector<std::string>> RealNode::list_xattrs() {
+  PTC_TRY(const HeldFd fd, held());
   std::string names(XATTR_LIST_MAX, '\0');
-  ssize_t size = ::listxattr(proc_path().c_str(), names.data(), names.size());
-  if (gone_.load()) return Errno{ESTALE};
+  ssize_t size = ::listxattr(fd.proc_path().c_str(), names.data(), names.size());
   if (size < 0) return last_errno();
   std::vector<std::string> result;
   for (size_t at = 0; at < static_cast<size_t>(size);) {
@@ -503,7 +549,8 @@ FsResult<std::vector<std::string>> RealNode::list_xattrs() {
 FsResult<> RealNode::set_xattr(const std::string& name, std::string_view value, int flags) {
   if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
   if (read_only_.load()) return Errno{EROFS};
-  if (::setxattr(proc_path().c_str(), name.c_str(), value.data(), value.size(), flags) != 0) {
+  PTC_TRY(const HeldFd fd, held());
+  if (::setxattr(fd.proc_path().c_str(), name.c_str(), value.data(), value.size(), flags) != 0) {
     return last_errno();
   }
   return ok();
@@ -512,7 +559,8 @@ FsResult<> RealNode::set_xattr(const std::string& name, std::string_view value, 
 FsResult<> RealNode::remove_xattr(const std::string& name) {
   if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
   if (read_only_.load()) return Errno{EROFS};
-  if (::removexattr(proc_path().c_str(), name.c_str()) != 0) return last_errno();
+  PTC_TRY(const HeldFd fd, held());
+  if (::removexattr(fd.proc_path().c_str(), name.c_str()) != 0) return last_errno();
   return ok();
 }
 

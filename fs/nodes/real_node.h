@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 
+#include "fs/host_file.h"
 #include "fs/node.h"
 #include "fs/passthrough.h"
 #include "fs/tree.h"
@@ -18,16 +19,16 @@ namespace ptc {
 class RealNode;
 using RealNodeRef = std::shared_ptr<RealNode>;
 
-/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Its fd is
-/// O_PATH; everything is done relative to it, so no path of a user is ever resolved on the host.
+/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything is done by
+/// its handle, or relative to it, so no path of a user is ever resolved on the host.
 /// Key: device and inode number, so that all hard links of a file are one node.
 class RealNode : public Node {
  public:
   ~RealNode() override;
-  RealNode(JobViewRef job, UniqueFd fd, const struct stat& stat);
+  RealNode(JobViewRef job, HostFile file, const struct stat& stat);
 
   JobView& job() const { return *job_; }
-  int fd() const { return fd_.get(); }
+  FsResult<HeldFd> held() const;
   static std::string key_of(const struct stat& stat);
 
   /// The file became part of a checkpoint: no more writing through what the kernel still knows.
@@ -37,8 +38,8 @@ class RealNode : public Node {
   bool let_go_if_removed();
   /// It has lost a name. Of a file that has none left, space is counted until it is closed (Quotas).
   void note_unlinked();
-  /// Tells the job that the file under this name was written, if it is below incoming/.
-  void note_written() const;
+  /// Tells the job that the file was written, if its name, by which `fd` was opened, is below incoming/.
+  void note_written(int fd) const;
 
   /// Changes this directory by a system call, which says whether it went well; EBUSY while it is
   /// being committed.
@@ -79,11 +80,10 @@ class RealNode : public Node {
 
  protected:
   /// For directories of the tree that have a key of their own.
-  RealNode(JobViewRef job, UniqueFd fd, std::string key);
+  RealNode(JobViewRef job, HostFile file, std::string key);
 
  private:
   friend class RealHandle;
-  std::string proc_path() const;
   /// Runs what changes how much space the file takes, and counts that. Where the job is not limited, it only runs.
   /// `most`: bytes that it may take more; `needed` says it better, and is asked where that is too much.
   template <class Change>
@@ -91,17 +91,19 @@ class RealNode : public Node {
   /// The same of a new name in this directory.
   FsResult<> counted_new(const Caller& caller, const std::function<FsResult<>()>& make);
   FsResult<> remove(const std::string& name, int flags);
-  RealNodeRef child(const std::string& name) const;  // that the kernel knows; null: none
-  FsResult<> drop_suid(const Caller& caller);  // and S_ISGID, as a write of his does
+  /// Takes a name out of `directory` by `call`. Who has the file open, or is in the directory that it was, keeps that.
+  FsResult<> take_away(const HeldFd& directory, const std::string& name, const std::function<FsResult<>()>& call);
+  FsResult<> drop_suid(const HeldFd& fd, const Caller& caller);  // and S_ISGID, as a write of his does
+  FsResult<NodeRef> find(const HeldFd& directory, const std::string& name);
   FsResult<Opened> opened(UniqueFd fd, int flags);
-  FsResult<NodeRef> adopt_new(const Caller& caller, const std::string& name, mode_t mode);
-  gid_t group_for(const Caller& caller) const;
+  FsResult<NodeRef> adopt_new(const HeldFd& directory, const Caller& caller, const std::string& name, mode_t mode);
+  static gid_t group_for(const HeldFd& directory, const Caller& caller);
 
   const JobViewRef job_;
-  const UniqueFd fd_;
+  HostFile file_;
   InodeMode mode_;
   std::atomic<uint64_t> writers_{0};
-  std::atomic<bool> read_only_{false}, gone_{false};
+  std::atomic<bool> read_only_{false};
   std::mutex space_mutex_;  // what changes its space is counted one by one
   std::atomic<bool> nameless_{false};
 };

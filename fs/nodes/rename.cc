@@ -13,7 +13,8 @@ namespace {
 
 /// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
 FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name, EditableFile& file) {
-  UniqueFd fd(::openat(parent.fd(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  PTC_TRY(const HeldFd directory, parent.held());
+  UniqueFd fd(::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   auto refuse = [&](int error, const std::string& what) {
     parent.job().job().note_refused_save(file.name(), fmt::format("{} is {}", name, what));
     return Errno{error};
@@ -37,7 +38,9 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
 /// in force; only its name is gone until somebody writes it again.
 FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
                      const std::string& target_name, unsigned flags) {
-  const int job_dir = parent.job().files_fd();
+  const HeldFd files = parent.job().files_fd();
+  const int job_dir = files.get();
+  PTC_TRY(const HeldFd target_dir, target.held());
   PTC_TRY(auto scratch, as_fs(parent.job().scratch_path()));
   auto moved = [&]() -> FsResult<> {
     PTC_TRY(auto fd, as_fs(open_file(job_dir, scratch, O_WRONLY | O_CREAT | O_EXCL)));
@@ -50,7 +53,7 @@ FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
       return last_errno();
     }
     return target.change([&] {
-      return ::renameat2(job_dir, scratch.c_str(), target.fd(), target_name.c_str(), flags) == 0;
+      return ::renameat2(job_dir, scratch.c_str(), target_dir.get(), target_name.c_str(), flags) == 0;
     });
   }();
   if (!moved) {
@@ -89,18 +92,20 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     return ok();
   }
 
-  const RealNodeRef replaced = job_->limited() ? target->child(target_name) : nullptr;
-  PTC_TRY(job_->gate().unless_sealed({key(), target->key()}, [&]() -> FsResult<> {
-    if (::renameat2(fd_.get(), name.c_str(), target->fd_.get(), target_name.c_str(), flags) != 0) {
+  PTC_TRY(const HeldFd source_dir, held());
+  PTC_TRY(const HeldFd target_dir, target->held());
+  auto rename_now = [&]() -> FsResult<> {
+    if (::renameat2(source_dir.get(), name.c_str(), target_dir.get(), target_name.c_str(), flags) != 0) {
       return last_errno();
     }
     return ok();
+  };
+  PTC_TRY(target->take_away(target_dir, target_name, [&] {
+    return job_->gate().unless_sealed({key(), target->key()}, rename_now);
   }));
-  if (replaced != nullptr) replaced->note_unlinked();
   // What was written under a temporary name is complete now.
-  if (auto moved = target->RealNode::lookup(target_name)) {
-    static_cast<RealNode&>(*moved.value()).note_written();
-  }
+  const UniqueFd moved(::openat(target_dir.get(), target_name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (moved.valid()) note_written(moved.get());
   return ok();
 }
 

@@ -1,11 +1,14 @@
-"""Many jobs of little activity share threads; a layout that would take too much is not even begun; what is computed for one
+"""Many jobs and files take neither threads nor descriptors; a layout that would take too much is not even begun; what is computed for one
 who looks takes no memory when he has gone.
 
 PTC_JOBS=10000 makes as many (500 otherwise), PTC_RANKS=30000 looks at so many (3000), PTC_NAMES=2000000 lists so many (120000).
 """
+import contextlib
+import errno
 import os
 import subprocess
 import time
+import unittest
 
 import models
 import mount
@@ -19,8 +22,8 @@ class ManyJobs(mount.TestCase):
     def count(self, what):
         return len(os.listdir(f"/proc/{self.mount.process.pid}/{what}"))
 
-    def test_a_job_costs_no_thread(self):
-        before = self.count("task")
+    def test_a_job_costs_no_thread_and_no_descriptor(self):
+        before, descriptors = self.count("task"), self.count("fd")
         for i in range(JOBS):
             os.mkdir(f"{self.mount.path}/many-{i}")
         subprocess.run(["ls", "-lR", self.mount.path], stdout=subprocess.DEVNULL, check=True)
@@ -31,6 +34,94 @@ class ManyJobs(mount.TestCase):
         while self.count("task") > before + 8 and time.monotonic() < deadline:
             time.sleep(0.5)
         self.assertLessEqual(self.count("task"), before + 8)
+        self.assertLessEqual(self.count("fd"), descriptors + 8)
+
+
+class Descriptors(unittest.TestCase):
+    """Of a daemon that may have few."""
+    LIMIT, FILES = 600, 3000
+
+    def mounted(self, *launcher):
+        """Ready, as started through `launcher`; and how many descriptors it has then."""
+        daemon = mount.Mount()
+        daemon.launcher = (*launcher, "prlimit", f"--nofile={self.LIMIT}:{self.LIMIT}")
+        daemon.__enter__()
+        self.addCleanup(daemon.__exit__)
+        return daemon
+
+    def open_descriptors(self, daemon):
+        return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+    def make_files(self, daemon):
+        directory = daemon.job("files").incoming("many")
+        os.makedirs(directory)
+        for i in range(self.FILES):
+            models.write_file(f"{directory}/{i}", str(i))
+        return directory
+
+    def check_others(self, daemon, name):
+        job = daemon.job(name)
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        self.assertEqual(job.status()["state"], "idle")
+        self.assertTrue(mount.digests(job.checkpoint("base", "layouts/tp2-pp1-dp1")))
+
+    def test_what_is_known_takes_none(self):
+        daemon = self.mounted()
+        before = self.open_descriptors(daemon)
+        directory = self.make_files(daemon)
+        for i in range(self.LIMIT):
+            daemon.job(f"job-{i}")
+        subprocess.run(["ls", "-lR", daemon.path], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(f"cat {directory}/* | wc -c", shell=True, check=True, stdout=subprocess.DEVNULL)
+        self.assertLessEqual(self.open_descriptors(daemon), before + 8)
+        self.check_others(daemon, "other")
+
+    def test_what_is_open_leaves_a_reserve(self):
+        daemon = self.mounted()
+        directory = self.make_files(daemon)
+        opened = []
+        with self.assertRaises(OSError) as failed:
+            for i in range(self.FILES):
+                opened.append(os.open(f"{directory}/{i}", os.O_RDONLY))
+        self.assertEqual(failed.exception.errno, errno.EMFILE)
+        self.assertGreater(len(opened), self.LIMIT / 2)
+        self.check_others(daemon, "other")
+        for fd in opened:
+            os.close(fd)
+        self.assertEqual(mount.read_text(f"{directory}/{self.FILES - 1}"), str(self.FILES - 1))
+
+    def test_removed_and_still_in_use(self):
+        """What has no name any more is found by who has it open, or is in it."""
+        daemon = self.mounted()
+        directory = daemon.job("files").incoming("removed")
+        os.makedirs(directory + "/below")
+        with open(directory + "/file", "w+", encoding="ascii") as file, open(directory + "/other", "w", encoding="ascii"):
+            inside = os.open(directory + "/below", os.O_PATH)
+            self.addCleanup(os.close, inside)
+            os.unlink(directory + "/file")
+            os.rename(directory + "/other", directory + "/file")
+            os.rmdir(directory + "/below")
+            file.write("still here")
+            file.flush()
+            self.assertEqual(os.fstat(file.fileno()).st_nlink, 0)
+            self.assertEqual(os.fstat(file.fileno()).st_size, 10)
+            self.assertEqual(os.stat(inside).st_nlink, 0)
+            self.assertEqual(os.listdir(f"/proc/self/fd/{inside}"), [])
+            self.assertEqual(mount.error_of(os.mkdir, f"/proc/self/fd/{inside}/more"), "ENOENT")
+
+    def test_without_handles(self):
+        """Then what is known takes one each; but not the last."""
+        drop = ("--bounding-set", "-dac_read_search", "--inh-caps", "-dac_read_search")
+        if subprocess.run(["setpriv", *drop, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            self.skipTest("no setpriv here that takes capabilities away")
+        daemon = self.mounted("setpriv", *drop)
+        directory = daemon.job("files").incoming("many")
+        os.makedirs(directory)
+        with contextlib.suppress(OSError):
+            for i in range(self.FILES):
+                models.write_file(f"{directory}/{i}", str(i))
+        self.check_others(daemon, "other")
 
 
 class Memory(mount.TestCase):
