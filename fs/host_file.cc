@@ -117,10 +117,10 @@ FsResult<> check_descriptors(int any) {
     return all - std::min(1024, all / 4);
   }();
   const UniqueFd next(::fcntl(any, F_DUPFD_CLOEXEC, 0));
-  if (next.valid() && next.get() < most) return ok();
   const Errno error = next.valid() ? Errno{EMFILE} : last_errno();
-  descriptors_short = true;
-  return error;
+  if (!next.valid() || next.get() >= most / 4 * 3) descriptors_short = true;
+  if (!next.valid() || next.get() >= most) return error;
+  return ok();
 }
 
 bool were_descriptors_short() { return descriptors_short.exchange(false); }

@@ -75,7 +75,7 @@ class HostFile {
 /// EMFILE when the descriptors are as good as gone: the last are left to what nobody asked for by opening files, that is
 /// other nodes, the metadata, and the daemon's own work. `any` is one of whatever.
 FsResult<> check_descriptors(int any);
-/// Whether that has been so since the last call.
+/// Whether that has been so, or nearly, since the last call.
 bool were_descriptors_short();
 
 }  // namespace ptc

@@ -125,7 +125,7 @@ class Housekeeping {
   explicit Housekeeping(FuseSession& session) : session_(session) {}
   void tick() {
     // Where files are not found by handles, each that the kernel knows takes a descriptor.
-    if (were_descriptors_short()) session_.prune_names(/*all=*/true);
+    if (were_descriptors_short() && !session_.tree().handles().enabled()) session_.prune_names(/*all=*/true);
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return;
     next_ = now + kEvery;
