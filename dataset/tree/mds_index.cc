@@ -22,7 +22,8 @@ int digits_of(uint64_t number) { return static_cast<int>(fmt::formatted_size("{}
 std::optional<uint64_t> mds_bytes_of_each(const SampleSource& source) {
   const std::vector<MdsColumn>& columns = source.mds_columns();
   if (columns.empty() || source.samples() == 0) return std::nullopt;
-  const bool fixed = std::all_of(columns.begin(), columns.end(), [](const MdsColumn& column) { return column.bytes.has_value(); });
+  const bool fixed =
+      std::all_of(columns.begin(), columns.end(), [](const MdsColumn& column) { return column.bytes.has_value(); });
   return fixed ? std::optional(sample_bytes(TreeKind::kMds, source, 0)) : std::nullopt;
 }
 

@@ -397,7 +397,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     changed.notify_all();
     if (part.has_value())
       finished_parts[id] = {std::move(wanted_plan), part.value(), epoch,
-                            {false, "moving", record.checkpoint->name(), stored->spec.name(), wanted.spec.name(), bytes, all_bytes}};
+                            {false, "moving", record.checkpoint->name(), stored->spec.name(), wanted.spec.name(), bytes,
+                             all_bytes}};
     given_up = commits && !commits_elsewhere.contains(id);
   }
   if (!given_up) return part;

@@ -130,8 +130,8 @@ struct JobStore::Impl {
 
   std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
   JobServices services() {
-    return {meta, images.get(), executor.get(), results.get(), removed.get(), reports.get(), &reshards, &hashing, node, cluster, &pace,
-            [this] { if (scrubber != nullptr) scrubber->wake(); }, [this] { return catch_up(); }};
+    return {meta, images.get(), executor.get(), results.get(), removed.get(), reports.get(), &reshards, &hashing, node,
+            cluster, &pace, [this] { if (scrubber != nullptr) scrubber->wake(); }, [this] { return catch_up(); }};
   }
 
   // In a cluster: follows what other nodes decide.

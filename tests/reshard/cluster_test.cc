@@ -551,13 +551,14 @@ TEST_F(ClusterTest, WhatOneNodeDecidedAllOthersSeeWhenItReturns) {
 TEST_F(ClusterTest, ProgressIsTheSameOnAllNodes) {
   struct Seen {
     std::atomic<int> parts = 0;
-    std::atomic<bool> slow = false;
-    std::string held;  // once two parts were asked for
+    std::atomic<bool> slow = false, holds = false;
+    std::string held;  // once it holds
   };
   auto seen = std::make_shared<Seen>();
   cluster_.loses = [seen](const std::string& node, std::string_view method) {
     if (!seen->slow || method != "job/part" || ++seen->parts != 2) return false;
     seen->held = node;
+    seen->holds = true;
     while (seen->slow) usleep(1000);
     return false;
   };
@@ -582,7 +583,7 @@ TEST_F(ClusterTest, ProgressIsTheSameOnAllNodes) {
   for (unsigned node : {0u, 1u, 2u})
     for (;; usleep(10'000)) {
       const std::optional<ReshardProgress> shown = progress(node);
-      if (!shown || seen->parts < 2) continue;
+      if (!shown || !seen->holds) continue;
       if (shown->bytes_total - shown->bytes_done != bytes[seen->held]) continue;
       EXPECT_EQ(shown->to, spec_of(thirds).name());
       EXPECT_EQ(shown->checkpoint, "base");
