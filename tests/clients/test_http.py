@@ -188,6 +188,14 @@ class Http(mount.TestCase):
             connection.close()
 
 
+def ends(connection):
+    """Without an answer. A connection that nobody accepted yet, or read from to its end, is reset."""
+    try:
+        return received(connection) == b""
+    except ConnectionResetError:
+        return True
+
+
 class Starting(mount.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -201,8 +209,8 @@ class Starting(mount.TestCase):
             idle, half = mounted.raw(), mounted.raw(b"GET /metrics HT")
             process = mounted.process
             process.send_signal(signal.SIGTERM)
-            self.assertEqual(received(idle), b"")
-            self.assertEqual(received(half), b"")
+            self.assertTrue(ends(idle))
+            self.assertTrue(ends(half))
             self.assertEqual(process.wait(timeout=60), 0)
             self.assertNotIn("does not end", mount.read_text(mounted.log))
 
