@@ -47,6 +47,12 @@ const CheckpointRecord* Job::Impl::latest() const {
   return newest;
 }
 
+bool Job::Impl::is_there(const Checkpoint& checkpoint) const {
+  std::lock_guard lock(mutex);
+  const auto known = checkpoints.find(checkpoint.name());
+  return known != checkpoints.end() && known->second.checkpoint.get() == &checkpoint;
+}
+
 bool Job::Impl::settled() const {
   const CheckpointRecord* newest = latest();
   if (failed && failed->revision == revision &&

@@ -215,6 +215,7 @@ struct Job::Impl {
   std::string leader_key() const { return "leaders/" + job->name(); }
   std::string checkpoint_dir(std::string_view id) const;
   const CheckpointRecord* latest() const;      // mutex held
+  bool is_there(const Checkpoint& checkpoint) const;  // it was not removed; takes mutex
   uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
   uint64_t missing_copies() const;             // mutex held: bytes
   bool settled() const;                        // mutex held: nothing to reshard

@@ -37,7 +37,9 @@ Result<> Job::Impl::settle_older(const Layout& wanted, int64_t wanted_revision, 
       const std::string spec = record.checkpoint->stored()->spec.name();
       activity = activities.begin({Activity::Kind::kReshard, name, spec, spec});
     }
+    const CheckpointRef checkpoint = record.checkpoint;
     Result<> settled = settle_one(std::move(record), wanted.replicas, *activity);
+    if (settled.has_error() && !is_there(*checkpoint)) continue;
     if (settled.has_error()) return std::move(settled).error().with_context("checkpoint " + name);
   }
   return ok();

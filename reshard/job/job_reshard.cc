@@ -63,6 +63,8 @@ void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted, in
     result = make_error(Code::kNoSpace, "{}", error.what());
   }
   stop_leading();
+  if (result.has_error() && newest != nullptr && !is_there(*newest))
+    result = make_error(Code::kCancelled, "checkpoint {} was removed", newest->name());
   std::lock_guard lock(mutex);
   const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
                                                 result.error().code() == Code::kConflict);

@@ -1,6 +1,6 @@
 // Jobs on several nodes: the same state of affairs everywhere, the least moved, nobody's loss matters.
-#include <boost/json/parse.hpp>
 #include <atomic>
+#include <boost/json/parse.hpp>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -446,6 +446,31 @@ TEST_F(ClusterTest, NothingNewIsPlacedOnADrainedNode) {
   EXPECT_GT(cluster_.store(0).bytes_on("w1"), 0u);
   expect_everywhere({0, 1, 2}, spec_of(three));
   EXPECT_EQ(cluster_.store(0).cancel_drain("w1").error().code(), Code::kNotFound);
+}
+
+TEST_F(ClusterTest, WhatIsRemovedWhileOlderOnesGetCopiesIsNoFailure) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  JobRef job = cluster_.job(0, "job");
+  for (const std::string name : {"a", "b", "c"}) {
+    write_ranks(sample_, LayoutSpec(), job->files_dir() + "/incoming/" + name);
+    ASSERT_TRUE(job->commit(name, name).has_value());
+  }
+  cluster_.wait_settled();
+  auto images_of = [&](const char* name) { return job->find_checkpoint(name)->stored()->images.size(); };
+  const size_t images = images_of("c");
+  std::atomic<bool> removed = false;
+  cluster_.loses = [&](const std::string&, std::string_view method) {
+    if (method == "job/part" && images_of("c") > images && !removed.exchange(true)) {  // a is at it, and b comes next
+      EXPECT_TRUE(job->remove_checkpoint("b").has_value());
+    }
+    return false;
+  };
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1})");
+  cluster_.wait_settled();
+  cluster_.loses = nullptr;
+  EXPECT_TRUE(removed);
+  EXPECT_EQ(job->numbers().state, JobState::kIdle) << job->status_json();
+  EXPECT_GT(images_of("a"), images);
 }
 
 TEST_F(ClusterTest, WhatCannotBeDrainedIsSaid) {
