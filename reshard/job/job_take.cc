@@ -58,14 +58,16 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
   const std::string incoming(name->as_string());
   const KeyedLock::Held one = takes.hold(incoming);  // it may be asked again before it has answered
   PTC_TRY(note_commit_elsewhere(request, id));
+  const auto given_up = [] { return make_error(Code::kConflict, "the commit was given up"); };  // meanwhile
   std::shared_ptr<CommitShare> share;
   std::vector<std::string> earlier;  // which the same node gave up: it leads one of a directory at a time
   {
     std::lock_guard lock(mutex);
-    const CommitElsewhere& own = commits_elsewhere[id];
-    share = own.share;
+    const auto own = commits_elsewhere.find(id);
+    if (own == commits_elsewhere.end()) return given_up();
+    share = own->second.share;
     for (const auto& [other, known] : commits_elsewhere)
-      if (other != id && known.from == own.from && known.share != nullptr && known.share->incoming() == incoming)
+      if (other != id && known.from == own->second.from && known.share != nullptr && known.share->incoming() == incoming)
         earlier.push_back(other);
   }
   for (const std::string& other : earlier) untake(other);
@@ -92,8 +94,17 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
       return std::string();
     }
     share = std::move(taken).value();
-    std::lock_guard lock(mutex);
-    commits_elsewhere[id].share = share;
+    bool wanted = false;
+    {
+      std::lock_guard lock(mutex);
+      const auto known = commits_elsewhere.find(id);
+      wanted = known != commits_elsewhere.end();
+      if (wanted) known->second.share = share;
+    }
+    if (!wanted) {
+      share->withdraw();
+      return given_up();
+    }
   }
   Result<std::string> listing = list_files(share->directory());
   if (listing.has_error()) untake(id);

@@ -116,6 +116,52 @@ class Membership : public ::testing::Test {
   std::unique_ptr<JobStore> store_;
 };
 
+/// A node that was overlooked when what was agreed was made anew: its key and its lease may have come back with a backup.
+TEST(Decisions, NameTheClusterAsItWasWhenTheNodeJoined) {
+  std::unique_ptr<MetaClient> meta = make_memory_meta();
+  OneNode cluster(*meta, "w0");
+  auto make_anew = [&] { return meta->commit({.puts = {{std::string(kIdentityKey), "{}"}}}).value(); };
+  cluster.belongs_to({std::string(kIdentityKey), make_anew()});
+  auto decide = [&] { return commit_fenced(*meta, &cluster, {.puts = {{"jobs/a", "{}"}}}); };
+  ASSERT_TRUE(decide().has_value());
+  make_anew();
+  const Result<int64_t> decided = decide();
+  ASSERT_TRUE(decided.has_error());
+  EXPECT_EQ(decided.error().code(), Code::kConflict);
+}
+
+/// Who leads a commit gives it up while this node seals its part of it.
+class GivesUpWhileItSeals final : public JobListener {
+ public:
+  std::unique_ptr<JobStore> store;
+  void names_changed() override {}
+  void checkpoint_changed(const std::string&, const std::string&) override {}
+  Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string&, GivesWay) override {
+    EXPECT_TRUE(store->find(job)->answer("untake", R"({"id": "one"})").has_value());
+    return std::unique_ptr<Seal>();
+  }
+};
+
+TEST(Decisions, WhatIsGivenUpWhileItIsTakenIsTakenByNobody) {
+  const TempDir dir;
+  std::unique_ptr<MetaClient> meta = make_memory_meta();
+  OneNode cluster(*meta, "w0");
+  GivesUpWhileItSeals listener;
+  JobStoreOptions options;
+  options.directory = dir.path();
+  options.node = "w0";
+  options.cluster = {meta.get(), &cluster, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
+  listener.store = JobStore::open(options, &listener).value();
+  JobRef job = listener.store->create_job("job").value();
+  write_file(fs::path(job->files_dir()) / "incoming/base/rank/0/notes", "staged");
+  const std::string take = R"({"id": "one", "incoming": "base", "from": "w0", "fence": 1})";
+  const Result<std::string> taken = job->answer("take", take);
+  ASSERT_TRUE(taken.has_error()) << taken.value();
+  EXPECT_EQ(taken.error().code(), Code::kConflict);
+  job.reset();
+  listener.store.reset();
+}
+
 TEST_F(Membership, AStoreThatWasAloneJoinsWithItsJobs) {
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
