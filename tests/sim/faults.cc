@@ -249,9 +249,13 @@ bool World::wait_calm_with_copies() {
   return operating_ == 0 && replicas_ > 0 && wait_settled(kToEnd) && all_have_copies();
 }
 
-void World::fail() {
+void World::note_fault() {
   ++faults_;
   last_fault_ = now();
+}
+
+void World::fail() {
+  note_fault();
   if (chance(5)) return lose_a_directory();
   Network& network = cluster_.network();
   const unsigned node = some_node();

@@ -62,6 +62,7 @@ void World::suspend(unsigned node) {
   if (!cluster_.is_up(node) || network.is_frozen(node)) return;
   const std::string name = SimCluster::name(node);
   say("suspended: " + name);
+  note_fault();
   network.set_frozen(node, true);
   cluster_.agreement().end_lease_of(node);
   ++operating_;
@@ -70,6 +71,7 @@ void World::suspend(unsigned node) {
     name_thread("sleep of " + name);
     sleep(std::chrono::milliseconds(100 + draw(4000)));
     say("goes on: " + name);
+    note_fault();
     network.set_frozen(node, false);
     --operating_;
     wake_all(&operating_);

@@ -28,6 +28,7 @@ void World::operate() {
 
 void World::act(char what, unsigned node) {
   auto begin = [&](const char* name, const Op& op) { in_background(name, node, op); };
+  if (what == 'k' || what == 'x') note_fault();
   switch (what) {
     case 'C': return begin("commit", [this](unsigned n) { write_and_commit(n); });
     case 'c': return begin("commit", [this](unsigned n) { write_and_commit(n, Write::kInForce); });

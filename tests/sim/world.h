@@ -99,6 +99,7 @@ class World {
 
   // faults.cc
   void fail();
+  void note_fault();
   void until(Time end, const std::string& what, std::function<void()> heal);
   void heal_what_is_due();
   bool is_calm() const;  // nothing fails, nor did a moment ago
