@@ -28,8 +28,8 @@ Time World::hold_back(unsigned node, Decision decision) {
 }
 
 void World::note_begin(unsigned node, Decision decision) {
-  if (focus_ == nullptr || focus_->early.empty() || over_ || held_ >= kMostHeld || !late_.contains(decision) || !chance(50)) return;
-  ++held_;
+  if (focus_ == nullptr || focus_->early.empty() || over_ || slept_ >= kMostHeld || !late_.contains(decision) || !chance(50)) return;
+  ++slept_;
   slow_down_disk(node);  // else it is over at once
   interfere(node, 600ms, focus_->early);
 }

@@ -50,7 +50,7 @@ void see_nodes_as_promised(bool own, const std::string& self, std::vector<MetaEn
 const std::vector<Break>& planted_breaks() {
   using What = Break::What;
   static const std::vector<Break> breaks = {
-      {"flip-leader", {D::kFlip}, What::kKey, is_leader, "ce", "e", "S"},
+      {"flip-leader", {D::kFlip}, What::kKey, is_leader, "ce", "", "S"},
       {"flip-layout", {D::kFlip}, What::kKey, is_layout, "ce", "e"},
       {"flip-in-force", {D::kFlip}, What::kKey, is_in_force, "cek", "c"},
       {"flip-checkpoint", {D::kFlip}, What::kKey, is_record, "cce", "rp"},

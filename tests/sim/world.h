@@ -159,7 +159,7 @@ class World {
   std::set<std::string> removed_ids_;  // of checkpoints
   const Break* focus_ = nullptr;
   std::set<Decision> late_;  // these are held back
-  unsigned held_ = 0;
+  unsigned held_ = 0, slept_ = 0;
   bool alone_ = false;  // a fault wants that nobody else is at work
   bool over_ = false;   // operations and faults are
   unsigned last_attribute_ = 0;
