@@ -1,6 +1,5 @@
 #include "dataset/source/build_index.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -145,7 +144,7 @@ class IndexBuilder {
 
  private:
   Result<BuiltShard> shard_at(const std::string& path, const ListedShard& listed) const {
-    PTC_TRY(const UniqueFd fd, access_.open(path, O_RDONLY | O_NONBLOCK));
+    PTC_TRY(const UniqueFd fd, access_.open(path, Wanted::kFile));
     PTC_TRY(const FileStamp before, stamp_of(fd.get()));
     if (before.bytes > kMaxShardBytes) return invalid_argument("{} bytes are too many", before.bytes);
     auto indexed = facts_of(fd.get(), before.bytes, path, listed);
@@ -181,7 +180,7 @@ class IndexBuilder {
         return index_mds(fd, bytes, listed.mds_samples, list_.columns, context_);
       case SourceFormat::kMegatron: {
         const std::string idx_path = path.substr(0, path.size() - 3) + "idx";
-        PTC_TRY(const UniqueFd idx, access_.open(idx_path, O_RDONLY | O_NONBLOCK));
+        PTC_TRY(const UniqueFd idx, access_.open(idx_path, Wanted::kFile));
         PTC_TRY(const FileStamp idx_stamp, stamp_of(idx.get()));
         return index_megatron(idx.get(), idx_stamp.bytes, bytes, context_);
       }
@@ -190,7 +189,7 @@ class IndexBuilder {
   }
 
   Result<uint32_t> crc_of_file(const std::string& path, uint64_t bytes) const {
-    PTC_TRY(const UniqueFd fd, access_.open(path, O_RDONLY | O_NONBLOCK));
+    PTC_TRY(const UniqueFd fd, access_.open(path, Wanted::kFile));
     return crc_of_places(fd.get(), bytes, kPlacesInFile, 0);
   }
 

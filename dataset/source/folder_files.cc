@@ -1,7 +1,6 @@
 #include "dataset/source/folder_files.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -112,7 +111,7 @@ Result<FileStamp> stamp_of(const struct stat& facts) {
 }
 
 Result<FileStamp> stamp_at(const SourceAccess& access, const std::string& path) {
-  PTC_TRY(const UniqueFd fd, access.open(path, O_RDONLY | O_NONBLOCK));
+  PTC_TRY(const UniqueFd fd, access.open(path, Wanted::kFileOrFolder));
   return stamp_of(fd.get());
 }
 

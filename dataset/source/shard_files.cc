@@ -1,6 +1,5 @@
 #include "dataset/source/shard_files.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -61,8 +60,9 @@ Result<timespec> ShardFiles::check(uint64_t shard, int fd) const {
 }
 
 Result<UniqueFd> ShardFiles::open_now(uint64_t shard) const {
-  auto opened = access_->open(path_of_shard(index_, shard), O_RDONLY | O_NONBLOCK);
+  auto opened = access_->open(path_of_shard(index_, shard), Wanted::kFile);
   if (!opened && opened.error().code() == Code::kNotFound) return changed(shard, "it is gone");
+  if (!opened && opened.error().code() == Code::kInvalidArgument) return changed(shard, opened.error().message());
   return opened;
 }
 

@@ -1,9 +1,9 @@
 #include "dataset/source/shard_list.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <set>
 
 #include "dataset/source/fnv.h"
@@ -296,10 +296,11 @@ Result<> check_source(const SourceSpec& spec, const SourceAccess& access) {
       const auto facts = access.stat(path);
       Result<> good = facts ? Result<>(ok()) : Result<>(Error(facts.error()));
       if (facts && (S_ISREG(facts.value().st_mode) || S_ISDIR(facts.value().st_mode))) {
-        const auto opened = access.open(path, O_RDONLY | O_NONBLOCK);
+        const auto opened = access.open(path, Wanted::kFileOrFolder);
         if (!opened) good = Error(opened.error());
       }
-      if (!good && good.error().code() == Code::kPermissionDenied) return good;
+      const bool bad = !good && (good.error().code() == Code::kPermissionDenied || good.error().errno_value() == ELOOP);
+      if (bad) return good;
     }
   }
   return ok();

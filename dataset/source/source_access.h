@@ -20,8 +20,15 @@ struct FolderEntry {
   unsigned char type;
 };
 
+/// What may be opened: anything else (devices, pipes, sockets) never is, for that alone could do something.
+enum class Wanted { kFile, kFolder, kFileOrFolder };
+
 /// Threads: any; each call becomes that user for as long as it takes. Immutable. Paths are absolute.
-/// Errors: kPermissionDenied, also for what lies, or leads, out of the roots; else what the system call says.
+/// No path leads through one of the kernel's own links (/proc/self/fd/7, /proc/self/root): this process may follow those to
+/// whatever it has open, as whomever it acts. What the kernel only shows as files (procfs, sysfs …) is no data.
+/// Errors: kPermissionDenied, also for what lies, or leads, out of the roots, and for what is no data; kInvalidArgument: a
+/// link of the kernel's or a circle of links (errno ELOOP), or not what is wanted; kUnavailable: before Linux 5.6; else
+/// what the system call says.
 class SourceAccess {
  public:
   /// Everything, as this process may.
@@ -32,7 +39,8 @@ class SourceAccess {
   /// For many calls in a row. Holds on to this object.
   Result<ActingAs> act() const;
 
-  Result<UniqueFd> open(const std::string& path, int flags) const;
+  /// For reading; it never waits.
+  Result<UniqueFd> open(const std::string& path, Wanted wanted) const;
   /// Of what the path leads to.
   Result<struct stat> stat(const std::string& path) const;
   bool exists(const std::string& path) const;
@@ -44,7 +52,13 @@ class SourceAccess {
   const std::vector<std::string>& roots() const { return roots_; }
 
  private:
-  Result<UniqueFd> open_beneath(const std::string& path, int flags) const;
+  /// What the path leads to, not opened (O_PATH).
+  struct Found {
+    UniqueFd fd;
+    struct stat facts;
+  };
+  Result<Found> find(const std::string& path, int flags) const;
+  Result<UniqueFd> find_beneath(const std::string& path, int flags) const;
 
   bool anybody_ = true;
   User user_;

@@ -166,11 +166,69 @@ class Sources(users.TestCase):
         self.assertEqual(run_as(ANN, read_text, jsonl), "EACCES")
         self.assertEqual(run_as(ANN, read_text, files[0]), "EACCES")
 
+    def test_what_ptcfs_itself_has_open(self):
+        """A process may follow its own /proc/self/fd/N to whatever it has open, as whomever it acts: no source leads there."""
+        bobs = self.mount.job("bobs")
+        self.give(bobs, BOB)
+        os.chmod(bobs.path, 0o700)
+        self.assertEqual(run_as(BOB, os.mkdir, bobs.file("incoming", "base")), "")
+        secret = bobs.file("incoming", "base", "secret.txt")
+        self.assertEqual(run_as(BOB, write_text, secret, "of Bob\n"), "")
+        shard = write(self.temporary("bob/a.jsonl"), '{"of": "Bob"}\n', owner=BOB)
+        os.chown(os.path.dirname(shard), *BOB)
+        os.chmod(os.path.dirname(shard), 0o700)
+        source = json.dumps({"shards": os.path.dirname(shard)})
+        self.assertEqual(run_as(BOB, write_text, bobs.file("dataset", "source.json"), source), "")
+        self.assertEqual(run_as(BOB, write_text, bobs.file("dataset", "order.json"), '{"batch": 1}'), "")
+        self.wait("no head: ", lambda: os.path.lexists(bobs.file("dataset", "head")))
+        lines = os.path.realpath(bobs.file("dataset", "head")) + "/rank-000/jsonl/e000"
+        lines = f"{lines}/{os.listdir(lines)[0]}"
+        with open(secret, encoding="utf-8"), open(lines, encoding="utf-8") as shown:
+            self.assertEqual(shown.read(), '{"of": "Bob"}\n')
+            fds = f"/proc/{self.mount.process.pid}/fd"
+            mine = [fd for fd in os.listdir(fds) if os.readlink(f"{fds}/{fd}") == shard]
+            self.assertNotEqual(mine, [])
+            self.assertEqual(run_as(ANN, read_text, shard), "EACCES")
+            os.makedirs(self.temporary("ann"))
+            os.symlink(f"/proc/self/fd/{mine[0]}", self.temporary("ann/link.txt"))
+            through = [f"/proc/self/fd/{mine[0]}", f"/proc/self/task/../fd/{mine[0]}", self.temporary("ann/link.txt"),
+                       f"/proc/thread-self/fd/{mine[0]}", f"/dev/fd/{mine[0]}", "/proc/self/cwd", "/proc/self/root/etc"]
+            for shards in through:
+                self.assertEqual(self.save({"shards": shards, "format": "files"}), "ELOOP", shards)
+                self.assertIn("one of the kernel's own", self.error())
+            for shards in ("/proc/self/fd", "/proc/self/fd/*/", "/proc/self/environ", "/proc/self/maps", "/sys/kernel",
+                           "/proc/self/../self/fd/[0-9]*"):
+                self.refused({"shards": shards, "format": "files"}, "procfs")
+            self.assertEqual(self.save({"shards": [self.temporary("ann")], "format": "files"}), "")
+            self.assertEqual(self.save({"shards": [self.temporary("ann/*")], "format": "files", "on_error": "skip"}), "")
+            self.wait("not refused: ", lambda: "one of the kernel's own" in mount.read_text(self.at("status.json")))
+
+    def test_a_terminal_is_not_opened(self):
+        """Of a leader of a session a terminal that is opened becomes its own: ^C there would end it."""
+        self.mount.stop()
+        self.mount.launcher = ("setsid",)
+        self.addCleanup(setattr, self.mount, "launcher", ())
+        self.mount.start()
+        master, slave = os.openpty()
+        self.addCleanup(os.close, master)
+        self.addCleanup(os.close, slave)
+        os.chmod(os.ttyname(slave), 0o666)
+        os.makedirs(self.temporary("d"))
+        os.symlink(os.ttyname(slave), self.temporary("d/a.jsonl"))
+        os.mkfifo(self.temporary("d/b.jsonl"))
+        for shards in (self.temporary("d"), self.temporary("d/a.jsonl"), self.temporary("d/*"), os.ttyname(slave)):
+            self.save({"shards": shards, "format": "jsonl"})
+            self.wait("is indexed: ", lambda: mount.read_json(self.at("status.json"))["state"] != "indexing")
+            with open(f"/proc/{self.mount.process.pid}/stat", encoding="utf-8") as file:
+                terminal = int(file.read().rsplit(")", 1)[1].split()[4])
+            self.assertEqual(terminal, 0, shards)
+
 
 class DataRoots(Sources):
     """Only below some directories."""
     test_a_file_of_root_alone = test_by_a_supplementary_group = test_by_mv_and_by_another_who_may_write = None
     test_permission_that_is_lost = test_formats_with_shards = None
+    test_what_ptcfs_itself_has_open = test_a_terminal_is_not_opened = None
 
     @classmethod
     def setUpClass(cls):
