@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "dataset/run/data_set_impl.h"
+#include "dataset/source/caught.h"
 #include "dataset/source/shard_list.h"
 #include "store/base/decimal.h"
 #include "store/base/json.h"
@@ -209,11 +210,11 @@ Result<> DataSet::Impl::begin_indexing(const DataSetState& now, std::shared_ptr<
   indexer->of = this;
   auto index = [self = indexer, text = *now.source, times = now.saved ? now.saved->count : 0,
                 access = access_for(now.saved), into = std::move(into), path = options.directory + "/dataset.index"] {
-    auto opened = [&]() -> Result<SampleSourceRef> {
+    auto opened = caught([&]() -> Result<SampleSourceRef> {
       PTC_TRY(SourceSpec spec, parse_source(text));
       spec.saved = times;
       return open_source(spec, path, *into, self->stop.get_token(), 0, access);
-    }();
+    });
     std::lock_guard own(self->mutex);
     self->ended = true;
     self->ended_changed.notify_all();
@@ -248,6 +249,12 @@ void DataSet::Impl::end_indexing() {
   indexer = nullptr;
 }
 
+std::stop_source DataSet::Impl::end_checking() {
+  std::lock_guard lock(mutex);
+  checking.request_stop();
+  return checking = std::stop_source();
+}
+
 SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Saved>& saved) const {
   if (saved) return std::make_shared<const SourceAccess>(saved->by, options.data_roots);
   if (options.owner) return std::make_shared<const SourceAccess>(options.owner(), options.data_roots);
@@ -256,8 +263,9 @@ SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Save
 
 namespace {
 
-/// check_source(), as far as the source's file system answers soon; what is wrong beyond that, the index says.
-Result<> check_source_soon(const SourceSpec& spec, SourceAccessRef access) {
+/// check_source(), as far as the source's file system answers soon and nobody stops it; what is wrong beyond that, the
+/// index says. It ends when this returns, or when that file system answers.
+Result<> check_source_soon(const SourceSpec& spec, SourceAccessRef access, std::stop_source stop) {
   constexpr std::chrono::seconds kSoon{2};
   constexpr int kMostAtOnce = 64;  // of all jobs: those that hang stay until their file system answers
   static std::atomic<int> checking{0};
@@ -267,8 +275,8 @@ Result<> check_source_soon(const SourceSpec& spec, SourceAccessRef access) {
   }
   auto answer = std::make_shared<std::promise<Result<>>>();
   auto checked = answer->get_future();
-  auto check = [spec, access = std::move(access), answer] {
-    answer->set_value(check_source(spec, *access));
+  auto check = [spec, access = std::move(access), answer, token = stop.get_token()] {
+    answer->set_value(caught([&] { return check_source(spec, *access, token); }));
     --checking;
   };
   try {
@@ -277,8 +285,12 @@ Result<> check_source_soon(const SourceSpec& spec, SourceAccessRef access) {
     --checking;
     return make_error(Code::kUnavailable, "no thread to look at the source: {}", error.what());
   }
-  if (checked.wait_for(kSoon) != std::future_status::ready) return ok();
-  return checked.get();
+  if (checked.wait_for(kSoon) != std::future_status::ready) {
+    stop.request_stop();
+    return ok();
+  }
+  Result<> good = checked.get();
+  return good || good.error().code() != Code::kCancelled ? good : ok();
 }
 
 }  // namespace
@@ -312,7 +324,9 @@ std::optional<std::string> DataSet::order_text() const {
 
 Result<> DataSet::save_source(const std::string& text, const User& by) {
   const Result<SourceSpec> spec = parse_source(text);
-  const Result<> good = spec ? check_source_soon(spec.value(), impl_->access_for(DataSetState::Saved{0, by})) : Result<>(spec.error());
+  const std::stop_source checking = impl_->end_checking();
+  const Result<> good = spec ? check_source_soon(spec.value(), impl_->access_for(DataSetState::Saved{0, by}), checking)
+                             : Result<>(spec.error());
   return impl_->decide([&](DataSetState& next) -> Result<> {
     const DataSetState::Saved saved{next.saved ? next.saved->count + 1 : 1, by};
     if (!good) return Error(good.error()).with_context("source.json");
@@ -334,6 +348,7 @@ Result<> DataSet::save_order(const std::string& text) {
 }
 
 Result<> DataSet::remove_source() {
+  impl_->end_checking();
   return impl_->decide([](DataSetState& next) -> Result<> {
     if (next.consumed > 0) {
       return invalid_argument("source.json: {} of its samples are consumed", next.consumed);
@@ -355,6 +370,7 @@ Result<> DataSet::remove_order() {
 }
 
 Result<> DataSet::remove() {
+  impl_->end_checking();
   return impl_->decide([](DataSetState& next) -> Result<> {
     next = {};
     return ok();

@@ -56,6 +56,7 @@ struct DataSet::Impl {
   std::deque<std::string> read_errors;
   bool look_wanted = true, looking = false, loaded = false;
   uint64_t looks_begun = 0, looks_done = 0;
+  std::stop_source checking;  // of the newest save of source.json
 
   /// What a thread that indexes has of this object: nothing any more once another one does, or the data set is gone.
   /// A source that does not answer holds up that thread alone.
@@ -68,6 +69,8 @@ struct DataSet::Impl {
   };
   Result<> begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into);
   void end_indexing();
+  /// Ends the check of the newest save, and returns what ends the next one.
+  std::stop_source end_checking();  // takes mutex
 
   std::shared_ptr<void> watch, dp_watch;  // follower's
   std::shared_ptr<Indexer> indexer;       // follower's

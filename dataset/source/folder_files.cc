@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "dataset/source/caught.h"
 #include "dataset/source/own_files.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
@@ -46,16 +47,17 @@ class FolderWalk {
   }
 
   Result<> folder(uint32_t root, const std::string& name, size_t depth) {
-    if (stop_.stop_requested()) return Error(Code::kCancelled, "stopped");
+    PTC_TRY(unless_stopped(stop_));
     const std::string path = list_.roots[root] + '/' + name;
     if (depth > kMaxFolderDepth)
       return invalid_argument("{}: directories nested deeper than {}", ptc::quoted(path), kMaxFolderDepth);
     PTC_TRY(own_.refuse(path));
     PTC_TRY(const FileStamp stamp, stamp_at(access_, path));
     files_.directories.push_back({.root = root, .name = name, .stamp = stamp});
-    PTC_TRY(const auto entries, entries_of(access_, path));
+    PTC_TRY(const auto entries, entries_of(access_, path, stop_));
     std::vector<std::string> names;  // with '/' behind a directory's, which makes the order that of whole paths
     for (const FolderEntry& entry : entries) {
+      PTC_TRY(unless_stopped(stop_));
       std::string found = name.empty() ? "" : name + '/';
       found += entry.name;
       if (entry.type == DT_DIR) {
@@ -91,8 +93,9 @@ class FolderWalk {
 
 }  // namespace
 
-Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path) {
-  PTC_TRY(auto entries, access.entries(path));
+Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path,
+                                            const std::stop_token& stop) {
+  PTC_TRY(auto entries, access.entries(path, stop));
   std::erase_if(entries, [](const FolderEntry& entry) { return entry.name.starts_with('.'); });
   return entries;
 }
@@ -125,9 +128,11 @@ Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access
   return files;
 }
 
-bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories) {
+bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories,
+               const std::stop_token& stop) {
   const auto as = access.act();
   return as && std::all_of(directories.begin(), directories.end(), [&](const ListedShard& directory) {
+    if (stop.stop_requested()) return false;
     const auto stamp = stamp_at(access, list.roots[directory.root] + '/' + directory.name);
     return stamp && stamp.value() == directory.stamp;
   });

@@ -13,7 +13,8 @@
 namespace ptc {
 
 /// What is in a directory, but no name that begins with '.'. In no order.
-Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path);
+Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path,
+                                            const std::stop_token& stop);
 
 /// Some files of a folder, one shard of the index. Names are below the root, each with a NUL behind it.
 struct FileGroup {
@@ -31,7 +32,8 @@ struct FolderFiles {
 Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access, std::stop_token stop);
 
 /// Whether the directories are what they were when their files were listed: none came, went or changed its name.
-/// What became of the files themselves is seen when they are read.
-bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories);
+/// What became of the files themselves is seen when they are read. Stopped, it does not know: false.
+bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories,
+               const std::stop_token& stop);
 
 }  // namespace ptc

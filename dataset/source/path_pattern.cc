@@ -5,19 +5,17 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <cstdlib>
 #include <optional>
 
+#include "dataset/source/caught.h"
 #include "store/base/json.h"
 
 namespace ptc {
 namespace {
 
 constexpr size_t kMostPaths = 1'000'000;
-
-Error too_many(std::string_view pattern) {
-  return invalid_argument("{}: stands for more than {} paths; name their directory", ptc::quoted(pattern), kMostPaths);
-}
 
 struct Braces {
   size_t begin, end;                    // of '{' and '}'
@@ -57,70 +55,199 @@ bool has_leading_zero(std::string_view number) {
   return number.size() > 1 && number[0] == '0';
 }
 
-/// "3..12", "3..12..2", "a..e"; nullopt: no range.
-Result<std::optional<std::vector<std::string>>> range(std::string_view text, std::string_view pattern) {
-  using None = std::optional<std::vector<std::string>>;
-  const size_t dots = text.find("..");
-  if (dots == text.npos) return None();
-  const std::string_view first = text.substr(0, dots), rest = text.substr(dots + 2);
-  const size_t more = std::min(rest.find(".."), rest.size());
-  const std::string_view last = rest.substr(0, more);
-  const auto step = more < rest.size() ? number_of(rest.substr(more + 2)) : std::optional<int64_t>(1);
-  auto begin = number_of(first), end = number_of(last);
-  const auto letter = [](std::string_view word) { return word.size() == 1 && std::isalpha(static_cast<unsigned char>(word[0])) != 0; };
-  const bool letters = letter(first) && letter(last);
-  if (letters) {
-    begin = first[0];
-    end = last[0];
-  }
-  if (!begin || !end || !step) return None();
-  const size_t width = has_leading_zero(first) || has_leading_zero(last) ? std::max(first.size(), last.size()) : 0;
-  const int64_t by = std::max<int64_t>(1, std::abs(*step)) * (*end < *begin ? -1 : 1);
-  const auto count = static_cast<uint64_t>((*end - *begin) / by) + 1;
-  if (count > kMostPaths) return too_many(pattern);
-  std::vector<std::string> all;
-  all.reserve(count);
-  for (uint64_t i = 0; i < count; ++i) {
-    const int64_t value = *begin + static_cast<int64_t>(i) * by;
-    all.push_back(letters ? std::string(1, static_cast<char>(value)) : fmt::format("{:0{}}", value, width));
-  }
-  return None(std::move(all));
+Error too_long(std::string_view path, size_t bytes) {
+  return invalid_argument("{}…: {} bytes are more than a path has (PATH_MAX: {}); name the directory, or several patterns",
+                          ptc::quoted(path.substr(0, 100)), bytes, PATH_MAX);
 }
 
-Result<> expand_into(std::vector<std::string>& all, const std::string& text, std::string_view pattern) {
-  constexpr size_t kMostBraces = 64;
-  if (std::count(text.begin(), text.end(), '{') > static_cast<std::ptrdiff_t>(kMostBraces))
-    return invalid_argument("{}: more than {} braces", ptc::quoted(pattern), kMostBraces);
-  const auto braces = first_braces(text);
-  if (!braces) {
-    if (all.size() == kMostPaths) return too_many(pattern);
-    all.push_back(text);
+}  // namespace
+
+/// Numbers, or letters: "3..12", "3..12..2", "a..e".
+struct BracePattern::Range {
+  int64_t begin = 0, by = 1;
+  uint64_t count = 0;
+  size_t width = 0;
+  bool letters = false;
+
+  std::string at(uint64_t i) const {
+    const int64_t value = begin + static_cast<int64_t>(i) * by;
+    return letters ? std::string(1, static_cast<char>(value)) : fmt::format("{:0{}}", value, width);
+  }
+};
+
+/// One of: a text; alternatives; a range.
+struct BracePattern::Piece {
+  std::string text;
+  std::vector<Sequence> alternatives;
+  std::optional<Range> range;
+};
+
+class BracePattern::Parser {
+ public:
+  explicit Parser(std::string_view pattern) : pattern_(pattern) {}
+
+  struct Parsed {
+    Sequence pieces;
+    Size size;
+  };
+  Result<Parsed> parse(std::string_view text) const {
+    Parsed parsed;
+    while (const auto braces = first_braces(text)) {
+      PTC_TRY(add_text(parsed, text.substr(0, braces->begin)));
+      if (braces->parts.size() > 1) {
+        PTC_TRY(add_alternatives(parsed, braces->parts));
+      } else if (const auto range = range_of(braces->parts[0])) {
+        const size_t longest = std::max(range->at(0).size(), range->at(range->count - 1).size());
+        PTC_TRY(add(parsed, {.range = range}, {range->count, range->count * longest, longest}));
+      } else {
+        PTC_TRY(add_text(parsed, text.substr(braces->begin, braces->end + 1 - braces->begin)));
+      }
+      text.remove_prefix(braces->end + 1);
+    }
+    PTC_TRY(add_text(parsed, text));
+    return parsed;
+  }
+
+ private:
+  /// nullopt: no range.
+  static std::optional<Range> range_of(std::string_view text) {
+    const size_t dots = text.find("..");
+    if (dots == text.npos) return std::nullopt;
+    const std::string_view first = text.substr(0, dots), rest = text.substr(dots + 2);
+    const size_t more = std::min(rest.find(".."), rest.size());
+    const std::string_view last = rest.substr(0, more);
+    const auto step = more < rest.size() ? number_of(rest.substr(more + 2)) : std::optional<int64_t>(1);
+    auto begin = number_of(first), end = number_of(last);
+    const auto letter = [](std::string_view word) { return word.size() == 1 && std::isalpha(static_cast<unsigned char>(word[0])) != 0; };
+    Range range;
+    range.letters = letter(first) && letter(last);
+    if (range.letters) {
+      begin = first[0];
+      end = last[0];
+    }
+    if (!begin || !end || !step) return std::nullopt;
+    if (has_leading_zero(first) || has_leading_zero(last)) range.width = std::max(first.size(), last.size());
+    range.begin = *begin;
+    range.by = std::max<int64_t>(1, std::abs(*step)) * (*end < *begin ? -1 : 1);
+    range.count = static_cast<uint64_t>((*end - *begin) / range.by) + 1;
+    return range;
+  }
+
+  Result<> add_text(Parsed& parsed, std::string_view text) const {
+    return add(parsed, {.text = std::string(text)}, {1, text.size(), text.size()});
+  }
+
+  Result<> add_alternatives(Parsed& parsed, const std::vector<std::string_view>& parts) const {
+    Piece piece;
+    Size all{.count = 0};
+    for (const std::string_view part : parts) {
+      PTC_TRY(Parsed one, parse(part));
+      all = {all.count + one.size.count, all.bytes + one.size.bytes, std::max(all.longest, one.size.longest)};
+      piece.alternatives.push_back(std::move(one.pieces));
+    }
+    return add(parsed, std::move(piece), all);
+  }
+
+  Result<> add(Parsed& parsed, Piece piece, Size size) const {
+    if (size.count > kMostPaths / parsed.size.count) {
+      return invalid_argument("{}: stands for more than {} paths; name their directory", ptc::quoted(pattern_), kMostPaths);
+    }
+    parsed.size = {parsed.size.count * size.count, parsed.size.bytes * size.count + size.bytes * parsed.size.count,
+                   parsed.size.longest + size.longest};
+    parsed.pieces.push_back(std::move(piece));
     return ok();
   }
-  const std::string before = text.substr(0, braces->begin), behind = text.substr(braces->end + 1);
-  std::vector<std::string> middles;
-  if (braces->parts.size() > 1) {
-    for (const std::string_view part : braces->parts) {
-      PTC_TRY(expand_into(middles, std::string(part), pattern));
+
+  const std::string_view pattern_;
+};
+
+/// Writes one path after the other into one text.
+class BracePattern::Walk {
+ public:
+  explicit Walk(const std::function<Result<bool>(const std::string&)>& visit) : visit_(visit) {}
+
+  /// Of `pieces` those from `at` on, then what is behind them.
+  struct Rest {
+    const Sequence& pieces;
+    size_t at;
+    const Rest* behind;
+  };
+  Result<bool> go(const Rest& rest) {
+    if (rest.at == rest.pieces.size()) return rest.behind != nullptr ? go(*rest.behind) : visit_(path_);
+    const Piece& piece = rest.pieces[rest.at];
+    const Rest next{rest.pieces, rest.at + 1, rest.behind};
+    const size_t before = path_.size();
+    if (piece.range) {
+      for (uint64_t i = 0; i < piece.range->count; ++i) {
+        PTC_TRY(const bool more, with(piece.range->at(i), next, before));
+        if (!more) return false;
+      }
+      return true;
     }
-  } else {
-    PTC_TRY(auto values, range(braces->parts[0], pattern));
-    if (values) middles = std::move(*values);
-    else middles = {text.substr(braces->begin, braces->end + 1 - braces->begin)};
+    if (piece.alternatives.empty()) return with(piece.text, next, before);
+    for (const Sequence& one : piece.alternatives) {
+      PTC_TRY(const bool more, go({one, 0, &next}));
+      if (!more) return false;
+    }
+    return true;
   }
-  std::vector<std::string> ends;
-  PTC_TRY(expand_into(ends, behind, pattern));
-  if (middles.size() > (kMostPaths - all.size()) / ends.size()) return too_many(pattern);
-  for (const std::string& middle : middles)
-    for (const std::string& end : ends) all.push_back(before + middle + end);
+
+ private:
+  Result<bool> with(const std::string& text, const Rest& next, size_t before) {
+    path_ += text;
+    auto more = go(next);
+    path_.resize(before);
+    return more;
+  }
+
+  const std::function<Result<bool>(const std::string&)>& visit_;
+  std::string path_;
+};
+
+Result<> PathBudget::take(uint64_t paths, uint64_t bytes) {
+  const PathBudget whole;
+  if (paths > paths_ || bytes > bytes_) {
+    return invalid_argument("\"shards\" stands for more than {} paths, or for more than {} MiB of them, all together; name "
+                            "their directory", whole.paths_, whole.bytes_ >> 20);
+  }
+  paths_ -= paths;
+  bytes_ -= bytes;
   return ok();
 }
+
+Result<BracePattern> BracePattern::parse(const std::string& pattern) {
+  constexpr std::ptrdiff_t kMostBraces = 64;
+  if (pattern.size() >= PATH_MAX) return too_long(pattern, pattern.size());
+  if (std::count(pattern.begin(), pattern.end(), '{') > kMostBraces)
+    return invalid_argument("{}: more than {} braces", ptc::quoted(pattern), kMostBraces);
+  PTC_TRY(Parser::Parsed parsed, Parser(pattern).parse(pattern));
+  if (parsed.size.longest >= PATH_MAX) return too_long(pattern, parsed.size.longest);
+  BracePattern made;
+  made.pieces_ = std::make_shared<const Sequence>(std::move(parsed.pieces));
+  made.size_ = parsed.size;
+  return made;
+}
+
+Result<BracePattern> BracePattern::literal(const std::string& path) {
+  if (path.size() >= PATH_MAX) return too_long(path, path.size());
+  BracePattern made;
+  made.pieces_ = std::make_shared<const Sequence>(Sequence{{.text = path}});
+  made.size_ = {1, path.size(), path.size()};
+  return made;
+}
+
+Result<bool> BracePattern::each(const std::function<Result<bool>(const std::string&)>& visit) const {
+  return Walk(visit).go({*pieces_, 0, nullptr});
+}
+
+namespace {
 
 /// Goes through a pattern name by name.
 class Matcher {
  public:
-  Matcher(const SourceAccess& access, std::vector<std::string> names, bool folders)
-      : access_(access), names_(std::move(names)), folders_(folders) {}
+  Matcher(const SourceAccess& access, std::vector<std::string> names, bool folders, PathBudget& budget,
+          const std::stop_token& stop)
+      : access_(access), names_(std::move(names)), folders_(folders), budget_(budget), stop_(stop) {}
 
   Result<std::vector<std::string>> run() {
     PTC_TRY(match("", 0));
@@ -130,8 +257,11 @@ class Matcher {
 
  private:
   Result<> match(const std::string& path, size_t at) {
+    PTC_TRY(unless_stopped(stop_));
     if (at == names_.size()) {
-      if (!folders_ || access_.is_folder(path)) found_.push_back(path);
+      if (folders_ && !access_.is_folder(path)) return ok();
+      PTC_TRY(budget_.take(1, path.size()));
+      found_.push_back(path);
       return ok();
     }
     const bool last = at + 1 == names_.size();
@@ -140,7 +270,7 @@ class Matcher {
       if (last && !access_.exists(next)) return ok();
       return match(next, at + 1);
     }
-    auto entries = access_.entries(path.empty() ? "/" : path);
+    auto entries = access_.entries(path.empty() ? "/" : path, stop_);
     if (!entries) {
       if (entries.error().code() == Code::kNotFound) return ok();
       return std::move(entries).error().with_context(ptc::quoted(path) + " cannot be listed");
@@ -156,6 +286,8 @@ class Matcher {
   const SourceAccess& access_;
   const std::vector<std::string> names_;
   const bool folders_;
+  PathBudget& budget_;
+  const std::stop_token& stop_;
   std::vector<std::string> found_;
 };
 
@@ -163,13 +295,8 @@ class Matcher {
 
 bool has_wildcards(std::string_view pattern) { return pattern.find_first_of("*?[") != pattern.npos; }
 
-Result<std::vector<std::string>> expand_braces(const std::string& pattern) {
-  std::vector<std::string> all;
-  PTC_TRY(expand_into(all, pattern, pattern));
-  return all;
-}
-
-Result<std::vector<std::string>> matching_paths(const SourceAccess& access, const std::string& pattern) {
+Result<std::vector<std::string>> matching_paths(const SourceAccess& access, const std::string& pattern,
+                                                PathBudget& budget, const std::stop_token& stop) {
   std::vector<std::string> names;
   for (size_t at = 0; at < pattern.size();) {
     const size_t end = std::min(pattern.find('/', at), pattern.size());
@@ -177,7 +304,7 @@ Result<std::vector<std::string>> matching_paths(const SourceAccess& access, cons
     at = end + 1;
   }
   PTC_TRY(const ActingAs as, access.act());
-  return Matcher(access, std::move(names), pattern.ends_with('/')).run();
+  return Matcher(access, std::move(names), pattern.ends_with('/'), budget, stop).run();
 }
 
 }  // namespace ptc

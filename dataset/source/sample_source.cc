@@ -202,10 +202,10 @@ Result<> SampleSource::may_read(std::span<const uint64_t> ids) const {
 Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& index_path,
                                     IndexProgress& progress, std::stop_token stop, unsigned threads,
                                     SourceAccessRef access) {
-  PTC_TRY(const ShardList list, list_shards(spec, *access));
+  PTC_TRY(const ShardList list, list_shards(spec, *access, stop));
   if (auto index = SampleIndex::open(index_path)) {
     const IndexFacts& facts = index.value()->facts();
-    if (facts.digest == list.digest && unchanged(list, *access, facts.directories))
+    if (facts.digest == list.digest && unchanged(list, *access, facts.directories, stop))
       return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index).value(), std::move(access)));
   }
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());

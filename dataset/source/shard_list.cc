@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <set>
 
+#include "dataset/source/caught.h"
 #include "dataset/source/fnv.h"
 #include "dataset/source/folder_files.h"
 #include "dataset/source/mds_json.h"
@@ -58,7 +59,8 @@ Result<NamedPath> named_path(const SourceAccess& access, std::string root, std::
 }
 
 /// What one text of "shards" stands for, braces expanded, by name.
-Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pattern) {
+Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pattern, PathBudget& budget,
+                                      const std::stop_token& stop) {
   const bool folders = pattern.ends_with('/');
   while (pattern.size() > 1 && pattern.ends_with('/')) pattern.pop_back();
   std::vector<NamedPath> found;
@@ -74,27 +76,36 @@ Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pa
     return found;
   }
   const size_t root_end = pattern.rfind('/', pattern.find_first_of("*?["));
-  PTC_TRY(auto paths, matching_paths(access, folders ? pattern + '/' : pattern));
+  PTC_TRY(auto paths, matching_paths(access, folders ? pattern + '/' : pattern, budget, stop));
   if (paths.empty()) return make_error(Code::kNotFound, "{}: no file matches", ptc::quoted(pattern));
   for (std::string& path : paths) {
+    PTC_TRY(unless_stopped(stop));
     PTC_TRY(auto one, named_path(access, root_end == 0 ? "/" : pattern.substr(0, root_end), path.substr(root_end + 1)));
     found.push_back(std::move(one));
   }
   return found;
 }
 
-/// One text of "shards", its braces expanded, unless there is a file of just that name.
-Result<std::vector<std::string>> patterns_of(const SourceAccess& access, const std::string& text) {
-  if (text.find('{') == text.npos || access.exists(text)) return std::vector<std::string>{text};
-  return expand_braces(text);
+/// Each text of "shards" with its braces, unless there is a file of just that name.
+Result<std::vector<BracePattern>> patterns_of(const SourceSpec& spec, const SourceAccess& access, PathBudget& budget,
+                                              const std::stop_token& stop) {
+  std::vector<BracePattern> patterns;
+  for (const std::string& text : spec.shards) {
+    PTC_TRY(unless_stopped(stop));
+    const bool plain = text.find('{') == text.npos || access.exists(text);
+    PTC_TRY(BracePattern pattern, plain ? BracePattern::literal(text) : BracePattern::parse(text));
+    PTC_TRY(budget.take(pattern.count(), pattern.bytes()));
+    patterns.push_back(std::move(pattern));
+  }
+  return patterns;
 }
 
 /// What lies in a directory, by the names of its files.
-Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::string& path) {
+Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::string& path, const std::stop_token& stop) {
   if (auto index = access.read_text(path + "/index.json", kMaxMdsIndexBytes);
       index && index.value().find("\"shards\"") != std::string::npos)
     return SourceFormat::kMds;
-  PTC_TRY(const auto entries, entries_of(access, path));
+  PTC_TRY(const auto entries, entries_of(access, path, stop));
   std::set<SourceFormat> formats;
   bool others = false;
   for (const FolderEntry& entry : entries) {
@@ -114,12 +125,14 @@ Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::str
   return *formats.begin();
 }
 
-Result<SourceFormat> detect_format(const SourceAccess& access, const std::vector<NamedPath>& paths) {
+Result<SourceFormat> detect_format(const SourceAccess& access, const std::vector<NamedPath>& paths,
+                                   const std::stop_token& stop) {
   std::optional<SourceFormat> format;
   for (const NamedPath& named : paths) {
+    PTC_TRY(unless_stopped(stop));
     SourceFormat found;
     if (named.folder) {
-      PTC_TRY(found, format_of_folder(access, named.path()));
+      PTC_TRY(found, format_of_folder(access, named.path(), stop));
     } else {
       PTC_TRY(refuse_compressed_name(named.path()));
       const bool tokens = named.name.ends_with(".bin") &&
@@ -139,7 +152,8 @@ Result<SourceFormat> detect_format(const SourceAccess& access, const std::vector
 /// Adds the shards that a path stands for.
 class Lister {
  public:
-  Lister(ShardList& list, const SourceAccess& access) : list_(list), access_(access) {}
+  Lister(ShardList& list, const SourceAccess& access, const std::stop_token& stop)
+      : list_(list), access_(access), stop_(stop) {}
 
   Result<> add(const NamedPath& named) {
     const uint32_t root = root_of(named.root);
@@ -149,7 +163,7 @@ class Lister {
       return shard(root, named.name);
     }
     if (list_.format == SourceFormat::kMds) return mds(root, named);
-    PTC_TRY(const auto entries, entries_of(access_, named.path()));
+    PTC_TRY(const auto entries, entries_of(access_, named.path(), stop_));
     std::vector<std::string> names;
     for (const FolderEntry& entry : entries) {
       PTC_TRY(refuse_compressed_name(named.path() + '/' + entry.name));
@@ -177,6 +191,7 @@ class Lister {
   }
 
   Result<> shard(uint32_t root, std::string name) {
+    PTC_TRY(unless_stopped(stop_));
     ListedShard shard{.root = root, .name = std::move(name)};
     if (list_.format == SourceFormat::kMegatron) {
       const bool known = ends_with_any(shard.name, {".bin", ".idx"});
@@ -217,6 +232,7 @@ class Lister {
 
   ShardList& list_;
   const SourceAccess& access_;
+  const std::stop_token& stop_;
   OwnFiles own_;
   std::set<std::string> seen_;
 };
@@ -239,6 +255,21 @@ uint64_t digest_of(const ShardList& list, const SourceSpec& spec) {
   return digest.value();
 }
 
+/// What a text names before its first glob character. What is not there is ok.
+Result<> may_read_beginning(const SourceAccess& access, const std::string& pattern) {
+  const bool literal = !has_wildcards(pattern) || access.exists(pattern);
+  const std::string path =
+      literal ? pattern : pattern.substr(0, pattern.rfind('/', pattern.find_first_of("*?[")) + 1);
+  const auto facts = access.stat(path);
+  Result<> good = facts ? Result<>(ok()) : Result<>(Error(facts.error()));
+  if (facts && (S_ISREG(facts.value().st_mode) || S_ISDIR(facts.value().st_mode))) {
+    const auto opened = access.open(path, Wanted::kFileOrFolder);
+    if (!opened) good = Error(opened.error());
+  }
+  const bool bad = !good && (good.error().code() == Code::kPermissionDenied || good.error().errno_value() == ELOOP);
+  return bad ? good : ok();
+}
+
 }  // namespace
 
 std::optional<SourceFormat> format_of_name(std::string_view name) {
@@ -252,24 +283,28 @@ std::optional<SourceFormat> format_of_name(std::string_view name) {
   return std::nullopt;
 }
 
-Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access) {
+Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access, const std::stop_token& stop) {
   PTC_TRY(const ActingAs as, access.act());
   std::vector<NamedPath> paths;
   OwnFiles own;
-  for (const std::string& text : spec.shards) {
-    PTC_TRY(const auto patterns, patterns_of(access, text));
-    for (const std::string& pattern : patterns) {
-      PTC_TRY(own.refuse_pattern(pattern));
-      PTC_TRY(auto found, expand(access, pattern));
-      std::move(found.begin(), found.end(), std::back_inserter(paths));
-    }
+  PathBudget budget;
+  const auto add = [&](const std::string& pattern) -> Result<bool> {
+    PTC_TRY(unless_stopped(stop));
+    PTC_TRY(own.refuse_pattern(pattern));
+    PTC_TRY(auto found, expand(access, pattern, budget, stop));
+    std::move(found.begin(), found.end(), std::back_inserter(paths));
+    return true;
+  };
+  PTC_TRY(const auto patterns, patterns_of(spec, access, budget, stop));
+  for (const BracePattern& pattern : patterns) {
+    PTC_TRY(pattern.each(add));
   }
   ShardList list{.detected = !spec.format};
   if (spec.format) list.format = *spec.format;
   else {
-    PTC_TRY(list.format, detect_format(access, paths));
+    PTC_TRY(list.format, detect_format(access, paths, stop));
   }
-  Lister lister(list, access);
+  Lister lister(list, access, stop);
   for (const NamedPath& path : paths) {
     PTC_TRY(lister.add(path));
   }
@@ -281,27 +316,21 @@ Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access
   return list;
 }
 
-Result<> check_source(const SourceSpec& spec, const SourceAccess& access) {
+Result<> check_source(const SourceSpec& spec, const SourceAccess& access, const std::stop_token& stop) {
   PTC_TRY(const ActingAs as, access.act());
   OwnFiles own;
+  PathBudget budget;
   size_t tried = 0;
-  for (const std::string& text : spec.shards) {
-    PTC_TRY(const auto patterns, patterns_of(access, text));
-    for (const std::string& pattern : patterns) {
-      PTC_TRY(own.refuse_pattern(pattern));
-      if (++tried > kMostTried) continue;
-      const bool literal = !has_wildcards(pattern) || access.exists(pattern);
-      const std::string path =
-          literal ? pattern : pattern.substr(0, pattern.rfind('/', pattern.find_first_of("*?[")) + 1);
-      const auto facts = access.stat(path);
-      Result<> good = facts ? Result<>(ok()) : Result<>(Error(facts.error()));
-      if (facts && (S_ISREG(facts.value().st_mode) || S_ISDIR(facts.value().st_mode))) {
-        const auto opened = access.open(path, Wanted::kFileOrFolder);
-        if (!opened) good = Error(opened.error());
-      }
-      const bool bad = !good && (good.error().code() == Code::kPermissionDenied || good.error().errno_value() == ELOOP);
-      if (bad) return good;
-    }
+  const auto check = [&](const std::string& pattern) -> Result<bool> {
+    PTC_TRY(unless_stopped(stop));
+    PTC_TRY(own.refuse_pattern(pattern));
+    PTC_TRY(may_read_beginning(access, pattern));
+    return ++tried < kMostTried;
+  };
+  PTC_TRY(const auto patterns, patterns_of(spec, access, budget, stop));
+  for (const BracePattern& pattern : patterns) {
+    PTC_TRY(const bool more, pattern.each(check));
+    if (!more) return ok();
   }
   return ok();
 }

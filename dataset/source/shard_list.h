@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,11 +36,13 @@ struct ShardList {
 /// What a shard of this name holds; nullopt: nothing known.
 std::optional<SourceFormat> format_of_name(std::string_view name);
 
-/// Errors: kInvalidArgument, kNotFound, kPermissionDenied, with the path.
-Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access);
+/// Errors: kInvalidArgument (also: more paths than path_pattern.h lets them be), kNotFound, kPermissionDenied, with the
+/// path; kCancelled: stop.
+Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access, const std::stop_token& stop = {});
 
-/// What can be said of a source without listing it. kInvalidArgument: it leads into a mount of ptcfs;
-/// kPermissionDenied: a path that it names may not be read, or not by data sets. What is not there is ok.
-Result<> check_source(const SourceSpec& spec, const SourceAccess& access);
+/// What can be said of a source without listing it, by the first thousand paths that it names. kInvalidArgument: one leads
+/// into a mount of ptcfs, or all are too many; kPermissionDenied: a path may not be read, or not by data sets; kCancelled:
+/// stop. What is not there is ok.
+Result<> check_source(const SourceSpec& spec, const SourceAccess& access, const std::stop_token& stop = {});
 
 }  // namespace ptc

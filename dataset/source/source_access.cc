@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "dataset/source/caught.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -135,7 +136,7 @@ Result<std::string> SourceAccess::read_text(const std::string& path, size_t limi
   return text;
 }
 
-Result<std::vector<FolderEntry>> SourceAccess::entries(const std::string& path) const {
+Result<std::vector<FolderEntry>> SourceAccess::entries(const std::string& path, const std::stop_token& stop) const {
   PTC_TRY(UniqueFd fd, open(path, Wanted::kFolder));
   std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
   if (!stream) return errno_error(errno, ptc::quoted(path));
@@ -143,6 +144,7 @@ Result<std::vector<FolderEntry>> SourceAccess::entries(const std::string& path) 
   std::vector<FolderEntry> entries;
   errno = 0;
   while (const dirent* entry = ::readdir(stream.get())) {
+    PTC_TRY(unless_stopped(stop));
     const std::string_view name = entry->d_name;
     unsigned char type = entry->d_type;
     if (type == DT_UNKNOWN) {

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,8 +47,8 @@ class SourceAccess {
   bool exists(const std::string& path) const;
   bool is_folder(const std::string& path) const;
   Result<std::string> read_text(const std::string& path, size_t limit) const;
-  /// All names but "." and "..", in no order.
-  Result<std::vector<FolderEntry>> entries(const std::string& path) const;
+  /// All names but "." and "..", in no order. kCancelled: stop.
+  Result<std::vector<FolderEntry>> entries(const std::string& path, const std::stop_token& stop = {}) const;
 
   const std::vector<std::string>& roots() const { return roots_; }
 

@@ -383,6 +383,32 @@ TEST_F(DataSetTest, BeginsAnewAfterARemoval) {
   EXPECT_THAT(set.generations(), ElementsAre(1));
 }
 
+TEST_F(DataSetTest, NobodyLooksForShardsThatAreNotAskedForAnyMore) {
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  };
+  const auto wait = [&](ptrdiff_t count) {
+    while (threads() > count) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  std::filesystem::create_directory_symlink(".", dir_ + "/data/x");
+  std::filesystem::create_directory_symlink(".", dir_ + "/data/y");
+  std::string endless = dir_ + "/data";
+  for (int i = 0; i < 30; ++i) endless += "/*";  // 2³⁰ directories
+  const std::string text = fmt::format("{{\"shards\": [\"{}/nothing\"]}}", endless);
+  node_ = open("w0", {});
+  const auto before = threads();
+  EXPECT_TRUE(node_->save_source(text, kSelf));
+  EXPECT_TRUE(node_->save_source(text, kSelf));
+  EXPECT_TRUE(node_->save_source(source(), kSelf));
+  wait(before);
+  EXPECT_TRUE(node_->save_source(text, kSelf));
+  EXPECT_TRUE(node_->remove());
+  wait(before);
+  EXPECT_TRUE(node_->save_source(text, kSelf));
+  node_.reset();
+  wait(before);
+}
+
 TEST_F(DataSetTest, OfARemovedJobNothingIsWritten) {
   begun();
   ASSERT_TRUE(meta_->commit({.compares = {}, .puts = {}, .deletes = {"jobs/llama"}}));

@@ -9,9 +9,20 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
-std::vector<std::string> expanded(const std::string& pattern) {
-  auto all = expand_braces(pattern);
-  return all ? all.value() : std::vector<std::string>{"error: " + all.error().message()};
+std::vector<std::string> expanded(const std::string& text) {
+  const auto pattern = BracePattern::parse(text);
+  if (!pattern) return {"error: " + pattern.error().message()};
+  std::vector<std::string> all;
+  uint64_t bytes = 0;
+  const auto done = pattern.value().each([&](const std::string& path) -> Result<bool> {
+    all.push_back(path);
+    bytes += path.size();
+    return true;
+  });
+  EXPECT_TRUE(done && done.value());
+  EXPECT_EQ(all.size(), pattern.value().count());
+  EXPECT_LE(bytes, pattern.value().bytes());
+  return all;
 }
 
 TEST(PathPattern, BracesAreThoseOfWebDataset) {
@@ -39,6 +50,27 @@ TEST(PathPattern, NoPatternTakesMuchMemory) {
     EXPECT_THAT(expanded(text), SizeIs(1)) << text;
   EXPECT_THAT(expanded("{-9223372036854775808..5}x{1..2}"), SizeIs(2));  // the first is no range
   EXPECT_THAT(expanded(std::string(100'000, '{')), SizeIs(1));
+}
+
+TEST(PathPattern, NoPathIsLongerThanTheKernelTakes) {
+  const auto good = [](const std::string& text) { return BracePattern::parse(text).has_value(); };
+  EXPECT_TRUE(good("/" + std::string(4094, 'x')));
+  EXPECT_FALSE(good("/" + std::string(4095, 'x')));
+  EXPECT_FALSE(BracePattern::literal("/" + std::string(4095, 'x')).has_value());
+  EXPECT_TRUE(good("/" + std::string(4080, 'x') + "{0..9}"));
+  EXPECT_TRUE(good("/" + std::string(4072, 'x') + "{08..10}{x,y}"));
+  EXPECT_FALSE(good("/" + std::string(2000, 'x') + "{0..9}{{,y},{" + std::string(1000, 'x') + ",z}}" + std::string(1100, 'x')));
+  EXPECT_FALSE(good("/" + std::string(4030, 'x') + "{1..3..000000000001}{000000000000001..1}{1..10}{000000000000001..1}" +
+                    std::string(60, 'x')));
+}
+
+TEST(PathPattern, PathsAreMadeOneByOne) {
+  const auto pattern = BracePattern::parse("{a,b}{1..1000}");
+  int seen = 0;
+  const auto stopped = pattern.value().each([&](const std::string&) -> Result<bool> { return ++seen < 1500; });
+  EXPECT_FALSE(stopped.value());
+  EXPECT_EQ(seen, 1500);
+  EXPECT_FALSE(pattern.value().each([](const std::string&) -> Result<bool> { return invalid_argument("no"); }));
 }
 
 }  // namespace
