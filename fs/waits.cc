@@ -65,6 +65,7 @@ void WaitingRequest::fail(int error) {
 /// Any other signal waits for the reply, as with a file on a disk: programs expect no EINTR of read(2), and none of
 /// memory that they have mapped.
 bool WaitingRequest::is_caller_dying() const {
+  if (caller_.pid == 0) return false;  // of a PID namespace that is not seen from here
   std::ifstream status(fmt::format("/proc/{}/status", caller_.pid));
   if (!status) return true;  // it has ended; or it is out of sight
   for (std::string line; std::getline(status, line);) {

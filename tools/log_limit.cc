@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <cctype>
 
+#include "store/base/utf8.h"
+
 namespace ptc {
 namespace {
 
 constexpr size_t kMostKinds = 1024;
+constexpr size_t kMostBytes = 8 << 10;  // of a line
 
 /// Of a line without its digits and what stands in quotes.
 size_t kind_of(std::string_view text) {
@@ -46,8 +49,11 @@ void LimitedSink::say_left_out(Bucket& bucket, const spdlog::details::log_msg& l
   to_->log(message);
 }
 
-void LimitedSink::sink_it_(const spdlog::details::log_msg& message) {
-  const std::string_view text(message.payload.data(), message.payload.size());
+/// Names that users gave are in lines: no byte of theirs may look like a line of its own, or move a terminal.
+void LimitedSink::sink_it_(const spdlog::details::log_msg& given) {
+  const std::string text = printable({given.payload.data(), given.payload.size()}, kMostBytes);
+  spdlog::details::log_msg message = given;
+  message.payload = text;
   if (kinds_.size() >= kMostKinds) kinds_.clear();
   Bucket& kind = kinds_.try_emplace(kind_of(text), Bucket{one_kind_.burst, message.time}).first->second;
   if (!kind.take(one_kind_, message.time)) return;

@@ -57,12 +57,18 @@ bool capabilities_follow() {
   return follow;
 }
 
-/// To less than the process can do from it, and back: the way back is always open.
-bool become(const User& user) { return set_groups(user.groups) && set_ids(user.uid, user.gid); }
 void become_own() {
   const User& own = own_user();
   const bool back = set_ids(own.uid, own.gid) && set_groups(own.groups);
   PTC_CHECK(back);  // it would go on as somebody else
+}
+
+/// To less than the process can do from it: the way back is open. False, and as before: it has no right to.
+bool become(const User& user) {
+  if (!set_groups(user.groups)) return false;
+  if (set_ids(user.uid, user.gid)) return true;
+  become_own();
+  return false;
 }
 
 std::vector<std::string_view> words_of(std::string_view text, std::string_view separators) {
@@ -172,7 +178,6 @@ Result<ActingAs> ActingAs::user(const User& user) {
       acting = &user;
       return as;
     }
-    become_own();
   }
   return Error(Code::kPermissionDenied,
                fmt::format("ptcfs runs as uid {} here and may not read as uid {}", own.uid, user.uid), EACCES);

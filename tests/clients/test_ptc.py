@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import xml.etree.ElementTree
 
 import models
@@ -104,6 +105,13 @@ class Ptc(mount.TestCase):
         done = self.mount.ptc("wait", job.name, "--timeout", 60)
         self.assertIn("tp4-pp1-dp1 in force", done.stdout)
         self.assertEqual(job.status()["layout"], "tp4-pp1-dp1")
+        subprocess.run(["bash", "-c", f"""echo '{{"tp": 3}}' > {job.file("layout.json")}"""], check=True)  # says nothing
+        done = self.mount.ptc("wait", job.name, check=False)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("layout.json refused: ", done.stderr)
+        self.assertIn("tp4-pp1-dp1 stays in force", done.stderr)
+        job.set_layout(tp=2)
+        self.mount.ptc("wait", job.name)
 
     def test_plan(self):
         job = self.import_model()

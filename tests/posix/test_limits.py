@@ -68,6 +68,9 @@ class Fewer(mount.TestCase):
         log = read_text(self.mount.log)
         self.assertIn("CAP_SETUID is missing: shards of a data set cannot be read as", log)
         self.assertIn("CAP_LEASE is missing", log)
+        self.expect_refusal()
+
+    def expect_refusal(self):
         os.chmod(self.mount.top, 0o755)
         job = self.new_job()
         os.chown(job.path, *ANN)
@@ -78,6 +81,16 @@ class Fewer(mount.TestCase):
                 file.write('{"shards": "/etc/hostname", "format": "files"}')
         self.assertEqual(run_as(ANN, save), "EACCES")
         self.assertIn("may not read as uid 41001", mount.read_json(job.file("dataset/status.json"))["error"])
+
+
+class FewerGroups(Fewer):
+    class mount_type(mount.Mount):
+        launcher = ("setpriv", "--bounding-set", "-setgid")
+
+    def test_what_is_missing_is_said(self):
+        self.assertIn("CAP_SETGID is missing", read_text(self.mount.log))
+        self.expect_refusal()
+        self.expect_refusal()
 
 
 class Quotas(users.TestCase):

@@ -41,6 +41,14 @@ TEST_F(LogLimitTest, AllTogetherHaveALimit) {
   EXPECT_EQ(lines(), 40u);
 }
 
+TEST_F(LogLimitTest, ANameIsNoLineOfItsOwn) {
+  logger_.warn("'{}' is not kept", "x\n2026-11-23 error the store is lost\x1b[2J\xff");
+  logger_.info("caf\u00e9");
+  EXPECT_EQ(lines(), 2u);
+  for (const char bad : {'\x1b', '\xff'}) EXPECT_EQ(out_.str().find(bad), std::string::npos);
+  EXPECT_THAT(out_.str(), HasSubstr("caf\u00e9"));
+}
+
 TEST(LogLimit, SaysHowManyWereLeftOut) {
   std::ostringstream out;
   auto inner = std::make_shared<spdlog::sinks::ostream_sink_st>(out);

@@ -27,6 +27,11 @@ Result<int> run_wait(const Context& context, const WaitOptions& options) {
     fmt::print(stderr, "ptc: {}\n", settled_text(status));
     return kFailed;
   }
+  // Shells do not say that a redirection was refused when the file was closed.
+  if (status.last_error.starts_with("layout.json refused")) {
+    fmt::print(stderr, "ptc: {}: {}. {} stays in force.\n", status.job, status.last_error, status.layout);
+    return kFailed;
+  }
   fmt::print("{}\n", settled_text(status));
   return kDone;
 }
@@ -41,7 +46,7 @@ void add_wait(CLI::App& app, Context& context) {
       ->type_name("S")
       ->check(CLI::PositiveNumber);
   command->footer(
-      "Exit status: 0 settled, 1 failed (the reason on standard error), 124 timed out.\n"
+      "Exit status: 0 settled, 1 failed or refused (the reason on standard error), 124 timed out.\n"
       "\nExample:\n  ptc layout llama set --tp 8 && ptc wait llama && sbatch restart.sh");
 }
 
