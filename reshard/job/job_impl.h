@@ -302,6 +302,8 @@ struct Job::Impl {
   void settle_commits_elsewhere(const std::set<std::string>& given_up, const std::set<std::string>& decided);
   /// Asks those that lead, and have not been heard of for a while.
   void look_after_commits_elsewhere(const std::stop_token& stop);
+  /// What became of it, by its leader and then by what is agreed: it is completed here or undone. kBusy: it is not decided.
+  Result<> settle_commit_elsewhere(const std::string& id, const std::string& leader, const std::stop_token& stop);
 
   // plan_relays.cc
   class PlanRelays;

@@ -30,6 +30,7 @@ namespace {
 
 constexpr uint64_t kWindowBytes = 1 << 20;
 constexpr int kTries = 50;
+constexpr size_t kMostForgotten = 50;  // keys of a transaction
 constexpr auto kAgain = std::chrono::milliseconds(100);
 
 struct Range {
@@ -398,19 +399,19 @@ Result<> Job::Impl::look_over(const std::string& name) {
     if (known == checkpoints.end() || known->second.id != record.id) return ok();  // it was removed
     transaction.compares.push_back({meta_key("checkpoints/" + name), known->second.meta_revision});
     for (const auto& [id, before] : looked_over)
-      if (std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) { return one.second.id == id; }))
+      if (transaction.deletes.size() < kMostForgotten &&
+          std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) { return one.second.id == id; }))
         transaction.deletes.push_back(meta_key("looked_over/") + id);
   }
   transaction.puts.emplace_back(key, looked.to_text());
+  const std::vector<std::string> deleted = transaction.deletes;
   Result<int64_t> written = commit_fenced(std::move(transaction));
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
   PTC_TRY(std::move(written));
   std::lock_guard lock(mutex);
   looked_over.insert_or_assign(record.id, std::move(looked));
-  std::erase_if(looked_over, [&](const auto& one) {
-    return std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& known) { return known.second.id == one.first; });
-  });
+  for (const std::string& forgotten : deleted) looked_over.erase(forgotten.substr(forgotten.rfind('/') + 1));
   return ok();
 }
 

@@ -110,8 +110,11 @@ bool Job::Impl::lead() {
   if (services.cluster == nullptr) return true;
   const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
   if (lease == nullptr) return false;
+  // One of this node's own is left where it could not be deleted: nobody leads by it.
+  const auto held = services.meta->get(leader_key());
+  if (held.has_error() || (held.value() && held.value()->value != services.cluster->self())) return false;
   MetaTransaction transaction;
-  transaction.compares = {{leader_key(), 0}};
+  transaction.compares = {{leader_key(), held.value() ? held.value()->revision : 0}};
   transaction.leased_puts = {{leader_key(), services.cluster->self()}};
   transaction.lease = lease.get();
   Result<int64_t> led = services.meta->commit(transaction);

@@ -147,18 +147,21 @@ struct JobStore::Impl {
   std::jthread sync_thread;
   std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
 
-  /// In steps, for etcd takes no more at once; the first key says whether there is a job, and goes with `puts` if all `compares` hold.
-  Result<> delete_keys(const std::vector<std::string>& keys,
-                       std::vector<std::pair<std::string, std::string>> puts = {},
-                       std::vector<MetaTransaction::Compare> compares = {}) {
+  /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares` hold. By the others there is
+  /// no such job: what belongs to one that was made meanwhile stays, and who made it has removed the rest.
+  Result<> delete_keys(const std::string& job_key, const std::vector<std::string>& keys,
+                       std::vector<std::pair<std::string, std::string>> puts,
+                       std::vector<MetaTransaction::Compare> compares) {
     constexpr size_t kMostAtOnce = 64;
     for (size_t i = 0; i < keys.size(); i += kMostAtOnce) {
       MetaTransaction transaction;
       transaction.puts = std::exchange(puts, {});
-      transaction.compares = std::exchange(compares, {});
+      transaction.compares = std::exchange(compares, {{job_key, 0}});
       transaction.deletes.assign(keys.begin() + i,
                                  keys.begin() + std::min(keys.size(), i + kMostAtOnce));
-      PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
+      Result<int64_t> done = commit_fenced(*meta, cluster, std::move(transaction));
+      if (done.has_error() && done.error().code() == Code::kConflict && i > 0) break;
+      PTC_TRY(std::move(done));
     }
     return ok();
   }
@@ -271,7 +274,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   if (impl->cluster == nullptr && !removed.entries.empty()) {  // carried out
     std::vector<std::string> keys;
     for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
-    PTC_TRY(impl->delete_keys(keys));
+    PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));
   }
   impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace, [store = impl.get()] { return store->list(); });
   for (const auto& [name, job] : impl->jobs) job->start();
@@ -687,7 +690,7 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   for (MetaEntry& entry : left) left_keys.push_back(std::move(entry.key));
   PTC_TRY(auto there, meta->get(prefix));
   if (!there) {
-    PTC_TRY(delete_keys(left_keys));
+    PTC_TRY(delete_keys(prefix, left_keys, {}, {{prefix, 0}}));
   }
   MetaTransaction transaction;
   transaction.compares = {{prefix, 0}};
@@ -759,7 +762,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    return delete_keys(keys, {{tombstone, removed_job_text(name)}}, {{itself, there->revision}, {sequence, last_commit}});
+    return delete_keys(itself, keys, {{tombstone, removed_job_text(name)}}, {{itself, there->revision}, {sequence, last_commit}});
   };
   constexpr int kTries = 5;  // a commit may come in between, on another node
   Result<> forgotten = forget();

@@ -60,7 +60,8 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
   PTC_TRY(note_commit_elsewhere(request, id));
   const auto given_up = [] { return make_error(Code::kConflict, "the commit was given up"); };  // meanwhile
   std::shared_ptr<CommitShare> share;
-  std::vector<std::string> earlier;  // which the same node gave up: it leads one of a directory at a time
+  std::string leader;
+  std::vector<std::string> earlier;  // of the same node, which leads one of a directory at a time: decided or given up
   {
     std::lock_guard lock(mutex);
     const auto own = commits_elsewhere.find(id);
@@ -70,7 +71,12 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
       if (other != id && known.from == own->second.from && known.share != nullptr && known.share->incoming() == incoming)
         earlier.push_back(other);
   }
-  for (const std::string& other : earlier) untake(other);
+  for (const std::string& other : earlier) {
+    // It may have been decided, and nobody have told this node.
+    if (Result<> settled = settle_commit_elsewhere(other, leader, {}); settled.has_error())
+      return make_error(Code::kUnavailable, "what became of the commit of incoming/{} before is not known yet: {}", incoming,
+                        settled.error().message());
+  }
   if (share == nullptr) {
     MakeSeal seal;
     if (listener != nullptr)
@@ -225,25 +231,24 @@ void Job::Impl::look_after_commits_elsewhere(const std::stop_token& stop) {
   std::set<std::string> silent;  // nodes
   for (const auto& [id, from] : unheard) {
     if (silent.contains(from) || stop.stop_requested()) continue;
-    Result<std::string> answer = ask(from, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime);
-    if (answer.has_error()) {
-      silent.insert(from);
-      continue;
-    }
-    // What it has decided by now is seen in the metadata.
-    if (answer.value() == "open" || sync().has_error()) continue;
-    std::shared_ptr<CommitShare> share;
-    bool known = false;
-    {
-      std::lock_guard lock(mutex);
-      if (const auto own = commits_elsewhere.find(id); own != commits_elsewhere.end()) {
-        known = true;
-        if (answer.value() == "committed") share = own->second.share;  // and removed since
-      }
-    }
-    if (share != nullptr) share->committed();
-    if (known) untake(id);
+    if (settle_commit_elsewhere(id, from, stop).has_error()) silent.insert(from);
   }
+}
+
+Result<> Job::Impl::settle_commit_elsewhere(const std::string& id, const std::string& leader, const std::stop_token& stop) {
+  PTC_TRY(auto outcome, ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
+  if (outcome == "open") return make_error(Code::kBusy, "node {} has not decided yet", leader);
+  PTC_TRY(sync());  // what it has decided by now is seen in the metadata
+  std::shared_ptr<CommitShare> share;
+  {
+    std::lock_guard lock(mutex);
+    const auto own = commits_elsewhere.find(id);
+    if (own == commits_elsewhere.end()) return ok();
+    if (outcome == "committed") share = own->second.share;  // and removed since
+  }
+  if (share != nullptr) share->committed();
+  untake(id);
+  return ok();
 }
 
 }  // namespace ptc

@@ -195,7 +195,8 @@ Result<> EtcdCommitter::settle_until(EtcdGateway::Deadline deadline) {
   }
   for (const Marker& marker : doubtful) {
     auto done = forbid(marker, deadline);
-    if (!done && done.error().code() == Code::kUnavailable) return std::move(done).error();
+    if (!done && done.error().code() != Code::kNotFound)  // it forbids nothing: etcd is full, or lets nobody write
+      return make_error(Code::kUnavailable, "whether it was done cannot be settled yet: {}", done.error().message());
     std::lock_guard lock(mutex_);
     std::erase_if(doubtful_, [&](const Marker& known) { return known.key == marker.key; });
     if (done && done.value()) known_.push_back(marker.key);

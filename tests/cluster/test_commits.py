@@ -131,6 +131,26 @@ class Commits(TestCase):
                 self.nodes.nodes[0].ptc("rm", "--force", self.name)
                 self.setUp()
 
+    def test_the_next_of_the_same_name_before_all_know_of_the_last(self):
+        """w1 has not heard that the first was decided when w0 asks it for the second: it keeps what it gave to the first."""
+        first, second = models.Llama(46), models.Llama(47)
+        self.write(first)
+        self.nodes.partition(1, ("eth1",))
+        try:
+            self.assertEqual(mount.error_of(os.rename, self.job(0).incoming("base"), self.job(0).checkpoint("first")), "")
+            second.write_hf(self.job(0).incoming("base") + "/rank/0")
+            mount.error_of(os.rename, self.job(0).incoming("base"), self.job(0).checkpoint("second"))
+        finally:
+            self.nodes.heal(1, ("eth1",))
+        cluster.until(lambda: all(os.path.isdir(self.job(node).checkpoint("first")) for node in range(3)), "all know of the first")
+        self.nodes.wait_settled(self.name)
+        for node in range(3):
+            for rank in (0, 1):
+                held = models.read_safetensors(self.job(node).rank_file("first", "tp1-pp2-dp1", rank))
+                self.assertEqual(held, {tensor.name: tensor for tensor in first.rank_tensors(1, 2, 0, rank)})
+        self.assertEqual(self.nodes.nodes[0].ptc("verify", f"{self.name}/first", check=False).returncode, 0)
+        self.assertEqual(os.listdir(self.job(1).file("incoming")), [])
+
     def test_nothing_is_left_of_one_that_fails(self):
         """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""
         before = self.images()

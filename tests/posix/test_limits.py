@@ -90,7 +90,6 @@ class FewerGroups(Fewer):
     def test_what_is_missing_is_said(self):
         self.assertIn("CAP_SETGID is missing", read_text(self.mount.log))
         self.expect_refusal()
-        self.expect_refusal()
 
 
 class Quotas(users.TestCase):

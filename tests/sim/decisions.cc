@@ -138,7 +138,8 @@ std::optional<std::string> wrong_data_set(const Entries& now, const MetaEvent& e
 }
 
 std::optional<std::string> wrong_leader(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
-  if (event.value) return before ? std::optional<std::string>(before->value + " leads") : std::nullopt;
+  // A key of its own is one that it could not delete.
+  if (event.value) return before && before->value != *event.value ? std::optional<std::string>(before->value + " leads") : std::nullopt;
   if (by && before && before->value != SimCluster::name(*by))
     return fmt::format("{} ends the lead of {}", SimCluster::name(*by), before->value);
   return std::nullopt;
