@@ -46,7 +46,7 @@ void add_wait(CLI::App& app, Context& context) {
       ->type_name("S")
       ->check(CLI::PositiveNumber);
   command->footer(
-      "Exit status: 0 settled, 1 failed or refused (the reason on standard error), 124 timed out.\n"
+      "Exit status: 0 settled, 1 failed or refused (the reason on standard error),\n124 timed out.\n"
       "\nExample:\n  ptc layout llama set --tp 8 && ptc wait llama && sbatch restart.sh");
 }
 
