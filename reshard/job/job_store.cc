@@ -184,6 +184,8 @@ struct JobStore::Impl {
   bool note_looked_over(const MetaEvent& event);  // false: it says something else
   void sync_loop(std::stop_token stop);
   Result<> sync();
+  Result<> note_failure(const std::string& name, Result<> synced, Result<>& first);
+  Result<> load_new(const std::string& name, const std::string& id, const Tombstones& removed_meanwhile);
   std::vector<ImageId> found_drafts;  // in the store when it was opened; guarded by changes
   bool images_looked_over = false, served = false;  // guarded by changes
   void settle_found_images();
@@ -443,21 +445,37 @@ Result<> JobStore::Impl::sync() {
   for (const JobRef& job : gone) {
     PTC_TRY(remove_job_directory(*images, job_dir(job->name())));
   }
+  // One of which something cannot be had now holds up no other, unless it is etcd that does not answer.
+  Result<> whole = ok();
   for (const JobRef& job : known) {
-    PTC_TRY(job->sync());
+    PTC_TRY(note_failure(job->name(), job->sync(), whole));
   }
   for (const auto& [name, id] : names) {
-    PTC_TRY(open_job_directory(name, id, agreed.removed));
-    JobRef job(new Job(name, id, job_dir(name), services(), listener));
-    PTC_TRY(job->load());
-    job->start();
-    std::lock_guard lock(mutex);
-    jobs.emplace(name, job);
-    spdlog::info("job {} was created by another node", name);
+    PTC_TRY(note_failure(name, load_new(name, id, agreed.removed), whole));
   }
   if (!names.empty() && listener != nullptr) listener->jobs_changed();
+  PTC_TRY(std::move(whole));
   settle_found_images();
   membership->taken_over(agreed, drained_entries);
+  return ok();
+}
+
+/// `first`: of all jobs. An error: no other need be tried.
+Result<> JobStore::Impl::note_failure(const std::string& name, Result<> synced, Result<>& first) {
+  if (synced.has_value()) return ok();
+  if (first.has_value()) first = std::move(synced).error().with_context("job " + name);
+  PTC_TRY(meta->get(kIdentityKey));
+  return ok();
+}
+
+Result<> JobStore::Impl::load_new(const std::string& name, const std::string& id, const Tombstones& removed_meanwhile) {
+  PTC_TRY(open_job_directory(name, id, removed_meanwhile));
+  JobRef job(new Job(name, id, job_dir(name), services(), listener));
+  PTC_TRY(job->load());
+  job->start();
+  std::lock_guard lock(mutex);
+  jobs.emplace(name, job);
+  spdlog::info("job {} was created by another node", name);
   return ok();
 }
 
