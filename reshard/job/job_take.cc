@@ -67,6 +67,7 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
     const auto own = commits_elsewhere.find(id);
     if (own == commits_elsewhere.end()) return given_up();
     share = own->second.share;
+    leader = own->second.from;
     for (const auto& [other, known] : commits_elsewhere)
       if (other != id && known.from == own->second.from && known.share != nullptr && known.share->incoming() == incoming)
         earlier.push_back(other);
