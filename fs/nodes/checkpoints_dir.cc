@@ -50,8 +50,13 @@ FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
   if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
   // The kernel holds locks of the whole mount while it waits for a rename.
   constexpr auto kRenameTime = std::chrono::milliseconds(1700);
+  const auto view = job_->checkpoint(target_name);
   if (auto committed = as_decided(job_->job().commit(name, target_name, kRenameTime)); !committed)
     return of_rename(committed.error());
+  // It was there already: decided after a rename before this one had given up. For the kernel what it found by that name is
+  // replaced now, and dead; by another node it finds it anew.
+  if (view != nullptr)
+    if (const NodeRef replaced = job_->tree().table().find(checkpoint_key(*view))) job_->tree().table().displace(*replaced);
   job_->hidden().show("current");
   return ok();
 }

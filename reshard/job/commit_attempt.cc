@@ -31,12 +31,13 @@ constexpr auto kKept = 60s;             // without a mv
 
 Job::Impl::CommitAttempt::CommitAttempt(Job::Impl& job, std::string id, std::string incoming, std::string name)
     : job_(job), id_(std::move(id)), incoming_(std::move(incoming)), name_(std::move(name)),
-      label_("incoming/" + incoming_) {}
+      label_("incoming/" + incoming_), source_dir_(job.commit_place().incoming_dir() + "/" + incoming_) {}
 
 Job::Impl::CommitAttempt::~CommitAttempt() {
   stop();
   thread_ = {};
   if (step_ == Step::kInDoubt && share_ != nullptr) share_->leave();
+  answered();
 }
 
 void Job::Impl::CommitAttempt::start() {
@@ -55,7 +56,7 @@ std::optional<Result<>> Job::Impl::CommitAttempt::wait(Clock::time_point deadlin
   last_asked_ = Clock::now();
   if (--waiting_ == 0) latest_deadline_ = {};
   if (!answered()) return std::nullopt;
-  heard_ = true;
+  heard_ = ended_;
   if (error_) return Result<>(*error_);
   return Result<>(ok());
 }
@@ -92,6 +93,17 @@ std::optional<Job::Impl::CommitAttempt::Failure> Job::Impl::CommitAttempt::unhea
   std::lock_guard lock(mutex_);
   if (!ended_ || heard_ || !error_ || stop_.stop_requested()) return std::nullopt;
   return Failure{*error_, failed_at_ns_};
+}
+
+bool Job::Impl::CommitAttempt::unheard_success() const {
+  std::lock_guard lock(mutex_);
+  return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) && shown_->is_empty();
+}
+
+void Job::Impl::CommitAttempt::answered() {
+  std::lock_guard lock(mutex_);
+  if (shown_ != nullptr) shown_->remove_from(source_dir_);
+  shown_.reset();
 }
 
 void Job::Impl::CommitAttempt::run() {
@@ -150,6 +162,7 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
     error_.reset();
     if (result.has_error()) error_ = std::move(result).error();
     failed_at_ns_ = now_ns();
+    last_asked_ = Clock::now();
     ended_ = true;
     changed_.notify_all();
   }
@@ -415,7 +428,10 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
 
 Result<> Job::Impl::CommitAttempt::hide() {
   if (share_ != nullptr) {
-    PTC_TRY(share_->hide());
+    Result<> hidden = share_->hide(CommitShare::Name::kShown);
+    std::lock_guard lock(mutex_);
+    shown_ = share_->shown();
+    PTC_TRY(std::move(hidden));
   }
   std::vector<std::string> nodes;
   for (const Elsewhere& one : elsewhere_) nodes.push_back(one.files.node);

@@ -9,9 +9,14 @@
 // 6. The directories go.
 //
 // 1 to 3 may take long, and a rename holds locks of the kernel: so they go on after `mv` got EAGAIN, and the same mv
-// again finds the attempt and goes on with it. 4 and 5 are short, and happen only while a mv waits: a checkpoint never
+// again finds the attempt and goes on with it. 4 and 5 are short, and begin only while a mv waits: a checkpoint never
 // comes when nobody asks for it, and incoming/<name> is there until it does. In between the files are where they were;
 // whoever writes one or removes it ends the attempt. So does a minute without a mv.
+//
+// Where 5 comes to its end after that mv got EAGAIN, the same mv again says that it was done. For that the name must be
+// found: from 4 on an empty directory is in its place (ShownName) on the node that leads, until a mv was answered, or a
+// minute long. It answers for this very commit, by its id, and only as long as the checkpoint is there and nobody has put
+// anything else in that place.
 //
 // A failure before 5 takes all back, on every node. A crash before 5 is taken back at the next start (a hidden directory
 // is renamed back, images that were drafts go), and by the other nodes, since the node that leads is gone; a crash
@@ -67,6 +72,10 @@ class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttem
     int64_t time_ns;
   };
   std::optional<Failure> unheard_failure() const;
+  /// It was decided when nobody waited any more, and its name is still shown.
+  bool unheard_success() const;
+  /// Its name goes.
+  void answered();
 
  private:
   enum class Step { kPreparing, kReady, kDeciding, kInDoubt, kCommitted, kFailed };
@@ -97,7 +106,7 @@ class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttem
                    const std::function<Result<>(const std::string& node, const std::string& answer)>& take);
 
   Job::Impl& job_;
-  const std::string id_, incoming_, name_, label_;
+  const std::string id_, incoming_, name_, label_, source_dir_;
   const Clock::time_point started_ = Clock::now();
   std::unique_ptr<Activity> activity_;
 
@@ -116,7 +125,8 @@ class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttem
   Step step_ = Step::kPreparing;  // guarded, as all below
   std::optional<Error> error_;
   int64_t failed_at_ns_ = 0;
-  bool heard_ = false;  // somebody got the error
+  bool heard_ = false;  // somebody got the outcome
+  std::shared_ptr<ShownName> shown_;
   unsigned waiting_ = 0;
   Clock::time_point latest_deadline_{}, last_asked_ = Clock::now();
   bool ended_ = false;

@@ -7,10 +7,35 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 
 #include "reshard/job/found_files.h"
 
 namespace ptc {
+
+Result<std::shared_ptr<ShownName>> ShownName::make(const std::string& path, const struct stat& like) {
+  if (mkdir(path.c_str(), 0700) != 0) return errno_error(errno, path);
+  PTC_TRY(auto directory, open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  if ((geteuid() == 0 && fchown(directory.get(), like.st_uid, like.st_gid) != 0) ||
+      fchmod(directory.get(), like.st_mode & 07777) != 0)
+    return errno_error(errno, path);
+  return std::shared_ptr<ShownName>(new ShownName(std::move(directory)));
+}
+
+bool ShownName::is_at(const std::string& path) const {
+  struct stat own{}, there{};
+  return fstat(directory_.get(), &own) == 0 && lstat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
+         own.st_ino == there.st_ino;
+}
+
+bool ShownName::is_empty() const {
+  std::error_code error;
+  return std::filesystem::is_empty(fmt::format("/proc/self/fd/{}", directory_.get()), error);
+}
+
+void ShownName::remove_from(const std::string& path) const {
+  if (is_at(path)) rmdir(path.c_str());
+}
 
 Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string id, std::string incoming,
                                                        const MakeSeal& seal, GivesWay may_give_way) {
@@ -102,22 +127,29 @@ Result<std::vector<ImageRef>> CommitShare::adopt(const std::vector<std::string>&
   return images;
 }
 
-Result<> CommitShare::hide() {
+Result<> CommitShare::hide(Name name) {
   std::lock_guard lock(mutex_);
   PTC_TRY(check_there());
   if (hidden_) return ok();
   PTC_TRY(make_directory(AT_FDCWD, place_.job_dir + "/committing"));
   PTC_TRY(make_directory(AT_FDCWD, hidden_dir()));
-  const std::string source = place_.incoming_dir() + "/" + incoming_;
-  if (rename(source.c_str(), (hidden_dir() + "/" + incoming_).c_str()) != 0) {
+  const std::string source = source_dir(), hidden = hidden_dir() + "/" + incoming_;
+  struct stat opened{}, moved{};
+  if (fstat(directory(), &opened) != 0) return errno_error(errno, "incoming/" + incoming_);
+  if (name == Name::kShown) {
+    if (auto made = ShownName::make(hidden, opened); made.has_value()) shown_ = std::move(made).value();
+    if (shown_ == nullptr || renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, hidden.c_str(), RENAME_EXCHANGE) != 0) {
+      rmdir(hidden.c_str());
+      shown_.reset();
+    }
+  }
+  if (shown_ == nullptr && rename(source.c_str(), hidden.c_str()) != 0) {
     Error error = errno_error(errno, "incoming/" + incoming_);
     rmdir(hidden_dir().c_str());
     return error;
   }
   hidden_ = true;
-  struct stat opened{}, moved{};
-  if (fstat(directory(), &opened) != 0 || stat((hidden_dir() + "/" + incoming_).c_str(), &moved) != 0 ||
-      opened.st_ino != moved.st_ino)
+  if (stat(hidden.c_str(), &moved) != 0 || opened.st_ino != moved.st_ino)
     return make_error(Code::kBusy, "incoming/{} was replaced while it was being committed", incoming_);
   for (const Adopted& one : adopted_) {
     PTC_TRY(check_unchanged(one.path));
@@ -129,6 +161,11 @@ Result<> CommitShare::hide() {
 bool CommitShare::hidden() const {
   std::lock_guard lock(mutex_);
   return hidden_;
+}
+
+std::shared_ptr<ShownName> CommitShare::shown() const {
+  std::lock_guard lock(mutex_);
+  return shown_;
 }
 
 void CommitShare::withdraw() {
@@ -155,11 +192,11 @@ void CommitShare::leave() {
 }
 
 void CommitShare::put_back() {
-  const std::string from = hidden_dir() + "/" + incoming_, to = place_.incoming_dir() + "/" + incoming_;
+  const std::string from = hidden_dir() + "/" + incoming_, to = source_dir();
   const std::string other = place_.incoming_dir() + "/recovered-" + id_;
-  // Somebody may have made the name anew; then it comes back under another.
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) != 0 &&
-      rename(from.c_str(), other.c_str()) != 0)
+  // It takes the place of the empty one. Somebody may have made the name anew; then it comes back under another.
+  const unsigned how = shown_ != nullptr && shown_->is_at(to) ? 0 : RENAME_NOREPLACE;
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), how) != 0 && rename(from.c_str(), other.c_str()) != 0)
     spdlog::error("incoming/{} could not be put back ({}); it is in {}", incoming_,
                   errno_error(errno, "rename").message(), from);
   else

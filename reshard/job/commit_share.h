@@ -15,6 +15,22 @@
 
 namespace ptc {
 
+/// An empty directory in the place of one that was hidden, with its owner and mode, so that the name is still found.
+/// Whoever puts something into it, or removes it, has it. Threads: any.
+class ShownName {
+ public:
+  /// Made at `path`; it may be moved then.
+  static Result<std::shared_ptr<ShownName>> make(const std::string& path, const struct stat& like);
+  bool is_at(const std::string& path) const;
+  bool is_empty() const;
+  /// If it is there, and empty.
+  void remove_from(const std::string& path) const;
+
+ private:
+  explicit ShownName(UniqueFd directory) : directory_(std::move(directory)) {}
+  const UniqueFd directory_;  // no other gets its number
+};
+
 /// First the directory is sealed where it is, and can be read as before; its files are linked as images. Right before
 /// the decision it is hidden, in committing/<id>/, so that after a crash it is known what it belonged to. All of it is
 /// taken back by the destructor, unless the commit was decided, or nobody knows. Threads: any.
@@ -40,8 +56,13 @@ class CommitShare {
   /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed since take().
   Result<std::vector<ImageRef>> adopt(const std::vector<std::string>& paths);
   /// After it the files are neither reached by a path nor written by anybody: kBusy if one was. kConflict: withdrawn.
-  Result<> hide();
+  /// kShown: shown() is in its place from that very moment on, and stays when this was committed.
+  enum class Name { kGone, kShown };
+  Result<> hide(Name name = Name::kGone);
   bool hidden() const;
+  /// null: it has not hidden it, or the file system cannot exchange names.
+  std::shared_ptr<ShownName> shown() const;
+  std::string source_dir() const { return place_.incoming_dir() + "/" + incoming_; }
 
   /// Anybody may write the directory again, and nothing more can be done with this.
   void withdraw();
@@ -71,6 +92,7 @@ class CommitShare {
   std::map<std::string, FileVersion> versions_;  // guarded, as all below: of its files, by path, as they were sealed
   std::unique_ptr<Seal> seal_;
   std::vector<Adopted> adopted_;
+  std::shared_ptr<ShownName> shown_;
   bool hidden_ = false, withdrawn_ = false, settled_ = false;
 };
 

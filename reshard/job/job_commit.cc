@@ -116,7 +116,11 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   }
   std::optional<Result<>> outcome = attempt.value()->wait(deadline);
   if (!outcome) return going_on(incoming);
-  if (outcome->has_value()) return ok();
+  if (outcome->has_value()) {
+    attempt.value()->answered();
+    remove_error_file(incoming);
+    return ok();
+  }
   Error error = std::move(*outcome).error();
   if (!may_pass(error.code())) return error;
   return Error(error.code(), error.message(), EAGAIN);  // the same mv again may do
@@ -133,6 +137,11 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(const 
       if (closed || stopping) return make_error(Code::kNotFound, "job {} is being removed", job->name());
       if (const auto known = attempts.find(incoming); known != attempts.end()) {
         other = known->second;
+        const auto made = checkpoints.find(other->name());
+        if (other->unheard_success() && made != checkpoints.end() && made->second.id == other->id()) {
+          if (other->name() == name) return other;
+          return make_error(Code::kNotFound, "incoming/{} is checkpoint {} by now", incoming, other->name());
+        }
         if (other->ended()) {
           ended_attempts.push_back(other);
           attempts.erase(known);
@@ -143,6 +152,7 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(const 
     }
     if (other == nullptr) break;
     if (other->ended()) {
+      other->answered();  // it was committed, and removed since
       const auto failure = other->unheard_failure();
       if (failure && !may_pass(failure->error.code()) && other->name() == name && now_ns() - failure->time_ns < std::chrono::nanoseconds(kFailureKept).count() &&
           !changed_since(job->files_dir() + "/incoming/" + incoming, failure->time_ns))

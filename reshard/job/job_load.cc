@@ -562,17 +562,19 @@ Result<> Job::Impl::recover_commits() {
     if (!decided) {
       PTC_TRY(decided, is_removed(*services.meta, removed_checkpoint_key(id)));
     }
+    PTC_TRY(auto names, names_of(directory));
     if (decided) {
+      for (const std::string& name : names) rmdir(fmt::format("{}/incoming/{}", job->files_dir(), name).c_str());  // ShownName
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
-    PTC_TRY(auto names, names_of(directory));
     for (const std::string& name : names) {
       const std::string from = directory + "/" + name;
       const std::string to = job->files_dir() + "/incoming/" + name;
       const std::string other = job->files_dir() + "/incoming/recovered-" + id;
-      if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0 ||
-          rename(from.c_str(), other.c_str()) == 0)
+      // One of the two may be a ShownName, which is empty.
+      if (std::error_code error; std::filesystem::exists(to, error) && rmdir(from.c_str()) == 0) continue;
+      if (rename(from.c_str(), to.c_str()) == 0 || rename(from.c_str(), other.c_str()) == 0)
         spdlog::info("job {}: the commit of incoming/{} was cut off and is taken back", job->name(), name);
       else
         spdlog::error("job {}: incoming/{} could not be put back ({}); it is in {}", job->name(), name,

@@ -4,6 +4,8 @@ long holds up nobody; and what fails leaves nothing behind."""
 import contextlib
 import mmap
 import os
+import signal
+import subprocess
 import time
 import unittest
 
@@ -130,6 +132,29 @@ class Commits(TestCase):
                 self.expect_everywhere(model, 1, 2)
                 self.nodes.nodes[0].ptc("rm", "--force", self.name)
                 self.setUp()
+
+    def test_decided_when_nobody_waited_any_more(self):
+        """etcd takes longer than a rename may. The same mv again says that it was done, and its source is found until then."""
+        model = models.Llama(48)
+        self.write(model)
+        job = self.job(0)
+        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        try:
+            self.assertEqual(self.rename(0)[0], "EAGAIN")
+            self.assertEqual(os.listdir(job.file("incoming")), ["base"])
+        finally:
+            self.nodes.etcd.send_signal(signal.SIGCONT)
+        cluster.until(lambda: os.path.isdir(job.checkpoint("base")), "it is decided", 10)
+        reader = os.open(job.checkpoint("base") + "/meta.json", os.O_RDONLY)
+        self.addCleanup(os.close, reader)
+        done = subprocess.run(["mv", job.incoming("base"), job.file("checkpoints") + "/"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(os.listdir(job.file("incoming")), [])
+        self.assertIn("layouts", os.listdir(job.checkpoint("base")))
+        self.assertGreater(len(os.pread(reader, 1 << 20, 0)), 0)
+        self.assertNotEqual(mount.error_of(os.rename, job.incoming("base"), job.checkpoint("base")), "")
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
 
     def test_the_next_of_the_same_name_before_all_know_of_the_last(self):
         """w1 has not heard that the first was decided when w0 asks it for the second: it keeps what it gave to the first."""

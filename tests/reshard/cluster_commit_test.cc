@@ -206,7 +206,7 @@ TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
     Result<> doubtful = cluster_.job(0, "job")->commit("base", "base");
     ASSERT_TRUE(doubtful.has_error());
     EXPECT_EQ(doubtful.error().code(), Code::kInDoubt) << doubtful.error().message();
-    EXPECT_FALSE(std::filesystem::exists(incoming(0)));
+    EXPECT_TRUE(std::filesystem::is_empty(incoming(0)));  // its name is shown, for the next call
     // One that is refused later loses nothing.
     const std::string other = cluster_.job(0, "job")->files_dir() + "/incoming/other";
     std::filesystem::create_directories(other + "/rank/0");
@@ -216,7 +216,7 @@ TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
     std::filesystem::remove_all(other);
     cluster_.doubt(0, std::nullopt);
     if (!done) {
-      for (int i = 0; i < 100 && !std::filesystem::exists(incoming(0)); ++i) usleep(100'000);
+      for (int i = 0; i < 100 && !std::filesystem::exists(incoming(0) + "/rank"); ++i) usleep(100'000);
       EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
       expect_nothing_left();
     }
@@ -227,6 +227,61 @@ TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
   const std::string committing = cluster_.store(0).directory() + "/jobs/job/committing";
   for (int i = 0; i < 100 && !std::filesystem::is_empty(committing); ++i) usleep(100'000);
   EXPECT_TRUE(std::filesystem::is_empty(committing));
+}
+
+/// Decided after the call that asked for it had given up.
+class LateCommitTest : public CommitTest {
+ protected:
+  LateCommitTest() {
+    auto slow = std::make_shared<std::atomic<bool>>(true);
+    cluster_.loses = [slow](const std::string&, std::string_view method) {
+      while (*slow && method == "job/hide") usleep(10'000);
+      return false;
+    };
+    EXPECT_EQ(commit_as("base").error().errno_value(), EAGAIN);
+    EXPECT_TRUE(std::filesystem::is_empty(incoming(0)));  // hidden, and its name is found all the time
+    EXPECT_EQ(commit_as("base").error().errno_value(), EAGAIN);
+    *slow = false;
+    for (int i = 0; i < 100 && job()->find_checkpoint("base") == nullptr; ++i) usleep(50'000);
+    usleep(200'000);
+    EXPECT_NE(job()->find_checkpoint("base"), nullptr);
+    EXPECT_TRUE(std::filesystem::is_empty(incoming(0)));
+    EXPECT_FALSE(std::filesystem::exists(incoming(1)));
+  }
+  JobRef job() { return cluster_.job(0, "job"); }
+  Result<> commit_as(const std::string& name) { return job()->commit("base", name, std::chrono::milliseconds(1700)); }
+};
+
+TEST_F(LateCommitTest, TheSameCallAgainHearsOfIt) {
+  EXPECT_EQ(commit_as("other").error().code(), Code::kNotFound);
+  Result<> heard = commit_as("base");
+  EXPECT_TRUE(heard.has_value()) << heard.error().message();
+  EXPECT_FALSE(std::filesystem::exists(incoming(0)));
+  EXPECT_FALSE(std::filesystem::exists(incoming(0) + ".error"));
+  EXPECT_EQ(commit_as("base").error().code(), Code::kAlreadyExists);  // it was answered
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(LateCommitTest, WhatWasWrittenSinceIsAnother) {
+  write_rank(0);
+  EXPECT_EQ(commit_as("base").error().code(), Code::kAlreadyExists);
+  EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
+}
+
+TEST_F(LateCommitTest, ACheckpointOfTheSameNameIsAnother) {
+  ASSERT_TRUE(job()->remove_checkpoint("base").has_value());
+  std::filesystem::create_directories(incoming(0) + "-2");
+  write_ranks(sample_, spec_of(kHalves), incoming(0) + "-2");
+  Result<> other = job()->commit("base-2", "base");
+  ASSERT_TRUE(other.has_value()) << other.error().message();
+  EXPECT_TRUE(commit_as("base").has_error());
+}
+
+TEST_F(LateCommitTest, TheNameGoesWithTheDaemon) {
+  cluster_.stop(0);
+  cluster_.start(0);
+  EXPECT_FALSE(std::filesystem::exists(incoming(0)));
 }
 
 /// A job cannot go while a commit that another node leads is being decided.

@@ -79,6 +79,36 @@ TEST_F(CommitShareTest, WhatIsDecidedStays) {
   EXPECT_EQ(images(), 1);
 }
 
+TEST_F(CommitShareTest, ItsNameCanBeShownMeanwhile) {
+  for (const bool decided : {false, true}) {
+    for (const bool used : {false, true}) {
+      SCOPED_TRACE(fmt::format("decided {}, used {}", decided, used));
+      fs::remove_all(incoming_);
+      fs::create_directories(incoming_ + "/rank/0");
+      write_file(file_, "some bytes");
+      fs::permissions(incoming_, fs::perms(0750));
+      auto share = take();
+      ASSERT_TRUE(share->hide(CommitShare::Name::kShown).has_value());
+      const std::shared_ptr<ShownName> shown = share->shown();
+      ASSERT_NE(shown, nullptr);
+      EXPECT_TRUE(fs::is_empty(incoming_));
+      EXPECT_EQ(fs::status(incoming_).permissions(), fs::perms(0750));
+      EXPECT_TRUE(fs::exists(hidden_ + "/rank/0/a.txt"));
+      if (used) write_file(incoming_ + "/mine", "of somebody else");
+      if (decided) share->committed();
+      share.reset();
+      EXPECT_FALSE(fs::exists(hidden_));
+      EXPECT_EQ(fs::exists(incoming_ + "/mine"), used);
+      const std::string back = used ? incoming_ + "/../recovered-id" : incoming_;
+      EXPECT_EQ(fs::exists(back + "/rank/0/a.txt"), !decided);
+      EXPECT_EQ(shown->is_at(incoming_), decided || used);
+      shown->remove_from(incoming_);
+      EXPECT_EQ(fs::exists(incoming_), !decided || used);
+      fs::remove_all(back);
+    }
+  }
+}
+
 TEST_F(CommitShareTest, WhatIsInDoubtIsLeftToTheNextStart) {
   auto share = take();
   ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
