@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <cstring>
 #include <optional>
 #include <utility>
+
+#include "store/base/descriptors.h"
 
 namespace ptc {
 namespace {
@@ -110,12 +111,7 @@ void HostFile::let_go() {
 
 FsResult<> check_descriptors(int any) {
   // The lowest number that is free is given: a high one says how many are in use.
-  static const int most = [] {
-    rlimit limit = {};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > INT32_MAX) return INT32_MAX;
-    const int all = static_cast<int>(limit.rlim_cur);
-    return all - std::min(1024, all / 4);
-  }();
+  static const int most = static_cast<int>(descriptor_limit() - reserved_descriptors());
   const UniqueFd next(::fcntl(any, F_DUPFD_CLOEXEC, 0));
   const Errno error = next.valid() ? Errno{EMFILE} : last_errno();
   if (!next.valid() || next.get() >= most / 4 * 3) descriptors_short = true;

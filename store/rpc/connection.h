@@ -27,7 +27,7 @@ struct Patience {
   std::stop_token stop;
 };
 
-/// Threads: one at a time, but cut(), which is for any.
+/// Threads: one at a time, but cut() and looks_alive(), which are for any.
 /// Errors, after each of which the connection is good for nothing more: kUnavailable (broken, silent, deadline),
 /// kCorrupt (damage or nonsense), kCancelled.
 class Connection {

@@ -14,6 +14,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -52,12 +53,18 @@ struct PeerServer::Impl {
   };
   std::set<Connection*> open;                                        // guarded by mutex
   std::list<Stranger> strangers;  // of those the ones that are not let in yet, as they came; guarded by mutex
+  std::set<Connection*> admitted;  // those that are, and were not cut since; guarded by mutex
+  std::map<Connection*, Deadline> idle;  // of these the ones between two requests, and since when; guarded by mutex
   std::map<std::string, std::shared_ptr<const Handler>> handlers;  // guarded by mutex
 
   void accept_all();
   void take_in(UniqueFd socket);
   void cut_a_stranger();
   void is_no_stranger(const Connection* connection);
+  std::optional<Connection*> longest_idle() const;
+  void let_in(Connection& connection);
+  void set_idle(Connection& connection, bool is_idle);
+  void forget(Connection* connection);
   void serve(Connection& connection);
   Result<> serve_requests(Connection& connection, const std::string& from_node);
   Result<> serve_call(Connection& connection, const FrameHeader& header,
@@ -86,11 +93,11 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
   auto connection = std::make_shared<Connection>(std::move(socket));
   {
     std::lock_guard lock(mutex);
-    if (open.size() - strangers.size() >= options.max_connections) {
+    if (admitted.size() >= options.max_connections && !longest_idle()) {
       ++refused;
       if (const auto more = told.pass())
-        spdlog::warn("peers: {} is refused, {} connections are open{}", connection->peer_address(),
-                     open.size() - strangers.size(), *more);
+        spdlog::warn("peers: {} is refused, {} connections are open, and none is idle{}", connection->peer_address(),
+                     admitted.size(), *more);
       return;
     }
     if (strangers.size() >= options.max_strangers) cut_a_stranger();
@@ -106,19 +113,55 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
       spdlog::error("peers: {}: {}", connection->peer_address(), error.what());
     }
     connection->cut();
-    is_no_stranger(connection.get());
-    std::lock_guard lock(mutex);
-    open.erase(connection.get());
-    one_less.notify_all();
+    forget(connection.get());
   };
   try {
     std::thread(work).detach();
   } catch (const std::system_error& error) {
     spdlog::error("peers: no thread for {}: {}", connection->peer_address(), error.what());
-    is_no_stranger(connection.get());
-    std::lock_guard lock(mutex);
-    open.erase(connection.get());
+    forget(connection.get());
   }
+}
+
+void PeerServer::Impl::forget(Connection* connection) {
+  is_no_stranger(connection);
+  std::lock_guard lock(mutex);
+  admitted.erase(connection);
+  idle.erase(connection);
+  open.erase(connection);
+  one_less.notify_all();
+}
+
+/// Under `mutex`. One that has just got a request is none.
+std::optional<Connection*> PeerServer::Impl::longest_idle() const {
+  std::optional<Connection*> found;
+  Deadline since = Deadline::max();
+  for (const auto& [connection, began] : idle)
+    if (began < since && connection->looks_alive()) {
+      found = connection;
+      since = began;
+    }
+  return found;
+}
+
+/// Each peer keeps some connections for later (Peers), and makes others when these are closed.
+void PeerServer::Impl::let_in(Connection& connection) {
+  is_no_stranger(&connection);
+  std::lock_guard lock(mutex);
+  if (admitted.size() >= options.max_connections) {
+    if (const auto gives_way = longest_idle()) {  // else there are as many more as were strangers at once
+      (*gives_way)->cut();
+      idle.erase(*gives_way);
+      admitted.erase(*gives_way);
+    }
+  }
+  admitted.insert(&connection);
+}
+
+void PeerServer::Impl::set_idle(Connection& connection, bool is_idle) {
+  std::lock_guard lock(mutex);
+  if (!is_idle) idle.erase(&connection);
+  else if (admitted.contains(&connection)) idle[&connection] = std::chrono::steady_clock::now();
 }
 
 /// Whoever holds connections open and says nothing takes the places of its own: under `mutex`.
@@ -141,13 +184,14 @@ void PeerServer::Impl::is_no_stranger(const Connection* connection) {
 void PeerServer::Impl::serve(Connection& connection) {
   connection.set_patience({options.handshake, in(options.handshake), {}});
   auto from_node = admit(connection, self);
-  is_no_stranger(&connection);
   if (!from_node) {
+    is_no_stranger(&connection);
     ++refused;
     if (const auto more = stopping ? std::nullopt : told.pass())
       spdlog::warn("peers: {} was not let in: {}{}", connection.peer_address(), from_node.error().message(), *more);
     return connection.linger();
   }
+  let_in(connection);
   auto counted = counters.of(from_node.value());
   connection.count_in(counted);
   ++counted->connections;
@@ -162,7 +206,9 @@ void PeerServer::Impl::serve(Connection& connection) {
 Result<> PeerServer::Impl::serve_requests(Connection& connection, const std::string& from_node) {
   connection.set_patience({options.silence, Deadline::max(), {}});
   for (;;) {
+    set_idle(connection, true);
     auto request = connection.wait_for_request(options.idle);
+    set_idle(connection, false);
     if (!request || !request.value()) return ok();
     PTC_TRY(auto header, connection.receive_header());
     if (header.type == FrameType::kCall) {

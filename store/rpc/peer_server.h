@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "store/base/descriptors.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
 #include "store/rpc/credentials.h"
@@ -22,8 +23,8 @@ struct PeerServerOptions {
   std::string cluster;  // a peer of another cluster is refused
   PeerAuth auth;
   ImageStore* images = nullptr;  // what fetches read; outlives the server
-  size_t max_connections = 256;  // that were let in; further ones are closed at once
-  size_t max_strangers = 32;     // connections that are not let in yet, besides
+  size_t max_connections = descriptors_for_peers();  // that were let in; for a further one an idle one is closed
+  size_t max_strangers = 32;  // connections that are not let in yet, besides
   std::chrono::milliseconds handshake{3'000};  // from the accept to a peer that is let in
   std::chrono::milliseconds silence{10'000};   // within a request, or of a peer that does not read
   std::chrono::milliseconds idle{300'000};     // between requests
@@ -31,7 +32,8 @@ struct PeerServerOptions {
 
 /// A thread for each connection, a further one for each call that is being answered. Nothing is kept for
 /// a peer but one chunk of a stream: one that does not read stops its own connection only, and is cut off
-/// after a while. One that speaks nonsense is logged with its address and cut off. Of more strangers than may
+/// after a while. Where as many were let in as may be, a further one takes the place of the one that has been idle for
+/// longest, and is closed at once where none is idle. One that speaks nonsense is logged with its address and cut off. Of more strangers than may
 /// be, the oldest is cut off of those addresses that have most of them; what is logged of strangers is limited in rate.
 class PeerServer {
  public:

@@ -8,7 +8,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
+#include <future>
 #include <sstream>
 
 #include "store/rpc/connection.h"
@@ -250,25 +252,66 @@ TEST_F(Handshake, WhoWasLetInIsCutOffForNonsenseToo) {
   EXPECT_EQ(ask({}).value(), "asker") << "others are served";
 }
 
-TEST_F(Handshake, BeyondTheCapConnectionsAreClosed) {
+TEST_F(Handshake, BeyondTheCapTheOneThatIsIdleForLongestGivesWay) {
   PeerServerOptions options = serving();
   options.max_connections = 2;
   start(options);
   const Identity self{"x", "test", Credentials::load({}).value()};
-  auto first = stranger(), second = stranger();
-  EXPECT_TRUE(is_ok(greet(*first, self, "n1")));
-  EXPECT_TRUE(is_ok(greet(*second, self, "n1")));
-  auto let_in = [&] {
-    const auto numbers = server_->numbers();
-    return numbers.empty() ? 0 : numbers[0].connections;
-  };
-  while (let_in() < 2) std::this_thread::sleep_for(1ms);
+  std::vector<std::unique_ptr<Connection>> idle;
+  for (size_t i = 0; i < 20; ++i) {
+    idle.push_back(stranger());
+    ASSERT_TRUE(is_ok(greet(*idle.back(), self, "n1"))) << i;
+    while (server_->numbers().empty() || server_->numbers()[0].connections < i + 1) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(5ms);
+  }
+  auto is_open = [&](size_t i) { return idle[i]->looks_alive(); };
+  for (size_t i = 0; i < 18; ++i)
+    while (is_open(i)) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(is_open(18) && is_open(19));
+  EXPECT_EQ(server_->refused(), 0u);
+  EXPECT_EQ(ask({}).value(), "asker");
+}
+
+TEST_F(Handshake, BeyondTheCapOneIsClosedWhenNoneIsIdle) {
+  PeerServerOptions options = serving();
+  options.max_connections = 2;
+  start(options);
+  std::promise<void> end;
+  std::atomic<int> called = 0;
+  server_->handle("wait", [&, ended = end.get_future().share()](std::string_view, const std::string&) {
+    ++called;
+    ended.wait();
+    return Result<std::string>(std::string());
+  });
+  const Identity self{"x", "test", Credentials::load({}).value()};
+  std::vector<std::unique_ptr<Connection>> busy;
+  for (int i = 0; i < 2; ++i) {
+    busy.push_back(stranger());
+    EXPECT_TRUE(is_ok(greet(*busy.back(), self, "n1")));
+    EXPECT_TRUE(is_ok(busy.back()->send(FrameType::kCall, 1, encode(CallHeader{"wait", 0}))));
+  }
+  while (called < 2) std::this_thread::sleep_for(1ms);
   auto third = stranger();
   EXPECT_TRUE(has_error(greet(*third, self, "n1"), Code::kUnavailable));
-  first.reset();
+  end.set_value();
+  for (auto& one : busy) EXPECT_TRUE(is_ok(one->expect(FrameType::kReply, 1)));
   Result<std::string> answer = std::string();
-  do answer = ask({}); while (!answer);  // as soon as the first one's thread has ended
+  do answer = ask({}); while (!answer);  // as soon as one is idle
   EXPECT_EQ(answer.value(), "asker");
+}
+
+/// A cluster of many nodes: each keeps a connection to each.
+TEST_F(Handshake, ManyNodesAreLetIn) {
+  PeerServerOptions options = serving();
+  EXPECT_EQ(options.max_connections, descriptors_for_peers());
+  start(options);
+  const size_t count = std::min(descriptors_for_peers(), size_t{300});
+  std::vector<std::unique_ptr<Connection>> all;
+  for (size_t i = 0; i < count; ++i) {
+    all.push_back(stranger());
+    ASSERT_TRUE(is_ok(greet(*all.back(), {fmt::format("w{}", i), "test", Credentials::load({}).value()}, "n1"))) << i;
+  }
+  EXPECT_EQ(server_->refused(), 0u);
 }
 
 TEST_F(Handshake, APeerThatReadsNothingStopsOnlyItself) {
