@@ -51,8 +51,8 @@ Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string 
   if (seal) {
     auto give_way = [weak = std::weak_ptr(share), may = std::move(may_give_way)] {
       if (may && !may()) return false;
-      if (const auto known = weak.lock()) known->withdraw();
-      return true;
+      const auto known = weak.lock();
+      return known == nullptr || known->withdraw_unless_hidden();
     };
     auto sealed = seal(std::move(give_way));
     if (sealed.has_error()) return std::move(sealed).error();
@@ -158,22 +158,29 @@ Result<> CommitShare::hide(Name name) {
   return sync_directory(AT_FDCWD, place_.job_dir);
 }
 
-bool CommitShare::hidden() const {
-  std::lock_guard lock(mutex_);
-  return hidden_;
-}
-
 std::shared_ptr<ShownName> CommitShare::shown() const {
   std::lock_guard lock(mutex_);
   return shown_;
 }
 
 void CommitShare::withdraw() {
-  std::unique_ptr<Seal> broken;  // ends without the lock
+  std::unique_ptr<Seal> broken;
   std::lock_guard lock(mutex_);
+  broken = withdraw_now();
+}
+
+bool CommitShare::withdraw_unless_hidden() {
+  std::unique_ptr<Seal> broken;
+  std::lock_guard lock(mutex_);
+  if (hidden_) return false;
+  broken = withdraw_now();
+  return true;
+}
+
+std::unique_ptr<Seal> CommitShare::withdraw_now() {
   withdrawn_ = true;
   remove_images();
-  broken = std::move(seal_);
+  return std::move(seal_);
 }
 
 void CommitShare::committed() {

@@ -44,7 +44,7 @@ class CommitShare {
   };
 
   /// null: there is no incoming/<incoming> here. kBusy: somebody writes it. Asked whether it gives way, the share does if
-  /// `may_give_way` says so, and is withdrawn by that.
+  /// `may_give_way` says so and it is not hidden, and is withdrawn by that.
   static Result<std::shared_ptr<CommitShare>> take(Place place, std::string id, std::string incoming,
                                                    const MakeSeal& seal, GivesWay may_give_way);
   ~CommitShare();
@@ -59,13 +59,14 @@ class CommitShare {
   /// kShown: shown() is in its place from that very moment on, and stays when this was committed.
   enum class Name { kGone, kShown };
   Result<> hide(Name name = Name::kGone);
-  bool hidden() const;
   /// null: it has not hidden it, or the file system cannot exchange names.
   std::shared_ptr<ShownName> shown() const;
   std::string source_dir() const { return place_.incoming_dir() + "/" + incoming_; }
 
   /// Anybody may write the directory again, and nothing more can be done with this.
   void withdraw();
+  /// false: it is hidden, for the decision, and stays so. Either this or hide() is first.
+  bool withdraw_unless_hidden();
   /// The decision has come: the directory goes, and its files are the checkpoint's.
   void committed();
   /// Nobody knows, and this process ends: the next start sees to it.
@@ -81,6 +82,7 @@ class CommitShare {
   std::string hidden_dir() const { return place_.job_dir + "/committing/" + id_; }
   Result<> check_unchanged(const std::string& path) const;
   Result<> check_there() const;  // mutex held
+  std::unique_ptr<Seal> withdraw_now();  // mutex held; what it returns ends without the mutex
   void renew(const std::string& path);
   void remove_images();  // mutex held
   void put_back();

@@ -86,11 +86,18 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
     auto may_give_way = [this, id, since = Clock::now()] {
       if (Clock::now() - since < kRenameTime) return false;
       std::shared_ptr<CommitShare> withdrawn;
+      {
+        std::lock_guard lock(mutex);
+        const auto known = commits_elsewhere.find(id);
+        if (known == commits_elsewhere.end()) return true;
+        withdrawn = known->second.share;
+      }
+      // It may be hidden at just this moment.
+      if (withdrawn == nullptr) return true;
+      if (!withdrawn->withdraw_unless_hidden()) return false;
       std::lock_guard lock(mutex);
-      const auto known = commits_elsewhere.find(id);
-      if (known == commits_elsewhere.end()) return true;
-      if (known->second.share != nullptr && known->second.share->hidden()) return false;
-      withdrawn = std::move(known->second.share);
+      if (const auto known = commits_elsewhere.find(id); known != commits_elsewhere.end() && known->second.share == withdrawn)
+        known->second.share.reset();
       return true;
     };
     auto taken = CommitShare::take(commit_place(), id, incoming, seal, std::move(may_give_way));

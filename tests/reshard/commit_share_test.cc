@@ -152,6 +152,18 @@ TEST_F(CommitShareTest, GivesWayToAWriter) {
   EXPECT_TRUE(fs::exists(file_));
 }
 
+/// It is hidden between the question whether it may give way and the answer: a decision may rest on it now.
+TEST_F(CommitShareTest, WhatIsHiddenMeanwhileDoesNotGiveWay) {
+  std::shared_ptr<CommitShare> share;
+  share = take([&] { return share->hide().has_value(); });
+  ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
+  EXPECT_FALSE(gives_way_());
+  EXPECT_EQ(sealed_, 1);
+  EXPECT_EQ(images(), 1);
+  EXPECT_TRUE(fs::exists(hidden_ + "/rank/0/a.txt"));
+  share->committed();
+}
+
 TEST_F(CommitShareTest, ALinkIsNoWrite) {
   struct stat st{};
   ASSERT_EQ(stat(file_.c_str(), &st), 0);
