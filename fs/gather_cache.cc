@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "dataset/source/caught.h"
+
 namespace ptc {
 namespace {
 
@@ -89,21 +91,30 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
     entry.once = content.once && opened;
     bytes_ += bytes;
   }
-  auto file = gather(content, reusable, opened);
-  std::lock_guard lock(mutex_);
-  gathered_.notify_all();
+  const Gathering gathering(*this, key);
+  auto file = caught([&] { return gather(content, reusable, opened); });
   if (!file) {
     spdlog::debug("not gathered: {}", file.error().message());
-    entries_.erase(key);
-    bytes_ -= bytes;
     return nullptr;
   }
-  Entry& entry = entries_[key];
+  auto again = content.again;
+  std::lock_guard lock(mutex_);
+  Entry& entry = entries_.find(key)->second;
   entry.file = std::move(file).value();
   entry.used = Clock::now();
-  entry.again = content.again;
+  entry.again = std::move(again);
   counts_.gathered_bytes += bytes;
   return entry.file;
+}
+
+GatherCache::Gathering::~Gathering() {
+  std::lock_guard lock(cache_.mutex_);
+  const auto found = cache_.entries_.find(key_);
+  if (found != cache_.entries_.end() && found->second.file == nullptr) {
+    cache_.bytes_ -= found->second.bytes;
+    cache_.entries_.erase(found);
+  }
+  cache_.gathered_.notify_all();
 }
 
 Result<> GatherCache::refresh(const std::string& prefix) {
@@ -215,7 +226,11 @@ void GatherCache::work_ahead(std::stop_token stop) {
     ahead_of_.insert(wanted.awaited);
     lock.unlock();
     // Whatever is wrong with it, the open will say.
-    if (auto content = wanted.make()) find_or_gather(wanted.key, content.value(), false);
+    (void)caught([&]() -> Result<> {
+      PTC_TRY(const Content content, wanted.make());
+      find_or_gather(wanted.key, content, false);
+      return ok();
+    });
     lock.lock();
     ahead_of_.erase(wanted.awaited);
   }

@@ -82,6 +82,18 @@ class GatherCache {
     std::string key, awaited;
     std::function<Result<Content>()> make;
   };
+  /// An entry while it is being gathered: goes, however that ends, unless it has a file then.
+  class Gathering {
+   public:
+    Gathering(GatherCache& cache, const std::string& key) : cache_(cache), key_(key) {}
+    ~Gathering();
+    Gathering(const Gathering&) = delete;
+    Gathering& operator=(const Gathering&) = delete;
+
+   private:
+    GatherCache& cache_;
+    const std::string& key_;
+  };
   FileRef find_or_gather(const std::string& key, const Content& content, bool opened);
   /// Takes entries out, least recently used first, until `bytes` more fit; false: they do not.
   /// With lock held. `out` is to be dropped without it.
