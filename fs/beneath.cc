@@ -28,13 +28,12 @@ bool set_immutable(int fd, bool on) {
   return wanted == flags || ::ioctl(fd, FS_IOC_SETFLAGS, &wanted) == 0;
 }
 
-/// Started by systemd, as a unit of its own: not from a shell, which lies in a scope.
+const pid_t first_pid = ::getpid();  // before it goes into the background
+
 bool is_service() {
   auto groups = read_text_file(AT_FDCWD, "/proc/self/cgroup", 1 << 16);
-  std::istringstream lines(groups ? groups.value() : "");
-  for (std::string line; std::getline(lines, line);)
-    if (line.ends_with(".service")) return true;
-  return false;
+  const char* executed = ::secure_getenv("SYSTEMD_EXEC_PID");
+  return groups && is_lasting_service(groups.value(), executed != nullptr ? executed : "", first_pid);
 }
 
 bool is_immutable(int fd) {
@@ -85,6 +84,16 @@ Result<> Beneath::give_back() {
     return errno_error(errno, "making the directory beneath the mount writable again");
   }
   return ok();
+}
+
+bool is_lasting_service(std::string_view cgroups, std::string_view executed_pid, pid_t pid) {
+  std::istringstream lines{std::string(cgroups)};
+  for (std::string line; std::getline(lines, line);) {
+    const std::string_view unit = std::string_view(line).substr(line.rfind('/') + 1);
+    if (!unit.ends_with(".service") || unit.starts_with("run-")) continue;  // systemd-run's are of once
+    if (unit.starts_with("ptcfs@") || executed_pid == std::to_string(pid)) return true;
+  }
+  return false;
 }
 
 bool is_lasting_mount_point(const std::string& path) {

@@ -1,7 +1,10 @@
 // The directory beneath a mount: what shall not be written there while nobody looks.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "store/base/error.h"
@@ -32,5 +35,9 @@ class Beneath {
 /// Whether ptcfs is mounted there at each boot: by a line of /etc/fstab, or by the systemd unit that started this process.
 /// Others unmount by hand and may remove the directory then.
 bool is_lasting_mount_point(const std::string& path);
+
+/// Whether a process is what a systemd unit was made to start: by /proc/<pid>/cgroup and $SYSTEMD_EXEC_PID. What a service's
+/// own users or jobs start, cron's or a terminal's, lies in the service's group as well.
+bool is_lasting_service(std::string_view cgroups, std::string_view executed_pid, pid_t pid);
 
 }  // namespace ptc
