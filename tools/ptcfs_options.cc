@@ -63,7 +63,7 @@ bool is_in(const std::vector<std::string>& names, const std::string& name) {
 
 /// An option of ptcfs' own: --memory 64G, or -o memory=64G.
 Result<> take_own(const std::string& key, const std::string& value, Options* options) {
-  constexpr uint64_t kLeastMemory = 1 << 20;
+  constexpr uint64_t kLeastMemory = 1 << 20, kMostMemory = uint64_t{1} << 60;
   if (value.empty()) return invalid_argument("a value is missing");
   ClusterOptions& cluster = options->cluster;
   const std::map<std::string_view, std::string*> texts = {
@@ -121,6 +121,7 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     cluster.lease = std::chrono::seconds(lease);
   } else {
     PTC_TRY(uint64_t bytes, parse_size(value));
+    if (bytes > kMostMemory) return invalid_argument("{} is more than 1 EiB", format_size(bytes));
     if (key == "cache") {
       options->cache_bytes = bytes;
     } else if (bytes < kLeastMemory) {

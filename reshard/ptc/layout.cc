@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::string_view kLayoutFormat = "ptc-layout/1";
 constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one value of the metadata
-constexpr uint64_t kMaxReplicas = 64;
 constexpr uint64_t kMaxDeviceIndex = 9999;
 
 const std::vector<std::string> kKeys = {"format", "tp",     "pp",        "dp",       "ep",  "cp",

@@ -12,6 +12,8 @@
 
 namespace ptc {
 
+inline constexpr uint64_t kMaxReplicas = 64;
+
 enum class Naming { kGlobal, kStage };
 enum class OptimizerCut { kReplicated, kZero1, kFsdp };
 

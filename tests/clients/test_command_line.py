@@ -162,6 +162,33 @@ class Help(unittest.TestCase):
                 for words in said:
                     self.assertIn(words, done.stderr)
 
+    def test_numbers_out_of_range(self):
+        """Each option that takes a number, with the most and the least of all: one short line says what it takes."""
+        beyond = ("-1", "1e999", "-1e999", "nan", "inf", "18446744073709551616", "9" * 400, "0x10", "one", "")
+        of_ptc = [("plan j", option, "1 to 1048576", "0 1048577 1.5") for option in ("--tp", "--pp", "--dp", "--ep", "--cp")]
+        of_ptc += [("layout j set", option, "1 to 1048576", "0 1048577 1.5") for option in ("--tp", "--pp", "--dp", "--ep", "--cp")]
+        of_ptc += [(command, "--stages", "1 to 4294967295", "0 4294967296 2,0 2,-1 1,1e999") for command in ("plan j", "layout j set")]
+        of_ptc += [("layout j set", "--replicas", "0 to 64", "65 0.5"), ("layout j set", "--keep", "0 to 4294967295", "4294967296 0.5"),
+                   ("wait j", "--timeout", "0.001 to 1000000000", "0 0.0001 1e10"), ("top", "--delay", "0.05 to 86400", "0 0.01 1e6"),
+                   ("top", "--count", "1 to 4294967295", "0 4294967296 0.5"), ("import j d", "--rank", "0 to 1048575", "1048576 0.5"),
+                   ("export j d --layout l", "--rank", "0 to 1048575", "1048576 0.5")]
+        of_ptcfs = [("", "--lease", "2 to 3600", "0 1 3601 2.5"), ("", "--patience", "1 to 86400", "0 86401 1.5"),
+                    ("", "--memory", "", "0 2E"), ("", "--cache", "", "2E"), ("", "--quota-job", "", "1,-1 1,nan none,1e999"),
+                    ("", "--quota-user", "", "1,-1 1,nan none,1e999"), ("", "--scrub", "off, daily, or", "0"),
+                    ("", "--root-mode", "octal", "8 17777"), ("", "--http", "", ":65536 :-1 :99999999999999999999")]
+        for program, status, table in (("ptc", 2, of_ptc), ("ptcfs", 1, of_ptcfs)):
+            for command, option, takes, more in table:
+                for value in (*beyond, *more.split()):
+                    with self.subTest(f"{program} {command} {option}={value[:30]}"):
+                        done = run(program, *command.split(), f"{option}={value}", *(["/nowhere"] if program == "ptcfs" else []))
+                        self.assertEqual(done.returncode, status, done.stderr)
+                        self.assertTrue(done.stderr.startswith(program + ": "), done.stderr)
+                        self.assertLessEqual(done.stderr.count("\n"), 2, done.stderr)
+                        self.assertLess(len(done.stderr) - len(value), 250, done.stderr)
+                        self.assertIn(option, done.stderr)
+                        if value:
+                            self.assertIn(takes, done.stderr)
+
     def test_help_and_version_are_no_errors(self):
         for program in ("ptcfs", "ptc"):
             for option in ("--help", "-h", "--version"):

@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <optional>
 
+#include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
 #include "store/base/size_text.h"
+#include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/copy_tree.h"
 #include "tools/ptc/fields.h"
@@ -146,6 +148,7 @@ void add_export(CLI::App& app, Context& context) {
                      ->type_name("LAYOUT");
   command->add_option("--rank", options->rank, "of that layout this rank only")
       ->type_name("R")
+      ->check(whole_number(0, kMaxWorldSize - 1))
       ->needs(layout);
   hf->excludes(model)->excludes(layout);
   model->excludes(layout);

@@ -9,8 +9,10 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
 #include "store/base/size_text.h"
+#include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/copy_tree.h"
 #include "tools/ptc/fields.h"
@@ -207,7 +209,8 @@ void add_import(CLI::App& app, Context& context) {
   command->add_option("--name", options->name, "name of the checkpoint")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--rank", options->rank, "DIR holds what this rank wrote")->type_name("R");
+  command->add_option("--rank", options->rank, "DIR holds what this rank wrote")->type_name("R")
+      ->check(whole_number(0, kMaxWorldSize - 1));
   command
       ->add_option("--layout", options->layout,
                    "layout it was written in, when not the job's: a file or a name")

@@ -8,7 +8,9 @@
 #include <sstream>
 #include <utility>
 
+#include "reshard/ptc/layout.h"
 #include "store/base/file.h"
+#include "tools/cli/numbers.h"
 #include "tools/ptc/fields.h"
 
 namespace ptc::cli {
@@ -53,15 +55,17 @@ bool LayoutEdit::empty() const {
 
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
   const char* group = "Layout";
-  app.add_option("--tp", edit.tp, "tensor-parallel size")->type_name("N")->group(group);
-  app.add_option("--pp", edit.pp, "pipeline stages")->type_name("N")->group(group);
-  app.add_option("--dp", edit.dp, "data-parallel replicas")->type_name("N")->group(group);
-  app.add_option("--ep", edit.ep, "expert-parallel size")->type_name("N")->group(group);
-  app.add_option("--cp", edit.cp, "context-parallel size")->type_name("N")->group(group);
+  const CLI::Validator size = whole_number(1, kMaxWorldSize);
+  app.add_option("--tp", edit.tp, "tensor-parallel size")->type_name("N")->check(size)->group(group);
+  app.add_option("--pp", edit.pp, "pipeline stages")->type_name("N")->check(size)->group(group);
+  app.add_option("--dp", edit.dp, "data-parallel replicas")->type_name("N")->check(size)->group(group);
+  app.add_option("--ep", edit.ep, "expert-parallel size")->type_name("N")->check(size)->group(group);
+  app.add_option("--cp", edit.cp, "context-parallel size")->type_name("N")->check(size)->group(group);
   app.add_option("--stages", edit.stages, "layers of each pipeline stage")
       ->type_name("A,B")
       ->expected(1)
       ->delimiter(',')
+      ->check(whole_number(1, UINT32_MAX))
       ->group(group);
   if (!all) return;
   app.add_option("--devices", edit.devices, "node:device of each rank")
@@ -80,9 +84,11 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->group(group);
   app.add_option("--replicas", edit.replicas, "further copies on other nodes")
       ->type_name("N")
+      ->check(whole_number(0, kMaxReplicas))
       ->group(group);
   app.add_option("--keep", edit.keep, "newest checkpoints that stay; 0: all")
       ->type_name("N")
+      ->check(whole_number(0, UINT32_MAX))
       ->group(group);
 }
 

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "store/base/file.h"
+#include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
@@ -134,9 +135,9 @@ void add_top(CLI::App& app, Context& context) {
       app, context, "top", "Watch jobs, progress, throughput and memory", run_top);
   command->add_option("-d,--delay", options->delay_seconds, "seconds between two looks (default: 1)")
       ->type_name("S")
-      ->check(CLI::Range(0.05, 86400.0));
+      ->check(number(0.05, 86400));
   command->add_option("-n,--count", options->count, "end after this many looks")->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, UINT32_MAX));
   command->add_flag("--once", options->once, "one look, no rates; for scripts");
   command->footer(
       "Ends with q. Where there is no terminal, or a dumb one, each look is a block of\n"

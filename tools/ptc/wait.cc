@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
@@ -44,7 +45,7 @@ void add_wait(CLI::App& app, Context& context) {
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--timeout", options->timeout_seconds, "give up after this many seconds")
       ->type_name("S")
-      ->check(CLI::PositiveNumber);
+      ->check(number(0.001, kMostSeconds));
   command->footer(
       "Exit status: 0 settled, 1 failed or refused (the reason on standard error),\n124 timed out.\n"
       "\nExample:\n  ptc layout llama set --tp 8 && ptc wait llama && sbatch restart.sh");

@@ -1,0 +1,17 @@
+// Numbers that options take, and what is said of others.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+
+namespace ptc::cli {
+
+/// For Option::check(): takes decimal digits alone, from `least` to `most`, and says so of anything else.
+CLI::Validator whole_number(uint64_t least, uint64_t most);
+/// The same with fractions and exponents: "0.5", "1e3".
+CLI::Validator number(double least, double most);
+
+/// Some 30 years: more is a mistake, and no clock can count it.
+inline constexpr double kMostSeconds = 1e9;
+
+}  // namespace ptc::cli
