@@ -143,9 +143,10 @@ bool EditableFile::exists() const {
   return std::any_of(drafts_.begin(), drafts_.end(), [](const Draft& d) { return d.created; });
 }
 
-FsResult<> EditableFile::save(const std::string& text, const User& by) {
+FsResult<> EditableFile::save(const std::string& text, const User& by,
+                              const std::function<Result<>(const std::string&, const User& by)>& offer) {
   std::optional<std::string> before = source_.text();
-  PTC_TRY(as_decided(source_.save(text, by)));
+  PTC_TRY(as_decided(offer(text, by)));
   if (before != text) note_time();
   const size_t saved = hash_of_text();
   std::lock_guard lock(mutex_);

@@ -28,6 +28,9 @@ class EditableFile {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
     std::function<Result<>(const std::string&, const User& by)> save;
     std::function<Result<>()> remove;  // what unlink means
+    /// Saves by a rename, while the kernel holds locks of the whole mount; left out: as `save`. kConflict: what it waits for
+    /// goes on, and the same rename again goes on with it.
+    std::function<Result<>(const std::string&, const User& by)> rename_over = {};
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
     std::function<Result<>(const FileAttributes&)> change_attributes = {};
@@ -44,7 +47,11 @@ class EditableFile {
   bool exists() const;
 
   /// Offers a text. EINVAL when refused; the job says why in status.json.
-  FsResult<> save(const std::string& text, const User& by);
+  FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
+  /// As a rename does. EAGAIN: the same again goes on with it.
+  FsResult<> rename_over(const std::string& text, const User& by) {
+    return save(text, by, source_.rename_over ? source_.rename_over : source_.save);
+  }
   FsResult<> remove();
   /// Whether the text is another than at the last call, and was not saved here: then it has changed now.
   bool catch_up();
@@ -72,6 +79,8 @@ class EditableFile {
   using Drafts = std::list<Draft>;
 
   static constexpr std::chrono::seconds kBaseLasts{10};
+  FsResult<> save(const std::string& text, const User& by,
+                  const std::function<Result<>(const std::string&, const User& by)>& offer);
   bool has_base() const;
   HeldFd attributes_dir() const;
   FsResult<> make_attributes_file() const;

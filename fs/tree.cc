@@ -37,6 +37,12 @@ CommitGate::Owner CommitGate::owner_of(std::initializer_list<std::string> keys) 
   return nullptr;
 }
 
+namespace {
+
+constexpr auto kRenameWaits = std::chrono::milliseconds(500);  // for others' file systems
+
+}  // namespace
+
 struct stat CheckpointView::attributes(mode_t mode, std::string_view path) const {
   return virtual_stat(mode, uid, gid, time, InodeHash(inodes).add(path).value());
 }
@@ -61,7 +67,10 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
                       .save = [this](const std::string& t, const User& by) {
                         return say_saved(source_, data_set_->save_source(t, by));
                       },
-                      .remove = []() -> Result<> { return ok(); }})),
+                      .remove = []() -> Result<> { return ok(); },
+                      .rename_over = [this](const std::string& t, const User& by) {
+                        return say_saved(source_, data_set_->save_source(t, by, kRenameWaits));
+                      }})),
       order_("dataset/order.json",
              agreed("dataset/order.json",
                     {.text = [this] { return data_set_->order_text(); },

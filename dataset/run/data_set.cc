@@ -249,10 +249,11 @@ void DataSet::Impl::end_indexing() {
   indexer = nullptr;
 }
 
-std::stop_source DataSet::Impl::end_checking() {
+void DataSet::Impl::end_checking(const Check* only) {
   std::lock_guard lock(mutex);
-  checking.request_stop();
-  return checking = std::stop_source();
+  if (only != nullptr && checking.get() != only) return;
+  if (checking != nullptr) std::stop_source(checking->stop).request_stop();
+  checking = nullptr;
 }
 
 SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Saved>& saved) const {
@@ -261,39 +262,55 @@ SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Save
   return std::make_shared<const SourceAccess>();
 }
 
-namespace {
-
-/// check_source(), as far as the source's file system answers soon and nobody stops it; what is wrong beyond that, the
-/// index says. It ends when this returns, or when that file system answers.
-Result<> check_source_soon(const SourceSpec& spec, SourceAccessRef access, std::stop_source stop) {
-  constexpr std::chrono::seconds kSoon{2};
+Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(const SourceSpec& spec, const std::string& text,
+                                                                           const User& by) {
   constexpr int kMostAtOnce = 64;  // of all jobs: those that hang stay until their file system answers
-  static std::atomic<int> checking{0};
-  if (checking.fetch_add(1) >= kMostAtOnce) {
-    --checking;
-    return ok();
+  constexpr std::chrono::seconds kKnown{10};
+  static std::atomic<int> running{0};
+  std::lock_guard lock(mutex);
+  if (checking != nullptr && checking->text == text && checking->by == by) {
+    const bool ended = checking->answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    if (!ended || std::chrono::steady_clock::now() - checking->since < kKnown) return checking;
   }
+  if (checking != nullptr) std::stop_source(checking->stop).request_stop();
   auto answer = std::make_shared<std::promise<Result<>>>();
-  auto checked = answer->get_future();
-  auto check = [spec, access = std::move(access), answer, token = stop.get_token()] {
+  auto begun = std::make_shared<Check>();
+  begun->text = text;
+  begun->by = by;
+  begun->answer = answer->get_future().share();
+  checking = begun;
+  if (running.fetch_add(1) >= kMostAtOnce) {
+    --running;
+    answer->set_value(ok());
+    return checking;
+  }
+  auto check = [spec, access = access_for(DataSetState::Saved{0, by}), answer, token = begun->stop.get_token()] {
     answer->set_value(caught([&] { return check_source(spec, *access, token); }));
-    --checking;
+    --running;
   };
   try {
     std::thread(std::move(check)).detach();
   } catch (const std::system_error& error) {
-    --checking;
+    --running;
+    checking = nullptr;
     return make_error(Code::kUnavailable, "no thread to look at the source: {}", error.what());
   }
-  if (checked.wait_for(kSoon) != std::future_status::ready) {
-    stop.request_stop();
-    return ok();
-  }
-  Result<> good = checked.get();
-  return good || good.error().code() != Code::kCancelled ? good : ok();
+  return checking;
 }
 
-}  // namespace
+Result<> DataSet::Impl::result_of(const Check& check, std::chrono::milliseconds wait) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point enough = check.since + kCheckingTakes;
+  if (check.answer.wait_until(std::min(Clock::now() + wait, enough)) != std::future_status::ready) {
+    if (Clock::now() < enough) {
+      return make_error(Code::kConflict, "source.json: its shards are still being looked for: save it again");
+    }
+    std::stop_source(check.stop).request_stop();
+    return ok();
+  }
+  Result<> good = check.answer.get();
+  return good || good.error().code() != Code::kCancelled ? good : ok();
+}
 
 DataSet::DataSet(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DataSet::~DataSet() = default;
@@ -312,6 +329,11 @@ Result<> DataSet::loaded() const {
                     impl_->pending.empty() ? "no answer" : impl_->pending);
 }
 
+bool DataSet::is_loaded() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->loaded;
+}
+
 std::optional<std::string> DataSet::source_text() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->state.source;
@@ -322,11 +344,19 @@ std::optional<std::string> DataSet::order_text() const {
   return impl_->state.order;
 }
 
-Result<> DataSet::save_source(const std::string& text, const User& by) {
-  const Result<SourceSpec> spec = parse_source(text);
-  const std::stop_source checking = impl_->end_checking();
-  const Result<> good = spec ? check_source_soon(spec.value(), impl_->access_for(DataSetState::Saved{0, by}), checking)
-                             : Result<>(spec.error());
+Result<> DataSet::save_source(const std::string& text, const User& by, std::chrono::milliseconds wait) {
+  std::shared_ptr<const Impl::Check> check;
+  auto look = [&]() -> Result<> {
+    PTC_TRY(const SourceSpec spec, parse_source(text));
+    PTC_TRY(check, impl_->check_of(spec, text, by));
+    return impl_->result_of(*check, wait);
+  };
+  const Result<> good = look();
+  if (!good && good.error().code() == Code::kConflict) {
+    impl_->set_refused(good.error().message());
+    return good;
+  }
+  impl_->end_checking(check.get());
   return impl_->decide([&](DataSetState& next) -> Result<> {
     const DataSetState::Saved saved{next.saved ? next.saved->count + 1 : 1, by};
     if (!good) return Error(good.error()).with_context("source.json");

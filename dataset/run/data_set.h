@@ -11,6 +11,7 @@
 // metadata; as all see the same shards, all come to the same plan, and who is first writes it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -78,13 +79,16 @@ class DataSet {
 
   /// Waits until what the metadata say has been read once. kUnavailable: it could not be within a few seconds.
   Result<> loaded() const;
+  bool is_loaded() const;
 
   std::optional<std::string> source_text() const;
   std::optional<std::string> order_text() const;
   /// From now on shards are read as `by` may. They are indexed in the background, unless the index of before is still
   /// true. Shards with other samples than those of a run of which some are consumed are refused then (status_json()).
-  /// kPermissionDenied: `by` may not read what it names.
-  Result<> save_source(const std::string& text, const User& by);
+  /// kPermissionDenied: `by` may not read what it names. What the shards' file system has not answered in two seconds, the
+  /// index says. kConflict: it has not answered within `wait`, which is less: the same save again goes on with that.
+  Result<> save_source(const std::string& text, const User& by, std::chrono::milliseconds wait = kCheckingTakes);
+  static constexpr std::chrono::seconds kCheckingTakes{2};
   /// Takes effect at `consumed`, as RunPlan::change() says.
   Result<> save_order(const std::string& text);
   /// Refused once anything is consumed.

@@ -4,8 +4,10 @@
 // is in memory. Lock order: changes, mutex. A loop follows the metadata; a thread of its own indexes.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <future>
 #include <map>
 #include <mutex>
 #include <stop_token>
@@ -56,7 +58,16 @@ struct DataSet::Impl {
   std::deque<std::string> read_errors;
   bool look_wanted = true, looking = false, loaded = false;
   uint64_t looks_begun = 0, looks_done = 0;
-  std::stop_source checking;  // of the newest save of source.json
+
+  /// How what a save of source.json names is looked at, by a thread that may hang.
+  struct Check {
+    std::string text;
+    User by;
+    std::stop_source stop;
+    std::shared_future<Result<>> answer;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  };
+  std::shared_ptr<const Check> checking;  // of the newest save
 
   /// What a thread that indexes has of this object: nothing any more once another one does, or the data set is gone.
   /// A source that does not answer holds up that thread alone.
@@ -69,8 +80,12 @@ struct DataSet::Impl {
   };
   Result<> begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into);
   void end_indexing();
-  /// Ends the check of the newest save, and returns what ends the next one.
-  std::stop_source end_checking();  // takes mutex
+  /// That of the same save, if it goes on; else a new one, and the former ends.
+  Result<std::shared_ptr<const Check>> check_of(const SourceSpec& spec, const std::string& text, const User& by);
+  /// What it has found; kConflict: nothing yet.
+  Result<> result_of(const Check& check, std::chrono::milliseconds wait);
+  /// All; or `only` that, if it is still the newest.
+  void end_checking(const Check* only = nullptr);  // takes mutex
 
   std::shared_ptr<void> watch, dp_watch;  // follower's
   std::shared_ptr<Indexer> indexer;       // follower's

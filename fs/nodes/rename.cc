@@ -30,7 +30,7 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
     return refuse(EFBIG, fmt::format("longer than {} bytes", EditableFile::kMaxBytes));
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
-  if (auto saved = file.save(text, caller.user()); !saved) return of_rename(saved.error());
+  if (auto saved = file.rename_over(text, caller.user()); !saved) return of_rename(saved.error());
   return parent.RealNode::unlink(name);
 }
 

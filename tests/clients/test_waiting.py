@@ -135,6 +135,38 @@ class StoppedSource(unittest.TestCase):
         for job in jobs:
             self.assertEqual(mount.within(PROMPT, mount.read_text, job.file("dataset/source.json")), text)
 
+    def test_a_rename_over_it_waits_for_nobody(self):
+        text = mount.read_text(self.job.file("dataset/source.json"))
+        other = self.mount.job("renames-meanwhile")
+        os.mkdir(other.file("a"))
+        self.job = self.mount.job("renames-over-it")  # nothing else in it asks for the source
+        target = self.job.file("dataset/source.json")
+        new = self.job.file("new.json")
+        models.write_file(new, text)
+        self.stop()
+        begun, slowest, refused = time.monotonic(), 0, 0
+        while True:
+            before = time.monotonic()
+            try:
+                mount.within(PROMPT, os.rename, new, target)
+                break
+            except BlockingIOError:
+                refused += 1
+                self.assertIn("still being looked for", mount.read_json(self.job.file("dataset/status.json"))["error"])
+                self.assertIn("still being looked for", self.job.error())
+                self.assertFalse(os.path.exists(target))
+            finally:
+                slowest = max(slowest, time.monotonic() - before)
+            os.rename(other.file("a"), other.file("b"))  # the kernel has one lock for all renames between directories
+            os.rename(other.file("b"), other.file("a"))
+            self.assertLess(time.monotonic(), begun + 3 * PROMPT)
+        self.assertGreater(refused, 0)
+        self.assertLess(slowest, 1.5)
+        self.assertGreater(time.monotonic(), begun + 1.5)  # it went on with the first one's look, and gave it its time
+        self.assertEqual(mount.within(PROMPT, mount.read_text, target), text)
+        self.assertFalse(os.path.exists(new))
+        self.assertEqual(self.job.error(), "")
+
     def test_umount_ends_the_daemon_all_the_same(self):
         other = mount.Mount("--patience", "600")
         with other:
