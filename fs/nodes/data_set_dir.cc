@@ -29,12 +29,12 @@ std::string hidden_path(std::string_view name) { return fmt::format("dataset/{}"
 }  // namespace
 
 DataSetDir::DataSetDir(JobViewRef view, HostFile file)
-    : RealNode(view, std::move(file), view->key() + "/dataset") {}
+    : RealNode(view, std::move(file), view->key() + "/dataset"),
+      loading_{fmt::format("what is agreed on about the data set of job {}", view->job().name())} {}
 
 FsResult<NodeRef> DataSetDir::make(const JobViewRef& job) {
   NodeTable& table = job->tree().table();
   if (NodeRef known = table.find(job->key() + "/dataset")) return known;
-  PTC_TRY(as_decided(job->data_set().loaded()));
   PTC_TRY(auto file, job->copy_of(job->data_set_fd()));
   return table.intern(NodeRef(new DataSetDir(job, std::move(file))));
 }
@@ -64,6 +64,7 @@ bool DataSetDir::reserved(const std::string& name) const {
 }
 
 FsResult<NodeRef> DataSetDir::own_name(const std::string& name) {
+  PTC_TRY(as_decided(job().data_set().loaded()));
   if (hides(name)) return NodeRef();
   JobViewRef view = job().shared_from_this();
   NodeTable& table = view->tree().table();
@@ -91,6 +92,7 @@ FsResult<NodeRef> DataSetDir::lookup(const std::string& name) {
 }
 
 FsResult<std::vector<DirEntry>> DataSetDir::list() {
+  PTC_TRY(as_decided(job().data_set().loaded()));
   PTC_TRY(auto entries, RealNode::list());
   std::erase_if(entries, [](const DirEntry& entry) { return is_data_name(entry.name); });
   for (uint64_t place = 1; std::string_view name : kDataNames) {

@@ -10,8 +10,11 @@ namespace ptc {
 
 class DataSetDir : public RealNode {
  public:
-  /// Errors: EMFILE; EIO while what it shows cannot be known.
+  /// Errors: EMFILE.
   static FsResult<NodeRef> make(const JobViewRef& job);
+
+  /// Until what it shows is known: the metadata may not answer. EAGAIN then.
+  const Awaited* awaited() const override { return job().data_set().is_loaded() ? nullptr : &loading_; }
 
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
@@ -47,6 +50,8 @@ class DataSetDir : public RealNode {
   /// The node of a name that belongs to ptcfs and shows now; null otherwise.
   FsResult<NodeRef> own_name(const std::string& name);
   FsResult<NodeRef> refuse_own_name(const std::string& name);
+
+  const Awaited loading_;
 };
 
 }  // namespace ptc

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 import unittest
 
@@ -101,6 +102,39 @@ class Faults(TestCase):
         self.job(1).set_layout(tp=2)
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 2, 1)
+
+    def test_without_etcd_a_job_is_listed_that_nobody_here_has_looked_at(self):
+        """Its data set alone waits for what is agreed on, and holds up nobody."""
+        names, readers = [f"{self.name}-{i}" for i in range(6)], []
+        for name in names:
+            os.mkdir(self.nodes.path(0, name))
+        deadline = time.monotonic() + 10
+        while not set(names) <= set(os.listdir(self.nodes.path(1))):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.nodes.etcd.send_signal, signal.SIGCONT)
+        jobs = [self.nodes.job(1, name) for name in names]
+        before = time.monotonic()
+        for job in jobs:
+            self.assertIn("dataset", mount.within(2, os.listdir, job.path))
+            subprocess.run(["ls", "-l", job.path], stdout=subprocess.DEVNULL, check=True, timeout=3)
+        for job in jobs:  # more than there are threads
+            for file in ("head", "order.json", "source.json", "consumed", "plan.json", "status.json", "gen"):
+                readers.append(subprocess.Popen(["cat", job.file("dataset", file)], stdout=subprocess.DEVNULL,
+                                                stderr=subprocess.DEVNULL))
+        self.addCleanup(lambda: [reader.kill() for reader in readers])
+        time.sleep(0.5)
+        mount.within(2, os.listdir, jobs[0].path)
+        waiting = mount.within(2, mount.read_json, self.nodes.path(1, ".ptc/requests"))["requests"]
+        self.assertGreater(len(waiting), 30)
+        readers[0].kill()
+        self.assertEqual(readers[0].wait(timeout=2), -signal.SIGKILL)
+        self.assertLess(time.monotonic(), before + 5)  # not because they gave up
+        self.nodes.etcd.send_signal(signal.SIGCONT)
+        for reader in readers[1:]:
+            self.assertIn(reader.wait(timeout=30), (0, 1))
+        self.assertEqual(mount.read_json(jobs[0].file("dataset/status.json"))["state"], "no source.json")
 
     def test_history_is_compacted_while_a_node_is_away(self):
         """It misses no version: what was committed, edited and removed meanwhile it lists anew."""
