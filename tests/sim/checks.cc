@@ -6,11 +6,9 @@
 #include "tests/sim/world.h"
 
 namespace ptc::sim {
-namespace {
 
 using namespace std::chrono_literals;
 
-/// nullopt: the file holds these parts, and no others.
 std::optional<std::string> difference(const std::string& content,
                                       const std::map<std::string, testing::SlowPart>& parts) {
   const auto bytes = std::as_bytes(std::span(content));
@@ -28,8 +26,6 @@ std::optional<std::string> difference(const std::string& content,
   }
   return std::nullopt;
 }
-
-}  // namespace
 
 /// What one node shows now.
 void World::look_at(unsigned node) {
@@ -214,6 +210,7 @@ void World::check_end(bool started_anew) {
       check_files(node, store, started_anew);
     });
   }
+  check_again();
   // No decision names what its maker has thrown away.
   for (const std::string& line : outcome_.history)
     if (!lost_a_directory_ && line.find("of the files that lay on this node are missing") != std::string::npos)

@@ -23,7 +23,8 @@ void World::operate() {
   else if (what < 79) in_background("job", node, [this](unsigned n) { make_and_remove_job(n); });
   else if (what < 87) in_background("read", node, [this](unsigned n) { read_something(n); });
   else if (what < 90) in_background("repair", node, [this](unsigned n) { repair(n); });
-  else in_background("late read", node, [this](unsigned n) { read_late(n); });
+  else if (what < 94 || focus_ != nullptr) in_background("late read", node, [this](unsigned n) { read_late(n); });
+  else in_background("names used again", node, [this](unsigned) { use_names_again(); });
 }
 
 void World::act(char what, unsigned node) {

@@ -47,6 +47,9 @@ void report(const Outcome& outcome);
 /// Runs the seed. Threads: one at a time in a process. Ends the process on a deadlock, with what was known by then.
 Outcome run_world(const WorldOptions& options);
 
+/// nullopt: the safetensors file holds these parts, and no others.
+std::optional<std::string> difference(const std::string& content, const std::map<std::string, testing::SlowPart>& parts);
+
 class World {
  public:
   explicit World(const WorldOptions& options, Outcome& outcome);
@@ -96,6 +99,14 @@ class World {
   void remove_job(unsigned node, const std::string& name);
   void read_something(unsigned node);
   void read_late(unsigned node);
+
+  // names.cc
+  void use_names_again();
+  bool write_again(unsigned node);
+  void commit_again(unsigned node);
+  void remove_again(unsigned node);
+  std::optional<size_t> read_again(unsigned node, bool must_read);
+  void check_again();
 
   // faults.cc
   void fail();
@@ -153,6 +164,15 @@ class World {
   testing::Sample model_;  // of which every checkpoint has bytes of its own
   SimCluster cluster_;
   std::map<std::string, Known> checkpoints_;
+  /// Of a job and a checkpoint whose names are used again and again.
+  struct Again {
+    std::vector<testing::Sample> times;     // what was written, each time
+    std::map<std::string, size_t> time_of;  // by checkpoint id, as read
+    std::optional<size_t> shown;            // committed, for sure, and nobody has removed it
+    bool gone = false;                      // removed, for sure, and nothing can come any more
+    bool in_doubt = false;                  // something committed may still come
+    bool busy = false;
+  } again_;
   std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
   std::set<std::string> left_over_;  // images of no checkpoint, before all nodes were started anew
   std::map<std::string, std::map<std::string, std::string>> images_of_;  // by checkpoint id, as last decided on: image → node
