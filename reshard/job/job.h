@@ -207,6 +207,8 @@ class Job {
 
  private:
   friend class JobStore;
+  friend class AgreementFollower;
+  friend class StoreContents;
   struct Impl;
   Job(std::string name, std::string id, std::string dir, JobServices services, JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.

@@ -9,18 +9,18 @@
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <map>
-#include <set>
 #include <thread>
 
+#include "reshard/job/agreement_follower.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
+#include "reshard/job/job_table.h"
 #include "reshard/job/space.h"
+#include "reshard/job/store_contents.h"
 #include "reshard/job/store_membership.h"
 #include "reshard/job/tell.h"
 #include "reshard/job/tombstones.h"
-#include "store/base/size_text.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/utf8.h"
@@ -37,61 +37,6 @@ Result<> check_job_name(std::string_view name) {
     return invalid_argument("the name of the job, {}, is not UTF-8, and could not be written in "
                             "status.json", quoted(name));
   return ok();
-}
-
-// Ordinary files of the user's own that a job directory holds beside an empty incoming/.
-Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
-  const std::string files_dir = job_dir + "/files";
-  namespace fs = std::filesystem;
-  std::error_code error;
-  for (fs::directory_iterator it(job_dir + "/committing", error), end; !error && it != end;)
-    return std::optional<std::string>("files that are being committed");
-  error.clear();
-  for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;)
-    return std::optional("incoming/" + it->path().filename().string());
-  if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
-  for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
-    if (it->path().filename() == "dataset") {
-      if (!std::filesystem::is_empty(it->path(), error)) return std::optional<std::string>("dataset/");
-    } else if (it->path().filename() != "incoming") return std::optional(it->path().filename().string());
-  if (error) return errno_error(error.value(), "reading " + files_dir);
-  return std::optional<std::string>();
-}
-
-bool holds_anything(const std::string& directory) {
-  std::error_code error;
-  return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
-}
-
-/// The directory of a job in which nobody has put anything: its making was cut off.
-bool is_bare(const std::string& job_dir) {
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(job_dir, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename();
-    if (name == "files" || name == "id") continue;
-    if (holds_anything(it->path())) return false;
-  }
-  const Result<std::optional<std::string>> file = user_file_in(job_dir);
-  return !error && (file.has_error() ? file.error().code() == Code::kNotFound : !file.value());
-}
-
-constexpr size_t kMaxIdBytes = 4096;
-constexpr std::chrono::seconds kCatchUp{2}, kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
-
-/// Empty: of an older ptcfs, or its making was cut off.
-Result<std::string> id_in(const std::string& job_dir) {
-  Result<std::string> id = read_text_file(AT_FDCWD, job_dir + "/id", kMaxIdBytes);
-  if (id.has_error() && id.error().code() == Code::kNotFound) return std::string();
-  return id;
-}
-
-/// Names of jobs, and their ids.
-std::map<std::string, std::string> jobs_in(const std::vector<MetaEntry>& entries) {
-  std::map<std::string, std::string> jobs;
-  for (const MetaEntry& entry : entries)
-    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos)
-      jobs.emplace(std::move(rest), job_id_of(entry.value));
-  return jobs;
 }
 
 /// Of the file system that a directory lies on: the machine since its last boot, and the number that it has there.
@@ -113,7 +58,6 @@ struct JobStore::Impl {
   std::unique_ptr<MetaClient> own_meta;  // of a cluster of one
   MetaClient* meta = nullptr;
   Cluster* cluster = nullptr;
-  std::unique_ptr<StoreMembership> membership;     // in a cluster; guarded by changes
   std::unique_ptr<ImageStore> images;
   std::shared_ptr<SharedResults> results;
   std::unique_ptr<Executor> executor;
@@ -121,30 +65,20 @@ struct JobStore::Impl {
   std::unique_ptr<NodeReports> reports;
   // A reshard waits for other nodes most of the time, hashing for the memory.
   StepPool reshards{kMostReshards}, hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
-  std::mutex changes;                              // create and remove, one at a time
   Pace pace;
-  mutable std::mutex mutex;
-  std::map<std::string, JobRef, std::less<>> jobs;  // guarded by mutex
-  std::vector<std::string> drained;                 // guarded by mutex
-  std::vector<std::string> kept;                    // guarded by mutex
+  JobTable jobs;
+  std::unique_ptr<StoreContents> contents;
 
-  std::string job_dir(std::string_view name) const { return fmt::format("{}/jobs/{}", directory, name); }
   JobServices services() {
     return {meta, images.get(), executor.get(), results.get(), removed.get(), reports.get(), &reshards, &hashing, node,
-            cluster, &pace, [this] { if (scrubber != nullptr) scrubber->wake(); }, [this] { return catch_up(); }};
+            cluster, &pace, [this] { if (scrubber != nullptr) scrubber->wake(); },
+            [this] { return follower != nullptr && follower->catch_up(); }};
+  }
+  JobRef make_job(const std::string& name, const std::string& id) {
+    return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
   }
 
-  // In a cluster: follows what other nodes decide.
-  std::mutex sync_mutex;
-  std::condition_variable_any sync_wanted;
-  std::condition_variable_any synced;
-  bool stale = false;  // guarded by sync_mutex, and below
-  uint64_t syncs_wanted = 0, syncs_done = 0;
-  std::vector<std::string> synced_alive;  // nodes, when the last sync began that was done
-  std::chrono::steady_clock::time_point next_catch_up;
-  std::vector<MetaEntry> put_meanwhile;  // of data sets, for the copy of what is agreed
-  std::shared_ptr<void> watch, drained_watch;
-  std::jthread sync_thread;
+  std::unique_ptr<AgreementFollower> follower;  // in a cluster
   std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
 
   /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares` hold. By the others there is
@@ -166,37 +100,12 @@ struct JobStore::Impl {
     return ok();
   }
   std::optional<std::string> distrusted() const;
-  void note_put(MetaEntry entry) {
-    std::lock_guard lock(sync_mutex);
-    put_meanwhile.push_back(std::move(entry));
-    sync_wanted.notify_all();
-  }
-  void want_sync() {
-    std::lock_guard lock(sync_mutex);
-    stale = true;
-    ++syncs_wanted;
-    sync_wanted.notify_all();
-  }
-  bool catch_up();
-  std::vector<JobRef> list() const;
   std::string numbers_text(const JobStore& store) const;
   void add_what_others_say(std::map<std::string, NodeReport>& by_name) const;
-  bool note_looked_over(const MetaEvent& event);  // false: it says something else
-  void sync_loop(std::stop_token stop);
-  Result<> sync();
-  Result<> note_failure(const std::string& name, Result<> synced, Result<>& first);
-  Result<> load_new(const std::string& name, const std::string& id, const Tombstones& removed_meanwhile);
-  std::vector<ImageId> found_drafts;  // in the store when it was opened; guarded by changes
-  bool images_looked_over = false, served = false;  // guarded by changes
-  void settle_found_images();
-  void keep(const std::string& what, const std::string& why);
-  Result<> open_job_directory(const std::string& name, const std::string& id, const Tombstones& tombstones,
-                              bool is_new = false);
-  Result<> settle_directories(const std::map<std::string, std::string>& names, const Tombstones& tombstones);
-  JobRef find(std::string_view name) const;
+  /// Takes over what other nodes decided, now.
+  Result<> sync() { return follower != nullptr ? follower->sync() : Result<>(ok()); }
   Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
   Result<> remove(std::string_view name, bool force);
-  Result<> make_job_directory(const std::string& name, const std::string& id);
   Result<> check_empty_elsewhere(const std::string& name);
   Result<std::string> user_file_on(const std::string& on, const std::string& job) const;
   Result<> service_changed();
@@ -206,9 +115,7 @@ JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 JobStore::~JobStore() {
   if (impl_ == nullptr) return;
-  impl_->watch.reset();
-  impl_->drained_watch.reset();
-  impl_->sync_thread = {};
+  if (impl_->follower != nullptr) impl_->follower->stop();
   impl_->pace.stop();
   for (const JobRef& job : jobs()) job->stop();
   impl_->scrubber.reset();
@@ -234,12 +141,13 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
   if (!locked)
     return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
+  std::unique_ptr<StoreMembership> belongs;
   impl->cluster = options.cluster.cluster;
   impl->meta = options.cluster.meta;
   if (impl->cluster != nullptr) {
     MembershipOptions membership{impl->directory, impl->node, options.cluster.name, options.cluster.where,
                                  options.cluster.join, options.cluster.begin};
-    PTC_TRY(impl->membership, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
+    PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
   } else {
     PTC_TRY(open_alone(impl->directory, impl->node));
     PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
@@ -255,256 +163,38 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
       threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 
-  impl->found_drafts = impl->images->drafts();
+  StoreContents& contents = *(impl->contents = std::make_unique<StoreContents>(impl->directory, *impl->images));
+  if (impl->cluster != nullptr)
+    impl->follower = std::make_unique<AgreementFollower>(
+        *impl->meta, *impl->cluster, std::move(belongs), impl->jobs, contents, listener,
+        [store = impl.get()](const std::string& name, const std::string& id) { return store->make_job(name, id); });
 
   PTC_TRY(auto entries, impl->meta->list("jobs/"));
   PTC_TRY(auto removed, read_tombstones(*impl->meta));
   const std::map<std::string, std::string> names = jobs_in(entries);
-  PTC_TRY(impl->settle_directories(names, removed));
+  PTC_TRY(contents.settle_directories(names, removed));
   for (const auto& [name, id] : names) {
-    PTC_TRY(impl->open_job_directory(name, id, removed));
-    JobRef job(new Job(name, id, impl->job_dir(name), impl->services(), listener));
+    PTC_TRY(contents.open_job_directory(name, id, removed));
+    JobRef job = impl->make_job(name, id);
     Result<> loaded = job->load();
     if (loaded.has_error() && loaded.error().code() == Code::kNotFound) continue;  // removed by another node just now
     PTC_TRY(std::move(loaded));
     for (const std::string& what : job->kept())
-      impl->keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");
-    impl->jobs.emplace(name, std::move(job));
+      contents.keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");
+    impl->jobs.insert(job);
   }
-  impl->settle_found_images();
-  impl->served = true;
+  contents.settle_found_images(impl->jobs.list(), /*at_start=*/true);
   if (impl->cluster == nullptr && !removed.entries.empty()) {  // carried out
     std::vector<std::string> keys;
     for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
     PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));
   }
-  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace, [store = impl.get()] { return store->list(); });
-  for (const auto& [name, job] : impl->jobs) job->start();
-  if (impl->cluster != nullptr) {
-    auto look = [store = impl.get()](const MetaEvent&) { store->want_sync(); };
-    auto look_at_jobs = [look, store = impl.get()](const MetaEvent& event) {
-      if (store->note_looked_over(event)) return;
-      if (event.key.find("/dataset/") == std::string::npos) look(event);
-      else if (event.value) store->note_put({event.key, *event.value, event.revision});  // it has followers of its own
-    };
-    PTC_TRY(impl->watch, impl->meta->watch("jobs/", look_at_jobs));
-    PTC_TRY(impl->drained_watch, impl->meta->watch(drained_key(""), look));
-    impl->stale = true;  // something may have changed since it was read
-    impl->sync_thread = std::jthread(
-        [store = impl.get()](std::stop_token stop) { store->sync_loop(std::move(stop)); });
+  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace, [store = impl.get()] { return store->jobs.list(); });
+  for (const JobRef& job : impl->jobs.list()) job->start();
+  if (impl->follower != nullptr) {
+    PTC_TRY(impl->follower->start());
   }
   return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
-}
-
-void JobStore::Impl::keep(const std::string& what, const std::string& why) {
-  spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory, what, why);
-  std::lock_guard lock(mutex);
-  kept.push_back(what);
-}
-
-/// What lies in jobs/ and is no job of now: removed, or not even made; else it stays.
-Result<> JobStore::Impl::settle_directories(const std::map<std::string, std::string>& names,
-                                            const Tombstones& tombstones) {
-  std::vector<std::string> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory + "/jobs", error))
-    if (!names.contains(entry.path().filename())) found.push_back(entry.path().filename());
-  for (const std::string& name : found) {
-    PTC_TRY(auto id, id_in(job_dir(name)));
-    const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
-    if (gone) {
-      PTC_TRY(remove_job_directory(*images, job_dir(name)));
-    } else {
-      keep("jobs/" + name, "there is no such job any more, and nobody removed it");
-    }
-  }
-  return ok();
-}
-
-/// For a job that there is; one of its name that was there before may have left something.
-Result<> JobStore::Impl::open_job_directory(const std::string& name, const std::string& id,
-                                            const Tombstones& tombstones, bool is_new) {
-  PTC_TRY(auto found, id_in(job_dir(name)));
-  std::error_code error;
-  if (is_new ? std::filesystem::exists(job_dir(name), error) : !found.empty() && found != id) {
-    if (tombstones.jobs.contains(found) || is_bare(job_dir(name))) {
-      PTC_TRY(remove_job_directory(*images, job_dir(name)));
-    } else {
-      const std::string aside = fmt::format("kept/{}-{}", name, found);
-      PTC_TRY(make_directory(AT_FDCWD, directory + "/kept"));
-      if (rename(job_dir(name).c_str(), fmt::format("{}/{}", directory, aside).c_str()) != 0)
-        return errno_error(errno, job_dir(name));
-      keep(aside, "there is another job of its name, and nobody removed this one");
-    }
-  }
-  return make_job_directory(name, id);
-}
-
-Result<> JobStore::Impl::make_job_directory(const std::string& name, const std::string& id) {
-  const std::string dir = job_dir(name);
-  PTC_TRY(make_directory(AT_FDCWD, dir));
-  PTC_TRY(auto found, id_in(dir));
-  if (found == id) return ok();
-  // Nobody else's until it is known whose they are (JobAttributes).
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0700));
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0700));
-  PTC_TRY(write_file_atomically(AT_FDCWD, dir + "/id", id));
-  PTC_TRY(sync_directory(AT_FDCWD, dir));
-  return sync_directory(AT_FDCWD, directory + "/jobs");
-}
-
-void JobStore::Impl::sync_loop(std::stop_token stop) {
-  constexpr auto kRetry = std::chrono::milliseconds(500);
-  std::string told;  // in the log
-  while (!stop.stop_requested()) {
-    std::vector<MetaEntry> put;
-    bool wanted = false;
-    uint64_t until = 0;
-    {
-      std::unique_lock lock(sync_mutex);
-      sync_wanted.wait(lock, stop, [&] { return stale || !put_meanwhile.empty(); });
-      wanted = std::exchange(stale, false);
-      until = syncs_wanted;
-      put.swap(put_meanwhile);
-    }
-    if (stop.stop_requested()) return;
-    if (!put.empty()) {
-      std::lock_guard change(changes);
-      membership->note(std::move(put));
-    }
-    if (!wanted) continue;
-    std::vector<std::string> alive = cluster->alive();
-    Result<> taken_over = sync();
-    if (taken_over.has_value()) {
-      told.clear();
-      std::lock_guard lock(sync_mutex);
-      syncs_done = until;
-      synced_alive = std::move(alive);
-      synced.notify_all();
-      continue;
-    }
-    if (std::string why = taken_over.error().message(); !distrusted() && why != told) {
-      spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
-      told = std::move(why);
-    }
-    std::unique_lock lock(sync_mutex);
-    sync_wanted.wait_for(lock, stop, kRetry, [] { return false; });
-    stale = true;
-  }
-}
-
-bool JobStore::Impl::catch_up() {
-  if (cluster == nullptr) return false;
-  const std::vector<std::string> alive = cluster->alive();
-  std::unique_lock lock(sync_mutex);
-  if (syncs_done >= syncs_wanted) {
-    if (alive == synced_alive) return false;
-    stale = true;
-    ++syncs_wanted;
-    sync_wanted.notify_all();
-  }
-  const auto now = std::chrono::steady_clock::now();
-  if (now < next_catch_up) return false;
-  const uint64_t until = syncs_wanted;
-  const bool done = synced.wait_for(lock, kCatchUp, [&] { return syncs_done >= until; });
-  if (!done) next_catch_up = now + kNoCatchUp;
-  return done;
-}
-
-Result<> JobStore::Impl::sync() {
-  if (cluster == nullptr) return ok();
-  std::lock_guard change(changes);
-  PTC_TRY(auto agreed, membership->look());
-  PTC_TRY(auto drained_entries, meta->list(drained_key("")));
-  std::map<std::string, std::string> names = jobs_in(agreed.jobs);
-  std::vector<JobRef> known, gone;
-  {
-    std::lock_guard lock(mutex);
-    drained.clear();
-    for (const MetaEntry& entry : drained_entries) drained.push_back(entry.key.substr(drained_key("").size()));
-    for (const auto& [name, job] : jobs) {
-      const auto now = names.find(name);
-      const bool same = now != names.end() && now->second == job->id();
-      (same ? known : gone).push_back(job);
-      if (same) names.erase(now);
-    }
-  }
-  for (const JobRef& job : gone)
-    if (!agreed.removed.jobs.contains(job->id()))
-      return make_error(Code::kUnavailable, "job {} is named no more, but nobody removed it: what the agreement store says "
-                        "is not taken over", job->name());
-  for (const JobRef& job : gone) {
-    spdlog::info("job {} was removed by another node", job->name());
-    job->forget();
-  }
-  if (!gone.empty()) {
-    std::lock_guard lock(mutex);
-    for (const JobRef& job : gone) jobs.erase(job->name());
-  }
-  if (!gone.empty() && listener != nullptr) listener->jobs_changed();
-  for (const JobRef& job : gone) {
-    PTC_TRY(remove_job_directory(*images, job_dir(job->name())));
-  }
-  // One of which something cannot be had now holds up no other, unless it is etcd that does not answer.
-  Result<> whole = ok();
-  for (const JobRef& job : known) {
-    PTC_TRY(note_failure(job->name(), job->sync(), whole));
-  }
-  for (const auto& [name, id] : names) {
-    PTC_TRY(note_failure(name, load_new(name, id, agreed.removed), whole));
-  }
-  if (!names.empty() && listener != nullptr) listener->jobs_changed();
-  PTC_TRY(std::move(whole));
-  settle_found_images();
-  membership->taken_over(agreed, drained_entries);
-  return ok();
-}
-
-/// `first`: of all jobs. An error: no other need be tried.
-Result<> JobStore::Impl::note_failure(const std::string& name, Result<> synced, Result<>& first) {
-  if (synced.has_value()) return ok();
-  if (first.has_value()) first = std::move(synced).error().with_context("job " + name);
-  PTC_TRY(meta->get(kIdentityKey));
-  return ok();
-}
-
-Result<> JobStore::Impl::load_new(const std::string& name, const std::string& id, const Tombstones& removed_meanwhile) {
-  PTC_TRY(open_job_directory(name, id, removed_meanwhile));
-  JobRef job(new Job(name, id, job_dir(name), services(), listener));
-  PTC_TRY(job->load());
-  job->start();
-  std::lock_guard lock(mutex);
-  jobs.emplace(name, job);
-  spdlog::info("job {} was created by another node", name);
-  return ok();
-}
-
-/// Drafts that a former life of this node left: nobody can decide on them any more. Others that nothing names stay.
-void JobStore::Impl::settle_found_images() {
-  if (images_looked_over) return;
-  std::set<std::string> used;
-  for (const auto& [name, job] : jobs) {  // no other thread changes it meanwhile
-    const std::optional<std::vector<ImageId>> known = job->images_in_use();
-    if (!known) return;
-    for (const ImageId& id : *known) used.insert(id.text);
-  }
-  images_looked_over = true;
-  for (const ImageId& id : found_drafts)
-    if (!used.contains(id.text)) (void)images->remove(id);
-  found_drafts.clear();
-  if (served) return;  // what was made since is nobody's yet
-  const Result<std::vector<ImageId>> all = images->list();
-  if (all.has_error()) return;
-  size_t count = 0;
-  uint64_t bytes = 0;
-  for (const ImageId& id : all.value()) {
-    std::error_code error;
-    if (used.contains(id.text)) continue;
-    ++count;
-    bytes += std::filesystem::file_size(images->directory() + "/" + id.text, error);
-  }
-  if (count > 0)
-    keep("images", fmt::format("{} in {} of its files are named by no checkpoint", format_size(bytes), count));
 }
 
 std::optional<std::string> JobStore::Impl::distrusted() const {
@@ -513,16 +203,13 @@ std::optional<std::string> JobStore::Impl::distrusted() const {
 
 std::optional<std::string> JobStore::distrusted() const { return impl_->distrusted(); }
 
-std::vector<std::string> JobStore::kept() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->kept;
-}
+std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 
 /// Each node has an incoming/ of its own.
 Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const std::string& name) const {
   if (cluster != nullptr && on != cluster->self())
     return cluster->call(on, "job/holds", name + "\n", std::chrono::seconds(10));
-  PTC_TRY(auto file, user_file_in(job_dir(name)));
+  PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
   return file.value_or("");
 }
 
@@ -538,7 +225,7 @@ Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
 
 void JobStore::nodes_changed() {
   if (impl_->cluster == nullptr) return;
-  impl_->want_sync();
+  impl_->follower->want_sync();
   impl_->removed->nodes_changed();
 }
 
@@ -565,7 +252,7 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
     PTC_TRY(auto id, checkpoint_asked_of(request.substr(line_end + 1)));
     if (impl_->removed->is_open_here(id)) return std::string("yes");
     if (job == nullptr) {
-      const std::lock_guard taken_over(impl_->changes);  // its removal
+      const std::lock_guard taken_over(impl_->jobs.changes);  // its removal
       return std::string(impl_->removed->is_open_here(id) ? "yes" : "no");
     }
   }
@@ -575,7 +262,7 @@ Result<std::string> JobStore::answer(std::string_view method, std::string_view r
   }
   if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
   if (method == "job/holds") {
-    PTC_TRY(auto file, user_file_in(impl_->job_dir(name)));
+    PTC_TRY(auto file, user_file_in(impl_->contents->job_dir(name)));
     return file.value_or("");
   }
   return job->answer(method.substr(4), request.substr(line_end + 1));
@@ -604,8 +291,7 @@ Result<> JobStore::Impl::service_changed() {
 }
 
 std::vector<std::string> JobStore::drained() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->drained;
+  return impl_->follower != nullptr ? impl_->follower->drained() : std::vector<std::string>();
 }
 
 uint64_t JobStore::bytes_on(std::string_view node) const {
@@ -631,7 +317,7 @@ std::vector<PeerNumbers> JobStore::traffic() const {
 
 std::string JobStore::Impl::numbers_text(const JobStore& store) const {
   NodeAnswer own{store.numbers(), {}};
-  for (const JobRef& job : list())
+  for (const JobRef& job : jobs.list())
     if (auto progress = job->own_progress()) own.reshards.emplace(job->name(), *std::move(progress));
   return own.to_text();
 }
@@ -695,11 +381,10 @@ Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes
 }
 
 Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
-  std::lock_guard change(changes);
-  if (find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
-  const std::string dir = job_dir(name);
+  std::lock_guard change(jobs.changes);
+  if (jobs.find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
   PTC_TRY(auto id, random_id());
-  PTC_TRY(open_job_directory(name, id, {}, /*is_new=*/true));
+  PTC_TRY(contents->open_job_directory(name, id, {}, /*is_new=*/true));
   const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
   // Of an earlier job of this name, if its removal was cut off.
@@ -719,11 +404,10 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
        json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
   if (attributes != JobAttributes()) transaction.puts.emplace_back(prefix + "/attributes", attributes.to_text());
   PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
-  JobRef job(new Job(name, id, dir, services(), listener));
+  JobRef job = make_job(name, id);
   PTC_TRY(job->load());
   job->start();
-  std::lock_guard lock(mutex);
-  jobs.emplace(name, job);
+  jobs.insert(job);
   spdlog::info("job {} created", name);
   return job;
 }
@@ -740,14 +424,14 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
 }
 
 Result<> JobStore::Impl::remove(std::string_view name, bool force) {
-  std::lock_guard change(changes);
-  JobRef job = find(name);
+  std::lock_guard change(jobs.changes);
+  JobRef job = jobs.find(name);
   if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
   if (!force) {
     size_t count = job->checkpoints().size();
     if (count > 0)
       return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
-    PTC_TRY(auto file, user_file_in(job_dir(std::string(name))));
+    PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
     PTC_TRY(check_empty_elsewhere(std::string(name)));
   }
@@ -791,42 +475,16 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     return forgotten;
   }
   job->forget();
-  {
-    std::lock_guard lock(mutex);
-    jobs.erase(jobs.find(name));
-  }
-  PTC_TRY(remove_job_directory(*images, job_dir(name)));
+  jobs.erase(job->name());
+  PTC_TRY(contents->remove_job_directory(job->name()));
   if (cluster == nullptr) (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
   spdlog::info("job {} removed", name);
   return ok();
 }
 
-JobRef JobStore::find(std::string_view name) const { return impl_->find(name); }
+JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(name); }
 
-JobRef JobStore::Impl::find(std::string_view name) const {
-  std::lock_guard lock(mutex);
-  auto it = jobs.find(name);
-  return it == jobs.end() ? nullptr : it->second;
-}
-
-std::vector<JobRef> JobStore::jobs() const { return impl_->list(); }
-
-std::vector<JobRef> JobStore::Impl::list() const {
-  std::lock_guard lock(mutex);
-  std::vector<JobRef> list;
-  for (const auto& [name, job] : jobs) list.push_back(job);
-  return list;
-}
-
-/// It concerns no decision, and there is one for each checkpoint and day: only its job hears of it.
-bool JobStore::Impl::note_looked_over(const MetaEvent& event) {
-  constexpr std::string_view kWhat = "/looked_over/";
-  const size_t at = event.key.find(kWhat);
-  if (!event.key.starts_with("jobs/") || at == std::string::npos) return false;
-  const JobRef job = find(std::string_view(event.key).substr(5, at - 5));
-  if (job != nullptr && event.value) job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value);
-  return true;
-}
+std::vector<JobRef> JobStore::jobs() const { return impl_->jobs.list(); }
 
 const std::string& JobStore::node() const { return impl_->node; }
 std::vector<std::string> JobStore::nodes() const {
