@@ -63,7 +63,8 @@ std::vector<std::string> AgreementFollower::drained() const {
 }
 
 void AgreementFollower::follow(std::stop_token stop) {
-  constexpr auto kRetry = std::chrono::milliseconds(500);
+  constexpr std::chrono::milliseconds kRetry{500}, kRetryLost{10'000};
+  std::optional<std::chrono::milliseconds> retry;
   std::string told;  // in the log
   while (!stop.stop_requested()) {
     std::vector<MetaEntry> put;
@@ -71,7 +72,9 @@ void AgreementFollower::follow(std::stop_token stop) {
     uint64_t until = 0;
     {
       std::unique_lock lock(mutex_);
-      wanted_.wait(lock, stop, [&] { return stale_ || !put_meanwhile_.empty(); });
+      const auto any = [&] { return stale_ || !put_meanwhile_.empty(); };
+      if (!retry) wanted_.wait(lock, stop, any);
+      else if (!wanted_.wait_for(lock, stop, *retry, any)) stale_ = true;
       wanted = std::exchange(stale_, false);
       until = syncs_wanted_;
       put.swap(put_meanwhile_);
@@ -83,20 +86,23 @@ void AgreementFollower::follow(std::stop_token stop) {
     }
     if (!wanted) continue;
     std::vector<std::string> alive = cluster_.alive();
-    Result<> taken_over = sync();
+    const Result<Followed> taken_over = take_over();
+    const Error* error = nullptr;
+    if (taken_over.has_error()) error = &taken_over.error();
+    else if (taken_over.value().lacking) error = &*taken_over.value().lacking;
+    if (std::string why = error != nullptr ? error->message() : ""; !cluster_.distrusted() && why != told) {
+      if (error != nullptr) spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
+      told = std::move(why);
+    }
+    retry.reset();
+    std::unique_lock lock(mutex_);
     if (taken_over.has_value()) {
-      told.clear();
-      std::lock_guard lock(mutex_);
       syncs_done_ = until;
       synced_alive_ = std::move(alive);
       synced_.notify_all();
+      if (error != nullptr) retry = error->code() == Code::kNotFound ? kRetryLost : kRetry;
       continue;
     }
-    if (std::string why = taken_over.error().message(); !cluster_.distrusted() && why != told) {
-      spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
-      told = std::move(why);
-    }
-    std::unique_lock lock(mutex_);
     wanted_.wait_for(lock, stop, kRetry, [] { return false; });
     stale_ = true;
   }
@@ -120,6 +126,12 @@ bool AgreementFollower::catch_up() {
 }
 
 Result<> AgreementFollower::sync() {
+  PTC_TRY(auto followed, take_over());
+  if (followed.lacking) return make_error(Code::kUnavailable, "{}", followed.lacking->message());
+  return ok();
+}
+
+Result<Followed> AgreementFollower::take_over() {
   std::lock_guard change(jobs_.changes);
   PTC_TRY(auto agreed, membership_->look());
   PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
@@ -151,17 +163,21 @@ Result<> AgreementFollower::sync() {
   }
   // One of which something cannot be had now holds up no other, unless it is etcd that does not answer.
   Result<> whole = ok();
+  std::optional<Error> lacking;
   for (const JobRef& job : known) {
-    PTC_TRY(note_failure(job->name(), job->sync(), whole));
+    Result<Followed> followed = job->follow();
+    if (followed.has_value() && followed.value().lacking && (!lacking || lacking->code() == Code::kNotFound))
+      lacking = std::move(*followed.value().lacking).with_context("job " + job->name());
+    PTC_TRY(note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
   }
   for (const auto& [name, id] : names) {
     PTC_TRY(note_failure(name, load_new(name, id, agreed.removed), whole));
   }
   if (!names.empty() && listener_ != nullptr) listener_->jobs_changed();
   PTC_TRY(std::move(whole));
-  contents_.settle_found_images(jobs_.list(), /*at_start=*/false);
+  if (!lacking) contents_.settle_found_images(jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
   membership_->taken_over(agreed, drained_entries);
-  return ok();
+  return Followed{std::move(lacking)};
 }
 
 /// `first`: of all jobs. An error: no other need be tried.

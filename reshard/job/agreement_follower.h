@@ -6,12 +6,14 @@
 // 1. What is agreed is looked at: unless it can have come of what this store has seen, nothing is taken over
 //    (StoreMembership::look).
 // 2. Jobs that tombstones name go, with their directories. One that nothing names any more, and no tombstone, stops it all.
-// 3. Each job takes over what was decided about it (Job::sync), and those that are new here are loaded.
+// 3. Each job takes over what was decided about it (Job::follow), and those that are new here are loaded.
 // 4. Drafts of images that a former life of this node left go, now that it is known what all jobs need.
 // 5. This store's copy of what is agreed follows, and the others learn which tombstones were carried out.
 //
-// A job of which something cannot be had now (where its bytes lie is known to nodes that are away) holds up no other; but 4
-// and 5 wait for it, and all is done again half a second later. The first such reason is told, once.
+// A job of which something cannot be carried out now holds up no other; but 4 and 5 wait for it, and all is done again half a
+// second later. The first such reason is told, once. Where only files cannot be had that describe a checkpoint (nodes that
+// have them are away), 4 waits, and 5 does not: what was removed has gone. If no node that is there has them, that is tried
+// again when one comes, or ten seconds later.
 #pragma once
 
 #include <chrono>
@@ -49,6 +51,8 @@ class AgreementFollower {
 
   /// Takes over all there is, now. kUnavailable: not all of it could be had.
   Result<> sync();
+  /// The same; an error says that something of it was not carried out.
+  Result<Followed> take_over();
   /// Soon.
   void want_sync();
   /// Waits until what others decided and who came or went by now is taken over, two seconds at most; false: it was

@@ -363,6 +363,7 @@ Result<> Job::Impl::CommitAttempt::write_down() {
   record_.checkpoint->replace_stored(stored);
   record_.id = id_;
   record_.generation = 1;
+  if (job_.services.cluster != nullptr) record_.nodes = stored->nodes;
   record_.stored = "stored-1.json";  // the id is this commit's alone
   const std::string directory = job_.checkpoint_dir(id_);
   PTC_TRY(job_.make_checkpoint_dir(id_));
@@ -420,6 +421,7 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
   }
   if (with_copies_ == nullptr) return ok();
   record_.generation = 2;
+  record_.nodes = with_copies_->nodes;
   record_.stored = "stored-2.json";
   record_.checkpoint->replace_stored(with_copies_);
   PTC_TRY(write_file_atomically(AT_FDCWD, job_.checkpoint_dir(id_) + "/stored-2.json", with_copies_->to_text()));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <ctime>
@@ -63,6 +64,11 @@ bool Job::Impl::settled() const {
   return in_force.current == newest->checkpoint->name();
 }
 
+const std::pair<const std::string, Unreadable>* Job::Impl::lost() const {
+  const auto found = std::find_if(damaged.begin(), damaged.end(), [](const auto& one) { return one.second.lost; });
+  return found == damaged.end() ? nullptr : &*found;
+}
+
 void Job::Impl::set_error(const std::string& what) {
   std::lock_guard lock(mutex);
   last_error = {printable(what, 4096), now_ns()};  // names in it may be no text
@@ -84,6 +90,7 @@ std::string Job::Impl::record_text(const CheckpointRecord& record) {
                       {"generation", record.generation},
                       {"stored", record.stored},
                       {"pinned", record.pinned}};
+  if (!record.nodes.empty()) object["nodes"] = json::array(record.nodes.begin(), record.nodes.end());
   if (record.mended > 0) object["mended"] = record.mended;
   return json::serialize(object);
 }
@@ -98,6 +105,7 @@ Job::~Job() { stop(); }
 
 Result<> Job::load() { return impl_->load(); }
 Result<> Job::sync() { return impl_->sync(); }
+Result<Followed> Job::follow() { return impl_->follow(); }
 MetaClient& Job::meta() const { return *impl_->services.meta; }
 Result<> Job::may_decide() const { return check_member(impl_->services.cluster); }
 Result<int64_t> Job::decide(MetaTransaction transaction) {
@@ -496,6 +504,13 @@ std::vector<CheckpointRef> Job::checkpoints() const {
   return list;
 }
 
+std::vector<std::string> Job::unreadable() const {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, one] : impl_->damaged) names.push_back(name);
+  return names;
+}
+
 CheckpointRef Job::find_checkpoint(std::string_view name) const {
   std::lock_guard lock(impl_->mutex);
   auto it = impl_->checkpoints.find(name);
@@ -540,7 +555,7 @@ Result<> Job::commit(const std::string& incoming, const std::string& name, std::
 Result<> Job::remove_checkpoint(std::string_view name) {
   PTC_TRY(check_member(impl_->services.cluster));
   if (impl_->services.cluster != nullptr) {
-    PTC_TRY(impl_->sync());
+    PTC_TRY(impl_->follow());
     // Where its bytes lie now all shall know, also those who have a file of it open.
     tell_others(impl_->services.cluster, name_);
   }
@@ -548,7 +563,7 @@ Result<> Job::remove_checkpoint(std::string_view name) {
   Result<> removed = impl_->remove(std::string(name), /*only_unused=*/false);
   // Another node may have decided something about it, a flip for one, that is not known here yet.
   for (int tries = 1; tries < kTries && removed.has_error() && removed.error().code() == Code::kConflict; ++tries) {
-    PTC_TRY(impl_->sync());
+    PTC_TRY(impl_->follow());
     removed = impl_->remove(std::string(name), /*only_unused=*/false);
   }
   PTC_TRY(std::move(removed));

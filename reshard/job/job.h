@@ -81,6 +81,13 @@ struct JobListener {
   virtual void data_set_changed(const std::string& /*job*/) {}
 };
 
+/// Decisions of others that were taken over.
+struct Followed {
+  /// Files that describe a checkpoint and that could not be had: kUnavailable, or kNotFound where all nodes that are there
+  /// say that they have them not.
+  std::optional<Error> lacking = std::nullopt;
+};
+
 /// Threads: any. Calls that change something are serialised per job; reading never waits for them.
 class Job {
  public:
@@ -128,6 +135,7 @@ class Job {
   std::optional<std::string> current_target() const;
 
   std::vector<CheckpointRef> checkpoints() const;  // by time of commit
+  std::vector<std::string> unreadable() const;     // names of those that are agreed on and cannot be shown here
   CheckpointRef find_checkpoint(std::string_view name) const;
 
   /// The spec that a directory name under layouts/ means: canonical names, and the custom ones this
@@ -193,6 +201,8 @@ class Job {
   /// Takes over what other nodes decided, and who is there. Called after every change of the metadata
   /// under jobs/<job>, and of the nodes. kUnavailable: not all of it could be had; call it again.
   Result<> sync();
+  /// The same; an error says that something of it was not carried out.
+  Result<Followed> follow();
   /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a decision
   /// fails once this node's lease has ended.
   MetaClient& meta() const;

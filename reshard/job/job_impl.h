@@ -48,7 +48,15 @@ struct CheckpointRecord {
   std::string stored;       // file below it that says so: of one decision, and no other has the name
   bool pinned = false;
   int64_t mended = 0;       // how often damaged bytes were mended where they lie: what was read before may be wrong
+  std::vector<std::string> nodes = {};  // in a cluster: on which its bytes lie, said where nothing else of it can be read
   int64_t meta_revision = 0;
+};
+
+/// A checkpoint that is agreed on and cannot be shown here.
+struct Unreadable {
+  CheckpointRecord record;  // as it is agreed on: without the checkpoint
+  std::string why;
+  bool lost = false;  // no node that is there has the files that describe it
 };
 
 /// When a checkpoint was looked over last, and what was found.
@@ -135,8 +143,9 @@ struct Job::Impl {
   std::map<std::string, LayoutSpec, std::less<>> custom_specs;  // by name
   bool stopping = false;
   bool closed = false;  // being removed: nothing may be committed any more
-  std::map<std::string, std::string> damaged;  // checkpoint → why it could not be loaded
+  std::map<std::string, Unreadable, std::less<>> damaged;  // checkpoints that could not be loaded
   std::set<std::string, std::less<>> damaged_ids;
+  const std::pair<const std::string, Unreadable>* lost() const;  // one that is, and so this node leads nothing; mutex held
   std::vector<std::string> unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
   JobCounts counts;
   PlanTexts last_plan;  // carried out, on whatever node
@@ -219,7 +228,8 @@ struct Job::Impl {
   uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
   uint64_t missing_copies() const;             // mutex held: bytes
   bool settled() const;                        // mutex held: nothing to reshard
-  bool at_rest() const { return settled() && !activities.any_reshard() && !look && !at_work; }  // mutex held
+  bool has_work() const { return lost() == nullptr && (!settled() || look); }                     // mutex held
+  bool at_rest() const { return !has_work() && !activities.any_reshard() && !at_work; }           // mutex held
   JobState state() const;                      // mutex held
   void set_error(const std::string& what);     // takes mutex
   void forget_error(std::string_view beginning);  // mutex held: if it begins so
@@ -239,6 +249,9 @@ struct Job::Impl {
   Result<MetaState> read_meta();
   Result<> load();
   Result<> sync();
+  Result<Followed> follow();
+  std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
+  void take_over_damaged(std::map<std::string, Unreadable, std::less<>> now);  // mutex held
   void take_over(Attributes known);  // takes mutex
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // changes held
@@ -256,6 +269,7 @@ struct Job::Impl {
   void remove_files_of(const CheckpointRecord& record);
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
   Result<> remove_damaged_not_in(const std::set<std::string>& ids);
+  Result<> remove_damaged(const std::string& id);
   /// Of a checkpoint that was not known before: files and images here that a later decision replaced. At start also
   /// drafts that never came to one.
   Result<> remove_earlier_states(const CheckpointRecord& record, bool drafts_too);

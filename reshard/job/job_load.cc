@@ -1,6 +1,7 @@
 // What the metadata say exists: at start, and whenever other nodes have changed it. And what a crash
 // left half-done.
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "reshard/job/job_impl.h"
 #include "reshard/job/tombstones.h"
 #include "store/base/file.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
@@ -69,7 +71,12 @@ struct Job::Impl::MetaState {
     std::string id, stored;
     int64_t sequence = 0, generation = 0, mended = 0;
     bool pinned = false;
+    std::vector<std::string> nodes;
     int64_t meta_revision = 0;
+
+    CheckpointRecord without_checkpoint() const {
+      return {nullptr, id, sequence, generation, stored, pinned, mended, nodes, meta_revision};
+    }
   };
   std::string layout_text;
   Layout layout;
@@ -136,6 +143,9 @@ Result<Job::Impl::MetaState> Job::Impl::read_meta() {
       PTC_TRY(record.mended, number(object, "mended"));
       if (const json::value* pinned = object.if_contains("pinned"))
         record.pinned = pinned->is_bool() && pinned->as_bool();
+      if (const json::value* nodes = object.if_contains("nodes"); nodes != nullptr && nodes->is_array())
+        for (const json::value& node : nodes->get_array())
+          if (node.is_string()) record.nodes.emplace_back(node.get_string());
       record.meta_revision = entry.revision;
       state.checkpoints.emplace(what.substr(12), std::move(record));
     } else if (what.starts_with("looked_over/")) {
@@ -168,6 +178,12 @@ Result<> Job::Impl::load() {
 }
 
 Result<> Job::Impl::sync() {
+  PTC_TRY(auto followed, follow());
+  if (followed.lacking) return make_error(Code::kUnavailable, "{}", followed.lacking->message());
+  return ok();
+}
+
+Result<Followed> Job::Impl::follow() {
   PTC_TRY(check_trusted(services.cluster));
   std::lock_guard change(changes);
   PTC_TRY(auto given_up, given_up_elsewhere());
@@ -202,11 +218,11 @@ Result<> Job::Impl::sync() {
     std::shared_ptr<const StoredState> stored;  // null: as before
   };
   std::map<std::string, Change> changes_of;
-  std::map<std::string, std::pair<std::string, std::string>> now_damaged;  // name → id, why
+  std::map<std::string, Unreadable, std::less<>> now_damaged;
   std::set<std::string> mended;
   std::set<std::string> ids;  // of all that there are
   for (const auto& [name, entry] : state.checkpoints) ids.insert(entry.id);
-  std::optional<Error> unreachable;
+  std::optional<Error> lacking;
   std::optional<PlanTexts> newest_plan;
   int64_t plan_revision = 0;
   for (const auto& [name, entry] : state.checkpoints) {
@@ -235,16 +251,18 @@ Result<> Job::Impl::sync() {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
       // In a cluster its files may be with a node that does not answer now, or find no room here: until then it is as
       // it was, and this node, which does not know all, leads nothing.
+      Unreadable one{entry.without_checkpoint(), loaded.error().message()};
       if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
-        unreachable = make_error(Code::kUnavailable, "checkpoint {}: {}", name, loaded.error().message());
+        one.lost = loaded.error().code() == Code::kNotFound;
+        if (one.lost) one.why += what_to_do_about(name, one.record);
+        if (!lacking || !one.lost)
+          lacking = make_error(one.lost ? Code::kNotFound : Code::kUnavailable, "checkpoint {}: {}", name, one.why);
         if (next.record.checkpoint != nullptr) {
           changes_of.emplace(name, Change{before->second, nullptr});
           continue;
         }
       }
-      now_damaged[name] = {entry.id, loaded.error().message()};
-      spdlog::error("job {}: checkpoint {} is damaged: {}", job->name(), name,
-                    loaded.error().message());
+      now_damaged.emplace(name, std::move(one));
       continue;
     }
     if (decided_anew && entry.meta_revision > plan_revision) {
@@ -256,6 +274,7 @@ Result<> Job::Impl::sync() {
     next.record.generation = entry.generation;
     next.record.stored = entry.stored;
     next.record.sequence = entry.sequence;
+    next.record.nodes = entry.nodes;
     next.record.pinned = entry.pinned;
     if (before != known.end() && before->second.id == entry.id && before->second.mended != entry.mended)
       mended.insert(name);
@@ -290,15 +309,11 @@ Result<> Job::Impl::sync() {
       last_error.reset();
       if (edited) activities.stop_reshards();
     }
-    damaged.clear();
-    for (auto& [name, why] : now_damaged) {
-      damaged[name] = why.second;
-      damaged_ids.insert(why.first);
-    }
+    take_over_damaged(std::move(now_damaged));
     for (auto& [name, record] : checkpoints) {
       auto next = changes_of.find(name);
       if (next != changes_of.end() && next->second.record.id == record.id) continue;
-      if (const auto bad = now_damaged.find(name); bad != now_damaged.end() && bad->second.first == record.id) continue;
+      if (const auto bad = damaged.find(name); bad != damaged.end() && bad->second.record.id == record.id) continue;
       services.removed->note(record.id, record.checkpoint);
       gone.push_back(record);
       to_tell.insert(name);
@@ -353,8 +368,32 @@ Result<> Job::Impl::sync() {
     if (decided.contains(name)) drop_part(next.record.id);
   settle_commits_elsewhere(given_up, ids);
   if (!mended.empty()) services.caches_stale();
-  if (unreachable) return *std::move(unreachable);
-  return ok();
+  return Followed{std::move(lacking)};
+}
+
+/// Of one that is lost: who had it, as is agreed.
+std::string Job::Impl::what_to_do_about(const std::string& name, const CheckpointRecord& record) const {
+  const std::vector<std::string> there = services.cluster->alive();
+  std::vector<std::string> nodes;
+  for (const std::string& node : record.nodes)
+    nodes.push_back(fmt::format("{} ({})", node, is_among(there, node) ? "there, without it" : "away"));
+  return fmt::format("{}; start those that are away, or, where their stores are lost for good, ptc rm {}/{} removes it (ptc rm "
+                     "--force {} the whole job)", nodes.empty() ? "" : fmt::format("; its bytes were on {}", fmt::join(nodes, ", ")),
+                     job->name(), name, job->name());
+}
+
+void Job::Impl::take_over_damaged(std::map<std::string, Unreadable, std::less<>> now) {
+  constexpr std::string_view kLost = "cannot read checkpoint ";
+  for (const auto& [name, one] : now) {
+    damaged_ids.insert(one.record.id);
+    const auto before = damaged.find(name);
+    if (before == damaged.end() || before->second.why != one.why)
+      spdlog::error("job {}: {}{}: {}", job->name(), kLost, name, one.why);
+  }
+  damaged = std::move(now);
+  if (const auto* one = lost(); one == nullptr) forget_error(kLost);
+  else if (!last_error || last_error->what.starts_with(kLost))
+    last_error = {printable(fmt::format("{}{}: {}", kLost, one->first, one->second.why), 4096), now_ns()};
 }
 
 void Job::Impl::take_over(Attributes known) {
@@ -462,10 +501,15 @@ Result<> Job::Impl::remove_damaged_not_in(const std::set<std::string>& ids) {
   for (const std::string& id : not_named) {
     PTC_TRY(bool removed, is_removed(*services.meta, removed_checkpoint_key(id)));
     if (!removed) continue;
-    PTC_TRY(remove_checkpoint_directory(*services.images, checkpoint_dir(id)));
-    std::lock_guard lock(mutex);
-    damaged_ids.erase(id);
+    PTC_TRY(remove_damaged(id));
   }
+  return ok();
+}
+
+Result<> Job::Impl::remove_damaged(const std::string& id) {
+  PTC_TRY(remove_checkpoint_directory(*services.images, checkpoint_dir(id)));
+  std::lock_guard lock(mutex);
+  damaged_ids.erase(id);
   return ok();
 }
 

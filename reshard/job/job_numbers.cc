@@ -51,6 +51,7 @@ JobState Job::Impl::state() const {
   if (failed && failed->revision == revision &&
       failed->checkpoint == (newest != nullptr ? newest->checkpoint->name() : ""))
     return JobState::kFailed;
+  if (lost() != nullptr && !settled()) return JobState::kFailed;
   return activities.any_reshard() || !settled() ? JobState::kResharding : JobState::kIdle;
 }
 

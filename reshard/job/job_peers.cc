@@ -79,12 +79,12 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
   Result<std::string> here = read_text_file(AT_FDCWD, path, limit);
   if (here.has_value() || services.cluster == nullptr || here.error().code() != Code::kNotFound)
     return here;
-  Error last = std::move(here).error();
+  std::optional<Error> silent;  // a node that may have it
   for (const std::string& node : other_nodes()) {
     Result<std::string> there =
         ask(node, "file", json::serialize(json::object{{"id", id}, {"file", file}}));
     if (there.has_error()) {
-      last = make_error(Code::kUnavailable, "{}", there.error().message());
+      if (there.error().code() != Code::kNotFound) silent = make_error(Code::kUnavailable, "{}", there.error().message());
       continue;
     }
     auto keep = [&]() -> Result<> {
@@ -95,7 +95,8 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
     if (Result<> kept = keep(); kept.has_error() && kept.error().code() != Code::kNoSpace) return std::move(kept).error();
     return there;
   }
-  return last;
+  if (silent) return *std::move(silent);
+  return make_error(Code::kNotFound, "no node that is there has {}", file);
 }
 
 Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored,

@@ -24,7 +24,7 @@ std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) 
   {
     std::lock_guard lock(mutex);
     if (services.cluster != nullptr && std::chrono::steady_clock::now() < others_first) return others_first;
-    work = !settled() || look;
+    work = has_work();
     if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
     wanted = layout;
     wanted_revision = revision;
@@ -41,8 +41,8 @@ std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) 
   const bool removed = remove_superfluous(stop);
   drop_undecided_parts();
   std::lock_guard lock(mutex);
-  if (removed && settled() && !look && finished_parts.empty()) return std::nullopt;
-  return std::chrono::steady_clock::now() + (settled() && !look ? kRetryRemoval : std::chrono::seconds(0));
+  if (removed && !has_work() && finished_parts.empty()) return std::nullopt;
+  return std::chrono::steady_clock::now() + (has_work() ? std::chrono::seconds(0) : kRetryRemoval);
 }
 
 /// This node leads; then no more.
@@ -351,6 +351,7 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
   if (services.cluster != nullptr) {
     PTC_TRY(give_files(record.id, {record.stored, plan_file}, moved));
   }
+  if (services.cluster != nullptr) record.nodes = moved.nodes;
   transaction.puts.emplace_back(meta_key("checkpoints/" + record.checkpoint->name()),
                                 record_text(record));
   return ok();
@@ -413,9 +414,10 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
   {
     std::lock_guard lock(mutex);
     auto it = checkpoints.find(name);
-    if (it == checkpoints.end())
+    const auto unreadable = damaged.find(name);
+    if (it == checkpoints.end() && (unreadable == damaged.end() || only_unused))
       return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-    record = it->second;
+    record = it != checkpoints.end() ? it->second : unreadable->second.record;
     if (record.pinned)
       return Error(Code::kPermissionDenied,
                    fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off", name, job->name(), name),
@@ -439,8 +441,9 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
   PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
   {
     std::lock_guard lock(mutex);
-    services.removed->note(record.id, record.checkpoint);
+    if (record.checkpoint != nullptr) services.removed->note(record.id, record.checkpoint);
     checkpoints.erase(name);
+    if (const auto one = damaged.find(name); one != damaged.end() && one->second.record.id == record.id) damaged.erase(one);
     if (was_current) {
       next.meta_revision = meta_revision;
       in_force = next;
@@ -450,7 +453,10 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     changed.notify_all();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
-  remove_files_of(record);
+  if (record.checkpoint != nullptr) remove_files_of(record);
+  else {
+    PTC_TRY(remove_damaged(record.id));
+  }
   // Of a store that is alone: it is carried out. (Else at the next start.)
   if (services.cluster == nullptr) (void)services.meta->commit({.deletes = {tombstone}});
   spdlog::info("job {}: checkpoint {} removed", job->name(), name);

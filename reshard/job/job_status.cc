@@ -78,8 +78,14 @@ std::string Job::status_json() const {
       warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " + *why));
   for (const std::string& what : impl.unnamed)
     warnings.push_back(json::value(what + " is kept, though no checkpoint of the job is in it"));
-  for (const auto& [name, why] : impl.damaged)
-    warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}", name, why)));
+  json::array unreadable;
+  for (const auto& [name, one] : impl.damaged) {
+    warnings.push_back(json::value(fmt::format("checkpoint {} {}: {}", name, one.lost ? "cannot be read" : "is damaged", one.why)));
+    unreadable.push_back(json::object{{"name", name},
+                                      {"why", one.why},
+                                      {"nodes", json::array(one.record.nodes.begin(), one.record.nodes.end())}});
+  }
+  status["unreadable"] = std::move(unreadable);
   std::vector<const CheckpointRecord*> records;
   for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
   std::stable_sort(records.begin(), records.end(), [](const auto* a, const auto* b) {

@@ -1,6 +1,7 @@
 #include "reshard/job/job_store.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -231,7 +232,9 @@ void JobStore::nodes_changed() {
 
 Result<std::string> JobStore::answer(std::string_view method, std::string_view request) {
   if (method == "job/changed") {
-    PTC_TRY(impl_->sync());
+    if (impl_->follower != nullptr) {
+      PTC_TRY(impl_->follower->take_over());
+    }
     return std::string();
   }
   if (method == kNumbersMethod) return impl_->numbers_text(*this);
@@ -431,6 +434,9 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     size_t count = job->checkpoints().size();
     if (count > 0)
       return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
+    if (const std::vector<std::string> unreadable = job->unreadable(); !unreadable.empty())
+      return make_error(Code::kBusy, "job {} holds {}, which cannot be read here (its status.json says why)", name,
+                        fmt::join(unreadable, ", "));
     PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
     PTC_TRY(check_empty_elsewhere(std::string(name)));

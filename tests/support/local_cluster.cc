@@ -83,10 +83,12 @@ class LocalCluster::NodeTransport final : public Transport {
 /// All nodes' metadata, as one reaches them.
 class LocalCluster::NodeMeta final : public MetaClient {
  public:
-  explicit NodeMeta(MetaClient& meta) : meta_(meta) {}
+  NodeMeta(LocalCluster& all, std::string self) : all_(all), meta_(*all.meta_), self_(std::move(self)) {}
   Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override { return meta_.list(prefix); }
   Result<int64_t> commit(const MetaTransaction& transaction) override {
+    if (all_.refuses)
+      if (std::optional<Error> refused = all_.refuses(self_, transaction)) return *std::move(refused);
     const bool commits = std::any_of(transaction.puts.begin(), transaction.puts.end(),
                                      [](const auto& put) { return put.first.ends_with("/sequence"); });
     const int doubt = doubt_;
@@ -105,7 +107,9 @@ class LocalCluster::NodeMeta final : public MetaClient {
   void doubt(std::optional<bool> done) { doubt_ = done ? static_cast<int>(*done) : -1; }
 
  private:
+  LocalCluster& all_;
   MetaClient& meta_;
+  const std::string self_;
   std::atomic<int> doubt_ = -1;
 };
 
@@ -177,7 +181,7 @@ void LocalCluster::start(unsigned i) {
   options.directory = node.dir.path();
   options.node = name(i);
   options.copy_threads = 2;
-  node.meta = std::make_unique<NodeMeta>(*meta_);
+  node.meta = std::make_unique<NodeMeta>(*this, name(i));
   options.cluster = {node.meta.get(), node.cluster.get(),
                      [this] { return std::make_unique<NodeTransport>(*this); }};
   auto store = JobStore::open(options, nullptr);

@@ -39,6 +39,8 @@ class LocalCluster {
   /// nullopt: no longer, and it can be settled.
   void doubt(unsigned node, std::optional<bool> done);
 
+  std::string directory(unsigned node) const { return nodes_[node]->dir.path(); }  // of its store, also while it is stopped
+
   /// Until every node that runs has taken over all decisions, and no job has anything to do.
   void wait_settled();
 
@@ -49,6 +51,11 @@ class LocalCluster {
   /// Asked before each call and each item of a fetch ("fetch") to another node: true, and it is lost. Set
   /// while nothing runs.
   std::function<bool(const std::string& node, std::string_view method)> loses;
+
+  /// Asked before each transaction of a node: with an error, it is not made. Set while nothing runs.
+  std::function<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)> refuses;
+  /// What is agreed on, past all nodes.
+  MetaClient& meta() { return *meta_; }
 
  private:
   class NodeCluster;

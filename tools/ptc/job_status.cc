@@ -122,7 +122,9 @@ Table job_table(const std::vector<JobStatus>& jobs) {
       bytes += number_field(value.get_object(), "bytes");
       age = format_age(value.get_object().if_contains("time"));
     }
-    table.add({job.job, job.state, job.layout, fmt::format("{}", checkpoints.size()),
+    const size_t unreadable = array_field(job.raw, "unreadable").size();
+    table.add({job.job, job.state, job.layout,
+               fmt::format("{}{}", checkpoints.size(), unreadable == 0 ? "" : fmt::format(" ({} unreadable)", unreadable)),
                format_size(bytes), age});
   }
   return table;
@@ -149,6 +151,12 @@ Table checkpoint_table(const JobStatus& status) {
                fmt::format("{}", fmt::join(text_list(array_field(checkpoint, "layouts")), ", "))});
   }
   return table;
+}
+
+std::optional<std::string> why_unreadable(const JobStatus& status, std::string_view checkpoint) {
+  for (const json::value& value : array_field(status.raw, "unreadable"))
+    if (value.is_object() && text_field(value.get_object(), "name") == checkpoint) return text_field(value.get_object(), "why");
+  return std::nullopt;
 }
 
 Result<JobStatus> wait_until_settled(const Target& target, double timeout_seconds) {

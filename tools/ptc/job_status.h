@@ -68,6 +68,9 @@ Table job_table(const std::vector<JobStatus>& jobs);
 /// One row for each checkpoint: what `ptc ls JOB` and `ptc status` list.
 Table checkpoint_table(const JobStatus& status);
 
+/// Why a checkpoint that is there cannot be shown; nullopt: it can, or there is none of the name.
+std::optional<std::string> why_unreadable(const JobStatus& status, std::string_view checkpoint);
+
 /// Watches a job until it is settled, with a progress bar on standard error. kCancelled when
 /// `timeout_seconds` (≤ 0: none) have passed.
 Result<JobStatus> wait_until_settled(const Target& target, double timeout_seconds);

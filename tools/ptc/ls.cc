@@ -1,11 +1,14 @@
 // ptc ls: jobs, or the checkpoints of one job, a line each.
 #include <fmt/core.h>
 
+#include <boost/json/array.hpp>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/fields.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/text.h"
 
 namespace ptc::cli {
 namespace {
@@ -26,10 +29,13 @@ Result<int> list_all_jobs(const std::string& mount) {
 Result<int> list_checkpoints(const Target& target) {
   PTC_TRY(auto status, read_status(target));
   const Table table = checkpoint_table(status);
-  if (table.empty()) {
-    fmt::print("{} has no checkpoint yet.\n", target.job);
-  } else {
-    fmt::print("{}", table.to_string(0, terminal_width(1)));
+  const json::array& unreadable = array_field(status.raw, "unreadable");
+  if (!table.empty()) fmt::print("{}", table.to_string(0, terminal_width(1)));
+  else if (unreadable.empty()) fmt::print("{} has no checkpoint yet.\n", target.job);
+  for (const json::value& value : unreadable) {
+    if (!value.is_object()) continue;
+    const std::string name = text_field(value.get_object(), "name");
+    fmt::print("{} cannot be read: {}\n", printable(name), wrapped(text_field(value.get_object(), "why"), 2, terminal_width(1)));
   }
   return kDone;
 }

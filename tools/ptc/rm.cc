@@ -21,8 +21,12 @@ struct RmOptions {
 };
 
 /// "checkpoint llama/base (2.1 GiB)", "job llama with 3 checkpoints (6.3 GiB)".
-Result<std::string> description(const Target& target) {
+Result<std::string> description(Target target) {
   PTC_TRY(auto status, read_status(target));
+  if (!target.checkpoint.empty()) {
+    if (why_unreadable(status, target.checkpoint)) return fmt::format("checkpoint {} (cannot be read)", target.name());
+    PTC_TRY(target, with_checkpoint(std::move(target)));
+  }
   uint64_t bytes = 0, count = 0;
   for (const json::value& value : array_field(status.raw, "checkpoints")) {
     if (!value.is_object()) continue;
@@ -33,6 +37,9 @@ Result<std::string> description(const Target& target) {
   }
   if (!target.checkpoint.empty())
     return fmt::format("checkpoint {} ({})", target.name(), format_size(bytes));
+  if (const size_t unreadable = array_field(status.raw, "unreadable").size(); unreadable > 0)
+    return fmt::format("job {} with {} checkpoint{} ({}) and {} that cannot be read", target.job, count, count == 1 ? "" : "s",
+                       format_size(bytes), unreadable);
   if (count == 0) return fmt::format("job {} (no checkpoints)", target.job);
   return fmt::format("job {} with {} checkpoint{} ({})", target.job, count, count == 1 ? "" : "s",
                      format_size(bytes));
@@ -48,9 +55,6 @@ bool confirmed(const std::string& what) {
 
 Result<int> run_rm(const Context& context, const RmOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.target));
-  if (!target.checkpoint.empty()) {
-    PTC_TRY(target, with_checkpoint(std::move(target)));
-  }
   PTC_TRY(auto what, description(target));
   if (!options.yes && is_live_terminal(0) && !confirmed(what)) {
     fmt::print(stderr, "ptc: nothing removed\n");

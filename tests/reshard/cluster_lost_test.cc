@@ -1,0 +1,106 @@
+// A checkpoint of which no node that is there has what describes it: it is said, it holds up nothing else, and it can go.
+#include <filesystem>
+#include <thread>
+
+#include "reshard/job/store_identity.h"
+#include "reshard/job/tombstones.h"
+#include "tests/reshard/cluster_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class LostTest : public ClusterTest {
+ protected:
+  /// w0 alone has all of it, and is gone.
+  LostTest() {
+    cluster_.loses = [](const std::string&, std::string_view method) {
+      return method == "job/file" || method == "job/files";
+    };
+    EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
+    write(0, LayoutSpec());
+    commit(0);
+    for (unsigned node : {1u, 2u}) EXPECT_NE(cluster_.job(node, "job"), nullptr);
+    cluster_.stop(0);
+    cluster_.loses = nullptr;
+  }
+  template <class True>
+  static bool becomes(True is_true) {
+    for (int i = 0; i < 1000 && !is_true(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return is_true();
+  }
+  std::string status(unsigned node) { return cluster_.store(node).find("job")->status_json(); }
+};
+
+TEST_F(LostTest, IsSaidWithWhoHadItAndWhatToDo) {
+  for (unsigned node : {1u, 2u}) {
+    SCOPED_TRACE(node);
+    ASSERT_TRUE(becomes([&] { return status(node).find("ptc rm --force job") != std::string::npos; })) << status(node);
+    EXPECT_THAT(status(node), AllOf(HasSubstr("cannot read checkpoint base: no node that is there has manifest.json"),
+                                    HasSubstr("w0 (away)"), HasSubstr(R"("state": "failed")")));
+    EXPECT_TRUE(cluster_.store(node).find("job")->is_settled());
+  }
+  Result<> refused = cluster_.store(1).remove_job("job", false);
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), Code::kBusy);
+  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("base"), HasSubstr("cannot be read")));
+  cluster_.start(0);
+  for (unsigned node : {1u, 2u})
+    ASSERT_TRUE(becomes([&] { return cluster_.store(node).find("job")->find_checkpoint("base") != nullptr; }));
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+  for (unsigned node : {1u, 2u}) EXPECT_THAT(status(node), AllOf(HasSubstr(R"("last_error": null)"), HasSubstr(R"("state": "idle")")));
+}
+
+TEST_F(LostTest, ItsJobIsRemovedByWhatIsAgreedAlone) {
+  Result<> removed = cluster_.store(1).remove_job("job", true);
+  ASSERT_TRUE(removed.has_value()) << removed.error().message();
+  for (unsigned node : {1u, 2u}) {
+    EXPECT_EQ(cluster_.store(node).find("job"), nullptr);
+    EXPECT_FALSE(fs::exists(cluster_.directory(node) + "/jobs/job"));
+  }
+  EXPECT_TRUE(cluster_.meta().list("jobs/").value().empty());
+  EXPECT_FALSE(fs::is_empty(cluster_.directory(0) + "/images"));
+  cluster_.start(0);
+  EXPECT_EQ(cluster_.store(0).find("job"), nullptr);
+  EXPECT_TRUE(fs::is_empty(cluster_.directory(0) + "/images"));
+  EXPECT_FALSE(fs::exists(cluster_.directory(0) + "/jobs/job"));
+  EXPECT_TRUE(becomes([&] { return cluster_.meta().list(kTombstones).value().empty(); }));
+}
+
+TEST_F(LostTest, ItCanBeRemovedAloneAndItsJobGoesOn) {
+  write(1, LayoutSpec());
+  Result<> committed = cluster_.job(1, "job")->commit("base", "next");
+  ASSERT_TRUE(committed.has_value()) << committed.error().message();
+  Result<> removed = cluster_.job(2, "job")->remove_checkpoint("base");
+  ASSERT_TRUE(removed.has_value()) << removed.error().message();
+  cluster_.wait_settled();
+  edit(1, R"({"tp": 2, "pp": 1, "dp": 1})");
+  cluster_.wait_settled();
+  EXPECT_EQ(cluster_.job(2, "job")->current_target(), "checkpoints/next/layouts/tp2-pp1-dp1");
+  cluster_.start(0);
+  cluster_.wait_settled();
+  EXPECT_EQ(cluster_.job(0, "job")->find_checkpoint("base"), nullptr);
+}
+
+/// Until somebody decides: what else was removed is carried out, and said to be.
+TEST_F(LostTest, OtherJobsAreTakenOverAndTheirTombstonesCarriedOut) {
+  ASSERT_TRUE(cluster_.store(1).create_job("other").has_value());
+  ASSERT_TRUE(cluster_.store(1).remove_job("other", true).has_value());
+  const std::vector<MetaEntry> tombstones = cluster_.meta().list(kTombstones).value();
+  ASSERT_EQ(tombstones.size(), 1u);
+  for (const char* node : {"w1", "w2"}) {
+    EXPECT_TRUE(becomes([&] {
+      const std::vector<RegisteredStore> stores = read_stores(cluster_.meta()).value();
+      return std::any_of(stores.begin(), stores.end(), [&](const RegisteredStore& store) {
+        return store.node == node && store.done >= tombstones[0].revision;
+      });
+    })) << node;
+  }
+}
+
+}  // namespace
+}  // namespace ptc::testing
