@@ -22,26 +22,44 @@ struct Change {
   std::optional<std::string> value;  // nullopt: it goes
 };
 
-/// What a store knows of itself in the registry counts anew: revisions begin again.
-std::string value_of(const MetaEntry& entry) {
-  if (!entry.key.starts_with("stores/")) return entry.value;
-  RegisteredStore store = registered_store_of(entry);
-  store.done = 0;
-  return store.to_text();
+/// All stores that any of these has seen, or `there` names, by their ids. How often each was started, as the one says that
+/// has seen most of it: an older copy is known by that. What they have carried out counts anew, for revisions begin again.
+std::map<std::string, RegisteredStore> known_stores(const std::vector<SeenStore>& stores, const std::vector<MetaEntry>& there) {
+  std::map<std::string, RegisteredStore> known;
+  auto add = [&](const RegisteredStore& seen) {
+    RegisteredStore& one = known.try_emplace(seen.store, RegisteredStore{seen.store, seen.node}).first->second;
+    if (seen.starts >= one.starts) one.node = seen.node;
+    one.starts = std::max(one.starts, seen.starts);
+  };
+  for (const SeenStore& store : stores) {
+    for (auto it = store.facts.entries().lower_bound(kStores); it != store.facts.entries().end() && it->first.starts_with(kStores); ++it)
+      add(registered_store_of(it->second));
+    add({store.identity.store, store.identity.node, 0, store.identity.starts});
+  }
+  for (const MetaEntry& entry : there) add(registered_store_of(entry));
+  return known;
 }
 
-Result<std::vector<Change>> changes_to(const AgreedFacts& facts, MetaClient& meta) {
+/// `same`: what is there is of the same cluster.
+Result<std::vector<Change>> changes_to(const std::vector<SeenStore>& stores, size_t newest, bool same, MetaClient& meta) {
+  const auto& seen = stores[newest].facts.entries();
   std::vector<Change> changes;
   for (const std::string_view prefix : kAgreedPrefixes) {
     PTC_TRY(auto now, meta.list(prefix));
+    std::map<std::string, std::string> wanted;
+    if (prefix == kStores) {
+      for (const auto& [id, store] : known_stores(stores, same ? now : std::vector<MetaEntry>()))
+        wanted.emplace(store_key(id), store.to_text());
+    } else {
+      for (auto it = seen.lower_bound(prefix); it != seen.end() && it->first.starts_with(prefix); ++it)
+        wanted.emplace(it->first, it->second.value);
+    }
     std::map<std::string_view, const MetaEntry*> there;
     for (const MetaEntry& entry : now) there.emplace(entry.key, &entry);
-    for (auto it = facts.entries().lower_bound(prefix); it != facts.entries().end() && it->first.starts_with(prefix); ++it) {
-      const auto same = there.find(it->first);
-      if (same == there.end() || same->second->value != value_of(it->second)) changes.push_back({it->first, value_of(it->second)});
-    }
+    for (const auto& [key, value] : wanted)
+      if (const auto is = there.find(key); is == there.end() || is->second->value != value) changes.push_back({key, value});
     for (const MetaEntry& entry : now)
-      if (!facts.entries().contains(entry.key)) changes.push_back({entry.key, std::nullopt});
+      if (!wanted.contains(entry.key)) changes.push_back({entry.key, std::nullopt});
   }
   return changes;
 }
@@ -112,14 +130,12 @@ Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClie
                       "it says what to do", newest.directory);
   PTC_TRY(auto alive, meta.list("nodes/"));
   for (const MetaEntry& entry : alive) report.alive.push_back(entry.key.substr(std::string_view("nodes/").size()));
-  PTC_TRY(auto changes, changes_to(newest.facts, meta));
+  PTC_TRY(auto changes, changes_to(stores, report.newest, there && there->id == newest.identity.cluster, meta));
   for (Change& change : changes) report.changes.push_back(std::move(change.key));
+  for (const auto& [id, other] : known_stores(stores, {}))
+    if (std::none_of(stores.begin(), stores.end(), [&](const SeenStore& s) { return s.identity.store == id; }))
+      report.others.push_back(other);
   for (const auto& [key, entry] : newest.facts.entries()) {
-    if (key.starts_with("stores/")) {
-      RegisteredStore other = registered_store_of(entry);
-      if (std::none_of(stores.begin(), stores.end(), [&](const SeenStore& s) { return s.identity.store == other.store; }))
-        report.others.push_back(std::move(other));
-    }
     if (!key.starts_with("jobs/")) continue;
     const std::string rest = key.substr(5);
     const size_t slash = rest.find('/');
@@ -138,7 +154,8 @@ Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClie
   return report;
 }
 
-Result<> recover(const SeenStore& store, MetaClient& meta) {
+Result<> recover(const std::vector<SeenStore>& stores, size_t newest, MetaClient& meta) {
+  const SeenStore& store = stores[newest];
   PTC_TRY(auto there, read_cluster_identity(meta));
   const bool same = there && there->id == store.identity.cluster;
   ClusterIdentity identity;
@@ -155,7 +172,7 @@ Result<> recover(const SeenStore& store, MetaClient& meta) {
     return meta.commit(transaction);
   };
   PTC_TRY(int64_t ours, put_identity(there ? there->meta_revision : 0));
-  PTC_TRY(auto changes, changes_to(store.facts, meta));
+  PTC_TRY(auto changes, changes_to(stores, newest, same, meta));
   for (size_t i = 0; i < changes.size();) {
     MetaTransaction transaction;
     transaction.compares = {{kIdentityKey, ours}};

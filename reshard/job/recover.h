@@ -36,7 +36,8 @@ struct RecoverReport {
 /// kInvalidArgument: stores of different clusters; kAlreadyExists: another cluster with jobs is there.
 Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClient& meta);
 
+/// Of what the newest of them has seen; how often each store was started, of all.
 /// In steps, that may be done again after a crash; until the last no store belongs to the cluster.
-Result<> recover(const SeenStore& store, MetaClient& meta);
+Result<> recover(const std::vector<SeenStore>& stores, size_t newest, MetaClient& meta);
 
 }  // namespace ptc

@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t kMaxBytes = 1 << 20;
 constexpr const char* kFormat = "ptc-store/1";
-constexpr std::string_view kStores = "stores/";
 
 std::string path_of(const std::string& directory) { return directory + "/identity.json"; }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "store/base/error.h"
@@ -53,6 +54,7 @@ struct ClusterIdentity {
 };
 Result<std::optional<ClusterIdentity>> read_cluster_identity(MetaClient& meta);
 
+constexpr std::string_view kStores = "stores/";
 std::string store_key(const std::string& store);
 struct RegisteredStore {
   std::string store, node;

@@ -252,6 +252,8 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   facts_.take("jobs/", agreed.jobs);
   facts_.take(kTombstones, agreed.removed.entries);
   facts_.take("drained/", drained);
+  Result<std::vector<MetaEntry>> stores = meta_.list(kStores);
+  if (stores.has_value()) facts_.take(kStores, stores.value());
   int64_t latest = std::max(facts_.seen(), agreed.removed.revision);
   for (const MetaEntry& entry : agreed.jobs) latest = std::max(latest, entry.revision);
   facts_.set_seen(latest);
@@ -285,13 +287,6 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
 /// Those that all stores have carried out.
 Result<> StoreMembership::remove_tombstones(const Tombstones& removed) {
   PTC_TRY(auto stores, read_stores(meta_));
-  {
-    std::vector<MetaEntry> entries;
-    for (const RegisteredStore& store : stores)
-      entries.push_back({store_key(store.store), store.to_text(), store.meta_revision});
-    facts_.take("stores/", entries);
-    (void)write_facts();
-  }
   const std::vector<std::string> alive = cluster_.alive();
   int64_t done = removed.revision;
   for (const RegisteredStore& store : stores) {

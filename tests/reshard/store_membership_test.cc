@@ -8,6 +8,7 @@
 #include "reshard/job/recover.h"
 #include "store/transport/transport.h"
 #include "tests/support/job_fixture.h"
+#include "tests/support/local_cluster.h"
 
 namespace ptc::testing {
 namespace {
@@ -234,7 +235,7 @@ TEST_F(Membership, WhatWasAgreedIsMadeAnewOfWhatAStoreHasSeen) {
   ASSERT_EQ(report.value().checkpoints.size(), 1u);
   EXPECT_GT(report.value().checkpoints[0].files, 0u);
   EXPECT_EQ(report.value().checkpoints[0].missing, 0u);
-  ASSERT_TRUE(recover(stores[0], *other_).has_value());
+  ASSERT_TRUE(recover(stores, 0, *other_).has_value());
   Result<> opened = open(other_.get());
   ASSERT_TRUE(opened.has_value()) << opened.error().message();
   expect_job("llama");
@@ -306,6 +307,61 @@ TEST_F(Membership, AnOlderCopyOfAStoreIsRefused) {
   Result<> given = open(meta_.get(), true);
   ASSERT_TRUE(given.has_value()) << given.error().message();
   expect_job("llama");
+}
+
+TEST_F(Membership, AnOlderCopyIsRefusedAlsoWhereWhatWasAgreedWasMadeAnew) {
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  make_job("llama");
+  close();
+  const TempDir older, newer;
+  const auto copy = [](const fs::path& from, const fs::path& to) {
+    fs::remove_all(to);
+    fs::copy(from, to, fs::copy_options::recursive);
+  };
+  copy(dir_.path(), older.path());
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  close();
+  copy(dir_.path(), newer.path());
+  std::vector<SeenStore> stores;
+  stores.push_back(look_at_store(dir_.path()).value());
+  ASSERT_TRUE(recover(stores, 0, *other_).has_value());
+  copy(older.path(), dir_.path());
+  EXPECT_THAT(refusal(other_.get()), HasSubstr("is an older copy: it was started 1 times"));
+  copy(newer.path(), dir_.path());
+  Result<> opened = open(other_.get());
+  ASSERT_TRUE(opened.has_value()) << opened.error().message();
+  expect_job("llama");
+}
+
+/// How often the others were started a store knows, too, and of all that are given the one that has seen most is right.
+TEST_F(Membership, WhatIsMadeAnewKnowsHowOftenEachStoreWasStarted) {
+  LocalCluster cluster(2);
+  ASSERT_TRUE(cluster.store(0).create_job("llama").has_value());
+  cluster.stop(1);
+  cluster.start(1);
+  const std::string other = read_store_identity(cluster.directory(1)).value()->store;
+  auto starts_seen = [&] {
+    auto facts = AgreedFacts::open(agreed_facts_path(cluster.directory(0)), true);
+    const auto seen = facts.value().entries().find(store_key(other));
+    return seen == facts.value().entries().end() ? 0 : registered_store_of(seen->second).starts;
+  };
+  EXPECT_TRUE(becomes([&] { return starts_seen() == 2; })) << starts_seen();
+  cluster.stop(0);
+  cluster.stop(1);
+  cluster.start(1);
+  cluster.stop(1);
+  auto starts_after = [&](const std::vector<std::string>& directories) {
+    std::vector<SeenStore> stores;
+    for (const std::string& directory : directories) stores.push_back(look_at_store(directory).value());
+    std::unique_ptr<MetaClient> anew = make_memory_meta();
+    EXPECT_TRUE(recover(stores, 0, *anew).has_value());
+    const std::vector<RegisteredStore> registered = read_stores(*anew).value();
+    EXPECT_EQ(registered.size(), 2u);
+    const auto one = std::find_if(registered.begin(), registered.end(), [&](const auto& store) { return store.store == other; });
+    return one == registered.end() ? 0 : one->starts;
+  };
+  EXPECT_EQ(starts_after({cluster.directory(0)}), 2);
+  EXPECT_EQ(starts_after({cluster.directory(0), cluster.directory(1)}), 3);
 }
 
 TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {

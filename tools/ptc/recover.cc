@@ -93,7 +93,7 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
     fmt::print(stderr, "ptc: nothing was changed (--yes: without being asked)\n");
     return kFailed;
   }
-  PTC_TRY(recover(stores[report.newest], *meta));
+  PTC_TRY(recover(stores, report.newest, *meta));
   fmt::print("done: start the nodes again\n");
   return kDone;
 }
