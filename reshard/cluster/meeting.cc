@@ -34,29 +34,18 @@ Result<> Meetings::meet(const std::vector<Other>& others, const std::string& own
   for (const Other& other : others)
     if (const auto met = met_.find(other.name); met == met_.end() || met->second != other.revision)
       strangers.push_back(&other);
-  std::vector<std::optional<Result<>>> results(strangers.size());
-  std::atomic<size_t> next = 0;
-  auto work = [&] {
-    for (size_t i; (i = next++) < strangers.size();) results[i] = meet(*strangers[i], own_address);
-  };
-  {
-    std::vector<std::jthread> workers;
-    try {
-      for (size_t i = 1; i < std::min(kAtOnce, strangers.size()); ++i) workers.emplace_back(work);
-    } catch (const std::system_error&) {  // fewer, then
-    }
-    work();
-  }
+  const std::vector<Result<>> results =
+      Answers<void>(strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); }, kAtOnce).wait();
   const Error* wrong = nullptr;
   size_t count = 0;
   for (size_t i = 0; i < strangers.size(); ++i) {
-    if (results[i]->has_value()) {
+    if (results[i].has_value()) {
       met_[strangers[i]->name] = strangers[i]->revision;
       continue;
     }
     ++count;
     // A node that is away goes soon; one that refuses this one does not.
-    const Error& error = results[i]->error();
+    const Error& error = results[i].error();
     if (wrong == nullptr || (wrong->code() != Code::kPermissionDenied && error.code() == Code::kPermissionDenied))
       wrong = &error;
   }

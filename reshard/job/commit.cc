@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <future>
 #include <map>
 
 #include "reshard/job/found_files.h"
 #include "reshard/job/shard_boxes.h"
 #include "reshard/job/shard_index.h"
+#include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/file_kind.h"
 #include "store/base/json.h"
@@ -410,11 +410,10 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
 Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsewhere>& elsewhere,
                     std::vector<Found>& found, Executor& executor, HashCache& hashes,
                     std::stop_token stop) {
-  std::vector<std::future<Result<std::string>>> answers;
-  for (const FilesElsewhere& node : elsewhere)
-    answers.push_back(std::async(std::launch::async, [&node, request = hash_request(model, node, found)] {
-      return node.hash(request);
-    }));
+  std::vector<std::string> requests;
+  for (const FilesElsewhere& node : elsewhere) requests.push_back(hash_request(model, node, found));
+  Answers<std::string> hashed_elsewhere(elsewhere.size(), [&](size_t i) { return elsewhere[i].hash(requests[i]); },
+                                        kAtWorkAtOnce);
   auto hash_here = [&]() -> Result<> {
     std::vector<ArrayToHash> arrays;
     std::vector<Found*> origin;
@@ -439,8 +438,9 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
     return ok();
   };
   Result<> hashed = hash_here();
+  std::vector<Result<std::string>> answers = hashed_elsewhere.wait();
   for (size_t i = 0; i < elsewhere.size(); ++i) {
-    Result<std::string> answer = answers[i].get();
+    Result<std::string>& answer = answers[i];
     if (hashed.has_error()) continue;
     if (answer.has_error()) hashed = std::move(answer).error();
     else hashed = take_hashes(elsewhere[i], answer.value(), found);

@@ -7,10 +7,10 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <future>
 #include <map>
 
 #include "reshard/job/change.h"
+#include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/utf8.h"
 
@@ -236,19 +236,20 @@ Result<> Job::Impl::CommitAttempt::take_elsewhere() {
       std::this_thread::sleep_for(code == Code::kBusy ? 5ms : 50ms);
     }
   };
-  std::vector<std::pair<Elsewhere, std::future<Result<std::string>>>> taken;
-  for (const std::string& node : job_.other_nodes()) {
-    Elsewhere one{{node, "", {}}, cluster.fence_of(node)};
-    asked_.push_back(node);
-    taken.emplace_back(std::move(one), std::async(std::launch::async, [&take, node] { return take(node); }));
-  }
+  const std::vector<std::string> others = job_.other_nodes();
+  std::vector<MetaTransaction::Compare> fences;
+  for (const std::string& node : others) fences.push_back(cluster.fence_of(node));
+  asked_.insert(asked_.end(), others.begin(), others.end());
+  Answers<std::string> taken(others.size(), [&](size_t i) { return take(others[i]); });
+  std::vector<Result<std::string>> listings = taken.wait();
   Result<> result = ok();
-  for (auto& [one, future] : taken) {
-    Result<std::string> listing = future.get();
+  for (size_t i = 0; i < others.size(); ++i) {
+    Result<std::string>& listing = listings[i];
     if (listing.has_error()) {
       if (result.has_value()) result = std::move(listing).error();
       continue;
     }
+    Elsewhere one{{others[i], "", {}}, fences[i]};
     one.files.listing = std::move(listing).value();
     if (one.files.listing.empty()) continue;
     one.files.hash = [this, node = one.files.node](const std::string& files) {
@@ -540,14 +541,14 @@ Result<> Job::Impl::CommitAttempt::ask_all(
     const std::function<Result<>(const std::string& node, const std::string& answer)>& take) {
   // What takes back is asked also when all else has been stopped.
   const std::stop_token stop = method == "untake" ? std::stop_token() : stop_.get_token();
-  std::vector<std::future<Result<std::string>>> answers;
-  for (const std::string& node : nodes)
-    answers.push_back(std::async(std::launch::async, [&, node, text = request(node)] {
-      return job_.ask(node, method, text, stop, time);
-    }));
+  std::vector<std::string> requests;
+  for (const std::string& node : nodes) requests.push_back(request(node));
+  std::vector<Result<std::string>> answers =
+      Answers<std::string>(nodes.size(), [&](size_t i) { return job_.ask(nodes[i], method, requests[i], stop, time); },
+                           kAtWorkAtOnce).wait();
   Result<> result = ok();
   for (size_t i = 0; i < nodes.size(); ++i) {
-    Result<std::string> answer = answers[i].get();
+    Result<std::string>& answer = answers[i];
     if (result.has_error()) continue;
     if (answer.has_error()) result = std::move(answer).error();
     else result = take(nodes[i], answer.value());

@@ -172,7 +172,13 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(const 
   if (closed || stopping) return make_error(Code::kNotFound, "job {} is being removed", job->name());
   const auto [known, is_new] = attempts.emplace(incoming, attempt);
   if (!is_new) return make_error(Code::kBusy, "incoming/{} is being committed", incoming);
-  attempt->start();
+  try {
+    attempt->start();
+  } catch (const std::system_error& error) {
+    attempts.erase(known);
+    return Error(Code::kUnavailable, fmt::format("there is no thread for the commit of incoming/{}: {}", incoming, error.what()),
+                 EAGAIN);
+  }
   housekeeping.wake();
   return attempt;
 }

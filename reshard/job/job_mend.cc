@@ -14,7 +14,6 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
-#include <future>
 #include <thread>
 #include <unordered_map>
 
@@ -23,6 +22,7 @@
 #include "reshard/job/examine.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/scrub.h"
+#include "store/base/fan_out.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -184,20 +184,19 @@ Result<std::string> Job::Impl::answer_mend(const json::object& request, const st
 std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found) {
   std::map<std::string, std::vector<DamagedImage>> by_node;
   for (const DamagedImage& one : found.damaged) by_node[stored.images[one.image].node].push_back(one);
-  std::vector<std::future<Result<std::string>>> answers;
+  std::vector<std::pair<std::string, std::string>> requests;  // by node
   std::vector<uint32_t> mended;
   for (const auto& [node, bad] : by_node) {
     if (node == node_key(services)) continue;
     json::object request{{"id", record.id}, {"stored", record.stored}, {"damaged", to_json(bad)}};
     request["anywhere"] = json::array(found.replaceable.begin(), found.replaceable.end());
-    answers.push_back(std::async(std::launch::async, [this, node = node, body = json::serialize(request)] {
-      return ask(node, "mend", body);
-    }));
+    requests.emplace_back(node, json::serialize(request));
   }
+  Answers<std::string> answers(requests.size(), [&](size_t i) { return ask(requests[i].first, "mend", requests[i].second); },
+                               kAtWorkAtOnce);
   if (const auto own = by_node.find(node_key(services)); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
-  for (auto& answer : answers) {
-    Result<std::string> text = answer.get();
+  for (const Result<std::string>& text : answers.wait()) {
     Result<json::value> list = text.has_value() ? parse_json(text.value()) : Result<json::value>(text.error());
     if (list.has_error() || !list.value().is_array()) {
       spdlog::warn("job {}: {}", job->name(), list.has_error() ? list.error().message() : "no list of images");
@@ -319,18 +318,16 @@ Result<> Job::Impl::answer_refresh(const std::string& id) {
 void Job::Impl::refresh_everywhere(const std::string& name) {
   Result<Seen> seen = find_record(name);
   if (seen.has_error()) return;
-  std::vector<std::future<void>> told;
-  if (services.cluster != nullptr)
-    for (const std::string& node : other_nodes())
-      told.push_back(std::async(std::launch::async, [&, node] {
-        Result<std::string> answer = ask(node, "refresh", json::serialize(json::object{{"id", seen.value().record.id}}));
-        if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
-      }));
+  const std::vector<std::string> others = services.cluster != nullptr ? other_nodes() : std::vector<std::string>();
+  const std::string request = json::serialize(json::object{{"id", seen.value().record.id}});
+  Answers<std::string> told(others.size(), [&](size_t i) { return ask(others[i], "refresh", request); }, kAtWorkAtOnce);
   {
     std::lock_guard lock(mutex);
     to_refresh.insert(name);
   }
   (void)refresh_mended();
+  for (const Result<std::string>& answer : told.wait())
+    if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
 }
 
 std::string LookedOver::to_text() const {

@@ -9,7 +9,6 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <algorithm>
-#include <future>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -18,6 +17,7 @@
 #include "reshard/job/job_impl.h"
 #include "reshard/job/json_numbers.h"
 #include "reshard/job/plan_relays.h"
+#include "store/base/fan_out.h"
 
 namespace ptc {
 namespace {
@@ -142,10 +142,9 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
                         node);
     return part;
   };
-  std::vector<std::pair<std::string, std::future<Result<PlanPart>>>> elsewhere;
-  for (const std::string& node : needed)
-    if (node != self)
-      elsewhere.emplace_back(node, std::async(std::launch::async, [&, node] { return part_of(node); }));
+  std::vector<std::string> elsewhere(needed.begin(), needed.end());
+  std::erase(elsewhere, self);
+  Answers<PlanPart> others(elsewhere.size(), [&](size_t i) { return part_of(elsewhere[i]); }, kAtWorkAtOnce);
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {
@@ -154,9 +153,10 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
     if (own.has_error()) made = std::move(own).error();
     else parts.emplace_back(self, std::move(own).value());
   }
-  for (auto& [node, part] : elsewhere) {
-    Result<PlanPart> theirs = part.get();
-    if (theirs.has_value()) parts.emplace_back(node, std::move(theirs).value());
+  std::vector<Result<PlanPart>> made_elsewhere = others.wait();
+  for (size_t i = 0; i < elsewhere.size(); ++i) {
+    Result<PlanPart>& theirs = made_elsewhere[i];
+    if (theirs.has_value()) parts.emplace_back(elsewhere[i], std::move(theirs).value());
     else if (made.has_value()) made = std::move(theirs).error();
   }
   if (made.has_value()) return parts;

@@ -20,9 +20,9 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <future>
 
 #include "reshard/job/job_impl.h"
+#include "store/base/fan_out.h"
 #include "store/base/file.h"
 
 namespace ptc {
@@ -115,13 +115,11 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
   }
   const std::string body = json::serialize(request) + "\n" + contents;
   const std::chrono::milliseconds time = kGiveTime + std::chrono::milliseconds(contents.size() / kGivenInMs);
-  std::vector<std::future<Result<std::string>>> answers;
-  for (const std::string& node : other_nodes())
-    answers.push_back(std::async(std::launch::async, [&, node] { return ask(node, "files", body, {}, time); }));
-  bool given_to_any = answers.empty();
-  for (auto& answer : answers) {
+  const std::vector<std::string> others = other_nodes();
+  Answers<std::string> answers(others.size(), [&](size_t i) { return ask(others[i], "files", body, {}, time); });
+  bool given_to_any = others.empty();
+  for (const Result<std::string>& given : answers.wait()) {
     // A node that does not answer now asks for them itself when it is there again.
-    Result<std::string> given = answer.get();
     if (given.has_error()) spdlog::warn("job {}: {}", job->name(), given.error().message());
     else given_to_any = true;
   }

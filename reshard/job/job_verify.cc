@@ -8,7 +8,6 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
-#include <future>
 #include <thread>
 #include <unordered_map>
 
@@ -18,6 +17,7 @@
 #include "reshard/job/job_impl.h"
 #include "reshard/job/scrub.h"
 #include "reshard/job/tell.h"
+#include "store/base/fan_out.h"
 
 namespace ptc {
 
@@ -150,13 +150,11 @@ Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord&
                                                          const std::map<std::string, std::vector<uint32_t>>& by_node,
                                                          Pace* pace, std::stop_token stop) {
   if (pace != nullptr) stop = pace->stopped();
-  std::vector<std::future<Result<std::vector<ImageContent>>>> elsewhere;
-  for (const auto& [node, images] : by_node) {
-    if (node == node_key(services)) continue;
-    elsewhere.push_back(std::async(std::launch::async, [&, &node = node, &images = images] {
-      return ask_for_images(record, stored, node, images, pace != nullptr, stop);
-    }));
-  }
+  std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(), by_node.end());
+  std::erase_if(elsewhere, [&](const auto& one) { return one.first == node_key(services); });
+  Answers<std::vector<ImageContent>> answers(elsewhere.size(), [&](size_t i) {
+    return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second, pace != nullptr, stop);
+  }, kAtWorkAtOnce);
   std::vector<ImageContent> contents;
   Result<> read = ok();
   if (const auto own = by_node.find(node_key(services)); own != by_node.end()) {
@@ -164,8 +162,7 @@ Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord&
     if (here.has_value()) contents = std::move(here).value();
     else read = std::move(here).error();
   }
-  for (auto& answer : elsewhere) {
-    auto theirs = answer.get();
+  for (Result<std::vector<ImageContent>>& theirs : answers.wait()) {
     if (theirs.has_value()) std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
     else if (read.has_value()) read = std::move(theirs).error();
   }

@@ -1,10 +1,10 @@
 #include "reshard/job/node_reports.h"
 
 #include <algorithm>
-#include <atomic>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
+#include "store/base/fan_out.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -14,7 +14,7 @@ constexpr auto kFresh = std::chrono::seconds(1);
 constexpr auto kStillTrue = std::chrono::seconds(5);
 constexpr auto kAnswersIn = std::chrono::seconds(2);
 constexpr auto kFirstLook = std::chrono::milliseconds(300);
-constexpr size_t kAskedAtOnce = 16;
+constexpr size_t kAtOnce = 16;
 
 struct Member {
   const char* key;
@@ -86,13 +86,17 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
     asking_ = true;
     asked_ = now;
     asker_ = {};  // the one before has ended
-    asker_ = std::jthread([this](const std::stop_token& stop) {
-      ask_all(stop);
-      std::lock_guard ended(mutex_);
+    try {
+      asker_ = std::jthread([this](const std::stop_token& stop) {
+        ask_all(stop);
+        std::lock_guard ended(mutex_);
+        asking_ = false;
+        answered_ = std::chrono::steady_clock::now();
+        changed_.notify_all();
+      });
+    } catch (const std::system_error&) {  // no thread now
       asking_ = false;
-      answered_ = std::chrono::steady_clock::now();
-      changed_.notify_all();
-    });
+    }
   }
   if (!answered_ || now - *answered_ >= kStillTrue) changed_.wait_for(lock, kFirstLook, [&] { return !asking_; });
   return heard_;
@@ -115,20 +119,15 @@ void NodeReports::ask_all(const std::stop_token& stop) {
     std::lock_guard lock(mutex_);
     std::erase_if(heard_, [&](const auto& one) { return std::find(nodes.begin(), nodes.end(), one.first) == nodes.end(); });
   }
-  std::atomic<size_t> next = 0;
-  auto ask_some = [&] {
-    for (size_t i = next++; i < nodes.size() && !stop.stop_requested(); i = next++) {
-      Result<std::string> answer = cluster_->call(nodes[i], kNumbersMethod, "", kAnswersIn, stop);
-      if (answer.has_error()) continue;
-      Result<NodeAnswer> said = NodeAnswer::from_text(answer.value());
-      if (said.has_error()) continue;
-      std::lock_guard lock(mutex_);
-      heard_[nodes[i]] = {std::move(said).value(), std::chrono::steady_clock::now()};
-    }
+  auto ask = [&](size_t i) -> Result<> {
+    if (stop.stop_requested()) return ok();
+    PTC_TRY(auto answer, cluster_->call(nodes[i], kNumbersMethod, "", kAnswersIn, stop));
+    PTC_TRY(auto said, NodeAnswer::from_text(answer));
+    std::lock_guard lock(mutex_);
+    heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};
+    return ok();
   };
-  std::vector<std::jthread> others;
-  for (size_t i = 1; i < std::min(nodes.size(), kAskedAtOnce); ++i) others.emplace_back(ask_some);
-  ask_some();
+  (void)Answers<void>(nodes.size(), ask, kAtOnce).wait();
 }
 
 }  // namespace ptc

@@ -1,25 +1,23 @@
 #include "reshard/job/tell.h"
 
-#include <future>
+#include <spdlog/spdlog.h>
+
 #include <vector>
 
-#include <spdlog/spdlog.h>
+#include "store/base/fan_out.h"
 
 namespace ptc {
 namespace {
 
 void tell(Cluster* cluster, const std::string& job, const char* method, std::chrono::milliseconds time) {
   if (cluster == nullptr) return;
-  std::vector<std::future<void>> told;
-  for (const std::string& node : cluster->alive()) {
-    if (node == cluster->self()) continue;
-    told.push_back(std::async(std::launch::async, [cluster, &job, method, node, time] {
-      Result<std::string> answer = cluster->call(node, method, job + "\n", time);
-      if (answer.has_error())
-        spdlog::info("job {}: node {} will see what changed a moment later: {}", job, node,
-                     answer.error().message());
-    }));
-  }
+  std::vector<std::string> nodes = cluster->alive();
+  std::erase(nodes, cluster->self());
+  Answers<std::string> told(nodes.size(), [&](size_t i) { return cluster->call(nodes[i], method, job + "\n", time); });
+  const std::vector<Result<std::string>> answers = told.wait();
+  for (size_t i = 0; i < nodes.size(); ++i)
+    if (answers[i].has_error())
+      spdlog::info("job {}: node {} will see what changed a moment later: {}", job, nodes[i], answers[i].error().message());
 }
 
 }  // namespace
