@@ -107,6 +107,35 @@ TEST_F(EtcdFaults, WhatCannotBeKnownIsSaid) {
   EXPECT_EQ(meta_->get("a").value()->value, settled);
 }
 
+/// An etcd that is full lets nobody forbid what is in doubt either: it stays so, for it may be done once there is room.
+TEST(EtcdFull, WhatIsInDoubtIsNotSettled) {
+  if (!EtcdServers::installed()) GTEST_SKIP() << "etcd is not installed";
+  const EtcdServers etcd(1);
+  HttpRelay relay(etcd.endpoints()[0]);
+  auto be_full = [&](const char* action) {
+    ASSERT_TRUE(etcd.post("maintenance/alarm", {{"action", action}, {"memberID", "0"}, {"alarm", "NOSPACE"}}));
+  };
+  EtcdOptions options = etcd_options({relay.url()});
+  options.patience = milliseconds(500);
+  std::unique_ptr<MetaClient> meta = open_etcd_meta(options).value();
+  ASSERT_TRUE(is_ok(meta->commit({.puts = {{"a", "1"}}})));
+  relay.decide([&](const std::string& request) {
+    if (request.find("/v3/kv/txn") == std::string::npos) return Fate::kPass;
+    relay.cut();
+    return Fate::kDeliverLate;
+  });
+  EXPECT_TRUE(has_error(meta->commit({.puts = {{"a", "2"}}}), Code::kInDoubt));
+  be_full("ACTIVATE");
+  relay.decide([](const std::string&) { return Fate::kPass; });
+  relay.cut(false);
+  EXPECT_TRUE(has_error(meta->settle(), Code::kUnavailable, "cannot be settled yet"));
+  EXPECT_TRUE(has_error(meta->settle(), Code::kUnavailable));
+  be_full("DEACTIVATE");
+  EXPECT_TRUE(is_ok(meta->settle()));
+  relay.deliver_late();
+  EXPECT_EQ(meta->get("a").value()->value, "1");
+}
+
 /// Threads count a number up through a network that loses what it likes: nothing is done twice or lost.
 TEST_F(EtcdFaults, HistoryIsTotalOverABadNetwork) {
   const char* given = std::getenv("PTC_SEED");
