@@ -1,10 +1,6 @@
 #include "reshard/cluster/meeting.h"
 
-#include <algorithm>
-#include <atomic>
-#include <optional>
-#include <system_error>
-#include <thread>
+#include "store/base/fan_out.h"
 
 namespace ptc {
 namespace {
