@@ -102,6 +102,7 @@ class World {
 
   // names.cc
   void use_names_again();
+  void hear_late(unsigned node);
   bool write_again(unsigned node);
   void commit_again(unsigned node);
   void remove_again(unsigned node);
