@@ -240,17 +240,22 @@ void GatherCache::give_back_idle(std::stop_token stop) {
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
     ending_.wait_for(lock, stop, kLookEvery, [] { return false; });
-    drop_idle(lock);
+    drop_idle(lock, kDropAfter);
   }
 }
 
-void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock) {
+void GatherCache::drop_unused() {
+  std::unique_lock lock(mutex_);
+  drop_idle(lock, seconds(0));
+}
+
+void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock, seconds unused_for) {
   Files idle;
   const Clock::time_point now = Clock::now();
   for (auto it = entries_.begin(); it != entries_.end();) {
     Entry& entry = it->second;
     // What somebody has mapped would take its memory all the same, and could not be mended any more.
-    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 || now - entry.used < kDropAfter ||
+    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 || now - entry.used < unused_for ||
                   !entry.file->unshared();
     if (wanted) {
       ++it;

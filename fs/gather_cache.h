@@ -57,6 +57,9 @@ class GatherCache {
   /// readers have open or mapped. Returns when that is done; the first error, when some of it could not be had.
   Result<> refresh(const std::string& prefix);
 
+  /// Gives back what nobody has open or mapped: each file of it takes a descriptor.
+  void drop_unused();
+
   uint64_t limit_bytes() const { return limit_bytes_; }
   struct Numbers {
     uint64_t bytes = 0, files = 0;         // held now
@@ -101,7 +104,7 @@ class GatherCache {
   Result<std::shared_ptr<ScratchFile>> memory(uint64_t bytes, Files& reusable);
   /// Opened: on all threads, for somebody waits. Else on this one alone: readers need the others.
   Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable, bool opened);
-  void drop_idle(std::unique_lock<std::mutex>& lock);
+  void drop_idle(std::unique_lock<std::mutex>& lock, std::chrono::seconds unused_for);
   void work_ahead(std::stop_token stop);
   void give_back_idle(std::stop_token stop);
 

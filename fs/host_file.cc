@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "store/base/descriptors.h"
@@ -109,14 +111,59 @@ void HostFile::let_go() {
   last = std::move(kept_);
 }
 
-FsResult<> check_descriptors(int any) {
-  // The lowest number that is free is given: a high one says how many are in use.
+FsResult<int> descriptors_left(int any) {
+  // The lowest number that is free is given: a high one says how many are in use. A few below it may be free again, which
+  // something had that was open for a moment.
+  constexpr int kFreeBelow = 3;
   static const int most = static_cast<int>(descriptor_limit() - reserved_descriptors());
+  UniqueFd below[kFreeBelow];
+  for (UniqueFd& one : below) one = UniqueFd(::fcntl(any, F_DUPFD_CLOEXEC, 0));
   const UniqueFd next(::fcntl(any, F_DUPFD_CLOEXEC, 0));
   const Errno error = next.valid() ? Errno{EMFILE} : last_errno();
   if (!next.valid() || next.get() >= most / 4 * 3) descriptors_short = true;
   if (!next.valid() || next.get() >= most) return error;
+  return most - next.get();
+}
+
+FsResult<> check_descriptors(int any) {
+  PTC_TRY(descriptors_left(any));
   return ok();
+}
+
+namespace {
+
+struct Shares {
+  std::mutex mutex;
+  std::unordered_map<uid_t, int> by_user;  // guarded
+};
+Shares& shares() {
+  static Shares all;
+  return all;
+}
+
+}  // namespace
+
+FsResult<DescriptorShareRef> DescriptorShare::take(uid_t user, int any) {
+  PTC_TRY(const int left, descriptors_left(any));
+  DescriptorShareRef share(new DescriptorShare(user));
+  const auto taken = [&] {  // with this one
+    std::lock_guard lock(shares().mutex);
+    return shares().by_user[user];
+  };
+  const bool is_own = user == 0 || user == ::geteuid();  // whose mount it is
+  if (!is_own && taken() > left) return Errno{EMFILE};
+  return share;
+}
+
+DescriptorShare::DescriptorShare(uid_t user) : user_(user) {
+  std::lock_guard lock(shares().mutex);
+  ++shares().by_user[user];
+}
+
+DescriptorShare::~DescriptorShare() {
+  std::lock_guard lock(shares().mutex);
+  const auto found = shares().by_user.find(user_);
+  if (--found->second == 0) shares().by_user.erase(found);
 }
 
 bool were_descriptors_short() { return descriptors_short.exchange(false); }

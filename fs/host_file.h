@@ -72,9 +72,27 @@ class HostFile {
   int pins_ = 0;                          // guarded
 };
 
+/// One descriptor, or more, that a user's open file takes. As long as it lives it counts for him.
+class DescriptorShare {
+ public:
+  /// EMFILE: the rest is for others, see check_descriptors(); or he has as many as are left for all others, so that whoever
+  /// comes finds some. The latter not of root, nor of who runs the daemon.
+  static FsResult<std::shared_ptr<DescriptorShare>> take(uid_t user, int any);
+  ~DescriptorShare();
+  DescriptorShare(const DescriptorShare&) = delete;
+  DescriptorShare& operator=(const DescriptorShare&) = delete;
+
+ private:
+  explicit DescriptorShare(uid_t user);
+  const uid_t user_;
+};
+using DescriptorShareRef = std::shared_ptr<DescriptorShare>;
+
 /// EMFILE when the descriptors are as good as gone: the last are left to what nobody asked for by opening files, that is
 /// other nodes, the metadata, and the daemon's own work. `any` is one of whatever.
 FsResult<> check_descriptors(int any);
+/// How many are left for open files, however many; the errno where there is none.
+FsResult<int> descriptors_left(int any);
 /// Whether that has been so, or nearly, since the last call.
 bool were_descriptors_short();
 

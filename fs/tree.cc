@@ -384,6 +384,22 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   return view;
 }
 
+FsResult<DescriptorShareRef> Tree::take_descriptor(uid_t user) {
+  auto share = DescriptorShare::take(user, root_fd_.get());
+  if (share || share.error().value != EMFILE) return share;
+  gathered_.drop_unused();
+  return DescriptorShare::take(user, root_fd_.get());
+}
+
+DescriptorShareRef OpenerShare::of(Tree& tree, uid_t user) {
+  std::lock_guard lock(mutex_);
+  if (auto known = share_.lock()) return known;
+  const auto share = tree.take_descriptor(user);
+  if (!share) return nullptr;
+  share_ = share.value();
+  return share.value();
+}
+
 void JobView::note_committed(const std::shared_ptr<RealNode>& file) {
   std::lock_guard lock(mutex_);
   committed_.push_back(file);

@@ -235,6 +235,8 @@ class Tree : public JobListener {
   void forget_old();
   Stats& stats() { return stats_; }
   const FileHandles& handles() const { return handles_; }
+  /// For a file that `user` opens. EMFILE.
+  FsResult<DescriptorShareRef> take_descriptor(uid_t user);
   StepPool& data_set_steps() { return data_set_steps_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
 
@@ -280,6 +282,18 @@ class Tree : public JobListener {
   std::mutex cache_mutex_;
   KernelCache* cache_ = nullptr;  // read with one of the two, set with both
   std::atomic<bool> can_expire_names_{false};
+};
+
+/// Of a file whose opens share a descriptor, and can do without: it counts for the first of those who have it open.
+/// Threads: any.
+class OpenerShare {
+ public:
+  /// Null: there is none for him.
+  DescriptorShareRef of(Tree& tree, uid_t user);
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<DescriptorShare> share_;  // guarded
 };
 
 /// The directory changes now, though no system call changed it: what the kernel has listed of it is old.

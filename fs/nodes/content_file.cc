@@ -18,11 +18,14 @@ constexpr const char* kDtypeXattr = "user.ptc.dtype";
 /// Holds the content, so that a reader keeps its bytes whatever happens to the checkpoint.
 class ContentHandle : public Handle {
  public:
-  ContentHandle(std::shared_ptr<ContentFile> file, FileContentRef content, const std::string& content_key)
+  ContentHandle(std::shared_ptr<ContentFile> file, DescriptorShareRef share, FileContentRef content,
+                const std::string& content_key)
       : file_(std::move(file)), content_(std::move(content)), nodes_(awaited_for(*content_)), image_(content_->image()),
-        gathered_(image_ ? nullptr : file_->gather(content_, content_key)),
+        share_(std::move(share)), gathered_(image_ || !share_ ? nullptr : file_->gather(content_, content_key)),
         hold_(file_->job_->tree().passthrough(), file_->mode_,
-              image_ ? image_->fd() : gathered_ ? gathered_->fd() : -1) {}
+              image_ ? image_->fd() : gathered_ ? gathered_->fd() : -1) {
+    if (gathered_ == nullptr) share_.reset();
+  }
 
   int32_t backing_id() const { return hold_.backing_id(); }
   const Awaited* awaited() const override { return nodes_ ? &*nodes_ : nullptr; }
@@ -49,6 +52,7 @@ class ContentHandle : public Handle {
   const FileContentRef content_;
   const std::optional<Awaited> nodes_;
   const ImageRef image_;
+  DescriptorShareRef share_;  // null: it takes none
   const GatherCache::FileRef gathered_;
   const InodeModeHold hold_;
 };
@@ -91,7 +95,7 @@ FsResult<struct stat> ContentFile::attributes() {
   return stat;
 }
 
-FsResult<Opened> ContentFile::open(const Caller&, int flags) {
+FsResult<Opened> ContentFile::open(const Caller& caller, int flags) {
   if (!opens_to_read(flags)) return Errno{EROFS};
   PTC_TRY(const FileSetRef set, as_fs(source_->get()));
   auto content = set->open(index_);
@@ -101,7 +105,7 @@ FsResult<Opened> ContentFile::open(const Caller&, int flags) {
     return Errno{to_errno(content.error())};
   }
   auto self = std::static_pointer_cast<ContentFile>(shared_from_this());
-  auto handle = std::make_unique<ContentHandle>(std::move(self), std::move(content).value(), set->content_key(index_));
+  auto handle = std::make_unique<ContentHandle>(std::move(self), share_.of(job_->tree(), caller.uid), std::move(content).value(), set->content_key(index_));
   int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
 }

@@ -41,6 +41,7 @@ class ContentFile : public Node {
   const std::string dtype_;  // FileSet::Entry::dtype
   const ReadRights rights_;
   InodeMode mode_;
+  OpenerShare share_;
 };
 
 }  // namespace ptc

@@ -134,11 +134,14 @@ FsResult<std::vector<DirEntry>> SamplesDir::list() {
 /// Holds the file, so that a reader keeps its bytes whatever becomes of the run.
 class SamplesHandle : public Handle {
  public:
-  SamplesHandle(std::shared_ptr<SamplesFile> node, VirtualFileRef file, std::optional<WholeFile> whole)
+  SamplesHandle(std::shared_ptr<SamplesFile> node, DescriptorShareRef share, VirtualFileRef file,
+                std::optional<WholeFile> whole)
       : node_(std::move(node)), file_(std::move(file)), whole_(std::move(whole)),
-        gathered_(whole_ ? nullptr : node_->gather(file_)),
+        share_(std::move(share)), gathered_(whole_ || !share_ ? nullptr : node_->gather(file_)),
         hold_(node_->view_->job->tree().passthrough(), node_->mode_,
-              whole_ ? whole_->fd->get() : gathered_ ? gathered_->fd() : -1) {}
+              whole_ ? whole_->fd->get() : gathered_ ? gathered_->fd() : -1) {
+    if (!whole_ && gathered_ == nullptr) share_.reset();
+  }
 
   int32_t backing_id() const { return hold_.backing_id(); }
   const Awaited* awaited() const override { return &node_->view_->shards; }
@@ -153,6 +156,7 @@ class SamplesHandle : public Handle {
   const std::shared_ptr<SamplesFile> node_;
   const VirtualFileRef file_;
   const std::optional<WholeFile> whole_;
+  DescriptorShareRef share_;  // null: it takes none
   const GatherCache::FileRef gathered_;
   const InodeModeHold hold_;
 };
@@ -196,17 +200,18 @@ FsResult<struct stat> SamplesFile::attributes() {
   return stat;
 }
 
-FsResult<Opened> SamplesFile::open(const Caller&, int flags) {
+FsResult<Opened> SamplesFile::open(const Caller& caller, int flags) {
   if (!opens_to_read(flags)) return Errno{EROFS};
   auto file = make_();
   if (!file) return failed(file.error(), "opening");
   // What else is wrong with a shard, the reads that meet it say.
   if (auto may = file.value()->may_read(); !may && may.error().code() == Code::kPermissionDenied)
     return failed(may.error(), "opening");
-  auto whole = file.value()->whole();
+  DescriptorShareRef share = share_.of(view_->job->tree(), caller.uid);
+  auto whole = share != nullptr ? file.value()->whole() : Result<std::optional<WholeFile>>(std::nullopt);
   if (!whole) return failed(whole.error(), "opening");
   auto self = std::static_pointer_cast<SamplesFile>(shared_from_this());
-  auto handle = std::make_unique<SamplesHandle>(std::move(self), std::move(file).value(), std::move(whole).value());
+  auto handle = std::make_unique<SamplesHandle>(std::move(self), std::move(share), std::move(file).value(), std::move(whole).value());
   const int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
 }

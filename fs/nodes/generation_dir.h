@@ -87,6 +87,7 @@ class SamplesFile : public Node {
   const std::string name_;
   const Make make_;
   InodeMode mode_;
+  OpenerShare share_;
   std::atomic<uint64_t> size_{UINT64_MAX};  // as soon as it is known
 };
 

@@ -146,8 +146,8 @@ RealNode::~RealNode() {
 /// (truncate, fallocate, fsync, seek) comes here.
 class RealHandle : public Handle {
  public:
-  RealHandle(std::shared_ptr<RealNode> node, UniqueFd fd, bool writable)
-      : node_(std::move(node)), fd_(std::move(fd)), writable_(writable) {
+  RealHandle(std::shared_ptr<RealNode> node, UniqueFd fd, DescriptorShareRef share, bool writable)
+      : node_(std::move(node)), share_(std::move(share)), fd_(std::move(fd)), writable_(writable) {
     // What the kernel writes by itself nobody counts.
     const int backing = node_->job().limited() ? -1 : fd_.get();
     hold_.emplace(node_->job().tree().passthrough(), node_->mode_, backing);
@@ -223,6 +223,7 @@ class RealHandle : public Handle {
   }
 
   const std::shared_ptr<RealNode> node_;
+  const DescriptorShareRef share_;
   UniqueFd fd_;
   const bool writable_;
   std::optional<InodeModeHold> hold_;
@@ -327,9 +328,9 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
   return ok();
 }
 
-FsResult<Opened> RealNode::opened(UniqueFd fd, int flags) {
+FsResult<Opened> RealNode::opened(UniqueFd fd, DescriptorShareRef share, int flags) {
   auto self = std::static_pointer_cast<RealNode>(shared_from_this());
-  auto handle = std::make_unique<RealHandle>(std::move(self), std::move(fd),
+  auto handle = std::make_unique<RealHandle>(std::move(self), std::move(fd), std::move(share),
                                              (flags & O_ACCMODE) != O_RDONLY);
   int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kCached, backing_id};
@@ -339,7 +340,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
   int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
   auto open_now = [&]() -> FsResult<Opened> {
     PTC_TRY(const HeldFd path, held());
-    PTC_TRY(check_descriptors(path.get()));
+    PTC_TRY(auto share, job_->tree().take_descriptor(caller.uid));
     UniqueFd fd;
     const auto open_it = [&]() -> FsResult<> {
       fd = UniqueFd(::open(path.proc_path().c_str(), host_flags));
@@ -354,7 +355,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
     if ((flags & O_TRUNC) != 0 && caller.uid != 0) {
       PTC_TRY(drop_suid(path, caller));
     }
-    return opened(std::move(fd), flags);
+    return opened(std::move(fd), std::move(share), flags);
   };
   if ((flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0) return open_now();
   if (read_only_.load()) return Errno{EROFS};
@@ -433,7 +434,7 @@ FsResult<Created> RealNode::create(const Caller& caller, const std::string& name
                                    int flags) {
   int host_flags = (flags & (O_ACCMODE | O_SYNC | O_DSYNC)) | O_CREAT | O_EXCL | O_CLOEXEC;
   PTC_TRY(const HeldFd directory, held());
-  PTC_TRY(check_descriptors(directory.get()));
+  PTC_TRY(auto share, job_->tree().take_descriptor(caller.uid));
   UniqueFd fd;
   PTC_TRY(counted_new(caller, [&] {
     return change([&] {
@@ -447,7 +448,7 @@ FsResult<Created> RealNode::create(const Caller& caller, const std::string& name
   if ((mode & (S_ISUID | S_ISGID)) != 0) ::fchmod(fd.get(), mode & 07777);  // chown drops them
   PTC_TRY(auto node, find(directory, name));
   auto real = std::dynamic_pointer_cast<RealNode>(node);
-  PTC_TRY(auto opened, real->opened(std::move(fd), flags));
+  PTC_TRY(auto opened, real->opened(std::move(fd), std::move(share), flags));
   return Created{std::move(node), std::move(opened)};
 }
 

@@ -95,7 +95,7 @@ class RealNode : public Node {
   FsResult<> take_away(const HeldFd& directory, const std::string& name, const std::function<FsResult<>()>& call);
   FsResult<> drop_suid(const HeldFd& fd, const Caller& caller);  // and S_ISGID, as a write of his does
   FsResult<NodeRef> find(const HeldFd& directory, const std::string& name);
-  FsResult<Opened> opened(UniqueFd fd, int flags);
+  FsResult<Opened> opened(UniqueFd fd, DescriptorShareRef share, int flags);
   FsResult<NodeRef> adopt_new(const HeldFd& directory, const Caller& caller, const std::string& name, mode_t mode);
   static gid_t group_for(const HeldFd& directory, const Caller& caller);
 

@@ -11,6 +11,7 @@ import unittest
 
 import models
 import mount
+import users
 
 JOBS = int(os.environ.get("PTC_JOBS", "500"))
 RANKS = int(os.environ.get("PTC_RANKS", "3000"))
@@ -40,9 +41,9 @@ class Descriptors(unittest.TestCase):
     """Of a daemon that may have few."""
     LIMIT, FILES = 600, 3000
 
-    def mounted(self, *launcher):
+    def mounted(self, *launcher, options=()):
         """Ready, as started through `launcher`; and how many descriptors it has then."""
-        daemon = mount.Mount()
+        daemon = mount.Mount(*options)
         daemon.launcher = (*launcher, "prlimit", f"--nofile={self.LIMIT}:{self.LIMIT}")
         daemon.__enter__()
         self.addCleanup(daemon.__exit__)
@@ -98,6 +99,63 @@ class Descriptors(unittest.TestCase):
         for fd in opened:
             os.close(fd)
         self.assertEqual(mount.read_text(f"{directory}/{self.FILES - 1}"), str(self.FILES - 1))
+
+    def opener(self, user, *paths):
+        """Opens these as that user, as many as it may; and holds them. How many these are, and the errno of the next one."""
+        holds = ("import os, sys\nheld = []\nerror = 0\nfor path in sys.stdin.read().split('\\n'):\n"
+                 "    try: held.append(os.open(path, os.O_RDONLY))\n"
+                 "    except OSError as failed:\n        error = failed.errno\n        break\n"
+                 "print(len(held), error, flush=True)\nimport time\ntime.sleep(600)")
+        process = subprocess.Popen(["prlimit", "--nofile=8192:8192", "python3", "-c", holds], user=user[0], group=user[1], extra_groups=[],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        process.stdin.write("\n".join(paths))
+        process.stdin.close()
+        count, error = process.stdout.readline().split()
+        return process, int(count), int(error)
+
+    def test_one_user_leaves_some_to_others(self):
+        if os.getuid() != 0:
+            self.skipTest("only root can become other users")
+        daemon = self.mounted(options=("-o", "allow_other"))
+        os.chmod(daemon.top, 0o755)
+        other, directory = self.committed(daemon), self.make_files(daemon)
+        paths = [f"{directory}/{i}" for i in range(self.FILES)]
+        ann, count, error = self.opener(users.ANN, *paths)
+        self.assertEqual(error, errno.EMFILE)
+        self.assertGreater(count, self.LIMIT / 4)
+        self.assertLess(count, self.LIMIT / 2)
+        self.assertEqual(self.opener(users.BOB, *paths[-60:])[1:], (60, 0))
+        self.check_others(daemon, other)
+        ann.kill()
+        ann.wait()
+        deadline = time.monotonic() + 10
+        while self.opener(users.ANN, *paths[:60])[2] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEqual(self.opener(users.ANN, *paths[:60])[1:], (60, 0))
+
+    def test_what_is_computed_is_opened_without(self):
+        """As long as there are some, what is computed on read is memory with a descriptor of its own; beyond that it is read all the same."""
+        if os.getuid() != 0:
+            self.skipTest("only root can become other users")
+        self.LIMIT = 200  # pylint: disable=invalid-name
+        daemon = self.mounted(options=("-o", "allow_other", "--cache", "256M"))
+        os.chmod(daemon.top, 0o755)
+        other = self.committed(daemon)
+        large = daemon.job("large")
+        tensors = [models.Tensor(f"w{i:03}.weight", "F32", (270, 256), bytes([i]) * (270 * 1024)) for i in range(self.LIMIT)]
+        models.write_safetensors(large.incoming("base") + "/rank/0/model.safetensors", tensors)
+        large.commit("base")
+        paths = sorted(os.path.join(where, name) for where, _, names in os.walk(large.checkpoint("base", "model")) for name in names)
+        self.assertEqual(len(paths), self.LIMIT)
+        self.assertEqual(self.opener(users.ANN, *paths)[1:], (self.LIMIT, 0))
+        self.assertLess(self.open_descriptors(daemon), self.LIMIT / 2 + 10)
+        for path in (paths[0], paths[-1]):
+            self.assertEqual(subprocess.run(["wc", "-c", path], user=users.BOB[0], capture_output=True, text=True, check=True).stdout.split()[0],
+                             str(os.path.getsize(path)))
+        self.check_others(daemon, other)
 
     def test_removed_and_still_in_use(self):
         """What has no name any more is found by who has it open, or is in it."""
