@@ -28,14 +28,20 @@ size_t copy_out(const std::string& text, std::span<std::byte> out, uint64_t offs
 
 class ReadHandle : public Handle {
  public:
-  explicit ReadHandle(std::string text) : text_(std::move(text)) {}
+  explicit ReadHandle(std::shared_ptr<const std::string> text) : text_(std::move(text)) {}
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
-    return copy_out(text_, out, offset);
+    return copy_out(*text_, out, offset);
   }
 
  private:
-  const std::string text_;
+  const std::shared_ptr<const std::string> text_;
 };
+
+/// What of a text, or a draft of one, counts: nobody is kept from saving a small one.
+int64_t over(uint64_t size) {
+  constexpr int64_t kFree = 4096;
+  return std::max<int64_t>(0, static_cast<int64_t>(size) - kFree);
+}
 
 }  // namespace
 
@@ -60,7 +66,7 @@ class EditHandle : public Handle {
     } catch (const std::exception&) {  // no memory: the accepted text stays
     }
     std::lock_guard lock(file_.mutex_);
-    file_.drafts_.erase(draft_);
+    file_.end(draft_);
   }
 
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
@@ -76,7 +82,9 @@ class EditHandle : public Handle {
     if (offset > EditableFile::kMaxBytes || data.size() > EditableFile::kMaxBytes - offset) {
       return Errno{EFBIG};
     }
-    if (text.size() < offset + data.size()) text.resize(offset + data.size());
+    if (text.size() < offset + data.size()) {
+      PTC_TRY(file_.resize(*draft_, offset + data.size()));
+    }
     std::memcpy(text.data() + offset, data.data(), data.size());
     changed();
     return data.size();
@@ -85,7 +93,7 @@ class EditHandle : public Handle {
   FsResult<> truncate(uint64_t size) override {
     if (size > EditableFile::kMaxBytes) return Errno{EFBIG};
     std::lock_guard lock(file_.mutex_);
-    draft_->text.resize(size);
+    PTC_TRY(file_.resize(*draft_, size));
     if (size == 0) {
       draft_->truncated = true;
       draft_->written = false;  // a save in progress: what follows is its text
@@ -146,7 +154,10 @@ bool EditableFile::exists() const {
 FsResult<> EditableFile::save(const std::string& text, const User& by,
                               const std::function<Result<>(const std::string&, const User& by)>& offer) {
   std::optional<std::string> before = source_.text();
-  PTC_TRY(as_decided(offer(text, by)));
+  PTC_TRY(count_text(std::max(text.size(), before ? before->size() : 0), false));
+  const Result<> saved_now = offer(text, by);
+  (void)count_text(saved_now ? text.size() : before ? before->size() : 0, true);
+  PTC_TRY(as_decided(saved_now));
   if (before != text) note_time();
   const size_t saved = hash_of_text();
   std::lock_guard lock(mutex_);
@@ -156,6 +167,7 @@ FsResult<> EditableFile::save(const std::string& text, const User& by,
 }
 
 bool EditableFile::catch_up() {
+  (void)count_text(text().size(), true);
   const size_t now = hash_of_text();
   {
     std::lock_guard lock(mutex_);
@@ -165,6 +177,29 @@ bool EditableFile::catch_up() {
   // What is gone has no time; where its job is, nothing may be made beside what is being removed.
   if (source_.text()) note_time();
   return true;
+}
+
+FsResult<> EditableFile::count_text(uint64_t size, bool must) {
+  std::lock_guard lock(mutex_);
+  PTC_TRY(take(over(size) - text_bytes_, must));
+  text_bytes_ = over(size);
+  return ok();
+}
+
+FsResult<> EditableFile::resize(Draft& draft, uint64_t size) {
+  const int64_t more = over(size) - draft.counted;
+  if (more > 0 && draft_bytes_ + more > kMostDraftBytes) return Errno{EDQUOT};
+  PTC_TRY(take(more, false));
+  draft.counted += more;
+  draft_bytes_ += more;
+  draft.text.resize(size);
+  return ok();
+}
+
+void EditableFile::end(Drafts::iterator draft) {
+  (void)take(-draft->counted, true);
+  draft_bytes_ -= draft->counted;
+  drafts_.erase(draft);
 }
 
 size_t EditableFile::hash_of_text() const {
@@ -233,7 +268,7 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
           base_since_ = std::chrono::steady_clock::now();
         }
       } else {
-        drafts_.front().text.resize(*change.size);
+        PTC_TRY(resize(drafts_.front(), *change.size));
         drafts_.front().truncated = *change.size == 0;
         drafts_.front().written = *change.size != 0;
       }
@@ -288,12 +323,18 @@ FsResult<> EditableFile::make_attributes_file() const {
   return ok();
 }
 
-std::unique_ptr<Handle> EditableFile::open(const Caller& caller, int flags, bool created,
-                                           std::shared_ptr<void> owner) {
+FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int flags, bool created,
+                                                     std::shared_ptr<void> owner) {
   std::string accepted = text();
-  if ((flags & O_ACCMODE) == O_RDONLY) return std::make_unique<ReadHandle>(std::move(accepted));
+  if ((flags & O_ACCMODE) == O_RDONLY) {
+    std::lock_guard lock(mutex_);
+    auto shown = read_.lock();
+    if (shown == nullptr || *shown != accepted) read_ = shown = std::make_shared<const std::string>(std::move(accepted));
+    return std::unique_ptr<Handle>(std::make_unique<ReadHandle>(std::move(shown)));
+  }
   User user = caller.user();
   std::lock_guard lock(mutex_);
+  if (drafts_.size() >= kMostDrafts) return Errno{EMFILE};
   Draft draft;
   draft.created = created;
   if (has_base()) {
@@ -309,8 +350,10 @@ std::unique_ptr<Handle> EditableFile::open(const Caller& caller, int flags, bool
     draft.truncated = true;
     draft.written = false;
   }
+  PTC_TRY(resize(draft, draft.text.size()));
   drafts_.push_front(std::move(draft));
-  return std::make_unique<EditHandle>(std::move(owner), *this, drafts_.begin(), std::move(user), flags);
+  return std::unique_ptr<Handle>(
+      std::make_unique<EditHandle>(std::move(owner), *this, drafts_.begin(), std::move(user), flags));
 }
 
 }  // namespace ptc

@@ -34,9 +34,14 @@ class EditableFile {
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
     std::function<Result<>(const FileAttributes&)> change_attributes = {};
+    /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with locks held.
+    std::function<FsResult<>(int64_t more, bool must)> take = {};
   };
   /// A longer draft is EFBIG; parsers take no more.
   static constexpr uint64_t kMaxBytes = 1 << 20;
+  /// Of all drafts together: more is EDQUOT.
+  static constexpr int64_t kMostDraftBytes = 16 << 20;
+  static constexpr size_t kMostDrafts = 4096;
 
   EditableFile(std::string name, Source source);
 
@@ -65,7 +70,8 @@ class EditableFile {
 
   /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The handle
   /// holds `owner`, which owns this object. What is written through it is saved by `caller`, whoever closes it.
-  std::unique_ptr<Handle> open(const Caller& caller, int flags, bool created, std::shared_ptr<void> owner);
+  /// EDQUOT, EMFILE: there are too many drafts.
+  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags, bool created, std::shared_ptr<void> owner);
 
  private:
   friend class EditHandle;
@@ -75,6 +81,7 @@ class EditableFile {
     bool truncated = false;  // emptied, and nothing written since it was opened
     bool written = false;    // changed since it was last accepted
     bool offered = false;    // and refused as it is now
+    int64_t counted = 0;     // bytes
   };
   using Drafts = std::list<Draft>;
 
@@ -82,6 +89,11 @@ class EditableFile {
   FsResult<> save(const std::string& text, const User& by,
                   const std::function<Result<>(const std::string&, const User& by)>& offer);
   bool has_base() const;
+  FsResult<> resize(Draft& draft, uint64_t size);  // mutex held
+  void end(Drafts::iterator draft);                // mutex held
+  FsResult<> take(int64_t more, bool must) { return source_.take ? source_.take(more, must) : FsResult<>(ok()); }
+  /// The accepted text has this size now.
+  FsResult<> count_text(uint64_t size, bool must);
   HeldFd attributes_dir() const;
   FsResult<> make_attributes_file() const;
   size_t hash_of_text() const;
@@ -90,6 +102,8 @@ class EditableFile {
   const std::string name_;
   const Source source_;
   mutable std::mutex mutex_;
+  int64_t draft_bytes_ = 0, text_bytes_ = 0;  // counted; guarded
+  std::weak_ptr<const std::string> read_;     // what readers have open, for the next one; guarded
   Drafts drafts_;                        // of handles that may write, newest change first; guarded
   std::optional<std::string> base_;      // after truncate(2) by path: what the next writer begins
   std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "store/base/size_text.h"
 
@@ -45,84 +46,184 @@ void Quotas::set_limits(QuotaLimit user, QuotaLimit job) {
 
 void Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit) {
   std::lock_guard lock(mutex_);
-  jobs_[job].limit = limit;
+  account_locked(job)->limit = limit;
 }
 
 bool Quotas::limits(const std::string& job) const {
   std::lock_guard lock(mutex_);
   if (each_user_.any()) return true;
   const auto found = jobs_.find(job);
-  return (found == jobs_.end() ? each_job_ : limit_of(found->second)).any();
+  return (found == jobs_.end() ? each_job_ : limit_of(*found->second)).any();
 }
 
-std::optional<Quotas::Space> Quotas::space_of(const std::string& job) const {
+std::optional<Quotas::Space> Quotas::space_of(const Account& account) {
   std::lock_guard lock(mutex_);
-  const auto found = jobs_.find(job);
-  const Space space = found == jobs_.end() ? Space{each_job_, {}} : Space{limit_of(found->second), found->second.all};
+  look_locked();
+  const Space space{limit_of(*account), account->all};
   return space.limit.any() ? std::optional(space) : std::nullopt;
 }
 
-FsResult<> Quotas::reserve(const std::string& job, uid_t user, QuotaAmount amount) {
+Quotas::Account Quotas::account(const std::string& job) {
   std::lock_guard lock(mutex_);
-  Job& of = jobs_[job];
-  if (exceeds(of.all, amount, limit_of(of)) || (user != 0 && exceeds(users_[user], amount, each_user_)))
+  return account_locked(job);
+}
+
+Quotas::Account Quotas::account_locked(const std::string& job) {
+  Account& account = jobs_[job];
+  if (account == nullptr) account = std::make_shared<Job>();
+  return account;
+}
+
+std::vector<std::string> Quotas::jobs() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, account] : jobs_) names.push_back(name);
+  return names;
+}
+
+FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
+  std::lock_guard lock(mutex_);
+  look_locked();
+  if (exceeds(account->all, amount, limit_of(*account)) || (user != 0 && exceeds(users_[user], amount, each_user_)))
     return Errno{EDQUOT};
-  add_locked(of, user, amount);
+  add_locked(*account, user, amount);
   return ok();
 }
 
-void Quotas::add(const std::string& job, uid_t user, QuotaAmount amount) {
+void Quotas::add(const Account& account, uid_t user, QuotaAmount amount) {
   std::lock_guard lock(mutex_);
-  add_locked(jobs_[job], user, amount);
+  add_locked(*account, user, amount);
 }
 
 void Quotas::add_locked(Job& job, uid_t user, QuotaAmount amount) {
-  add_to(job.all, amount);
-  add_to(job.by_user[user], amount);
-  add_to(users_[user], amount);
+  QuotaAmount& of_user = job.by_user[user];
+  // By whatever way: what is not there cannot go, or he would get that much more elsewhere.
+  amount.bytes = std::max(amount.bytes, -of_user.bytes);
+  amount.files = std::max(amount.files, -of_user.files);
+  for (QuotaAmount* sum : {&of_user, &job.all, &users_[user]}) add_to(*sum, amount);
 }
 
-void Quotas::recount(const std::string& job, const std::function<std::pair<ByUser, ByUser>()>& count) {
-  const auto alone = gate(job);
-  std::unique_lock gate_lock(*alone);
-  const auto [outside, inside] = count();
+void Quotas::clear_locked(Job& job) {
+  for (const auto& [user, amount] : job.by_user) add_to(users_[user], {-amount.bytes, -amount.files});
+  job.by_user.clear();
+  job.all = {};
+}
+
+void Quotas::recount(const std::string& job, const std::function<Counted()>& count) {
+  const Account account = this->account(job);
+  std::unique_lock gate_lock(account->gate);
+  const Counted counted = count();
   std::lock_guard lock(mutex_);
-  Job& of = jobs_[job];
-  for (const auto& [user, amount] : of.by_user) add_to(users_[user], {-amount.bytes, -amount.files});
-  of.by_user.clear();
-  of.all = {};
-  for (const ByUser* part : {&outside, &inside})
-    for (const auto& [user, amount] : *part) add_locked(of, user, amount);
-  for (const auto& [file, of_user] : of.nameless) add_locked(of, of_user.first, of_user.second());
+  Job& of = *account;
+  if (of.gone) return;
+  clear_locked(of);
+  for (const auto& [user, amount] : counted.outside) add_locked(of, user, amount);
+  std::unordered_map<const void*, Held> before = std::exchange(of.images, {});
+  for (const Held& image : counted.images) {
+    add_locked(of, image.user, {image.bytes, 0});
+    const auto held = image.image.lock();
+    if (held == nullptr) continue;
+    before.erase(held.get());
+    of.images.insert_or_assign(held.get(), image);
+  }
+  for (auto& [key, image] : before) of.removed.push_back(std::move(image));
+  std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
+  for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
+  bool by_kernel = false;
+  for (auto& [key, file] : of.files) {
+    file.seen = file.look();
+    file.alone = !file.seen.named;
+    if (file.alone) add_locked(of, file.seen.user, file.seen.amount);
+    by_kernel = by_kernel || file.by_kernel;
+  }
+  if (by_kernel || !of.removed.empty()) look_after_locked(account);
 }
 
-std::shared_ptr<std::shared_mutex> Quotas::gate(const std::string& job) {
-  std::lock_guard lock(mutex_);
-  return jobs_[job].gate;
-}
+std::shared_mutex& Quotas::gate(const Account& account) { return account->gate; }
 
-void Quotas::add_nameless(const std::string& job, const void* file, uid_t user, std::function<QuotaAmount()> amount) {
-  std::lock_guard lock(mutex_);
-  jobs_[job].nameless.insert_or_assign(file, std::pair(user, std::move(amount)));
-}
-
-void Quotas::remove_nameless(const std::string& job, const void* file) {
-  std::lock_guard lock(mutex_);
-  const auto of = jobs_.find(job);
-  if (of == jobs_.end()) return;
-  const auto found = of->second.nameless.find(file);
-  if (found == of->second.nameless.end()) return;
-  const QuotaAmount amount = found->second.second();
-  add_locked(of->second, found->second.first, {-amount.bytes, -amount.files});
-  of->second.nameless.erase(found);
-}
-
-void Quotas::forget(const std::string& job) {
+Quotas::Account Quotas::detach(const std::string& job) {
   std::lock_guard lock(mutex_);
   const auto found = jobs_.find(job);
-  if (found == jobs_.end()) return;
-  for (const auto& [user, amount] : found->second.by_user) add_to(users_[user], {-amount.bytes, -amount.files});
+  if (found == jobs_.end()) return nullptr;
+  Account account = std::move(found->second);
   jobs_.erase(found);
+  return account;
+}
+
+void Quotas::settle(const Account& account) {
+  if (account == nullptr) return;
+  std::unique_lock gate_lock(account->gate);
+  std::lock_guard lock(mutex_);
+  Job& of = *account;
+  of.gone = true;
+  clear_locked(of);
+  for (auto& [key, image] : std::exchange(of.images, {})) of.removed.push_back(std::move(image));
+  std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
+  for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
+  for (auto& [key, file] : of.files) {
+    file.seen = file.look();
+    file.alone = true;
+    add_locked(of, file.seen.user, file.seen.amount);
+  }
+  look_after_locked(account);
+}
+
+void Quotas::look_after_locked(const Account& account) {
+  if (!std::exchange(account->looked_after, true)) looked_after_.push_back(account);
+}
+
+void Quotas::look_locked() {
+  std::erase_if(looked_after_, [&](const Account& account) {
+    Job& of = *account;
+    bool more = false;
+    std::erase_if(of.removed, [&](const Held& image) {
+      if (!image.image.expired()) return false;
+      add_locked(of, image.user, {-image.bytes, 0});
+      return true;
+    });
+    for (auto& [key, file] : of.files) {
+      if (!file.by_kernel) continue;
+      more = true;
+      const Seen now = file.look();
+      if (now.user == file.seen.user)  // who changes that counts it
+        add_locked(of, now.user, {now.amount.bytes - file.seen.amount.bytes, 0});
+      file.seen = now;
+    }
+    more = more || !of.removed.empty();
+    of.looked_after = more;
+    return !more;
+  });
+}
+
+void Quotas::know_file(const Account& account, const void* file, std::function<Seen()> look, bool by_kernel) {
+  std::lock_guard lock(mutex_);
+  const auto [found, is_new] = account->files.try_emplace(file);
+  File& known = found->second;
+  if (is_new) known.look = std::move(look);
+  if (!by_kernel || known.by_kernel) return;
+  known.by_kernel = true;
+  known.seen = known.look();
+  if (each_user_.any() || limit_of(*account).any()) look_after_locked(account);
+}
+
+void Quotas::note_nameless(const Account& account, const void* file) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = account->files.find(file); found != account->files.end()) found->second.alone = true;
+}
+
+void Quotas::forget_file(const Account& account, const void* file) {
+  std::lock_guard lock(mutex_);
+  const auto found = account->files.find(file);
+  if (found == account->files.end()) return;
+  File& known = found->second;
+  const Seen now = known.look();
+  if (known.alone) {
+    const Seen& counted = known.by_kernel ? known.seen : now;
+    add_locked(*account, counted.user, {-counted.amount.bytes, -counted.amount.files});
+  } else if (known.by_kernel && now.user == known.seen.user) {
+    add_locked(*account, now.user, {now.amount.bytes - known.seen.amount.bytes, 0});
+  }
+  account->files.erase(found);
 }
 
 }  // namespace ptc

@@ -83,11 +83,33 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
                           return say_saved(consumed_, data_set_->save_consumed(t));
                         },
                         .remove = []() -> Result<> { return ok(); }})),
-      space_gate_(tree.quotas().gate(job_->name())) {}
+      account_(tree.quotas().account(job_->name())) {
+  const auto texts = [this] {
+    return Quotas::Seen{.user = directory().st_uid, .amount = {text_bytes_.load(), 0}, .named = false};
+  };
+  tree.quotas().know_file(account_, this, texts, false);
+  tree.quotas().note_nameless(account_, this);
+}
+
+JobView::~JobView() { tree_.quotas().forget_file(account_, this); }
+
+FsResult<> JobView::take_text(int64_t more, bool must) {
+  if (limited()) {
+    const uid_t owner = directory().st_uid;
+    if (more > 0 && !must) {
+      PTC_TRY(tree_.quotas().reserve(account_, owner, {more, 0}));
+    } else {
+      tree_.quotas().add(account_, owner, {more, 0});
+    }
+  }
+  text_bytes_ += more;
+  return ok();
+}
 
 EditableFile::Source JobView::agreed(std::string name, EditableFile::Source source) {
   source.attributes = [this, name] { return job_->attributes()->of(name); };
   source.change_attributes = [this, name](const FileAttributes& change) { return job_->change_attributes(name, change); };
+  source.take = [this](int64_t more, bool must) { return take_text(more, must); };
   return source;
 }
 
@@ -370,17 +392,23 @@ void Tree::drop_attributes(const Node& node) {
 
 Result<JobViewRef> Tree::job(std::string_view name) {
   std::string key(name);
-  std::lock_guard lock(views_mutex_);
-  JobRef job = store_->find(name);
-  auto found = views_.find(key);
-  if (found != views_.end()) {
-    if (found->second->job_ref() == job) return found->second;
-    views_.erase(found);  // removed, perhaps made again
-    quotas_.forget(key);
-  }
-  if (job == nullptr) return JobViewRef();
-  PTC_TRY(auto view, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
-  views_.emplace(std::move(key), view);
+  JobViewRef removed;  // destroyed without the lock
+  auto view = [&]() -> Result<JobViewRef> {
+    std::lock_guard lock(views_mutex_);
+    JobRef job = store_->find(name);
+    auto found = views_.find(key);
+    if (found != views_.end()) {
+      if (found->second->job_ref() == job) return found->second;
+      removed = std::move(found->second);  // perhaps made again
+      views_.erase(found);
+      quotas_.detach(key);
+    }
+    if (job == nullptr) return JobViewRef();
+    PTC_TRY(auto made, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
+    views_.emplace(std::move(key), made);
+    return made;
+  }();
+  if (removed != nullptr) quotas_.settle(removed->account());
   return view;
 }
 
@@ -431,6 +459,9 @@ void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser&
   std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr, &::closedir);
   if (stream == nullptr) return;
   (void)fd.release();  // the stream's
+  const std::string here = fmt::format("/proc/self/fd/{}", ::dirfd(stream.get()));
+  if (struct stat stat = {}; top && ::fstat(::dirfd(stream.get()), &stat) == 0)
+    by_user[stat.st_uid].bytes += xattr_bytes(here + "/.");
   while (const dirent* entry = ::readdir(stream.get())) {
     const std::string_view name = entry->d_name;
     struct stat stat = {};
@@ -438,8 +469,9 @@ void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser&
         ::fstatat(::dirfd(stream.get()), entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     const bool own = top && (name == kIncomingName || name == kDataSetName);
+    if (own) by_user[stat.st_uid].bytes += xattr_bytes(here + "/" + entry->d_name);
     if (!own && (S_ISDIR(stat.st_mode) || stat.st_nlink < 2 || seen.insert(stat.st_ino).second)) {
-      by_user[stat.st_uid].bytes += stat.st_blocks * 512;
+      by_user[stat.st_uid].bytes += stat.st_blocks * 512 + xattr_bytes(here + "/" + entry->d_name);
       ++by_user[stat.st_uid].files;
     }
     if (!S_ISDIR(stat.st_mode)) continue;
@@ -460,14 +492,14 @@ bool Tree::take_limit(const std::string& job, const JobAttributes& attributes) {
 void Tree::recount(Job& job) {
   if (!quotas_.limits(job.name())) return;
   quotas_.recount(job.name(), [&job] {
-    std::pair<Quotas::ByUser, Quotas::ByUser> found;
+    Quotas::Counted found;
     std::set<ino_t> seen;
     if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)); top.valid())
-      count_space(top.get(), true, seen, found.first);
+      count_space(top.get(), true, seen, found.outside);
     for (const CheckpointRef& checkpoint : job.checkpoints())
       for (const StoredImage& image : checkpoint->stored()->images)
         if (image.image != nullptr && image.image->is_here())
-          found.second[checkpoint->manifest().uid].bytes += static_cast<int64_t>(image.image->bytes());
+          found.images.push_back({checkpoint->manifest().uid, static_cast<int64_t>(image.image->bytes()), image.image});
     return found;
   });
 }
@@ -531,6 +563,9 @@ JobViewRef Tree::known_view(const std::string& job_name) {
 }
 
 void Tree::jobs_changed() {
+  // Of those that nobody has looked at; of others when somebody does.
+  for (const std::string& name : quotas_.jobs())
+    if (store_ != nullptr && store_->find(name) == nullptr && known_view(name) == nullptr) quotas_.settle(quotas_.detach(name));
   std::lock_guard lock(cache_mutex_);
   if (cache_ == nullptr) return;
   touch_directory(root_fd());

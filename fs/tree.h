@@ -93,6 +93,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
  public:
   /// Errors: the job's files cannot be opened.
   static Result<std::shared_ptr<JobView>> open(Tree& tree, JobRef job, std::string key);
+  ~JobView();
 
   Tree& tree() const { return tree_; }
   Job& job() const { return *job_; }
@@ -111,7 +112,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.
   bool limited() const { return limited_.load(std::memory_order_relaxed); }
-  std::shared_mutex& space_gate() { return *space_gate_; }
+  std::shared_mutex& space_gate() { return Quotas::gate(account_); }
+  const Quotas::Account& account() const { return account_; }
 
   std::shared_ptr<CheckpointView> checkpoint(const std::string& name);
   /// The last time a checkpoint came, went, or was materialised otherwise.
@@ -154,6 +156,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   JobView(Tree& tree, JobRef job, std::string key);
   void open_data_set();
   EditableFile::Source agreed(std::string name, EditableFile::Source source);
+  FsResult<> take_text(int64_t more, bool must);
   Result<> save_layout(const std::string& text);
   /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is not accepted.
   Result<> say_saved(const EditableFile& file, Result<> saved, bool said = false);
@@ -166,7 +169,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile layout_, rules_, source_, order_, consumed_;
   Whiteouts hidden_;
   CommitGate gate_;
-  const std::shared_ptr<std::shared_mutex> space_gate_;
+  const Quotas::Account account_;
+  std::atomic<int64_t> text_bytes_{0};  // that texts and drafts are counted with
   std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch
   std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};

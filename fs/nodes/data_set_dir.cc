@@ -112,7 +112,8 @@ FsResult<Created> DataSetDir::create(const Caller& caller, const std::string& na
     return RealNode::create(caller, name, mode, flags);
   }
   if (file->exists() && !hides(name)) return Errno{(flags & O_EXCL) != 0 ? EEXIST : ESTALE};
-  Opened opened{file->open(caller, flags, true, job().shared_from_this()), IoMode::kDirect, 0};
+  PTC_TRY(auto handle, file->open(caller, flags, true, job().shared_from_this()));
+  Opened opened{std::move(handle), IoMode::kDirect, 0};
   job().hidden().show(hidden_path(name));
   PTC_TRY(auto node, own_name(name));
   if (node == nullptr) return Errno{EIO};

@@ -145,7 +145,8 @@ FsResult<Created> JobDir::create(const Caller& caller, const std::string& name, 
   }
   bool hidden = job().hidden().hidden(name);
   if (file->exists() && !hidden) return Errno{(flags & O_EXCL) != 0 ? EEXIST : ESTALE};
-  Opened opened{file->open(caller, flags, true, job().shared_from_this()), IoMode::kDirect, 0};
+  PTC_TRY(auto handle, file->open(caller, flags, true, job().shared_from_this()));
+  Opened opened{std::move(handle), IoMode::kDirect, 0};
   job().hidden().show(name);
   PTC_TRY(auto node, own_name(name));
   if (node == nullptr) return Errno{EIO};

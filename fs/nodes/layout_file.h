@@ -19,7 +19,8 @@ class LayoutFile : public Node {
     return file_.set_attributes(change, handle);
   }
   FsResult<Opened> open(const Caller& caller, int flags) override {
-    return Opened{file_.open(caller, flags, false, job_), IoMode::kDirect, 0};
+    PTC_TRY(auto handle, file_.open(caller, flags, false, job_));
+    return Opened{std::move(handle), IoMode::kDirect, 0};
   }
 
  private:

@@ -55,19 +55,48 @@ uint64_t without_page(int fd, uint64_t begin, uint64_t end) {
   return first < page_end(end) ? page_end(end) - first : 0;
 }
 
-QuotaAmount space_of(int fd) {
+// Names and values, of one file: they lie in the kernel's memory.
+constexpr int64_t kMostXattrBytes = 128 << 10;  // a value may have half of it
+
+int64_t bytes_of(int fd) {
   struct stat stat = {};
-  if (::fstat(fd, &stat) != 0) return {};
-  return {stat.st_blocks * 512, 1};
+  return ::fstat(fd, &stat) == 0 ? stat.st_blocks * 512 : 0;
+}
+
+QuotaAmount space_of(const HeldFd& fd) { return {bytes_of(fd.get()) + xattr_bytes(fd), 1}; }
+
+}  // namespace
+
+namespace {
+
+using ListXattrs = ssize_t (*)(const char* path, char* names, size_t size);
+using GetXattr = ssize_t (*)(const char* path, const char* name, void* value, size_t size);
+
+int64_t xattr_bytes(const char* path, ListXattrs list, GetXattr get) {
+  const ssize_t size = list(path, nullptr, 0);
+  if (size <= 0) return 0;
+  std::string names(static_cast<size_t>(size) + 1024, '\0');
+  const ssize_t got = list(path, names.data(), names.size());
+  int64_t bytes = 0;
+  for (ssize_t at = 0; at < got;) {
+    const std::string_view name = names.c_str() + at;
+    at += static_cast<ssize_t>(name.size()) + 1;
+    if (!name.starts_with(kUserXattr)) continue;
+    bytes += static_cast<int64_t>(name.size()) + std::max<ssize_t>(0, get(path, name.data(), nullptr, 0));
+  }
+  return bytes;
 }
 
 }  // namespace
+
+int64_t xattr_bytes(const HeldFd& file) { return xattr_bytes(file.proc_path().c_str(), ::listxattr, ::getxattr); }
+int64_t xattr_bytes(const std::string& path) { return xattr_bytes(path.c_str(), ::llistxattr, ::lgetxattr); }
 
 template <class Change>
 auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change()) {
   if (!job_->limited()) return change();
   Quotas& quotas = job_->tree().quotas();
-  const std::string& job = job_->job().name();
+  const Quotas::Account& job = job_->account();
   std::shared_lock gate(job_->space_gate());
   std::lock_guard own(space_mutex_);
   PTC_TRY(const HeldFd fd, held());
@@ -79,7 +108,8 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
     PTC_TRY(quotas.reserve(job, before.st_uid, {reserved, 0}));
   }
   auto result = change();
-  quotas.add(job, before.st_uid, {space_of(fd.get()).bytes - before.st_blocks * 512 - reserved, 0});
+  const int64_t grown = by_kernel_.load() ? 0 : bytes_of(fd.get()) - before.st_blocks * 512;  // else it is looked at
+  quotas.add(job, before.st_uid, {grown - reserved, 0});
   return result;
 }
 
@@ -88,14 +118,14 @@ FsResult<> RealNode::counted_new(const Caller& caller, const std::function<FsRes
   Quotas& quotas = job_->tree().quotas();
   std::shared_lock gate(job_->space_gate());
   const uid_t user = ::geteuid() == 0 ? caller.uid : ::geteuid();
-  PTC_TRY(quotas.reserve(job_->job().name(), user, {0, 1}));
+  PTC_TRY(quotas.reserve(job_->account(), user, {0, 1}));
   const FsResult<> made = make();
-  if (!made) quotas.add(job_->job().name(), user, {0, -1});
+  if (!made) quotas.add(job_->account(), user, {0, -1});
   return made;
 }
 
 void RealNode::limit_space(struct statvfs& space) const {
-  const auto of_job = job_->tree().quotas().space_of(job_->job().name());
+  const auto of_job = job_->tree().quotas().space_of(job_->account());
   if (!of_job || space.f_frsize == 0) return;
   const auto limit = [](uint64_t most, int64_t used, fsblkcnt_t& all, fsblkcnt_t& free, fsblkcnt_t& available) {
     const auto taken = static_cast<uint64_t>(std::max<int64_t>(0, used));
@@ -114,11 +144,42 @@ void RealNode::note_unlinked() {
   const HeldFd fd = file_.hold();
   struct stat stat = {};
   if (!fd.valid() || ::fstat(fd.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true)) return;
-  const auto space = [this] {
-    const HeldFd now = file_.hold();
-    return now.valid() ? space_of(now.get()) : QuotaAmount{};
+  std::lock_guard known(known_mutex_);
+  job_->tree().quotas().know_file(job_->account(), this, [this] { return look(); }, false);
+  job_->tree().quotas().note_nameless(job_->account(), this);
+}
+
+Quotas::Seen RealNode::look() const {
+  std::lock_guard lock(open_mutex_);
+  const HeldFd held = open_.empty() ? file_.hold() : HeldFd(UniqueFd(::fcntl(open_.back(), F_DUPFD_CLOEXEC, 0)));
+  struct stat stat = {};
+  if (held.valid() && ::fstat(held.get(), &stat) == 0)
+    seen_ = {.user = stat.st_uid, .amount = space_of(held), .named = stat.st_nlink > 0};
+  return seen_;
+}
+
+void RealNode::note_open(int fd, bool by_kernel) {
+  std::lock_guard known(known_mutex_);
+  {
+    std::lock_guard lock(open_mutex_);
+    open_.push_back(fd);
+  }
+  if (by_kernel) by_kernel_ = true;
+  job_->tree().quotas().know_file(job_->account(), this, [this] { return look(); }, by_kernel);
+}
+
+void RealNode::note_closing(int fd) {
+  std::lock_guard known(known_mutex_);
+  const auto is_last = [&] {
+    std::lock_guard lock(open_mutex_);
+    return open_.size() == 1;
   };
-  job_->tree().quotas().add_nameless(job_->job().name(), this, stat.st_uid, space);
+  // Without a name it may live on: in it, for example, is somebody's working directory.
+  const bool last = is_last();
+  if (last && !nameless_.load()) job_->tree().quotas().forget_file(job_->account(), this);
+  if (last) by_kernel_ = false;
+  std::lock_guard lock(open_mutex_);
+  open_.erase(std::find(open_.begin(), open_.end(), fd));
 }
 
 FsResult<> RealNode::take_away(const HeldFd& directory, const std::string& name,
@@ -139,7 +200,7 @@ FsResult<> RealNode::take_away(const HeldFd& directory, const std::string& name,
 RealNode::~RealNode() {
   if (!nameless_.load()) return;
   std::shared_lock gate(job_->space_gate());
-  job_->tree().quotas().remove_nameless(job_->job().name(), this);
+  job_->tree().quotas().forget_file(job_->account(), this);
 }
 
 /// An open real file. With passthrough the kernel reads and writes by itself, and only the rest
@@ -152,9 +213,11 @@ class RealHandle : public Handle {
     const int backing = node_->job().limited() ? -1 : fd_.get();
     hold_.emplace(node_->job().tree().passthrough(), node_->mode_, backing);
     if (writable_) node_->writers_.fetch_add(1);
+    node_->note_open(fd_.get(), writable_ && backing_id() != 0);
   }
   ~RealHandle() override {
     hold_.reset();
+    node_->note_closing(fd_.get());
     try {
       UniqueFd name;
       if (writable_) name = UniqueFd(::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_PATH | O_CLOEXEC));
@@ -302,9 +365,9 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
       return last_errno();
     }
     if (counts) {
-      const QuotaAmount space = space_of(fd.get());
-      job_->tree().quotas().add(job_->job().name(), before.st_uid, {-space.bytes, -space.files});
-      job_->tree().quotas().add(job_->job().name(), *change.uid, space);
+      const QuotaAmount space = space_of(fd);
+      job_->tree().quotas().add(job_->account(), before.st_uid, {-space.bytes, -space.files});
+      job_->tree().quotas().add(job_->account(), *change.uid, space);
     }
   }
   if (change.mode && ::chmod(fd.proc_path().c_str(), *change.mode & 07777) != 0) return last_errno();
@@ -551,18 +614,38 @@ FsResult<> RealNode::set_xattr(const std::string& name, std::string_view value, 
   if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
   if (read_only_.load()) return Errno{EROFS};
   PTC_TRY(const HeldFd fd, held());
-  if (::setxattr(fd.proc_path().c_str(), name.c_str(), value.data(), value.size(), flags) != 0) {
-    return last_errno();
-  }
-  return ok();
+  const std::string path = fd.proc_path();
+  return change_xattrs(fd, static_cast<int64_t>(name.size() + value.size()), [&]() -> FsResult<> {
+    const ssize_t old = ::getxattr(path.c_str(), name.c_str(), nullptr, 0);
+    const int64_t others = xattr_bytes(fd) - (old < 0 ? 0 : static_cast<int64_t>(name.size()) + old);
+    if (others + static_cast<int64_t>(name.size() + value.size()) > kMostXattrBytes) return Errno{ENOSPC};
+    if (::setxattr(path.c_str(), name.c_str(), value.data(), value.size(), flags) != 0) return last_errno();
+    return ok();
+  });
+}
+
+FsResult<> RealNode::change_xattrs(const HeldFd& fd, int64_t most, const std::function<FsResult<>()>& change) {
+  std::shared_lock<std::shared_mutex> gate;
+  if (job_->limited()) gate = std::shared_lock(job_->space_gate());
+  std::lock_guard own(space_mutex_);
+  struct stat stat = {};
+  if (!gate.owns_lock() || ::fstat(fd.get(), &stat) != 0) return change();
+  Quotas& quotas = job_->tree().quotas();
+  const int64_t before = xattr_bytes(fd);
+  PTC_TRY(quotas.reserve(job_->account(), stat.st_uid, {most, 0}));
+  const FsResult<> changed = change();
+  quotas.add(job_->account(), stat.st_uid, {xattr_bytes(fd) - before - most, 0});
+  return changed;
 }
 
 FsResult<> RealNode::remove_xattr(const std::string& name) {
   if (!name.starts_with(kUserXattr)) return Errno{EOPNOTSUPP};
   if (read_only_.load()) return Errno{EROFS};
   PTC_TRY(const HeldFd fd, held());
-  if (::removexattr(fd.proc_path().c_str(), name.c_str()) != 0) return last_errno();
-  return ok();
+  return change_xattrs(fd, 0, [&]() -> FsResult<> {
+    if (::removexattr(fd.proc_path().c_str(), name.c_str()) != 0) return last_errno();
+    return ok();
+  });
 }
 
 }  // namespace ptc

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "fs/host_file.h"
 #include "fs/node.h"
@@ -90,12 +91,16 @@ class RealNode : public Node {
   auto counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change());
   /// The same of a new name in this directory.
   FsResult<> counted_new(const Caller& caller, const std::function<FsResult<>()>& make);
+  FsResult<> change_xattrs(const HeldFd& fd, int64_t most, const std::function<FsResult<>()>& change);
   FsResult<> remove(const std::string& name, int flags);
   /// Takes a name out of `directory` by `call`. Who has the file open, or is in the directory that it was, keeps that.
   FsResult<> take_away(const HeldFd& directory, const std::string& name, const std::function<FsResult<>()>& call);
   FsResult<> drop_suid(const HeldFd& fd, const Caller& caller);  // and S_ISGID, as a write of his does
   FsResult<NodeRef> find(const HeldFd& directory, const std::string& name);
   FsResult<Opened> opened(UniqueFd fd, DescriptorShareRef share, int flags);
+  void note_open(int fd, bool by_kernel);
+  void note_closing(int fd);
+  Quotas::Seen look() const;
   FsResult<NodeRef> adopt_new(const HeldFd& directory, const Caller& caller, const std::string& name, mode_t mode);
   static gid_t group_for(const HeldFd& directory, const Caller& caller);
 
@@ -106,6 +111,16 @@ class RealNode : public Node {
   std::atomic<bool> read_only_{false};
   std::mutex space_mutex_;  // what changes its space is counted one by one
   std::atomic<bool> nameless_{false};
+  std::atomic<bool> by_kernel_{false};  // it is open, and the kernel writes by itself
+  std::mutex known_mutex_;       // held while it is made known to the quotas, or forgotten; before their own
+  mutable std::mutex open_mutex_;  // after it
+  std::vector<int> open_;          // descriptors of handles; guarded
+  mutable Quotas::Seen seen_;      // when there was one last; guarded
 };
+
+/// What a file's user attributes take. By HeldFd::proc_path(), or by a path of which the last link is not followed.
+int64_t xattr_bytes(const HeldFd& file);
+int64_t xattr_bytes(const std::string& path);
+
 
 }  // namespace ptc

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 namespace ptc {
 namespace {
@@ -22,7 +24,7 @@ class EditableFileTest : public ::testing::Test {
                               },
                               .remove = []() -> Result<> { return ok(); }}) {}
 
-  std::unique_ptr<Handle> open(int flags) { return file_.open(Caller{}, flags, false, nullptr); }
+  std::unique_ptr<Handle> open(int flags) { return file_.open(Caller{}, flags, false, nullptr).value(); }
   static FsResult<size_t> write(Handle& handle, std::string_view text, uint64_t offset = 0) {
     return handle.write(std::as_bytes(std::span(text)), offset);
   }
@@ -98,6 +100,45 @@ TEST_F(EditableFileTest, AppendGoesBehindTheDraft) {
   ASSERT_TRUE(write(*writer, "ter", 0));
   EXPECT_EQ(flush(*writer), 0);
   EXPECT_EQ(accepted_, "better");
+}
+
+TEST(EditableFileSpace, DraftsAndTextsAreCountedAndBounded) {
+  int64_t taken = 0, most = 64 << 20;
+  std::string accepted;
+  EditableFile file("layout.json", {.text = [&] { return std::optional(accepted); },
+                                    .save = [&](const std::string& text, const User&) -> Result<> {
+                                      if (text.empty()) return invalid_argument("no");
+                                      accepted = text;
+                                      return ok();
+                                    },
+                                    .remove = []() -> Result<> { return ok(); },
+                                    .take = [&](int64_t more, bool must) -> FsResult<> {
+                                      if (more > 0 && !must && taken + more > most) return Errno{EDQUOT};
+                                      taken += more;
+                                      return ok();
+                                    }});
+  std::vector<std::unique_ptr<Handle>> handles;
+  const std::string text(1 << 20, 'x');
+  int error = 0;
+  while (error == 0 && handles.size() < 1000) {
+    handles.push_back(file.open(Caller{}, O_WRONLY | O_TRUNC, false, nullptr).value());
+    const auto put = handles.back()->write(std::as_bytes(std::span(text)), 0);
+    if (!put) error = put.error().value;
+  }
+  EXPECT_EQ(error, EDQUOT);
+  EXPECT_EQ(handles.size(), 17u);
+  EXPECT_LE(taken, EditableFile::kMostDraftBytes);
+  ASSERT_TRUE(handles.front()->flush());
+  EXPECT_EQ(accepted, text);
+  handles.clear();
+  EXPECT_EQ(taken, (1 << 20) - 4096);  // the text that was accepted
+  most = taken;
+  EXPECT_TRUE(file.save(std::string(4096, 'y'), User{}));
+  EXPECT_EQ(taken, 0);
+  most = 0;
+  EXPECT_EQ(file.save(text, User{}).error().value, EDQUOT);
+  EXPECT_EQ(taken, 0);
+  EXPECT_TRUE(file.save("short", User{}));
 }
 
 }  // namespace

@@ -182,6 +182,90 @@ class Quotas(users.TestCase):
         self.assertEqual(os.stat(job + "/b").st_size, 7 * MIB)
         self.remove(job)
 
+    def within_seconds(self, wanted, user, call, *arguments):
+        """What was closed, or removed, is told to the daemon a moment later."""
+        end = time.monotonic() + 10
+        while run_as(user, call, *arguments) != wanted and time.monotonic() < end:
+            time.sleep(0.1)
+        self.expect(wanted, user, call, *arguments)
+
+    def test_what_is_open_while_its_job_is_removed(self):
+        for number, remove in enumerate((self.remove, lambda path: self.mount.ptc("rm", "-y", "--force", os.path.basename(path)))):
+            job, other = self.job_of(ANN, f"removed-{number}"), self.job_of(ANN, f"other-{number}")
+            self.expect("", ANN, write, job + "/a", 6 * MIB)
+            self.expect("", ANN, write, job + "/b", MIB)
+            with open(job + "/a", "r+b", buffering=0) as file:
+                remove(job)
+                self.assertFalse(os.path.exists(job))
+                self.assertEqual(os.fstat(file.fileno()).st_size, 6 * MIB)
+                self.expect("EDQUOT", ANN, write, other + "/c", 4 * MIB)
+                os.truncate(other + "/c", 0)
+                again = self.job_of(ANN, f"removed-{number}")  # another one, with an account of its own
+                self.expect("EDQUOT", ANN, write, again + "/c", 4 * MIB)
+                self.remove(again)
+                file.truncate(0)
+                self.within_seconds("", ANN, write, other + "/c", 7 * MIB)
+                self.expect("EDQUOT", ANN, write, other + "/d", 2 * MIB)  # what came back, came back once
+                os.unlink(other + "/d")
+            self.expect("EDQUOT", ANN, write, other + "/d", 2 * MIB)
+            self.remove(other)
+
+    def test_a_removed_checkpoint_counts_while_it_is_read(self):
+        job = mount.Job(self.mount, "read-on")
+        os.mkdir(job.path)
+        models.Llama(1).write_hf(job.incoming("a") + "/rank/0")
+        size = os.path.getsize(job.incoming("a") + "/rank/0/model.safetensors")
+        os.setxattr(job.path, XATTR, f"{2 * size}".encode())
+        job.commit("a")
+        with open(job.rank_file("a", "tp1-pp1-dp1", 0), "rb"):
+            subprocess.run(["rm", "-r", job.checkpoint("a")], check=True)
+            self.expect("EDQUOT", ROOT, write, job.path + "/more", size + MIB)
+            os.unlink(job.path + "/more")
+        self.within_seconds("", ROOT, write, job.path + "/more", 2 * size - 64 * 1024)
+        self.remove(job.path)
+
+    def test_attributes_of_files_count_and_are_bounded(self):
+        job = self.job_of(ANN, "attributes")
+        self.expect("", ANN, write, job + "/a", 1)
+
+        def fill(path, count, size):
+            for number in range(count):
+                os.setxattr(path, f"user.{number}", b"x" * size)
+        if run_as(ANN, fill, job + "/a", 1, 10) == "EOPNOTSUPP":
+            self.skipTest("the store's file system has no attributes of users")
+        self.expect("ENOSPC", ANN, fill, job + "/a", 1000, 1000)
+        self.assertLessEqual(sum(len(os.getxattr(job + "/a", name)) for name in os.listxattr(job + "/a")), 128 << 10)
+        os.unlink(job + "/a")
+        self.expect("", ANN, write, job + "/b", 8 * MIB - (32 << 10))
+        self.expect("", ANN, write, job + "/c", 1)
+        self.expect("EDQUOT", ANN, fill, job + "/c", 60, 1000)
+        self.assertGreater(len(os.listxattr(job + "/c")), 20)
+        self.expect("EDQUOT", ANN, write, job + "/d", 16 << 10)
+        # The same after a kill; and what goes comes back.
+        self.mount.stop(kill=True)
+        self.mount.start()
+        self.expect("EDQUOT", ANN, write, job + "/d", 16 << 10)
+        for name in os.listxattr(job + "/c"):
+            os.removexattr(job + "/c", name)
+        self.expect("", ANN, write, job + "/d", 16 << 10)
+        self.remove(job)
+
+    def test_texts_and_drafts_count(self):
+        job = self.job_of(ANN, "texts")
+        layout, padding = '{"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1}', " " * (400 << 10)
+
+        def save(text):
+            users.write_text(job + "/layout.json", text)
+        self.expect("", ANN, write, job + "/a", 8 * MIB - (300 << 10))
+        self.expect("EDQUOT", ANN, save, layout + padding)
+        self.expect("", ANN, save, layout)  # nobody is kept from that
+        os.truncate(job + "/a", 7 * MIB)
+        self.expect("", ANN, save, layout + padding)
+        self.expect("EDQUOT", ANN, write, job + "/b", 700 << 10)
+        self.expect("", ANN, save, layout)
+        self.within_seconds("", ANN, write, job + "/b", 900 << 10)
+        self.remove(job)
+
     def test_a_job_with_a_limit_of_its_own(self):
         job = self.job_of(ROOT, "limited")
         self.expect("EDQUOT", ROOT, write, job + "/a", 13 * MIB)
@@ -223,6 +307,34 @@ class Quotas(users.TestCase):
             time.sleep(0.1)
         self.assertEqual(os.path.getsize(job.path + "/more"), 2 * size - 64 * 1024)
         self.remove(job.path)
+
+
+class LaterQuota(mount.TestCase):
+    """What was open before there was a limit."""
+    only_root = "sets limits"
+
+    def test_it_is_looked_at(self):
+        job = self.new_job()
+        with open(job.file("a"), "w+b", buffering=0) as file, open(job.file("gone"), "w+b", buffering=0) as gone:
+            file.write(b"x" * MIB)
+            gone.write(b"x" * MIB)
+            os.unlink(job.file("gone"))
+            os.setxattr(job.path, XATTR, b"8M")
+            self.assertEqual(mount.error_of(write, job.file("b"), 5 * MIB), "")
+            os.unlink(job.file("b"))
+            file.write(b"x" * 4 * MIB)  # the kernel does it by itself
+            space = os.statvfs(job.path)
+            self.assertLessEqual(space.f_bavail * space.f_frsize, 2 * MIB)
+            self.assertEqual(mount.error_of(write, job.file("b"), 3 * MIB), "EDQUOT")
+            os.truncate(job.file("b"), 0)
+            file.truncate(0)
+            self.assertEqual(mount.error_of(write, job.file("b"), 6 * MIB), "")
+            self.assertEqual(mount.error_of(write, job.file("c"), 2 * MIB), "EDQUOT")
+            os.truncate(job.file("c"), 0)
+        end = time.monotonic() + 10
+        while mount.error_of(write, job.file("c"), 2 * MIB - 4096) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.assertEqual(os.path.getsize(job.file("c")), 2 * MIB - 4096)
 
 
 def write_at(path, offset, size):

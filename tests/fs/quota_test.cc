@@ -1,0 +1,102 @@
+// What is counted of a job and its users, whatever becomes of the job.
+#include "fs/quota.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace ptc {
+namespace {
+
+constexpr uid_t kAnn = 1, kBob = 2;
+
+class QuotasTest : public testing::Test {
+ protected:
+  QuotasTest() { quotas_.set_limits({.bytes = 100}, {}); }
+
+  /// How much more Ann may have.
+  int64_t left() {
+    int64_t most = 0;
+    for (int64_t more = 256; more > 0; more /= 2)
+      if (fits(most + more)) most += more;
+    return most;
+  }
+  bool fits(int64_t bytes) {
+    if (!quotas_.reserve(probe_, kAnn, {bytes, 0})) return false;
+    quotas_.add(probe_, kAnn, {-bytes, 0});
+    return true;
+  }
+  Quotas::Seen seen() const { return {.user = kAnn, .amount = {file_bytes_, 1}, .named = named_}; }
+  void know(const Quotas::Account& account, bool by_kernel) {
+    quotas_.know_file(account, this, [this] { return seen(); }, by_kernel);
+  }
+
+  Quotas quotas_;
+  const Quotas::Account probe_ = quotas_.account("probe");
+  int64_t file_bytes_ = 60;
+  bool named_ = true;
+};
+
+TEST_F(QuotasTest, WhatIsOpenCountsAfterItsJobUntilItIsClosed) {
+  const Quotas::Account job = quotas_.account("job");
+  know(job, false);
+  ASSERT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
+  ASSERT_TRUE(quotas_.reserve(job, kAnn, {20, 1}));  // another file
+  EXPECT_EQ(left(), 20);
+  named_ = false;
+  const auto gone = quotas_.detach("job");
+  ASSERT_EQ(gone, job);
+  quotas_.settle(gone);
+  EXPECT_EQ(left(), 40);
+  ASSERT_TRUE(quotas_.reserve(quotas_.account("job"), kAnn, {10, 0}));  // one of the same name
+  EXPECT_EQ(left(), 30);
+  file_bytes_ = 0;  // emptied through the descriptor
+  quotas_.add(job, kAnn, {-60, 0});
+  EXPECT_EQ(left(), 90);
+  quotas_.forget_file(job, this);
+  EXPECT_EQ(left(), 90);
+}
+
+TEST_F(QuotasTest, NothingGoesThatIsNotThere) {
+  const Quotas::Account job = quotas_.account("job");
+  quotas_.add(job, kAnn, {-1000, -5});
+  quotas_.add(job, kBob, {50, 0});
+  quotas_.add(job, kBob, {-51, 0});
+  EXPECT_EQ(left(), 100);
+  quotas_.settle(quotas_.detach("job"));
+  quotas_.add(job, kAnn, {-1000, -5});
+  EXPECT_EQ(left(), 100);
+}
+
+TEST_F(QuotasTest, WhatTheKernelWritesByItselfIsLookedAt) {
+  const Quotas::Account job = quotas_.account("job");
+  know(job, true);
+  quotas_.recount("job", [] { return Quotas::Counted{{{kAnn, {60, 1}}}, {}}; });
+  EXPECT_EQ(left(), 40);
+  file_bytes_ = 95;
+  EXPECT_EQ(left(), 5);
+  named_ = false;
+  quotas_.note_nameless(job, this);
+  file_bytes_ = 90;
+  EXPECT_EQ(left(), 10);
+  quotas_.forget_file(job, this);
+  EXPECT_EQ(left(), 100);
+}
+
+TEST_F(QuotasTest, AnImageCountsWhileItIsRead) {
+  auto image = std::make_shared<int>();
+  const auto count = [&] { return Quotas::Counted{{}, {{kAnn, 70, image}}}; };
+  quotas_.recount("job", count);
+  EXPECT_EQ(left(), 30);
+  auto reader = image;
+  quotas_.recount("job", [] { return Quotas::Counted(); });  // its checkpoint is removed
+  EXPECT_EQ(left(), 30);
+  quotas_.settle(quotas_.detach("job"));
+  EXPECT_EQ(left(), 30);
+  image.reset();
+  reader.reset();
+  EXPECT_EQ(left(), 100);
+}
+
+}  // namespace
+}  // namespace ptc
