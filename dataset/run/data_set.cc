@@ -23,6 +23,11 @@ constexpr auto kCatchesUp = std::chrono::seconds(1);
 constexpr auto kIndexingEnds = std::chrono::seconds(2);
 constexpr size_t kMostReadErrors = 16;
 
+uint64_t nanoseconds_now() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::system_clock::now().time_since_epoch()).count());
+}
+
 }  // namespace
 
 Result<uint64_t> parse_consumed(std::string_view text) {
@@ -72,7 +77,8 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
   DataParallel dp;
   {
     std::lock_guard lock(mutex);
-    if (now.source && now.source == indexed_text) known = source;
+    // What is shown while it is looked at anew may be of what was there before.
+    if (now.source && now.source == indexed_text && now.saved == indexed_saved && !indexing) known = source;
     dp = now.dp_now(seen);
   }
   if (!order) return ok();
@@ -208,11 +214,11 @@ Result<> DataSet::Impl::look() {
 Result<> DataSet::Impl::begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into) {
   indexer = std::make_shared<Indexer>();
   indexer->of = this;
-  auto index = [self = indexer, text = *now.source, times = now.saved ? now.saved->count : 0,
+  auto index = [self = indexer, text = *now.source, number = now.saved ? now.saved->number : 0,
                 access = access_for(now.saved), into = std::move(into), path = options.directory + "/dataset.index"] {
     auto opened = caught([&]() -> Result<SampleSourceRef> {
       PTC_TRY(SourceSpec spec, parse_source(text));
-      spec.saved = times;
+      spec.saved = number;
       return open_source(spec, path, *into, self->stop.get_token(), 0, access);
     });
     std::lock_guard own(self->mutex);
@@ -358,7 +364,7 @@ Result<> DataSet::save_source(const std::string& text, const User& by, std::chro
   }
   impl_->end_checking(check.get());
   return impl_->decide([&](DataSetState& next) -> Result<> {
-    const DataSetState::Saved saved{next.saved ? next.saved->count + 1 : 1, by};
+    const DataSetState::Saved saved{std::max(next.saved ? next.saved->number + 1 : 1, nanoseconds_now()), by};
     if (!good) return Error(good.error()).with_context("source.json");
     next.source = text;
     next.saved = saved;

@@ -5,7 +5,7 @@
 //   source, order   the texts of source.json and order.json
 //   plan            RunPlan::to_text(), once the index is known
 //   consumed        the count
-//   saved           by whom source.json was saved, and how often: by that, too, all nodes index anew
+//   saved           by whom source.json was saved, and a number of that: by it, too, all nodes index anew
 //   dp              how many data-parallel ranks the plan was last made for, and by which layout
 // A decision is one transaction that compares all of these. Each node has an index of its own, beside its
 // metadata; as all see the same shards, all come to the same plan, and who is first writes it.

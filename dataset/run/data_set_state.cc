@@ -31,7 +31,7 @@ std::array<std::optional<std::string>, kRecordKeys.size()> values_of(const DataS
   if (state.dp.revision != 0 || state.dp.ranks != 1) {
     values[4] = fmt::format("{} {}", state.dp.ranks, state.dp.revision);
   }
-  if (state.saved) values[5] = fmt::format("{} {}", state.saved->count, state.saved->by.to_text());
+  if (state.saved) values[5] = fmt::format("{} {}", state.saved->number, state.saved->by.to_text());
   return values;
 }
 
@@ -77,7 +77,7 @@ Result<DataSetRecord::Read> DataSetRecord::read_all() const {
     }
     if (key == "saved") {
       DataSetState::Saved saved;
-      if (!take_number(value, saved.count) || !value.starts_with(' ')) return damaged_record(key);
+      if (!take_number(value, saved.number) || !value.starts_with(' ')) return damaged_record(key);
       PTC_TRY(saved.by, User::from_text(value.substr(1)));
       state.saved = std::move(saved);
     }

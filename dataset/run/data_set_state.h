@@ -18,10 +18,10 @@ namespace ptc {
 /// A value. `next` differs from what was read by what is to be written.
 struct DataSetState {
   std::optional<std::string> source, order;  // texts that were accepted
-  /// Whose rights its shards are read with, and how often source.json was saved: once more means that they are looked
-  /// at anew. nullopt: what saved it knew neither; the job's owner, then.
+  /// Whose rights its shards are read with, and a number that no other saving of source.json has, also not of the same
+  /// text after the data set was removed: by it all nodes know that the shards are to be looked at anew. nullopt: what saved it knew neither; the job's owner, then.
   struct Saved {
-    uint64_t count = 0;
+    uint64_t number = 0;
     User by;
     friend bool operator==(const Saved&, const Saved&) = default;
   };

@@ -25,7 +25,7 @@ struct SourceSpec {
   std::optional<SourceFormat> format;  // nullopt: by what lies there
   std::vector<std::string> shards;     // in the order given
   OnError on_error = OnError::kRefuse;
-  uint64_t saved = 0;  // how often: once more means that all is looked at anew; not in the text
+  uint64_t saved = 0;  // of each saving another: all is looked at anew then; not in the text
   friend bool operator==(const SourceSpec&, const SourceSpec&) = default;
 };
 

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,17 @@ def digests(directory):
             with open(os.path.join(where, name), "rb") as file:
                 found[os.path.relpath(os.path.join(where, name), directory)] = hashlib.sha256(file.read()).hexdigest()
     return found
+
+
+def halt(process):
+    """Stops it, which a thread that runs only notices when its processor looks."""
+    process.send_signal(signal.SIGSTOP)
+
+    def stopped(thread):
+        with open(f"/proc/{process.pid}/task/{thread}/stat", encoding="utf-8") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] == "T"
+    while not all(stopped(thread) for thread in os.listdir(f"/proc/{process.pid}/task")):
+        time.sleep(0.001)
 
 
 def within(seconds, call, *arguments):

@@ -74,7 +74,7 @@ class StoppedSource(unittest.TestCase):
 
     def stop(self):
         self.stopped = True
-        self.source.process.send_signal(signal.SIGSTOP)
+        mount.halt(self.source.process)
 
     def carry_on(self):
         if self.stopped:

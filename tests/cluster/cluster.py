@@ -316,7 +316,7 @@ class Cluster:
 
     def pause(self, node):
         self.nodes[node].paused = True
-        self.nodes[node].process.send_signal(signal.SIGSTOP)
+        mount.halt(self.nodes[node].process)
 
     def resume(self, node):
         self.nodes[node].process.send_signal(signal.SIGCONT)

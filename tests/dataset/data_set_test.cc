@@ -383,6 +383,28 @@ TEST_F(DataSetTest, BeginsAnewAfterARemoval) {
   EXPECT_THAT(set.generations(), ElementsAre(1));
 }
 
+/// Without a pause: whoever follows sees the same text of source.json before and after.
+TEST_F(DataSetTest, MadeAnewAtOnceItIsIndexedAnewOnAllNodes) {
+  DataSet& set = begun();
+  auto other = open("w1", {3, 1});
+  for (int i = 0; i < 30; ++i) {
+    const int lines = 13 + i;
+    ASSERT_TRUE(set.remove());
+    write_lines("a.jsonl", lines);
+    ASSERT_TRUE(set.save_source(source(), kSelf));
+    ASSERT_TRUE(set.save_order(order(6)));
+    set.wait_settled();
+    ASSERT_EQ(status_of(set)["state"], "ready");
+    EXPECT_EQ(status_of(set)["source"].at("samples"), lines + 8);
+    ASSERT_NE(set.generation(1), nullptr);
+    EXPECT_EQ(set.generation(1)->cuts.run().samples, static_cast<uint64_t>(lines) + 8);
+    for (int wait = 0; wait < 1000 && other->generation(1) == nullptr; ++wait) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    other->wait_settled();
+    ASSERT_NE(other->generation(1), nullptr);
+    EXPECT_EQ(other->generation(1)->cuts.run().samples, static_cast<uint64_t>(lines) + 8);
+  }
+}
+
 TEST_F(DataSetTest, NobodyLooksForShardsThatAreNotAskedForAnyMore) {
   const auto threads = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
