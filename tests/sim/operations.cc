@@ -240,7 +240,7 @@ void World::repair(unsigned node) {
   say(what + ": " + (!answer ? "no answer" : answer->has_error() ? answer->error().message() : "ok"));
 }
 
-/// Two keys of one decision: how often it was saved, and what.
+/// Two keys of one decision: the number of the saving, and what was saved.
 void World::change_data_set(unsigned node, const std::string& job_name) {
   const std::optional<Result<>> answer = ask(node, [&](JobStore& store) -> Result<> {
     if (job_name != "job") (void)store.create_job(job_name);
@@ -248,8 +248,8 @@ void World::change_data_set(unsigned node, const std::string& job_name) {
     if (job == nullptr) return make_error(Code::kNotFound, "the job is not known here");
     const DataSetRecord record(job->meta(), job_name, [&](MetaTransaction change) { return job->decide(std::move(change)); });
     PTC_TRY(record.update([](DataSetState& state) -> Result<> {
-      state.saved = DataSetState::Saved{state.saved ? state.saved->count + 1 : 1, User()};
-      state.source = fmt::format("source {}", state.saved->count);
+      state.saved = DataSetState::Saved{state.saved ? state.saved->number + 1 : 1, User()};
+      state.source = fmt::format("source {}", state.saved->number);
       return ok();
     }));
     return ok();
