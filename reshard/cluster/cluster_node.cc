@@ -35,6 +35,7 @@ std::string address_in(const std::string& text) { return json_text(text, "addres
 struct ClusterNode::Impl final : public Cluster {
   ClusterOptions options;
   std::unique_ptr<MetaClient> meta;
+  std::shared_ptr<IoThreads> io;
   std::unique_ptr<Peers> peers;
   std::unique_ptr<PeerServer> server;  // guarded
   std::atomic<JobStore*> store = nullptr;
@@ -313,10 +314,12 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   impl->options = std::move(options);
   PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
   PTC_TRY(impl->seen_nodes, SeenNodes::open(*impl->meta));
+  PTC_TRY(impl->io, IoThreads::start());
   PeersOptions peers;
   peers.node = impl->options.node;
   peers.cluster = impl->options.etcd.cluster;
   peers.auth = impl->options.auth;
+  peers.io = impl->io;
   PTC_TRY(impl->peers, Peers::create(std::move(peers)));
   PTC_TRY(impl->watch, impl->meta->watch(std::string(kPrefix), [node = impl.get()](const MetaEvent&) {
     std::lock_guard lock(node->mutex);
@@ -344,6 +347,7 @@ Result<> ClusterNode::join(JobStore& store) {
   options.cluster = impl.options.etcd.cluster;
   options.auth = impl.options.auth;
   options.images = &store.images();
+  options.io = impl.io;
   PTC_TRY(auto server, PeerServer::start(std::move(options)));
   PeerServer& serves = *server;
   {

@@ -2,16 +2,23 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <future>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <system_error>
 #include <thread>
+#include <vector>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "store/base/json.h"
 
@@ -19,7 +26,6 @@ namespace ptc {
 namespace {
 
 using Addresses = std::shared_ptr<addrinfo>;
-constexpr auto kSlice = std::chrono::milliseconds(50);
 
 Result<Addresses> resolve(const PeerAddress& address, int flags) {
   addrinfo hints{};
@@ -32,20 +38,87 @@ Result<Addresses> resolve(const PeerAddress& address, int flags) {
   return Addresses(found, &::freeaddrinfo);
 }
 
-/// A name server that does not answer keeps getaddrinfo for long, and nothing can stop it: it waits in a
-/// thread of its own, which is left behind.
-Result<Addresses> resolve_until(const PeerAddress& address, Deadline deadline,
-                                const std::stop_token& stop) {
-  if (auto literal = resolve(address, AI_NUMERICHOST)) return literal;
-  auto promise = std::make_shared<std::promise<Result<Addresses>>>();
-  auto answer = promise->get_future();
-  std::thread([promise, address] { promise->set_value(resolve(address, AI_ADDRCONFIG)); }).detach();
-  while (answer.wait_for(kSlice) != std::future_status::ready) {
-    if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
-    if (std::chrono::steady_clock::now() >= deadline)
-      return make_error(Code::kUnavailable, "the name {} is not resolved in time", address.host);
+/// Names that are being looked up. A name server that does not answer keeps getaddrinfo for long, and nothing can stop
+/// it: it waits in a thread of its own, one a name, however many want to know.
+class Lookups {
+ public:
+  /// `known`, now or later, on any thread, once.
+  using Known = std::function<void(Result<Addresses>)>;
+
+  static void begin(const PeerAddress& address, Known known) {
+    static const auto all = std::make_shared<Lookups>();
+    const std::string name = address.host + ":" + address.port;
+    std::lock_guard lock(all->mutex_);
+    auto& waiting = all->waiting_[name];
+    waiting.push_back(std::move(known));
+    if (waiting.size() > 1) return;
+    try {
+      std::thread([all = all, name, address] { all->finish(name, resolve(address, AI_ADDRCONFIG)); }).detach();
+    } catch (const std::system_error& error) {
+      for (Known& one : waiting) one(make_error(Code::kUnavailable, "looking up {}: {}", address.host, error.what()));
+      all->waiting_.erase(name);
+    }
   }
-  return answer.get();
+
+ private:
+  void finish(const std::string& name, const Result<Addresses>& found) {
+    std::vector<Known> waiting;
+    {
+      std::lock_guard lock(mutex_);
+      waiting = std::move(waiting_.extract(name).mapped());
+    }
+    for (Known& one : waiting) one(found);
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::vector<Known>> waiting_;  // guarded by mutex_
+};
+
+/// Between a lookup, which may end long after nobody waits any more, and a coroutine, whose executor may be gone then.
+class Answer : public std::enable_shared_from_this<Answer> {
+ public:
+  Answer(const IoExecutor& executor, Deadline deadline) : known(executor, deadline) {}
+
+  /// Threads: any.
+  void give(Result<Addresses> found) {
+    std::lock_guard lock(mutex_);
+    if (!awaited_) return;
+    found_ = std::move(found);
+    wake();
+  }
+  /// While it is awaited.
+  void wake() {
+    asio::post(known.get_executor(), [self = shared_from_this()] { self->known.cancel(); });
+  }
+  /// Nobody waits any more.
+  std::optional<Result<Addresses>> leave() {
+    std::lock_guard lock(mutex_);
+    awaited_ = false;
+    return std::move(found_);
+  }
+
+  asio::steady_timer known;
+
+ private:
+  std::mutex mutex_;
+  bool awaited_ = true;                     // guarded by mutex_
+  std::optional<Result<Addresses>> found_;  // guarded by mutex_
+};
+
+Task<Addresses> resolve_until(const PeerAddress& address, const Patience& patience) {
+  if (auto literal = resolve(address, AI_NUMERICHOST)) co_return literal;
+  const IoExecutor executor = co_await asio::this_coro::executor;
+  auto answer = std::make_shared<Answer>(executor, patience.deadline);
+  Lookups::Known known = [answer](Result<Addresses> found) { answer->give(std::move(found)); };
+  Lookups::begin(address, std::move(known));
+  {
+    std::function<void()> stop = [answer] { answer->wake(); };
+    std::stop_callback<std::function<void()>> stopped(patience.stop, std::move(stop));
+    co_await answer->known.async_wait(kTuple);
+  }
+  if (auto found = answer->leave()) co_return *std::move(found);
+  if (patience.stop.stop_requested()) co_return Error(Code::kCancelled, "cancelled");
+  co_return make_error(Code::kUnavailable, "the name {} is not resolved in time", address.host);
 }
 
 std::string numeric(const sockaddr* address, socklen_t size) {
@@ -66,23 +139,23 @@ bool is_loopback(const addrinfo& address) {
   return address.ai_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
 }
 
-Result<UniqueFd> connect_one(const addrinfo& address, Deadline deadline,
-                             const std::stop_token& stop) {
+Task<UniqueFd> connect_one(const addrinfo& address, const Patience& patience) {
   const std::string name = numeric(address.ai_addr, address.ai_addrlen);
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return errno_error(errno, "socket");
-  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
-    if (errno != EINPROGRESS)
-      return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(errno));
-    auto ready = wait_for(fd.get(), POLLOUT, deadline, stop);
-    if (!ready) return std::move(ready).error().with_context("connecting to " + name);
-    int reason = 0;
-    socklen_t size = sizeof reason;
-    ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &reason, &size);
-    if (reason != 0)
-      return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(reason));
-  }
-  return fd;
+  if (!fd.valid()) co_return errno_error(errno, "socket");
+  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) co_return fd;
+  if (errno != EINPROGRESS)
+    co_return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(errno));
+  Socket socket(std::move(fd));
+  socket.set_patience(patience);
+  socket.attach(co_await asio::this_coro::executor);
+  auto ready = co_await socket.wait(Socket::For::kWriting);
+  if (!ready) co_return std::move(ready).error().with_context("connecting to " + name);
+  int reason = 0;
+  socklen_t size = sizeof reason;
+  ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &reason, &size);
+  if (reason != 0) co_return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(reason));
+  co_return socket.release();
 }
 
 }  // namespace
@@ -130,28 +203,12 @@ Result<> check_node_name(std::string_view name) {
                           quoted(name), kMaxLabel, fits(other) ? fmt::format("; {} would do", other) : "");
 }
 
-Result<> wait_for(int fd, short events, Deadline deadline, const std::stop_token& stop) {
-  for (;;) {
-    if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline -
-                                                             std::chrono::steady_clock::now());
-    if (left.count() <= 0) return Error(Code::kUnavailable, "no answer in time");
-    if (stop.stop_possible()) left = std::min(left, std::chrono::milliseconds(kSlice));
-    pollfd waiting{fd, events, 0};
-    const int count =
-        ::poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left.count(), 1'000'000)));
-    if (count > 0) return ok();
-    if (count < 0 && errno != EINTR) return errno_error(errno, "poll");
-  }
-}
-
-Result<UniqueFd> connect_to(const PeerAddress& address, Deadline deadline,
-                            const std::stop_token& stop) {
-  PTC_TRY(auto found, resolve_until(address, deadline, stop));
+Task<UniqueFd> connect_to(PeerAddress address, Patience patience) {
+  PTC_CO_TRY(auto found, co_await resolve_until(address, patience));
   Result<UniqueFd> result = make_error(Code::kUnavailable, "{} has no address", address.host);
   for (const addrinfo* one = found.get(); one != nullptr && !result; one = one->ai_next)
-    result = connect_one(*one, deadline, stop);
-  return result;
+    result = co_await connect_one(*one, patience);
+  co_return result;
 }
 
 Result<Listener> listen_on(const PeerAddress& address) {

@@ -1,14 +1,13 @@
 // "host:port" and the sockets that come of it.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <stop_token>
 #include <string>
 #include <string_view>
 
 #include "store/base/error.h"
 #include "store/base/file.h"
+#include "store/rpc/socket.h"
 
 namespace ptc {
 
@@ -25,14 +24,9 @@ bool is_wildcard(const PeerAddress& address);
 /// it. kInvalidArgument, with a name that would do where there is one.
 Result<> check_node_name(std::string_view name);
 
-using Deadline = std::chrono::steady_clock::time_point;
-
-/// Waits until `fd` can be read or written (POLLIN, POLLOUT). kUnavailable after `deadline`; kCancelled
-/// within 0.1 s after `stop`.
-Result<> wait_for(int fd, short events, Deadline deadline, const std::stop_token& stop);
-
-/// A connected socket, non-blocking. All addresses of a name are tried, one after the other.
-Result<UniqueFd> connect_to(const PeerAddress& address, Deadline deadline, const std::stop_token& stop);
+/// A connected socket, non-blocking. All addresses of a name are tried, one after the other. A name server that does not
+/// answer is left when the patience ends.
+Task<UniqueFd> connect_to(PeerAddress address, Patience patience);
 
 struct Listener {
   UniqueFd fd;  // non-blocking

@@ -14,24 +14,24 @@ constexpr size_t kMaxHeld = 64;         // images
 FetchSender::FetchSender(Connection& connection, ImageStore& images)
     : connection_(connection), images_(images), buffer_(kChunkBytes) {}
 
-Result<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
+Task<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
   for (const FetchPart& part : fetch.parts) {
     if (part.begin == part.end) continue;
     auto source = source_of(fetch, part);
     if (!source) {
-      PTC_TRY(flush(request));
-      return connection_.send(FrameType::kError, request, encode(source.error()));
+      PTC_CO_TRY(co_await flush(request));
+      co_return co_await connection_.send(FrameType::kError, request, encode(source.error()));
     }
     for (uint64_t at = part.begin; at < part.end;) {
       const uint64_t next = at + std::min<uint64_t>(part.end - at, kChunkBytes - chunk_bytes_);
       add_bytes(part, source.value(), at, next);
       at = next;
       if (chunk_bytes_ == kChunkBytes || held_.size() == kMaxHeld) {
-        PTC_TRY(flush(request));
+        PTC_CO_TRY(co_await flush(request));
       }
     }
   }
-  return flush(request);
+  co_return co_await flush(request);
 }
 
 /// The image of a part in memory, held until it is sent.
@@ -66,13 +66,13 @@ void FetchSender::add_bytes(const FetchPart& part, const std::byte* source, uint
   add_piece(pieces_, to, end - begin);
 }
 
-Result<> FetchSender::flush(uint64_t request) {
-  if (chunk_bytes_ == 0) return ok();
-  PTC_TRY(connection_.send(FrameType::kData, request, pieces_));
+Task<> FetchSender::flush(uint64_t request) {
+  if (chunk_bytes_ == 0) co_return ok();
+  PTC_CO_TRY(co_await connection_.send(FrameType::kData, request, pieces_));
   pieces_.clear();
   gathered_ = chunk_bytes_ = 0;
   if (held_.size() == kMaxHeld) held_.clear();
-  return ok();
+  co_return ok();
 }
 
 }  // namespace ptc

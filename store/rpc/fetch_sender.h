@@ -18,12 +18,12 @@ class FetchSender {
 
   /// Errors are the connection's. One about an image (kNotFound, kCorrupt: shorter than its runs) is told to
   /// the peer behind the bytes before it, and ends the answer.
-  Result<> send(uint64_t request, const FetchRequest& fetch);
+  Task<> send(uint64_t request, const FetchRequest& fetch);
 
  private:
   Result<const std::byte*> source_of(const FetchRequest& fetch, const FetchPart& part);
   void add_bytes(const FetchPart& part, const std::byte* source, uint64_t begin, uint64_t end);
-  Result<> flush(uint64_t request);
+  Task<> flush(uint64_t request);
 
   Connection& connection_;
   ImageStore& images_;

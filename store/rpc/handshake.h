@@ -17,9 +17,9 @@ struct Identity {
 
 /// The side that connected, to node `other`. kPermissionDenied: another cluster, secret or authority; kUnavailable: another
 /// node listens there now.
-Result<> greet(Connection& connection, const Identity& self, const std::string& other);
+Task<> greet(Connection& connection, const Identity& self, const std::string& other);
 
 /// The side that listens; the peer's name. The peer is told why it is refused.
-Result<std::string> admit(Connection& connection, const Identity& self);
+Task<std::string> admit(Connection& connection, const Identity& self);
 
 }  // namespace ptc

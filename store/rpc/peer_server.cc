@@ -1,7 +1,5 @@
 #include "store/rpc/peer_server.h"
 
-#include <poll.h>
-#include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
@@ -10,16 +8,19 @@
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
-#include <future>
 #include <list>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "store/base/json.h"
 #include "store/base/log_rate.h"
+#include "store/base/spare_threads.h"
+#include "store/rpc/address.h"
 #include "store/rpc/connection.h"
 #include "store/rpc/fetch_sender.h"
 #include "store/rpc/handshake.h"
@@ -39,52 +40,56 @@ Deadline in(std::chrono::milliseconds time) { return std::chrono::steady_clock::
 struct PeerServer::Impl {
   PeerServerOptions options;
   Identity self;
-  Listener listener;
-  std::atomic<bool> stopping{false};
+  std::optional<Socket> listener;
+  std::string address;
+  uint16_t port = 0;
+  std::stop_source stop;
   std::atomic<uint64_t> refused{0};
   PeerCounterTable counters;
   LogRate told{kLinesOfStrangers, kEach};
-  std::thread acceptor;
   mutable std::mutex mutex;
   std::condition_variable one_less;
   struct Stranger {
     Connection* connection;
     std::string host;
   };
-  std::set<Connection*> open;                                        // guarded by mutex
-  std::list<Stranger> strangers;  // of those the ones that are not let in yet, as they came; guarded by mutex
-  std::set<Connection*> admitted;  // those that are, and were not cut since; guarded by mutex
-  std::map<Connection*, Deadline> idle;  // of these the ones between two requests, and since when; guarded by mutex
-  std::map<std::string, std::shared_ptr<const Handler>> handlers;  // guarded by mutex
+  bool accepting = false;                                            // guarded by mutex, and below
+  std::set<Connection*> open;
+  std::list<Stranger> strangers;  // of those the ones that are not let in yet, as they came
+  std::set<Connection*> admitted;  // those that are, and were not cut since
+  std::map<Connection*, Deadline> idle;  // of these the ones between two requests, and since when
+  std::map<std::string, std::shared_ptr<const Handler>> handlers;
+  SpareThreads calls{"ptcfs-call"};  // answers them
 
-  void accept_all();
+
+  bool stopping() const { return stop.stop_requested(); }
+  asio::awaitable<void> accept_all();
   void take_in(UniqueFd socket);
+  void has_ended(Connection* connection);
   void cut_a_stranger();
   void is_no_stranger(const Connection* connection);
   std::optional<Connection*> longest_idle() const;
   void let_in(Connection& connection);
   void set_idle(Connection& connection, bool is_idle);
-  void forget(Connection* connection);
-  void serve(Connection& connection);
-  Result<> serve_requests(Connection& connection, const std::string& from_node);
-  Result<> serve_call(Connection& connection, const FrameHeader& header,
-                      const std::string& from_node);
-  Result<std::string> run(Connection& connection, uint64_t request, const std::string& method,
-                          const std::string& body, const std::string& from_node);
+  asio::awaitable<void> serve(Connection& connection);
+  Task<> serve_requests(Connection& connection, const std::string& from_node);
+  Task<> serve_call(Connection& connection, FrameHeader header, const std::string& from_node);
+  Task<std::string> run(Connection& connection, uint64_t request, const std::string& method, std::string body,
+                        const std::string& from_node);
   std::shared_ptr<const Handler> handler_of(const std::string& method) const;
 };
 
-void PeerServer::Impl::accept_all() {
-  while (!stopping) {
-    pollfd waiting{listener.fd.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, -1) < 0) continue;
-    UniqueFd socket(::accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (stopping) return;
+asio::awaitable<void> PeerServer::Impl::accept_all() {
+  while (!stopping()) {
+    auto ready = co_await listener->wait(Socket::For::kReading);
+    if (!ready) continue;
+    UniqueFd socket(::accept4(listener->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (stopping()) co_return;
     if (socket.valid()) {
       take_in(std::move(socket));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       spdlog::error("peers: a connection waits: {}", ::strerror(errno));
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      co_await pause(std::chrono::milliseconds(100), stop.get_token());
     }
   }
 }
@@ -102,28 +107,28 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
     }
     if (strangers.size() >= options.max_strangers) cut_a_stranger();
     open.insert(connection.get());
-    const std::string& address = connection->peer_address();
-    strangers.push_back({connection.get(), address.substr(0, address.rfind(':'))});
+    const std::string& peer = connection->peer_address();
+    strangers.push_back({connection.get(), peer.substr(0, peer.rfind(':'))});
   }
-  auto work = [this, connection] {
-    ::pthread_setname_np(::pthread_self(), "ptcfs-peer");
+  const IoExecutor strand = options.io->new_strand();
+  auto end = [this, connection](std::exception_ptr thrown) {
     try {
-      serve(*connection);
+      if (thrown) std::rethrow_exception(thrown);
     } catch (const std::exception& error) {  // no memory
       spdlog::error("peers: {}: {}", connection->peer_address(), error.what());
     }
-    connection->cut();
-    forget(connection.get());
+    has_ended(connection.get());
   };
-  try {
-    std::thread(work).detach();
-  } catch (const std::system_error& error) {
-    spdlog::error("peers: no thread for {}: {}", connection->peer_address(), error.what());
-    forget(connection.get());
-  }
+  auto begin = [this, connection, strand]() -> asio::awaitable<void> {
+    connection->attach(strand);
+    co_await serve(*connection);
+  };
+  asio::co_spawn(strand, std::move(begin), std::move(end));
 }
 
-void PeerServer::Impl::forget(Connection* connection) {
+void PeerServer::Impl::has_ended(Connection* connection) {
+  connection->cut();
+  connection->detach();
   is_no_stranger(connection);
   std::lock_guard lock(mutex);
   admitted.erase(connection);
@@ -181,86 +186,101 @@ void PeerServer::Impl::is_no_stranger(const Connection* connection) {
   strangers.remove_if([&](const Stranger& one) { return one.connection == connection; });
 }
 
-void PeerServer::Impl::serve(Connection& connection) {
+asio::awaitable<void> PeerServer::Impl::serve(Connection& connection) {
   connection.set_patience({options.handshake, in(options.handshake), {}});
-  auto from_node = admit(connection, self);
+  auto from_node = co_await admit(connection, self);
   if (!from_node) {
     is_no_stranger(&connection);
     ++refused;
-    if (const auto more = stopping ? std::nullopt : told.pass())
+    if (const auto more = stopping() ? std::nullopt : told.pass())
       spdlog::warn("peers: {} was not let in: {}{}", connection.peer_address(), from_node.error().message(), *more);
-    return connection.linger();
+    co_return co_await connection.linger();
   }
   let_in(connection);
   auto counted = counters.of(from_node.value());
   connection.count_in(counted);
   ++counted->connections;
-  auto served = serve_requests(connection, from_node.value());
-  if (served || stopping) return;
+  auto served = co_await serve_requests(connection, from_node.value());
+  if (served || stopping()) co_return;
   ++counted->broken_connections;
   const bool nonsense = served.error().code() == Code::kCorrupt;
   spdlog::log(nonsense ? spdlog::level::warn : spdlog::level::debug, "peers: node {} ({}): {}",
               from_node.value(), connection.peer_address(), served.error().message());
 }
 
-Result<> PeerServer::Impl::serve_requests(Connection& connection, const std::string& from_node) {
+Task<> PeerServer::Impl::serve_requests(Connection& connection, const std::string& from_node) {
   connection.set_patience({options.silence, Deadline::max(), {}});
   for (;;) {
     set_idle(connection, true);
-    auto request = connection.wait_for_request(options.idle);
+    auto request = co_await connection.wait_for_request(options.idle);
     set_idle(connection, false);
-    if (!request || !request.value()) return ok();
-    PTC_TRY(auto header, connection.receive_header());
+    if (!request || !request.value()) co_return ok();
+    PTC_CO_TRY(auto header, co_await connection.receive_header());
     if (header.type == FrameType::kCall) {
-      PTC_TRY(serve_call(connection, header, from_node));
+      PTC_CO_TRY(co_await serve_call(connection, header, from_node));
     } else if (header.type == FrameType::kFetch) {
-      PTC_TRY(auto body, connection.receive_body(header));
-      PTC_TRY(auto fetch, decode_fetch(body));
-      PTC_TRY(FetchSender(connection, *options.images).send(header.request, fetch));
+      PTC_CO_TRY(auto body, co_await connection.receive_body(header));
+      PTC_CO_TRY(auto fetch, decode_fetch(body));
+      FetchSender sender(connection, *options.images);
+      PTC_CO_TRY(co_await sender.send(header.request, fetch));
     } else {
-      return unexpected(header);
+      co_return unexpected(header);
     }
   }
 }
 
-Result<> PeerServer::Impl::serve_call(Connection& connection, const FrameHeader& header,
-                                      const std::string& from_node) {
-  PTC_TRY(auto body, connection.receive_body(header));
-  PTC_TRY(auto call, decode_call(body));
-  if (call.body_bytes > kMaxCallBytes)
-    return make_error(Code::kCorrupt, "a call of {} bytes", call.body_bytes);
-  PTC_TRY(body, connection.receive_data(header.request, call.body_bytes));
-  auto answer = run(connection, header.request, call.method, body, from_node);
+Task<> PeerServer::Impl::serve_call(Connection& connection, FrameHeader header, const std::string& from_node) {
+  PTC_CO_TRY(auto announced, co_await connection.receive_body(header));
+  PTC_CO_TRY(auto call, decode_call(announced));
+  if (call.body_bytes > kMaxCallBytes) co_return make_error(Code::kCorrupt, "a call of {} bytes", call.body_bytes);
+  PTC_CO_TRY(auto body, co_await connection.receive_data(header.request, call.body_bytes));
+  auto answer = co_await run(connection, header.request, call.method, std::move(body), from_node);
   if (answer && answer.value().size() > kMaxCallBytes)
     answer = make_error(Code::kInternal, "the answer to {} has {} bytes, more than {}",
                         call.method, answer.value().size(), kMaxCallBytes);
-  if (!answer) return connection.send(FrameType::kError, header.request, encode(answer.error()));
-  PTC_TRY(connection.send(FrameType::kReply, header.request,
-                          encode(CallHeader{"", answer.value().size()})));
-  return connection.send_data(header.request, answer.value());
+  if (!answer) co_return co_await connection.send(FrameType::kError, header.request, encode(answer.error()));
+  const CallHeader reply{"", answer.value().size()};
+  PTC_CO_TRY(co_await connection.send(FrameType::kReply, header.request, encode(reply)));
+  co_return co_await connection.send_data(header.request, answer.value());
 }
 
-/// Runs the handler on a thread of its own; meanwhile the peer hears that this node lives.
-Result<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request,
-                                          const std::string& method, const std::string& body,
-                                          const std::string& from_node) {
+/// Runs the handler on another thread; meanwhile the peer hears that this node lives.
+Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request, const std::string& method,
+                                        std::string body, const std::string& from_node) {
   auto handler = handler_of(method);
   if (!handler)
-    return make_error(Code::kUnavailable, "node {} does not answer {}, or not yet", self.node,
-                      quoted(method));
-  auto answer = std::async(std::launch::async, [&]() -> Result<std::string> {
-    ::pthread_setname_np(::pthread_self(), "ptcfs-call");
-    try {
-      return (*handler)(body, from_node);
-    } catch (const std::exception& error) {
-      spdlog::error("peers: {} of node {}: {}", method, from_node, error.what());
-      return make_error(Code::kInternal, "{}", error.what());
+    co_return make_error(Code::kUnavailable, "node {} does not answer {}, or not yet", self.node, quoted(method));
+  std::optional<Result<std::string>> answer;  // written on this executor
+  asio::steady_timer woken(co_await asio::this_coro::executor);
+  std::function<void()> work = [&] {
+    auto run_handler = [&]() -> Result<std::string> {
+      try {
+        return (*handler)(body, from_node);
+      } catch (const std::exception& error) {
+        spdlog::error("peers: {} of node {}: {}", method, from_node, error.what());
+        return make_error(Code::kInternal, "{}", error.what());
+      }
+    };
+    auto result = std::make_shared<Result<std::string>>(run_handler());
+    asio::post(woken.get_executor(), [&answer, &woken, result] {
+      answer = std::move(*result);
+      woken.cancel();
+    });
+  };
+  try {
+    calls.run(std::move(work));
+  } catch (const std::system_error& error) {
+    co_return make_error(Code::kUnavailable, "node {} has no thread for {}: {}", self.node, quoted(method), error.what());
+  }
+  for (bool listening = true; !answer;) {
+    woken.expires_after(kPingEvery);
+    co_await woken.async_wait(kTuple);
+    if (!answer && listening) {
+      auto sent = co_await connection.send(FrameType::kPing, request);
+      listening = sent.has_value();
     }
-  });
-  bool listening = true;
-  while (answer.wait_for(kPingEvery) != std::future_status::ready)
-    listening = listening && connection.send(FrameType::kPing, request).has_value();
-  return answer.get();
+  }
+  co_return *std::move(answer);
 }
 
 std::shared_ptr<const PeerServer::Handler> PeerServer::Impl::handler_of(
@@ -277,37 +297,48 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
   auto impl = std::make_unique<Impl>();
   PTC_TRY(auto credentials, Credentials::load(options.auth));
   PTC_TRY(auto address, PeerAddress::parse(options.listen));
-  PTC_TRY(impl->listener, listen_on(address));
-  if (!impl->listener.loopback && !credentials->authenticates()) {
+  PTC_TRY(auto listener, listen_on(address));
+  if (!listener.loopback && !credentials->authenticates()) {
     if (!options.auth.insecure)
       return invalid_argument(
           "listening for nodes on {}, where others than this machine can connect, needs a shared "
           "secret or certificates, or the word that it may be without",
-          impl->listener.address);
-    spdlog::warn("peers: {} takes connections of anybody: there is no authentication",
-                 impl->listener.address);
+          listener.address);
+    spdlog::warn("peers: {} takes connections of anybody: there is no authentication", listener.address);
   }
-  spdlog::debug("peers: listens on {}", impl->listener.address);
+  spdlog::debug("peers: listens on {}", listener.address);
+  impl->address = std::move(listener.address);
+  impl->port = listener.port;
   impl->self = {options.node, options.cluster, std::move(credentials)};
   impl->options = std::move(options);
-  impl->acceptor = std::thread([impl = impl.get()] {
-    ::pthread_setname_np(::pthread_self(), "ptcfs-peers");
-    impl->accept_all();
-  });
+  if (!impl->options.io) {
+    PTC_TRY(impl->options.io, IoThreads::start());
+  }
+  impl->listener.emplace(std::move(listener.fd));
+  impl->listener->set_patience({std::chrono::hours(1), Deadline::max(), impl->stop.get_token()});
+  const IoExecutor strand = impl->options.io->new_strand();
+  impl->listener->attach(strand);
+  impl->accepting = true;
+  auto end = [impl = impl.get()](std::exception_ptr) {
+    impl->listener->detach();
+    std::lock_guard lock(impl->mutex);
+    impl->accepting = false;
+    impl->one_less.notify_all();
+  };
+  asio::co_spawn(strand, impl->accept_all(), std::move(end));
   return std::unique_ptr<PeerServer>(new PeerServer(std::move(impl)));
 }
 
 PeerServer::~PeerServer() {
-  impl_->stopping = true;
-  ::shutdown(impl_->listener.fd.get(), SHUT_RDWR);  // wakes poll
-  impl_->acceptor.join();
+  impl_->stop.request_stop();
   std::unique_lock lock(impl_->mutex);
+  impl_->one_less.wait(lock, [&] { return !impl_->accepting; });
   for (Connection* connection : impl_->open) connection->cut();
   impl_->one_less.wait(lock, [&] { return impl_->open.empty(); });
 }
 
-uint16_t PeerServer::port() const { return impl_->listener.port; }
-std::string PeerServer::address() const { return impl_->listener.address; }
+uint16_t PeerServer::port() const { return impl_->port; }
+std::string PeerServer::address() const { return impl_->address; }
 
 void PeerServer::handle(std::string method, Handler handler) {
   std::lock_guard lock(impl_->mutex);

@@ -13,6 +13,7 @@
 #include "store/base/error.h"
 #include "store/image/image_store.h"
 #include "store/rpc/credentials.h"
+#include "store/rpc/io_threads.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {
@@ -23,16 +24,17 @@ struct PeerServerOptions {
   std::string cluster;  // a peer of another cluster is refused
   PeerAuth auth;
   ImageStore* images = nullptr;  // what fetches read; outlives the server
+  std::shared_ptr<IoThreads> io = nullptr;  // null: threads of its own
   size_t max_connections = descriptors_for_peers();  // that were let in; for a further one an idle one is closed
-  size_t max_strangers = 32;  // connections that are not let in yet, besides
+  size_t max_strangers = 256;  // connections that are not let in yet, besides
   std::chrono::milliseconds handshake{3'000};  // from the accept to a peer that is let in
   std::chrono::milliseconds silence{10'000};   // within a request, or of a peer that does not read
   std::chrono::milliseconds idle{300'000};     // between requests
 };
 
-/// A thread for each connection, a further one for each call that is being answered. Nothing is kept for
-/// a peer but one chunk of a stream: one that does not read stops its own connection only, and is cut off
-/// after a while. Where as many were let in as may be, a further one takes the place of the one that has been idle for
+/// Connections share a few threads; there is a further one for each call that is being answered. Nothing is kept for
+/// a peer but one chunk of a stream, while that lasts: one that does not read stops its own connection only, and is cut
+/// off after a while. Where as many were let in as may be, a further one takes the place of the one that has been idle for
 /// longest, and is closed at once where none is idle. One that speaks nonsense is logged with its address and cut off. Of more strangers than may
 /// be, the oldest is cut off of those addresses that have most of them; what is logged of strangers is limited in rate.
 class PeerServer {

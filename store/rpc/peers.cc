@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "store/base/json.h"
+#include "store/rpc/address.h"
 #include "store/rpc/connection.h"
 #include "store/rpc/handshake.h"
 #include "store/rpc/messages.h"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr auto kKeep = std::chrono::seconds(60);  // shorter than a server's patience
 constexpr size_t kKeepCount = 8;                  // for each node
+constexpr size_t kCallsAtOnce = 128;              // of one thread
 
 }  // namespace
 
@@ -36,8 +38,11 @@ struct Peers::Impl {
 
   Result<std::string> address_of(const std::string& node);
   std::unique_ptr<Connection> take_kept(const std::string& node);
-  Result<std::unique_ptr<Connection>> connect(const std::string& node, const std::string& address, Deadline deadline,
-                                              std::stop_token stop);
+  Task<std::unique_ptr<Connection>> connect(const std::string& node, const std::string& address, Deadline deadline,
+                                            std::stop_token stop);
+  Task<std::unique_ptr<Connection>> make(const std::string& node, const std::string& address, Deadline deadline,
+                                         std::stop_token stop);
+  Task<std::string> exchange(Connection& connection, std::string_view method, std::string_view body);
 };
 
 std::unique_ptr<Connection> Peers::Impl::take_kept(const std::string& node) {
@@ -62,23 +67,38 @@ Result<std::string> Peers::Impl::address_of(const std::string& node) {
   return found->second.address;
 }
 
-Result<std::unique_ptr<Connection>> Peers::Impl::connect(const std::string& node, const std::string& text,
-                                                         Deadline deadline, std::stop_token stop) {
-  auto make = [&]() -> Result<std::unique_ptr<Connection>> {
-    PTC_TRY(auto address, PeerAddress::parse(text));
-    deadline = std::min(deadline, std::chrono::steady_clock::now() + options.connect);
-    PTC_TRY(auto socket, connect_to(address, deadline, stop));
-    auto connection = std::make_unique<Connection>(std::move(socket), text);
-    auto counted = counters.of(node);
-    connection->count_in(counted);
-    connection->set_patience({options.connect, deadline, stop});
-    PTC_TRY(greet(*connection, self, node));
-    ++counted->connections;
-    return connection;
-  };
-  auto made = make();
-  if (!made) return std::move(made).error().with_context(fmt::format("node {} ({})", node, text));
-  return made;
+Task<std::unique_ptr<Connection>> Peers::Impl::make(const std::string& node, const std::string& text,
+                                                    Deadline deadline, std::stop_token stop) {
+  PTC_CO_TRY(auto address, PeerAddress::parse(text));
+  deadline = std::min(deadline, std::chrono::steady_clock::now() + options.connect);
+  Patience patience{options.connect, deadline, std::move(stop)};
+  PTC_CO_TRY(auto socket, co_await connect_to(std::move(address), patience));
+  auto connection = std::make_unique<Connection>(std::move(socket), text);
+  auto counted = counters.of(node);
+  connection->count_in(counted);
+  connection->set_patience(std::move(patience));
+  connection->attach(co_await asio::this_coro::executor);
+  PTC_CO_TRY(co_await greet(*connection, self, node));
+  ++counted->connections;
+  co_return connection;
+}
+
+Task<std::unique_ptr<Connection>> Peers::Impl::connect(const std::string& node, const std::string& text,
+                                                       Deadline deadline, std::stop_token stop) {
+  auto made = co_await make(node, text, deadline, std::move(stop));
+  if (!made) co_return std::move(made).error().with_context(fmt::format("node {} ({})", node, text));
+  co_return made;
+}
+
+Task<std::string> Peers::Impl::exchange(Connection& connection, std::string_view method, std::string_view body) {
+  const uint64_t request = next_request++;
+  const CallHeader call{std::string(method), body.size()};
+  PTC_CO_TRY(co_await connection.send(FrameType::kCall, request, encode(call)));
+  PTC_CO_TRY(co_await connection.send_data(request, body));
+  PTC_CO_TRY(auto announced, co_await connection.expect(FrameType::kReply, request));
+  PTC_CO_TRY(auto reply, decode_call(announced));
+  if (reply.body_bytes > kMaxCallBytes) co_return make_error(Code::kCorrupt, "an answer of {} bytes", reply.body_bytes);
+  co_return co_await connection.receive_data(request, reply.body_bytes);
 }
 
 Peers::Peers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -89,6 +109,9 @@ Result<std::unique_ptr<Peers>> Peers::create(PeersOptions options) {
   PTC_TRY(auto credentials, Credentials::load(options.auth));
   impl->self = {options.node, options.cluster, std::move(credentials)};
   impl->options = std::move(options);
+  if (!impl->options.io) {
+    PTC_TRY(impl->options.io, IoThreads::start());
+  }
   return std::unique_ptr<Peers>(new Peers(std::move(impl)));
 }
 
@@ -106,19 +129,24 @@ void Peers::remove(const std::string& node) {
   impl_->peers.erase(node);
 }
 
-Result<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline deadline,
-                                                std::stop_token stop) {
-  if (auto kept = impl_->take_kept(node)) return kept;
-  PTC_TRY(auto address, impl_->address_of(node));
-  return impl_->connect(node, address, deadline, std::move(stop));
+Task<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline deadline, std::stop_token stop) {
+  if (auto kept = impl_->take_kept(node)) {
+    kept->attach(co_await asio::this_coro::executor);
+    co_return kept;
+  }
+  PTC_CO_TRY(auto address, impl_->address_of(node));
+  co_return co_await impl_->connect(node, address, deadline, std::move(stop));
 }
 
 Result<> Peers::meet(const std::string& node, const std::string& address) {
-  PTC_TRY(impl_->connect(node, address, Deadline::max(), {}));
+  auto met = run_here([&](IoExecutor) { return impl_->connect(node, address, Deadline::max(), {}); });
+  if (!met) return std::move(met).error();
+  met.value()->detach();
   return ok();
 }
 
 void Peers::give_back(const std::string& node, std::unique_ptr<Connection> connection) {
+  connection->detach();
   connection->set_patience({});
   std::lock_guard lock(impl_->mutex);
   auto found = impl_->peers.find(node);
@@ -128,42 +156,52 @@ void Peers::give_back(const std::string& node, std::unique_ptr<Connection> conne
     kept.push_back({std::move(connection), std::chrono::steady_clock::now() + kKeep});
 }
 
-Result<std::string> Peers::call(const std::string& node, std::string_view method,
-                                std::string_view body, std::chrono::milliseconds timeout,
-                                std::stop_token stop) {
+Task<std::string> Peers::ask(const std::string& node, std::string_view method, std::string_view body,
+                             Deadline deadline, std::stop_token stop) {
   if (body.size() > kMaxCallBytes || method.empty() || method.size() > kMaxNameBytes)
-    return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method),
-                            body.size(), kMaxCallBytes);
-  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
-  PTC_TRY(auto connection, take(node, deadline, stop));
+    co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method), body.size(), kMaxCallBytes);
+  PTC_CO_TRY(auto connection, co_await take(node, deadline, stop));
   connection->set_patience({impl_->options.silence, deadline, stop});
-  const uint64_t request = impl_->next_request++;
-  auto exchange = [&]() -> Result<std::string> {
-    PTC_TRY(connection->send(FrameType::kCall, request,
-                             encode(CallHeader{std::string(method), body.size()})));
-    PTC_TRY(connection->send_data(request, body));
-    PTC_TRY(auto announced, connection->expect(FrameType::kReply, request));
-    PTC_TRY(auto reply, decode_call(announced));
-    if (reply.body_bytes > kMaxCallBytes)
-      return make_error(Code::kCorrupt, "an answer of {} bytes", reply.body_bytes);
-    return connection->receive_data(request, reply.body_bytes);
-  };
-  auto answer = exchange();
+  auto answer = co_await impl_->exchange(*connection, method, body);
   if (answer || connection->error_was_said()) {
     give_back(node, std::move(connection));
-    return answer;
+    co_return answer;
   }
-  if (answer.error().code() == Code::kCancelled) return answer;
+  if (answer.error().code() == Code::kCancelled) co_return answer;
   ++counters(node)->broken_connections;
-  return make_error(Code::kUnavailable,
-                    "node {} ({}): {}; whether it has done {} is not known", node,
-                    connection->peer_address(), answer.error().message(), quoted(method));
+  co_return make_error(Code::kUnavailable, "node {} ({}): {}; whether it has done {} is not known", node,
+                       connection->peer_address(), answer.error().message(), quoted(method));
+}
+
+Result<std::string> Peers::call(const std::string& node, std::string_view method, std::string_view body,
+                                std::chrono::milliseconds timeout, std::stop_token stop) {
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  return run_here([&](IoExecutor) { return ask(node, method, body, deadline, stop); });
+}
+
+std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls, std::chrono::milliseconds timeout,
+                                                 std::stop_token stop) {
+  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+  std::vector<Result<std::string>> answers(calls.size(), Error(Code::kUnavailable, "was not asked"));
+  auto one = [&](size_t i) -> asio::awaitable<void> {
+    answers[i] = co_await ask(calls[i].node, calls[i].method, calls[i].body, deadline, stop);
+  };
+  auto all = [&](IoExecutor) -> Task<> {
+    std::function<asio::awaitable<void>(size_t)> work = one;
+    co_await for_each_of(calls.size(), kCallsAtOnce, std::move(work));
+    co_return ok();
+  };
+  auto asked = run_here(all);
+  for (auto& answer : answers)
+    if (!asked && !answer) answer = asked.error();
+  return answers;
 }
 
 std::shared_ptr<PeerCounters> Peers::counters(const std::string& node) {
   return impl_->counters.of(node);
 }
 std::chrono::milliseconds Peers::silence() const { return impl_->options.silence; }
+IoThreads& Peers::io() const { return *impl_->options.io; }
 std::vector<PeerNumbers> Peers::numbers() const { return impl_->counters.numbers(); }
 
 }  // namespace ptc

@@ -10,6 +10,7 @@
 
 #include "store/base/error.h"
 #include "store/rpc/credentials.h"
+#include "store/rpc/io_threads.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {
@@ -20,12 +21,13 @@ struct PeersOptions {
   std::string node;     // this node's name
   std::string cluster;
   PeerAuth auth;
+  std::shared_ptr<IoThreads> io = nullptr;   // null: threads of its own
   std::chrono::milliseconds connect{3'000};  // until a peer has let us in
   std::chrono::milliseconds silence{5'000};  // until a peer that says nothing counts as dead
 };
 
-/// Threads: any. Connections are made when needed, used by one call or stream at a time, and kept for the
-/// next for a minute.
+/// Threads: any. Whoever calls waits for the network itself; only streams of several nodes at once use the shared threads.
+/// Connections are made when needed, used by one call or stream at a time, and kept for the next for a minute.
 class Peers {
  public:
   static Result<std::unique_ptr<Peers>> create(PeersOptions options);
@@ -38,31 +40,41 @@ class Peers {
   /// Asks a node and waits for the answer. It is asked once at most: after kUnavailable of a connection
   /// that broke in the middle, whether it did what was asked is not known, and the message says so.
   ///
-  /// Cancellation: within 0.1 s, kCancelled; the node goes on with what it does.
+  /// Cancellation: at once, kCancelled; the node goes on with what it does.
   /// Errors: what the handler said, as it said it; kUnavailable (no address, nobody listens, silent for
   /// `silence`, deadline over, broken); kPermissionDenied (another cluster, or a secret that differs);
   /// kInvalidArgument (larger than kMaxCallBytes).
   Result<std::string> call(const std::string& node, std::string_view method, std::string_view body,
                            std::chrono::milliseconds timeout, std::stop_token stop = {});
 
+  /// Asks nodes at the same time, and waits for all answers, which are in their order.
+  struct Call {
+    std::string node, method, body;
+  };
+  std::vector<Result<std::string>> call_all(const std::vector<Call>& calls, std::chrono::milliseconds timeout,
+                                            std::stop_token stop = {});
+
   /// Connects anew to `address`, where `node` shall be, and both prove who they are. Nothing is kept.
   /// Errors: kPermissionDenied (another cluster, secret, authority, or name in the certificate); kUnavailable.
   Result<> meet(const std::string& node, const std::string& address);
 
-  /// For a transport: a connection that was let in and has nothing under way, kept or new.
-  Result<std::unique_ptr<Connection>> take(const std::string& node,
-                                           std::chrono::steady_clock::time_point deadline,
-                                           std::stop_token stop);
+  /// For a transport: a connection that was let in and has nothing under way, kept or new, attached to the executor of
+  /// the coroutine that asks.
+  Task<std::unique_ptr<Connection>> take(const std::string& node, std::chrono::steady_clock::time_point deadline,
+                                         std::stop_token stop);
   /// Keeps it for the next; only with nothing under way.
   void give_back(const std::string& node, std::unique_ptr<Connection> connection);
   std::shared_ptr<PeerCounters> counters(const std::string& node);
   std::chrono::milliseconds silence() const;
+  IoThreads& io() const;
 
   /// Of the connections that this node made.
   std::vector<PeerNumbers> numbers() const;
 
  private:
   struct Impl;
+  Task<std::string> ask(const std::string& node, std::string_view method, std::string_view body,
+                        std::chrono::steady_clock::time_point deadline, std::stop_token stop);
   explicit Peers(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -3,12 +3,12 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
+#include <iterator>
+#include <latch>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "store/rpc/connection.h"
 #include "store/transport/landing.h"
@@ -20,14 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kAttempts = 5;  // without one good chunk
 constexpr int kAttemptsOfOneOfMany = 2;  // the kept connection may be that to a daemon before this one
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
-
-/// Sleeps; less when stopped.
-void pause(std::chrono::milliseconds time, const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any never;
-  std::unique_lock lock(mutex);
-  never.wait_for(lock, stop, time, [] { return false; });
-}
 
 /// All items of one node, until they are there or the node is given up.
 class NodeFetch {
@@ -42,39 +34,38 @@ class NodeFetch {
         silence_(std::min(silence, peers.silence())),
         attempts_(silence < peers.silence() ? kAttemptsOfOneOfMany : kAttempts) {}
 
-  Result<> run() {
+  Task<> run() {
     while (landing_.bytes_left() > 0) {
       const uint64_t left = landing_.bytes_left();
-      auto streamed = stream();
+      auto streamed = co_await stream();
       if (streamed) continue;
       const Error& error = streamed.error();
-      if (error.code() == Code::kCancelled || final_ || no_place_) return streamed;
+      if (error.code() == Code::kCancelled || final_ || no_place_) co_return streamed;
       if (landing_.bytes_left() < left) failures_ = 0;
       if (++failures_ >= attempts_ || Clock::now() - since_ >= silence_)
-        return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
-                          failures_);
+        co_return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(), failures_);
       ++counters_->retries;
       const bool damaged = error.code() == Code::kCorrupt;
       spdlog::log(damaged ? spdlog::level::warn : spdlog::level::debug,
                   "fetch: {}; {} bytes are still to come, trying again", error.message(),
                   landing_.bytes_left());
-      pause(kFirstPause * (1 << (failures_ - 1)), stop_);
+      co_await pause(kFirstPause * (1 << (failures_ - 1)), stop_);
     }
-    return ok();
+    co_return ok();
   }
 
  private:
   /// One request and what comes of it. Sets final_ of an error that another connection would not mend.
-  Result<> stream() {
-    auto taken = peers_.take(node_, since_ + silence_, stop_);
+  Task<> stream() {
+    auto taken = co_await peers_.take(node_, since_ + silence_, stop_);
     if (!taken) {
       final_ = taken.error().code() == Code::kPermissionDenied;
-      if (!final_) return std::move(taken).error();
-      return Error(Code::kUnavailable, taken.error().message());
+      if (!final_) co_return std::move(taken).error();
+      co_return Error(Code::kUnavailable, taken.error().message());
     }
     auto connection = std::move(taken).value();
     const Clock::time_point asked = Clock::now();
-    auto received = receive(*connection);
+    auto received = co_await receive(*connection);
     if (connection->last_received() > asked) since_ = connection->last_received();
     const std::string from = fmt::format("node {} ({})", node_, connection->peer_address());
     final_ = connection->error_was_said();
@@ -83,30 +74,30 @@ class NodeFetch {
     } else if (received.error().code() != Code::kCancelled) {
       ++counters_->broken_connections;
     }
-    if (received) return ok();
+    if (received) co_return ok();
     Error error = std::move(received).error().with_context(from);
-    if (final_ && error.code() != Code::kCorrupt) return Error(Code::kUnavailable, error.message());
-    return error;
+    if (final_ && error.code() != Code::kCorrupt) co_return Error(Code::kUnavailable, error.message());
+    co_return error;
   }
 
-  Result<> receive(Connection& connection) {
+  Task<> receive(Connection& connection) {
     // Half of it: time is left for another connection before the node counts as dead.
     connection.set_patience({silence_ / 2, Deadline::max(), stop_});
     auto [request, bytes] = landing_.ask(kMaxFetchItems);
     constexpr uint64_t kRequest = 0;  // the only one of the connection that is under way
-    PTC_TRY(connection.send(FrameType::kFetch, kRequest, encode(request)));
+    PTC_CO_TRY(co_await connection.send(FrameType::kFetch, kRequest, encode(request)));
     while (bytes > 0) {
-      PTC_TRY(auto header, connection.expect_header(FrameType::kData, kRequest));
-      if (header.body_bytes == 0 || header.body_bytes > bytes) return unexpected(header);
-      PTC_TRY(connection.receive_body(header, landing_.place(header.body_bytes)));
+      PTC_CO_TRY(auto header, co_await connection.expect_header(FrameType::kData, kRequest));
+      if (header.body_bytes == 0 || header.body_bytes > bytes) co_return unexpected(header);
+      PTC_CO_TRY(co_await connection.receive_body(header, landing_.place(header.body_bytes)));
       Result<> landed = landing_.accept();
       if (landed.has_error()) {
         no_place_ = true;
-        return landed;
+        co_return landed;
       }
       bytes -= header.body_bytes;
     }
-    return ok();
+    co_return ok();
   }
 
   Peers& peers_;
@@ -122,6 +113,31 @@ class NodeFetch {
   bool no_place_ = false;  // here, for what came
 };
 
+/// Of several threads.
+class FirstError {
+ public:
+  void note(Result<> result) {
+    std::lock_guard lock(mutex_);
+    if (!result && !error_) error_ = std::move(result).error();
+  }
+  void note(const std::string& node, std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const std::exception& error) {  // no memory
+      note(make_error(Code::kNoSpace, "fetching from node {}: {}", node, error.what()));
+    }
+  }
+  Result<> take() {
+    std::lock_guard lock(mutex_);
+    if (error_) return *std::move(error_);
+    return ok();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<Error> error_;  // guarded by mutex_
+};
+
 class TcpTransport final : public Transport {
  public:
   TcpTransport(Peers& peers, std::unique_ptr<Transport> local)
@@ -134,31 +150,28 @@ class TcpTransport final : public Transport {
       (item.source->is_here() ? here : nodes[item.source->node()]).push_back(&item);
     if (nodes.empty()) return local_->fetch(items, std::move(stop));
 
-    std::mutex mutex;
-    std::optional<Error> first_error;  // guarded by mutex
-    auto note = [&](Result<> result) {
-      std::lock_guard lock(mutex);
-      if (!result && !first_error) first_error = std::move(result).error();
-    };
-    auto fetch_node = [&](const auto* node) {
-      try {
-        note(NodeFetch(peers_, node->first, node->second, stop, silence).run());
-      } catch (const std::exception& error) {  // no memory
-        note(make_error(Code::kNoSpace, "fetching from node {}: {}", node->first, error.what()));
-      }
-    };
-    {
-      std::vector<std::jthread> others;
-      const auto* mine = here.empty() ? &*nodes.begin() : nullptr;
-      for (const auto& node : nodes)
-        if (&node != mine) others.emplace_back(fetch_node, &node);
-      if (mine != nullptr)
-        fetch_node(mine);
-      else
-        note(fetch_here(here, stop));
+    FirstError first_error;
+    std::latch others(static_cast<ptrdiff_t>(nodes.size() - (here.empty() ? 1 : 0)));
+    auto mine = nodes.begin();  // by this thread, if there is nothing else for it to do
+    for (auto node = here.empty() ? std::next(mine) : mine; node != nodes.end(); ++node) {
+      auto fetch = [&, node]() -> asio::awaitable<void> {
+        NodeFetch one(peers_, node->first, std::move(node->second), stop, silence);
+        first_error.note(co_await one.run());
+      };
+      auto end = [&, node](std::exception_ptr thrown) {
+        first_error.note(node->first, thrown);
+        others.count_down();
+      };
+      asio::co_spawn(peers_.io().new_strand(), std::move(fetch), std::move(end));
     }
-    if (first_error) return *std::move(first_error);
-    return ok();
+    if (here.empty()) {
+      NodeFetch one(peers_, mine->first, std::move(mine->second), stop, silence);
+      first_error.note(run_here([&](IoExecutor) { return one.run(); }));
+    } else {
+      first_error.note(fetch_here(here, stop));
+    }
+    others.wait();
+    return first_error.take();
   }
 
  private:

@@ -9,19 +9,55 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <sstream>
 
 #include "store/rpc/connection.h"
 #include "store/rpc/handshake.h"
 #include "store/rpc/messages.h"
 #include "tcp_world.h"
+#include "tests/support/sockets.h"
 
 namespace ptc {
 namespace {
 
 using namespace std::chrono_literals;
+
+/// A connection of a thread that waits for it.
+class Stranger {
+  template <class Step>
+  auto here(Step step) {
+    auto result = run_here([&](const IoExecutor& executor) {
+      connection_.attach(executor);
+      return step();
+    });
+    connection_.detach();
+    return result;
+  }
+ public:
+  explicit Stranger(UniqueFd socket) : connection_(std::move(socket)) {}
+
+  Result<> greets(const std::string& other, const std::string& name = "x") {
+    const Identity self{name, "test", Credentials::load({}).value()};
+    return here([&] { return greet(connection_, self, other); });
+  }
+  Result<> sends(FrameType type, uint64_t request, std::string_view body) {
+    return here([&] { return connection_.send(type, request, body); });
+  }
+  Result<std::string> gets(FrameType type, uint64_t request) {
+    return here([&] { return connection_.expect(type, request); });
+  }
+  bool looks_alive() const { return connection_.looks_alive(); }
+  Result<FrameHeader> receives() {
+    return here([&] { return connection_.receive_header(); });
+  }
+
+ private:
+  Connection connection_;
+};
 
 class Handshake : public testing::Test {
  protected:
@@ -54,20 +90,19 @@ class Handshake : public testing::Test {
     return peers->call(other, "who", "", 10s);
   }
   /// A connection to the server without a handshake.
-  std::unique_ptr<Connection> stranger() {
+  std::unique_ptr<Stranger> stranger() {
     auto address = PeerAddress::parse(server_->address()).value();
-    return std::make_unique<Connection>(
-        connect_to(address, std::chrono::steady_clock::now() + 5s, {}).value());
+    return std::make_unique<Stranger>(connect_here(address).value());
   }
   /// Sends bytes, and what the server does then: true when it closes.
   bool is_cut_off_after(std::string_view bytes) {
     auto address = PeerAddress::parse(server_->address()).value();
-    UniqueFd socket = connect_to(address, std::chrono::steady_clock::now() + 5s, {}).value();
+    UniqueFd socket = connect_here(address).value();
     EXPECT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
     char rest[4096];
     for (;;) {
-      if (!wait_for(socket.get(), POLLIN, std::chrono::steady_clock::now() + 20s, {})) return false;
+      if (!comes(socket.get(), POLLIN, std::chrono::steady_clock::now() + 20s)) return false;
       if (::recv(socket.get(), rest, sizeof rest, 0) <= 0) return true;
     }
   }
@@ -155,7 +190,7 @@ TEST_F(Handshake, StrangersDoNotKeepOthersOutNorFillTheLog) {
   options.max_connections = 16;
   options.handshake = 60s;
   start(options);
-  std::vector<std::unique_ptr<Connection>> silent;
+  std::vector<std::unique_ptr<Stranger>> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(stranger());
   EXPECT_TRUE(comes_to_refuse(*server_, 200 - 8));
   EXPECT_EQ(ask({.auth = secret('a')}).value(), "asker");
@@ -226,7 +261,6 @@ TEST_F(Handshake, WhoSaysNothingIsCutOff) {
 
 TEST_F(Handshake, WhoWasLetInIsCutOffForNonsenseToo) {
   start(serving());
-  const Identity self{"x", "test", Credentials::load({}).value()};
   FetchRequest fetch;
   fetch.images = {"0123456789abcdef"};
   fetch.parts = {{.image = 0, .runs = whole_copy(10), .begin = 0, .end = 10}};
@@ -244,9 +278,9 @@ TEST_F(Handshake, WhoWasLetInIsCutOffForNonsenseToo) {
   };
   for (const auto& [type, body] : nonsense) {
     auto connection = stranger();
-    ASSERT_TRUE(is_ok(greet(*connection, self, "n1")));
-    ASSERT_TRUE(is_ok(connection->send(type, 5, body)));
-    EXPECT_TRUE(has_error(connection->receive_header(), Code::kUnavailable));
+    ASSERT_TRUE(is_ok(connection->greets("n1")));
+    ASSERT_TRUE(is_ok(connection->sends(type, 5, body)));
+    EXPECT_TRUE(has_error(connection->receives(), Code::kUnavailable));
   }
   EXPECT_EQ(server_->numbers()[0].broken_connections, std::size(nonsense));
   EXPECT_EQ(ask({}).value(), "asker") << "others are served";
@@ -256,11 +290,10 @@ TEST_F(Handshake, BeyondTheCapTheOneThatIsIdleForLongestGivesWay) {
   PeerServerOptions options = serving();
   options.max_connections = 2;
   start(options);
-  const Identity self{"x", "test", Credentials::load({}).value()};
-  std::vector<std::unique_ptr<Connection>> idle;
+  std::vector<std::unique_ptr<Stranger>> idle;
   for (size_t i = 0; i < 20; ++i) {
     idle.push_back(stranger());
-    ASSERT_TRUE(is_ok(greet(*idle.back(), self, "n1"))) << i;
+    ASSERT_TRUE(is_ok(idle.back()->greets("n1"))) << i;
     while (server_->numbers().empty() || server_->numbers()[0].connections < i + 1) std::this_thread::sleep_for(1ms);
     std::this_thread::sleep_for(5ms);
   }
@@ -283,34 +316,40 @@ TEST_F(Handshake, BeyondTheCapOneIsClosedWhenNoneIsIdle) {
     ended.wait();
     return Result<std::string>(std::string());
   });
-  const Identity self{"x", "test", Credentials::load({}).value()};
-  std::vector<std::unique_ptr<Connection>> busy;
+  std::vector<std::unique_ptr<Stranger>> busy;
   for (int i = 0; i < 2; ++i) {
     busy.push_back(stranger());
-    EXPECT_TRUE(is_ok(greet(*busy.back(), self, "n1")));
-    EXPECT_TRUE(is_ok(busy.back()->send(FrameType::kCall, 1, encode(CallHeader{"wait", 0}))));
+    EXPECT_TRUE(is_ok(busy.back()->greets("n1")));
+    EXPECT_TRUE(is_ok(busy.back()->sends(FrameType::kCall, 1, encode(CallHeader{"wait", 0}))));
   }
   while (called < 2) std::this_thread::sleep_for(1ms);
   auto third = stranger();
-  EXPECT_TRUE(has_error(greet(*third, self, "n1"), Code::kUnavailable));
+  EXPECT_TRUE(has_error(third->greets("n1"), Code::kUnavailable));
   end.set_value();
-  for (auto& one : busy) EXPECT_TRUE(is_ok(one->expect(FrameType::kReply, 1)));
+  for (auto& one : busy) EXPECT_TRUE(is_ok(one->gets(FrameType::kReply, 1)));
   Result<std::string> answer = std::string();
   do answer = ask({}); while (!answer);  // as soon as one is idle
   EXPECT_EQ(answer.value(), "asker");
 }
 
-/// A cluster of many nodes: each keeps a connection to each.
+size_t own_threads() {
+  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+/// A cluster of many nodes: each keeps a connection to each, and no thread for it.
 TEST_F(Handshake, ManyNodesAreLetIn) {
   PeerServerOptions options = serving();
   EXPECT_EQ(options.max_connections, descriptors_for_peers());
   start(options);
   const size_t count = std::min(descriptors_for_peers(), size_t{300});
-  std::vector<std::unique_ptr<Connection>> all;
+  const size_t threads = own_threads();
+  std::vector<std::unique_ptr<Stranger>> all;
   for (size_t i = 0; i < count; ++i) {
     all.push_back(stranger());
-    ASSERT_TRUE(is_ok(greet(*all.back(), {fmt::format("w{}", i), "test", Credentials::load({}).value()}, "n1"))) << i;
+    ASSERT_TRUE(is_ok(all.back()->greets("n1", fmt::format("w{}", i)))) << i;
   }
+  EXPECT_EQ(own_threads(), threads);
   EXPECT_EQ(server_->refused(), 0u);
 }
 
@@ -324,8 +363,8 @@ TEST_F(Handshake, APeerThatReadsNothingStopsOnlyItself) {
   fetch.images = {world_.publish(1, content)->id().text};
   fetch.parts = {{.image = 0, .runs = whole_copy(content.size()), .begin = 0, .end = content.size()}};
   auto idle = stranger();
-  ASSERT_TRUE(is_ok(greet(*idle, {"x", "test", Credentials::load({}).value()}, "n1")));
-  ASSERT_TRUE(is_ok(idle->send(FrameType::kFetch, 1, encode(fetch))));
+  ASSERT_TRUE(is_ok(idle->greets("n1")));
+  ASSERT_TRUE(is_ok(idle->sends(FrameType::kFetch, 1, encode(fetch))));
   EXPECT_EQ(ask({}).value(), "asker");
   while (server_->numbers()[1].broken_connections == 0) std::this_thread::sleep_for(20ms);
   EXPECT_LT(server_->numbers()[1].bytes_sent, content.size());

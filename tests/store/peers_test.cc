@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "store/rpc/frame.h"
@@ -61,6 +62,57 @@ TEST(Peers, CallsOfManyThreadsGetTheirOwnAnswers) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Peers, ManyAreAskedAtTheSameTimeByOneThread) {
+  TcpWorld world(4);
+  std::atomic<int> inside{0}, most{0};
+  for (size_t node : {1, 2, 3}) {
+    world.server(node)->handle("who", [&, node](std::string_view request, const std::string&) -> Result<std::string> {
+      const int now = ++inside;
+      for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {}
+      while (most < 30) std::this_thread::sleep_for(1ms);  // until all are being asked
+      if (node == 2) return Error(Code::kBusy, "not now");
+      return fmt::format("{} {}", node, request);
+    });
+  }
+  std::vector<Peers::Call> calls;
+  for (int i = 0; i < 30; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "who", std::to_string(i)});
+  calls.push_back({"n9", "who", ""});
+  const auto answers = world.peers().call_all(calls, 30s);
+  ASSERT_EQ(answers.size(), calls.size());
+  for (int i = 0; i < 30; ++i) {
+    if (i % 3 == 1)
+      EXPECT_TRUE(has_error(answers[i], Code::kBusy, "not now"));
+    else
+      EXPECT_EQ(answers[i].value(), fmt::format("{} {}", 1 + i % 3, i));
+  }
+  EXPECT_TRUE(has_error(answers.back(), Code::kUnavailable, "n9"));
+  EXPECT_TRUE(world.peers().call_all({}, 30s).empty());
+}
+
+TEST(Peers, WhoIsCancelledWaitsNoLonger) {
+  TcpWorld world(4, {.silence = 60s});
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::atomic<int> asked{0};
+  for (size_t node : {1, 2, 3})
+    world.server(node)->handle("wait", [&asked, ended](std::string_view, const std::string&) {
+      ++asked;
+      ended.wait();
+      return Result<std::string>("");
+    });
+  std::vector<Peers::Call> calls;
+  for (int i = 0; i < 300; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "wait", ""});  // not all at once
+  std::stop_source stop;
+  std::thread canceller([&] {
+    while (asked < 100) std::this_thread::sleep_for(1ms);
+    stop.request_stop();
+  });
+  for (const auto& answer : world.peers().call_all(calls, 60s, stop.get_token()))
+    EXPECT_TRUE(has_error(answer, Code::kCancelled));
+  canceller.join();
+  end.set_value();
 }
 
 TEST(Peers, AHandlerThatTakesLongIsNoDeadNode) {

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/sockets.h"
+
 namespace ptc {
 namespace {
 
 constexpr size_t kTwoWords = 4;
-
-Deadline in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
 
 /// Ends a connection by a reset, not in order. By the system call itself: ThreadSanitizer takes connect()
 /// for the birth of the descriptor, which the other direction's thread is using.
@@ -42,10 +42,10 @@ Relay::~Relay() {
 
 void Relay::accept_all() {
   while (!stop_.stop_requested()) {
-    if (!wait_for(listener_.fd.get(), POLLIN, Deadline::max(), stop_.get_token())) continue;
+    if (!comes(listener_.fd.get(), POLLIN, Deadline::max(), stop_.get_token())) continue;
     UniqueFd client(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!client.valid()) continue;
-    auto target = connect_to(target_, in(std::chrono::seconds(5)), stop_.get_token());
+    auto target = connect_here(target_, stop_.get_token());
     if (!target) continue;
     Pair& pair = pairs_.emplace_back();
     pair.client = std::move(client);
@@ -70,7 +70,7 @@ void Relay::pump(int from, int to, Plan plan) {
       reset(to);
       return;
     }
-    if (!wait_for(from, POLLIN, Deadline::max(), stop)) return;
+    if (!comes(from, POLLIN, Deadline::max(), stop)) return;
     uint64_t most = std::min({plan.cut_after - passed, plan.stall_after - passed, uint64_t{buffer.size()}});
     if (passed < plan.swap_at) most = std::min(most, plan.swap_at - passed);
     if (passed == plan.swap_at) {
@@ -87,7 +87,7 @@ void Relay::pump(int from, int to, Plan plan) {
       std::swap(buffer[1], buffer[3]);
     }
     for (size_t sent = 0; sent < bytes;) {
-      if (!wait_for(to, POLLOUT, Deadline::max(), stop)) return;
+      if (!comes(to, POLLOUT, Deadline::max(), stop)) return;
       const ssize_t moved = ::send(to, buffer.data() + sent, bytes - sent, MSG_NOSIGNAL);
       if (moved < 0 && errno != EAGAIN) return reset(from);
       if (moved > 0) sent += static_cast<size_t>(moved);

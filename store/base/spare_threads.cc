@@ -1,0 +1,53 @@
+#include "store/base/spare_threads.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace ptc {
+namespace {
+
+constexpr auto kKeep = std::chrono::seconds(10);  // a thread without work
+
+}  // namespace
+
+SpareThreads::~SpareThreads() {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  more_.notify_all();
+  less_.wait(lock, [&] { return threads_ == 0; });
+}
+
+void SpareThreads::run(std::function<void()> work) {
+  std::lock_guard lock(mutex_);
+  if (idle_ <= waiting_.size()) {
+    std::thread([this] { serve(); }).detach();
+    ++threads_;
+  }
+  waiting_.push_back(std::move(work));
+  more_.notify_one();
+}
+
+void SpareThreads::serve() {
+  ::pthread_setname_np(::pthread_self(), name_.c_str());
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ++idle_;
+    const bool called = more_.wait_for(lock, kKeep, [&] { return ending_ || !waiting_.empty(); });
+    --idle_;
+    if (waiting_.empty() && (ending_ || !called)) break;
+    if (waiting_.empty()) continue;
+    std::function<void()> work = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    work();
+    work = nullptr;
+    lock.lock();
+  }
+  --threads_;
+  less_.notify_all();
+}
+
+}  // namespace ptc

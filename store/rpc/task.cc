@@ -1,0 +1,51 @@
+#include "store/rpc/task.h"
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <algorithm>
+#include <memory>
+
+namespace ptc {
+
+asio::awaitable<void> pause(std::chrono::milliseconds time, std::stop_token stop) {
+  auto timer = std::make_shared<asio::steady_timer>(co_await asio::this_coro::executor, time);
+  std::function<void()> end = [timer] { asio::post(timer->get_executor(), [timer] { timer->cancel(); }); };
+  std::stop_callback<std::function<void()>> cancel(std::move(stop), std::move(end));
+  co_await timer->async_wait(kTuple);
+}
+
+struct internal::Lanes {
+  std::function<asio::awaitable<void>(size_t)> work;
+  size_t next = 0, count, running;
+  std::exception_ptr thrown;
+  asio::steady_timer all_ended;
+
+  asio::awaitable<void> run() {
+    while (next < count) co_await work(next++);
+  }
+};
+
+asio::awaitable<void> for_each_of(size_t count, size_t at_once, std::function<asio::awaitable<void>(size_t)> work) {
+  const IoExecutor executor = co_await asio::this_coro::executor;
+  const size_t lanes = std::min(count, at_once);
+  if (lanes == 0) co_return;
+  internal::Lanes shared{std::move(work), 0, count, lanes, {}, asio::steady_timer(executor, asio::steady_timer::time_point::max())};
+  std::function<void(std::exception_ptr)> end = [&shared](std::exception_ptr thrown) {
+    if (thrown) {
+      shared.thrown = thrown;
+      shared.next = shared.count;
+    }
+    if (--shared.running == 0) shared.all_ended.cancel();
+  };
+  for (size_t lane = 0; lane < lanes; ++lane) asio::co_spawn(executor, shared.run(), end);
+  while (shared.running > 0) co_await shared.all_ended.async_wait(kTuple);
+  if (shared.thrown) std::rethrow_exception(shared.thrown);
+}
+
+asio::io_context& internal::loop_of_this_thread() {
+  thread_local asio::io_context loop(1);
+  return loop;
+}
+
+}  // namespace ptc
