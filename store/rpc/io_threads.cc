@@ -3,43 +3,49 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <thread>
 #include <vector>
 
 #include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/strand.hpp>
 
 namespace ptc {
 
 struct IoThreads::Impl {
-  asio::io_context context;
-  asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
-  std::vector<std::thread> threads;
+  struct Loop {
+    asio::io_context context{1};
+    asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
+    std::thread thread;
+  };
+  std::vector<std::unique_ptr<Loop>> loops;
+  std::atomic<size_t> turn{0};
+
+  ~Impl() {
+    for (auto& loop : loops) loop->context.stop();
+    for (auto& loop : loops)
+      if (loop->thread.joinable()) loop->thread.join();
+  }
 };
 
 IoThreads::IoThreads(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+IoThreads::~IoThreads() = default;
 
 Result<std::shared_ptr<IoThreads>> IoThreads::start() try {
-  std::shared_ptr<IoThreads> io(new IoThreads(std::make_unique<Impl>()));
+  auto impl = std::make_unique<Impl>();
   const unsigned count = std::clamp(std::thread::hardware_concurrency(), 2u, 8u);
   for (unsigned i = 0; i < count; ++i) {
-    io->impl_->threads.emplace_back([&context = io->impl_->context] {
+    Impl::Loop& loop = *impl->loops.emplace_back(std::make_unique<Impl::Loop>());
+    loop.thread = std::thread([&context = loop.context] {
       ::pthread_setname_np(::pthread_self(), "ptcfs-net");
       context.run();
     });
   }
-  return io;
+  return std::shared_ptr<IoThreads>(new IoThreads(std::move(impl)));
 } catch (const std::exception& error) {
   return make_error(Code::kUnavailable, "threads for the network: {}", error.what());
 }
 
-IoThreads::~IoThreads() {
-  impl_->work.reset();
-  impl_->context.stop();
-  for (std::thread& thread : impl_->threads) thread.join();
-}
-
-IoExecutor IoThreads::new_strand() { return asio::make_strand(impl_->context); }
+IoExecutor IoThreads::next() { return impl_->loops[impl_->turn++ % impl_->loops.size()]->context.get_executor(); }
 
 }  // namespace ptc

@@ -110,7 +110,7 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
     const std::string& peer = connection->peer_address();
     strangers.push_back({connection.get(), peer.substr(0, peer.rfind(':'))});
   }
-  const IoExecutor strand = options.io->new_strand();
+  const IoExecutor executor = options.io->next();
   auto end = [this, connection](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
@@ -119,11 +119,11 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
     }
     has_ended(connection.get());
   };
-  auto begin = [this, connection, strand]() -> asio::awaitable<void> {
-    connection->attach(strand);
+  auto begin = [this, connection, executor]() -> asio::awaitable<void> {
+    connection->attach(executor);
     co_await serve(*connection);
   };
-  asio::co_spawn(strand, std::move(begin), std::move(end));
+  asio::co_spawn(executor, std::move(begin), std::move(end));
 }
 
 void PeerServer::Impl::has_ended(Connection* connection) {
@@ -316,8 +316,8 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
   }
   impl->listener.emplace(std::move(listener.fd));
   impl->listener->set_patience({std::chrono::hours(1), Deadline::max(), impl->stop.get_token()});
-  const IoExecutor strand = impl->options.io->new_strand();
-  impl->listener->attach(strand);
+  const IoExecutor executor = impl->options.io->next();
+  impl->listener->attach(executor);
   impl->accepting = true;
   auto end = [impl = impl.get()](std::exception_ptr) {
     impl->listener->detach();
@@ -325,7 +325,7 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
     impl->accepting = false;
     impl->one_less.notify_all();
   };
-  asio::co_spawn(strand, impl->accept_all(), std::move(end));
+  asio::co_spawn(executor, impl->accept_all(), std::move(end));
   return std::unique_ptr<PeerServer>(new PeerServer(std::move(impl)));
 }
 

@@ -162,7 +162,7 @@ class TcpTransport final : public Transport {
         first_error.note(node->first, thrown);
         others.count_down();
       };
-      asio::co_spawn(peers_.io().new_strand(), std::move(fetch), std::move(end));
+      asio::co_spawn(peers_.io().next(), std::move(fetch), std::move(end));
     }
     if (here.empty()) {
       NodeFetch one(peers_, mine->first, std::move(mine->second), stop, silence);
