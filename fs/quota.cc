@@ -9,10 +9,11 @@
 namespace ptc {
 namespace {
 
-/// Whether so much more is too much. What is less than before never is.
+/// Whether so much more is too much. What is less than before never is; what cannot even be counted always is.
 bool exceeds(const QuotaAmount& used, const QuotaAmount& more, const QuotaLimit& limit) {
   const auto too_much = [](int64_t now, int64_t added, uint64_t most) {
-    return added > 0 && most != UINT64_MAX && static_cast<uint64_t>(std::max<int64_t>(0, now + added)) > most;
+    int64_t sum = 0;
+    return added > 0 && (__builtin_add_overflow(now, added, &sum) || (sum > 0 && static_cast<uint64_t>(sum) > most));
   };
   return too_much(used.bytes, more.bytes, limit.bytes) || too_much(used.files, more.files, limit.files);
 }
@@ -84,7 +85,8 @@ std::vector<std::string> Quotas::jobs() const {
 FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
   std::lock_guard lock(mutex_);
   look_locked();
-  if (exceeds(account->all, amount, limit_of(*account)) || (user != 0 && exceeds(users_[user], amount, each_user_)))
+  if (exceeds(account->all, amount, limit_of(*account)) ||
+      exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
     return Errno{EDQUOT};
   add_locked(*account, user, amount);
   return ok();

@@ -44,6 +44,7 @@ bool is_in_group(const Caller& caller, gid_t group) {
   return false;
 }
 
+constexpr uint64_t kMostAtOnce = uint64_t{1} << 60;  // no file system has so much
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t page_begin(uint64_t offset) { return offset / kPage * kPage; }
 constexpr uint64_t page_end(uint64_t offset) { return page_begin(offset + kPage - 1); }
@@ -95,6 +96,7 @@ int64_t xattr_bytes(const std::string& path) { return xattr_bytes(path.c_str(), 
 template <class Change>
 auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change()) {
   if (!job_->limited()) return change();
+  if (most > kMostAtOnce) return Errno{EDQUOT};
   Quotas& quotas = job_->tree().quotas();
   const Quotas::Account& job = job_->account();
   std::shared_lock gate(job_->space_gate());

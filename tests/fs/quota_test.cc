@@ -68,6 +68,18 @@ TEST_F(QuotasTest, NothingGoesThatIsNotThere) {
   EXPECT_EQ(left(), 100);
 }
 
+TEST_F(QuotasTest, WhatCannotBeCountedIsTooMuch) {
+  const Quotas::Account job = quotas_.account("job");
+  quotas_.set_job_limit("job", QuotaLimit{.bytes = 80});
+  ASSERT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
+  EXPECT_FALSE(quotas_.reserve(job, kAnn, {INT64_MAX, 0}));
+  EXPECT_FALSE(quotas_.reserve(job, 0, {INT64_MAX - 40, 0}));
+  EXPECT_EQ(left(), 40);
+  quotas_.set_job_limit("job", QuotaLimit{.files = 10});
+  EXPECT_FALSE(quotas_.reserve(job, 0, {INT64_MAX, 0}));
+  EXPECT_EQ(left(), 40);
+}
+
 TEST_F(QuotasTest, WhatTheKernelWritesByItselfIsLookedAt) {
   const Quotas::Account job = quotas_.account("job");
   know(job, true);

@@ -149,6 +149,21 @@ class Quotas(users.TestCase):
         self.assertLessEqual(os.stat(two + "/d").st_blocks * 512, 5 * MIB)
         self.remove(one, two, os.path.join(self.mount.path, "bytes-three"))
 
+    def test_space_that_nobody_has_frees_none(self):
+        job = self.job_of(ANN, "huge")
+        self.expect("", ANN, write, job + "/a", 8 * MIB)
+
+        def allocate(size):
+            fd = os.open(job + "/b", os.O_RDWR | os.O_CREAT)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            finally:
+                os.close(fd)
+        for size in ((1 << 63) - 1, (1 << 63) - 8193, (1 << 62)):
+            self.assertIn(run_as(ANN, allocate, size), ("EDQUOT", "ENOSPC", "EFBIG"))
+            self.expect("EDQUOT", ANN, write, job + "/c", MIB)
+        self.remove(job)
+
     def test_files_of_a_user_and_of_a_job(self):
         one, two = self.job_of(ANN, "files-one"), self.job_of(ROOT, "files-two")
 
