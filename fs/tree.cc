@@ -563,9 +563,9 @@ JobViewRef Tree::known_view(const std::string& job_name) {
 }
 
 void Tree::jobs_changed() {
-  // Of those that nobody has looked at; of others when somebody does.
+  // The view of one, if there is any, goes when somebody looks for it, which may be never.
   for (const std::string& name : quotas_.jobs())
-    if (store_ != nullptr && store_->find(name) == nullptr && known_view(name) == nullptr) quotas_.settle(quotas_.detach(name));
+    if (store_ != nullptr && store_->find(name) == nullptr) quotas_.settle(quotas_.detach(name));
   std::lock_guard lock(cache_mutex_);
   if (cache_ == nullptr) return;
   touch_directory(root_fd());

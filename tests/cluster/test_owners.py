@@ -141,5 +141,31 @@ class Owners(TestCase):
             self.assertNotIn("of root", json.dumps(status))
 
 
+
+class Quotas(TestCase):
+    NODES = 2
+    OPTIONS = ("-o", "allow_other", "--quota-user", "8M")
+
+    def test_a_job_that_another_node_removed_counts_no_more(self):
+        for node in self.nodes.nodes:
+            os.chmod(node.path, 0o777)
+        first, second = (node.path for node in self.nodes.nodes)
+        for name in (self.name, self.name + "-other"):
+            self.assertEqual(run_as(ANN, os.mkdir, os.path.join(first, name)), "")
+            cluster.until(lambda name=name: os.path.isdir(os.path.join(second, name)), f"{name} is there")
+        self.addCleanup(self.nodes.nodes[0].ptc, "rm", "--force", self.name + "-other", check=False)
+
+        def write(name):
+            with open(os.path.join(second, name, "file"), "wb", buffering=0) as file:
+                for _ in range(6):
+                    file.write(b"x" * (1 << 20))
+        other = self.name + "-other"
+        self.assertEqual(run_as(ANN, write, self.name), "")
+        self.assertEqual(run_as(ANN, write, other), "EDQUOT")
+        self.nodes.nodes[0].ptc("rm", "--force", "--yes", self.name)
+        # Nobody has looked there for what was removed.
+        cluster.until(lambda: run_as(ANN, write, other) == "", "what was removed elsewhere counts no more", 10)
+
+
 if __name__ == "__main__":
     mount.main()
