@@ -446,14 +446,18 @@ Result<> Job::Impl::CommitAttempt::hide() {
 Result<> Job::Impl::CommitAttempt::decide() {
   Result<> decided = decide_once();
   auto conflicts = [&] { return decided.has_error() && decided.error().code() == Code::kConflict; };
+  auto exists = [&] {
+    std::lock_guard lock(job_.mutex);
+    return job_.is_named(name_);
+  };
   // It names the layout in force and the last commit, and others change these too.
   constexpr int kTries = 10;
   for (int tries = 1; tries < kTries && conflicts() && job_.services.cluster != nullptr; ++tries) {
-    PTC_TRY(job_.sync());
-    if (job_.job->find_checkpoint(name_) != nullptr) break;
+    PTC_TRY(job_.follow());
+    if (exists()) break;
     decided = decide_once();
   }
-  if (conflicts() && (job_.services.cluster == nullptr || job_.job->find_checkpoint(name_) != nullptr))
+  if (conflicts() && (job_.services.cluster == nullptr || exists()))
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name_);
   return decided;
 }

@@ -159,7 +159,8 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
   constexpr auto kTurn = std::chrono::seconds(2);
   doubts.settle([&]() -> Result<> {
     PTC_TRY(services.meta->settle());
-    return sync();
+    PTC_TRY(follow());
+    return ok();
   });
   look_after_attempts();
   look_after_commits_elsewhere(stop);

@@ -246,7 +246,7 @@ void Job::Impl::look_after_commits_elsewhere(const std::stop_token& stop) {
 Result<> Job::Impl::settle_commit_elsewhere(const std::string& id, const std::string& leader, const std::stop_token& stop) {
   PTC_TRY(auto outcome, ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
   if (outcome == "open") return make_error(Code::kBusy, "node {} has not decided yet", leader);
-  PTC_TRY(sync());  // what it has decided by now is seen in the metadata
+  PTC_TRY(follow());  // what it has decided by now is seen in the metadata
   std::shared_ptr<CommitShare> share;
   {
     std::lock_guard lock(mutex);

@@ -86,6 +86,22 @@ TEST_F(LostTest, ItCanBeRemovedAloneAndItsJobGoesOn) {
   EXPECT_EQ(cluster_.job(0, "job")->find_checkpoint("base"), nullptr);
 }
 
+TEST_F(LostTest, ItsNameIsTaken) {
+  write(1, LayoutSpec());
+  Result<> refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), Code::kAlreadyExists) << refused.error().message();
+}
+
+TEST_F(LostTest, ADoubtIsSettledAllTheSame) {
+  write(1, LayoutSpec());
+  cluster_.doubt(1, true);
+  EXPECT_TRUE(cluster_.job(1, "job")->commit("base", "next").has_error());
+  cluster_.doubt(1, std::nullopt);
+  bool done = false;
+  EXPECT_TRUE(becomes([&] { return done = done || cluster_.job(1, "job")->commit("base", "next").has_value(); }));
+}
+
 /// Until somebody decides: what else was removed is carried out, and said to be.
 TEST_F(LostTest, OtherJobsAreTakenOverAndTheirTombstonesCarriedOut) {
   ASSERT_TRUE(cluster_.store(1).create_job("other").has_value());
