@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <memory>
+#include <shared_mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -86,6 +87,16 @@ Result<> CommitCheck::replace_by_copy(File& file) {
   if (::fstat(source.get(), &stat) != 0) return errno_error(errno, what);
   const HeldFd files = job_.files_fd();
   const int job_dir = files.get();
+  Quotas& quotas = job_.tree().quotas();
+  const QuotaAmount space = job_.limited() ? QuotaAmount{stat.st_blocks * 512, 1} : QuotaAmount{};
+  auto take_space = [&]() -> Result<> {
+    if (quotas.reserve(job_.account(), stat.st_uid, space)) return ok();
+    return Error(Code::kNoSpace, fmt::format("{} has another name outside, and the copy that is committed instead takes more than "
+                                             "its owner or the job may have", what), EDQUOT);
+  };
+  auto give_space = [&] { quotas.add(job_.account(), stat.st_uid, {-space.bytes, -space.files}); };
+  PTC_TRY(take_space());  // or it is not even made
+  give_space();
   PTC_TRY(auto copy, job_.scratch_path());
   PTC_TRY(auto target, open_file(job_dir, copy, O_WRONLY | O_CREAT | O_EXCL));
   auto exchange = [&] {
@@ -99,8 +110,16 @@ Result<> CommitCheck::replace_by_copy(File& file) {
       left -= sent;
     }
     if ((::geteuid() == 0 && ::fchown(target.get(), stat.st_uid, stat.st_gid) != 0) ||
-        ::fchmod(target.get(), stat.st_mode & 07777) != 0 || !exchange()) {
+        ::fchmod(target.get(), stat.st_mode & 07777) != 0) {
       return errno_error(errno, "replacing the hard link " + what);
+    }
+    // From the exchange on it has a name, by which it is counted.
+    const std::shared_lock gate(job_.space_gate());
+    PTC_TRY(take_space());
+    if (!exchange()) {
+      const int error = errno;
+      give_space();
+      return errno_error(error, "replacing the hard link " + what);
     }
     struct stat replaced = {};
     if (::fstatat(job_dir, copy.c_str(), &replaced, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -108,6 +127,7 @@ Result<> CommitCheck::replace_by_copy(File& file) {
       return ok();
     }
     exchange();
+    give_space();
     return make_error(Code::kBusy, "{} was replaced while it was being committed", what);
   }();
   ::unlinkat(job_dir, copy.c_str(), 0);

@@ -164,6 +164,24 @@ class Quotas(users.TestCase):
             self.expect("EDQUOT", ANN, write, job + "/c", MIB)
         self.remove(job)
 
+    def test_copies_of_hard_links_count(self):
+        job = self.job_of(ANN, "links")
+        self.expect("", ANN, write, job + "/a", 5 * MIB)
+
+        def commit():
+            os.makedirs(job + "/incoming/x/rank/0", exist_ok=True)
+            os.link(job + "/a", job + "/incoming/x/rank/0/a.bin")
+            write(job + "/incoming/x/rank/0/bad.safetensors", 1)
+            os.rename(job + "/incoming/x", job + "/checkpoints/x")
+        self.expect("EDQUOT", ANN, commit)
+        self.assertTrue(os.path.samefile(job + "/a", job + "/incoming/x/rank/0/a.bin"))
+        os.truncate(job + "/a", 3 * MIB)
+        os.unlink(job + "/incoming/x/rank/0/a.bin")
+        self.expect("ECANCELED", ANN, commit)
+        self.assertFalse(os.path.samefile(job + "/a", job + "/incoming/x/rank/0/a.bin"))
+        self.expect("EDQUOT", ANN, write, job + "/b", 3 * MIB)
+        self.remove(job)
+
     def test_files_of_a_user_and_of_a_job(self):
         one, two = self.job_of(ANN, "files-one"), self.job_of(ROOT, "files-two")
 
