@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <shared_mutex>
 #include <string>
 
 #include "fs/nodes/checkpoints_dir.h"
@@ -52,9 +53,18 @@ FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
         ::fchmod(fd.get(), owner.st_mode & 0777) != 0 || ::futimens(fd.get(), times) != 0) {
       return last_errno();
     }
-    return target.change([&] {
+    Quotas& quotas = parent.job().tree().quotas();
+    const Quotas::Account& account = parent.job().account();
+    const std::shared_lock gate(parent.job().space_gate());
+    struct stat made = {};
+    if (::fstat(fd.get(), &made) != 0) return last_errno();
+    const QuotaAmount space = parent.job().limited() ? QuotaAmount{made.st_blocks * 512, 1} : QuotaAmount{};
+    PTC_TRY(quotas.reserve(account, made.st_uid, space));
+    const FsResult<> renamed = target.change([&] {
       return ::renameat2(job_dir, scratch.c_str(), target_dir.get(), target_name.c_str(), flags) == 0;
     });
+    if (!renamed) quotas.add(account, made.st_uid, {-space.bytes, -space.files});
+    return renamed;
   }();
   if (!moved) {
     ::unlinkat(job_dir, scratch.c_str(), 0);
@@ -84,7 +94,11 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     if (from == to) return ok();
     if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
     if (from != nullptr && to != nullptr) return Errno{EPERM};
-    if (from != nullptr) return move_away(*this, *from, *target, target_name, flags);
+    if (from != nullptr) {
+      PTC_TRY(const HeldFd directory, target->held());
+      return target->take_away(directory, target_name,
+                               [&] { return move_away(*this, *from, *target, target_name, flags); });
+    }
     bool there = to->exists() && !job_->hidden().hidden(to->name());
     if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
     PTC_TRY(save_over(caller, *this, name, *to));

@@ -164,6 +164,23 @@ class Quotas(users.TestCase):
             self.expect("EDQUOT", ANN, write, job + "/c", MIB)
         self.remove(job)
 
+    def test_texts_that_are_moved_away_count(self):
+        job = self.job_of(ANN, "away")
+        text = '{"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1}' + " " * (400 << 10)
+
+        def move(number):
+            for count in range(number):
+                users.write_text(job + "/layout.json", text)
+                os.rename(job + "/layout.json", f"{job}/moved-{count}")
+        self.expect("EDQUOT", ANN, move, 30)
+        self.assertLessEqual(sum(os.stat(entry).st_blocks * 512 for entry in os.scandir(job) if entry.name != "layout.json"), 8 * MIB)
+        # One that takes the place of another takes its space, too.
+        self.remove(*(entry.path for entry in os.scandir(job) if entry.name.startswith("moved")))
+        self.expect("", ANN, write, job + "/moved-0", 5 * MIB)
+        self.expect("", ANN, move, 1)
+        self.within_seconds("", ANN, write, job + "/a", 6 * MIB)
+        self.remove(job)
+
     def test_copies_of_hard_links_count(self):
         job = self.job_of(ANN, "links")
         self.expect("", ANN, write, job + "/a", 5 * MIB)
