@@ -127,6 +127,12 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     }
     return remove(tree, *view, question);
   }
+  if (what == "unpin") {  // one that cannot be read: it has no directory, of which that is an attribute
+    if (!rights.owns) return make_error(Code::kPermissionDenied, "job '{}' belongs to another user", name);
+    PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
+    PTC_TRY(view->job().pin_checkpoint(checkpoint, false));
+    return json::value(nullptr);
+  }
   if (!rights.reads) {
     return make_error(Code::kPermissionDenied, "you may not read the directory of job '{}'", name);
   }
@@ -150,7 +156,7 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
       PTC_TRY(answer, view->job().verify(checkpoint, std::move(stop)));
     }
   } else {
-    return invalid_argument("'{}' is not something to do; plan, rules, verify, remove and drain are", what);
+    return invalid_argument("'{}' is not something to do; plan, rules, verify, remove, unpin and drain are", what);
   }
   // Answers that are JSON themselves are given as such.
   auto as_json = parse_json(answer, {.max_bytes = 64 << 20});

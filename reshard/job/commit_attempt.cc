@@ -448,7 +448,7 @@ Result<> Job::Impl::CommitAttempt::decide() {
   auto conflicts = [&] { return decided.has_error() && decided.error().code() == Code::kConflict; };
   auto exists = [&] {
     std::lock_guard lock(job_.mutex);
-    return job_.is_named(name_);
+    return job_.record_of(name_) != nullptr;
   };
   // It names the layout in force and the last commit, and others change these too.
   constexpr int kTries = 10;

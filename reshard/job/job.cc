@@ -64,6 +64,12 @@ bool Job::Impl::settled() const {
   return in_force.current == newest->checkpoint->name();
 }
 
+const CheckpointRecord* Job::Impl::record_of(std::string_view name) const {
+  if (const auto it = checkpoints.find(name); it != checkpoints.end()) return &it->second;
+  const auto one = damaged.find(name);
+  return one == damaged.end() ? nullptr : &one->second.record;
+}
+
 const std::pair<const std::string, Unreadable>* Job::Impl::lost() const {
   const auto found = std::find_if(damaged.begin(), damaged.end(), [](const auto& one) { return one.second.lost; });
   return found == damaged.end() ? nullptr : &*found;
@@ -583,10 +589,9 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
   CheckpointRecord record;
   {
     std::lock_guard lock(mutex);
-    auto it = checkpoints.find(name);
-    if (it == checkpoints.end())
-      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-    record = it->second;
+    const CheckpointRecord* known = record_of(name);
+    if (known == nullptr) return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
+    record = *known;
   }
   if (record.pinned == pinned) return ok();
   record.pinned = pinned;
@@ -596,7 +601,8 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
   transaction.puts = {{key, record_text(record)}};
   PTC_TRY(record.meta_revision, commit_fenced(std::move(transaction)));
   std::lock_guard lock(mutex);
-  checkpoints.find(name)->second = record;
+  if (const auto it = checkpoints.find(name); it != checkpoints.end()) it->second = record;
+  else if (const auto one = damaged.find(name); one != damaged.end()) one->second.record = record;
   changed.notify_all();  // it may be one too many now
   spdlog::info("job {}: checkpoint {} {}", job->name(), name, pinned ? "pinned" : "not pinned any more");
   return ok();
@@ -604,8 +610,8 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
 
 bool Job::is_pinned(std::string_view checkpoint) const {
   std::lock_guard lock(impl_->mutex);
-  auto it = impl_->checkpoints.find(checkpoint);
-  return it != impl_->checkpoints.end() && it->second.pinned;
+  const CheckpointRecord* known = impl_->record_of(checkpoint);
+  return known != nullptr && known->pinned;
 }
 
 Result<std::string> Job::dry_run(const std::string& layout_text) const {

@@ -168,7 +168,7 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(const 
   auto attempt = std::make_shared<CommitAttempt>(*this, std::move(id), incoming, name);
   std::lock_guard lock(mutex);
   if (closed || stopping) return make_error(Code::kNotFound, "job {} is being removed", job->name());
-  if (is_named(name)) return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
+  if (record_of(name) != nullptr) return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
   const auto [known, is_new] = attempts.emplace(incoming, attempt);
   if (!is_new) return make_error(Code::kBusy, "incoming/{} is being committed", incoming);
   try {

@@ -145,7 +145,7 @@ struct Job::Impl {
   bool closed = false;  // being removed: nothing may be committed any more
   std::map<std::string, Unreadable, std::less<>> damaged;  // checkpoints that could not be loaded
   std::set<std::string, std::less<>> damaged_ids;
-  bool is_named(std::string_view checkpoint) const { return checkpoints.contains(checkpoint) || damaged.contains(checkpoint); }  // mutex held
+  const CheckpointRecord* record_of(std::string_view name) const;  // also of one that cannot be shown; null: none; mutex held
   const std::pair<const std::string, Unreadable>* lost() const;  // one that is, and so this node leads nothing; mutex held
   std::vector<std::string> unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
   JobCounts counts;

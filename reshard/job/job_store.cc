@@ -447,11 +447,13 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     // Since the check something may have been committed; now nothing can be any more.
     if (!force && !job->checkpoints().empty())
       return make_error(Code::kBusy, "job {} holds a checkpoint", name);
-    for (const CheckpointRef& checkpoint : job->checkpoints())
-      if (job->is_pinned(checkpoint->name()))
+    std::vector<std::string> checkpoints = job->unreadable();
+    for (const CheckpointRef& checkpoint : job->checkpoints()) checkpoints.push_back(checkpoint->name());
+    for (const std::string& checkpoint : checkpoints)
+      if (job->is_pinned(checkpoint))
         return Error(Code::kPermissionDenied,
-                     fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
-                                 checkpoint->name(), name, name, checkpoint->name()),
+                     fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off", checkpoint, name,
+                                 name, checkpoint),
                      EPERM);
     const std::string itself = fmt::format("jobs/{}", name);
     PTC_TRY(auto there, meta->get(itself));

@@ -16,13 +16,16 @@ using ::testing::HasSubstr;
 class LostTest : public ClusterTest {
  protected:
   /// w0 alone has all of it, and is gone.
-  LostTest() {
+  explicit LostTest(bool pinned = false) {
     cluster_.loses = [](const std::string&, std::string_view method) {
       return method == "job/file" || method == "job/files";
     };
     EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
     write(0, LayoutSpec());
     commit(0);
+    if (pinned) {
+      EXPECT_TRUE(cluster_.job(0, "job")->pin_checkpoint("base", true).has_value());
+    }
     for (unsigned node : {1u, 2u}) EXPECT_NE(cluster_.job(node, "job"), nullptr);
     cluster_.stop(0);
     cluster_.loses = nullptr;
@@ -100,6 +103,22 @@ TEST_F(LostTest, ADoubtIsSettledAllTheSame) {
   cluster_.doubt(1, std::nullopt);
   bool done = false;
   EXPECT_TRUE(becomes([&] { return done = done || cluster_.job(1, "job")->commit("base", "next").has_value(); }));
+}
+
+class LostAndPinnedTest : public LostTest {
+ protected:
+  LostAndPinnedTest() : LostTest(true) {}
+};
+
+TEST_F(LostAndPinnedTest, ItStaysUntilThePinIsTakenOff) {
+  const JobRef job = cluster_.job(1, "job");
+  for (const Result<>& refused : {job->remove_checkpoint("base"), cluster_.store(1).remove_job("job", true)}) {
+    ASSERT_TRUE(refused.has_error());
+    EXPECT_EQ(refused.error().errno_value(), EPERM) << refused.error().message();
+  }
+  const Result<> unpinned = job->pin_checkpoint("base", false);
+  ASSERT_TRUE(unpinned.has_value()) << unpinned.error().message();
+  EXPECT_TRUE(job->remove_checkpoint("base").has_value());
 }
 
 /// Until somebody decides: what else was removed is carried out, and said to be.

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "tools/ptc/command.h"
+#include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
 
 namespace ptc::cli {
@@ -21,6 +22,14 @@ Result<int> run_pin(const Context& context, const PinOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.target));
   if (target.checkpoint.empty())
     return invalid_argument("'{}' names no checkpoint: ptc pin JOB/CHECKPOINT", options.target);
+  if (options.remove) {
+    PTC_TRY(auto status, read_status(target));
+    if (why_unreadable(status, target.checkpoint)) {
+      PTC_TRY(ask(target.mount, {{"do", "unpin"}, {"job", target.job}, {"checkpoint", target.checkpoint}}));
+      fmt::print("{} is not pinned\n", target.name());
+      return kDone;
+    }
+  }
   PTC_TRY(target, with_checkpoint(std::move(target)));
   const std::string dir = target.checkpoint_dir();
   const int result = options.remove ? ::removexattr(dir.c_str(), kPin)
