@@ -33,8 +33,24 @@ bool ShownName::is_empty() const {
   return std::filesystem::is_empty(fmt::format("/proc/self/fd/{}", directory_.get()), error);
 }
 
-void ShownName::remove_from(const std::string& path) const {
+void ShownName::remove_from(const std::string& path) {
+  std::lock_guard lock(mutex_);
   if (is_at(path)) rmdir(path.c_str());
+  gone_ = true;
+  remove_trace();
+}
+
+void ShownName::traced_by(std::string trace) {
+  std::lock_guard lock(mutex_);
+  trace_ = std::move(trace);
+  if (gone_) remove_trace();
+}
+
+void ShownName::remove_trace() {
+  if (trace_.empty()) return;
+  rmdir(trace_.c_str());
+  rmdir(trace_.substr(0, trace_.rfind('/')).c_str());
+  trace_.clear();
 }
 
 Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string id, std::string incoming,
@@ -190,7 +206,16 @@ void CommitShare::committed() {
   for (const Adopted& one : adopted_) (void)fchmod(one.image->fd(), 0400);  // the user's until now
   if (seal_ != nullptr) seal_->committed();
   seal = std::move(seal_);
-  (void)remove_tree(AT_FDCWD, hidden_dir());
+  if (shown_ == nullptr) {
+    (void)remove_tree(AT_FDCWD, hidden_dir());
+    return;
+  }
+  const std::string hidden = hidden_dir() + "/" + incoming_;
+  std::error_code error;
+  std::vector<std::string> inside;
+  for (const auto& entry : std::filesystem::directory_iterator(hidden, error)) inside.push_back(entry.path().string());
+  for (const std::string& path : inside) (void)remove_tree(AT_FDCWD, path);
+  shown_->traced_by(hidden);
 }
 
 void CommitShare::leave() {

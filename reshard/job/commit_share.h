@@ -16,19 +16,26 @@
 namespace ptc {
 
 /// An empty directory in the place of one that was hidden, with its owner and mode, so that the name is still found.
-/// Whoever puts something into it, or removes it, has it. Threads: any.
+/// Whoever puts something into it, or removes it, has it. As long as it may be there, so is its trace, by which a start
+/// knows it for what it is. Threads: any.
 class ShownName {
  public:
   /// Made at `path`; it may be moved then.
   static Result<std::shared_ptr<ShownName>> make(const std::string& path, const struct stat& like);
   bool is_at(const std::string& path) const;
   bool is_empty() const;
-  /// If it is there, and empty.
-  void remove_from(const std::string& path) const;
+  /// If it is there, and empty. In any case its trace goes.
+  void remove_from(const std::string& path);
+  /// An empty directory, alone in another: both go with it, at once if it has gone.
+  void traced_by(std::string trace);
 
  private:
   explicit ShownName(UniqueFd directory) : directory_(std::move(directory)) {}
+  void remove_trace();  // mutex held
   const UniqueFd directory_;  // no other gets its number
+  std::mutex mutex_;
+  std::string trace_;  // guarded by mutex_, as the next
+  bool gone_ = false;
 };
 
 /// First the directory is sealed where it is, and can be read as before; its files are linked as images. Right before
@@ -67,7 +74,8 @@ class CommitShare {
   void withdraw();
   /// false: it is hidden, for the decision, and stays so. Either this or hide() is first.
   bool withdraw_unless_hidden();
-  /// The decision has come: the directory goes, and its files are the checkpoint's.
+  /// The decision has come: the directory goes, and its files are the checkpoint's. Where its name is shown it stays,
+  /// empty, as the trace of that.
   void committed();
   /// Nobody knows, and this process ends: the next start sees to it.
   void leave();

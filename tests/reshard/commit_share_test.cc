@@ -97,13 +97,17 @@ TEST_F(CommitShareTest, ItsNameCanBeShownMeanwhile) {
       if (used) write_file(incoming_ + "/mine", "of somebody else");
       if (decided) share->committed();
       share.reset();
-      EXPECT_FALSE(fs::exists(hidden_));
+      EXPECT_EQ(fs::exists(hidden_), decided);  // its trace, empty
+      if (decided) {
+        EXPECT_TRUE(fs::is_empty(hidden_));
+      }
       EXPECT_EQ(fs::exists(incoming_ + "/mine"), used);
       const std::string back = used ? incoming_ + "/../recovered-id" : incoming_;
       EXPECT_EQ(fs::exists(back + "/rank/0/a.txt"), !decided);
       EXPECT_EQ(shown->is_at(incoming_), decided || used);
       shown->remove_from(incoming_);
       EXPECT_EQ(fs::exists(incoming_), !decided || used);
+      EXPECT_FALSE(fs::exists(hidden_));
       fs::remove_all(back);
     }
   }
