@@ -281,29 +281,31 @@ TEST_F(Membership, AStoreThatWasForgottenKeepsWhatNothingNames) {
   EXPECT_TRUE(fs::exists(dir_.path() / "kept"));
 }
 
+/// In the place of what is there.
+void put_copy(const fs::path& from, const fs::path& to) {
+  fs::remove_all(to);
+  fs::copy(from, to, fs::copy_options::recursive);
+}
+
 TEST_F(Membership, AnOlderCopyOfAStoreIsRefused) {
   ASSERT_TRUE(open(meta_.get()).has_value());
   make_job("llama");
   close();
   const TempDir older, newer;
-  const auto copy = [](const fs::path& from, const fs::path& to) {
-    fs::remove_all(to);
-    fs::copy(from, to, fs::copy_options::recursive);
-  };
-  copy(dir_.path(), older.path());
+  put_copy(dir_.path(), older.path());
   ASSERT_TRUE(open(meta_.get()).has_value());
   ASSERT_TRUE(store_->create_job("later").has_value());
   close();
-  copy(dir_.path(), newer.path());
-  copy(older.path(), dir_.path());
+  put_copy(dir_.path(), newer.path());
+  put_copy(older.path(), dir_.path());
   EXPECT_THAT(refusal(meta_.get()), AllOf(HasSubstr("is an older copy: it was started 1 times"), HasSubstr("2 times, as node w0")));
   EXPECT_THAT(refusal(meta_.get()), HasSubstr("2 times, as node w0"));  // a start that was refused is none
-  copy(newer.path(), dir_.path());
+  put_copy(newer.path(), dir_.path());
   Result<> moved = open(meta_.get());
   ASSERT_TRUE(moved.has_value()) << moved.error().message();
   expect_job("llama");
   close();
-  copy(older.path(), dir_.path());
+  put_copy(older.path(), dir_.path());
   Result<> given = open(meta_.get(), true);
   ASSERT_TRUE(given.has_value()) << given.error().message();
   expect_job("llama");
@@ -314,20 +316,16 @@ TEST_F(Membership, AnOlderCopyIsRefusedAlsoWhereWhatWasAgreedWasMadeAnew) {
   make_job("llama");
   close();
   const TempDir older, newer;
-  const auto copy = [](const fs::path& from, const fs::path& to) {
-    fs::remove_all(to);
-    fs::copy(from, to, fs::copy_options::recursive);
-  };
-  copy(dir_.path(), older.path());
+  put_copy(dir_.path(), older.path());
   ASSERT_TRUE(open(meta_.get()).has_value());
   close();
-  copy(dir_.path(), newer.path());
+  put_copy(dir_.path(), newer.path());
   std::vector<SeenStore> stores;
   stores.push_back(look_at_store(dir_.path()).value());
   ASSERT_TRUE(recover(stores, 0, *other_).has_value());
-  copy(older.path(), dir_.path());
+  put_copy(older.path(), dir_.path());
   EXPECT_THAT(refusal(other_.get()), HasSubstr("is an older copy: it was started 1 times"));
-  copy(newer.path(), dir_.path());
+  put_copy(newer.path(), dir_.path());
   Result<> opened = open(other_.get());
   ASSERT_TRUE(opened.has_value()) << opened.error().message();
   expect_job("llama");
