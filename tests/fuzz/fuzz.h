@@ -16,7 +16,10 @@
 
 namespace ptc::fuzz {
 
-inline constexpr size_t kMemoryPerByte = 80;
+#if !defined(PTC_MEMORY_PER_BYTE)
+#define PTC_MEMORY_PER_BYTE 80
+#endif
+inline constexpr size_t kMemoryPerByte = PTC_MEMORY_PER_BYTE;
 inline constexpr size_t kMemoryAtLeast = 4 << 20;
 
 /// Each target defines these two. `input` is a copy of exactly its size, so that a sanitizer sees a read
