@@ -13,6 +13,7 @@
 
 #include "fs/commit_check.h"
 #include "fs/nodes/real_node.h"
+#include "reshard/job/job_record.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -179,9 +180,9 @@ namespace {
 
 /// What jobs/<job>/in_force says.
 std::optional<DataParallel> data_parallel_of(std::string_view text) {
-  const auto in_force = Job::in_force_of(text);
-  if (!in_force) return std::nullopt;
-  return DataParallel{in_force->first.sizes.dp, in_force->second};
+  const Result<InForce> in_force = parse_in_force(text);
+  if (in_force.has_error()) return std::nullopt;
+  return DataParallel{in_force.value().spec.sizes.dp, in_force.value().revision};
 }
 
 }  // namespace

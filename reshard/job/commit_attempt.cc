@@ -268,7 +268,7 @@ Result<> Job::Impl::CommitAttempt::draft() {
   {
     std::lock_guard lock(job_.mutex);
     // Before anything is in force for a checkpoint, the layout wanted is what the job was told.
-    request.in_force = job_.in_force.current ? job_.in_force.spec : job_.layout.spec;
+    request.in_force = job_.in_force.current ? job_.in_force.spec : job_.saved.layout.spec;
     request.rules_text = job_.rules_text;
     if (const CheckpointRecord* newest = job_.latest()) {
       request.known_facts = newest->checkpoint->model().facts();
@@ -386,7 +386,7 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
   Layout as_written;
   {
     std::lock_guard lock(job_.mutex);
-    as_written = job_.layout;
+    as_written = job_.saved.layout;
   }
   if (as_written.replicas == 0) return ok();
   if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size()) as_written.devices.clear();
@@ -464,38 +464,36 @@ Result<> Job::Impl::CommitAttempt::decide() {
 
 Result<> Job::Impl::CommitAttempt::decide_once() {
   std::lock_guard change(job_.changes);
-  MetaTransaction transaction;
+  JobDecision decision(job_.job->name());
   InForce next;
   bool in_place = false;
   {
     std::lock_guard lock(job_.mutex);
     record_.sequence = job_.sequence.last + 1;
     // Written in the layout wanted: it is current at once.
-    in_place = job_.in_force.revision == job_.revision && job_.in_force.spec == draft_.manifest.written_spec;
+    in_place = job_.in_force.revision == job_.saved.revision && job_.in_force.spec == draft_.manifest.written_spec;
     next = job_.in_force;
-    transaction.compares = fences_;
-    transaction.compares.push_back({job_.meta_key("checkpoints/" + name_), 0});
-    transaction.compares.push_back({job_.meta_key("in_force"), job_.in_force.meta_revision});
-    transaction.compares.push_back({job_.meta_key("sequence"), job_.sequence.meta_revision});
+    decision.rests_on_keys(fences_);
+    decision.rests_on_no_checkpoint(name_);
+    decision.rests_on(job_.in_force);
+    decision.rests_on(job_.sequence);
   }
-  transaction.puts.emplace_back(job_.meta_key("sequence"), std::to_string(record_.sequence));
-  transaction.puts.emplace_back(job_.meta_key("checkpoints/" + name_), record_text(record_));
-  const std::string spec_name = draft_.manifest.written_spec.name();
-  if (spec_name.find('+') != std::string::npos)
-    transaction.puts.emplace_back(job_.meta_key("specs/" + spec_name),
-                                  json::serialize(draft_.manifest.written_spec.to_json()));
+  const LastSequence sequence{record_.sequence};
+  decision.put(sequence);
+  decision.put(name_, record_);
+  decision.put(draft_.manifest.written_spec);
   if (in_place) {
     next.current = name_;
-    transaction.puts.emplace_back(job_.meta_key("in_force"), in_force_text(next));
+    decision.put(next);
   }
-  PTC_TRY(const int64_t committed, job_.commit_fenced(transaction));
-  record_.meta_revision = next.meta_revision = committed;
+  PTC_TRY(const int64_t committed, job_.commit_fenced(std::move(decision)));
+  record_.meta_revision = committed;
   job_.confirm(record_);
   std::lock_guard lock(job_.mutex);
   job_.checkpoints[name_] = record_;
-  job_.sequence = {record_.sequence, committed};
-  job_.custom_specs[spec_name] = draft_.manifest.written_spec;
-  if (in_place) job_.in_force = next;
+  job_.sequence = {sequence, committed};
+  job_.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
+  if (in_place) job_.in_force = {next, committed};
   job_.forget_error(printable("commit of " + label_, 4096));
   job_.changed.notify_all();
   return ok();

@@ -56,10 +56,10 @@ bool Job::Impl::is_there(const Checkpoint& checkpoint) const {
 
 bool Job::Impl::settled() const {
   const CheckpointRecord* newest = latest();
-  if (failed && failed->revision == revision &&
+  if (failed && failed->revision == saved.revision &&
       failed->checkpoint == (newest != nullptr ? newest->checkpoint->name() : ""))
     return true;
-  if (in_force.revision != revision) return false;
+  if (in_force.revision != saved.revision) return false;
   if (newest == nullptr) return !in_force.current;
   return in_force.current == newest->checkpoint->name();
 }
@@ -82,23 +82,6 @@ void Job::Impl::set_error(const std::string& what) {
 
 void Job::Impl::forget_error(std::string_view beginning) {
   if (last_error && last_error->what.starts_with(beginning)) last_error.reset();
-}
-
-std::string Job::Impl::in_force_text(const InForce& value) {
-  json::object object{{"revision", value.revision}, {"spec", value.spec.to_json()}};
-  if (value.current) object["current"] = *value.current;
-  return json::serialize(object);
-}
-
-std::string Job::Impl::record_text(const CheckpointRecord& record) {
-  json::object object{{"id", record.id},
-                      {"sequence", record.sequence},
-                      {"generation", record.generation},
-                      {"stored", record.stored},
-                      {"pinned", record.pinned}};
-  if (!record.nodes.empty()) object["nodes"] = json::array(record.nodes.begin(), record.nodes.end());
-  if (record.mended > 0) object["mended"] = record.mended;
-  return json::serialize(object);
 }
 
 Job::Job(std::string name, std::string id, std::string dir, JobServices services, JobListener* listener)
@@ -197,7 +180,7 @@ std::vector<std::string> Job::kept() const {
 
 std::string Job::layout_text() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->layout_text;
+  return impl_->saved.text;
 }
 
 Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec) {
@@ -312,14 +295,6 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   return ok();
 }
 
-namespace {
-
-std::string layout_record(int64_t revision, const std::string& text) {
-  return json::serialize(json::object{{"revision", revision}, {"text", text}});
-}
-
-}  // namespace
-
 Result<> Job::save_layout(const std::string& text) {
   PTC_TRY(impl_->save_layout(text));
   tell_others(impl_->services.cluster, name_);
@@ -331,9 +306,9 @@ Result<> Job::Impl::save_layout(const std::string& text) {
   bool once_more = false;  // it is wanted still, and failed
   {
     std::lock_guard lock(mutex);
-    if (text == layout_text) {
+    if (text == saved.text) {
       forget_error("layout.json ");
-      once_more = failed && failed->revision == revision;
+      once_more = failed && failed->revision == saved.revision;
       if (!once_more) return ok();
     }
   }
@@ -342,54 +317,48 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     job->note_refused_save("layout.json", error.message());
     return Error(Code::kInvalidArgument, error.message());
   };
-  Result<Layout> wanted = Layout::parse(text);
-  if (wanted.has_error()) return refuse(std::move(wanted).error());
-  Result<> fits = check_layout(text, wanted.value());
+  Result<Layout> layout = Layout::parse(text);
+  if (layout.has_error()) return refuse(std::move(layout).error());
+  Result<> fits = check_layout(text, layout.value());
   if (fits.has_error()) return refuse(std::move(fits).error());
 
-  MetaTransaction transaction;
-  const std::string spec_name = wanted.value().spec.name();
+  JobDecision decision(job->name());
+  const LayoutEdit edit{text, std::move(layout).value(), saved.revision + 1};  // only changed under changes
+  const std::string spec_name = edit.layout.spec.name();
   bool name_taken = false;  // 32 bits of hash are not always enough
   {
     std::lock_guard lock(mutex);
     auto known = custom_specs.find(spec_name);
-    name_taken = known != custom_specs.end() && !(known->second == wanted.value().spec);
+    name_taken = known != custom_specs.end() && !(known->second == edit.layout.spec);
   }
   if (name_taken)
     return refuse(invalid_argument("another layout of this job has the name {} already", spec_name));
-  const int64_t next_revision = revision + 1;  // only changed under changes
-  transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
+  decision.rests_on(saved);
   if (services.cluster != nullptr)
-    for (const std::string& node : nodes_of(wanted.value()))
-      transaction.compares.push_back({drained_key(node), 0});
-  transaction.puts.emplace_back(meta_key("layout"), layout_record(next_revision, text));
-  if (spec_name.find('+') != std::string::npos)
-    transaction.puts.emplace_back(meta_key("specs/" + spec_name),
-                                  json::serialize(wanted.value().spec.to_json()));
-  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
+    for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
+  decision.put(edit);
+  decision.put(edit.layout.spec);
+  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
   {
     std::lock_guard lock(mutex);
-    layout_text = text;
-    layout = std::move(wanted).value();
-    revision = next_revision;
-    layout_meta_revision = meta_revision;
-    custom_specs[spec_name] = layout.spec;
+    saved = {edit, meta_revision};
+    custom_specs[spec_name] = edit.layout.spec;
     last_error.reset();
     activities.stop_reshards();  // the newer edit wins
     changed.notify_all();
   }
-  spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, next_revision);
+  spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, edit.revision);
   return ok();
 }
 
 /// By another revision of its key all nodes hear that it is.
 Result<> Job::Impl::want_layout_again() {
-  MetaTransaction transaction;
-  transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
-  transaction.puts.emplace_back(meta_key("layout"), layout_record(revision, layout_text));
-  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
+  JobDecision decision(job->name());
+  decision.rests_on(saved);
+  decision.put(saved);
+  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
   std::lock_guard lock(mutex);
-  layout_meta_revision = meta_revision;
+  saved.meta_revision = meta_revision;
   failed.reset();
   last_error.reset();
   changed.notify_all();
@@ -408,22 +377,19 @@ std::shared_ptr<const JobAttributes> Job::attributes() const {
 
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
   constexpr int kMostTries = 50;
-  const std::string key = impl_->meta_key("attributes");
   for (int tries = 0;; ++tries) {
     PTC_TRY(const auto entry, impl_->services.meta->get("jobs/" + name_));
     if (!entry) return make_error(Code::kNotFound, "job {} is gone", name_);
-    PTC_TRY(const auto before, impl_->services.meta->get(key));
-    JobAttributes attributes;
-    if (before) {
-      PTC_TRY(attributes, JobAttributes::from_text(before->value));
-    }
+    PTC_TRY(const auto before, JobRecord::read_attributes(*impl_->services.meta, name_));
+    JobAttributes attributes = *before.all;
     attributes.update(name, change);
-    MetaTransaction transaction;
-    transaction.compares = {{entry->key, entry->revision}, {key, before ? before->revision : 0}};
-    transaction.puts = {{key, attributes.to_text()}};
-    const Result<int64_t> committed = impl_->commit_fenced(std::move(transaction));
+    JobDecision decision(name_);
+    decision.rests_on_key(entry->key, entry->revision);
+    decision.rests_on(before);
+    decision.put_attributes(attributes);
+    const Result<int64_t> committed = impl_->commit_fenced(std::move(decision));
     if (committed) {
-      impl_->take_over({std::make_shared<const JobAttributes>(std::move(attributes)), committed.value()});
+      impl_->take_over({{std::make_shared<const JobAttributes>(std::move(attributes))}, committed.value()});
       tell_others(impl_->services.cluster, name_);
       return ok();
     }
@@ -446,10 +412,10 @@ Result<> Job::Impl::save_rules(const std::string& text) {
   }
   PTC_TRY(auto entry, services.meta->get("jobs/" + job->name()));
   if (!entry) return make_error(Code::kNotFound, "job {} is gone", job->name());
-  MetaTransaction transaction;
-  transaction.compares = {{"jobs/" + job->name(), entry->revision}};
-  transaction.puts = {{meta_key("rules"), text}};
-  PTC_TRY(commit_fenced(std::move(transaction)));
+  JobDecision decision(job->name());
+  decision.rests_on_key(entry->key, entry->revision);
+  decision.put_rules(text);
+  PTC_TRY(commit_fenced(std::move(decision)));
   std::lock_guard lock(mutex);
   rules_text = text;
   forget_error("rules.json ");
@@ -464,9 +430,9 @@ Result<> Job::remove_rules() {
 
 Result<> Job::Impl::remove_rules() {
   std::lock_guard change(changes);
-  MetaTransaction transaction;
-  transaction.deletes = {meta_key("rules")};
-  PTC_TRY(commit_fenced(std::move(transaction)));
+  JobDecision decision(job->name());
+  decision.remove_rules();
+  PTC_TRY(commit_fenced(std::move(decision)));
   std::lock_guard lock(mutex);
   rules_text.reset();
   forget_error("rules.json ");
@@ -594,12 +560,11 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
     record = *known;
   }
   if (record.pinned == pinned) return ok();
+  JobDecision decision(job->name());
+  decision.rests_on(name, record);
   record.pinned = pinned;
-  const std::string key = meta_key(fmt::format("checkpoints/{}", name));
-  MetaTransaction transaction;
-  transaction.compares = {{key, record.meta_revision}};
-  transaction.puts = {{key, record_text(record)}};
-  PTC_TRY(record.meta_revision, commit_fenced(std::move(transaction)));
+  decision.put(name, record);
+  PTC_TRY(record.meta_revision, commit_fenced(std::move(decision)));
   std::lock_guard lock(mutex);
   if (const auto it = checkpoints.find(name); it != checkpoints.end()) it->second = record;
   else if (const auto one = damaged.find(name); one != damaged.end()) one->second.record = record;

@@ -210,8 +210,6 @@ class Job {
   Result<int64_t> decide(MetaTransaction transaction);
   /// When it returns, the other nodes show what was decided about the data set (tell.h).
   void tell_data_set_changed() const;
-  /// Spec and revision of the layout in force, as the value of jobs/<job>/in_force has them.
-  static std::optional<std::pair<LayoutSpec, int64_t>> in_force_of(std::string_view value);
   /// What another node asks of this job; see job_peers.cc for the methods.
   Result<std::string> answer(std::string_view method, std::string_view request);
 

@@ -235,7 +235,7 @@ std::optional<StepPool::Time> Job::Impl::hash_next(const std::stop_token& stop) 
     hashing = path.substr(0, path.find('/'));
     hash_stop = std::stop_source();
     stop_one = hash_stop;
-    spec = in_force.current ? in_force.spec : layout.spec;
+    spec = in_force.current ? in_force.spec : saved.layout.spec;
     if (const CheckpointRecord* newest = latest()) previous = newest->checkpoint;
   }
   std::stop_callback stop_with_job(stop, [&] { stop_one.request_stop(); });

@@ -30,6 +30,7 @@
 #include "reshard/job/examine.h"
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/job_record.h"
 #include "reshard/job/keyed_lock.h"
 #include "reshard/job/last_reshard.h"
 #include "reshard/job/plan_report.h"
@@ -40,16 +41,9 @@ namespace ptc {
 inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;            // of a file that says where bytes lie
 inline constexpr size_t kStepKeys = 64, kStepBytes = size_t{1} << 20;  // of one transaction of several
 
-struct CheckpointRecord {
+/// What is agreed on of a checkpoint, and that.
+struct CheckpointRecord : Agreed<CheckpointEntry> {
   CheckpointRef checkpoint;
-  std::string id;           // directory under checkpoints/
-  int64_t sequence = 0;     // order of commits: each has its own
-  int64_t generation = 0;   // of where its bytes lie
-  std::string stored;       // file below it that says so: of one decision, and no other has the name
-  bool pinned = false;
-  int64_t mended = 0;       // how often damaged bytes were mended where they lie: what was read before may be wrong
-  std::vector<std::string> nodes = {};  // in a cluster: on which its bytes lie, said where nothing else of it can be read
-  int64_t meta_revision = 0;
 };
 
 /// A checkpoint that is agreed on and cannot be shown here.
@@ -57,15 +51,6 @@ struct Unreadable {
   CheckpointRecord record;  // as it is agreed on: without the checkpoint
   std::string why;
   bool lost = false;  // no node that is there has the files that describe it
-};
-
-/// When a checkpoint was looked over last, and what was found.
-struct LookedOver {
-  int64_t time_ns = 0;
-  std::vector<std::string> found = {}, mended = {};  // damaged still; and no more
-
-  std::string to_text() const;
-  static std::optional<LookedOver> from_text(std::string_view text);
 };
 
 /// What a node made of a plan: its own images.
@@ -120,25 +105,11 @@ struct Job::Impl {
   // --- guarded by mutex ---
   mutable std::mutex mutex;
   Changed changed{resharding};
-  std::string layout_text;
-  Layout layout;
-  int64_t revision = 0;
-  int64_t layout_meta_revision = 0;
-  struct InForce {
-    LayoutSpec spec;
-    int64_t revision = 0;
-    std::optional<std::string> current;  // checkpoint
-    int64_t meta_revision = 0;
-  } in_force;
-  struct Sequence {
-    int64_t last = 0;           // that was given to a checkpoint, there or removed
-    int64_t meta_revision = 0;  // of the key that says so; each commit puts it
-  } sequence;
+  Agreed<LayoutEdit> saved;
+  Agreed<InForce> in_force;
+  Agreed<LastSequence> sequence;
+  Agreed<AttributesInForce> attributes;
   std::optional<std::string> rules_text;
-  struct Attributes {
-    std::shared_ptr<const JobAttributes> all = std::make_shared<const JobAttributes>();
-    int64_t meta_revision = 0;
-  } attributes;
   std::map<std::string, CheckpointRecord, std::less<>> checkpoints;
   std::map<std::string, LayoutSpec, std::less<>> custom_specs;  // by name
   bool stopping = false;
@@ -237,23 +208,20 @@ struct Job::Impl {
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// A decision: fails once this node's lease has ended.
   Result<int64_t> commit_fenced(MetaTransaction transaction);
+  Result<int64_t> commit_fenced(JobDecision decision) { return commit_fenced(std::move(decision).transaction()); }
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
-  static std::string in_force_text(const InForce& value);
-  static std::string record_text(const CheckpointRecord& record);
 
   /// What goes on beside all else: doubts, and what is left of commits that nobody will decide any more.
   std::optional<StepPool::Time> keep_house(const std::stop_token& stop);
 
   // job_load.cc
-  struct MetaState;
-  Result<MetaState> read_meta();
   Result<> load();
   Result<> sync();
   Result<Followed> follow();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
   void take_over_damaged(std::map<std::string, Unreadable, std::less<>> now);  // mutex held
-  void take_over(Attributes known);  // takes mutex
+  void take_over(Agreed<AttributesInForce> known);  // takes mutex
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // changes held
   Result<> save_rules(const std::string& text);
@@ -368,7 +336,7 @@ struct Job::Impl {
                   std::unique_ptr<Activity>& activity);
   bool lead();  // false: another node does
   void stop_leading();
-  void name_leader(MetaTransaction& transaction) const;  // a decision of the one that leads
+  void name_leader(JobDecision& decision) const;  // a decision of the one that leads
   /// `nodes`: those that shall hold something.
   Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout,
                                    std::vector<std::string> nodes) const;
@@ -389,10 +357,10 @@ struct Job::Impl {
   void give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch);
   /// After a decision that failed: at once, or when it is known that it was not made after all.
   void undo_unless_decided(const Error& error, const CheckpointRecord& record, std::shared_ptr<const StoredState> made);
-  /// The new record of where the bytes lie, as a file that all nodes have, and in the transaction; and
+  /// The new record of where the bytes lie, as a file that all nodes have, and in the decision; and
   /// the plan beside it.
   Result<> put_stored(CheckpointRecord& record, const StoredState& moved, const PlanTexts& plan,
-                      MetaTransaction& transaction);
+                      JobDecision& decision);
   /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was before.
   std::shared_ptr<const StoredState> take_over(const CheckpointRecord& record,
                                                std::shared_ptr<const StoredState> moved,

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <boost/json/object.hpp>
 #include <cstring>
 #include <filesystem>
@@ -26,17 +25,6 @@ constexpr size_t kMaxManifestBytes = size_t{1} << 32;
 constexpr const char* kDraftMark = "draft";  // in the directory of a checkpoint
 // Of a change that another node made, that node is the first to see to what follows from it.
 constexpr auto kOthersFirst = std::chrono::milliseconds(200);
-
-Result<json::object> parse_object(const std::string& text, std::string_view what) {
-  PTC_TRY(auto value, parse_json(text));
-  if (!value.is_object()) return make_error(Code::kCorrupt, "{}: no JSON object", what);
-  return std::move(value.as_object());
-}
-
-Result<int64_t> number(const json::object& object, std::string_view key) {
-  PTC_TRY(auto value, json_uint(object, key, INT64_MAX));
-  return static_cast<int64_t>(value.value_or(0));
-}
 
 Result<std::vector<std::string>> names_of(const std::string& directory) {
   namespace fs = std::filesystem;
@@ -65,114 +53,9 @@ std::string plan_file_of(const std::string& stored_file) {
   return "plan" + stored_file.substr(dash);
 }
 
-/// What the metadata say of a job.
-struct Job::Impl::MetaState {
-  struct Record {
-    std::string id, stored;
-    int64_t sequence = 0, generation = 0, mended = 0;
-    bool pinned = false;
-    std::vector<std::string> nodes;
-    int64_t meta_revision = 0;
-
-    CheckpointRecord without_checkpoint() const {
-      return {nullptr, id, sequence, generation, stored, pinned, mended, nodes, meta_revision};
-    }
-  };
-  std::string layout_text;
-  Layout layout;
-  int64_t revision = 0, layout_meta_revision = 0;
-  InForce in_force;
-  Sequence sequence;
-  std::optional<std::string> rules_text;
-  Attributes attributes;
-  std::map<std::string, LayoutSpec, std::less<>> custom_specs;
-  std::map<std::string, Record> checkpoints;
-  std::map<std::string, LookedOver> looked_over;
-};
-
-Result<Job::Impl::MetaState> Job::Impl::read_meta() {
-  PTC_TRY(auto entries, services.meta->list(meta_key("")));
-  MetaState state;
-  for (const MetaEntry& entry : entries) {
-    const std::string what = entry.key.substr(meta_key("").size());
-    if (what == "layout") {
-      PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      PTC_TRY(state.revision, number(object, "revision"));
-      const json::value* text = object.if_contains("text");
-      if (text == nullptr || !text->is_string())
-        return make_error(Code::kCorrupt, "{} has no text", entry.key);
-      state.layout_text = std::string(text->as_string());
-      PTC_TRY(state.layout, Layout::parse(state.layout_text));
-      state.layout_meta_revision = entry.revision;
-    } else if (what == "in_force") {
-      PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      PTC_TRY(state.in_force.revision, number(object, "revision"));
-      const json::value* spec = object.if_contains("spec");
-      if (spec == nullptr || !spec->is_object())
-        return make_error(Code::kCorrupt, "{} has no spec", entry.key);
-      PTC_TRY(state.in_force.spec, LayoutSpec::from_json(spec->as_object()));
-      if (const json::value* current = object.if_contains("current"); current && current->is_string())
-        state.in_force.current = std::string(current->as_string());
-      state.in_force.meta_revision = entry.revision;
-    } else if (what == "sequence") {
-      const char* end_of_text = entry.value.data() + entry.value.size();
-      const auto [end, bad] = std::from_chars(entry.value.data(), end_of_text, state.sequence.last);
-      if (bad != std::errc() || end != end_of_text) return make_error(Code::kCorrupt, "{} is no number", entry.key);
-      state.sequence.meta_revision = entry.revision;
-    } else if (what == "rules") {
-      state.rules_text = entry.value;
-    } else if (what == "attributes") {
-      PTC_TRY(auto all, JobAttributes::from_text(entry.value));
-      state.attributes = {std::make_shared<const JobAttributes>(std::move(all)), entry.revision};
-    } else if (what.starts_with("specs/")) {
-      PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      PTC_TRY(state.custom_specs[what.substr(6)], LayoutSpec::from_json(object));
-    } else if (what.starts_with("checkpoints/")) {
-      PTC_TRY(auto object, parse_object(entry.value, entry.key));
-      MetaState::Record record;
-      const json::value* id = object.if_contains("id");
-      if (id == nullptr || !id->is_string())
-        return make_error(Code::kCorrupt, "{} has no id", entry.key);
-      record.id = std::string(id->as_string());
-      PTC_TRY(record.generation, number(object, "generation"));
-      const json::value* stored = object.if_contains("stored");
-      if (stored == nullptr || !stored->is_string())
-        return make_error(Code::kCorrupt, "{} does not say where its bytes lie", entry.key);
-      record.stored = std::string(stored->as_string());
-      PTC_TRY(record.sequence, number(object, "sequence"));
-      PTC_TRY(record.mended, number(object, "mended"));
-      if (const json::value* pinned = object.if_contains("pinned"))
-        record.pinned = pinned->is_bool() && pinned->as_bool();
-      if (const json::value* nodes = object.if_contains("nodes"); nodes != nullptr && nodes->is_array())
-        for (const json::value& node : nodes->get_array())
-          if (node.is_string()) record.nodes.emplace_back(node.get_string());
-      record.meta_revision = entry.revision;
-      state.checkpoints.emplace(what.substr(12), std::move(record));
-    } else if (what.starts_with("looked_over/")) {
-      if (auto looked = LookedOver::from_text(entry.value)) state.looked_over.emplace(what.substr(12), *std::move(looked));
-    }
-  }
-  for (const auto& [name, record] : state.checkpoints)  // committed before there was a count
-    state.sequence.last = std::max(state.sequence.last, record.sequence);
-  if (state.layout_meta_revision == 0)
-    return make_error(Code::kNotFound, "the metadata know no job {}", job->name());
-  return state;
-}
-
-std::optional<std::pair<LayoutSpec, int64_t>> Job::in_force_of(std::string_view value) {
-  auto object = parse_object(std::string(value), "in_force");
-  if (!object) return std::nullopt;
-  const json::value* spec = object.value().if_contains("spec");
-  if (spec == nullptr || !spec->is_object()) return std::nullopt;
-  auto parsed = LayoutSpec::from_json(spec->get_object());
-  auto revision = number(object.value(), "revision");
-  if (!parsed || !revision) return std::nullopt;
-  return std::pair(std::move(parsed).value(), revision.value());
-}
-
 Result<> Job::Impl::load() {
   Result<> known = sync();
-  const bool read = layout_meta_revision != 0;  // else nothing is known of what may be thrown away
+  const bool read = saved.meta_revision != 0;  // else nothing is known of what may be thrown away
   if (known.has_error() && (!read || known.error().code() != Code::kUnavailable)) return known;
   return recover_commits();
 }
@@ -187,7 +70,7 @@ Result<Followed> Job::Impl::follow() {
   PTC_TRY(check_trusted(services.cluster));
   std::lock_guard change(changes);
   PTC_TRY(auto given_up, given_up_elsewhere());
-  PTC_TRY(auto state, read_meta());
+  PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
   take_over(std::move(state.attributes));
   std::vector<std::string> now_alive, now_drained;
   if (services.cluster != nullptr) {
@@ -251,7 +134,7 @@ Result<Followed> Job::Impl::follow() {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
       // In a cluster its files may be with a node that does not answer now, or find no room here: until then it is as
       // it was, and this node, which does not know all, leads nothing.
-      Unreadable one{entry.without_checkpoint(), loaded.error().message()};
+      Unreadable one{{entry, nullptr}, loaded.error().message()};
       if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
         one.lost = loaded.error().code() == Code::kNotFound;
         if (one.lost) one.why += what_to_do_about(name, one.record);
@@ -271,15 +154,9 @@ Result<Followed> Job::Impl::follow() {
         plan_revision = entry.meta_revision;
       }
     }
-    next.record.generation = entry.generation;
-    next.record.stored = entry.stored;
-    next.record.sequence = entry.sequence;
-    next.record.nodes = entry.nodes;
-    next.record.pinned = entry.pinned;
     if (before != known.end() && before->second.id == entry.id && before->second.mended != entry.mended)
       mended.insert(name);
-    next.record.mended = entry.mended;
-    next.record.meta_revision = entry.meta_revision;
+    static_cast<Agreed<CheckpointEntry>&>(next.record) = entry;
     changes_of.emplace(name, std::move(next));
   }
 
@@ -289,14 +166,11 @@ Result<Followed> Job::Impl::follow() {
   std::set<std::string> to_tell, decided;  // what was made here for a plan stays until there is a decision
   {
     std::lock_guard lock(mutex);
-    const bool edited = revision != state.revision;
-    const bool wanted_again = !edited && layout_meta_revision != state.layout_meta_revision;
-    shown_changed = layout_text != state.layout_text || rules_text != state.rules_text ||
+    const bool edited = saved.revision != state.saved.revision;
+    const bool wanted_again = !edited && saved.meta_revision != state.saved.meta_revision;
+    shown_changed = saved.text != state.saved.text || rules_text != state.rules_text ||
                     in_force.current != state.in_force.current;
-    layout_text = std::move(state.layout_text);
-    layout = std::move(state.layout);
-    revision = state.revision;
-    layout_meta_revision = state.layout_meta_revision;
+    saved = std::move(state.saved);
     rules_text = std::move(state.rules_text);
     custom_specs = std::move(state.custom_specs);
     looked_over = std::move(state.looked_over);
@@ -396,7 +270,7 @@ void Job::Impl::take_over_damaged(std::map<std::string, Unreadable, std::less<>>
     last_error = {printable(fmt::format("{}{}: {}", kLost, one->first, one->second.why), 4096), now_ns()};
 }
 
-void Job::Impl::take_over(Attributes known) {
+void Job::Impl::take_over(Agreed<AttributesInForce> known) {
   {
     std::lock_guard lock(mutex);
     if (known.meta_revision <= attributes.meta_revision) return;

@@ -223,11 +223,11 @@ Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) 
         if (known == checkpoints.end() || known->second.id != id) return ok();  // it was removed
         record = known->second;
       }
+      JobDecision decision(job->name());
+      decision.rests_on(name, record);
       ++record.mended;
-      MetaTransaction transaction;
-      transaction.compares.push_back({meta_key("checkpoints/" + name), record.meta_revision});
-      transaction.puts.emplace_back(meta_key("checkpoints/" + name), record_text(record));
-      Result<int64_t> written = commit_fenced(std::move(transaction));
+      decision.put(name, record);
+      Result<int64_t> written = commit_fenced(std::move(decision));
       std::lock_guard lock(mutex);
       if (written.has_value()) {
         record.meta_revision = written.value();
@@ -330,24 +330,6 @@ void Job::Impl::refresh_everywhere(const std::string& name) {
     if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
 }
 
-std::string LookedOver::to_text() const {
-  return json::serialize(json::object{{"time_ns", time_ns}, {"found", to_array(found)}, {"mended", to_array(mended)}});
-}
-
-std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
-  Result<json::value> value = parse_json(text);
-  if (value.has_error() || !value.value().is_object()) return std::nullopt;
-  const json::object& object = value.value().get_object();
-  const json::value* time = object.if_contains("time_ns");
-  if (time == nullptr || !time->is_int64()) return std::nullopt;
-  LookedOver looked{time->get_int64()};
-  for (auto [key, list] : {std::pair("found", &looked.found), std::pair("mended", &looked.mended)})
-    if (const json::value* texts = object.if_contains(key); texts != nullptr && texts->is_array())
-      for (const json::value& one : texts->get_array())
-        if (one.is_string()) list->emplace_back(std::string_view(one.get_string()));
-  return looked;
-}
-
 std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
   const Impl& impl = *impl_;
   const std::vector<std::string> there =
@@ -388,27 +370,27 @@ Result<> Job::Impl::look_over(const std::string& name) {
   LookedOver looked{now_ns(), found.beyond, found.replaced};
   for (const std::string& what : looked.found)
     spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", job->name(), name, what);
-  const std::string key = meta_key("looked_over/") + record.id;
-  MetaTransaction transaction;
+  JobDecision decision(job->name());
+  std::vector<std::string> forgotten;  // of checkpoints that are no more
   {
     std::lock_guard lock(mutex);
     const auto known = checkpoints.find(name);
     if (known == checkpoints.end() || known->second.id != record.id) return ok();  // it was removed
-    transaction.compares.push_back({meta_key("checkpoints/" + name), known->second.meta_revision});
+    decision.rests_on(name, known->second);
     for (const auto& [id, before] : looked_over)
-      if (transaction.deletes.size() < kMostForgotten &&
+      if (forgotten.size() < kMostForgotten &&
           std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) { return one.second.id == id; }))
-        transaction.deletes.push_back(meta_key("looked_over/") + id);
+        forgotten.push_back(id);
   }
-  transaction.puts.emplace_back(key, looked.to_text());
-  const std::vector<std::string> deleted = transaction.deletes;
-  Result<int64_t> written = commit_fenced(std::move(transaction));
+  for (const std::string& id : forgotten) decision.forget_looked_over(id);
+  decision.put_looked_over(record.id, looked);
+  Result<int64_t> written = commit_fenced(std::move(decision));
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
   PTC_TRY(std::move(written));
   std::lock_guard lock(mutex);
   looked_over.insert_or_assign(record.id, std::move(looked));
-  for (const std::string& forgotten : deleted) looked_over.erase(forgotten.substr(forgotten.rfind('/') + 1));
+  for (const std::string& id : forgotten) looked_over.erase(id);
   return ok();
 }
 

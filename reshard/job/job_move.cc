@@ -122,7 +122,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
   int64_t wanted_revision = 0;
   {
     std::lock_guard lock(mutex);
-    wanted_revision = revision;
+    wanted_revision = saved.revision;
   }
   json::object request = wanted_json(record, wanted, wanted_revision);
   const PlanName plan_name =
@@ -354,7 +354,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.generation >= generation) behind = revision < wanted_revision;
+      if (known.id == id && known.generation >= generation) behind = saved.revision < wanted_revision;
     const auto finished = finished_parts.find(id);
     if (finished != finished_parts.end() && finished->second.plan != wanted_plan) behind = true;
   }

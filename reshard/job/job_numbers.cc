@@ -37,7 +37,7 @@ uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas
 
 uint64_t Job::Impl::missing_copies() const {
   uint64_t missing = 0;
-  for (const auto& [name, record] : checkpoints) missing += bytes_of_missing_copies(*record.checkpoint, layout.replicas);
+  for (const auto& [name, record] : checkpoints) missing += bytes_of_missing_copies(*record.checkpoint, saved.layout.replicas);
   return missing;
 }
 
@@ -48,7 +48,7 @@ uint64_t Job::missing_copy_bytes() const {
 
 JobState Job::Impl::state() const {
   const CheckpointRecord* newest = latest();
-  if (failed && failed->revision == revision &&
+  if (failed && failed->revision == saved.revision &&
       failed->checkpoint == (newest != nullptr ? newest->checkpoint->name() : ""))
     return JobState::kFailed;
   if (lost() != nullptr && !settled()) return JobState::kFailed;
@@ -61,7 +61,7 @@ JobNumbers Job::numbers() const {
   const Impl& impl = *impl_;
   JobNumbers numbers;
   numbers.state = impl.state();
-  numbers.revision = impl.revision;
+  numbers.revision = impl.saved.revision;
   numbers.in_force_revision = impl.in_force.revision;
   numbers.checkpoints = impl.checkpoints.size();
   numbers.stored_bytes = impl.bytes_on(node_key(impl.services));

@@ -33,7 +33,7 @@ Result<> Job::Impl::settle_older(const Layout& wanted, int64_t wanted_revision, 
     const std::string name = record.checkpoint->name();
     {
       std::lock_guard lock(mutex);
-      if (revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
+      if (saved.revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
       const std::string spec = record.checkpoint->stored()->spec.name();
       activity = activities.begin({Activity::Kind::kReshard, name, spec, spec});
     }
@@ -64,12 +64,12 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas, Activ
       record = known->second;  // it may be pinned by now
       plan = *running_plan;
     }
-    MetaTransaction transaction;
-    transaction.compares = fences;
-    name_leader(transaction);
-    transaction.compares.push_back({meta_key("checkpoints/" + name), record.meta_revision});
-    PTC_TRY(put_stored(record, *moved, plan, transaction));
-    PTC_TRY(record.meta_revision, commit_fenced(transaction));
+    JobDecision decision(job->name());
+    decision.rests_on_keys(fences);
+    name_leader(decision);
+    decision.rests_on(name, record);
+    PTC_TRY(put_stored(record, *moved, plan, decision));
+    PTC_TRY(record.meta_revision, commit_fenced(std::move(decision)));
     std::lock_guard lock(mutex);
     return take_over(record, moved, std::move(plan));
   };
@@ -100,7 +100,7 @@ uint64_t Job::bytes_on(std::string_view node) const {
 
 std::optional<uint64_t> Job::rank_on(std::string_view node) const {
   std::lock_guard lock(impl_->mutex);
-  const std::vector<std::string>& devices = impl_->layout.devices;
+  const std::vector<std::string>& devices = impl_->saved.layout.devices;
   for (uint64_t rank = 0; rank < devices.size(); ++rank)
     if (node_of(devices[rank]) == node) return rank;
   return std::nullopt;
@@ -117,7 +117,7 @@ Result<> Job::add_bytes_without(const std::string& node,
     std::lock_guard lock(impl_->mutex);
     for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
     if (const CheckpointRecord* record = impl_->latest()) newest = record->checkpoint.get();
-    wanted = impl_->layout;
+    wanted = impl_->saved.layout;
   }
   for (const CheckpointRecord& record : records) {
     const Checkpoint& checkpoint = *record.checkpoint;

@@ -26,8 +26,8 @@ std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) 
     if (services.cluster != nullptr && std::chrono::steady_clock::now() < others_first) return others_first;
     work = has_work();
     if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
-    wanted = layout;
-    wanted_revision = revision;
+    wanted = saved.layout;
+    wanted_revision = saved.revision;
   }
   if (stop.stop_requested()) return std::nullopt;
   if (work) {
@@ -126,8 +126,8 @@ bool Job::Impl::lead() {
   return false;
 }
 
-void Job::Impl::name_leader(MetaTransaction& transaction) const {
-  if (services.cluster != nullptr) transaction.compares.push_back({leader_key(), leader_epoch});
+void Job::Impl::name_leader(JobDecision& decision) const {
+  if (services.cluster != nullptr) decision.rests_on_key(leader_key(), leader_epoch);
 }
 
 void Job::Impl::stop_leading() {
@@ -178,7 +178,7 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
     {
       std::lock_guard lock(mutex);
       const CheckpointRecord* newest = latest();
-      if (revision != wanted_revision || newest == nullptr || newest->checkpoint != checkpoint)
+      if (saved.revision != wanted_revision || newest == nullptr || newest->checkpoint != checkpoint)
         return Error(Code::kCancelled, "a newer edit came");
       record = *newest;
       // Under the lock: an edit that comes after the look at the revision finds it, and stops it.
@@ -289,39 +289,36 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   CheckpointRecord record;
   InForce next;
   PlanTexts plan;
-  MetaTransaction transaction;
+  JobDecision decision(job->name());
   {
     std::lock_guard lock(mutex);
     const CheckpointRecord* newest = latest();
-    if (revision != wanted_revision || (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
+    if (saved.revision != wanted_revision || (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
       return false;
     if (newest != nullptr) record = *newest;
     next = in_force;
     if (moved != nullptr) plan = *running_plan;
-    transaction.compares = fences;
-    name_leader(transaction);
-    transaction.compares.push_back({meta_key("layout"), layout_meta_revision});
-    transaction.compares.push_back({meta_key("in_force"), in_force.meta_revision});
+    decision.rests_on_keys(fences);
+    name_leader(decision);
+    decision.rests_on(saved);
+    decision.rests_on(in_force);
   }
   next.spec = wanted;
   next.revision = wanted_revision;
   next.current.reset();
   if (checkpoint != nullptr) {
     next.current = checkpoint->name();
-    const std::string key = meta_key("checkpoints/" + checkpoint->name());
-    transaction.compares.push_back({key, record.meta_revision});
+    decision.rests_on(checkpoint->name(), record);
     if (moved != nullptr) {
-      PTC_TRY(put_stored(record, *moved, plan, transaction));
+      PTC_TRY(put_stored(record, *moved, plan, decision));
     }
   }
-  transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
-  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
-
-  next.meta_revision = meta_revision;
+  decision.put(next);
+  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
   std::shared_ptr<const StoredState> before;
   {
     std::lock_guard lock(mutex);
-    in_force = next;
+    in_force = {next, meta_revision};
     failed.reset();
     if (last_error && last_error->what.starts_with("reshard to ")) last_error.reset();
     if (checkpoint != nullptr && moved != nullptr) {
@@ -340,7 +337,7 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
 }
 
 Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& moved,
-                               const PlanTexts& plan, MetaTransaction& transaction) {
+                               const PlanTexts& plan, JobDecision& decision) {
   ++record.generation;
   // Others may think that they lead, and write their own: the name is this decision's alone.
   PTC_TRY(auto unique, random_id());
@@ -352,8 +349,7 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
     PTC_TRY(give_files(record.id, {record.stored, plan_file}, moved));
   }
   if (services.cluster != nullptr) record.nodes = moved.nodes;
-  transaction.puts.emplace_back(meta_key("checkpoints/" + record.checkpoint->name()),
-                                record_text(record));
+  decision.put(record.checkpoint->name(), record);
   return ok();
 }
 
@@ -387,8 +383,8 @@ bool Job::Impl::remove_superfluous(const std::stop_token& stop) {
     std::set<std::pair<int64_t, std::string>> by_sequence;
     for (const auto& [name, record] : checkpoints)
       if (!record.pinned) by_sequence.emplace(record.sequence, name);
-    if (layout.keep == 0 || by_sequence.size() <= layout.keep) return true;
-    const size_t too_many = by_sequence.size() - layout.keep;
+    if (saved.layout.keep == 0 || by_sequence.size() <= saved.layout.keep) return true;
+    const size_t too_many = by_sequence.size() - saved.layout.keep;
     // The newest stays, also while it is not current yet (or cannot become so).
     by_sequence.erase(std::prev(by_sequence.end()));
     for (const auto& [sequence, name] : by_sequence) {
@@ -410,7 +406,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
   std::lock_guard change(changes);
   CheckpointRecord record;
   InForce next;
-  MetaTransaction transaction;
+  JobDecision decision(job->name());
   {
     std::lock_guard lock(mutex);
     auto it = checkpoints.find(name);
@@ -425,29 +421,23 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     if (only_unused && (record.checkpoint->in_use() || in_force.current == name))
       return make_error(Code::kBusy, "checkpoint {} is being read", name);
     next = in_force;
+    decision.rests_on(in_force);
     activities.stop_with(name);
   }
-  const std::string key = meta_key("checkpoints/" + name);
-  transaction.compares = {{key, record.meta_revision},
-                          {meta_key("in_force"), next.meta_revision}};
-  transaction.deletes = {key};
-  const std::string tombstone = removed_checkpoint_key(record.id);
-  transaction.puts.emplace_back(tombstone, removed_checkpoint_text(job->name(), name));
+  decision.rests_on(name, record);
+  decision.remove(name, record);
   const bool was_current = next.current == name;
   if (was_current) {
     next.current.reset();
-    transaction.puts.emplace_back(meta_key("in_force"), in_force_text(next));
+    decision.put(next);
   }
-  PTC_TRY(int64_t meta_revision, commit_fenced(transaction));
+  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
   {
     std::lock_guard lock(mutex);
     if (record.checkpoint != nullptr) services.removed->note(record.id, record.checkpoint);
     checkpoints.erase(name);
     if (const auto one = damaged.find(name); one != damaged.end() && one->second.record.id == record.id) damaged.erase(one);
-    if (was_current) {
-      next.meta_revision = meta_revision;
-      in_force = next;
-    }
+    if (was_current) in_force = {next, meta_revision};
     failed.reset();
     if (listener != nullptr) listener->names_changed();
     changed.notify_all();
@@ -458,7 +448,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     PTC_TRY(remove_damaged(record.id));
   }
   // Of a store that is alone: it is carried out. (Else at the next start.)
-  if (services.cluster == nullptr) (void)services.meta->commit({.deletes = {tombstone}});
+  if (services.cluster == nullptr) (void)services.meta->commit({.deletes = {removed_checkpoint_key(record.id)}});
   spdlog::info("job {}: checkpoint {} removed", job->name(), name);
   return ok();
 }

@@ -37,10 +37,10 @@ std::string Job::status_json() const {
   const Impl& impl = *impl_;
   json::object status{{"format", "ptc-status/1"}, {"job", name_}};
   status["state"] = state_name(impl.state());
-  status["revision"] = impl.revision;
+  status["revision"] = impl.saved.revision;
   status["layout"] = impl.in_force.spec.name();
   status["in_force_revision"] = impl.in_force.revision;
-  status["wanted"] = impl.layout.spec.name();
+  status["wanted"] = impl.saved.layout.spec.name();
   status["checkpoint"] = impl.in_force.current ? json::value(*impl.in_force.current) : nullptr;
   status["progress"] = shown ? json::value(shown->to_json()) : nullptr;
   json::array commits;
@@ -69,10 +69,10 @@ std::string Job::status_json() const {
     status["last_error"] = nullptr;
   }
   json::array warnings;
-  if (impl.layout.replicas > 0 && impl.services.cluster == nullptr)
+  if (impl.saved.layout.replicas > 0 && impl.services.cluster == nullptr)
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
-        impl.layout.replicas)));
+        impl.saved.layout.replicas)));
   if (impl.services.cluster != nullptr)
     if (const auto why = impl.services.cluster->distrusted())
       warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " + *why));
@@ -111,7 +111,7 @@ std::string Job::status_json() const {
         warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}; no other copy has it right",
                                                    checkpoint.name(), what)));
     }
-    if (const uint64_t missing = bytes_of_missing_copies(checkpoint, impl.layout.replicas); missing > 0)
+    if (const uint64_t missing = bytes_of_missing_copies(checkpoint, impl.saved.layout.replicas); missing > 0)
       object["missing_copy_bytes"] = missing;
     std::vector<std::string> lost = checkpoint.lost_tensors();
     if (!lost.empty()) {

@@ -388,7 +388,6 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   if (jobs.find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
   PTC_TRY(auto id, random_id());
   PTC_TRY(contents->open_job_directory(name, id, {}, /*is_new=*/true));
-  const std::string text = default_layout_text();
   const std::string prefix = "jobs/" + name;
   // Of an earlier job of this name, if its removal was cut off.
   PTC_TRY(auto left, meta->list(prefix + "/"));
@@ -398,15 +397,12 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   if (!there) {
     PTC_TRY(delete_keys(prefix, left_keys, {}, {{prefix, 0}}));
   }
-  MetaTransaction transaction;
-  transaction.compares = {{prefix, 0}};
-  transaction.puts = {
-      {prefix, json::serialize(json::object{{"created", time_text(now_ns())}, {"id", id}})},
-      {prefix + "/layout", json::serialize(json::object{{"revision", 1}, {"text", text}})},
-      {prefix + "/in_force",
-       json::serialize(json::object{{"revision", 1}, {"spec", LayoutSpec().to_json()}})}};
-  if (attributes != JobAttributes()) transaction.puts.emplace_back(prefix + "/attributes", attributes.to_text());
-  PTC_TRY(commit_fenced(*meta, cluster, std::move(transaction)));
+  JobDecision decision(name);
+  decision.create(id, time_text(now_ns()));
+  decision.put(LayoutEdit{.text = default_layout_text(), .layout = {}, .revision = 1});
+  decision.put(InForce{.spec = {}, .revision = 1, .current = {}});
+  if (attributes != JobAttributes()) decision.put_attributes(attributes);
+  PTC_TRY(commit_fenced(*meta, cluster, std::move(decision).transaction()));
   JobRef job = make_job(name, id);
   PTC_TRY(job->load());
   job->start();

@@ -233,10 +233,10 @@ Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector
     }
     record.mended += were_damaged;
     PTC_TRY(auto left, checkpoint.make_stored(checkpoint.stored()->spec, std::move(images)));
-    MetaTransaction transaction;
-    transaction.compares.push_back({meta_key("checkpoints/" + checkpoint.name()), record.meta_revision});
-    PTC_TRY(put_stored(record, *left, plan, transaction));
-    Result<int64_t> decided = commit_fenced(transaction);
+    JobDecision decision(job->name());
+    decision.rests_on(checkpoint.name(), record);
+    PTC_TRY(put_stored(record, *left, plan, decision));
+    Result<int64_t> decided = commit_fenced(std::move(decision));
     if (decided.has_error() && decided.error().code() == Code::kConflict) return false;
     PTC_TRY(record.meta_revision, std::move(decided));
     std::lock_guard lock(mutex);
