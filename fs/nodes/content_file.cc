@@ -13,6 +13,24 @@ namespace {
 
 constexpr const char* kDtypeXattr = "user.ptc.dtype";
 
+/// What the kernel is handed, while it takes it; it holds the file by itself then.
+class ToHand {
+ public:
+  ToHand(const Passthrough& passthrough, const ImageRef& image, const GatherCache::FileRef& gathered) {
+    if (gathered) fd_ = gathered->fd();
+    if (!image || !image->is_here() || !passthrough.enabled()) return;
+    auto use = image->file().use();
+    if (use.has_error()) return;  // reads, which come to the handle, say why
+    image_.emplace(std::move(use).value());
+    fd_ = image_->fd();
+  }
+  int fd() const { return fd_; }
+
+ private:
+  std::optional<FileInUse> image_;
+  int fd_ = -1;
+};
+
 }  // namespace
 
 /// Holds the content, so that a reader keeps its bytes whatever happens to the checkpoint.
@@ -22,8 +40,7 @@ class ContentHandle : public Handle {
                 const std::string& content_key)
       : file_(std::move(file)), content_(std::move(content)), nodes_(awaited_for(*content_)), image_(content_->image()),
         share_(std::move(share)), gathered_(image_ || !share_ ? nullptr : file_->gather(content_, content_key)),
-        hold_(file_->job_->tree().passthrough(), file_->mode_,
-              image_ ? image_->fd() : gathered_ ? gathered_->fd() : -1) {
+        hold_(file_->job_->tree().passthrough(), file_->mode_, ToHand(file_->job_->tree().passthrough(), image_, gathered_).fd()) {
     if (gathered_ == nullptr) share_.reset();
   }
 

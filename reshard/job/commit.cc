@@ -207,13 +207,13 @@ Result<> check_sets(const std::vector<Found>& found) {
 
 namespace {
 
-Result<> read_npy_header(Found& file) {
+Result<> read_npy_header(int fd, Found& file) {
   const uint64_t bytes = file.version.bytes;
   file.header.resize(std::min(bytes, kMaxNpyHeaderBytes));
-  PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
+  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(file.header)), 0));
   std::optional<DType> declared;
   char text[32];
-  ssize_t length = fgetxattr(file.fd.get(), "user.ptc.dtype", text, sizeof text);
+  ssize_t length = fgetxattr(fd, "user.ptc.dtype", text, sizeof text);
   if (length > 0) {
     PTC_TRY(declared, parse_dtype({text, static_cast<size_t>(length)}));
   }
@@ -226,13 +226,13 @@ Result<> read_npy_header(Found& file) {
   return ok();
 }
 
-Result<> read_safetensors_header(Found& file) {
+Result<> read_safetensors_header(int fd, Found& file) {
   const uint64_t bytes = file.version.bytes;
   std::string first(std::min<uint64_t>(8, bytes), '\0');
-  PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(first)), 0));
+  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(first)), 0));
   PTC_TRY(auto header_bytes, safetensors_header_bytes(std::as_bytes(std::span(first)), bytes));
   file.header.resize(header_bytes);
-  PTC_TRY(read_exactly(file.fd.get(), std::as_writable_bytes(std::span(file.header)), 0));
+  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(file.header)), 0));
   PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), bytes));
   PTC_TRY(auto boxes, dcp_boxes(header));
   file.boxes = std::move(boxes).value_or(std::vector<Box>());
@@ -241,19 +241,19 @@ Result<> read_safetensors_header(Found& file) {
 }
 
 /// What the file is, if that is known and no array.
-std::string_view other_kind(const Found& file) {
+std::string_view other_kind(int fd, const Found& file) {
   std::string beginning(std::min<uint64_t>(kFileKindBytes, file.version.bytes), '\0');
-  if (!read_exactly(file.fd.get(), std::as_writable_bytes(std::span(beginning)), 0)) return {};
+  if (!read_exactly(fd, std::as_writable_bytes(std::span(beginning)), 0)) return {};
   return other_kind_of(beginning);
 }
 
 }  // namespace
 
 Result<> read_header(int dir_fd, Found& file) {
-  PTC_TRY(file.fd, open_file(dir_fd, file.source(), O_RDONLY | O_NOFOLLOW));
-  Result<> read = file.path.ends_with(".npy") ? read_npy_header(file) : read_safetensors_header(file);
+  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+  Result<> read = file.path.ends_with(".npy") ? read_npy_header(fd.get(), file) : read_safetensors_header(fd.get(), file);
   if (read.has_error() && read.error().code() == Code::kInvalidArgument) {
-    if (const std::string_view kind = other_kind(file); !kind.empty()) return invalid_argument("{}", kind);
+    if (const std::string_view kind = other_kind(fd.get(), file); !kind.empty()) return invalid_argument("{}", kind);
   }
   PTC_TRY(std::move(read));
   file.header_bytes = file.header.size();
@@ -423,13 +423,14 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
         PTC_TRY(file.whole, hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
         continue;
       }
+      const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
       for (uint32_t i = 0; i < file.tensors.size(); ++i) {
-        arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], file.parts[i],
+        arrays.push_back({source, i, file.tensors[i], file.parts[i],
                           model.tensors()[file.model_tensor[i]].shape});
         origin.push_back(&file);
         file.padding.emplace_back();
         if (file.set.empty()) {
-          PTC_TRY(file.padding.back(), find_padding(file.fd.get(), file.tensors[i], file.parts[i]));
+          PTC_TRY(file.padding.back(), find_padding(*source, file.tensors[i], file.parts[i]));
         }
       }
     }
@@ -646,6 +647,9 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     return;
   }
   if (read_header(dir_fd, file).has_error()) return;
+  const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
+  const Result<UniqueFd> fd = source->open();
+  if (fd.has_error()) return;
   const StateCoords state = state_of(spec, spec.coords(rank));
   std::map<std::string, uint32_t> by_name;
   if (previous != nullptr)
@@ -669,7 +673,7 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
                spec.optimizer != OptimizerCut::kReplicated) {
       continue;
     }
-    (void)hash_array({file.fd.get(), file.version, i, tensor, part, global}, hashes, stop);
+    (void)hash_array({source, i, tensor, part, global}, fd.value().get(), hashes, stop);
   }
 }
 

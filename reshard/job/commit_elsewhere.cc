@@ -223,6 +223,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
       if (read.has_error()) return std::move(read).error().with_context(file.source());
       if (tensors->as_array().size() != file.tensors.size())
         return make_error(Code::kBusy, "{} was written while it was being committed", file.source());
+      const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
       for (uint32_t i = 0; i < file.tensors.size(); ++i) {
         const json::object& part = tensors->as_array()[i].as_object();
         SubTensor sub = part_from(part);
@@ -230,13 +231,13 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
           return make_error(Code::kBusy, "{} was written while it was being committed", file.source());
         json::array padding;
         if (file.set.empty()) {
-          PTC_TRY(auto list, find_padding(file.fd.get(), file.tensors[i], sub));
+          PTC_TRY(auto list, find_padding(*source, file.tensors[i], sub));
           for (const FoundPadding& pad : list)
             padding.push_back(json::array{to_array(pad.local.offset), to_array(pad.local.extent),
                                           json::value(pad.checksum.to_hex())});
         }
         pads.emplace_back(files.size(), std::move(padding));
-        arrays.push_back({file.fd.get(), file.version, i, file.tensors[i], std::move(sub),
+        arrays.push_back({source, i, file.tensors[i], std::move(sub),
                           dims_from(part.at("global"))});
       }
       answer["tensors"] = json::array();

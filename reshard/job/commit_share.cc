@@ -203,7 +203,7 @@ void CommitShare::committed() {
   std::unique_ptr<Seal> seal;
   std::lock_guard lock(mutex_);
   settled_ = true;
-  for (const Adopted& one : adopted_) (void)fchmod(one.image->fd(), 0400);  // the user's until now
+  for (const Adopted& one : adopted_) (void)one.image->make_read_only();  // the user's until now
   if (seal_ != nullptr) seal_->committed();
   seal = std::move(seal_);
   if (shown_ == nullptr) {

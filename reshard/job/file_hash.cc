@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <unordered_map>
 
 #include "store/base/file.h"
 #include "store/tensor/strided_copy.h"
@@ -84,6 +87,41 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
+/// A file from when its first task reads it until its last one is done. Threads: any, after the tasks were counted.
+class FileOfTasks {
+ public:
+  explicit FileOfTasks(FileToHashRef file) : file_(std::move(file)) {}
+  const FileToHashRef& file() const { return file_; }
+  void add_tasks(size_t count) { tasks_left_ += count; }
+
+  Result<> open() {
+    std::lock_guard lock(mutex_);
+    if (opened_) return ok();
+    PTC_TRY(fd_, file_->open());
+    if (file_->version().bytes >= kLeastMapped) mapped_.emplace(fd_.get(), file_->version().bytes);
+    if (mapped_ && mapped_->mapped()) fd_.reset();
+    opened_ = true;
+    return ok();
+  }
+  /// Of one that is open.
+  int fd() const { return fd_.get(); }
+  const MappedFile* mapped() const { return mapped_ ? &*mapped_ : nullptr; }
+
+  void task_done() {
+    if (--tasks_left_ > 0) return;
+    mapped_.reset();
+    fd_.reset();
+  }
+
+ private:
+  const FileToHashRef file_;
+  std::atomic<size_t> tasks_left_{0};
+  std::mutex mutex_;
+  bool opened_ = false;               // guarded by mutex_, as the next two are until it is set
+  UniqueFd fd_;
+  std::optional<MappedFile> mapped_;  // a small one is not
+};
+
 void add_window(const std::vector<StridedCopy>& places, std::span<const std::byte> window, uint64_t at,
                 std::vector<Checksum>& sums) {
   for (size_t p = 0; p < places.size(); ++p)
@@ -94,7 +132,7 @@ void add_window(const std::vector<StridedCopy>& places, std::span<const std::byt
 
 // Bytes [begin, end) of the local array, added to the sums of the pieces they belong to.
 Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& places, uint64_t begin,
-                    uint64_t end, const MappedFile* mapped, std::vector<Checksum>& sums,
+                    uint64_t end, int fd, const MappedFile* mapped, std::vector<Checksum>& sums,
                     const std::stop_token& stop) {
   if (mapped != nullptr && mapped->mapped()) {
     for (uint64_t at = begin; at < end; at += kTaskBytes) {
@@ -108,7 +146,7 @@ Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& pl
   for (uint64_t at = begin; at < end; at += kBufferBytes) {
     if (stop.stop_requested()) return cancelled();
     const std::span window(buffer.data(), std::min(kBufferBytes, end - at));
-    PTC_TRY(read_exactly(array.fd, window, array.entry.offset + at));
+    PTC_TRY(read_exactly(fd, window, array.entry.offset + at));
     add_window(places, window, at, sums);
   }
   return ok();
@@ -125,26 +163,37 @@ void add_tasks(std::vector<Task>& tasks, size_t array, uint64_t bytes) {
     tasks.push_back({array, begin, std::min(bytes, begin + kTaskBytes)});
 }
 
-/// One checksum per piece, of what the task has of it.
-Result<std::vector<Checksum>> hash_task(const ArrayToHash& array,
-                                        const std::vector<StridedCopy>& places, const Task& task,
-                                        const MappedFile* mapped, HashCache& hashes,
-                                        const std::stop_token& stop) {
+/// One checksum per piece, of what the task has of it. `hash` adds its bytes, unless they are known.
+Result<std::vector<Checksum>> hash_task(const ArrayToHash& array, const Task& task, HashCache& hashes,
+                                        const std::function<Result<>(std::vector<Checksum>&)>& hash) {
+  const FileVersion& version = array.file->version();
   std::vector<std::string> keys;
   std::vector<Checksum> sums;
   for (const Piece& piece : array.part.pieces) {
     keys.push_back(fmt::format("{} {} {}", array.number, task.begin, piece_key(array, piece)));
-    if (auto sum = hashes.find(array.version, keys.back())) sums.push_back(*sum);
+    if (auto sum = hashes.find(version, keys.back())) sums.push_back(*sum);
   }
   if (sums.size() == keys.size()) return sums;
   sums.assign(keys.size(), Checksum());
-  PTC_TRY(hash_bytes(array, places, task.begin, task.end, mapped, sums, stop));
+  PTC_TRY(hash(sums));
   hashes.count(task.end - task.begin);
-  for (size_t p = 0; p < keys.size(); ++p) hashes.put(array.version, keys[p], sums[p]);
+  for (size_t p = 0; p < keys.size(); ++p) hashes.put(version, keys[p], sums[p]);
   return sums;
 }
 
 }  // namespace
+
+Result<UniqueFd> FileToHash::open() const {
+  PTC_TRY(auto fd, open_file(dir_fd_, path_, O_RDONLY | O_NOFOLLOW));
+  struct stat st {};
+  if (::fstat(fd.get(), &st) != 0) return errno_error(errno, path_);
+  const FileVersion now = version_of(st);
+  // Its names may have become more or fewer.
+  if (now.device != version_.device || now.inode != version_.inode || now.bytes != version_.bytes ||
+      now.mtime_ns != version_.mtime_ns)
+    return make_error(Code::kBusy, "{} was written while it was being committed", path_);
+  return fd;
+}
 
 std::optional<Checksum> HashCache::find(const FileVersion& file, const std::string& key) const {
   std::lock_guard lock(mutex_);
@@ -179,21 +228,29 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
   std::vector<std::vector<Checksum>> sums(arrays.size());
   std::vector<std::vector<StridedCopy>> places(arrays.size());
   std::vector<Task> tasks;
-  std::unordered_map<int, std::unique_ptr<MappedFile>> files;  // null: a small one
+  std::deque<FileOfTasks> files;
+  std::vector<FileOfTasks*> file_of(arrays.size());
   for (size_t i = 0; i < arrays.size(); ++i) {
-    const uint64_t bytes = arrays[i].version.bytes;
-    if (auto [file, is_new] = files.try_emplace(arrays[i].fd); is_new && bytes >= kLeastMapped)
-      file->second = std::make_unique<MappedFile>(arrays[i].fd, bytes);
+    if (files.empty() || files.back().file() != arrays[i].file) files.emplace_back(arrays[i].file);
+    file_of[i] = &files.back();
     sums[i].resize(arrays[i].part.pieces.size());
     PTC_TRY(places[i], places_of(arrays[i]));
+    const size_t before = tasks.size();
     add_tasks(tasks, i, arrays[i].entry.bytes);
+    files.back().add_tasks(tasks.size() - before);
   }
   std::vector<std::vector<Checksum>> task_sums(tasks.size());
   PTC_TRY(executor.team().parallel_for(
       tasks.size(),
       [&](size_t t) -> Result<> {
-        const size_t i = tasks[t].array;
-        PTC_TRY(task_sums[t], hash_task(arrays[i], places[i], tasks[t], files.at(arrays[i].fd).get(), hashes, stop));
+        const Task& task = tasks[t];
+        const size_t i = task.array;
+        FileOfTasks& file = *file_of[i];
+        PTC_TRY(task_sums[t], hash_task(arrays[i], task, hashes, [&](std::vector<Checksum>& into) -> Result<> {
+          PTC_TRY(file.open());
+          return hash_bytes(arrays[i], places[i], task.begin, task.end, file.fd(), file.mapped(), into, stop);
+        }));
+        file.task_done();
         return ok();
       },
       stop));
@@ -202,12 +259,14 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
   return sums;
 }
 
-Result<> hash_array(const ArrayToHash& array, HashCache& hashes, std::stop_token stop) {
+Result<> hash_array(const ArrayToHash& array, int fd, HashCache& hashes, std::stop_token stop) {
   PTC_TRY(const auto places, places_of(array));
   std::vector<Task> tasks;
   add_tasks(tasks, 0, array.entry.bytes);
   for (const Task& task : tasks) {
-    PTC_TRY(hash_task(array, places, task, nullptr, hashes, stop));
+    PTC_TRY(hash_task(array, task, hashes, [&](std::vector<Checksum>& into) {
+      return hash_bytes(array, places, task.begin, task.end, fd, nullptr, into, stop);
+    }));
   }
   return ok();
 }
@@ -216,14 +275,13 @@ Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersio
                            FileState state, HashCache& hashes, std::stop_token stop) {
   if (auto sum = hashes.find(version, "file")) return *sum;
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
-  ArrayToHash array;
-  array.fd = fd.get();
+  const ArrayToHash array;
   StridedCopy whole;
   whole.run_bytes = version.bytes;
   std::optional<MappedFile> mapped;
   if (state == FileState::kSealed && version.bytes >= kLeastMapped) mapped.emplace(fd.get(), version.bytes);
   std::vector<Checksum> sums(1);
-  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, mapped ? &*mapped : nullptr, sums, stop));
+  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, fd.get(), mapped ? &*mapped : nullptr, sums, stop));
   hashes.count(version.bytes);
   hashes.put(version, "file", sums[0]);
   return sums[0];
@@ -264,12 +322,16 @@ Result<std::vector<Box>> uncovered_boxes(const SubTensor& part) {
 
 }  // namespace
 
-Result<std::vector<FoundPadding>> find_padding(int fd, const TensorEntry& entry,
+Result<std::vector<FoundPadding>> find_padding(const FileToHash& file, const TensorEntry& entry,
                                                const SubTensor& part) {
   std::vector<FoundPadding> found;
   PTC_TRY(auto uncovered, uncovered_boxes(part));
+  UniqueFd fd;
   for (Box& box : uncovered) {
     if (box.empty()) continue;
+    if (!fd.valid()) {
+      PTC_TRY(fd, file.open());
+    }
     PTC_TRY(auto copy, make_strided_copy({entry.offset, part.local_shape}, box.offset,
                                          {0, box.extent}, Dims(box.extent.size()), box.extent,
                                          dtype_bits(entry.dtype)));
@@ -279,7 +341,7 @@ Result<std::vector<FoundPadding>> find_padding(int fd, const TensorEntry& entry,
     for_each_run(copy, [&](uint64_t from, uint64_t to, uint64_t bytes) {
       for (uint64_t at = 0; at < bytes && read.has_value(); at += kBufferBytes) {
         std::span window(thread_buffer(kBufferBytes).data(), std::min(kBufferBytes, bytes - at));
-        read = read_exactly(fd, window, from + at);
+        read = read_exactly(fd.get(), window, from + at);
         sum += checksum_of_run(window, to + at);
         zeros = zeros && std::all_of(window.begin(), window.end(),
                                      [](std::byte b) { return b == std::byte{0}; });

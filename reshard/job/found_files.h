@@ -28,7 +28,6 @@ struct Found {
   std::string set_index;              // of a shard: the file that names it
   std::vector<std::string> promised;  // of a shard: the tensors that the index says it holds
   // With tensors:
-  UniqueFd fd;
   uint64_t header_bytes = 0;
   std::string header;
   std::vector<TensorEntry> tensors;
@@ -50,7 +49,7 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec);
 Result<> check_closed(int dir_fd, const std::vector<Found>& found);
 /// Marks the shards of sets with an index.
 Result<> find_sets(int dir_fd, std::vector<Found>& found);
-/// Opens the file, and reads its header and what tensors it has.
+/// Reads the file's header and what tensors it has.
 Result<> read_header(int dir_fd, Found& file);
 
 /// How far the job's data set is: the count in a file of this name beside rank/, or in a rank's.

@@ -11,5 +11,7 @@ size_t descriptor_limit();
 size_t reserved_descriptors();
 /// Of these, for connections that other nodes have made: half.
 size_t descriptors_for_peers();
+/// For images that nobody uses at the moment, so that they need not be opened again: an eighth of all, 1024 at most.
+size_t descriptors_for_images();
 
 }  // namespace ptc

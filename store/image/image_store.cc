@@ -70,8 +70,9 @@ Result<std::span<const std::byte>> Image::map() const {
   if (!is_here())
     return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node_);
   std::lock_guard lock(mutex_);
+  PTC_TRY(const FileInUse file, file_->use());
   struct stat info {};
-  if (::fstat(fd_.get(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
+  if (::fstat(file.fd(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
   if (static_cast<uint64_t>(info.st_size) != bytes_) {
     return make_error(Code::kCorrupt,
                       "image {} has {} bytes instead of {}: its file was changed from outside; "
@@ -79,7 +80,7 @@ Result<std::span<const std::byte>> Image::map() const {
                       id_.text, info.st_size, bytes_);
   }
   if (mapping_ == nullptr && bytes_ > 0) {
-    void* mapping = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_.get(), 0);
+    void* mapping = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file.fd(), 0);
     if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + id_.text);
     ::madvise(mapping, bytes_, MADV_HUGEPAGE);  // a hint; refused by some file systems
     mapping_ = static_cast<const std::byte*>(mapping);
@@ -90,14 +91,15 @@ Result<std::span<const std::byte>> Image::map() const {
 Result<ImageMender> ImageMender::open(const Image& image) {
   if (!image.is_here()) return make_error(Code::kUnavailable, "image {} is on node {}", image.id().text, image.node());
   // By its descriptor: it may have no name any more. An image is nobody's to write, its owner's neither.
-  const std::string name = "image " + image.id().text, path = fmt::format("/proc/self/fd/{}", image.fd());
+  PTC_TRY(const FileInUse file, image.file().use());
+  const std::string name = "image " + image.id().text, path = fmt::format("/proc/self/fd/{}", file.fd());
   struct stat info {};
-  if (::fstat(image.fd(), &info) != 0) return errno_error(errno, "fstat of " + name);
+  if (::fstat(file.fd(), &info) != 0) return errno_error(errno, "fstat of " + name);
   Result<UniqueFd> fd = open_file(AT_FDCWD, path, O_RDWR);
   if (fd.has_error() && fd.error().code() == Code::kPermissionDenied) {
-    if (::fchmod(image.fd(), 0600) != 0) return errno_error(errno, "chmod of " + name);
+    if (::fchmod(file.fd(), 0600) != 0) return errno_error(errno, "chmod of " + name);
     fd = open_file(AT_FDCWD, path, O_RDWR);
-    if (::fchmod(image.fd(), info.st_mode & 07777) != 0) return errno_error(errno, "chmod of " + name);
+    if (::fchmod(file.fd(), info.st_mode & 07777) != 0) return errno_error(errno, "chmod of " + name);
   }
   if (fd.has_error()) return std::move(fd).error();
   return ImageMender(std::move(fd).value(), image.bytes(), name);
@@ -134,7 +136,7 @@ ImageWriter::ImageWriter(ImageWriter&& other) noexcept
 
 ImageWriter::~ImageWriter() {
   if (mapping_ != nullptr) ::munmap(mapping_, size_);
-  if (store_ != nullptr) ::unlinkat(store_->dir_fd_.get(), part_name(id_).c_str(), 0);
+  if (store_ != nullptr) (void)store_->remove_name(id_, part_name(id_));
 }
 
 Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
@@ -161,16 +163,17 @@ Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
   return allocate(fd_.get(), begin, end - begin, "image " + id_.text);
 }
 
-Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir) {
+Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir, const ImageStoreOptions& options) {
   PTC_TRY(make_directory(AT_FDCWD, dir));
   PTC_TRY(auto fd, open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY));
-  auto store = std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(fd)));
+  auto files = std::make_shared<LazyFiles>(std::move(fd), dir, options.most_open);
+  auto store = std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(files)));
   PTC_TRY(store->find_drafts());
   return store;
 }
 
 Result<std::vector<std::string>> ImageStore::file_names() const {
-  PTC_TRY(auto fd, open_file(dir_fd_.get(), ".", O_RDONLY | O_DIRECTORY));
+  PTC_TRY(auto fd, open_file(directory_fd(), ".", O_RDONLY | O_DIRECTORY));
   std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
   if (!stream) return errno_error(errno, "reading directory " + dir_);
   fd.release();  // now the stream's
@@ -189,14 +192,15 @@ Result<> ImageStore::find_drafts() {
   for (const std::string& name : names) {
     const std::string_view rest = std::string_view(name).substr(kIdDigits);
     if (rest == kDraftSuffix) drafts_.insert(name.substr(0, kIdDigits));
-    if (rest == kPartSuffix && ::unlinkat(dir_fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT)
+    const bool is_left = rest == kRemovedSuffix || rest == std::string(kPartSuffix) + std::string(kRemovedSuffix);
+    if ((rest == kPartSuffix || is_left) && ::unlinkat(directory_fd(), name.c_str(), 0) != 0 && errno != ENOENT)
       return errno_error(errno, fmt::format("removing {} from {}", name, dir_));
   }
   return ok();
 }
 
 Result<> ImageStore::mark_draft(const ImageId& id) {
-  PTC_TRY(open_file(dir_fd_.get(), draft_name(id), O_WRONLY | O_CREAT));
+  PTC_TRY(open_file(directory_fd(), draft_name(id), O_WRONLY | O_CREAT));
   std::lock_guard lock(mutex_);
   drafts_.insert(id.text);
   return ok();
@@ -207,7 +211,7 @@ void ImageStore::confirm(const ImageId& id) {
     std::lock_guard lock(mutex_);
     if (drafts_.erase(id.text) == 0) return;
   }
-  ::unlinkat(dir_fd_.get(), draft_name(id).c_str(), 0);  // else it is confirmed at the next start
+  ::unlinkat(directory_fd(), draft_name(id).c_str(), 0);  // else it is confirmed at the next start
 }
 
 bool ImageStore::is_draft(const ImageId& id) const {
@@ -241,7 +245,7 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
   ImageWriter writer;
   PTC_TRY(writer.id_, new_id());
   std::string name = part_name(writer.id_);
-  PTC_TRY(writer.fd_, open_file(dir_fd_.get(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
+  PTC_TRY(writer.fd_, open_file(directory_fd(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
   writer.store_ = this;  // from here on the destructor removes the file
   writer.size_ = bytes;
   if (when == TakeSpace::kNow) {
@@ -253,8 +257,8 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
 }
 
 Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
-  PTC_TRY(auto fd, open_file(dir_fd_.get(), part_name(writer.id_), O_RDONLY));
-  auto image = std::make_shared<const Image>(writer.id_, std::move(fd), writer.size_);
+  PTC_TRY(auto file, LazyFile::find(files_, part_name(writer.id_)));
+  auto image = std::make_shared<const Image>(writer.id_, std::move(file), writer.size_);
   std::lock_guard lock(mutex_);
   open_[writer.id_.text] = image;
   return image;
@@ -266,8 +270,15 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   if (::fchmod(writer.fd_.get(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
   if (::fsync(writer.fd_.get()) != 0) return errno_error(errno, "fsync of image " + name);
   PTC_TRY(mark_draft(writer.id_));
-  if (::renameat(dir_fd_.get(), part_name(writer.id_).c_str(), dir_fd_.get(), name.c_str()) != 0)
+  const ImageRef shown = [&] {
+    std::lock_guard lock(mutex_);
+    return find_open(writer.id_);
+  }();
+  if (shown != nullptr) {
+    PTC_TRY(shown->file().rename(name));
+  } else if (::renameat(directory_fd(), part_name(writer.id_).c_str(), directory_fd(), name.c_str()) != 0) {
     return errno_error(errno, "publishing image " + name);
+  }
   writer.store_ = nullptr;
   return open(writer.id_, bytes);
 }
@@ -284,7 +295,7 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   PTC_TRY(fill_holes(by_fd, info, path));
   if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
   PTC_TRY(mark_draft(id));
-  if (::linkat(AT_FDCWD, by_fd.c_str(), dir_fd_.get(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+  if (::linkat(AT_FDCWD, by_fd.c_str(), directory_fd(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     int reason = errno;
     confirm(id);
     if (reason == EXDEV) {
@@ -315,18 +326,13 @@ Result<ImageRef> ImageStore::open(const ImageId& id) {
   std::lock_guard lock(mutex_);
   if (withdrawn_.contains(id.text))
     return make_error(Code::kNotFound, "image {} in {} is damaged", id.text, dir_);
-  ImageRef image;
-  if (auto found = open_.find(id.text); found != open_.end()) image = found->second.lock();
-  if (!image) {
-    auto fd = open_file(dir_fd_.get(), id.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-    if (!fd) return std::move(fd).error().with_context("image directory " + dir_);
-    struct stat info {};
-    if (::fstat(fd.value().get(), &info) != 0)
-      return errno_error(errno, "fstat of image " + id.text);
-    if (!S_ISREG(info.st_mode))
-      return make_error(Code::kCorrupt, "image {} in {} is not a regular file", id.text, dir_);
-    image = std::make_shared<const Image>(id, std::move(fd).value(),
-                                          static_cast<uint64_t>(info.st_size));
+  ImageRef image = find_open(id);
+  if (image == nullptr && losing_names_.contains(id.text))
+    return make_error(Code::kNotFound, "image {} in {} was removed", id.text, dir_);
+  if (image == nullptr) {
+    PTC_TRY(auto file, LazyFile::find(files_, id.text));
+    const uint64_t bytes = file->bytes();
+    image = std::make_shared<const Image>(id, std::move(file), bytes);
   }
   // Entries of images that nobody holds go when the map would grow for them.
   if (static_cast<float>(open_.size() + 1) >
@@ -338,10 +344,32 @@ Result<ImageRef> ImageStore::open(const ImageId& id) {
 
 Result<> ImageStore::remove(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
-  if (::unlinkat(dir_fd_.get(), id.text.c_str(), 0) != 0 && errno != ENOENT)
-    return errno_error(errno, fmt::format("removing image {} from {}", id.text, dir_));
+  PTC_TRY(remove_name(id, id.text));
   confirm(id);  // the mark goes last
   return ok();
+}
+
+Result<> ImageStore::remove_name(const ImageId& id, const std::string& name) {
+  ImageRef held;
+  {
+    std::lock_guard lock(mutex_);
+    held = find_open(id);
+    losing_names_.insert(id.text);  // until it is gone, nobody begins to hold it
+  }
+  Result<> removed = ok();
+  if (held != nullptr) {
+    removed = held->file().remove();
+  } else if (::unlinkat(directory_fd(), name.c_str(), 0) != 0 && errno != ENOENT) {
+    removed = errno_error(errno, fmt::format("removing {} from {}", name, dir_));
+  }
+  std::lock_guard lock(mutex_);
+  losing_names_.erase(losing_names_.find(id.text));
+  return removed;
+}
+
+ImageRef ImageStore::find_open(const ImageId& id) const {
+  const auto found = open_.find(id.text);
+  return found != open_.end() ? found->second.lock() : nullptr;
 }
 
 void ImageStore::withdraw(const ImageId& id) {
@@ -350,13 +378,13 @@ void ImageStore::withdraw(const ImageId& id) {
 }
 
 Result<> ImageStore::sync() {
-  if (::fsync(dir_fd_.get()) != 0) return errno_error(errno, "fsync of directory " + dir_);
+  if (::fsync(directory_fd()) != 0) return errno_error(errno, "fsync of directory " + dir_);
   return ok();
 }
 
 Result<ImageStore::Space> ImageStore::space() const {
   struct statvfs info {};
-  if (::fstatvfs(dir_fd_.get(), &info) != 0) return errno_error(errno, "statvfs of " + dir_);
+  if (::fstatvfs(directory_fd(), &info) != 0) return errno_error(errno, "statvfs of " + dir_);
   return Space{uint64_t{info.f_blocks} * info.f_frsize, uint64_t{info.f_bavail} * info.f_frsize};
 }
 

@@ -11,8 +11,10 @@
 #include <unordered_set>
 #include <vector>
 
+#include "store/base/descriptors.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
+#include "store/image/lazy_file.h"
 
 namespace ptc {
 
@@ -22,14 +24,14 @@ struct ImageId {
   friend bool operator==(const ImageId&, const ImageId&) = default;
 };
 
-/// An image that exists, here or on another node. One that is here holds its file open: the bytes stay
-/// readable through this object even after the image was removed from the store, and go when the last
-/// holder lets go. One that is elsewhere is a name; a transport reads it.
+/// An image that exists, here or on another node. The bytes of one that is here stay readable through this object even
+/// after the image was removed from the store, and go when the last holder lets go; at rest it takes no descriptor. One
+/// that is elsewhere is a name; a transport reads it.
 /// Threads: any.
 class Image {
  public:
-  Image(ImageId id, UniqueFd fd, uint64_t bytes)
-      : id_(std::move(id)), fd_(std::move(fd)), bytes_(bytes) {}
+  Image(ImageId id, std::unique_ptr<LazyFile> file, uint64_t bytes)
+      : id_(std::move(id)), file_(std::move(file)), bytes_(bytes) {}
   Image(ImageId id, std::string node, uint64_t bytes)
       : id_(std::move(id)), node_(std::move(node)), bytes_(bytes) {}
   ~Image();
@@ -39,17 +41,19 @@ class Image {
   /// The node that holds it; empty: this one.
   const std::string& node() const { return node_; }
   bool is_here() const { return node_.empty(); }
-  /// Open read-only; for passthrough, sendfile and pread. −1 of an image elsewhere.
-  int fd() const { return fd_.get(); }
-  /// The whole image in memory, mapped when first asked for. Empty image: empty span. kUnavailable of
-  /// an image elsewhere.
+  /// Of one that is here, read-only; for passthrough, sendfile and pread.
+  LazyFile& file() const { return *file_; }
+  /// From now on not even its owner may write the file.
+  Result<> make_read_only() const { return file_->set_mode(0400); }
+  /// The whole image in memory, mapped when first asked for, until the object goes: that takes no descriptor. Each call
+  /// uses the file, to see that it is whole. Empty image: empty span. kUnavailable of an image elsewhere.
   Result<std::span<const std::byte>> map() const;
 
  private:
-  ImageId id_;
-  std::string node_;
-  UniqueFd fd_;
-  uint64_t bytes_;
+  const ImageId id_;
+  const std::string node_;
+  const std::unique_ptr<LazyFile> file_;  // null: it is elsewhere
+  const uint64_t bytes_;
   mutable std::mutex mutex_;
   mutable const std::byte* mapping_ = nullptr;  // guarded by mutex_
 };
@@ -106,14 +110,19 @@ class ImageMender {
   std::string name_;
 };
 
-/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`). An image is a draft, with a mark of its
+struct ImageStoreOptions {
+  /// So many images that nobody uses have their files open.
+  size_t most_open = descriptors_for_images();
+};
+
+/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`, see LazyFile). An image is a draft, with a mark of its
 /// own (`<dir>/<id>.draft`), from before it has its name until confirm().
-/// Threads: any. Crash: open() removes `.part` files. What becomes of a draft that is found then, the owner of the
+/// Threads: any. Crash: open() removes `.part` and `.removed` files. What becomes of a draft that is found then, the owner of the
 /// metadata knows; an image without the mark was decided on once, and is never rubbish because nothing names it.
 class ImageStore {
  public:
   /// Creates `dir` if need be. No other process has it open.
-  static Result<std::unique_ptr<ImageStore>> open(const std::string& dir);
+  static Result<std::unique_ptr<ImageStore>> open(const std::string& dir, const ImageStoreOptions& options = {});
 
   /// kNoSpace before anything is written when the file system has less than `bytes` free. Taking the space of a large
   /// image takes a while: `kLater`, whoever fills it does that bit by bit, and all of it before it is published.
@@ -155,21 +164,27 @@ class ImageStore {
   };
   Result<Space> space() const;
   const std::string& directory() const { return dir_; }
+  /// Descriptors of images, with those in use.
+  size_t open_files() const { return files_->open_files(); }
 
  private:
   friend class ImageWriter;
 
-  explicit ImageStore(std::string dir, UniqueFd dir_fd)
-      : dir_(std::move(dir)), dir_fd_(std::move(dir_fd)) {}
+  ImageStore(std::string dir, LazyFilesRef files) : dir_(std::move(dir)), files_(std::move(files)) {}
+  int directory_fd() const { return files_->directory(); }
   Result<std::vector<std::string>> file_names() const;
   Result<> find_drafts();
   Result<> mark_draft(const ImageId& id);
+  /// Takes the file's name, whether the image is held or not.
+  Result<> remove_name(const ImageId& id, const std::string& name);
+  ImageRef find_open(const ImageId& id) const;  // mutex held; null: nobody holds it
 
-  std::string dir_;
-  UniqueFd dir_fd_;
+  const std::string dir_;
+  const LazyFilesRef files_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<const Image>> open_;  // guarded by mutex_
   std::unordered_set<std::string> withdrawn_;                         // guarded by mutex_
+  std::unordered_multiset<std::string> losing_names_;                 // guarded by mutex_: remove_name() is at them
   std::unordered_set<std::string> drafts_;                            // guarded by mutex_
 };
 

@@ -39,7 +39,7 @@ class ManyJobs(mount.TestCase):
 
 class Descriptors(unittest.TestCase):
     """Of a daemon that may have few."""
-    LIMIT, FILES = 600, 3000
+    LIMIT, FILES, STORED = 600, 3000, 400
 
     def mounted(self, *launcher, options=()):
         """Ready, as started through `launcher`; and how many descriptors it has then."""
@@ -74,6 +74,35 @@ class Descriptors(unittest.TestCase):
         self.assertEqual(job.status()["state"], "idle")
         for layout in ("tp2-pp1-dp1", "tp4-pp1-dp1"):
             self.assertTrue(mount.digests(job.checkpoint("base", "layouts", layout)))
+
+    def test_what_is_stored_takes_few(self):
+        """Committed at once, far more files than there may be descriptors; then read, and gone."""
+        self.LIMIT = 200  # pylint: disable=invalid-name
+        daemon = self.mounted()
+        job = daemon.job("small")
+        rank = job.incoming("base") + "/rank/0"
+        arrays = [models.Tensor(f"w{i}", "F32", (4,), bytes([i % 251]) * 16) for i in range(self.STORED)]
+        for i, array in enumerate(arrays):
+            models.write_file(f"{rank}/arrays/{i}.npy", models.npy_bytes(array))
+            models.write_file(f"{rank}/other/{i}", str(i))
+        before = self.open_descriptors(daemon)
+        job.commit("base")
+        most = before + self.LIMIT // 8 + 8
+        self.assertLessEqual(self.open_descriptors(daemon), most)
+        stored = job.checkpoint("base", "layouts", "tp1-pp1-dp1", "rank", 0)
+        for _ in range(2):
+            for i, array in enumerate(arrays):
+                self.assertEqual(models.read_npy(f"{stored}/arrays/{i}.npy")[1], array.data)
+                self.assertEqual(mount.read_text(f"{stored}/other/{i}"), str(i))
+        self.assertLessEqual(self.open_descriptors(daemon), most)
+        daemon.stop()
+        daemon.start()
+        self.assertEqual(mount.read_text(f"{stored}/other/7"), "7")
+        self.assertLessEqual(self.open_descriptors(daemon), most)
+        with open(f"{stored}/other/{self.STORED - 1}", encoding="utf-8") as file:
+            job.mount.ptc("rm", "small/base")
+            self.assertEqual(file.read(), str(self.STORED - 1))
+        self.check_others(daemon, self.committed(daemon))
 
     def test_what_is_known_takes_none(self):
         daemon = self.mounted()

@@ -69,7 +69,7 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
     EXPECT_EQ(ledger.total(tensor), checksum_of_run(std::as_bytes(std::span(held)).subspan(tensor * kMiB, kMiB), 0));
   }
   struct stat info {};
-  ASSERT_EQ(::fstat(made.value().front()->fd(), &info), 0);
+  ASSERT_EQ(::fstat(made.value().front()->file().use().value().fd(), &info), 0);
   EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, layout.bytes) << "holes: a full store would show as SIGBUS";
 }
 

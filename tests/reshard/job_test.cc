@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -101,10 +102,35 @@ TEST_F(JobTest, ACommitTakesTheFilesThemselves) {
   for (size_t i = 0; i < set->entries().size(); ++i) {
     if (set->entries()[i].path != "model.safetensors") continue;
     struct stat after{};
-    fstat(set->open(i).value()->image()->fd(), &after);
+    fstat(set->open(i).value()->image()->file().use().value().fd(), &after);
     EXPECT_EQ(after.st_ino, before.st_ino);
     EXPECT_EQ(after.st_nlink, 1u);
   }
+}
+
+TEST_F(JobTest, ACommitTakesFewDescriptors) {
+  constexpr uint32_t kFiles = 300;
+  const auto bytes_of = [](uint32_t i) { return std::string(16, static_cast<char>(i)); };
+  const fs::path rank = incoming("base") / "rank/0";
+  for (uint32_t i = 0; i < kFiles; ++i) {
+    write_file(rank / fmt::format("{}.safetensors", i),
+               safetensors_file({{fmt::format("w{}", i), DType::kF32, {4}, 0, 16}}, {bytes_of(i)}));
+    write_file(rank / fmt::format("{}.json", i), bytes_of(i));
+  }
+  const auto descriptors = [] {
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  const auto before = descriptors();
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit low = limit;
+  low.rlim_cur = static_cast<rlim_t>(before) + 40;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  commit("base");
+  EXPECT_LE(descriptors(), before + 8);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  auto set = job_->find_checkpoint("base")->rank_files(spec("tp1-pp1-dp1"), 0).value();
+  for (const uint32_t i : {0u, kFiles - 1}) EXPECT_EQ(read_content(*set, fmt::format("{}.json", i)), bytes_of(i));
 }
 
 TEST_F(JobTest, ACommitHashesEveryByteOnce) {

@@ -2,10 +2,12 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -40,6 +42,13 @@ class Images : public testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
+  void open_again(size_t most_open) { store_ = ImageStore::open(path_ + "/images", {.most_open = most_open}).value(); }
+  std::vector<ImageRef> publish_many(size_t count) {
+    std::vector<ImageRef> images;
+    for (size_t i = 0; i < count; ++i) images.push_back(publish("image " + std::to_string(i)));
+    return images;
+  }
+  static bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
   std::string file(const ImageId& id) const { return path_ + "/images/" + id.text; }
 
   std::string path_ = testing::TempDir() + "ptc-images-XXXXXX";
@@ -55,12 +64,12 @@ TEST_F(Images, AreMendedWhereTheyLie) {
   ASSERT_EQ(::pwrite(damage.get(), "x", 1, 5000), 1);
   EXPECT_EQ(static_cast<char>(mapped[5000]), 'x');
   struct stat before {}, after {};
-  ASSERT_EQ(::fstat(image->fd(), &before), 0);
+  ASSERT_EQ(::fstat(image->file().use().value().fd(), &before), 0);
   ImageMender mender = ImageMender::open(*image).value();
   EXPECT_TRUE(is_ok(mender.write(0, std::as_bytes(std::span(right)))));
   EXPECT_TRUE(is_ok(mender.finish()));
   EXPECT_EQ(static_cast<char>(mapped[5000]), 'a');
-  ASSERT_EQ(::fstat(image->fd(), &after), 0);
+  ASSERT_EQ(::fstat(image->file().use().value().fd(), &after), 0);
   EXPECT_EQ(after.st_mode, before.st_mode);
   EXPECT_EQ(after.st_ino, before.st_ino);
 }
@@ -92,7 +101,7 @@ TEST_F(Images, CanBeShownBeforeTheyAreWhole) {
   const ImageId id = writer.id();
   EXPECT_FALSE(store_->open(id).has_value());
   ImageRef shown = store_->show(writer).value();
-  EXPECT_EQ(::fcntl(shown->fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_EQ(::fcntl(shown->file().use().value().fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
   EXPECT_TRUE(is_ok(writer.write(0, std::as_bytes(std::span("hello", 5)))));
   EXPECT_EQ(text_of(store_->open(id, 10).value()), "hello" + std::string(5, '\0'));
   EXPECT_EQ(store_->publish(std::move(writer)).value(), shown);
@@ -116,9 +125,9 @@ TEST_F(Images, ArePublishedReadOnlyUnderTheirId) {
   EXPECT_EQ(image->bytes(), 10000u);
   EXPECT_EQ(text_of(image), std::string(9995, '\0') + "hello");
   struct stat info {};
-  ASSERT_EQ(::fstat(image->fd(), &info), 0);
+  ASSERT_EQ(::fstat(image->file().use().value().fd(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0400u);
-  EXPECT_EQ(::fcntl(image->fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_EQ(::fcntl(image->file().use().value().fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
   EXPECT_TRUE(is_ok(store_->sync()));
 }
 
@@ -197,7 +206,7 @@ TEST_F(Images, AreAdoptedWithoutACopy) {
   struct stat old_info {
   }, new_info{};
   ASSERT_EQ(::fstatat(dir.get(), "upload", &old_info, 0), 0);
-  ASSERT_EQ(::fstat(image->fd(), &new_info), 0);
+  ASSERT_EQ(::fstat(image->file().use().value().fd(), &new_info), 0);
   EXPECT_EQ(old_info.st_ino, new_info.st_ino);
   EXPECT_EQ(old_info.st_mode, new_info.st_mode);  // the file is its owner's until the caller says so
   EXPECT_EQ(store_->open(image->id(), 3).value(), image);
@@ -273,6 +282,176 @@ TEST_F(Images, ThreadsMayOpenMapAndPublishAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(files(), std::vector<std::string>{id.text});
+}
+
+/// As many descriptors as are open now may be, and some more.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(rlim_t more) {
+    const UniqueFd next(::open("/", O_PATH | O_CLOEXEC));
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit now = before_;
+    now.rlim_cur = static_cast<rlim_t>(next.get()) + more;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_F(Images, TakeNoDescriptorAtRestBeyondTheMostOpen) {
+  open_again(4);
+  const std::vector<ImageRef> images = publish_many(100);
+  EXPECT_EQ(store_->open_files(), 0u);
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < images.size(); ++i) {
+      EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
+      EXPECT_LE(store_->open_files(), 4u);
+    }
+  }
+  EXPECT_EQ(store_->open_files(), 4u);
+  std::vector<FileInUse> used;
+  for (const ImageRef& image : images) used.push_back(image->file().use().value());
+  EXPECT_EQ(store_->open_files(), 100u);
+  for (const FileInUse& one : used) EXPECT_TRUE(is_open(one.fd()));
+  used.clear();
+  EXPECT_EQ(store_->open_files(), 4u);
+}
+
+TEST_F(Images, ThatAreUsedAgainStayOpen) {
+  open_again(4);
+  const std::vector<ImageRef> images = publish_many(50);
+  const int fd = images[0]->file().use().value().fd();
+  for (size_t i = 1; i < images.size(); ++i) {
+    EXPECT_EQ(images[0]->file().use().value().fd(), fd) << i;
+    (void)images[i]->file().use().value();
+  }
+  std::vector<FileInUse> held;
+  for (size_t i = 1; i < images.size(); ++i) held.push_back(images[i]->file().use().value());
+  for (const ImageRef& image : images) EXPECT_EQ(text_of(image).substr(0, 6), "image ");
+}
+
+TEST_F(Images, AnImageThatGoesTakesItsDescriptorAlong) {
+  open_again(4);
+  std::vector<ImageRef> images = publish_many(3);
+  for (const ImageRef& image : images) (void)text_of(image);
+  EXPECT_EQ(store_->open_files(), 3u);
+  images.erase(images.begin());
+  EXPECT_EQ(store_->open_files(), 2u);
+  const ImageRef held = images[0];
+  store_.reset();
+  EXPECT_EQ(text_of(held), "image 1");
+}
+
+TEST_F(Images, ThreadsMayUseMoreThanAreOpen) {
+  open_again(3);
+  const std::vector<ImageRef> images = publish_many(24);
+  std::atomic<bool> wrong{false};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      unsigned random = t;
+      for (int i = 0; i < 4000; ++i) {
+        random = random * 1103515245 + 12345;
+        const size_t which = random / 65536 % (i % 2 == 0 ? 2 : images.size());
+        const std::string text = "image " + std::to_string(which);
+        const FileInUse file = images[which]->file().use().value();
+        char got[16];
+        if (::pread(file.fd(), got, sizeof got, 0) != static_cast<ssize_t>(text.size()) ||
+            std::string_view(got, text.size()) != text)
+          wrong = true;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(wrong);
+  EXPECT_LE(store_->open_files(), 3u);
+}
+
+TEST_F(Images, OfWhichTheNameGoesWhileTheyAreUsedByOthers) {
+  open_again(2);
+  std::vector<ImageRef> images = publish_many(40);
+  std::atomic<bool> wrong{false}, stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      while (!stop)
+        for (size_t i = 0; i < images.size(); ++i)
+          if (text_of(images[i]) != "image " + std::to_string(i)) wrong = true;
+    });
+  }
+  for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->remove(image->id())));
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(wrong);
+  for (size_t i = 0; i < images.size(); ++i) EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
+  EXPECT_EQ(files().size(), 39u);  // one is kept open, as half of those that may be
+  for (const std::string& name : files()) EXPECT_TRUE(name.ends_with(".removed")) << name;
+  EXPECT_LE(store_->open_files(), 3u);
+  images.clear();
+  EXPECT_TRUE(files().empty());
+  EXPECT_EQ(store_->open_files(), 0u);
+}
+
+TEST_F(Images, AreNotReadFromAnotherFileOfTheirName) {
+  const std::vector<ImageRef> images = publish_many(3);
+  struct statx info {};
+  ASSERT_EQ(::statx(AT_FDCWD, file(images[0]->id()).c_str(), 0, STATX_BTIME, &info), 0);
+  if ((info.stx_mask & STATX_BTIME) == 0) GTEST_SKIP() << "this file system knows no time of birth";
+  const auto replace = [&](const ImageRef& image) {
+    ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path_ + "/other", "image X")));
+    ASSERT_EQ(::rename((path_ + "/other").c_str(), file(image->id()).c_str()), 0);
+  };
+  replace(images[0]);
+  EXPECT_TRUE(has_error(images[0]->map(), Code::kCorrupt, "replaced"));
+  ASSERT_EQ(::unlink(file(images[1]->id()).c_str()), 0);
+  EXPECT_TRUE(has_error(images[1]->map(), Code::kCorrupt, "taken away"));
+  EXPECT_EQ(text_of(images[2]), "image 2");  // and is open
+  replace(images[2]);
+  EXPECT_EQ(text_of(images[2]), "image 2");
+  for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->remove(image->id())));
+  EXPECT_TRUE(files().empty());
+}
+
+TEST_F(Images, AreReadWithTheLastDescriptor) {
+  const std::vector<ImageRef> images = publish_many(20);
+  for (const ImageRef& image : images) store_->confirm(image->id());
+  const DescriptorLimit limit(2);
+  for (size_t i = 0; i < images.size(); ++i) EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
+  EXPECT_EQ(store_->open_files(), 2u);
+  std::vector<FileInUse> used;
+  for (size_t i = 0; i < 2; ++i) used.push_back(images[i]->file().use().value());
+  auto none = images[2]->file().use();
+  ASSERT_TRUE(none.has_error());
+  EXPECT_EQ(none.error().errno_value(), EMFILE);
+
+  const ImageRef held = images[2];
+  EXPECT_TRUE(is_ok(store_->remove(held->id())));
+  used.clear();
+  EXPECT_EQ(text_of(held), "image 2");
+}
+
+TEST_F(Images, RemovedWithoutADescriptorAreKeptUnderAnotherName) {
+  std::vector<ImageRef> images = publish_many(2);
+  for (const ImageRef& image : images) store_->confirm(image->id());
+  {
+    const DescriptorLimit limit(0);
+    for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->remove(image->id())));
+    for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->remove(image->id())));
+  }
+  EXPECT_EQ(files().size(), 2u);
+  for (const std::string& name : files()) EXPECT_TRUE(name.ends_with(".removed")) << name;
+  EXPECT_TRUE(store_->list().value().empty());
+  EXPECT_EQ(text_of(images[0]), "image 0");
+  EXPECT_EQ(store_->open(images[0]->id()).value(), images[0]);
+  const ImageId gone = images[0]->id();
+  images.erase(images.begin());
+  EXPECT_TRUE(has_error(store_->open(gone), Code::kNotFound));
+  EXPECT_EQ(files().size(), 1u);
+  // As after a kill: nobody holds what is left.
+  const auto after = ImageStore::open(path_ + "/images").value();
+  EXPECT_TRUE(files().empty());
 }
 
 }  // namespace
