@@ -3,6 +3,7 @@
 #include <bit>
 #include <boost/json/serialize.hpp>
 #include <boost/json/string.hpp>
+#include <optional>
 
 namespace ptc {
 namespace {
@@ -96,17 +97,18 @@ class Writer {
     out += ',';
     write(pickle_.arguments(id), depth - 1);
     out += ",[";
-    const char* comma = "";
+    std::optional<Pickle::Change::Kind> open;
     for (Pickle::Changes changes = pickle_.changes(id); changes.more(); changes.next()) {
       const Pickle::Change change = *changes;
-      out.append(comma).append("[\"").append(kChanges[static_cast<int>(change.kind)]).append("\"");
-      comma = ",";
+      if (open != change.kind || change.kind == Pickle::Change::Kind::kState)  // else more of the same
+        out.append(open ? "],[\"" : "[\"").append(kChanges[static_cast<int>(change.kind)]).append("\"");
+      open = change.kind;
       for (uint32_t i = 0; i < change.count; ++i) {
         out += ',';
         write(pickle_.value(change.first + i), depth - 1);
       }
-      out += ']';
     }
+    if (open) out += ']';
     out += "]]}";
   }
 

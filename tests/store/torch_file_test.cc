@@ -1,0 +1,234 @@
+#include "store/codec/torch_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "expect_error.h"
+#include "pickle_json.h"
+#include "store/codec/pickle_writer.h"
+#include "store/codec/safetensors.h"
+#include "store/codec/torch_layout.h"
+
+namespace ptc {
+namespace {
+
+using namespace std::string_literals;
+
+/// Writes files as torch.save does.
+class Saver {
+ public:
+  PickleWriter pickle;
+
+  /// Adds a storage and puts a tensor on it on the pickle's stack.
+  void tensor(const std::string& bytes, const char* type, uint64_t item, const Shape& shape, const Shape& strides, uint64_t offset = 0) {
+    storages_.push_back(bytes);
+    tensor_on(static_cast<uint32_t>(storages_.size() - 1), type, item, shape, strides, offset);
+  }
+  void tensor_on(uint32_t storage, const char* type, uint64_t item, const Shape& shape, const Shape& strides, uint64_t offset = 0) {
+    pickle.known_global("torch._utils", "_rebuild_tensor_v2");
+    pickle.opcode('(');
+    pickle.opcode('(');
+    pickle.text("storage");
+    pickle.known_global("torch", type);
+    pickle.text(std::to_string(storage));
+    pickle.text("cpu");
+    pickle.integer(static_cast<int64_t>(storages_[storage].size() / item));
+    pickle.opcode('t');
+    pickle.opcode('Q');
+    pickle.integer(static_cast<int64_t>(offset));
+    pickle.numbers(shape.begin(), shape.end());
+    pickle.numbers(strides.begin(), strides.end());
+    pickle.boolean(false);
+    pickle.known_global("collections", "OrderedDict");
+    for (const char c : {')', 'R', 't', 'R'}) pickle.opcode(c);
+  }
+  std::string file() && {
+    ZipWriter zip;
+    zip.add("x/data.pkl", std::move(pickle).finish());
+    zip.add("x/byteorder", "little");
+    for (size_t i = 0; i < storages_.size(); ++i) zip.add("x/data/" + std::to_string(i), storages_[i]);
+    return std::move(zip).finish().pieces[0].bytes;
+  }
+
+ private:
+  std::vector<std::string> storages_;
+};
+
+Result<TorchFile> read(const std::string& file) { return TorchFile::read(read_at(std::as_bytes(std::span(file))), file.size()); }
+
+TEST(TorchFile, TensorsAndLiteralsByTheirNames) {
+  Saver saver;
+  saver.pickle.opcode('}');
+  saver.pickle.opcode('(');
+  saver.pickle.text("a.b");
+  saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, {2, 3}, {3, 1});
+  saver.pickle.text("list");
+  for (const char c : {']', '('}) saver.pickle.opcode(c);
+  saver.pickle.integer(5);
+  saver.tensor_on(0, "FloatStorage", 4, {3, 2}, {1, 3});
+  saver.pickle.opcode('e');
+  saver.pickle.integer(7);
+  saver.tensor_on(0, "FloatStorage", 4, {3}, {1}, 3);
+  saver.pickle.opcode('u');
+  const std::string bytes = std::move(saver).file();
+  auto file = read(bytes);
+  ASSERT_TRUE(is_ok(file));
+  const auto& tensors = file.value().tensors();
+  ASSERT_EQ(tensors.size(), 3u);
+  EXPECT_EQ(tensors[0].name, "a.b");
+  EXPECT_EQ(bytes.substr(tensors[0].offset, tensors[0].bytes), "0123456789abcdefghijklmn");
+  EXPECT_EQ(tensors[1].name, "list.1");
+  EXPECT_FALSE(tensors[1].contiguous);
+  EXPECT_EQ(tensors[1].storage, tensors[0].storage);
+  EXPECT_EQ(tensors[1].bytes, 24u);
+  EXPECT_EQ(torch_path_text(file.value().path(tensors[2].place)), "%i7");
+  EXPECT_EQ(bytes.substr(tensors[2].offset, tensors[2].bytes), "cdefghijklmn");
+  ASSERT_EQ(file.value().literals().size(), 1u);
+  EXPECT_EQ(file.value().name(file.value().literals()[0].place), "list.0");
+}
+
+TEST(TorchFile, RefusesTensorsThatAreNotInTheirStorage) {
+  struct Case {
+    Shape shape, strides;
+    uint64_t offset;
+    const char* part;
+  };
+  const uint64_t huge = uint64_t{1} << 62;
+  for (const Case& c : {Case{{7}, {1}, 0, "do not lie in its storage '0' of 24 bytes"}, Case{{6}, {1}, 1, "do not lie"},
+                        Case{{2, 2}, {5, 1}, 0, "do not lie"}, Case{{2}, {huge}, 0, "do not lie"}, Case{{huge}, {huge}, 0, "do not lie"},
+                        Case{{1}, {1}, huge, "do not lie"}, Case{{huge, huge}, {1, 1}, 0, "shape"}, Case{{2, 2}, {1}, 0, "not as torch writes it"}}) {
+    Saver saver;
+    saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, c.shape, c.strides, c.offset);
+    EXPECT_TRUE(has_error(read(std::move(saver).file()), Code::kInvalidArgument, c.part));
+  }
+  for (const auto& [shape, strides] : {std::pair(Shape{6}, Shape{1}), std::pair(Shape{100}, Shape{0}), std::pair(Shape{0, huge}, Shape{9, 9})}) {
+    Saver saver;
+    saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, shape, strides);
+    EXPECT_TRUE(is_ok(read(std::move(saver).file())));
+  }
+}
+
+TEST(TorchFile, RandomFilesAreReadAndLaidOutAgain) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 200; ++trial) {
+    Saver saver;
+    std::map<std::string, std::string> expected;
+    int keys = 0;
+    auto value = [&](auto&& self, const std::string& name, int depth) -> void {
+      const uint64_t what = random() % (depth == 0 ? 5 : 3);
+      if (depth < 4 && (what == 0 || depth == 0)) {  // a dict
+        for (const char c : {'}', '('}) saver.pickle.opcode(c);
+        for (uint64_t n = random() % 5; n > 0; --n) {
+          const std::string key = "k" + std::to_string(keys++) + (random() % 3 == 0 ? ".x" : "");
+          saver.pickle.text(key);
+          self(self, name.empty() ? key : name + "." + key, depth + 1);
+        }
+        saver.pickle.opcode('u');
+      } else if (depth < 4 && what == 1) {  // a list
+        for (const char c : {']', '('}) saver.pickle.opcode(c);
+        const uint64_t count = random() % 4;
+        for (uint64_t i = 0; i < count; ++i) self(self, name + "." + std::to_string(i), depth + 1);
+        saver.pickle.opcode('e');
+      } else if (random() % 4 == 0) {
+        saver.pickle.integer(static_cast<int64_t>(random()) >> random() % 64);
+      } else {
+        Shape shape, strides;
+        uint64_t count = 1;
+        for (uint64_t n = random() % 4; n > 0; --n) shape.push_back(random() % 4);
+        strides = Dims(shape.size());
+        for (size_t axis = shape.size(); axis-- > 0; count *= shape[axis]) strides[axis] = std::max<uint64_t>(count, 1);
+        std::string bytes(2 * count, '\0');
+        for (char& c : bytes) c = static_cast<char>(random());
+        saver.tensor(bytes, "BFloat16Storage", 2, shape, strides);
+        expected[name] = bytes;
+      }
+    };
+    value(value, "", 0);
+    const std::string bytes = std::move(saver).file();
+    auto file = read(bytes);
+    ASSERT_TRUE(is_ok(file));
+    auto contents = [](const TorchFile& f, const std::string& from) {
+      std::map<std::string, std::string> found;
+      for (const TorchTensor& tensor : f.tensors()) found[tensor.name] = from.substr(tensor.offset, tensor.bytes);
+      return found;
+    };
+    ASSERT_EQ(contents(file.value(), bytes), expected);
+    for (const TorchTensor& tensor : file.value().tensors()) EXPECT_TRUE(tensor.contiguous);
+
+    auto layout = lay_out_torch_file(file.value(), same_tensors(file.value()));
+    ASSERT_TRUE(is_ok(layout));
+    std::string again(layout.value().zip.file_bytes, '?');
+    for (const auto& piece : layout.value().zip.pieces) again.replace(piece.offset, piece.bytes.size(), piece.bytes);
+    for (size_t i = 0; i < file.value().tensors().size(); ++i)
+      again.replace(layout.value().tensors[i].offset, layout.value().tensors[i].bytes, expected[file.value().tensors()[i].name]);
+    auto second = read(again);
+    ASSERT_TRUE(is_ok(second));
+    ASSERT_EQ(contents(second.value(), again), expected);
+    ASSERT_EQ(second.value().literals().size(), file.value().literals().size());
+    for (size_t i = 0; i < file.value().literals().size(); ++i)
+      EXPECT_EQ(pickle_json(file.value().pickle(), file.value().literals()[i].node),
+                pickle_json(second.value().pickle(), second.value().literals()[i].node));
+  }
+}
+
+TEST(TorchFile, NewShapesThatCannotBe) {
+  Saver saver;
+  saver.pickle.opcode(']');
+  saver.pickle.opcode('(');
+  saver.tensor("0123", "FloatStorage", 4, {1}, {1});
+  const uint32_t number = saver.pickle.put();
+  saver.pickle.get(number);
+  saver.tensor("01234567", "DoubleStorage", 8, {1}, {1});
+  saver.pickle.opcode('e');
+  const std::string bytes = std::move(saver).file();
+  auto file = read(bytes);
+  ASSERT_TRUE(is_ok(file));
+  auto lay_out = [&](auto&& change) {
+    std::vector<TorchNewTensor> tensors = same_tensors(file.value());
+    change(tensors);
+    return lay_out_torch_file(file.value(), tensors);
+  };
+  EXPECT_TRUE(is_ok(lay_out([](auto&) {})));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t.pop_back(); }), Code::kInvalidArgument, "2 new tensors for a file of 3"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[1] = {{5}}; }), Code::kInvalidArgument, "tensor '1': it is the same as '0'"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[2].same_as = 0; }), Code::kInvalidArgument, "tensor '2': the tensor that it shares"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[0].shape = t[1].shape = {uint64_t{1} << 61, 8}; }), Code::kInvalidArgument, "shape"));
+  EXPECT_TRUE(has_error(lay_out_torch_file(file.value(), same_tensors(file.value()), "a/b"), Code::kInvalidArgument, "no name"));
+}
+
+TEST(PickleWriter, NumbersOfAllSizes) {
+  for (int bits = 0; bits < 64; ++bits) {
+    for (const int64_t base : {int64_t{1} << bits, -(int64_t{1} << (bits == 63 ? 62 : bits)), INT64_MIN, INT64_MAX}) {
+      for (int64_t more : {-1, 0, 1}) {
+        const int64_t number = static_cast<int64_t>(static_cast<uint64_t>(base) + static_cast<uint64_t>(more));
+        PickleWriter writer;
+        writer.integer(number);
+        const std::string bytes = std::move(writer).finish();
+        auto read = Pickle::parse(bytes);
+        ASSERT_TRUE(is_ok(read));
+        ASSERT_EQ(read.value().integer(read.value().root()), number);
+      }
+    }
+  }
+}
+
+TEST(PickleWriter, ValuesThatContainThemselves) {
+  auto copy = [](const std::string& bytes) {
+    auto pickle = Pickle::parse(bytes);
+    EXPECT_TRUE(is_ok(pickle));
+    return copy_pickle(pickle.value());
+  };
+  EXPECT_TRUE(is_ok(copy("]q\1h\1a.")));
+  EXPECT_TRUE(is_ok(copy("cm\nn\n)Rq\1h\1b.")));
+  EXPECT_TRUE(is_ok(copy("]q\1(h\1h\1ta.")));
+  EXPECT_TRUE(has_error(copy("]q\1h\1\x85q\2" "0h\1h\2a0h\2."), Code::kInvalidArgument, "a tuple contains itself"));
+  std::string deep = std::string(500'000, ']') + std::string(499'999, 'a') + ".";
+  EXPECT_TRUE(is_ok(copy(deep)));
+}
+
+}  // namespace
+}  // namespace ptc
