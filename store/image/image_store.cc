@@ -130,13 +130,23 @@ Result<> ImageMender::finish() {
 ImageWriter::ImageWriter(ImageWriter&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       id_(std::move(other.id_)),
-      fd_(std::move(other.fd_)),
+      file_(std::move(other.file_)),
+      inode_(std::exchange(other.inode_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       mapping_(std::exchange(other.mapping_, nullptr)) {}
 
 ImageWriter::~ImageWriter() {
+  if (inode_ != nullptr) ::munmap(inode_, 1);
   if (mapping_ != nullptr) ::munmap(mapping_, size_);
   if (store_ != nullptr) (void)store_->remove_name(id_, part_name(id_));
+}
+
+Result<> ImageWriter::hold_inode(int fd) {
+  if (size_ == 0) return ok();
+  void* page = ::mmap(nullptr, 1, PROT_READ, MAP_SHARED, fd, 0);
+  if (page == MAP_FAILED) return errno_error(errno, "mapping image " + id_.text);
+  inode_ = page;
+  return ok();
 }
 
 Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
@@ -144,14 +154,16 @@ Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 Result<> ImageWriter::write(uint64_t offset, std::span<const std::span<const std::byte>> pieces) {
-  auto written = write_exactly(fd_.get(), pieces, offset);
+  PTC_TRY(const FileInUse file, file_->use());
+  auto written = write_exactly(file.fd(), pieces, offset);
   if (!written) return std::move(written).error().with_context("image " + id_.text);
   return ok();
 }
 
 Result<std::span<std::byte>> ImageWriter::map() {
   if (mapping_ == nullptr && size_ > 0) {
-    void* mapping = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+    PTC_TRY(const FileInUse file, file_->use());
+    void* mapping = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd(), 0);
     if (mapping == MAP_FAILED) return errno_error(errno, "mapping image " + id_.text);
     ::madvise(mapping, size_, MADV_HUGEPAGE);  // a hint; refused by some file systems
     mapping_ = static_cast<std::byte*>(mapping);
@@ -160,7 +172,8 @@ Result<std::span<std::byte>> ImageWriter::map() {
 }
 
 Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
-  return allocate(fd_.get(), begin, end - begin, "image " + id_.text);
+  PTC_TRY(const FileInUse file, file_->use());
+  return allocate(file.fd(), begin, end - begin, "image " + id_.text);
 }
 
 Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir, const ImageStoreOptions& options) {
@@ -245,14 +258,17 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
   ImageWriter writer;
   PTC_TRY(writer.id_, new_id());
   std::string name = part_name(writer.id_);
-  PTC_TRY(writer.fd_, open_file(directory_fd(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
+  PTC_TRY(auto fd, open_file(directory_fd(), name, O_RDWR | O_CREAT | O_EXCL, 0600));
   writer.store_ = this;  // from here on the destructor removes the file
   writer.size_ = bytes;
   if (when == TakeSpace::kNow) {
-    PTC_TRY(writer.take_space(0, bytes));
-  } else if (::ftruncate(writer.fd_.get(), static_cast<off_t>(bytes)) != 0) {
+    PTC_TRY(allocate(fd.get(), 0, bytes, "image " + writer.id_.text));
+  } else if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return errno_error(errno, "size of image " + writer.id_.text);
   }
+  PTC_TRY(writer.hold_inode(fd.get()));
+  PTC_TRY(writer.file_, LazyFile::find(files_, name, LazyFile::Access::kWrite));
+  writer.file_->open_as(std::move(fd));
   return writer;
 }
 
@@ -267,8 +283,11 @@ Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
 Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   const std::string& name = writer.id_.text;
   uint64_t bytes = writer.size_;
-  if (::fchmod(writer.fd_.get(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
-  if (::fsync(writer.fd_.get()) != 0) return errno_error(errno, "fsync of image " + name);
+  {
+    PTC_TRY(const FileInUse file, writer.file_->use());
+    if (::fchmod(file.fd(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
+    if (::fsync(file.fd()) != 0) return errno_error(errno, "fsync of image " + name);
+  }
   PTC_TRY(mark_draft(writer.id_));
   const ImageRef shown = [&] {
     std::lock_guard lock(mutex_);

@@ -60,7 +60,7 @@ class Image {
 using ImageRef = std::shared_ptr<const Image>;
 
 /// An image being written: of its full size from the start, filled with zeros. Removed again unless
-/// published.
+/// published. Between two writes it may have no descriptor either.
 ///
 /// What comes from memory is written by pwrite: the kernel then need not clear the fresh pages that are
 /// filled at once, which saves a pass over memory. What comes in small runs, or from a socket, goes into
@@ -85,9 +85,13 @@ class ImageWriter {
  private:
   friend class ImageStore;
   ImageWriter() = default;
+  Result<> hold_inode(int fd);
   class ImageStore* store_ = nullptr;
   ImageId id_;
-  UniqueFd fd_;
+  std::unique_ptr<LazyFile> file_;
+  /// A page of it, never touched: the kernel keeps the file in memory, and with it what went wrong when bytes were
+  /// written behind our back, so that an fsync() tells it though the descriptor was opened later.
+  void* inode_ = nullptr;
   uint64_t size_ = 0;
   std::byte* mapping_ = nullptr;
 };
@@ -115,10 +119,10 @@ struct ImageStoreOptions {
   size_t most_open = descriptors_for_images();
 };
 
-/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`, see LazyFile). An image is a draft, with a mark of its
-/// own (`<dir>/<id>.draft`), from before it has its name until confirm().
-/// Threads: any. Crash: open() removes `.part` and `.removed` files. What becomes of a draft that is found then, the owner of the
-/// metadata knows; an image without the mark was decided on once, and is never rubbish because nothing names it.
+/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`, see LazyFile). An image
+/// is a draft, with a mark of its own (`<dir>/<id>.draft`), from before it has its name until confirm().
+/// Threads: any. Crash: open() removes `.part` and `.removed` files. What becomes of a draft that is found then, the
+/// owner of the metadata knows; an image without the mark was decided on once, and is never rubbish because nothing names it.
 class ImageStore {
  public:
   /// Creates `dir` if need be. No other process has it open.

@@ -15,7 +15,8 @@ constexpr size_t kLookedAt = 32;
 
 constexpr unsigned kIdentity = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_BTIME;
 
-/// A file system that knows no time of birth may be one that gives a file new inode numbers (FUSE): then any is taken for it.
+/// A file system that knows no time of birth may be one that gives a file new inode numbers (FUSE): then any is taken
+/// for it.
 std::tuple<uint64_t, int64_t, uint32_t> identity_of(const struct statx& info) {
   if ((info.stx_mask & STATX_BTIME) == 0) return {};
   return {info.stx_ino, info.stx_btime.tv_sec, info.stx_btime.tv_nsec};
@@ -107,20 +108,20 @@ FileInUse::~FileInUse() {
   if (file_ != nullptr) file_->release();
 }
 
-LazyFile::LazyFile(LazyFilesRef files, std::string name, const struct statx& found)
-    : files_(std::move(files)), bytes_(found.stx_size), identity_(identity_of(found)), name_(std::move(name)) {}
+LazyFile::LazyFile(LazyFilesRef files, std::string name, Access access, const struct statx& found)
+    : files_(std::move(files)), access_(access), bytes_(found.stx_size), identity_(identity_of(found)), name_(std::move(name)) {}
 
 LazyFile::~LazyFile() {
   files_->forget(*this);
   if (removed_) ::unlinkat(files_->directory(), name_.c_str(), 0);  // else a start sees to it
 }
 
-Result<std::unique_ptr<LazyFile>> LazyFile::find(LazyFilesRef files, std::string name) {
+Result<std::unique_ptr<LazyFile>> LazyFile::find(LazyFilesRef files, std::string name, Access access) {
   struct statx info {};
   if (::statx(files->directory(), name.c_str(), AT_SYMLINK_NOFOLLOW, kIdentity, &info) != 0)
     return errno_error(errno, fmt::format("{} in {}", name, files->path()));
   if (!S_ISREG(info.stx_mode)) return make_error(Code::kCorrupt, "{} in {} is not a regular file", name, files->path());
-  return std::unique_ptr<LazyFile>(new LazyFile(std::move(files), std::move(name), info));
+  return std::unique_ptr<LazyFile>(new LazyFile(std::move(files), std::move(name), access, info));
 }
 
 Result<FileInUse> LazyFile::use() {
@@ -144,8 +145,9 @@ Result<FileInUse> LazyFile::open_and_use() {
 
 Result<UniqueFd> LazyFile::open() const {
   const auto what = [&] { return fmt::format("{} in {}", name_, files_->path()); };
+  const int how = access_ == Access::kWrite ? O_RDWR : O_RDONLY;
   for (;;) {
-    UniqueFd fd(::openat(files_->directory(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    UniqueFd fd(::openat(files_->directory(), name_.c_str(), how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd.valid()) {
       const int reason = errno;
       if (reason == EINTR || (is_no_descriptor_left(reason) && files_->close_any())) continue;
@@ -164,6 +166,12 @@ Result<UniqueFd> LazyFile::open() const {
 void LazyFile::release() {
   if (users_.fetch_sub(1, std::memory_order_release) == (kOpen | 1) && files_->over_.load(std::memory_order_relaxed))
     files_->close_unused(*this);
+}
+
+void LazyFile::open_as(UniqueFd fd) {
+  std::lock_guard lock(mutex_);
+  files_->add(*this, std::move(fd));
+  release();
 }
 
 Result<> LazyFile::set_mode(mode_t mode) {

@@ -76,13 +76,14 @@ class FileInUse {
   int fd_;
 };
 
-/// One file, read-only. It is the one that was found, whatever the directory holds under its name later
+/// One file. It is the one that was found, whatever the directory holds under its name later
 /// (by inode and birth; where the file system knows none, whatever has the name).
 /// Threads: any.
 class LazyFile {
  public:
+  enum class Access { kRead, kWrite };  // kWrite: reads, too
   /// A regular file, and its size; takes no descriptor. kNotFound; kCorrupt: it is something else.
-  static Result<std::unique_ptr<LazyFile>> find(LazyFilesRef files, std::string name);
+  static Result<std::unique_ptr<LazyFile>> find(LazyFilesRef files, std::string name, Access access = Access::kRead);
   ~LazyFile();
   LazyFile(const LazyFile&) = delete;
   LazyFile& operator=(const LazyFile&) = delete;
@@ -91,6 +92,8 @@ class LazyFile {
   /// Open until the result goes. kCorrupt: its name is gone, or another file has it. Where no descriptor is to be had, one
   /// of a file that is not in use is closed; if there is none, the error has EMFILE or ENFILE.
   Result<FileInUse> use();
+  /// `fd` is of this very file, and may do what this may; the file was not used before. Spares the first use an open.
+  void open_as(UniqueFd fd);
   /// chmod(2), errors as of use(); does not count as a use of it.
   Result<> set_mode(mode_t mode);
   /// It has another name from now on.
@@ -105,12 +108,13 @@ class LazyFile {
   static constexpr uint32_t kOpen = 1u << 31;
   static constexpr size_t kNowhere = SIZE_MAX;
 
-  LazyFile(LazyFilesRef files, std::string name, const struct statx& found);
+  LazyFile(LazyFilesRef files, std::string name, Access access, const struct statx& found);
   Result<FileInUse> open_and_use();  // mutex_ held
   Result<UniqueFd> open() const;     // mutex_ held
   void release();
 
   const LazyFilesRef files_;
+  const Access access_;
   const uint64_t bytes_;
   const std::tuple<uint64_t, int64_t, uint32_t> identity_;  // inode, second and nanosecond of its birth; zeros: not known
   /// Users, and kOpen while fd_ is a descriptor. Only from kOpen and no user it goes to 0, with files_->mutex_ held.

@@ -4,6 +4,7 @@ who looks takes no memory when he has gone.
 PTC_JOBS=10000 makes as many (500 otherwise), PTC_RANKS=30000 looks at so many (3000), PTC_NAMES=2000000 lists so many (120000).
 """
 import errno
+import json
 import os
 import subprocess
 import time
@@ -103,6 +104,24 @@ class Descriptors(unittest.TestCase):
             job.mount.ptc("rm", "small/base")
             self.assertEqual(file.read(), str(self.STORED - 1))
         self.check_others(daemon, self.committed(daemon))
+
+    def test_what_is_made_takes_few(self):
+        """Of a change of layout; all of it is there at its end."""
+        class Deep(models.Llama):
+            layers = 30
+            config = {**models.Llama.config, "num_hidden_layers": 30}
+        self.LIMIT = 200  # pylint: disable=invalid-name
+        daemon = self.mounted()
+        job = daemon.job("deep")
+        model = Deep()
+        models.write_file(job.incoming("base") + "/rank/0/config.json", json.dumps(model.config))
+        for tensor in model.tensors:
+            models.write_file(f"{job.incoming('base')}/rank/0/{tensor.name}.npy", models.npy_bytes(tensor))
+        self.assertGreater(len(model.tensors), self.LIMIT)
+        job.commit("base")
+        before = mount.digests(job.checkpoint("base", "model"))
+        job.set_layout(tp=2)
+        self.assertEqual(mount.digests(job.checkpoint("base", "model")), before)
 
     def test_what_is_known_takes_none(self):
         daemon = self.mounted()

@@ -319,6 +319,27 @@ TEST_F(Images, TakeNoDescriptorAtRestBeyondTheMostOpen) {
   EXPECT_EQ(store_->open_files(), 4u);
 }
 
+TEST_F(Images, BeingWrittenTakeNoneEither) {
+  open_again(4);
+  std::vector<ImageWriter> writers;
+  for (size_t i = 0; i < 30; ++i) {
+    writers.push_back(store_->create(10, i % 2 == 0 ? ImageStore::TakeSpace::kNow : ImageStore::TakeSpace::kLater).value());
+    EXPECT_LE(store_->open_files(), 4u);
+  }
+  for (size_t i = 0; i < writers.size(); ++i) {
+    const std::string text = "image " + std::to_string(i);
+    EXPECT_TRUE(is_ok(writers[i].take_space(0, 10)));
+    EXPECT_TRUE(is_ok(writers[i].write(0, std::as_bytes(std::span(text)))));
+  }
+  const ImageRef shown = store_->show(writers[0]).value();
+  std::vector<ImageRef> images;
+  for (ImageWriter& writer : writers) images.push_back(store_->publish(std::move(writer)).value());
+  EXPECT_EQ(images[0], shown);
+  for (size_t i = 0; i < images.size(); ++i)
+    EXPECT_EQ(text_of(images[i]).c_str(), "image " + std::to_string(i));
+  EXPECT_LE(store_->open_files(), 4u);
+}
+
 TEST_F(Images, ThatAreUsedAgainStayOpen) {
   open_again(4);
   const std::vector<ImageRef> images = publish_many(50);
