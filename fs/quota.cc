@@ -58,8 +58,8 @@ bool Quotas::limits(const std::string& job) const {
 }
 
 std::optional<Quotas::Space> Quotas::space_of(const Account& account) {
+  look();
   std::lock_guard lock(mutex_);
-  look_locked();
   const Space space{limit_of(*account), account->all};
   return space.limit.any() ? std::optional(space) : std::nullopt;
 }
@@ -83,8 +83,8 @@ std::vector<std::string> Quotas::jobs() const {
 }
 
 FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
+  look();
   std::lock_guard lock(mutex_);
-  look_locked();
   if (exceeds(account->all, amount, limit_of(*account)) ||
       exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
     return Errno{EDQUOT};
@@ -115,8 +115,9 @@ void Quotas::recount(const std::string& job, const std::function<Counted()>& cou
   const Account account = this->account(job);
   std::unique_lock gate_lock(account->gate);
   const Counted counted = count();
-  std::lock_guard lock(mutex_);
   Job& of = *account;
+  const AllSeen seen = look_at_all(of);
+  std::lock_guard lock(mutex_);
   if (of.gone) return;
   clear_locked(of);
   for (const auto& [user, amount] : counted.outside) add_locked(of, user, amount);
@@ -133,10 +134,11 @@ void Quotas::recount(const std::string& job, const std::function<Counted()>& cou
   for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
   bool by_kernel = false;
   for (auto& [key, file] : of.files) {
-    file.seen = file.look();
-    file.alone = !file.seen.named;
-    if (file.alone) add_locked(of, file.seen.user, file.seen.amount);
-    by_kernel = by_kernel || file.by_kernel;
+    by_kernel = by_kernel || file->by_kernel;
+    if (const auto now = seen.find(key); now != seen.end()) file->seen = now->second;
+    else continue;  // it was opened, or made, a moment ago
+    file->alone = !file->seen.named;
+    if (file->alone) add_locked(of, file->seen.user, file->seen.amount);
   }
   if (by_kernel || !of.removed.empty()) look_after_locked(account);
 }
@@ -155,77 +157,117 @@ Quotas::Account Quotas::detach(const std::string& job) {
 void Quotas::settle(const Account& account) {
   if (account == nullptr) return;
   std::unique_lock gate_lock(account->gate);
-  std::lock_guard lock(mutex_);
   Job& of = *account;
+  const AllSeen seen = look_at_all(of);
+  std::lock_guard lock(mutex_);
   of.gone = true;
   clear_locked(of);
   for (auto& [key, image] : std::exchange(of.images, {})) of.removed.push_back(std::move(image));
   std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
   for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
   for (auto& [key, file] : of.files) {
-    file.seen = file.look();
-    file.alone = true;
-    add_locked(of, file.seen.user, file.seen.amount);
+    if (const auto now = seen.find(key); now != seen.end()) file->seen = now->second;
+    file->alone = true;
+    add_locked(of, file->seen.user, file->seen.amount);
   }
   look_after_locked(account);
+}
+
+Quotas::AllSeen Quotas::look_at_all(Job& job) {
+  std::vector<std::pair<const void*, FileRef>> files;
+  {
+    std::lock_guard lock(mutex_);
+    files.assign(job.files.begin(), job.files.end());
+  }
+  AllSeen all;
+  for (const auto& [key, file] : files) {
+    std::lock_guard looking(file->looking);
+    if (file->look) all.emplace(key, file->look());
+  }
+  return all;
 }
 
 void Quotas::look_after_locked(const Account& account) {
   if (!std::exchange(account->looked_after, true)) looked_after_.push_back(account);
 }
 
-void Quotas::look_locked() {
-  std::erase_if(looked_after_, [&](const Account& account) {
-    Job& of = *account;
-    bool more = false;
-    std::erase_if(of.removed, [&](const Held& image) {
-      if (!image.image.expired()) return false;
-      add_locked(of, image.user, {-image.bytes, 0});
-      return true;
+void Quotas::look() {
+  std::vector<std::pair<Account, FileRef>> files;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(looked_after_, [&](const Account& account) {
+      Job& of = *account;
+      std::erase_if(of.removed, [&](const Held& image) {
+        if (!image.image.expired()) return false;
+        add_locked(of, image.user, {-image.bytes, 0});
+        return true;
+      });
+      bool more = !of.removed.empty();
+      for (const auto& [key, file] : of.files) {
+        if (!file->by_kernel) continue;
+        more = true;
+        files.emplace_back(account, file);
+      }
+      of.looked_after = more;
+      return !more;
     });
-    for (auto& [key, file] : of.files) {
-      if (!file.by_kernel) continue;
-      more = true;
-      const Seen now = file.look();
-      if (now.user == file.seen.user)  // who changes that counts it
-        add_locked(of, now.user, {now.amount.bytes - file.seen.amount.bytes, 0});
-      file.seen = now;
-    }
-    more = more || !of.removed.empty();
-    of.looked_after = more;
-    return !more;
-  });
+  }
+  for (const auto& [account, file] : files) {
+    std::lock_guard looking(file->looking);
+    if (!file->look) continue;
+    const Seen now = file->look();
+    std::lock_guard lock(mutex_);
+    if (now.user == file->seen.user)  // who changes that counts it
+      add_locked(*account, now.user, {now.amount.bytes - file->seen.amount.bytes, 0});
+    file->seen = now;
+  }
 }
 
-void Quotas::know_file(const Account& account, const void* file, std::function<Seen()> look, bool by_kernel) {
+void Quotas::know_file(const Account& account, const void* key, std::function<Seen()> look, bool by_kernel) {
+  FileRef file;
+  {
+    std::lock_guard lock(mutex_);
+    FileRef& known = account->files[key];
+    if (known == nullptr) {
+      known = std::make_shared<File>();
+      known->look = std::move(look);  // nobody else has it yet
+    }
+    if (!by_kernel || known->by_kernel) return;
+    file = known;
+  }
+  std::lock_guard looking(file->looking);
+  if (!file->look) return;
+  const Seen now = file->look();
   std::lock_guard lock(mutex_);
-  const auto [found, is_new] = account->files.try_emplace(file);
-  File& known = found->second;
-  if (is_new) known.look = std::move(look);
-  if (!by_kernel || known.by_kernel) return;
-  known.by_kernel = true;
-  known.seen = known.look();
+  if (std::exchange(file->by_kernel, true)) return;
+  file->seen = now;
   if (each_user_.any() || limit_of(*account).any()) look_after_locked(account);
 }
 
-void Quotas::note_nameless(const Account& account, const void* file) {
+void Quotas::note_nameless(const Account& account, const void* key) {
   std::lock_guard lock(mutex_);
-  if (const auto found = account->files.find(file); found != account->files.end()) found->second.alone = true;
+  if (const auto found = account->files.find(key); found != account->files.end()) found->second->alone = true;
 }
 
-void Quotas::forget_file(const Account& account, const void* file) {
-  std::lock_guard lock(mutex_);
-  const auto found = account->files.find(file);
-  if (found == account->files.end()) return;
-  File& known = found->second;
-  const Seen now = known.look();
-  if (known.alone) {
-    const Seen& counted = known.by_kernel ? known.seen : now;
-    add_locked(*account, counted.user, {-counted.amount.bytes, -counted.amount.files});
-  } else if (known.by_kernel && now.user == known.seen.user) {
-    add_locked(*account, now.user, {now.amount.bytes - known.seen.amount.bytes, 0});
+void Quotas::forget_file(const Account& account, const void* key) {
+  FileRef file;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = account->files.find(key);
+    if (found == account->files.end()) return;
+    file = found->second;
   }
-  account->files.erase(found);
+  std::lock_guard looking(file->looking);
+  if (!file->look) return;
+  const Seen now = std::exchange(file->look, nullptr)();
+  std::lock_guard lock(mutex_);
+  if (file->alone) {
+    const Seen& counted = file->by_kernel ? file->seen : now;
+    add_locked(*account, counted.user, {-counted.amount.bytes, -counted.amount.files});
+  } else if (file->by_kernel && now.user == file->seen.user) {
+    add_locked(*account, now.user, {now.amount.bytes - file->seen.amount.bytes, 0});
+  }
+  account->files.erase(key);
 }
 
 }  // namespace ptc

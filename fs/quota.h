@@ -2,7 +2,7 @@
 //
 // Counted is what lies outside of checkpoints (incoming/, and what users keep beside layout.json, extended attributes with it),
 // as it changes, and checkpoints' bytes on this node, by who committed them, when they change. Nothing is scanned but at the
-// start and when a checkpoint comes, goes or is moved. Files are those outside of checkpoints, directories and links among
+// start, when a checkpoint comes, goes or is moved, and when a commit was answered. Files are those outside of checkpoints, directories and links among
 // them. Texts that are saved (layout.json …), and drafts of them, are the job's owner's.
 //
 // What is removed, itself or with its job, is counted until its memory is free: a file until the last one closes it, an image
@@ -101,26 +101,30 @@ class Quotas {
     QuotaAmount amount;
     bool named = true;  // then it is counted by its name
   };
-  /// `look` is called with locks held, until forget_file(). `by_kernel`: it grows without anybody being asked.
-  void know_file(const Account& account, const void* file, std::function<Seen()> look, bool by_kernel);
+  /// `look` is called, by one at a time, until forget_file(); also with the gate held, but with no lock that others wait for.
+  /// `by_kernel`: it grows without anybody being asked.
+  void know_file(const Account& account, const void* key, std::function<Seen()> look, bool by_kernel);
   /// It has lost its last name: what is counted of it stays so.
-  void note_nameless(const Account& account, const void* file);
+  void note_nameless(const Account& account, const void* key);
   /// It is about to be closed, and its space to be free unless it has a name.
-  void forget_file(const Account& account, const void* file);
+  void forget_file(const Account& account, const void* key);
 
  private:
+  /// It may be on a file system that is slow: so it is looked at without mutex_.
   struct File {
-    std::function<Seen()> look;
+    std::mutex looking;  // before mutex_
+    std::function<Seen()> look;  // none: it is forgotten. Guarded by `looking`; the rest by mutex_
     bool by_kernel = false;
     bool alone = false;  // counted by itself
     Seen seen;           // when it was looked at last
   };
+  using FileRef = std::shared_ptr<File>;
   struct Job {
     std::shared_mutex gate;
     std::optional<QuotaLimit> limit;
     QuotaAmount all;
     ByUser by_user;
-    std::unordered_map<const void*, File> files;
+    std::unordered_map<const void*, FileRef> files;
     std::unordered_map<const void*, Held> images;  // of checkpoints
     std::vector<Held> removed;                     // and of no checkpoint any more
     bool gone = false, looked_after = false;
@@ -131,7 +135,10 @@ class Quotas {
   void clear_locked(Job& job);
   /// It has something that changes by itself.
   void look_after_locked(const Account& account);
-  void look_locked();
+  /// What grew, or went, by itself is counted.
+  void look();
+  using AllSeen = std::unordered_map<const void*, Seen>;
+  AllSeen look_at_all(Job& job);
 
   mutable std::mutex mutex_;  // all below
   QuotaLimit each_user_, each_job_;

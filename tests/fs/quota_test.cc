@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <memory>
+#include <thread>
 
 namespace ptc {
 namespace {
@@ -55,6 +59,28 @@ TEST_F(QuotasTest, WhatIsOpenCountsAfterItsJobUntilItIsClosed) {
   EXPECT_EQ(left(), 90);
   quotas_.forget_file(job, this);
   EXPECT_EQ(left(), 90);
+}
+
+/// Of one job on a file system that does not answer, say: in all others the same goes on.
+TEST_F(QuotasTest, NobodyWaitsWhileAFileOfAnotherIsLookedAt) {
+  const Quotas::Account job = quotas_.account("job");
+  std::promise<void> answered;
+  std::atomic<int> looks = 0;
+  const auto slow = [&] {
+    if (++looks == 2) answered.get_future().wait();
+    return seen();
+  };
+  quotas_.know_file(job, this, slow, /*by_kernel=*/true);
+  std::future<FsResult<>> asked = std::async(std::launch::async, [&] { return quotas_.reserve(job, kAnn, {1, 0}); });
+  while (looks < 2) std::this_thread::yield();
+  std::future<void> other = std::async(std::launch::async, [&] {
+    quotas_.add(probe_, kBob, {1, 0});
+    EXPECT_TRUE(quotas_.limits("probe"));
+  });
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  answered.set_value();
+  EXPECT_TRUE(asked.get());
+  quotas_.forget_file(job, this);
 }
 
 TEST_F(QuotasTest, NothingGoesThatIsNotThere) {
