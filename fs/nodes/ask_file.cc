@@ -70,7 +70,7 @@ Result<json::value> remove(Tree& tree, JobView& view, const json::object& questi
     PTC_TRY(view.job().remove_checkpoint(checkpoint));
   } else {
     PTC_TRY(tree.store().remove_job(job, force));
-    tree.jobs_changed();
+    tree.store().tell_jobs_changed();
     (void)tree.job(job);  // lets go of the view of it
   }
   return json::value(nullptr);

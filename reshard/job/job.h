@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -57,7 +58,8 @@ struct JobListener {
   /// A checkpoint is gone. Called with the job locked, so that nobody sees the new state before this
   /// returns: must not wait, nor call the job.
   virtual void names_changed() = 0;
-  /// Other nodes made or removed jobs. Called after that has happened here; must not call the store.
+  /// Other nodes made or removed jobs. Called after that has happened here, and while no job is made or removed; must not
+  /// call the store, but to find a job.
   virtual void jobs_changed() {}
   /// Another node saved or removed layout.json or rules.json, or what is in force. Called after that is so here, with
   /// the job locked against changes: must not change it.
@@ -65,6 +67,8 @@ struct JobListener {
   /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint came or
   /// went. Called after that has happened.
   virtual void checkpoint_changed(const std::string& job, const std::string& checkpoint) = 0;
+  /// Beside its incoming directories something came or went that nobody wrote through the mount.
+  virtual void space_changed(const std::string& /*job*/) {}
   /// Images of the job are not in the store any more; whoever still holds such a file keeps its memory.
   virtual void images_removed(const std::string& /*job*/) {}
   /// Owners or modes that are agreed on have changed, here or on another node.
@@ -86,6 +90,8 @@ struct Followed {
   /// Files that describe a checkpoint and that could not be had: kUnavailable, or kNotFound where all nodes that are there
   /// say that they have them not.
   std::optional<Error> lacking = std::nullopt;
+  /// Of which checkpoints, by id: those are as they were. All else was taken over.
+  std::set<std::string> without = {};
 };
 
 /// Threads: any. Calls that change something are serialised per job; reading never waits for them.

@@ -422,6 +422,11 @@ Result<> JobStore::remove_job(std::string_view name, bool force) {
   return ok();
 }
 
+void JobStore::tell_jobs_changed() {
+  std::lock_guard change(impl_->jobs.changes);
+  if (impl_->listener != nullptr) impl_->listener->jobs_changed();
+}
+
 Result<> JobStore::Impl::remove(std::string_view name, bool force) {
   std::lock_guard change(jobs.changes);
   JobRef job = jobs.find(name);

@@ -63,6 +63,8 @@ class JobStore {
   /// kBusy ("holds 3 checkpoints") unless empty: no checkpoints, nothing in incoming/, no files of
   /// the user's own. `force` removes all of it.
   Result<> remove_job(std::string_view name, bool force);
+  /// The listener hears, as if another node had done so, that jobs were made or removed.
+  void tell_jobs_changed();
   JobRef find(std::string_view name) const;
   std::vector<JobRef> jobs() const;  // by name
 

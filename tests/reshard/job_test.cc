@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <thread>
 
 #include "store/base/json.h"
@@ -506,6 +508,27 @@ TEST_F(JobTest, OneDaemonAStore) {
   auto second = JobStore::open({.directory = dir_.path(), .node = "n0"}, nullptr);
   ASSERT_TRUE(second.has_error());
   EXPECT_EQ(second.error().code(), Code::kBusy);
+}
+
+/// Who hears of it counts by names: a job that comes meanwhile would be taken for the one that has gone.
+TEST(JobStoreTest, NoJobIsMadeWhileTheListenerIsToldOfJobs) {
+  struct Listener : JobListener {
+    std::function<void()> told;
+    void names_changed() override {}
+    void checkpoint_changed(const std::string&, const std::string&) override {}
+    void jobs_changed() override { told(); }
+  } listener;
+  TempDir dir;
+  auto store = JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, &listener).value();
+  std::future<bool> made;
+  bool meanwhile = true;
+  listener.told = [&] {
+    made = std::async(std::launch::async, [&] { return store->create_job("job").has_value(); });
+    meanwhile = made.wait_for(std::chrono::milliseconds(500)) == std::future_status::ready;
+  };
+  store->tell_jobs_changed();
+  EXPECT_FALSE(meanwhile);
+  EXPECT_TRUE(made.get());
 }
 
 }  // namespace
