@@ -92,7 +92,10 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
   tree.quotas().note_nameless(account_, this);
 }
 
-JobView::~JobView() { tree_.quotas().forget_file(account_, this); }
+JobView::~JobView() {
+  for (EditableFile* file : {&layout_, &rules_, &source_, &order_, &consumed_}) file->end_renames();
+  tree_.quotas().forget_file(account_, this);
+}
 
 FsResult<> JobView::take_text(int64_t more, bool must) {
   if (limited()) {
@@ -170,8 +173,8 @@ Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
     std::replace(name.begin(), name.end(), '/', '.');
     file->keep_attributes(view->files_, fmt::format("../{}.attributes", name));
   }
+  view->apply_attributes();  // first: from then on texts count, if anything here is limited
   for (EditableFile* file : {&view->layout_, &view->rules_}) (void)file->catch_up();
-  view->apply_attributes();
   view->open_data_set();
   return view;
 }
@@ -441,6 +444,11 @@ void JobView::let_go_of_removed() {
     ending.push_back(file.lock());
     return ending.back() == nullptr || ending.back()->let_go_if_removed();
   });
+}
+
+void Tree::space_changed(const std::string& job_name) {
+  const JobRef job = store_ == nullptr ? nullptr : store_->find(job_name);
+  if (job != nullptr) recount(*job);
 }
 
 void Tree::images_removed(const std::string& job_name) {

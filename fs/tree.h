@@ -255,6 +255,7 @@ class Tree : public JobListener {
   void jobs_changed() override;
   void job_changed(const std::string& job) override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
+  void space_changed(const std::string& job) override;
   void images_removed(const std::string& job) override;
   void attributes_changed(const std::string& job) override;
   void data_set_changed(const std::string& job) override;

@@ -93,6 +93,7 @@ void Job::Impl::write_error_file(const std::string& incoming, const std::string&
   if (written.has_error())
     spdlog::warn("job {}: the reason of a refusal could not be written: {}", job->name(),
                  written.error().message());
+  if (listener != nullptr) listener->space_changed(job->name());
 }
 
 void Job::Impl::note_refused(const std::string& incoming, const Error& error) {
@@ -119,6 +120,7 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   if (outcome->has_value()) {
     attempt.value()->answered();
     remove_error_file(incoming);
+    if (listener != nullptr) listener->space_changed(job->name());
     return ok();
   }
   Error error = std::move(*outcome).error();

@@ -1,6 +1,7 @@
 """What the daemon keeps of root's powers, and how much a user or a job may have."""
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -316,6 +317,22 @@ class Quotas(users.TestCase):
         self.within_seconds("", ANN, write, job + "/b", 900 << 10)
         self.remove(job)
 
+    def test_texts_are_counted_once_after_a_start(self):
+        job = self.job_of(ANN, "texts-again")
+        layout, padding = '{"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1}', " " * (400 << 10)
+        self.expect("", ANN, users.write_text, job + "/layout.json", layout + padding)
+        self.expect("", ANN, write, job + "/a", 8 * MIB - (512 << 10))
+        for kill in (True, False):
+            self.mount.stop(kill=kill)
+            self.mount.start()
+            self.expect("EDQUOT", ANN, write, job + "/b", 300 << 10)
+            os.truncate(job + "/b", 0)
+        # What goes comes back once.
+        self.expect("", ANN, users.write_text, job + "/layout.json", layout)
+        self.within_seconds("", ANN, write, job + "/b", 400 << 10)
+        self.expect("EDQUOT", ANN, write, job + "/c", 300 << 10)
+        self.remove(job)
+
     def test_a_job_with_a_limit_of_its_own(self):
         job = self.job_of(ROOT, "limited")
         self.expect("EDQUOT", ROOT, write, job + "/a", 13 * MIB)
@@ -338,6 +355,33 @@ class Quotas(users.TestCase):
         self.remove(job + "/a", job + "/b")
         self.expect("", ROOT, write, job + "/c", 11 * MIB)
         self.remove(job)
+
+    def test_why_a_commit_was_refused_counts(self):
+        job = mount.Job(self.mount, "refused")
+        os.mkdir(job.path)
+        os.setxattr(job.path, XATTR, b"12M,10")
+        os.makedirs(job.incoming("a") + "/rank/0")
+        write(job.incoming("a") + "/rank/0/bad.safetensors", 1)
+
+        def free():
+            space = os.statvfs(job.path)
+            return space.f_ffree, space.f_bavail * space.f_frsize
+        self.assertEqual(free()[0], 6)
+        before = free()
+        for _ in range(2):
+            write(job.incoming("a") + "/rank/0/bad.safetensors", 1)
+            self.assertEqual(mount.error_of(os.rename, job.incoming("a"), job.checkpoint("a")), "ECANCELED")
+            self.assertTrue(os.path.exists(job.incoming("a.error")))
+            self.assertEqual(free(), (before[0] - 1, before[1] - os.stat(job.incoming("a.error")).st_blocks * 512))
+        os.unlink(job.incoming("a.error"))
+        self.assertEqual(free(), before)
+        # The name that a commit shows until mv has its answer counts for nobody after it.
+        shutil.rmtree(job.incoming("a") + "/rank")
+        models.Llama(1).write_hf(job.incoming("a") + "/rank/0")
+        os.setxattr(job.path, XATTR, b"1G,100")
+        job.commit("a")
+        self.assertEqual(free()[0], 100)
+        self.remove(job.path)
 
     def test_checkpoints_count(self):
         job = mount.Job(self.mount, "checkpoints")
