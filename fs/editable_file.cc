@@ -166,6 +166,53 @@ FsResult<> EditableFile::save(const std::string& text, const User& by,
   return ok();
 }
 
+FsResult<> EditableFile::rename_over(const std::string& text, const User& by) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kWaits = std::chrono::milliseconds(1700);
+  constexpr auto kKept = std::chrono::seconds(60);
+  const Clock::time_point begun = Clock::now(), until = begun + kWaits;
+  for (;;) {
+    const bool same_now = source_.text() == text;
+    std::shared_ptr<Rename> one;  // ends, if this is the last of it, without the lock
+    std::unique_lock lock(renames_mutex_);
+    one = rename_;
+    if (one == nullptr) {
+      one = rename_ = std::make_shared<Rename>(Rename{.text = text, .by = by});
+      try {
+        one->thread = std::jthread([this, one = one.get()] { carry_out(*one); });
+      } catch (const std::system_error&) {
+        rename_.reset();
+        return Errno{EAGAIN};
+      }
+    }
+    const auto has_ended = [&] { return one->outcome.has_value(); };
+    if (!rename_ended_.wait_until(lock, until, has_ended)) return Errno{EAGAIN};
+    if (rename_ == one) rename_.reset();
+    const bool asked_for = one->text == text && one->by == by;
+    // Of one that ended while nobody waited, this may be long ago.
+    const bool still_so = one->ended >= begun || (*one->outcome ? same_now : begun - one->ended < kKept);
+    if (asked_for && still_so) return *one->outcome;
+  }
+}
+
+void EditableFile::carry_out(Rename& rename) {
+  FsResult<> outcome = Errno{ENOMEM};
+  try {
+    outcome = save(rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
+  } catch (const std::exception&) {  // no memory
+  }
+  std::lock_guard lock(renames_mutex_);
+  rename.outcome = outcome;
+  rename.ended = std::chrono::steady_clock::now();
+  rename_ended_.notify_all();
+}
+
+void EditableFile::end_renames() {
+  std::shared_ptr<Rename> last;  // ends without the lock
+  std::lock_guard lock(renames_mutex_);
+  last.swap(rename_);
+}
+
 bool EditableFile::catch_up() {
   (void)count_text(text().size(), true);
   const size_t now = hash_of_text();

@@ -4,12 +4,15 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "fs/errno.h"
 #include "fs/host_file.h"
@@ -28,8 +31,7 @@ class EditableFile {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
     std::function<Result<>(const std::string&, const User& by)> save;
     std::function<Result<>()> remove;  // what unlink means
-    /// Saves by a rename, while the kernel holds locks of the whole mount; left out: as `save`. kConflict: what it waits for
-    /// goes on, and the same rename again goes on with it.
+    /// Saves by a rename; left out: as `save`. kConflict: what it waits for goes on, and the same rename again goes on with it.
     std::function<Result<>(const std::string&, const User& by)> rename_over = {};
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
@@ -44,6 +46,7 @@ class EditableFile {
   static constexpr size_t kMostDrafts = 4096;
 
   EditableFile(std::string name, Source source);
+  ~EditableFile() { end_renames(); }
 
   const std::string& name() const { return name_; }  // relative to the job
   /// The accepted text; empty where there is none.
@@ -53,10 +56,11 @@ class EditableFile {
 
   /// Offers a text. EINVAL when refused; the job says why in status.json.
   FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
-  /// As a rename does. EAGAIN: the same again goes on with it.
-  FsResult<> rename_over(const std::string& text, const User& by) {
-    return save(text, by, source_.rename_over ? source_.rename_over : source_.save);
-  }
+  /// As a rename does, in a thread of its own: whoever asks waits for 1.7 s at most. EAGAIN: it goes on, and the same again
+  /// goes on with it; it may come to its end without that.
+  FsResult<> rename_over(const std::string& text, const User& by);
+  /// Waits for the last one of these; none is to follow. Before what the source uses goes.
+  void end_renames();
   FsResult<> remove();
   /// Whether the text is another than at the last call, and was not saved here: then it has changed now.
   bool catch_up();
@@ -84,6 +88,15 @@ class EditableFile {
     int64_t counted = 0;     // bytes
   };
   using Drafts = std::list<Draft>;
+  /// The kernel holds locks of the whole mount while somebody waits for it.
+  struct Rename {
+    const std::string text;
+    const User by;
+    std::optional<FsResult<>> outcome;              // guarded by renames_mutex_, as the next
+    std::chrono::steady_clock::time_point ended{};
+    std::jthread thread;
+  };
+  void carry_out(Rename& rename);
 
   static constexpr std::chrono::seconds kBaseLasts{10};
   FsResult<> save(const std::string& text, const User& by,
@@ -101,6 +114,9 @@ class EditableFile {
 
   const std::string name_;
   const Source source_;
+  std::mutex renames_mutex_;
+  std::condition_variable rename_ended_;
+  std::shared_ptr<Rename> rename_;  // under way, or nobody has heard how it ended; guarded by renames_mutex_
   mutable std::mutex mutex_;
   int64_t draft_bytes_ = 0, text_bytes_ = 0;  // counted; guarded
   std::weak_ptr<const std::string> read_;     // what readers have open, for the next one; guarded

@@ -3,7 +3,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -139,6 +143,52 @@ TEST(EditableFileSpace, DraftsAndTextsAreCountedAndBounded) {
   EXPECT_EQ(file.save(text, User{}).error().value, EDQUOT);
   EXPECT_EQ(taken, 0);
   EXPECT_TRUE(file.save("short", User{}));
+}
+
+/// The kernel holds locks of the whole mount meanwhile.
+TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
+  std::mutex mutex;
+  std::string accepted = "old";
+  std::atomic<int> offers = 0;
+  std::promise<void> answer;
+  std::shared_future<void> answered = answer.get_future().share();
+  EditableFile file("order.json", {.text =
+                                       [&] {
+                                         std::lock_guard lock(mutex);
+                                         return std::optional(accepted);
+                                       },
+                                   .save = [&](const std::string& text, const User&) -> Result<> {
+                                     ++offers;
+                                     answered.wait();
+                                     if (text == "bad") return invalid_argument("no");
+                                     std::lock_guard lock(mutex);
+                                     accepted = text;
+                                     return ok();
+                                   },
+                                   .remove = []() -> Result<> { return ok(); }});
+  const User ann{1000, 1000, {}};
+  const auto rename = [&](const std::string& text) {
+    auto done = file.rename_over(text, ann);
+    return done ? 0 : done.error().value;
+  };
+  for (const char* text : {"new", "other", "new"}) {
+    auto asked = std::async(std::launch::async, [&] { return rename(text); });
+    const bool in_time = asked.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    if (!in_time) answer.set_value();
+    EXPECT_EQ(asked.get(), EAGAIN);
+    if (!in_time) return;
+  }
+  EXPECT_EQ(offers, 1);
+  answer.set_value();
+  EXPECT_EQ(rename("new"), 0);
+  EXPECT_EQ(offers, 1);
+  EXPECT_EQ(file.text(), "new");
+  EXPECT_EQ(rename("bad"), EINVAL);
+  EXPECT_EQ(rename("other"), 0);
+  EXPECT_EQ(rename("new"), 0);
+  EXPECT_EQ(offers, 4);
+  EXPECT_EQ(file.text(), "new");
 }
 
 }  // namespace
