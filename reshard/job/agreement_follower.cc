@@ -64,7 +64,9 @@ std::vector<std::string> AgreementFollower::drained() const {
 
 void AgreementFollower::follow(std::stop_token stop) {
   constexpr std::chrono::milliseconds kRetry{500}, kRetryLost{10'000};
-  std::optional<std::chrono::milliseconds> retry;
+  using Clock = std::chrono::steady_clock;
+  constexpr Clock::time_point kNever = Clock::time_point::max();
+  Clock::time_point retry = kNever;  // whatever comes meanwhile
   std::string told;  // in the log
   while (!stop.stop_requested()) {
     std::vector<MetaEntry> put;
@@ -73,8 +75,8 @@ void AgreementFollower::follow(std::stop_token stop) {
     {
       std::unique_lock lock(mutex_);
       const auto any = [&] { return stale_ || !put_meanwhile_.empty(); };
-      if (!retry) wanted_.wait(lock, stop, any);
-      else if (!wanted_.wait_for(lock, stop, *retry, any)) stale_ = true;
+      if (retry == kNever) wanted_.wait(lock, stop, any);
+      else if (!wanted_.wait_until(lock, stop, retry, any) || Clock::now() >= retry) stale_ = true;
       wanted = std::exchange(stale_, false);
       until = syncs_wanted_;
       put.swap(put_meanwhile_);
@@ -94,13 +96,13 @@ void AgreementFollower::follow(std::stop_token stop) {
       if (error != nullptr) spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
       told = std::move(why);
     }
-    retry.reset();
+    retry = kNever;
     std::unique_lock lock(mutex_);
     if (taken_over.has_value()) {
       syncs_done_ = until;
       synced_alive_ = std::move(alive);
       synced_.notify_all();
-      if (error != nullptr) retry = error->code() == Code::kNotFound ? kRetryLost : kRetry;
+      if (error != nullptr) retry = Clock::now() + (error->code() == Code::kNotFound ? kRetryLost : kRetry);
       continue;
     }
     wanted_.wait_for(lock, stop, kRetry, [] { return false; });

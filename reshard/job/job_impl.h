@@ -218,6 +218,8 @@ struct Job::Impl {
   // job_load.cc
   Result<> load();
   Result<> sync();
+  /// What is decided of this checkpoint is known from now on, whatever may be lacking of others.
+  Result<> sync_about(const std::string& id);
   Result<Followed> follow();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
   void take_over_damaged(std::map<std::string, Unreadable, std::less<>> now);  // mutex held

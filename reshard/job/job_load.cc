@@ -66,6 +66,12 @@ Result<> Job::Impl::sync() {
   return ok();
 }
 
+Result<> Job::Impl::sync_about(const std::string& id) {
+  PTC_TRY(auto followed, follow());
+  if (followed.without.contains(id)) return make_error(Code::kUnavailable, "{}", followed.lacking->message());
+  return ok();
+}
+
 Result<Followed> Job::Impl::follow() {
   PTC_TRY(check_trusted(services.cluster));
   std::lock_guard change(changes);
@@ -106,6 +112,7 @@ Result<Followed> Job::Impl::follow() {
   std::set<std::string> ids;  // of all that there are
   for (const auto& [name, entry] : state.checkpoints) ids.insert(entry.id);
   std::optional<Error> lacking;
+  std::set<std::string> without;
   std::optional<PlanTexts> newest_plan;
   int64_t plan_revision = 0;
   for (const auto& [name, entry] : state.checkpoints) {
@@ -138,6 +145,7 @@ Result<Followed> Job::Impl::follow() {
       if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
         one.lost = loaded.error().code() == Code::kNotFound;
         if (one.lost) one.why += what_to_do_about(name, one.record);
+        without.insert(entry.id);
         if (!lacking || !one.lost)
           lacking = make_error(one.lost ? Code::kNotFound : Code::kUnavailable, "checkpoint {}: {}", name, one.why);
         if (next.record.checkpoint != nullptr) {
@@ -242,7 +250,7 @@ Result<Followed> Job::Impl::follow() {
     if (decided.contains(name)) drop_part(next.record.id);
   settle_commits_elsewhere(given_up, ids);
   if (!mended.empty()) services.caches_stale();
-  return Followed{std::move(lacking)};
+  return Followed{std::move(lacking), std::move(without)};
 }
 
 /// Of one that is lost: who had it, as is agreed.

@@ -240,7 +240,7 @@ Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) 
       not_said.emplace(name, id);  // nobody would find the damage any more
     }
     if (decided.error().code() != Code::kConflict || tries >= kTries) return decided;
-    PTC_TRY(sync());
+    PTC_TRY(sync_about(id));
   }
 }
 
@@ -306,7 +306,7 @@ bool Job::Impl::refresh_mended() {
 }
 
 Result<> Job::Impl::answer_refresh(const std::string& id) {
-  PTC_TRY(sync());
+  PTC_TRY(sync_about(id));
   {
     std::lock_guard lock(mutex);
     for (const auto& [name, record] : checkpoints)

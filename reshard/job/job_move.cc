@@ -359,7 +359,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     if (finished != finished_parts.end() && finished->second.plan != wanted_plan) behind = true;
   }
   if (behind) {
-    PTC_TRY(sync());
+    PTC_TRY(sync_about(id));
   }
   // One part for a checkpoint at a time; what was made for the same plan before is not made again.
   const KeyedLock::Held one = parts_being_made.hold(id);

@@ -172,8 +172,11 @@ void Job::Impl::drop_undecided_parts() {
   if (leader.has_error()) return;
   if (leader.value()) std::erase_if(parts, [&](const auto& part) { return part.second == leader.value()->revision; });
   // Who asked for the rest leads no more: what it has not decided by now it never will.
-  if (parts.empty() || sync().has_error()) return;
-  for (const auto& [id, epoch] : parts) drop_part(id, epoch);
+  if (parts.empty()) return;
+  const Result<Followed> followed = follow();
+  if (followed.has_error()) return;
+  for (const auto& [id, epoch] : parts)
+    if (!followed.value().without.contains(id)) drop_part(id, epoch);
 }
 
 Result<std::string> Job::Impl::answer(std::string_view method, std::string_view request) {
@@ -214,7 +217,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     };
     bool open = is_open();
     if (known && !open) {
-      PTC_TRY(sync());  // removed, perhaps: once that is known here, nobody opens anything of it any more
+      PTC_TRY(sync_about(id));  // removed, perhaps: once that is known here, nobody opens anything of it any more
       open = is_open();
     }
     return std::string(open || services.removed->is_open_here(id) ? "yes" : "no");
@@ -226,7 +229,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (method == "drop") {
     const json::value* epoch = object.if_contains("epoch");
     if (epoch == nullptr || !epoch->is_int64()) return invalid_argument("the request has no epoch");
-    PTC_TRY(sync());  // an earlier leader's decision may name what is here
+    PTC_TRY(sync_about(id));  // an earlier leader's decision may name what is here
     drop_part(id, epoch->as_int64());
     return std::string();
   }

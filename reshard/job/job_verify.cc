@@ -121,7 +121,7 @@ Result<Job::Impl::Seen> Job::Impl::find_stored(const std::string& id, const std:
   };
   Seen seen = find();
   if (seen.stored == nullptr) {  // decided a moment ago
-    PTC_TRY(sync());
+    PTC_TRY(sync_about(id));
     seen = find();
   }
   if (seen.stored == nullptr) return make_error(Code::kBusy, "it is being moved; try again");
@@ -212,6 +212,8 @@ Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace, std::stop_toke
 Result<Job::Impl::Seen> Job::Impl::find_record(std::string_view name) const {
   std::lock_guard lock(mutex);
   const auto known = checkpoints.find(name);
+  if (const auto bad = damaged.find(name); known == checkpoints.end() && bad != damaged.end())
+    return make_error(bad->second.lost ? Code::kUnavailable : Code::kCorrupt, "checkpoint {}: {}", name, bad->second.why);
   if (known == checkpoints.end())
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
   return Seen{known->second, known->second.checkpoint->stored()};
