@@ -24,19 +24,34 @@ struct Change {
 
 /// All stores that any of these has seen, or `there` names, by their ids. How often each was started, as the one says that
 /// has seen most of it: an older copy is known by that. What they have carried out counts anew, for revisions begin again.
-std::map<std::string, RegisteredStore> known_stores(const std::vector<SeenStore>& stores, const std::vector<MetaEntry>& there) {
+/// One that only those name who have seen less than the newest has been replaced since, if its node has another.
+std::map<std::string, RegisteredStore> known_stores(const std::vector<SeenStore>& stores, size_t newest,
+                                                    const std::vector<MetaEntry>& there) {
   std::map<std::string, RegisteredStore> known;
   auto add = [&](const RegisteredStore& seen) {
     RegisteredStore& one = known.try_emplace(seen.store, RegisteredStore{seen.store, seen.node}).first->second;
     if (seen.starts >= one.starts) one.node = seen.node;
     one.starts = std::max(one.starts, seen.starts);
   };
+  std::set<std::string> still, nodes;  // stores that are registered now, and whose they are
+  auto is_still = [&](const RegisteredStore& one) {
+    still.insert(one.store);
+    nodes.insert(one.node);
+  };
   for (const SeenStore& store : stores) {
-    for (auto it = store.facts.entries().lower_bound(kStores); it != store.facts.entries().end() && it->first.starts_with(kStores); ++it)
+    for (auto it = store.facts.entries().lower_bound(kStores); it != store.facts.entries().end() && it->first.starts_with(kStores); ++it) {
       add(registered_store_of(it->second));
-    add({store.identity.store, store.identity.node, 0, store.identity.starts});
+      if (&store == &stores[newest]) is_still(registered_store_of(it->second));
+    }
+    const RegisteredStore itself{store.identity.store, store.identity.node, 0, store.identity.starts};
+    add(itself);
+    is_still(itself);
   }
-  for (const MetaEntry& entry : there) add(registered_store_of(entry));
+  for (const MetaEntry& entry : there) {
+    add(registered_store_of(entry));
+    is_still(registered_store_of(entry));
+  }
+  std::erase_if(known, [&](const auto& one) { return !still.contains(one.first) && nodes.contains(one.second.node); });
   return known;
 }
 
@@ -48,7 +63,7 @@ Result<std::vector<Change>> changes_to(const std::vector<SeenStore>& stores, siz
     PTC_TRY(auto now, meta.list(prefix));
     std::map<std::string, std::string> wanted;
     if (prefix == kStores) {
-      for (const auto& [id, store] : known_stores(stores, same ? now : std::vector<MetaEntry>()))
+      for (const auto& [id, store] : known_stores(stores, newest, same ? now : std::vector<MetaEntry>()))
         wanted.emplace(store_key(id), store.to_text());
     } else {
       for (auto it = seen.lower_bound(prefix); it != seen.end() && it->first.starts_with(prefix); ++it)
@@ -132,7 +147,7 @@ Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClie
   for (const MetaEntry& entry : alive) report.alive.push_back(entry.key.substr(std::string_view("nodes/").size()));
   PTC_TRY(auto changes, changes_to(stores, report.newest, there && there->id == newest.identity.cluster, meta));
   for (Change& change : changes) report.changes.push_back(std::move(change.key));
-  for (const auto& [id, other] : known_stores(stores, {}))
+  for (const auto& [id, other] : known_stores(stores, report.newest, {}))
     if (std::none_of(stores.begin(), stores.end(), [&](const SeenStore& s) { return s.identity.store == id; }))
       report.others.push_back(other);
   for (const auto& [key, entry] : newest.facts.entries()) {

@@ -362,6 +362,41 @@ TEST_F(Membership, WhatIsMadeAnewKnowsHowOftenEachStoreWasStarted) {
   EXPECT_EQ(starts_after({cluster.directory(0), cluster.directory(1)}), 3);
 }
 
+/// w0 was away when the store of w2 was replaced.
+TEST_F(Membership, WhatIsMadeAnewKnowsNoStoreThatWasReplaced) {
+  LocalCluster cluster(3);
+  ASSERT_TRUE(cluster.store(0).create_job("llama").has_value());
+  const std::string replaced = read_store_identity(cluster.directory(2)).value()->store;
+  const auto knows = [&](unsigned node, const std::string& store) {
+    auto facts = AgreedFacts::open(agreed_facts_path(cluster.directory(node)), true);
+    return facts.has_value() && facts.value().entries().contains(store_key(store));
+  };
+  ASSERT_TRUE(becomes([&] { return knows(0, replaced); }));
+  cluster.stop(0);
+  cluster.stop(2);
+  for (const auto& entry : fs::directory_iterator(cluster.directory(2))) fs::remove_all(entry.path());
+  cluster.start(2);
+  const std::string now = read_store_identity(cluster.directory(2)).value()->store;
+  // As a node does that registers before it is there: these here are there first.
+  ASSERT_TRUE(cluster.meta().commit({.deletes = {store_key(replaced)}}).has_value());
+  ASSERT_TRUE(cluster.store(1).create_job("mistral").has_value());
+  ASSERT_TRUE(becomes([&] { return knows(1, now) && !knows(1, replaced); }));
+  for (unsigned node : {1u, 2u}) cluster.stop(node);
+  std::vector<SeenStore> stores;
+  for (unsigned node : {0u, 1u}) stores.push_back(look_at_store(cluster.directory(node)).value());
+  const std::unique_ptr<MetaClient> anew = make_memory_meta();
+  const Result<RecoverReport> report = look_at_all(stores, *anew);
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  EXPECT_EQ(report.value().newest, 1u);
+  ASSERT_EQ(report.value().others.size(), 1u);
+  EXPECT_EQ(report.value().others[0].store, now);
+  ASSERT_TRUE(recover(stores, 1, *anew).has_value());
+  std::set<std::string> registered;
+  const std::vector<RegisteredStore> all = read_stores(*anew).value();
+  for (const RegisteredStore& store : all) registered.insert(store.store);
+  EXPECT_EQ(registered, (std::set<std::string>{stores[0].identity.store, stores[1].identity.store, now}));
+}
+
 TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {
   const std::string path = dir_.path() / "facts";
   AgreedFacts facts = AgreedFacts::open(path).value();
