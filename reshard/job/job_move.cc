@@ -144,7 +144,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
   };
   std::vector<std::string> elsewhere(needed.begin(), needed.end());
   std::erase(elsewhere, self);
-  Answers<PlanPart> others(elsewhere.size(), [&](size_t i) { return part_of(elsewhere[i]); }, kAtWorkAtOnce);
+  Answers<PlanPart> others(elsewhere.size(), [&](size_t i) { return part_of(elsewhere[i]); }, kAllAtOnce);
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <thread>
@@ -14,8 +15,10 @@
 namespace ptc {
 
 inline constexpr size_t kAskedAtOnce = 64;
-/// Of what nodes do for each other and wait for: parts of one plan.
+/// Of what takes long, and where none waits for another.
 inline constexpr size_t kAtWorkAtOnce = 256;
+/// Where they wait for each other, as the parts of a plan do, one that has not begun would hold up all others.
+inline constexpr size_t kAllAtOnce = SIZE_MAX;
 
 /// Runs body(0) … body(count − 1), each once, on up to `most_threads` threads, from the constructor on. Where there are no
 /// threads to be had there are fewer; what then has not begun when finish() is called is done by its caller.

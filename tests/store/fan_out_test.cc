@@ -28,6 +28,17 @@ TEST(FanOut, DoesEachOnceAndAllAtTheSameTime) {
   EXPECT_EQ(done, std::vector<int>(kCount, 1));
 }
 
+TEST(FanOut, DoesAllAtTheSameTimeHoweverManyTheyAre) {
+  constexpr size_t kCount = 600;
+  std::latch all(kCount);
+  std::atomic<size_t> done = 0;
+  FanOut(kCount, [&](size_t) {
+    all.arrive_and_wait();
+    ++done;
+  }, kAllAtOnce).finish();
+  EXPECT_EQ(done, kCount);
+}
+
 TEST(FanOut, TakesNoMoreThreadsThanItMay) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
