@@ -53,8 +53,15 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
     std::lock_guard lock(shared.mutex);
     if (--shared.running == 0) shared.done.notify_all();
   };
-  shared.running = std::min<size_t>(size_, count);
-  for (unsigned i = 0, workers = shared.running; i < workers; ++i) boost::asio::post(pool_, work);
+  const unsigned wanted = shared.running = std::min<size_t>(size_, count);
+  unsigned posted = 0;
+  try {
+    for (; posted < wanted; ++posted) boost::asio::post(pool_, work);
+  } catch (const std::exception&) {  // no memory: those that have begun use what is here, and do the rest
+    std::lock_guard lock(shared.mutex);
+    shared.running -= wanted - std::max(posted, 1u);
+  }
+  if (posted == 0 && wanted > 0) work();
   std::unique_lock lock(shared.mutex);
   shared.done.wait(lock, [&] { return shared.running == 0; });
   if (shared.error) return *std::move(shared.error);

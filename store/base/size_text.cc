@@ -25,7 +25,7 @@ Result<uint64_t> parse_size(std::string_view text) {
   using Wide = unsigned __int128;
   std::string_view rest = without_spaces(text);
   Wide digits = 0, scale = 1;
-  bool any_digit = false, fraction = false;
+  bool any_digit = false, fraction = false, too_large = false;
   while (!rest.empty() && (std::isdigit(static_cast<unsigned char>(rest.front())) != 0 ||
                            (rest.front() == '.' && !fraction))) {
     char c = rest.front();
@@ -35,9 +35,10 @@ Result<uint64_t> parse_size(std::string_view text) {
       continue;
     }
     any_digit = true;
-    digits = digits * 10 + static_cast<Wide>(c - '0');
+    if (!too_large) digits = digits * 10 + static_cast<Wide>(c - '0');
+    too_large = digits >> 64 != 0;
     if (fraction) scale *= 10;
-    if (digits >> 64 != 0 || scale > 1'000'000'000'000) return bad_size(text);
+    if (scale > 1'000'000'000'000) return bad_size(text);
   }
   if (!any_digit) return bad_size(text);
 
@@ -55,7 +56,7 @@ Result<uint64_t> parse_size(std::string_view text) {
     }
   }
   Wide bytes = (digits << shift) / scale;
-  if (bytes >> 64 != 0) return invalid_argument("size '{}' does not fit into 64 bits", text);
+  if (too_large || bytes >> 64 != 0) return invalid_argument("size '{}' does not fit into 64 bits", text);
   return static_cast<uint64_t>(bytes);
 }
 

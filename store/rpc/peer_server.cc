@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <unordered_map>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -57,7 +58,8 @@ struct PeerServer::Impl {
   std::set<Connection*> open;
   std::list<Stranger> strangers;  // of those the ones that are not let in yet, as they came
   std::set<Connection*> admitted;  // those that are, and were not cut since
-  std::map<Connection*, Deadline> idle;  // of these the ones between two requests, and since when
+  std::list<Connection*> idle;     // of these the ones between two requests, longest first
+  std::unordered_map<Connection*, std::list<Connection*>::iterator> idle_at;
   std::map<std::string, std::shared_ptr<const Handler>> handlers;
   SpareThreads calls{"ptcfs-call"};  // answers them
 
@@ -68,7 +70,8 @@ struct PeerServer::Impl {
   void has_ended(Connection* connection);
   void cut_a_stranger();
   void is_no_stranger(const Connection* connection);
-  std::optional<Connection*> longest_idle() const;
+  std::optional<Connection*> longest_idle();
+  void is_not_idle(Connection* connection);
   void let_in(Connection& connection);
   void set_idle(Connection& connection, bool is_idle);
   asio::awaitable<void> serve(Connection& connection);
@@ -132,21 +135,27 @@ void PeerServer::Impl::has_ended(Connection* connection) {
   is_no_stranger(connection);
   std::lock_guard lock(mutex);
   admitted.erase(connection);
-  idle.erase(connection);
+  is_not_idle(connection);
   open.erase(connection);
   one_less.notify_all();
 }
 
-/// Under `mutex`. One that has just got a request is none.
-std::optional<Connection*> PeerServer::Impl::longest_idle() const {
-  std::optional<Connection*> found;
-  Deadline since = Deadline::max();
-  for (const auto& [connection, began] : idle)
-    if (began < since && connection->looks_alive()) {
-      found = connection;
-      since = began;
-    }
-  return found;
+/// Under `mutex`. One that has just got a request is none; where the next few are none, too, nobody looks at all the others.
+std::optional<Connection*> PeerServer::Impl::longest_idle() {
+  constexpr int kLookedAt = 8;
+  for (int looked = 0; looked < kLookedAt && !idle.empty(); ++looked) {
+    if (idle.front()->looks_alive()) return idle.front();
+    idle.splice(idle.end(), idle, idle.begin());
+  }
+  return std::nullopt;
+}
+
+/// Under `mutex`.
+void PeerServer::Impl::is_not_idle(Connection* connection) {
+  const auto known = idle_at.find(connection);
+  if (known == idle_at.end()) return;
+  idle.erase(known->second);
+  idle_at.erase(known);
 }
 
 /// Each peer keeps some connections for later (Peers), and makes others when these are closed.
@@ -156,7 +165,7 @@ void PeerServer::Impl::let_in(Connection& connection) {
   if (admitted.size() >= options.max_connections) {
     if (const auto gives_way = longest_idle()) {  // else there are as many more as were strangers at once
       (*gives_way)->cut();
-      idle.erase(*gives_way);
+      is_not_idle(*gives_way);
       admitted.erase(*gives_way);
     }
   }
@@ -165,8 +174,8 @@ void PeerServer::Impl::let_in(Connection& connection) {
 
 void PeerServer::Impl::set_idle(Connection& connection, bool is_idle) {
   std::lock_guard lock(mutex);
-  if (!is_idle) idle.erase(&connection);
-  else if (admitted.contains(&connection)) idle[&connection] = std::chrono::steady_clock::now();
+  is_not_idle(&connection);
+  if (is_idle && admitted.contains(&connection)) idle_at[&connection] = idle.insert(idle.end(), &connection);
 }
 
 /// Whoever holds connections open and says nothing takes the places of its own: under `mutex`.

@@ -161,8 +161,13 @@ TEST(SizeText, Reads) {
   EXPECT_EQ(parse_size("312 B").value(), 312u);
   EXPECT_EQ(parse_size("18446744073709551615").value(), UINT64_MAX);
   for (const char* bad : {"", "G", ".", "-1", "1.2.3", "1X", "64GG", "0x10", "1e3", "64 G x",
-                          "18446744073709551616", "16E", "99999999999999999999999999"})
+                          "99999999999999999999999999 x"})
     EXPECT_TRUE(has_error(parse_size(bad), Code::kInvalidArgument)) << bad;
+  for (const char* large : {"18446744073709551616", "16E", "99999999999999999999999999", "99999999999999999999999999G"}) {
+    const Result<uint64_t> size = parse_size(large);
+    ASSERT_TRUE(has_error(size, Code::kInvalidArgument)) << large;
+    EXPECT_NE(size.error().message().find("does not fit into 64 bits"), std::string::npos) << size.error().message();
+  }
 }
 
 TEST(SizeText, Writes) {
