@@ -145,9 +145,11 @@ class Story:
         if self.began in LAYOUTS:
             allowed.add(self.text(self.began))
         assert text in allowed or not saved and '"tp": 1' in text, f"layout.json is {text!r}"
-        rules = os.path.exists(job.file("rules.json"))
+        rules = "rules.json" in os.listdir(job.path)
         if "rules" not in (self.began, None) and self.began != "unrules":
-            assert rules == (self.after("rules") and not self.after("unrules")), "rules.json"
+            wanted = self.after("rules") and not self.after("unrules")
+            assert rules == wanted, f"rules.json is {'' if rules else 'not '}there, after {self.done} and before {self.began}"
+            assert mount.error_of(os.stat, job.file("rules.json")) == ("" if rules else "ENOENT"), "a list and a look differ"
         if rules and self.after("rules"):
             assert mount.same_bytes(job.file("rules.json"), RULES)
         for name in MODELS:
