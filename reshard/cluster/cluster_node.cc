@@ -15,7 +15,7 @@
 #include "reshard/cluster/meeting.h"
 #include "reshard/cluster/seen_nodes.h"
 #include "store/base/json.h"
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
 #include "store/transport/tcp.h"
@@ -312,9 +312,10 @@ ClusterNode::~ClusterNode() { leave(); }
 Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
+  PTC_TRY(impl->io, IoThreads::start());
+  impl->options.etcd.io = impl->io;
   PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
   PTC_TRY(impl->seen_nodes, SeenNodes::open(*impl->meta));
-  PTC_TRY(impl->io, IoThreads::start());
   PeersOptions peers;
   peers.node = impl->options.node;
   peers.cluster = impl->options.etcd.cluster;

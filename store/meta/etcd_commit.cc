@@ -171,7 +171,7 @@ Error EtcdCommitter::conflict(const MetaTransaction& transaction, const json::ob
 }
 
 Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker,
-                                                     EtcdGateway::Deadline deadline) {
+                                                     Deadline deadline) {
   json::object read{{"request_range", {{"key", to_base64(marker.key)}}}};
   json::object request{
       {"compare", json::array{absent(marker.key)}},
@@ -186,7 +186,7 @@ Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker,
 
 /// A marker that cannot be written any more, as its lease is gone, settles it too: then the transaction, which puts it
 /// under that lease, can not be done any more either.
-Result<> EtcdCommitter::settle_until(EtcdGateway::Deadline deadline) {
+Result<> EtcdCommitter::settle_until(Deadline deadline) {
   std::lock_guard one(settling_);
   std::vector<Marker> doubtful;
   {

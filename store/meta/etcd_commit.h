@@ -44,8 +44,8 @@ class EtcdCommitter {
   json::array reads_of(const MetaTransaction& transaction) const;
   Error conflict(const MetaTransaction& transaction, const json::object& answer) const;
   /// The revision at which it was done, or nullopt: it was not, and never will be.
-  Result<std::optional<int64_t>> forbid(const Marker& marker, EtcdGateway::Deadline deadline);
-  Result<> settle_until(EtcdGateway::Deadline deadline);
+  Result<std::optional<int64_t>> forbid(const Marker& marker, Deadline deadline);
+  Result<> settle_until(Deadline deadline);
 
   EtcdGateway& gateway_;
   EtcdLeases& leases_;

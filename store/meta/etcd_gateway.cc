@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <boost/json/serialize.hpp>
-#include <thread>
 
 #include "store/tls/private_file.h"
 
@@ -95,19 +94,24 @@ Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& option
 EtcdGateway::EtcdGateway(std::shared_ptr<const EtcdAccess> access)
     : access_(std::move(access)), idle_(access_->endpoints.size()) {}
 
-Result<json::object> EtcdGateway::call(std::string_view method, const json::object& request,
-                                       Deadline deadline) {
+Result<json::object> EtcdGateway::call(std::string method, json::object request, Deadline deadline) {
+  return run_here(
+      [&](IoExecutor) { return ask(std::move(method), std::move(request), deadline, stop_.get_token()); });
+}
+
+Result<json::object> EtcdGateway::call_once(std::string method, json::object request, Deadline deadline, bool& sent) {
+  return run_here([&](IoExecutor) {
+    return ask_in_turn(std::move(method), std::move(request), deadline, stop_.get_token(), false, sent);
+  });
+}
+
+Task<json::object> EtcdGateway::ask(std::string method, json::object request, Deadline deadline, std::stop_token stop) {
   bool sent = false;
-  return call_in_turn(method, request, deadline, true, sent);
+  co_return co_await ask_in_turn(std::move(method), std::move(request), deadline, std::move(stop), true, sent);
 }
 
-Result<json::object> EtcdGateway::call_once(std::string_view method, const json::object& request,
-                                            Deadline deadline, bool& sent) {
-  return call_in_turn(method, request, deadline, false, sent);
-}
-
-Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const json::object& request,
-                                               Deadline deadline, bool twice, bool& sent) {
+Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object request, Deadline deadline,
+                                            std::stop_token stop, bool twice, bool& sent) {
   std::vector<std::string> tried(access_->endpoints.size());
   sent = false;
   const auto began = Clock::now();
@@ -116,99 +120,106 @@ Result<json::object> EtcdGateway::call_in_turn(std::string_view method, const js
     for (size_t i = 0; i < tried.size(); ++i) {
       size_t endpoint = (first + i) % tried.size();
       Reach reach = Reach::kNotSent;
-      auto answer = call_at(endpoint, method, request, attempt(deadline), reach);
+      Until until{attempt(deadline), stop};
+      auto answer = co_await ask_at(endpoint, method, request, std::move(until), reach);
       if (answer) {
         good_ = endpoint;
         access_->silence->answered();
         if (method.starts_with("kv/")) access_->history->answered();
-        return answer;
+        co_return answer;
       }
-      if (reach == Reach::kAnswered || stopped_) return std::move(answer).error();
+      if (reach == Reach::kAnswered || stop.stop_requested()) co_return std::move(answer).error();
       leave(endpoint);
       behind += answer.error().message() == access_->history->set_back();
       // What an attempt says that ran out of time says less than what an earlier one found.
       if (tried[endpoint].empty() || Clock::now() < deadline) tried[endpoint] = answer.error().message();
       if (reach == Reach::kSent && !twice) {
         sent = true;
-        return std::move(answer).error();
+        co_return std::move(answer).error();
       }
       if (Clock::now() >= deadline) break;
     }
     if (behind == tried.size()) break;  // waiting mends nothing
     if (Clock::now() - began > kMoment) access_->silence->unanswered(tried);
-    std::this_thread::sleep_until(std::min(deadline, Clock::now() + kPauseOfEndpoints));
-  } while (Clock::now() < deadline && !stopped_);
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    co_await pause(std::clamp(left, std::chrono::milliseconds(0), kPauseOfEndpoints), stop);
+  } while (Clock::now() < deadline && !stop.stop_requested());
   std::erase(tried, "");
-  return make_error(Code::kUnavailable, "etcd does not answer: {}", fmt::join(tried, "; "));
+  co_return make_error(Code::kUnavailable, "etcd does not answer: {}", fmt::join(tried, "; "));
 }
 
-Result<json::object> EtcdGateway::call_at(size_t endpoint, std::string_view method,
-                                          const json::object& request, Deadline deadline,
-                                          Reach& reach) {
+Task<json::object> EtcdGateway::ask_at(size_t endpoint, const std::string& method, const json::object& request,
+                                       Until until, Reach& reach) {
   bool is_new = false;
-  Connection connection = take_connection(endpoint, true, &is_new);
-  auto connected = connection->connect(deadline);
+  Connection connection = take_connection(endpoint, is_new);
+  auto connected = co_await connection->connect(until);
   // etcd may be another since the last connection: that shows before anything is written to it.
   if (const json::array& compares = array_field(request, "compare");
       connected && is_new && method == "kv/txn" && !compares.empty()) {
     const json::object anything{{"key", compares[0].at("key")}, {"count_only", true}};
+    const std::string range = "kv/range";
     Reach looked = Reach::kNotSent;
-    auto same = ask(*connection, endpoint, "kv/range", anything, deadline, looked);
+    auto same = co_await ask_over(*connection, endpoint, range, anything, until, looked);
     if (!same && looked != Reach::kAnswered) connected = std::move(same).error();
   }
-  Result<json::object> answer = connected
-                                    ? ask(*connection, endpoint, method, request, deadline, reach)
-                                    : Result<json::object>(std::move(connected).error());
-  release_connection(endpoint, connection, reach == Reach::kAnswered);
-  return answer;
+  if (!connected) {
+    give_back(endpoint, std::move(connection), false);
+    co_return std::move(connected).error();
+  }
+  auto answer = co_await ask_over(*connection, endpoint, method, request, std::move(until), reach);
+  give_back(endpoint, std::move(connection), reach == Reach::kAnswered);
+  co_return answer;
 }
 
-Result<json::object> EtcdGateway::ask(HttpConnection& connection, size_t endpoint,
-                                      std::string_view method, const json::object& request,
-                                      Deadline deadline, Reach& reach) {
+Task<json::object> EtcdGateway::ask_over(HttpConnection& connection, size_t endpoint, const std::string& method,
+                                         const json::object& request, Until until, Reach& reach) {
   for (bool again = !access_->user.empty();; again = false) {
-    PTC_TRY(auto with, headers(connection, endpoint, deadline, reach));
+    PTC_CO_TRY(auto with, co_await headers(connection, endpoint, until, reach));
     reach = Reach::kSent;
     const int64_t asked_at = access_->history->revision();
-    PTC_TRY(auto response, connection.post(fmt::format("/v3/{}", method), with,
-                                           json::serialize(request), deadline));
-    PTC_TRY(json::object answer, parse(endpoint, response.status, response.body));
+    std::string target = "/v3/" + method, body = json::serialize(request);
+    PTC_CO_TRY(auto response, co_await connection.post(std::move(target), std::move(with), std::move(body), until));
+    PTC_CO_TRY(json::object answer, parse(endpoint, response.status, response.body));
     auto failure = failure_of(answer);
     if (!failure) {
-      PTC_TRY(check_cluster(endpoint, answer));
-      PTC_TRY(check_history(endpoint, method, answer, asked_at));
+      PTC_CO_TRY(check_cluster(endpoint, answer));
+      PTC_CO_TRY(check_history(endpoint, method, answer, asked_at));
       reach = Reach::kAnswered;
-      return answer;
+      co_return answer;
     }
-    if (!again || !token_refused(*failure)) return error_of(endpoint, *failure, reach);
+    if (!again || !token_refused(*failure)) co_return error_of(endpoint, *failure, reach);
     reach = Reach::kNotSent;
     forget_token();
   }
 }
 
-Result<HttpConnection::Headers> EtcdGateway::headers(HttpConnection& connection, size_t endpoint,
-                                                     Deadline deadline, Reach& reach) {
-  if (access_->user.empty()) return HttpConnection::Headers();
+Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size_t endpoint, Until until, Reach& reach) {
+  Headers headers;
+  if (access_->user.empty()) co_return headers;
   std::string token;
   {
     std::lock_guard lock(mutex_);
     token = token_;
   }
   if (token.empty()) {
-    json::object who{{"name", access_->user}, {"password", access_->password}};
-    PTC_TRY(auto response, connection.post("/v3/auth/authenticate", {}, json::serialize(who), deadline));
-    PTC_TRY(json::object answer, parse(endpoint, response.status, response.body));
+    const json::object who{{"name", access_->user}, {"password", access_->password}};
+    std::string target = "/v3/auth/authenticate", body = json::serialize(who);
+    Headers none;
+    PTC_CO_TRY(auto response,
+               co_await connection.post(std::move(target), std::move(none), std::move(body), std::move(until)));
+    PTC_CO_TRY(json::object answer, parse(endpoint, response.status, response.body));
     if (auto failure = failure_of(answer)) {
       Error error = error_of(endpoint, *failure, reach);
       Code code = error.code() == Code::kInvalidArgument ? Code::kPermissionDenied : error.code();
-      return make_error(code, "user '{}': {}", access_->user, error.message());
+      co_return make_error(code, "user '{}': {}", access_->user, error.message());
     }
     const json::value* given = answer.if_contains("token");
     if (given != nullptr && given->is_string()) token = given->get_string();
     std::lock_guard lock(mutex_);
     token_ = token;
   }
-  return HttpConnection::Headers{{"Authorization", token}};
+  headers.emplace_back("Authorization", std::move(token));
+  co_return headers;
 }
 
 void EtcdGateway::forget_token() {
@@ -263,79 +274,68 @@ void EtcdGateway::leave(size_t endpoint) {
   good_.compare_exchange_strong(expected, (endpoint + 1) % access_->endpoints.size());
 }
 
-EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool idle_too, bool* is_new) {
+EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool& is_new) {
   std::lock_guard lock(mutex_);
-  Connection connection;
-  if (idle_too && !idle_[endpoint].empty()) {
-    connection = std::move(idle_[endpoint].back());
-    idle_[endpoint].pop_back();
-  } else {
-    connection = std::make_shared<HttpConnection>(access_->endpoints[endpoint], access_->tls);
-    if (is_new != nullptr) *is_new = true;
-  }
-  if (stopped_) connection->stop();
-  in_use_.push_back(connection);
+  is_new = idle_[endpoint].empty();
+  if (is_new) return std::make_unique<HttpConnection>(access_->endpoints[endpoint], access_->tls);
+  Connection connection = std::move(idle_[endpoint].back());
+  idle_[endpoint].pop_back();
   return connection;
 }
 
-void EtcdGateway::release_connection(size_t endpoint, const Connection& connection, bool keep) {
+void EtcdGateway::give_back(size_t endpoint, Connection connection, bool good) {
+  connection->rest();
+  std::vector<Connection> broken;  // closed without the lock
   std::lock_guard lock(mutex_);
-  in_use_.remove(connection);
-  if (!keep) idle_[endpoint].clear();  // whatever broke it broke them
-  if (keep && idle_[endpoint].size() < kMaxIdle) idle_[endpoint].push_back(connection);
+  if (!good) broken.swap(idle_[endpoint]);  // whatever broke it broke them
+  else if (idle_[endpoint].size() < kMaxIdle) idle_[endpoint].push_back(std::move(connection));
 }
 
-void EtcdGateway::stop() {
-  std::lock_guard lock(mutex_);
-  stopped_ = true;
-  for (const Connection& connection : in_use_) connection->stop();
-}
-
-Result<std::unique_ptr<EtcdGateway::Stream>> EtcdGateway::stream(std::string_view method,
-                                                                 const json::object& request) {
-  size_t endpoint = good_;
-  auto stream = std::make_unique<Stream>(*this, endpoint, take_connection(endpoint, false));
+Task<std::unique_ptr<EtcdGateway::Stream>> EtcdGateway::stream(std::string method, json::object request) {
+  const size_t endpoint = good_;
+  auto made = std::make_unique<HttpConnection>(access_->endpoints[endpoint], access_->tls);
+  auto stream = std::make_unique<Stream>(*this, endpoint, std::move(made));
   HttpConnection& connection = *stream->connection_;
-  Deadline deadline = attempt(Deadline::max());
-  auto opened = [&]() -> Result<> {
-    PTC_TRY(connection.connect(deadline));
-    Reach ignored;
-    PTC_TRY(auto with, headers(connection, endpoint, deadline, ignored));
-    with.emplace_back("Grpc-Metadata-hasleader", "true");  // ends it when the member is cut off
-    PTC_TRY(connection.start(fmt::format("/v3/{}", method), with, json::serialize(request), deadline));
-    return ok();
-  }();
-  if (opened) return stream;
+  const Until until{attempt(Deadline::max()), stop_.get_token()};
+  Reach ignored = Reach::kNotSent;
+  auto with = co_await headers(connection, endpoint, until, ignored);
+  if (with) {
+    with.value().emplace_back("Grpc-Metadata-hasleader", "true");  // ends it when the member is cut off
+    std::string target = "/v3/" + method, body = json::serialize(request);
+    auto started = co_await connection.start(std::move(target), std::move(with).value(), std::move(body), until);
+    if (started) co_return stream;
+    with = std::move(started).error();
+  }
   leave(endpoint);
-  return std::move(opened).error();
+  co_return std::move(with).error();
 }
 
-EtcdGateway::Stream::~Stream() { gateway_.release_connection(endpoint_, connection_, false); }
+Task<std::optional<json::object>> EtcdGateway::Stream::read(std::chrono::milliseconds patience) {
+  PTC_CO_TRY(auto line, co_await connection_->read_line(patience, gateway_.stop_.get_token()));
+  if (!line) co_return std::optional<json::object>();
+  PTC_CO_TRY(json::object answer, gateway_.parse(endpoint_, 200, *line));
+  Reach ignored;
+  auto failure = failure_of(answer);
+  if (failure && token_refused(*failure)) gateway_.forget_token();
+  if (failure) co_return gateway_.error_of(endpoint_, *failure, ignored);
+  json::object result = object_field(answer, "result");
+  PTC_CO_TRY(gateway_.check_cluster(endpoint_, result));
+  co_return std::optional(std::move(result));
+}
 
-Result<std::optional<json::object>> EtcdGateway::Stream::next(std::chrono::milliseconds patience) {
-  auto read = [&]() -> Result<std::optional<json::object>> {
-    PTC_TRY(auto line, connection_->read_line(patience));
-    if (!line) return std::optional<json::object>();
-    PTC_TRY(json::object answer, gateway_.parse(endpoint_, 200, *line));
-    Reach ignored;
-    auto failure = failure_of(answer);
-    if (failure && token_refused(*failure)) gateway_.forget_token();
-    if (failure) return gateway_.error_of(endpoint_, *failure, ignored);
-    json::object result = object_field(answer, "result");
-    PTC_TRY(gateway_.check_cluster(endpoint_, result));
-    return std::optional(std::move(result));
-  };
-  auto result = read();
+Task<std::optional<json::object>> EtcdGateway::Stream::next(std::chrono::milliseconds patience) {
+  auto result = co_await read(patience);
   if (!result) gateway_.leave(endpoint_);
-  return result;
+  co_return result;
 }
 
-Result<> EtcdGateway::Stream::probe(std::string_view method, const json::object& request) {
+Task<> EtcdGateway::Stream::probe(std::string method, json::object request) {
   Reach reach = Reach::kNotSent;
-  auto answer = gateway_.call_at(endpoint_, method, request, gateway_.attempt(Deadline::max()), reach);
-  if (answer) return ok();
+  Until until{gateway_.attempt(Deadline::max()), gateway_.stop_.get_token()};
+  auto answer = co_await gateway_.ask_at(endpoint_, method, request, std::move(until), reach);
+  if (answer) co_return ok();
   gateway_.leave(endpoint_);
-  return std::move(answer).error();
+  co_return std::move(answer).error();
 }
 
 }  // namespace ptc

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <list>
 #include <mutex>
+#include <stop_token>
 
 #include "store/meta/etcd_http.h"
 #include "store/meta/etcd_json.h"
@@ -49,68 +49,74 @@ struct EtcdAccess {
 };
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options);
 
-/// Threads: any. Errors: kUnavailable (nobody answered; it says what each endpoint did), kCancelled
+/// Threads: any. What returns a Task is for coroutines; the rest waits for the network on the calling thread itself.
+/// Errors: kUnavailable (nobody answered; it says what each endpoint did), kCancelled
 /// after stop(), else what etcd said: kNotFound (a lease), kInvalidArgument, kPermissionDenied,
 /// kNoSpace (its quota), kConflict (a compacted revision).
 class EtcdGateway {
  public:
   using Clock = std::chrono::steady_clock;
-  using Deadline = HttpConnection::Deadline;
 
   explicit EtcdGateway(std::shared_ptr<const EtcdAccess> access);
 
   /// Posts to /v3/`method` and returns the answer. For requests that may be made twice: tries one
   /// endpoint after another, from the last good one, until one answers or the deadline is over.
-  Result<json::object> call(std::string_view method, const json::object& request, Deadline deadline);
-  Result<json::object> call(std::string_view method, const json::object& request) {
-    return call(method, request, Clock::now() + access_->patience);
+  /// `stop`: ends this one, in the place of stop().
+  Task<json::object> ask(std::string method, json::object request, Deadline deadline, std::stop_token stop);
+  Task<json::object> ask(std::string method, json::object request) {
+    return ask(std::move(method), std::move(request), Clock::now() + access_->patience, stop_.get_token());
+  }
+  Result<json::object> call(std::string method, json::object request, Deadline deadline);
+  Result<json::object> call(std::string method, json::object request) {
+    return call(std::move(method), std::move(request), Clock::now() + access_->patience);
   }
 
   /// For requests that must not be made twice: tries endpoints until one was sent the request. After an
   /// error, `sent` says whether it was acted upon perhaps, or may still be.
-  Result<json::object> call_once(std::string_view method, const json::object& request,
-                                 Deadline deadline, bool& sent);
+  Result<json::object> call_once(std::string method, json::object request, Deadline deadline, bool& sent);
 
   /// An answer that comes in lines, from the endpoint that is good for now.
   class Stream {
    public:
-    Stream(EtcdGateway& gateway, size_t endpoint, std::shared_ptr<HttpConnection> connection)
+    Stream(EtcdGateway& gateway, size_t endpoint, std::unique_ptr<HttpConnection> connection)
         : gateway_(gateway), endpoint_(endpoint), connection_(std::move(connection)) {}
     Stream(const Stream&) = delete;
-    ~Stream();
     /// The next "result"; nullopt: none within `patience`. After an error the next stream begins with
     /// another endpoint.
-    Result<std::optional<json::object>> next(std::chrono::milliseconds patience);
+    Task<std::optional<json::object>> next(std::chrono::milliseconds patience);
     /// A call at the stream's own endpoint, to learn whether that still serves.
-    Result<> probe(std::string_view method, const json::object& request);
+    Task<> probe(std::string method, json::object request);
 
    private:
     friend class EtcdGateway;
+    Task<std::optional<json::object>> read(std::chrono::milliseconds patience);
+
     EtcdGateway& gateway_;
     size_t endpoint_;
-    std::shared_ptr<HttpConnection> connection_;
+    std::unique_ptr<HttpConnection> connection_;
   };
-  Result<std::unique_ptr<Stream>> stream(std::string_view method, const json::object& request);
+  Task<std::unique_ptr<Stream>> stream(std::string method, json::object request);
 
   /// Ends all calls and streams, those that run and those to come.
-  void stop();
+  void stop() { stop_.request_stop(); }
   Clock::duration patience() const { return access_->patience; }
 
  private:
   /// Whether an endpoint was sent the request, and whether it answered for good.
   enum class Reach { kNotSent, kSent, kAnswered };
-  using Connection = std::shared_ptr<HttpConnection>;
+  using Connection = std::unique_ptr<HttpConnection>;
+  using Headers = HttpConnection::Headers;
+  using Until = HttpConnection::Until;
 
-  Connection take_connection(size_t endpoint, bool idle_too, bool* is_new = nullptr);
-  void release_connection(size_t endpoint, const Connection& connection, bool keep);
-  Result<json::object> call_in_turn(std::string_view method, const json::object& request,
-                                    Deadline deadline, bool twice, bool& sent);
-  Result<json::object> call_at(size_t endpoint, std::string_view method,
-                               const json::object& request, Deadline deadline, Reach& reach);
-  Result<json::object> ask(HttpConnection& connection, size_t endpoint, std::string_view method,
-                           const json::object& request, Deadline deadline, Reach& reach);
-  Result<HttpConnection::Headers> headers(HttpConnection& connection, size_t endpoint,
-                                          Deadline deadline, Reach& reach);
+  Connection take_connection(size_t endpoint, bool& is_new);
+  void give_back(size_t endpoint, Connection connection, bool good);
+  Task<json::object> ask_in_turn(std::string method, json::object request, Deadline deadline, std::stop_token stop, bool twice,
+                                 bool& sent);
+  Task<json::object> ask_at(size_t endpoint, const std::string& method, const json::object& request, Until until,
+                            Reach& reach);
+  Task<json::object> ask_over(HttpConnection& connection, size_t endpoint, const std::string& method,
+                              const json::object& request, Until until, Reach& reach);
+  Task<Headers> headers(HttpConnection& connection, size_t endpoint, Until until, Reach& reach);
   void forget_token();
   Result<json::object> parse(size_t endpoint, unsigned status, std::string_view text) const;
   Error error_of(size_t endpoint, const EtcdFailure& failure, Reach& reach) const;
@@ -119,16 +125,13 @@ class EtcdGateway {
   Result<> check_history(size_t endpoint, std::string_view method, const json::object& answer, int64_t asked_at);
   /// The next call begins with another endpoint.
   void leave(size_t endpoint);
-  Deadline attempt(Deadline deadline) const {
-    return std::min(deadline, Clock::now() + access_->request_timeout);
-  }
+  Deadline attempt(Deadline deadline) const { return std::min(deadline, Clock::now() + access_->request_timeout); }
 
   std::shared_ptr<const EtcdAccess> access_;
   std::atomic<size_t> good_ = 0;  // the endpoint to begin with
-  std::atomic<bool> stopped_ = false;
+  std::stop_source stop_;
   std::mutex mutex_;  // guards all below
-  std::vector<std::vector<std::shared_ptr<HttpConnection>>> idle_;  // of each endpoint
-  std::list<std::shared_ptr<HttpConnection>> in_use_;
+  std::vector<std::vector<Connection>> idle_;  // of each endpoint
   std::string token_;       // of the user; empty: to be asked for
   std::string cluster_id_;  // of the first that answered
 };

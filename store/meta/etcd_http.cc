@@ -1,42 +1,34 @@
 #include "store/meta/etcd_http.h"
 
+#include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 
-#include <atomic>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/ssl/context.hpp>
-#include <boost/asio/ssl/host_name_verification.hpp>
-#include <boost/asio/write.hpp>
+#include <algorithm>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
-#include <boost/beast/ssl/ssl_stream.hpp>
+
+#include "store/net/address.h"
+#include "store/net/byte_stream.h"
 
 namespace ptc {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
-using asio::ip::tcp;
-using ErrorCode = boost::system::error_code;
+namespace http = boost::beast::http;
 
 namespace {
 
 constexpr uint64_t kMaxAnswerBytes = 128 << 20;
 constexpr size_t kReadBytes = 64 << 10;
 constexpr int kSilenceSeconds = 5;  // then TCP asks whether the other side is there, three times
+constexpr auto kNoSilence = std::chrono::hours(24);  // until then the deadline is over, or TCP has found out
 
-void keep_alive(tcp::socket& socket) {
-  ErrorCode ignored;
-  socket.set_option(tcp::no_delay(true), ignored);
-  socket.set_option(asio::socket_base::keep_alive(true), ignored);
-  int seconds = kSilenceSeconds, interval = 1, tries = 3;
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
+void keep_alive(int socket) {
+  int yes = 1, seconds = kSilenceSeconds, interval = 1, tries = 3;
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
 }
 
 }  // namespace
@@ -63,125 +55,74 @@ Result<HttpEndpoint> parse_endpoint(std::string_view text) {
 }
 
 struct HttpConnection::Impl {
-  using Plain = beast::tcp_stream;
-  using Tls = beast::ssl_stream<beast::tcp_stream>;
   using Parser = http::response_parser<http::string_body>;
 
   HttpEndpoint endpoint;
   std::shared_ptr<const TlsSource> certificates;
-  std::atomic<bool> stopped = false;
-  asio::io_context io{1};
-  // One of them while connected.
-  std::unique_ptr<Plain> plain;
-  std::unique_ptr<Tls> tls;
-  beast::flat_buffer buffer;
-  std::unique_ptr<Parser> parser;  // of the answer in lines
-  bool reading = false;            // a read for it is under way
-  ErrorCode read_error;
+  std::unique_ptr<ByteStream> stream;  // while connected
+  boost::beast::flat_buffer buffer;    // of which no parser has seen anything
+  std::unique_ptr<Parser> lines;       // of the answer that comes in lines
 
-  bool connected() const { return plain != nullptr || tls != nullptr; }
-  beast::tcp_stream& bottom() { return tls ? beast::get_lowest_layer(*tls) : *plain; }
-  void close() {
-    parser.reset();
-    tls.reset();
-    plain.reset();
+  Error failed(std::string_view doing, const Error& error) {
+    lines.reset();
+    stream.reset();
     buffer.clear();
+    if (error.code() == Code::kCancelled) return Error(Code::kCancelled, endpoint.text + ": stopped");
+    return make_error(Code::kUnavailable, "{}: {}{}{}", endpoint.text, doing, doing.empty() ? "" : ": ", error.message());
+  }
+  Error failed(std::string_view doing, const boost::system::error_code& error) {
+    return failed(doing, Error(Code::kUnavailable, error.message()));
   }
 
-  Error failed(std::string_view doing, const ErrorCode& error) {
-    close();
-    if (stopped) return Error(Code::kCancelled, endpoint.text + ": stopped");
-    std::string reason = error == beast::error::timeout ? "no answer in time" : error.message();
-    return make_error(Code::kUnavailable, "{}: {}: {}", endpoint.text, doing, reason);
+  asio::awaitable<void> wake(Until until) {
+    stream->attach(co_await asio::this_coro::executor);
+    stream->set_patience({kNoSilence, until.deadline, std::move(until.stop)});
   }
 
-  /// Starts an operation with a handler, and runs until it is done or its time is up.
-  template <class Start>
-  ErrorCode finish(Start start) {
-    ErrorCode result = asio::error::operation_aborted;
-    if (stopped) return result;
-    start([&result](ErrorCode error, auto&&...) { result = error; });
-    io.restart();
-    io.run();
-    return result;
-  }
-  template <class Start>
-  ErrorCode finish_on_stream(Deadline deadline, Start start) {
-    bottom().expires_at(deadline);
-    ErrorCode error = finish([&](auto handler) {
-      tls ? start(*tls, std::move(handler)) : start(*plain, std::move(handler));
-    });
-    if (connected()) bottom().expires_never();
-    return error;
-  }
-
-  std::unique_ptr<Tls> new_tls_stream() {
+  Task<> connect(Until until) {
+    if (stream) co_return ok();
+    PeerAddress address{endpoint.host, endpoint.port};
+    Patience patience{kNoSilence, until.deadline, until.stop};
+    auto socket = co_await connect_to(std::move(address), std::move(patience));
+    if (!socket) co_return failed("", socket.error());
+    stream = std::make_unique<ByteStream>(std::move(socket).value());
+    keep_alive(stream->fd());
+    if (!endpoint.tls) co_return ok();
+    co_await wake(std::move(until));
     const std::shared_ptr<const TlsContext> context = certificates->context();
-    ::SSL_CTX_up_ref(context->get());
-    asio::ssl::context shared(context->get());  // gives that reference back
-    return std::make_unique<Tls>(io, shared);
+    auto started = co_await stream->start_tls(*context, TlsSession::Side::kClient, endpoint.host);
+    if (!started) co_return failed("TLS handshake", started.error());
+    co_return ok();
   }
 
-  Result<> connect(Deadline deadline) {
-    if (connected()) return ok();
-    tcp::resolver resolver(io);
-    tcp::resolver::results_type addresses;
-    ErrorCode error = finish([&](auto handler) {
-      resolver.async_resolve(endpoint.host, endpoint.port,
-                             [&addresses, handler](ErrorCode e, auto found) mutable {
-                               addresses = std::move(found);
-                               handler(e);
-                             });
-    });
-    if (error) return failed("looking up the name", error);
-    if (endpoint.tls)
-      tls = new_tls_stream();
-    else
-      plain = std::make_unique<Plain>(io);
-    bottom().expires_at(deadline);
-    error = finish([&](auto handler) { bottom().async_connect(addresses, handler); });
-    if (error) return failed("connecting", error);
-    keep_alive(bottom().socket());
-    if (tls == nullptr) return ok();
-    ::SSL_set_tlsext_host_name(tls->native_handle(), endpoint.host.c_str());
-    tls->set_verify_callback(asio::ssl::host_name_verification(endpoint.host), error);
-    error = finish([&](auto handler) {
-      tls->async_handshake(asio::ssl::stream_base::client, handler);
-    });
-    if (error) return failed("TLS handshake", error);
-    return ok();
-  }
-
-  Result<> send(std::string_view target, const Headers& headers, std::string body,
-                Deadline deadline) {
-    PTC_TRY(connect(deadline));
-    std::string request = fmt::format(
+  Task<> send(std::string target, Headers headers, std::string body, Until until) {
+    PTC_CO_TRY(co_await connect(until));
+    co_await wake(std::move(until));
+    std::string head = fmt::format(
         "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
         target, endpoint.text.substr(endpoint.text.find("//") + 2), body.size());
-    for (const auto& [name, value] : headers) request += fmt::format("{}: {}\r\n", name, value);
-    request += "\r\n" + body;
-    ErrorCode error = finish_on_stream(deadline, [&](auto& stream, auto handler) {
-      asio::async_write(stream, asio::buffer(request), std::move(handler));
-    });
-    if (error) return failed("sending", error);
-    return ok();
+    for (const auto& [name, value] : headers) head += fmt::format("{}: {}\r\n", name, value);
+    head += "\r\n";
+    iovec pieces[] = {piece_of(head), piece_of(body)};
+    auto sent = co_await stream->send(pieces);
+    if (!sent) co_return failed("sending", sent.error());
+    co_return ok();
   }
 
-  /// Reads into the buffer what comes next, of which the parser has seen nothing.
-  template <class Handler>
-  void start_reading(Handler handler) {
-    auto space = buffer.prepare(kReadBytes);
-    auto keep = [this, handler = std::move(handler)](ErrorCode error, size_t bytes) mutable {
-      buffer.commit(bytes);
-      handler(error);
-    };
-    tls ? tls->async_read_some(space, std::move(keep)) : plain->async_read_some(space, std::move(keep));
+  /// Puts behind the buffer what comes next.
+  Task<> read_some() {
+    const auto space = buffer.prepare(kReadBytes);
+    const std::span<char> bytes(static_cast<char*>(space.data()), space.size());
+    PTC_CO_TRY(const size_t got, co_await stream->receive_some(bytes));
+    buffer.commit(got);
+    if (got == 0) co_return Error(Code::kUnavailable, "the other side closed the connection");
+    co_return ok();
   }
 
   /// Gives the parser what is in the buffer.
-  ErrorCode parse(Parser& to) {
+  boost::system::error_code parse(Parser& to) {
     while (!to.is_done() && buffer.size() > 0) {
-      ErrorCode error;
+      boost::system::error_code error;
       size_t used = to.put(buffer.data(), error);
       buffer.consume(used);
       if (error == http::error::need_more) break;
@@ -191,15 +132,38 @@ struct HttpConnection::Impl {
   }
 
   /// Reads an answer, or until its head is there.
-  Result<> receive(Parser& to, Deadline deadline, bool head_only) {
+  Task<> receive(Parser& to, bool head_only) {
     to.eager(true);
     while (head_only ? !to.is_header_done() : !to.is_done()) {
-      ErrorCode error = finish_on_stream(
-          deadline, [&](auto&, auto handler) { start_reading(std::move(handler)); });
-      if (!error) error = parse(to);
-      if (error) return failed("waiting for the answer", error);
+      auto read = co_await read_some();
+      if (!read) co_return failed("waiting for the answer", read.error());
+      if (auto error = parse(to)) co_return failed("waiting for the answer", error);
     }
-    return ok();
+    co_return ok();
+  }
+
+  Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience, std::stop_token stop) {
+    const Deadline until = std::chrono::steady_clock::now() + patience;
+    Until wait{Deadline::max(), std::move(stop)};
+    co_await wake(std::move(wait));
+    for (;;) {
+      std::string& text = lines->get().body();
+      if (size_t end = text.find('\n'); end != std::string::npos) {
+        std::string line = text.substr(0, end);
+        text.erase(0, end + 1);
+        co_return std::optional(std::move(line));
+      }
+      if (lines->is_done() && !text.empty()) co_return std::optional(std::exchange(text, std::string()));
+      if (lines->is_done()) co_return failed("reading", http::error::end_of_stream);
+      if (text.size() > kMaxAnswerBytes) co_return failed("reading", http::error::body_limit);
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      auto came = co_await stream->wait_to_receive(std::max(left, std::chrono::milliseconds(0)));
+      if (!came) co_return failed("reading", came.error());
+      if (!came.value()) co_return std::optional<std::string>();
+      auto read = co_await read_some();
+      if (!read) co_return failed("reading", read.error());
+      if (auto error = parse(*lines)) co_return failed("reading", error);
+    }
   }
 };
 
@@ -211,62 +175,34 @@ HttpConnection::HttpConnection(const HttpEndpoint& endpoint, std::shared_ptr<con
 
 HttpConnection::~HttpConnection() = default;
 
-Result<> HttpConnection::connect(Deadline deadline) { return impl_->connect(deadline); }
+void HttpConnection::rest() {
+  if (!impl_->stream) return;
+  impl_->stream->detach();
+  impl_->stream->set_patience({});
+}
 
-Result<HttpConnection::Response> HttpConnection::post(std::string_view target,
-                                                      const Headers& headers, std::string body,
-                                                      Deadline deadline) {
-  PTC_TRY(impl_->send(target, headers, std::move(body), deadline));
+Task<> HttpConnection::connect(Until until) { return impl_->connect(std::move(until)); }
+
+Task<HttpConnection::Response> HttpConnection::post(std::string target, Headers headers, std::string body, Until until) {
+  PTC_CO_TRY(co_await impl_->send(std::move(target), std::move(headers), std::move(body), std::move(until)));
   Impl::Parser parser;
   parser.body_limit(kMaxAnswerBytes);
-  PTC_TRY(impl_->receive(parser, deadline, false));
-  if (!parser.keep_alive()) impl_->close();
-  return Response{parser.get().result_int(), std::move(parser.get().body())};
+  PTC_CO_TRY(co_await impl_->receive(parser, false));
+  if (!parser.keep_alive()) impl_->stream.reset();
+  Response response{parser.get().result_int(), std::move(parser.get().body())};
+  co_return response;
 }
 
-Result<unsigned> HttpConnection::start(std::string_view target, const Headers& headers,
-                                       std::string body, Deadline deadline) {
-  PTC_TRY(impl_->send(target, headers, std::move(body), deadline));
-  impl_->parser = std::make_unique<Impl::Parser>();
-  impl_->parser->body_limit(boost::none);
-  PTC_TRY(impl_->receive(*impl_->parser, deadline, true));
-  return impl_->parser->get().result_int();
+Task<unsigned> HttpConnection::start(std::string target, Headers headers, std::string body, Until until) {
+  PTC_CO_TRY(co_await impl_->send(std::move(target), std::move(headers), std::move(body), std::move(until)));
+  impl_->lines = std::make_unique<Impl::Parser>();
+  impl_->lines->body_limit(boost::none);
+  PTC_CO_TRY(co_await impl_->receive(*impl_->lines, true));
+  co_return impl_->lines->get().result_int();
 }
 
-Result<std::optional<std::string>> HttpConnection::read_line(std::chrono::milliseconds patience) {
-  auto until = std::chrono::steady_clock::now() + patience;
-  for (;;) {
-    std::string& text = impl_->parser->get().body();
-    if (size_t end = text.find('\n'); end != std::string::npos) {
-      std::string line = text.substr(0, end);
-      text.erase(0, end + 1);
-      return std::optional(std::move(line));
-    }
-    if (impl_->parser->is_done() && !text.empty())
-      return std::optional(std::exchange(text, std::string()));
-    if (impl_->parser->is_done()) return impl_->failed("reading", http::error::end_of_stream);
-    if (text.size() > kMaxAnswerBytes) return impl_->failed("reading", http::error::body_limit);
-    if (!impl_->reading) {
-      impl_->reading = true;
-      impl_->start_reading([impl = impl_.get()](ErrorCode error) {
-        impl->reading = false;
-        impl->read_error = error;
-      });
-    }
-    if (impl_->stopped) impl_->bottom().cancel();
-    impl_->io.restart();
-    impl_->io.run_until(until);
-    if (impl_->reading) return std::optional<std::string>();
-    if (!impl_->read_error) impl_->read_error = impl_->parse(*impl_->parser);
-    if (impl_->read_error) return impl_->failed("reading", impl_->read_error);
-  }
-}
-
-void HttpConnection::stop() {
-  impl_->stopped = true;
-  asio::post(impl_->io, [impl = impl_.get()] {
-    if (impl->connected()) impl->bottom().cancel();
-  });
+Task<std::optional<std::string>> HttpConnection::read_line(std::chrono::milliseconds patience, std::stop_token stop) {
+  return impl_->read_line(patience, std::move(stop));
 }
 
 }  // namespace ptc

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/net/socket.h"
 #include "store/tls/tls_context.h"
 
 namespace ptc {
@@ -22,17 +23,20 @@ struct HttpEndpoint {
 };
 Result<HttpEndpoint> parse_endpoint(std::string_view text);
 
-/// One connection, its waiting done by the caller's thread.
-/// Threads: one at a time; stop() from any.
-/// Errors: kUnavailable with the endpoint and the reason, after which it must be connected again;
-/// kCancelled after stop(). A host name is looked up for as long as the system's resolver likes.
+/// One connection, which waits on the executor of the coroutine that uses it, and rests in between.
+/// Threads: one coroutine at a time.
+/// Errors: kUnavailable with the endpoint and the reason, after which it must be connected again; kCancelled.
 class HttpConnection {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
   using Headers = std::vector<std::pair<std::string, std::string>>;
   struct Response {
     unsigned status = 0;
     std::string body;
+  };
+  /// When all is over, and what ends it before.
+  struct Until {
+    Deadline deadline;
+    std::stop_token stop;
   };
 
   /// `tls`: for an endpoint that has it.
@@ -40,20 +44,18 @@ class HttpConnection {
   ~HttpConnection();
 
   /// Nothing to do when it is connected; the others connect by themselves.
-  Result<> connect(Deadline deadline);
+  Task<> connect(Until until);
   /// One request and its answer. After an error nobody knows whether the request was acted upon.
-  Result<Response> post(std::string_view target, const Headers& headers, std::string body,
-                        Deadline deadline);
+  Task<Response> post(std::string target, Headers headers, std::string body, Until until);
 
   /// A request whose answer comes in lines, for as long as the other side likes. First its status; the
   /// lines of an answer other than 200 are the error. No other request may follow.
-  Result<unsigned> start(std::string_view target, const Headers& headers, std::string body,
-                         Deadline deadline);
+  Task<unsigned> start(std::string target, Headers headers, std::string body, Until until);
   /// The next line; nullopt: none within `patience`, ask again.
-  Result<std::optional<std::string>> read_line(std::chrono::milliseconds patience);
+  Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience, std::stop_token stop);
 
-  /// Ends what is running, now and later.
-  void stop();
+  /// No coroutine uses it for now; the next one may be of another thread.
+  void rest();
 
  private:
   struct Impl;

@@ -12,11 +12,12 @@ namespace {
 
 class EtcdMeta : public MetaClient {
  public:
-  EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix)
+  EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix, std::shared_ptr<IoThreads> io)
       : history_(access->history),
         prefix_(cluster_prefix + "kv/"),
         gateway_(access),
-        leases_(access),
+        io_(std::move(io)),
+        leases_(access, [this] { return needed_io(); }),
         committer_(gateway_, leases_, cluster_prefix, prefix_),
         watch_(access, prefix_, hub_) {}
 
@@ -35,7 +36,8 @@ class EtcdMeta : public MetaClient {
   }
 
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
-    PTC_TRY(EtcdListing listing, list_etcd(gateway_, prefix_ + std::string(prefix), prefix_));
+    auto listed = [&](IoExecutor) { return list_etcd(gateway_, prefix_ + std::string(prefix), prefix_); };
+    PTC_TRY(EtcdListing listing, run_here(listed));
     return std::move(listing.entries);
   }
 
@@ -58,7 +60,8 @@ class EtcdMeta : public MetaClient {
     {
       std::lock_guard lock(watch_mutex_);
       if (!watching_) {
-        PTC_TRY(watch_.start());
+        PTC_TRY(auto io, needed_io());
+        PTC_TRY(watch_.start(*io));
         watching_ = true;
       }
     }
@@ -68,6 +71,14 @@ class EtcdMeta : public MetaClient {
   }
 
  private:
+  Result<std::shared_ptr<IoThreads>> needed_io() {
+    std::lock_guard lock(io_mutex_);
+    if (io_ == nullptr) {
+      PTC_TRY(io_, IoThreads::start());
+    }
+    return io_;
+  }
+
   Result<int64_t> last_revision() {
     PTC_TRY(json::object answer,
             gateway_.call("kv/range", {{"key", to_base64(prefix_)}, {"count_only", true}}));
@@ -77,6 +88,8 @@ class EtcdMeta : public MetaClient {
   std::shared_ptr<EtcdHistory> history_;
   std::string prefix_;
   EtcdGateway gateway_;
+  std::mutex io_mutex_;  // guards io_
+  std::shared_ptr<IoThreads> io_;
   EtcdLeases leases_;
   EtcdCommitter committer_;
   std::mutex watch_mutex_;  // guards watching_
@@ -94,7 +107,7 @@ Result<std::unique_ptr<MetaClient>> open_etcd_meta(const EtcdOptions& options) {
     return invalid_argument("the cluster's name may have letters, digits, '.', '_' and '-': {}",
                             quoted(cluster));
   PTC_TRY(auto access, check_access(options));
-  auto meta = std::make_unique<EtcdMeta>(std::move(access), "/" + cluster + "/");
+  auto meta = std::make_unique<EtcdMeta>(std::move(access), "/" + cluster + "/", options.io);
   PTC_TRY(meta->open());
   return std::unique_ptr<MetaClient>(std::move(meta));
 }

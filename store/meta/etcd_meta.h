@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "store/meta/meta_client.h"
+#include "store/net/io_threads.h"
 
 namespace ptc {
 
@@ -19,14 +20,14 @@ struct EtcdOptions {
   std::string key_file;
   std::chrono::milliseconds request_timeout{2000};  // after which the next endpoint is tried
   std::chrono::milliseconds patience{10000};        // after which a call fails
+  std::shared_ptr<IoThreads> io = nullptr;  // that wait for watches and leases; null: some of its own, started when needed
 };
 
 /// Connects, so that wrong addresses and passwords are told at once: kInvalidArgument,
 /// kPermissionDenied, kUnavailable.
 ///
 /// Threads: as MetaClient says; a call blocks its thread for at most the patience. Reads are
-/// linearizable: they fail on a member that is cut off, and go to another one. Watches and leases have
-/// a thread each, started when first asked for.
+/// linearizable: they fail on a member that is cut off, and go to another one.
 ///
 /// What happened to a commit whose answer was lost is found out: each one also writes a key of its own,
 /// and whoever must know forbids that key first. Done: commit() returns its revision. Not done: it is

@@ -11,12 +11,12 @@ constexpr std::chrono::milliseconds kPauseOfWatch{100};     // after a stream th
 
 }  // namespace
 
-Result<EtcdListing> list_etcd(EtcdGateway& gateway, std::string_view prefix, std::string_view strip) {
+Task<EtcdListing> list_etcd(EtcdGateway& gateway, std::string prefix, std::string strip) {
   EtcdListing listing;
   json::object request = range_of(prefix);
   request["limit"] = kPageEntries;
   for (;;) {
-    auto answer = gateway.call("kv/range", request);
+    auto answer = co_await gateway.ask("kv/range", request);
     if (!answer && answer.error().code() == Code::kConflict && listing.revision != 0) {
       // Compacted between two pages.
       listing = {};
@@ -24,70 +24,65 @@ Result<EtcdListing> list_etcd(EtcdGateway& gateway, std::string_view prefix, std
       request["limit"] = kPageEntries;
       continue;
     }
-    PTC_TRY(json::object page, std::move(answer));
+    PTC_CO_TRY(json::object page, std::move(answer));
     for (const json::value& key_value : array_field(page, "kvs")) {
       if (!key_value.is_object()) continue;
-      PTC_TRY(MetaEntry entry, entry_of(key_value.get_object(), strip));
+      PTC_CO_TRY(MetaEntry entry, entry_of(key_value.get_object(), strip));
       listing.entries.push_back(std::move(entry));
     }
     if (listing.revision == 0) {
-      PTC_TRY(listing.revision, number_field(object_field(page, "header"), "revision"));
+      PTC_CO_TRY(listing.revision, number_field(object_field(page, "header"), "revision"));
     }
-    if (!true_field(page, "more") || listing.entries.empty()) return listing;
+    if (!true_field(page, "more") || listing.entries.empty()) co_return listing;
     request["revision"] = std::to_string(listing.revision);
-    request["key"] = to_base64(std::string(strip) + listing.entries.back().key + '\0');
+    request["key"] = to_base64(strip + listing.entries.back().key + '\0');
   }
 }
 
 EtcdWatch::EtcdWatch(std::shared_ptr<const EtcdAccess> access, std::string prefix, WatchHub& hub)
     : gateway_(std::move(access)), prefix_(std::move(prefix)), hub_(hub) {}
 
-EtcdWatch::~EtcdWatch() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_all();
-  gateway_.stop();
-  if (thread_.joinable()) thread_.join();
-}
+EtcdWatch::~EtcdWatch() { gateway_.stop(); }
 
-Result<> EtcdWatch::start() {
-  PTC_TRY(EtcdListing listing, list_etcd(gateway_, prefix_, prefix_));
+Result<> EtcdWatch::start(IoThreads& io) {
+  PTC_TRY(EtcdListing listing, run_here([&](IoExecutor) { return list_etcd(gateway_, prefix_, prefix_); }));
   complete_ = listing.revision;
   for (const MetaEntry& entry : listing.entries) revisions_[entry.key] = entry.revision;
-  thread_ = std::thread([this] { run(); });
+  following_.start(io.next(), [this](std::stop_token stop) { return run(std::move(stop)); });
   return ok();
 }
 
-void EtcdWatch::run() {
-  for (;;) {
-    // What went wrong matters to nobody: the next stream begins where this one ended.
-    if (compacted_)
-      (void)list_again();
-    else
-      (void)follow();
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, kPauseOfWatch, [&] { return stopping_; })) return;
+asio::awaitable<void> EtcdWatch::run(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    try {
+      // What went wrong matters to nobody: the next stream begins where this one ended.
+      if (compacted_)
+        (void)co_await list_again();
+      else
+        (void)co_await follow();
+    } catch (const std::exception&) {  // no memory: what was not published comes again
+    }
+    co_await pause(kPauseOfWatch, stop);
   }
 }
 
-Result<> EtcdWatch::follow() {
+Task<> EtcdWatch::follow() {
   json::object create = range_of(prefix_);
   create["start_revision"] = std::to_string(complete_ + 1);
   create["progress_notify"] = true;
   create["fragment"] = true;
-  PTC_TRY(auto stream, gateway_.stream("watch", {{"create_request", std::move(create)}}));
-  json::object anything{{"key", to_base64(prefix_)}, {"count_only", true}};
+  json::object request{{"create_request", std::move(create)}};
+  PTC_CO_TRY(auto stream, co_await gateway_.stream("watch", std::move(request)));
+  const json::object anything{{"key", to_base64(prefix_)}, {"count_only", true}};
   while (!compacted_) {
-    PTC_TRY(auto result, stream->next(kSilence));
+    PTC_CO_TRY(auto result, co_await stream->next(kSilence));
     if (result) {
-      PTC_TRY(take(*result));
+      PTC_CO_TRY(take(*result));
     } else {
-      PTC_TRY(stream->probe("kv/range", anything));
+      PTC_CO_TRY(co_await stream->probe("kv/range", anything));
     }
   }
-  return ok();
+  co_return ok();
 }
 
 Result<> EtcdWatch::take(const json::object& result) {
@@ -126,8 +121,8 @@ Result<> EtcdWatch::take(const json::object& result) {
   return ok();
 }
 
-Result<> EtcdWatch::list_again() {
-  PTC_TRY(EtcdListing listing, list_etcd(gateway_, prefix_, prefix_));
+Task<> EtcdWatch::list_again() {
+  PTC_CO_TRY(EtcdListing listing, co_await list_etcd(gateway_, prefix_, prefix_));
   std::vector<MetaEvent> events;
   std::map<std::string, int64_t, std::less<>> revisions;
   for (MetaEntry& entry : listing.entries) {
@@ -145,7 +140,7 @@ Result<> EtcdWatch::list_again() {
   complete_ = listing.revision;
   compacted_ = false;
   hub_.publish(std::move(events));
-  return ok();
+  co_return ok();
 }
 
 }  // namespace ptc

@@ -1,15 +1,13 @@
 // One watch of etcd for all watchers of a client.
 #pragma once
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "store/meta/backend.h"
 #include "store/meta/etcd_gateway.h"
+#include "store/net/io_threads.h"
 
 namespace ptc {
 
@@ -18,10 +16,9 @@ struct EtcdListing {
   std::vector<MetaEntry> entries;
   int64_t revision = 0;
 };
-Result<EtcdListing> list_etcd(EtcdGateway& gateway, std::string_view prefix, std::string_view strip);
+Task<EtcdListing> list_etcd(EtcdGateway& gateway, std::string prefix, std::string strip);
 
-/// Publishes every change under a prefix to a hub, in order of revision, each once, from a thread of its
-/// own. A stream that breaks, or whose member serves no reads any more, is followed by another, from the
+/// Publishes every change under a prefix to a hub, in order of revision, each once. A stream that breaks, or whose member serves no reads any more, is followed by another, from the
 /// next revision on; where that was compacted, everything is listed and compared with what was published.
 class EtcdWatch {
  public:
@@ -30,26 +27,23 @@ class EtcdWatch {
   ~EtcdWatch();
 
   /// Returns once changes from here on will be published. Once; again after an error.
-  Result<> start();
+  Result<> start(IoThreads& io);
 
  private:
-  void run();
-  Result<> follow();
+  asio::awaitable<void> run(std::stop_token stop);
+  Task<> follow();
   Result<> take(const json::object& result);
-  Result<> list_again();
+  Task<> list_again();
 
   EtcdGateway gateway_;  // of its own, so that it can be stopped
   std::string prefix_;
   WatchHub& hub_;
-  // Of the thread, once started: the state that was published.
+  // Of the coroutine, once started: the state that was published.
   std::map<std::string, int64_t, std::less<>> revisions_;  // of each key
   int64_t complete_ = 0;  // everything up to this revision was published
   bool compacted_ = false;
 
-  std::mutex mutex_;  // guards stopping_
-  std::condition_variable changed_;
-  bool stopping_ = false;
-  std::thread thread_;
+  Background following_;  // last: it uses the rest
 };
 
 }  // namespace ptc

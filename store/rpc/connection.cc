@@ -1,8 +1,5 @@
 #include "store/rpc/connection.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,22 +8,17 @@
 #include <cstring>
 
 #include "store/base/crc32c.h"
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 #include "store/rpc/messages.h"
 
 namespace ptc {
 namespace {
 
-constexpr size_t kMaxPieces = 1024;  // IOV_MAX
 constexpr auto kLinger = std::chrono::milliseconds(500);
 constexpr size_t kLingerBytes = 64 << 10;
 
 std::span<const std::byte> bytes_of(const iovec& piece) {
   return {static_cast<const std::byte*>(piece.iov_base), piece.iov_len};
-}
-
-iovec piece_of(std::string_view text) {
-  return {const_cast<char*>(text.data()), text.size()};
 }
 
 uint32_t checksum_of(std::span<const iovec> pieces) {
@@ -38,12 +30,11 @@ uint32_t checksum_of(std::span<const iovec> pieces) {
 }  // namespace
 
 Connection::Connection(UniqueFd socket, std::string dialed)
-    : socket_(std::move(socket)),
-      peer_address_(name_of_peer(socket_.fd())),
+    : stream_(std::move(socket)),
+      peer_address_(name_of_peer(stream_.fd())),
       dialed_(std::move(dialed)),
       counters_(std::make_shared<PeerCounters>()) {
-  int one = 1;  // a frame goes out when it is sent
-  ::setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  stream_.count_in(counters_->bytes_sent, counters_->bytes_received, counters_->checksum_failures);
 }
 
 void Connection::count_in(std::shared_ptr<PeerCounters> counters) {
@@ -51,83 +42,7 @@ void Connection::count_in(std::shared_ptr<PeerCounters> counters) {
   counters->bytes_received += counters_->bytes_received;
   counters->checksum_failures += counters_->checksum_failures;
   counters_ = std::move(counters);
-}
-
-Task<> Connection::start_tls(const TlsContext& context, TlsSession::Side side) {
-  tls_ = std::make_unique<TlsSession>(context, socket_.fd(), side);
-  for (;;) {
-    const int done = tls_->handshake();
-    if (done > 0) co_return ok();
-    if (done == 0)
-      co_return Error(Code::kUnavailable,
-                      "the peer closed the connection in the TLS handshake; has it certificates, too?");
-    if (tls_->events() == 0) co_return tls_error();
-    PTC_CO_TRY(co_await wait(tls_->events()));
-  }
-}
-
-Error Connection::tls_error() {
-  Error error = tls_->error();
-  if (error.code() == Code::kCorrupt) ++counters_->checksum_failures;
-  return error;
-}
-
-Task<> Connection::wait(short events) {
-  return socket_.wait(events == POLLOUT ? Socket::For::kWriting : Socket::For::kReading);
-}
-
-/// Moves what can be moved now of the pieces, which it uses up. False: the socket must be waited for.
-Result<bool> Connection::move_some(std::span<iovec>& pieces, bool out, short& wait_for) {
-  auto& counter = out ? counters_->bytes_sent : counters_->bytes_received;
-  while (!pieces.empty()) {
-    if (pieces.front().iov_len == 0) {
-      pieces = pieces.subspan(1);
-      continue;
-    }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = std::min(pieces.size(), kMaxPieces);
-    ssize_t moved = 0;
-    if (tls_)
-      moved = out ? tls_->send(pieces.front()) : tls_->receive(pieces.front());
-    else
-      moved = out ? ::sendmsg(socket_.fd(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.fd(), &message, 0);
-    if (moved == 0) return Error(Code::kUnavailable, "the peer closed the connection");
-    if (moved < 0 && tls_) {
-      wait_for = tls_->events();
-      if (wait_for == 0) return tls_error();
-      return false;
-    }
-    if (moved < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN)
-        return make_error(Code::kUnavailable, "{}: {}", out ? "sending" : "receiving", ::strerror(errno));
-      wait_for = out ? POLLOUT : POLLIN;
-      return false;
-    }
-    counter += static_cast<uint64_t>(moved);
-    if (!out) last_received_ = std::chrono::steady_clock::now();
-    for (size_t left = static_cast<size_t>(moved); left > 0;) {
-      iovec& piece = pieces.front();
-      const size_t part = std::min(left, piece.iov_len);
-      piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
-      piece.iov_len -= part;
-      left -= part;
-      if (piece.iov_len == 0) pieces = pieces.subspan(1);
-    }
-  }
-  return true;
-}
-
-Task<> Connection::transfer(std::span<iovec> pieces, bool out) {
-  for (;;) {
-    short events = 0;
-    PTC_CO_TRY(const bool done, move_some(pieces, out, events));
-    if (done) break;
-    PTC_CO_TRY(co_await wait(events));
-  }
-  if (socket_.patience().stop.stop_requested()) co_return Error(Code::kCancelled, "cancelled");
-  co_return ok();
+  stream_.count_in(counters_->bytes_sent, counters_->bytes_received, counters_->checksum_failures);
 }
 
 Task<> Connection::send(FrameType type, uint64_t request, std::span<const iovec> body) {
@@ -137,7 +52,7 @@ Task<> Connection::send(FrameType type, uint64_t request, std::span<const iovec>
   FrameHeaderBytes header = encode({type, request, static_cast<uint32_t>(bytes), checksum_of(body)});
   std::vector<iovec> pieces{{header.data(), header.size()}};
   pieces.insert(pieces.end(), body.begin(), body.end());
-  co_return co_await transfer(pieces, true);
+  co_return co_await stream_.send(pieces);
 }
 
 Task<> Connection::send(FrameType type, uint64_t request, std::string_view body) {
@@ -156,7 +71,7 @@ Task<FrameHeader> Connection::receive_header() {
   for (;;) {
     FrameHeaderBytes bytes;
     iovec piece{bytes.data(), bytes.size()};
-    PTC_CO_TRY(co_await transfer(std::span(&piece, 1), false));
+    PTC_CO_TRY(co_await stream_.receive(std::span(&piece, 1)));
     auto header = decode_frame_header(bytes);
     if (!header) ++counters_->checksum_failures;
     if (!header || header.value().type != FrameType::kPing) co_return header;
@@ -165,7 +80,7 @@ Task<FrameHeader> Connection::receive_header() {
 
 Task<> Connection::receive_body(FrameHeader header, std::span<const iovec> body) {
   std::vector<iovec> pieces(body.begin(), body.end());
-  PTC_CO_TRY(co_await transfer(pieces, false));
+  PTC_CO_TRY(co_await stream_.receive(pieces));
   if (checksum_of(body) == header.body_crc) co_return ok();
   ++counters_->checksum_failures;
   co_return make_error(Code::kCorrupt, "{} bytes were damaged on their way", header.body_bytes);
@@ -212,26 +127,21 @@ Task<std::string> Connection::receive_data(uint64_t request, uint64_t bytes) {
 }
 
 Task<bool> Connection::wait_for_request(std::chrono::milliseconds patience) {
-  if (tls_ && tls_->has_pending()) co_return true;
-  PTC_CO_TRY(co_await socket_.wait(Socket::For::kReading, patience));
+  PTC_CO_TRY(const bool came, co_await stream_.wait_to_receive(patience));
+  if (!came) co_return Error(Code::kUnavailable, "no answer in time");
   char first;
-  co_return ::recv(socket_.fd(), &first, 1, MSG_PEEK) > 0;
-}
-
-bool Connection::looks_alive() const {
-  pollfd idle{socket_.fd(), POLLIN, 0};
-  return ::poll(&idle, 1, 0) == 0;
+  co_return ::recv(stream_.fd(), &first, 1, MSG_PEEK) > 0;
 }
 
 asio::awaitable<void> Connection::linger() {
-  ::shutdown(socket_.fd(), SHUT_WR);
+  ::shutdown(stream_.fd(), SHUT_WR);
   const Deadline until = std::chrono::steady_clock::now() + kLinger;
   set_patience({kLinger, until, {}});
   char rest[4096];
   for (size_t taken = 0; taken < kLingerBytes;) {
-    auto ready = co_await socket_.wait(Socket::For::kReading);
-    if (!ready) co_return;
-    const ssize_t got = ::recv(socket_.fd(), rest, sizeof rest, 0);
+    auto ready = co_await stream_.wait_to_receive(kLinger);
+    if (!ready || !ready.value()) co_return;
+    const ssize_t got = ::recv(stream_.fd(), rest, sizeof rest, 0);
     if (got <= 0) co_return;
     taken += static_cast<size_t>(got);
   }

@@ -12,8 +12,7 @@
 #include "store/base/error.h"
 #include "store/rpc/frame.h"
 #include "store/rpc/peer_numbers.h"
-#include "store/rpc/socket.h"
-#include "store/rpc/tls_session.h"
+#include "store/net/byte_stream.h"
 
 namespace ptc {
 
@@ -26,15 +25,15 @@ class Connection {
   /// `dialed`: the address it was made to, where it was made from here.
   explicit Connection(UniqueFd socket, std::string dialed = {});
 
-  void attach(const IoExecutor& executor) { socket_.attach(executor); }
-  void detach() { socket_.detach(); }
+  void attach(const IoExecutor& executor) { stream_.attach(executor); }
+  void detach() { stream_.detach(); }
 
   /// Before anything else is sent. kPermissionDenied: a certificate is not of the authority.
-  Task<> start_tls(const TlsContext& context, TlsSession::Side side);
+  Task<> start_tls(const TlsContext& context, TlsSession::Side side) { return stream_.start_tls(context, side); }
   /// Whether the peer may say that it is this node: by its certificate, or because there is no TLS.
-  bool may_be(const std::string& node) const { return !tls_ || tls_->peer_is(node); }
+  bool may_be(const std::string& node) const { return !stream_.has_tls() || stream_.peer_is(node); }
 
-  void set_patience(Patience patience) { socket_.set_patience(std::move(patience)); }
+  void set_patience(Patience patience) { stream_.set_patience(std::move(patience)); }
   /// Where bytes and checksum failures are counted from now on; what was before, too.
   void count_in(std::shared_ptr<PeerCounters> counters);
 
@@ -61,29 +60,22 @@ class Connection {
   /// Waits between two requests: true when one comes, false when the peer has closed.
   Task<bool> wait_for_request(std::chrono::milliseconds patience);
   /// Whether it is idle and open as far as one can see.
-  bool looks_alive() const;
+  bool looks_alive() const { return stream_.is_idle(); }
   /// Says no more, and takes for a moment what still comes: closing at once would make the kernel send a
   /// reset, which can overtake the last words.
   asio::awaitable<void> linger();
   /// Ends both directions; whoever waits on it gets kUnavailable.
-  void cut() { socket_.cut(); }
+  void cut() { stream_.cut(); }
 
   /// When the last byte came.
-  Deadline last_received() const { return last_received_; }
+  Deadline last_received() const { return stream_.last_received(); }
   const std::string& peer_address() const { return peer_address_; }
   const std::string& dialed() const { return dialed_; }
 
  private:
-  Task<> transfer(std::span<iovec> pieces, bool out);
-  Result<bool> move_some(std::span<iovec>& pieces, bool out, short& wait_for);
-  Task<> wait(short events);
-  Error tls_error();
-
-  Socket socket_;
-  std::unique_ptr<TlsSession> tls_;
+  ByteStream stream_;
   std::string peer_address_, dialed_;
   std::shared_ptr<PeerCounters> counters_;
-  Deadline last_received_{};
   bool said_ = false;
 };
 

@@ -3,7 +3,7 @@
 #include <sys/random.h>
 
 #include "store/base/bytes.h"
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 #include "store/rpc/messages.h"
 
 namespace ptc {

@@ -21,7 +21,7 @@
 #include "store/base/json.h"
 #include "store/base/log_rate.h"
 #include "store/base/spare_threads.h"
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 #include "store/rpc/connection.h"
 #include "store/rpc/fetch_sender.h"
 #include "store/rpc/handshake.h"

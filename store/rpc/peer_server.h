@@ -13,7 +13,7 @@
 #include "store/base/error.h"
 #include "store/image/image_store.h"
 #include "store/rpc/credentials.h"
-#include "store/rpc/io_threads.h"
+#include "store/net/io_threads.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {

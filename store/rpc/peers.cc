@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "store/base/json.h"
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 #include "store/rpc/connection.h"
 #include "store/rpc/handshake.h"
 #include "store/rpc/messages.h"

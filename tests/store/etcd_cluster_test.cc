@@ -168,11 +168,12 @@ TEST_F(EtcdCluster, AMemberThatIsCutOffIsNotBelieved) {
   options_.patience = milliseconds(1500);
   auto cut_off = open_etcd_meta(options_).value();
   EtcdGateway gateway(check_access(options_).value());
-  auto stream = gateway.stream("watch", {{"create_request", range_of("/")}}).value();
+  json::object request{{"create_request", range_of("/")}};
+  auto stream = run_here([&](IoExecutor) { return gateway.stream("watch", request); }).value();
   servers_->signal(1, SIGKILL);
   servers_->signal(2, SIGKILL);
   Result<std::optional<json::object>> next = std::nullopt;
-  for (int i = 0; i < 20 && next; ++i) next = stream->next(milliseconds(500));
+  for (int i = 0; i < 20 && next; ++i) next = run_here([&](IoExecutor) { return stream->next(milliseconds(500)); });
   EXPECT_TRUE(has_error(next, Code::kUnavailable, "no leader"));
   EXPECT_TRUE(has_error(cut_off->get("a"), Code::kUnavailable, options_.endpoints[0]));
   EXPECT_TRUE(has_error(cut_off->commit({.puts = {{"a", "2"}}}), Code::kUnavailable));

@@ -93,8 +93,8 @@ TEST_F(EtcdMeta, SaysWhatIsWrongWithItsOptions) {
   EXPECT_TRUE(refused(wrong, Code::kInvalidArgument, "'a/b'"));
   wrong = options_;
   wrong.endpoints = {"http://127.0.0.1:1", "http://127.0.0.1:2"};
-  EXPECT_TRUE(refused(wrong, Code::kUnavailable, "http://127.0.0.1:1: connecting: Connection refused; "
-                                                 "http://127.0.0.1:2: connecting: Connection refused"));
+  EXPECT_TRUE(refused(wrong, Code::kUnavailable, "http://127.0.0.1:1: connecting to 127.0.0.1:1: Connection refused; "
+                                                 "http://127.0.0.1:2: connecting to 127.0.0.1:2: Connection refused"));
   wrong.endpoints = {shared_etcd()->peer_endpoint()};
   EXPECT_TRUE(refused(wrong, Code::kUnavailable, "answers HTTP 404, but not as etcd's JSON gateway"));
   wrong.endpoints.push_back(options_.endpoints[0] + "/");

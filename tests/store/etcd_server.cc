@@ -100,11 +100,12 @@ void EtcdServers::signal(int member, int number) {
 std::optional<json::object> EtcdServers::post(const std::string& method, const json::object& request,
                                               int member, std::string token) const {
   HttpConnection connection(parse_endpoint(members_[member].client_url).value(), tls_);
-  auto deadline = std::chrono::steady_clock::now() + seconds(3);
-  if (!connection.connect(deadline)) return std::nullopt;
+  const HttpConnection::Until until{std::chrono::steady_clock::now() + seconds(3), {}};
   HttpConnection::Headers headers;
   if (!token.empty()) headers.emplace_back("Authorization", token);
-  auto response = connection.post("/v3/" + method, headers, json::serialize(request), deadline);
+  auto response = run_here(
+      [&](IoExecutor) { return connection.post("/v3/" + method, headers, json::serialize(request), until); });
+  connection.rest();
   if (!response) return std::nullopt;
   return parse_json(response.value().body).value().as_object();
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 
 namespace ptc {
 

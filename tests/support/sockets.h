@@ -7,7 +7,7 @@
 #include <chrono>
 #include <stop_token>
 
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 
 namespace ptc {
 

@@ -1,4 +1,4 @@
-#include "store/rpc/io_threads.h"
+#include "store/net/io_threads.h"
 
 #include <pthread.h>
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "store/rpc/task.h"
+#include "store/net/task.h"
 
 namespace ptc {
 

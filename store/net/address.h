@@ -7,7 +7,7 @@
 
 #include "store/base/error.h"
 #include "store/base/file.h"
-#include "store/rpc/socket.h"
+#include "store/net/socket.h"
 
 namespace ptc {
 

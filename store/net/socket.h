@@ -9,7 +9,7 @@
 
 #include "store/base/error.h"
 #include "store/base/file.h"
-#include "store/rpc/task.h"
+#include "store/net/task.h"
 
 namespace ptc {
 
@@ -41,6 +41,8 @@ class Socket {
   /// kUnavailable when the patience has an end; kCancelled.
   Task<> wait(For what) { return wait(what, patience_.silence); }
   Task<> wait(For what, std::chrono::milliseconds silence);
+  /// Of the last wait that failed: because nothing came in time.
+  bool waited_too_long() const { return late_; }
   /// The descriptor; only while nobody waits.
   UniqueFd release();
   /// Ends both directions; whoever waits goes on.
@@ -51,6 +53,7 @@ class Socket {
 
   UniqueFd fd_;
   Patience patience_;
+  bool late_ = false;
   std::shared_ptr<Waiter> waiter_;
   std::optional<std::stop_callback<std::function<void()>>> when_stopped_;  // posts to the waiter
 };

@@ -1,10 +1,12 @@
-#include "store/rpc/task.h"
+#include "store/net/task.h"
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 
 #include <algorithm>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 
 namespace ptc {
 
@@ -13,6 +15,34 @@ asio::awaitable<void> pause(std::chrono::milliseconds time, std::stop_token stop
   std::function<void()> end = [timer] { asio::post(timer->get_executor(), [timer] { timer->cancel(); }); };
   std::stop_callback<std::function<void()>> cancel(std::move(stop), std::move(end));
   co_await timer->async_wait(kTuple);
+}
+
+struct Background::State {
+  std::function<asio::awaitable<void>(std::stop_token)> work;
+  std::stop_source stop;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ended = false;  // guarded
+};
+
+void Background::start(const IoExecutor& executor, std::function<asio::awaitable<void>(std::stop_token)> work) {
+  state_ = std::make_shared<State>();
+  state_->work = std::move(work);
+  auto end = [state = state_](std::exception_ptr) {  // no memory: it ends
+    std::lock_guard lock(state->mutex);
+    state->ended = true;
+    state->changed.notify_all();
+  };
+  asio::co_spawn(executor, state_->work(state_->stop.get_token()), std::move(end));
+}
+
+void Background::stop() {
+  if (!state_) return;
+  state_->stop.request_stop();
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return state_->ended; });
+  lock.unlock();
+  state_.reset();
 }
 
 struct internal::Lanes {

@@ -1,4 +1,4 @@
-// TLS of both sides of a connection between nodes: certificates of a private authority, names checked.
+// TLS of both sides of a connection.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,6 +23,8 @@ class TlsSession {
   enum class Side { kClient, kServer };
   TlsSession(const TlsContext& context, int socket, Side side);
 
+  /// Of a client, before the handshake: refuses whoever has no certificate for this name or address (wild cards count).
+  Result<> expect_server(const std::string& host);
   int handshake();  // 1 when it is done
   ssize_t send(const iovec& piece);
   ssize_t receive(const iovec& piece);

@@ -1,4 +1,4 @@
-#include "store/rpc/socket.h"
+#include "store/net/socket.h"
 
 #include <sys/socket.h>
 
@@ -74,9 +74,11 @@ void Socket::set_patience(Patience patience) {
 }
 
 Task<> Socket::wait(For what, std::chrono::milliseconds silence) {
+  late_ = false;
   if (patience_.stop.stop_requested()) co_return cancelled();
   const Deadline now = Clock::now(), end = std::min(now + silence, patience_.deadline);
-  if (end <= now) co_return late();
+  late_ = end <= now;
+  if (late_) co_return late();
   auto waiter = waiter_;
   waiter->ended_it = false;
   waiter->watch(end);
@@ -85,7 +87,8 @@ Task<> Socket::wait(For what, std::chrono::milliseconds silence) {
   auto [error] = co_await waiter->descriptor.async_wait(event, kTuple);
   waiter->until = Deadline::max();
   if (patience_.stop.stop_requested()) co_return cancelled();
-  if (error && waiter->ended_it) co_return late();
+  late_ = error && waiter->ended_it;
+  if (late_) co_return late();
   if (error) co_return make_error(Code::kUnavailable, "waiting for the network: {}", error.message());
   co_return ok();
 }

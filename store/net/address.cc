@@ -1,4 +1,4 @@
-#include "store/rpc/address.h"
+#include "store/net/address.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

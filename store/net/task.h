@@ -1,5 +1,5 @@
-// Coroutines that wait for the network, on Asio's executors. Only this header and the sources of store/rpc and
-// store/transport know of Asio.
+// Coroutines that wait for the network, on Asio's executors. Only this header and the sources of store/net and of
+// what is above it know of Asio.
 //
 //   Task<std::string> line(Connection& connection) {
 //     PTC_CO_TRY(auto header, co_await connection.receive_header());
@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <utility>
@@ -44,6 +45,22 @@ inline asio::awaitable<IoExecutor> own_executor() { co_return co_await asio::thi
 
 /// Until then, or until it is stopped.
 asio::awaitable<void> pause(std::chrono::milliseconds time, std::stop_token stop);
+
+/// A coroutine that goes on in the background for as long as this is there. Threads: one; not that of its executor.
+class Background {
+ public:
+  Background() = default;
+  Background(const Background&) = delete;
+  ~Background() { stop(); }
+
+  /// Once. It is told to stop by the token, and may use what is there until stop() returns.
+  void start(const IoExecutor& executor, std::function<asio::awaitable<void>(std::stop_token)> work);
+  void stop();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
 
 /// work(0), work(1) … work(count − 1), at most `at_once` of them at the same time, on the executor of the coroutine that
 /// asks, which must run one thing at a time. What is thrown comes out of here when all have ended.

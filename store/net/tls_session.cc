@@ -1,4 +1,4 @@
-#include "store/rpc/tls_session.h"
+#include "store/net/tls_session.h"
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+
+#include "store/base/json.h"
 
 namespace ptc {
 namespace {
@@ -66,6 +68,16 @@ TlsSession::TlsSession(const TlsContext& context, int socket, Side side)
     ::SSL_set_connect_state(session_.get());
   else
     ::SSL_set_accept_state(session_.get());
+}
+
+Result<> TlsSession::expect_server(const std::string& host) {
+  forget_errors();
+  SSL* session = session_.get();
+  if (::X509_VERIFY_PARAM_set1_ip_asc(::SSL_get0_param(session), host.c_str()) == 1) return ok();
+  forget_errors();
+  ::SSL_set_hostflags(session, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+  if (::SSL_set_tlsext_host_name(session, host.c_str()) == 1 && ::SSL_set1_host(session, host.c_str()) == 1) return ok();
+  return make_error(Code::kInvalidArgument, "TLS: {} is no name of a server: {}", quoted(host), last_tls_error());
 }
 
 int TlsSession::handshake() {
