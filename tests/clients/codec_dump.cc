@@ -5,6 +5,7 @@
 //   ptc_codec_dump torch FILE           tensors, literals, what is opaque
 //   ptc_codec_dump rewrite FILE NEW     lays the file out again; with "half" every tensor keeps half of its first axis;
 //                                       with "plain" DTensors become tensors
+//   ptc_codec_dump dcp DIRECTORY        what its .metadata says, and where in the files the arrays are
 //   ptc_codec_dump time KIND FILE       {"seconds": of the fastest of five, "bytes": of memory at most}
 #include <fmt/ranges.h>
 
@@ -18,6 +19,7 @@
 
 #include "memory_meter.h"
 #include "pickle_json.h"
+#include "store/codec/dcp_metadata.h"
 #include "store/codec/pickle.h"
 #include "store/codec/torch_file.h"
 #include "store/codec/torch_layout.h"
@@ -34,6 +36,9 @@ std::string read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
+void must(Result<> result) {
+  if (!result) fmt::print("{{\"error\": {}}}\n", text(result.error().message())), std::exit(1);
+}
 template <class T>
 T must(Result<T> result) {
   if (!result) fmt::print("{{\"error\": {}}}\n", text(result.error().message())), std::exit(1);
@@ -107,6 +112,34 @@ void rewrite(const std::string& bytes, const std::string& path, std::string_view
   dump_torch(torch_of(out));
 }
 
+void dump_dcp(const std::string& directory) {
+  const std::string bytes = read_file(directory + "/.metadata");
+  const DcpMetadata metadata = must(parse_dcp_metadata(bytes));
+  std::vector<std::string> files, names, tensors, values;
+  std::vector<uint64_t> lengths;
+  for (const std::string& name : metadata.files) {
+    files.push_back(read_file(directory + "/" + name));
+    lengths.push_back(files.back().size());
+    names.push_back(text(name));
+  }
+  must(check_dcp_files(metadata, lengths));
+  for (const DcpTensor& tensor : metadata.tensors) {
+    std::vector<std::string> chunks;
+    for (const DcpChunk& chunk : tensor.chunks) {
+      if (chunk.item.file == DcpItem::kNone) continue;
+      const DcpArray array = must(find_dcp_array(read_at(std::as_bytes(std::span(files[chunk.item.file]))), chunk.item, tensor.dtype, chunk.box.extent));
+      chunks.push_back(fmt::format(R"({{"offset":{},"extent":{},"file":{},"begin":{},"bytes":{}}})", numbers(chunk.box.offset),
+                                   numbers(chunk.box.extent), chunk.item.file, array.offset, array.bytes));
+    }
+    tensors.push_back(fmt::format(R"({{"name":{},"path":{},"dtype":"{}","shape":{},"chunks":{}}})", text(tensor.name),
+                                  text(torch_path_text(tensor.path)), dtype_name(tensor.dtype), numbers(tensor.shape), numbers(chunks)));
+  }
+  for (const DcpValue& value : metadata.values)
+    values.push_back(fmt::format(R"({{"name":{},"path":{},"file":{},"offset":{},"length":{}}})", text(value.name),
+                                 text(torch_path_text(value.path)), value.item.file, value.item.offset, value.item.length));
+  fmt::print("{{\"tensors\":{},\"values\":{},\"files\":{},\"version\":{}}}\n", numbers(tensors), numbers(values), numbers(names), text(metadata.version));
+}
+
 void measure(std::string_view kind, const std::string& bytes) {
   double best = 1e9;
   size_t peak = 0;
@@ -114,6 +147,7 @@ void measure(std::string_view kind, const std::string& bytes) {
     fuzz::MemoryMeter meter;
     const auto start = std::chrono::steady_clock::now();
     if (kind == "pickle") must(Pickle::parse(bytes));
+    else if (kind == "dcp") must(parse_dcp_metadata(bytes));
     else torch_of(bytes);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     best = std::min(best, took.count());
@@ -125,6 +159,7 @@ void measure(std::string_view kind, const std::string& bytes) {
 int run(const std::vector<std::string>& words) {
   if (words.size() == 3 && words[0] == "time") return measure(words[1], read_file(words[2])), 0;
   if (words.size() < 2) return fmt::print(stderr, "usage: see the source\n"), 2;
+  if (words[0] == "dcp") return dump_dcp(words[1]), 0;
   const std::string bytes = read_file(words[1]);
   if (words[0] == "pickle") {
     const Pickle pickle = must(Pickle::parse(bytes));

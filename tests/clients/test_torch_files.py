@@ -322,6 +322,71 @@ class TorchFiles(unittest.TestCase):
             self.assertEqual(bits(loaded["model"]["rows"]), bits(rows))
             self.assertIs(type(loaded["model"]["rows"]), torch.Tensor)
 
+    def part(self, whole, chunk):
+        for axis, (offset, extent) in enumerate(zip(chunk["offset"], chunk["extent"])):
+            whole = whole.narrow(axis, offset, extent)
+        return whole
+
+    def test_distributed_checkpoint(self):
+        whole = self.spawn()
+        folder = self.path("dcp")
+        found = self.dump("dcp", folder)
+        with open(os.path.join(folder, ".metadata"), "rb") as file:
+            theirs = pickle.load(file)
+        expected = {f"model.{name}": tensor for name, tensor in whole.items()}
+        expected.update({"optim.state.rows.exp_avg": whole["rows"], "optim.state.rows.step": torch.tensor(3.), "plain": torch.arange(5)})
+        self.assertEqual({t["name"] for t in found["tensors"]}, set(expected))
+        self.assertEqual({v["name"] for v in found["values"]}, set(theirs.state_dict_metadata) - set(expected))
+        for tensor in found["tensors"]:
+            value, name = expected[tensor["name"]], tensor["name"]
+            self.assertEqual((tensor["dtype"], tensor["shape"]), (TYPES[value.dtype], list(value.shape)), name)
+            elements = 0
+            for chunk in tensor["chunks"]:
+                with open(os.path.join(folder, found["files"][chunk["file"]]), "rb") as file:
+                    file.seek(chunk["begin"])
+                    data = file.read(chunk["bytes"])
+                self.assertEqual(data, bits(self.part(value, chunk)), name)
+                elements += torch.Size(chunk["extent"]).numel()
+            self.assertEqual(elements, value.numel(), name)
+        paths = {item["name"]: item["path"] for item in found["tensors"] + found["values"]}
+        self.assertEqual(paths["optim.state.rows.exp_avg"], "optim.state.rows.exp_avg")
+        self.assertEqual(paths["optim.param_groups.0.lr"], "optim.param_groups.%l0.lr")
+        for value in found["values"]:
+            with open(os.path.join(folder, found["files"][value["file"]]), "rb") as file:
+                file.seek(value["offset"])
+                torch.load(io.BytesIO(file.read(value["length"])), weights_only=True)
+
+        self.refuse_damaged(folder, theirs)
+
+    def refuse_damaged(self, folder, metadata):
+        good = pickle.dumps(metadata)
+        def refused(part, change):
+            damaged = pickle.loads(good)
+            change(damaged, damaged.state_dict_metadata, damaged.storage_data)
+            with open(os.path.join(folder, ".metadata"), "wb") as file:
+                pickle.dump(damaged, file)
+            self.assertIn(part, self.dump("dcp", folder, fails=True))
+        def item(items, name, number=0):
+            return [key for key in items if key.fqn == name][number]
+        size = torch.Size
+        refused("tensor 'model.rows': its chunks hold 12 of its 24 elements", lambda m, d, i: d["model.rows"].chunks.pop() and i.pop(item(i, "model.rows", 1)))
+        refused("tensor 'model.rows': its chunks [0:3, 0:4] and [2:5, 0:4] overlap",
+                lambda m, d, i: (setattr(d["model.rows"].chunks[1], "offsets", size([2, 0])),
+                                 i.update({type(item(i, "model.rows"))("model.rows", size([2, 0])): i.pop(item(i, "model.rows", 1))})))
+        refused("its chunk [3:7, 0:4] is not within [6, 4]", lambda m, d, i: setattr(d["model.rows"].chunks[1], "sizes", size([4, 4])))
+        refused("tensor 'model.rows': nobody says in which file its chunk [3:6, 0:4] is", lambda m, d, i: i.pop(item(i, "model.rows", 1)))
+        refused("value 'epoch': nobody says", lambda m, d, i: i.pop(item(i, "epoch")))
+        refused("has 5 bytes in", lambda m, d, i: setattr(i[item(i, "model.rows")], "length", 5))
+        refused("overlap", lambda m, d, i: setattr(i[item(i, "model.rows")], "offset", i[item(i, "model.columns")].offset + 1))
+        refused("should be in bytes", lambda m, d, i: setattr(i[item(i, "model.rows")], "offset", 10**9))
+        refused("no name of a file", lambda m, d, i: setattr(i[item(i, "model.rows")], "relative_path", "../x"))
+        refused("storage extension", lambda m, d, i: setattr(i[item(i, "model.rows")], "transform_descriptors", ["zstd"]))
+        refused("its type is not supported: torch.complex128", lambda m, d, i: setattr(d["model.rows"].properties, "dtype", torch.complex128))
+        refused("value 'model.rows': it is stored, but not described", lambda m, d, i: d.pop("model.rows"))
+        with open(os.path.join(folder, ".metadata"), "wb") as file:
+            pickle.dump([1], file)
+        self.assertIn("not the metadata of a distributed checkpoint, but a list", self.dump("dcp", folder, fails=True))
+
 
 if __name__ == "__main__":
     mount.main()

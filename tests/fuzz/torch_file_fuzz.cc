@@ -85,8 +85,8 @@ std::vector<std::string> large_inputs() {
   for (int level = 4; level < 60; ++level) twice += "h"s + static_cast<char>(level - 1) + "h" + static_cast<char>(level - 1) + "\x86q" + static_cast<char>(level);
   inputs.push_back(twice + ".");
   // Objects that hold tensors, one in another; and lists of them.
-  inputs.push_back("\x80\2]q\0("s + repeated(tensor, "cm\nn\nh\1\x85R\x85q\1h\1", 40'000, "") + "e.");
-  inputs.push_back(repeated("\x80\2", "]", kMegabyte / 2, tensor + repeated("", "a", kMegabyte / 2, ".")));
+  inputs.push_back("\x80\2]q\0("s + repeated(tensor, "cm\nn\nh\1\x85R\x85q\1h\1", 10'000, "") + "e.");
+  inputs.push_back(repeated("\x80\2", "]", kMegabyte / 32, tensor + repeated("", "a", kMegabyte / 32, ".")));
   return inputs;
 }
 
