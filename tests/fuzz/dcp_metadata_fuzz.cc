@@ -38,7 +38,7 @@ std::vector<std::string> large_inputs() {
   const std::string begin = "\x80\2c" + module + "Metadata\n)\x81}(X\x13\0\0\0state_dict_metadata}("s;
   const std::string end = "uX\x0c\0\0\0storage_data}ub."s;
   const std::string tensor = "c" + module + "TensorStorageMetadata\n)\x81}(X\x0a\0\0\0properties"s + "c" + module +
-                             "TensorProperties\n)\x81(ctorch\nfloat32\ntbX\4\0\0\0sizeK\4\x85X\6\0\0\0chunks](" + "c" + module +
+                             "TensorProperties\n)\x81(ctorch\nfloat32\ntbX\4\0\0\0sizeK\4\x85X\6\0\0\0chunks]("s + "c" + module +
                              "ChunkStorageMetadata\n)\x81}(X\7\0\0\0offsetsK\0\x85X\5\0\0\0sizesK\4\x85ubq\1"s;
   std::vector<std::string> inputs;
   inputs.push_back(begin + "X\1\0\0\0w"s + repeated(tensor, "h\1", kMegabyte / 2, "eub") + end);
