@@ -13,8 +13,8 @@
 namespace ptc {
 namespace {
 
-/// Finds two boxes that have an element in common. Boxes that were cut from one, again and again along whole faces, are told
-/// apart by sorting; what is left and not so is compared each with each, if it is not too much.
+/// Finds two boxes that have an element in common. Boxes that were cut from one, again and again along whole faces,
+/// are told apart by sorting; what is left and not so is compared each with each, if it is not too much.
 class OverlapFinder {
  public:
   explicit OverlapFinder(const std::vector<const Box*>& boxes) : boxes_(boxes), order_(boxes.size()) {
@@ -363,7 +363,8 @@ class DcpParser {
   uint64_t taken_ = 0;
   std::unordered_map<std::string_view, Named> names_;
   std::unordered_map<std::string_view, uint32_t> files_;
-  std::unordered_map<uint32_t, std::unordered_map<std::string, uint32_t>> tables_;  // by tensor: chunks by where they begin
+  /// By tensor: its chunks by where they begin.
+  std::unordered_map<uint32_t, std::unordered_map<std::string, uint32_t>> tables_;
   std::string_view last_name_;
   Named last_{};
   PickleId last_file_id_ = UINT32_MAX;

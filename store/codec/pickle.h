@@ -1,9 +1,10 @@
 // Python's pickles, protocols 0 to 5, read as data: nothing that a pickle names is looked up, called or built.
 //
-// The interpreter's stack and memo are Python's, but where Python would call something it makes an *object*: what was to
-// be called, with what, and what was to be done to the result. Values lie in an arena under numbers (PickleId), in 16
-// bytes each, and texts where the file has them. A value that a pickle uses twice is there once, so a pickle that Python
-// unpacks to a terabyte stays small here; who walks through it as a tree must count its steps. It may also contain itself.
+// The interpreter's stack and memo are Python's, but where Python would call something it makes an *object*: what was
+// to be called, with what, and what was to be done to the result. Values lie in an arena under numbers (PickleId), in
+// 16 bytes each, and texts where the file has them. A value that a pickle uses twice is there once, so a pickle that
+// Python unpacks to a terabyte stays small here; who walks through it as a tree must count its steps. It may also
+// contain itself.
 //
 // Cost: time and memory grow with the pickle's bytes alone: at most 40 bytes for one, and no recursion.
 #pragma once
@@ -45,9 +46,9 @@ enum class PickleCall : uint8_t {
 
 class Pickle {
  public:
-  /// `bytes` must outlive it: texts are there. What follows the pickle's end is not looked at. kInvalidArgument names the
-  /// opcode and its byte: what Python would refuse, too; copyreg's numbers (EXT1 …) and out-of-band buffers, whose content is
-  /// elsewhere; texts that are no UTF-8; pickles of 2^31 bytes and more.
+  /// `bytes` must outlive it: texts are there. What follows the pickle's end is not looked at. kInvalidArgument names
+  /// the opcode and its byte: what Python would refuse, too; copyreg's numbers (EXT1 …) and out-of-band buffers,
+  /// whose content is elsewhere; texts that are no UTF-8; pickles of 2^31 bytes and more.
   static Result<Pickle> parse(std::string_view bytes);
   Pickle(Pickle&&) noexcept = default;
   Pickle& operator=(Pickle&&) noexcept = default;
@@ -83,8 +84,8 @@ class Pickle {
   PickleId arguments(PickleId object) const { return nodes_[object].b; }  // kObject: not always a tuple
   PickleCall call(PickleId object) const { return static_cast<PickleCall>(nodes_[object].flag); }
 
-  /// What was done to a list, dict, set or object after it was made, in order: items appended (or added to a set), pairs set
-  /// (key, value, key, value …), a state given to it.
+  /// What was done to a list, dict, set or object after it was made, in order: items appended (or added to a set),
+  /// pairs set (key, value, key, value …), a state given to it.
   struct Change {
     enum class Kind : uint8_t { kItems, kPairs, kState } kind;
     uint32_t count;  // of values: pairs have two
@@ -157,8 +158,9 @@ class Pickle {
   friend class PickleParser;
   static constexpr uint8_t kDecimal = 1, kDecoded = 2;
 
-  /// flag: PickleCall, kDecimal, kDecoded. Text: a is where it begins, b its length. Tuple: a is the first child, b their
-  /// number. Global: a, b. Object: a what is called, b with what, c the last segment. List, dict, set: c. Int, float: b and c.
+  /// flag: PickleCall, kDecimal, kDecoded. Text: a is where it begins, b its length. Tuple: a is the first child, b
+  /// their number. Global: a, b. Object: a what is called, b with what, c the last segment. List, dict, set: c. Int,
+  /// float: b and c.
   struct Node {
     PickleKind kind;
     uint8_t flag;

@@ -427,7 +427,9 @@ class TorchFileReader {
       if (!holds) return add_tensor(id, function, pickle_->element(arguments, 2), place);
     }
     if (function == Callable::kWrapper && pickle_->is(type, Kind::kGlobal) && pickle_->name(type) == "DTensor")
-      return add_sharded(id, state, place);
+      return add_dtensor(id, state, place);
+    if (function == Callable::kWrapper && pickle_->is(type, Kind::kGlobal) && pickle_->name(type) == "ShardedTensor")
+      return add_sharded_tensor(id, state, place);
     return add_opaque(id, place, fmt::format("it is a tensor of a type that is not known: {}", pickle_->describe(type)));
   }
 
@@ -566,23 +568,57 @@ class TorchFileReader {
   }
 
   /// A DTensor: the local tensor and what is said of the whole.
-  Result<> add_sharded(PickleId id, PickleId state, uint32_t place) {
+  Result<> add_dtensor(PickleId id, PickleId state, uint32_t place) {
     const auto local = state_value(*pickle_, state, "_local_tensor"), spec = state_value(*pickle_, state, "_spec");
     TorchSharding sharding;
-    const char* what = "_local_tensor or _spec";
-    bool good = local && spec && pickle_->is(*local, Kind::kObject);
-    Callable function = Callable::kOther;
-    if (good) {
-      function = callable(*pickle_, pickle_->called(*local));
-      good = function == Callable::kTensor || function == Callable::kTensorV2 || function == Callable::kTensorV3;
-    }
-    if (good) {
+    const char* what = local && spec && is_plain_tensor(*local) ? nullptr : "_local_tensor or _spec";
+    if (what == nullptr) {
       PTC_TRY(what, read_spec(*spec, sharding));
-      good = what == nullptr;
     }
-    if (!good) return add_opaque(id, place, fmt::format("it is a DTensor whose {} is not as expected", what));
+    if (what != nullptr) return add_opaque(id, place, fmt::format("it is a DTensor whose {} is not as expected", what));
+    return add_local(id, *local, place, std::move(sharding));
+  }
+
+  /// A ShardedTensor, which came before DTensors: a list of local shards, each with its place, and the size of the
+  /// whole.
+  Result<> add_sharded_tensor(PickleId id, PickleId state, uint32_t place) {
+    const bool pair = pickle_->is(state, Kind::kTuple) && pickle_->tuple_size(state) >= 2 && pickle_->is(pickle_->element(state, 0), Kind::kList);
+    std::vector<PickleId> shards;
+    if (pair) {
+      PTC_TRY(pickle_->for_items(pickle_->element(state, 0), [&](PickleId shard) -> Result<> {
+        if (shards.size() < 2) shards.push_back(shard);
+        return count_steps();
+      }));
+    }
+    if (shards.size() != 1) return add_opaque(id, place, "it is a ShardedTensor that has not one local shard");
+    const auto local = attribute(*pickle_, shards[0], "tensor"), metadata = attribute(*pickle_, shards[0], "metadata"),
+               size = attribute(*pickle_, pickle_->element(state, 1), "size");
+    const auto offsets = metadata ? attribute(*pickle_, *metadata, "shard_offsets") : std::nullopt,
+               sizes = metadata ? attribute(*pickle_, *metadata, "shard_sizes") : std::nullopt;
+    if (!local || !size || !offsets || !sizes || !is_plain_tensor(*local))
+      return add_opaque(id, place, "it is a ShardedTensor that is not as expected");
+    PTC_TRY(auto shape, torch_dims(*pickle_, *size));
+    PTC_TRY(auto offset, torch_dims(*pickle_, *offsets));
+    PTC_TRY(auto extent, torch_dims(*pickle_, *sizes));
+    bool within = shape && offset && extent && offset->size() == shape->size() && extent->size() == shape->size();
+    for (size_t axis = 0; within && axis < shape->size(); ++axis)
+      within = (*offset)[axis] <= (*shape)[axis] && (*extent)[axis] <= (*shape)[axis] - (*offset)[axis];
+    if (!within) return add_opaque(id, place, "it is a ShardedTensor whose shard is not within it");
+    TorchSharding sharding;
+    sharding.global_shape = *shape;
+    sharding.box = Box{*offset, *extent};
+    return add_local(id, *local, place, std::move(sharding));
+  }
+
+  bool is_plain_tensor(PickleId id) {
+    if (!pickle_->is(id, Kind::kObject)) return false;
+    const Callable function = callable(*pickle_, pickle_->called(id));
+    return function == Callable::kTensor || function == Callable::kTensorV2 || function == Callable::kTensorV3;
+  }
+
+  Result<> add_local(PickleId id, PickleId local, uint32_t place, TorchSharding sharding) {
     const size_t tensors = file_.tensors_.size();
-    PTC_TRY(add_tensor(*local, function, pickle_->arguments(*local), place));
+    PTC_TRY(add_tensor(local, callable(*pickle_, pickle_->called(local)), pickle_->arguments(local), place));
     if (file_.tensors_.size() == tensors) return ok();
     TorchTensor& tensor = file_.tensors_.back();
     tensor.outer = id;
@@ -676,7 +712,7 @@ class TorchFileReader {
   Result<> find_box(const TorchTensor& tensor, TorchSharding& sharding) {
     if (tensor.shape.size() != sharding.global_shape.size())
       return invalid_argument("its local part has {} axes, the whole {}", tensor.shape.size(), sharding.global_shape.size());
-    Box box = Box::whole(sharding.global_shape);
+    Box box = sharding.box.value_or(Box::whole(sharding.global_shape));
     for (size_t i = 0; i < sharding.placements.size(); ++i) {
       const TorchSharding::Placement& placement = sharding.placements[i];
       if (placement.kind == TorchSharding::Placement::Kind::kReplicate) continue;

@@ -1,5 +1,6 @@
-// What torch.save writes (.pt, .pth, .bin, .ckpt): a zip archive with a pickle, and one member for each storage. Read by
-// offsets: of the file only the zip directory and the pickle are looked at, the tensors' bytes stay where they are.
+// What torch.save writes (.pt, .pth, .bin, .ckpt): a zip archive with a pickle, and one member for each storage. Read
+// by offsets: of the file only the zip directory and the pickle are looked at, the tensors' bytes stay where they
+// are.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ struct TorchStorage {
   uint64_t bytes = 0;
 };
 
-/// How a tensor of one rank lies in that of all ranks (DTensor).
+/// How a tensor of one rank lies in that of all ranks (DTensor; ShardedTensor, of which only the box is known).
 struct TorchSharding {
   struct Placement {
     enum class Kind : uint8_t { kShard, kReplicate, kPartial, kStridedShard } kind = Kind::kReplicate;
@@ -35,13 +36,13 @@ struct TorchSharding {
     uint64_t split_factor = 1;  // of kStridedShard
   };
   Shape global_shape;
-  std::vector<Placement> placements;    // one for each axis of the mesh
+  std::vector<Placement> placements;    // one for each axis of the mesh; none of a ShardedTensor
   std::vector<uint64_t> mesh_shape;
   std::vector<uint64_t> mesh_ranks;     // in C order; empty where the pickle does not say
   std::vector<std::string> mesh_names;  // of the axes, where they have some
   std::vector<uint64_t> coordinate;     // of the rank that saved it; empty where the pickle does not say
-  /// What of the whole tensor the local one is, where that follows from the above: shards as torch.chunk cuts them, no
-  /// partial sums. Its extent is then the local shape.
+  /// What of the whole tensor the local one is, where that follows from the above: shards as torch.chunk cuts them,
+  /// no partial sums. Its extent is then the local shape.
   std::optional<Box> box;
 };
 
@@ -56,15 +57,16 @@ struct TorchTensor {
   Dims strides;                 // in elements
   uint32_t storage = 0;         // number in TorchFile::storages(); two tensors may have the same
   uint64_t storage_offset = 0;  // in elements
-  /// The file's bytes from its first element to its last. Not contiguous (a transpose, a slice of columns): they hold other
-  /// elements, too, or in another order; `shape`, `strides` say which, and who cannot gather must refuse.
+  /// The file's bytes from its first element to its last. Not contiguous (a transpose, a slice of columns): they hold
+  /// other elements, too, or in another order; `shape`, `strides` say which, and who cannot gather must refuse.
   uint64_t offset = 0, bytes = 0;
   bool contiguous = true;
   uint32_t sharding = kNone;  // number in TorchFile::shardings()
   static constexpr uint32_t kNone = UINT32_MAX;
 };
 
-/// A value that is no tensor, and in which there is none: a number, a text, an empty dict, a list of such, any object.
+/// A value that is no tensor, and in which there is none: a number, a text, an empty dict, a list of such, any
+/// object.
 struct TorchLiteral {
   uint32_t place;
   PickleId node;
@@ -80,11 +82,12 @@ struct TorchOpaque {
 
 class TorchFile {
  public:
-  /// Reads what a file of `file_bytes` has. kInvalidArgument, with the tensor's or member's name: not a zip archive (older
-  /// files of torch are pickles or tars, and refused as such); big-endian; TorchScript; members that are compressed; storages that
-  /// are not there or have another size than the pickle says; tensors that lie outside of their storage, have more than
-  /// kMaxAxes axes or the same name as another; values nested deeper than kMaxDepth with tensors in them; a pickle that has so
-  /// many names for so few values that with them it takes more than 28 bytes of memory for each of its own, and 1 MiB.
+  /// Reads what a file of `file_bytes` has. kInvalidArgument, with the tensor's or member's name: not a zip archive
+  /// (older files of torch are pickles or tars, and refused as such); big-endian; TorchScript; members that are
+  /// compressed; storages that are not there or have another size than the pickle says; tensors that lie outside of
+  /// their storage, have more than kMaxAxes axes or the same name as another; values nested deeper than kMaxDepth
+  /// with tensors in them; a pickle that has so many names for so few values that with them it takes more than 28
+  /// bytes of memory for each of its own, and 1 MiB.
   static Result<TorchFile> read(const ReadAt& read, uint64_t file_bytes);
   TorchFile(TorchFile&&) noexcept = default;
   TorchFile& operator=(TorchFile&&) noexcept = default;

@@ -1,4 +1,4 @@
-"""What Python's own unpickler makes of a pickle when nothing that it names is run, in the form of tests/support/pickle_json.h."""
+"""What Python's own unpickler makes of a pickle when nothing that it names is run, as tests/support/pickle_json.h writes it."""
 import io
 import pickle
 import struct

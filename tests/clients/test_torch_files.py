@@ -33,6 +33,11 @@ state = {"model": model, "optim": {"state": {"rows": {"step": torch.tensor(3.), 
                                    "param_groups": [{"lr": 0.1, "params": ["rows"]}]},
          "plain": torch.arange(5), "epoch": 7, "text": "a.b"}
 torch.save(state, f"{folder}/rank-{rank}.pt")
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard import sharded_tensor
+metadata = ShardMetadata([3 * rank, 0], [3, 4], f"rank:{rank}/cpu")
+torch.save({"w": sharded_tensor.init_from_local_shards([sharded_tensor.Shard(whole["rows"][3 * rank:][:3].clone(), metadata)], [6, 4])},
+           f"{folder}/sharded-{rank}.pt")
 dcp.save(state, checkpoint_id=f"{folder}/dcp")
 # All have saved; then at once, because threads of PyTorch's own can abort a process that is taken apart.
 open(f"{folder}/done.{rank}", "w").close()
@@ -321,6 +326,11 @@ class TorchFiles(unittest.TestCase):
             rows = whole["rows"][3 * rank:3 * rank + 3]
             self.assertEqual(bits(loaded["model"]["rows"]), bits(rows))
             self.assertIs(type(loaded["model"]["rows"]), torch.Tensor)
+            (sharded,) = self.dump("torch", self.path(f"sharded-{rank}.pt"))["tensors"]
+            self.assertEqual((sharded["name"], sharded["shape"], sharded["sharding"]["global_shape"], sharded["sharding"]["box"]),
+                             ("w", [3, 4], [6, 4], boxes["rows"][rank]))
+            self.dump("rewrite", self.path(f"sharded-{rank}.pt"), self.path("made.pt"), "plain")
+            self.assertEqual(bits(torch.load(self.path("made.pt"), weights_only=True)["w"]), bits(rows))
 
     def part(self, whole, chunk):
         for axis, (offset, extent) in enumerate(zip(chunk["offset"], chunk["extent"])):
