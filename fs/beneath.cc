@@ -19,7 +19,9 @@ namespace ptc {
 namespace {
 
 /// Root's own cannot be made by users, to have root open what is theirs.
-const char* attribute() { return ::geteuid() == 0 ? "trusted.ptcfs.beneath" : "user.ptcfs.beneath"; }
+const char* attribute() {
+  return ::geteuid() == 0 ? "trusted.ptcfs.beneath" : "user.ptcfs.beneath";
+}
 
 bool set_immutable(int fd, bool on) {
   int flags = 0;
@@ -33,7 +35,8 @@ const pid_t first_pid = ::getpid();  // before it goes into the background
 bool is_service() {
   auto groups = read_text_file(AT_FDCWD, "/proc/self/cgroup", 1 << 16);
   const char* executed = ::secure_getenv("SYSTEMD_EXEC_PID");
-  return groups && is_lasting_service(groups.value(), executed != nullptr ? executed : "", first_pid);
+  return groups &&
+         is_lasting_service(groups.value(), executed != nullptr ? executed : "", first_pid);
 }
 
 bool is_immutable(int fd) {
@@ -67,7 +70,8 @@ Beneath::Closed Beneath::close() {
   struct stat stat = {};
   if (::fstat(fd_.get(), &stat) != 0) return Closed::kNot;
   const std::string mode = fmt::format("{:o}", stat.st_mode & 07777);
-  if (::fsetxattr(fd_.get(), attribute(), mode.data(), mode.size(), XATTR_CREATE) != 0 && errno != EEXIST)
+  if (::fsetxattr(fd_.get(), attribute(), mode.data(), mode.size(), XATTR_CREATE) != 0 &&
+      errno != EEXIST)
     return Closed::kNot;
   const bool all = set_immutable(fd_.get(), true);
   if (all) return Closed::kForAll;
@@ -79,8 +83,8 @@ Result<> Beneath::give_back() {
   const ssize_t size = ::fgetxattr(fd_.get(), attribute(), text, sizeof text - 1);
   if (size <= 0) return ok();
   const auto mode = static_cast<mode_t>(std::strtoul(text, nullptr, 8) & 07777);
-  if ((is_immutable(fd_.get()) && !set_immutable(fd_.get(), false)) || ::fchmod(fd_.get(), mode) != 0 ||
-      ::fremovexattr(fd_.get(), attribute()) != 0) {
+  if ((is_immutable(fd_.get()) && !set_immutable(fd_.get(), false)) ||
+      ::fchmod(fd_.get(), mode) != 0 || ::fremovexattr(fd_.get(), attribute()) != 0) {
     return errno_error(errno, "making the directory beneath the mount writable again");
   }
   return ok();
@@ -90,7 +94,8 @@ bool is_lasting_service(std::string_view cgroups, std::string_view executed_pid,
   std::istringstream lines{std::string(cgroups)};
   for (std::string line; std::getline(lines, line);) {
     const std::string_view unit = std::string_view(line).substr(line.rfind('/') + 1);
-    if (!unit.ends_with(".service") || unit.starts_with("run-")) continue;  // systemd-run's are of once
+    if (!unit.ends_with(".service") || unit.starts_with("run-"))
+      continue;  // systemd-run's are of once
     if (unit.starts_with("ptcfs@") || executed_pid == std::to_string(pid)) return true;
   }
   return false;

@@ -35,8 +35,8 @@ Result<> CommitCheck::find_files(int dir_fd, const std::string& path, unsigned d
   if (depth > kMaxDepth) {
     return invalid_argument("incoming/{}: directories are nested deeper than {}", path, kMaxDepth);
   }
-  auto opened = open_file(dir_fd, path.substr(path.rfind('/') + 1),
-                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  auto opened =
+      open_file(dir_fd, path.substr(path.rfind('/') + 1), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!opened) return std::move(opened).error().with_context("incoming/" + path);
   std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(opened.value().get()), &::closedir);
   if (!stream) return errno_error(errno, "reading incoming/" + path);
@@ -71,9 +71,9 @@ Result<> CommitCheck::check_closed(const File& file) const {
     return ok();
   }
   if (errno != EAGAIN) return ok();  // the file system below knows no leases
-  return make_error(Code::kBusy,
-                    "incoming/{} is still open for writing; close it, then move the checkpoint again",
-                    file.path);
+  return make_error(
+      Code::kBusy,
+      "incoming/{} is still open for writing; close it, then move the checkpoint again", file.path);
 }
 
 Result<> CommitCheck::replace_by_copy(File& file) {
@@ -91,8 +91,13 @@ Result<> CommitCheck::replace_by_copy(File& file) {
   const QuotaAmount space = job_.limited() ? QuotaAmount{stat.st_blocks * 512, 1} : QuotaAmount{};
   auto take_space = [&]() -> Result<> {
     if (quotas.reserve(job_.account(), stat.st_uid, space)) return ok();
-    return Error(Code::kNoSpace, fmt::format("{} has another name outside, and the copy that is committed instead takes more than "
-                                             "its owner or the job may have", what), EDQUOT);
+    return Error(
+        Code::kNoSpace,
+        fmt::format(
+            "{} has another name outside, and the copy that is committed instead takes more than "
+            "its owner or the job may have",
+            what),
+        EDQUOT);
   };
   auto give_space = [&] { quotas.add(job_.account(), stat.st_uid, {-space.bytes, -space.files}); };
   PTC_TRY(take_space());  // or it is not even made

@@ -1,4 +1,5 @@
-// What must hold of incoming/<name> before it is committed, on each node that has it: nobody writes it any more.
+// What must hold of incoming/<name> before it is committed, on each node that has it: nobody writes
+// it any more.
 #pragma once
 
 #include <string>
@@ -9,12 +10,15 @@
 
 namespace ptc {
 
-/// One attempt to commit. Seals the files of incoming/<name> against being opened for writing, and its
-/// directories against changes, until it is destroyed, and for good once committed() was called.
+/// One attempt to commit. Seals the files of incoming/<name> against being opened for writing, and
+/// its directories against changes, until it is destroyed, and for good once committed() was
+/// called.
 class CommitCheck final : public Seal {
  public:
   CommitCheck(JobViewRef job, std::string name, GivesWay gives_way)
-      : view_(std::move(job)), job_(*view_), name_(std::move(name)),
+      : view_(std::move(job)),
+        job_(*view_),
+        name_(std::move(name)),
         owner_(std::make_shared<const GivesWay>(std::move(gives_way))) {}
   ~CommitCheck() override;
   CommitCheck(const CommitCheck&) = delete;

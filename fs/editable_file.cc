@@ -48,9 +48,13 @@ int64_t over(uint64_t size) {
 /// A handle that may write: owns one entry of EditableFile::drafts_.
 class EditHandle : public Handle {
  public:
-  EditHandle(std::shared_ptr<void> owner, EditableFile& file,
-             EditableFile::Drafts::iterator draft, User user, int flags)
-      : owner_(std::move(owner)), file_(file), draft_(draft), user_(std::move(user)), append_((flags & O_APPEND) != 0),
+  EditHandle(std::shared_ptr<void> owner, EditableFile& file, EditableFile::Drafts::iterator draft,
+             User user, int flags)
+      : owner_(std::move(owner)),
+        file_(file),
+        draft_(draft),
+        user_(std::move(user)),
+        append_((flags & O_APPEND) != 0),
         may_read_((flags & O_ACCMODE) == O_RDWR) {}
   bool is_agreed_on() const override { return true; }
 
@@ -151,8 +155,9 @@ bool EditableFile::exists() const {
   return std::any_of(drafts_.begin(), drafts_.end(), [](const Draft& d) { return d.created; });
 }
 
-FsResult<> EditableFile::save(const std::string& text, const User& by,
-                              const std::function<Result<>(const std::string&, const User& by)>& offer) {
+FsResult<> EditableFile::save(
+    const std::string& text, const User& by,
+    const std::function<Result<>(const std::string&, const User& by)>& offer) {
   std::optional<std::string> before = source_.text();
   PTC_TRY(count_text(std::max(text.size(), before ? before->size() : 0), false));
   const Result<> saved_now = offer(text, by);
@@ -190,7 +195,8 @@ FsResult<> EditableFile::rename_over(const std::string& text, const User& by) {
     if (rename_ == one) rename_.reset();
     const bool asked_for = one->text == text && one->by == by;
     // Of one that ended while nobody waited, this may be long ago.
-    const bool still_so = one->ended >= begun || (*one->outcome ? same_now : begun - one->ended < kKept);
+    const bool still_so =
+        one->ended >= begun || (*one->outcome ? same_now : begun - one->ended < kKept);
     if (asked_for && still_so) return *one->outcome;
   }
 }
@@ -198,7 +204,8 @@ FsResult<> EditableFile::rename_over(const std::string& text, const User& by) {
 void EditableFile::carry_out(Rename& rename) {
   FsResult<> outcome = Errno{ENOMEM};
   try {
-    outcome = save(rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
+    outcome =
+        save(rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
   } catch (const std::exception&) {  // no memory
   }
   std::lock_guard lock(renames_mutex_);
@@ -278,7 +285,8 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
   struct stat result =
       virtual_stat(S_IFREG | 0644, directory.st_uid, directory.st_gid, made_, inode);
   struct stat kept = {};
-  if (::fstatat(attributes_dir().get(), attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) == 0) {
+  if (::fstatat(attributes_dir().get(), attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) ==
+      0) {
     result.st_mode = S_IFREG | (kept.st_mode & 07777);
     if (!source_.attributes) {
       result.st_uid = kept.st_uid;
@@ -334,9 +342,11 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
   const timespec times[2] = {change.access_time.value_or(omit), change.modify_time.value_or(omit)};
   const char* path = attributes_path_.c_str();
   const HeldFd directory = attributes_dir();
-  if ((ids_or_mode && (change.uid || change.gid) && ::fchownat(directory.get(), path, change.uid.value_or(-1),
-                                                change.gid.value_or(-1), AT_SYMLINK_NOFOLLOW) != 0) ||
-      (ids_or_mode && change.mode && ::fchmodat(directory.get(), path, *change.mode & 07777, 0) != 0) ||
+  if ((ids_or_mode && (change.uid || change.gid) &&
+       ::fchownat(directory.get(), path, change.uid.value_or(-1), change.gid.value_or(-1),
+                  AT_SYMLINK_NOFOLLOW) != 0) ||
+      (ids_or_mode && change.mode &&
+       ::fchmodat(directory.get(), path, *change.mode & 07777, 0) != 0) ||
       ::utimensat(directory.get(), path, times, AT_SYMLINK_NOFOLLOW) != 0) {
     return last_errno();
   }
@@ -354,8 +364,8 @@ void EditableFile::keep_attributes(const HostFile& directory, std::string path) 
 
 FsResult<> EditableFile::make_attributes_file() const {
   const HeldFd dir = attributes_dir();
-  UniqueFd fd(::openat(dir.get(), attributes_path_.c_str(),
-                       O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  UniqueFd fd(
+      ::openat(dir.get(), attributes_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd.valid()) {
     if (errno == EEXIST) return ok();
     return last_errno();
@@ -376,7 +386,8 @@ FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int f
   if ((flags & O_ACCMODE) == O_RDONLY) {
     std::lock_guard lock(mutex_);
     auto shown = read_.lock();
-    if (shown == nullptr || *shown != accepted) read_ = shown = std::make_shared<const std::string>(std::move(accepted));
+    if (shown == nullptr || *shown != accepted)
+      read_ = shown = std::make_shared<const std::string>(std::move(accepted));
     return std::unique_ptr<Handle>(std::make_unique<ReadHandle>(std::move(shown)));
   }
   User user = caller.user();
@@ -399,8 +410,8 @@ FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int f
   }
   PTC_TRY(resize(draft, draft.text.size()));
   drafts_.push_front(std::move(draft));
-  return std::unique_ptr<Handle>(
-      std::make_unique<EditHandle>(std::move(owner), *this, drafts_.begin(), std::move(user), flags));
+  return std::unique_ptr<Handle>(std::make_unique<EditHandle>(
+      std::move(owner), *this, drafts_.begin(), std::move(user), flags));
 }
 
 }  // namespace ptc

@@ -1,4 +1,5 @@
-// layout.json, rules.json, and those of dataset/: files whose content is accepted or refused as a whole.
+// layout.json, rules.json, and those of dataset/: files whose content is accepted or refused as a
+// whole.
 #pragma once
 
 #include <sys/stat.h>
@@ -31,12 +32,14 @@ class EditableFile {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
     std::function<Result<>(const std::string&, const User& by)> save;
     std::function<Result<>()> remove;  // what unlink means
-    /// Saves by a rename; left out: as `save`. kConflict: what it waits for goes on, and the same rename again goes on with it.
+    /// Saves by a rename; left out: as `save`. kConflict: what it waits for goes on, and the same
+    /// rename again goes on with it.
     std::function<Result<>(const std::string&, const User& by)> rename_over = {};
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
     std::function<Result<>(const FileAttributes&)> change_attributes = {};
-    /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with locks held.
+    /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with
+    /// locks held.
     std::function<FsResult<>(int64_t more, bool must)> take = {};
   };
   /// A longer draft is EFBIG; parsers take no more.
@@ -56,26 +59,28 @@ class EditableFile {
 
   /// Offers a text. EINVAL when refused; the job says why in status.json.
   FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
-  /// As a rename does, in a thread of its own: whoever asks waits for 1.7 s at most. EAGAIN: it goes on, and the same again
-  /// goes on with it; it may come to its end without that.
+  /// As a rename does, in a thread of its own: whoever asks waits for 1.7 s at most. EAGAIN: it
+  /// goes on, and the same again goes on with it; it may come to its end without that.
   FsResult<> rename_over(const std::string& text, const User& by);
   /// Waits for the last one of these; none is to follow. Before what the source uses goes.
   void end_renames();
   FsResult<> remove();
-  /// Whether the text is another than at the last call, and was not saved here: then it has changed now.
+  /// Whether the text is another than at the last call, and was not saved here: then it has changed
+  /// now.
   bool catch_up();
 
-  /// From now on a file of the host has the times (and mode and owner, where nothing else says them), so that they
-  /// last; the first change makes it. Until then they are as the owner of `directory`, which outlives
-  /// this object, would expect.
+  /// From now on a file of the host has the times (and mode and owner, where nothing else says
+  /// them), so that they last; the first change makes it. Until then they are as the owner of
+  /// `directory`, which outlives this object, would expect.
   void keep_attributes(const HostFile& directory, std::string path);
   struct stat attributes(const struct stat& directory, ino_t inode) const;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
-  /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The handle
-  /// holds `owner`, which owns this object. What is written through it is saved by `caller`, whoever closes it.
-  /// EDQUOT, EMFILE: there are too many drafts.
-  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags, bool created, std::shared_ptr<void> owner);
+  /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The
+  /// handle holds `owner`, which owns this object. What is written through it is saved by `caller`,
+  /// whoever closes it. EDQUOT, EMFILE: there are too many drafts.
+  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags, bool created,
+                                         std::shared_ptr<void> owner);
 
  private:
   friend class EditHandle;
@@ -92,7 +97,7 @@ class EditableFile {
   struct Rename {
     const std::string text;
     const User by;
-    std::optional<FsResult<>> outcome;              // guarded by renames_mutex_, as the next
+    std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
     std::jthread thread;
   };
@@ -104,7 +109,9 @@ class EditableFile {
   bool has_base() const;
   FsResult<> resize(Draft& draft, uint64_t size);  // mutex held
   void end(Drafts::iterator draft);                // mutex held
-  FsResult<> take(int64_t more, bool must) { return source_.take ? source_.take(more, must) : FsResult<>(ok()); }
+  FsResult<> take(int64_t more, bool must) {
+    return source_.take ? source_.take(more, must) : FsResult<>(ok());
+  }
   /// The accepted text has this size now.
   FsResult<> count_text(uint64_t size, bool must);
   HeldFd attributes_dir() const;
@@ -116,14 +123,15 @@ class EditableFile {
   const Source source_;
   std::mutex renames_mutex_;
   std::condition_variable rename_ended_;
-  std::shared_ptr<Rename> rename_;  // under way, or nobody has heard how it ended; guarded by renames_mutex_
+  std::shared_ptr<Rename>
+      rename_;  // under way, or nobody has heard how it ended; guarded by renames_mutex_
   mutable std::mutex mutex_;
   int64_t draft_bytes_ = 0, text_bytes_ = 0;  // counted; guarded
   std::weak_ptr<const std::string> read_;     // what readers have open, for the next one; guarded
-  Drafts drafts_;                        // of handles that may write, newest change first; guarded
-  std::optional<std::string> base_;      // after truncate(2) by path: what the next writer begins
+  Drafts drafts_;                    // of handles that may write, newest change first; guarded
+  std::optional<std::string> base_;  // after truncate(2) by path: what the next writer begins
   std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
-  std::optional<size_t> seen_;                        // hash of the text when it was last looked at; guarded
+  std::optional<size_t> seen_;  // hash of the text when it was last looked at; guarded
   const HostFile* attributes_dir_ = nullptr;
   std::string attributes_path_;
   const timespec made_;

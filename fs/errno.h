@@ -14,20 +14,23 @@ struct [[nodiscard]] Errno {
 
 /// A T, or an errno. PTC_TRY works with it as with Result; the two mix only through as_fs().
 template <class T = void>
-using FsResult = BOOST_OUTCOME_V2_NAMESPACE::basic_result<
-    T, Errno, BOOST_OUTCOME_V2_NAMESPACE::policy::terminate>;
+using FsResult =
+    BOOST_OUTCOME_V2_NAMESPACE::basic_result<T, Errno,
+                                             BOOST_OUTCOME_V2_NAMESPACE::policy::terminate>;
 
 /// Error::errno_value() where a system call failed, otherwise what the code stands for.
 int to_errno(const Error& error);
 
-/// The same of something that is decided with the other nodes. EAGAIN where these, or what they agree through, cannot be
-/// asked: nothing has happened, and later it may.
+/// The same of something that is decided with the other nodes. EAGAIN where these, or what they
+/// agree through, cannot be asked: nothing has happened, and later it may.
 int to_errno_of_decision(const Error& error);
 
-/// Of a rename whose source was looked at and refused. Not EINVAL, which mv(1) reports as a move into "a subdirectory
-/// of itself".
+/// Of a rename whose source was looked at and refused. Not EINVAL, which mv(1) reports as a move
+/// into "a subdirectory of itself".
 inline constexpr int kRenameRefused = ECANCELED;
-inline Errno of_rename(Errno error) { return error.value == EINVAL ? Errno{kRenameRefused} : error; }
+inline Errno of_rename(Errno error) {
+  return error.value == EINVAL ? Errno{kRenameRefused} : error;
+}
 
 inline Errno last_errno() { return Errno{errno}; }
 

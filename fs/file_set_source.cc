@@ -18,8 +18,9 @@ void RecentSets::note(std::weak_ptr<FileSetSource> source) {
       const auto alive = one.lock();
       return alive != nullptr ? alive->used() : FileSetSource::Clock::time_point::min();
     };
-    const auto found = std::min_element(sources_.begin(), sources_.end(),
-                                        [&](const auto& a, const auto& b) { return used(a) < used(b); });
+    const auto found =
+        std::min_element(sources_.begin(), sources_.end(),
+                         [&](const auto& a, const auto& b) { return used(a) < used(b); });
     oldest = found->lock();
     sources_.erase(found);
   }

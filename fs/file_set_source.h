@@ -1,4 +1,5 @@
-// File sets that can be made again, and so need not be kept for as long as the kernel knows names in them.
+// File sets that can be made again, and so need not be kept for as long as the kernel knows names
+// in them.
 #pragma once
 
 #include <chrono>
@@ -14,8 +15,8 @@ namespace ptc {
 
 class FileSetSource;
 
-/// Knows which sets are held now, so that of all that is computed when somebody looks, what nobody has looked at for half
-/// a minute takes no memory. Threads: any.
+/// Knows which sets are held now, so that of all that is computed when somebody looks, what nobody
+/// has looked at for half a minute takes no memory. Threads: any.
 class RecentSets {
  public:
   void note(std::weak_ptr<FileSetSource> source);

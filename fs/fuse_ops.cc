@@ -5,8 +5,8 @@
 #include <memory>
 #include <string_view>
 
-#include "fs/fuse_request.h"
 #include "fs/fuse_readdir.h"
+#include "fs/fuse_request.h"
 #include "fs/nodes/job_dir.h"
 
 namespace ptc {
@@ -14,13 +14,19 @@ namespace {
 
 constexpr size_t kMaxName = 255;
 
-const OpenFile& file_of(const fuse_file_info* info) { return *reinterpret_cast<const OpenFile*>(info->fh); }
+const OpenFile& file_of(const fuse_file_info* info) {
+  return *reinterpret_cast<const OpenFile*>(info->fh);
+}
 Handle* handle_of(const fuse_file_info* info) { return file_of(info).get(); }
 
-const Awaited* awaited_by_save(const Handle& handle) { return handle.is_agreed_on() ? &kAgreement : nullptr; }
+const Awaited* awaited_by_save(const Handle& handle) {
+  return handle.is_agreed_on() ? &kAgreement : nullptr;
+}
 
 /// Whom an operation that changes the node may have to wait for.
-const Awaited* awaited_by_change(const Node& node) { return node.is_agreed_on() ? &kAgreement : nullptr; }
+const Awaited* awaited_by_change(const Node& node) {
+  return node.is_agreed_on() ? &kAgreement : nullptr;
+}
 
 FsResult<std::string> checked_name(std::string name) {
   std::string result = std::move(name);
@@ -47,7 +53,8 @@ void on_init(void*, fuse_conn_info* connection) {
   connection->max_read = 1 << 20;
   connection->max_write = 1 << 20;
   connection->max_readahead = 1 << 20;
-  // Reads ahead of a source that does not answer are such requests, too: others must find room beside them.
+  // Reads ahead of a source that does not answer are such requests, too: others must find room
+  // beside them.
   connection->max_background = 512;
   connection->congestion_threshold = 384;
 }
@@ -55,7 +62,8 @@ void on_init(void*, fuse_conn_info* connection) {
 void on_lookup(fuse_req_t raw, fuse_ino_t parent, const char* name) {
   NodeRef directory = node_of(raw, parent).shared_from_this();
   const Awaited* awaited = directory->awaited();
-  auto look_up = [directory = std::move(directory), name = std::string(name)](FuseRequest& request) -> FsResult<> {
+  auto look_up = [directory = std::move(directory),
+                  name = std::string(name)](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
     PTC_TRY(auto node, directory->lookup(checked));
     request.entry(node);
@@ -91,7 +99,9 @@ FsResult<> reply_attributes(FuseRequest& request, Node& node) {
 void on_getattr(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
   NodeRef node = node_of(raw, inode).shared_from_this();
   const Awaited* awaited = node->awaited();
-  auto tell = [node = std::move(node)](FuseRequest& request) { return reply_attributes(request, *node); };
+  auto tell = [node = std::move(node)](FuseRequest& request) {
+    return reply_attributes(request, *node);
+  };
   serve(raw, Op::kGetattr, inode, awaited, std::move(tell));
 }
 
@@ -111,8 +121,8 @@ void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse
   auto change = [&node, handle, set, wanted](FuseRequest& request) -> FsResult<> {
     AttributeChange all = wanted;
     // With the second version of killpriv, the kernel leaves it to us where somebody without the
-    // right writes or truncates, and says so by a bit that libfuse takes away. What changes the owner
-    // does it by itself.
+    // right writes or truncates, and says so by a bit that libfuse takes away. What changes the
+    // owner does it by itself.
     if (set == 0 || (all.size && request.caller().uid != 0)) all.drops_suid = request.caller();
     PTC_TRY(node.set_attributes(all, handle));
     return reply_attributes(request, node);
@@ -200,7 +210,8 @@ void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t t
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kRename, parent, awaited_by_change(source.is_agreed_on() ? source : target), std::move(rename));
+  serve(raw, Op::kRename, parent, awaited_by_change(source.is_agreed_on() ? source : target),
+        std::move(rename));
 }
 
 /// The reply of open and create: who gets the handle depends on whether the kernel took it.
@@ -208,7 +219,8 @@ template <class Send>
 void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Send send) {
   info->direct_io = opened.mode == IoMode::kDirect;
   info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
-  // Only a written file has something to say at its close; a reader's succeeds without a daemon, too.
+  // Only a written file has something to say at its close; a reader's succeeds without a daemon,
+  // too.
   info->noflush = (info->flags & O_ACCMODE) == O_RDONLY;
   auto file = std::make_unique<OpenFile>(std::move(opened.handle));
   info->fh = reinterpret_cast<uint64_t>(file.get());
@@ -221,7 +233,8 @@ void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Sen
 void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
   NodeRef node = node_of(raw, inode).shared_from_this();
   const Awaited* awaited = node->awaited();
-  auto open = [node = std::move(node), reply_info = *info](FuseRequest& request) mutable -> FsResult<> {
+  auto open = [node = std::move(node),
+               reply_info = *info](FuseRequest& request) mutable -> FsResult<> {
     PTC_TRY(auto opened, node->open(request.caller(), reply_info.flags));
     reply_opened(request, std::move(opened), &reply_info,
                  [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
@@ -272,7 +285,9 @@ void on_read(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   };
   Handle& handle = *handle_of(info);
   if (const Awaited* awaited = handle.awaited()) {
-    auto later = [read, file = file_of(info)](FuseRequest& request) { return read(request, *file); };
+    auto later = [read, file = file_of(info)](FuseRequest& request) {
+      return read(request, *file);
+    };
     return serve(raw, Op::kRead, inode, awaited, std::move(later));
   }
   serve(raw, Op::kRead, inode, [&](FuseRequest& request) { return read(request, handle); });
@@ -353,16 +368,18 @@ void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
     struct statvfs space = {};
     if (::statvfs(request.tree().store().directory().c_str(), &space) != 0) return last_errno();
     space.f_namemax = kMaxName;
-    if (const auto* in_job = dynamic_cast<const RealNode*>(&node_of(raw, inode))) in_job->limit_space(space);
+    if (const auto* in_job = dynamic_cast<const RealNode*>(&node_of(raw, inode)))
+      in_job->limit_space(space);
     request.reply([&](fuse_req_t r) { return fuse_reply_statfs(r, &space); });
     return ok();
   });
 }
 
-void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value,
-                 size_t size, int flags) {
+void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value, size_t size,
+                 int flags) {
   Node& node = node_of(raw, inode);
-  auto set = [&node, name = std::string(name), value = std::string(value, size), flags](FuseRequest& request) -> FsResult<> {
+  auto set = [&node, name = std::string(name), value = std::string(value, size),
+              flags](FuseRequest& request) -> FsResult<> {
     PTC_TRY(node.set_xattr(name, value, flags));
     request.done_ok();
     return ok();
@@ -383,7 +400,9 @@ FsResult<> reply_xattr(FuseRequest& request, const std::string& value, size_t si
 void on_getxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, size_t size) {
   serve(raw, Op::kGetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
     // Said once, `ls -l` asks no file of this mount for labels and access lists again.
-    if (!std::string_view(name).starts_with("user.") && std::string_view(name) != JobDir::kQuotaXattr) return Errno{EOPNOTSUPP};
+    if (!std::string_view(name).starts_with("user.") &&
+        std::string_view(name) != JobDir::kQuotaXattr)
+      return Errno{EOPNOTSUPP};
     PTC_TRY(auto value, node_of(raw, inode).get_xattr(name));
     return reply_xattr(request, value, size);
   });

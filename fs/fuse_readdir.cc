@@ -99,9 +99,8 @@ FsResult<> read_directory(FuseRequest& request, Node& node, size_t size, off_t o
     page.add_plus(next->name, entry, after);
   }
   if (page.bytes.empty() && room) listings.drop(node);
-  bool delivered = request.reply([&](fuse_req_t raw) {
-    return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size());
-  });
+  bool delivered = request.reply(
+      [&](fuse_req_t raw) { return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size()); });
   if (!delivered) {
     for (const NodeRef& child : told) request.tree().table().forget(child.get(), 1);
   }

@@ -3,7 +3,6 @@
 
 #define FUSE_USE_VERSION 314
 #include <fuse3/fuse_lowlevel.h>
-
 #include <spdlog/spdlog.h>
 
 #include <cerrno>
@@ -19,15 +18,18 @@
 
 namespace ptc {
 
-inline FuseSession& session_of(fuse_req_t raw) { return *static_cast<FuseSession*>(fuse_req_userdata(raw)); }
+inline FuseSession& session_of(fuse_req_t raw) {
+  return *static_cast<FuseSession*>(fuse_req_userdata(raw));
+}
 inline Tree& tree_of(fuse_req_t raw) { return session_of(raw).tree(); }
 inline Caller caller_of(fuse_req_t raw) {
   const fuse_ctx* context = fuse_req_ctx(raw);
   return {context->uid, context->gid, context->pid};
 }
 
-/// Replies on the thread that made it. Destroyed without a reply: EIO. One that may wait (`waiting`) can have been replied
-/// to by another: then its own replies go nowhere, and `raw` is not to be used.
+/// Replies on the thread that made it. Destroyed without a reply: EIO. One that may wait
+/// (`waiting`) can have been replied to by another: then its own replies go nowhere, and `raw` is
+/// not to be used.
 class FuseRequest {
  public:
   explicit FuseRequest(fuse_req_t raw) : FuseRequest(raw, tree_of(raw), caller_of(raw), nullptr) {}
@@ -78,10 +80,12 @@ class FuseRequest {
   bool done_ = false, failed_ = false;
 };
 
-/// An open file, as the kernel's `fh` points to it. Who reads holds it: it may be closed when the reader was killed.
+/// An open file, as the kernel's `fh` points to it. Who reads holds it: it may be closed when the
+/// reader was killed.
 using OpenFile = std::shared_ptr<Handle>;
 
-/// Node of a node id. The kernel holds a reference to it during the request, until it is replied to.
+/// Node of a node id. The kernel holds a reference to it during the request, until it is replied
+/// to.
 Node& node_of(fuse_req_t raw, fuse_ino_t inode);
 fuse_ino_t id_of(const Node& node);
 
@@ -108,15 +112,16 @@ int run(FuseRequest& request, Op op, Body& body) noexcept {
 template <class Body>
 void serve(fuse_req_t raw, Op op, fuse_ino_t inode, Body body) noexcept {
   FuseRequest request(raw);
-  InFlight in_flight(request.tree().stats(), op, inode, static_cast<uint32_t>(request.caller().pid));
+  InFlight in_flight(request.tree().stats(), op, inode,
+                     static_cast<uint32_t>(request.caller().pid));
   const int failed = run(request, op, body);
   if (failed == 0) return;
   in_flight.failed();
   if (!request.done()) request.error(failed);
 }
 
-/// The same for one that may wait for somebody; null: for nobody. `body` outlives the callback, and may outlive what the
-/// kernel knows: it holds what it uses, and `awaited`.
+/// The same for one that may wait for somebody; null: for nobody. `body` outlives the callback, and
+/// may outlive what the kernel knows: it holds what it uses, and `awaited`.
 template <class Body>
 void serve(fuse_req_t raw, Op op, fuse_ino_t inode, const Awaited* awaited, Body body) noexcept {
   if (awaited == nullptr) return serve(raw, op, inode, std::move(body));
@@ -125,15 +130,15 @@ void serve(fuse_req_t raw, Op op, fuse_ino_t inode, const Awaited* awaited, Body
     if (failed != 0 && !request.done()) request.failed(failed);
   };
   FuseSession& session = session_of(raw);
-  session.waits().run(std::make_shared<WaitingRequest>(raw, session.tree(), caller_of(raw), op, inode, *awaited,
-                                                       std::move(answer)));
+  session.waits().run(std::make_shared<WaitingRequest>(raw, session.tree(), caller_of(raw), op,
+                                                       inode, *awaited, std::move(answer)));
 }
 
 /// Every operation, for fuse_session_new().
 const fuse_lowlevel_ops& fuse_operations();
 
-/// What the reply of open or create on this thread is to carry: a backing id, or 0. The session puts
-/// it into the bytes of the reply, where this libfuse has no field for it.
+/// What the reply of open or create on this thread is to carry: a backing id, or 0. The session
+/// puts it into the bytes of the reply, where this libfuse has no field for it.
 int32_t& reply_backing_id();
 
 }  // namespace ptc

@@ -98,8 +98,10 @@ bool unmount_by_helper(const std::string& mount_point, bool lazy) {
 }  // namespace
 
 FuseSession::FuseSession(Tree& tree, const MountOptions& options)
-    : tree_(tree), options_(options),
-      waits_({.patience = options.patience, .counted = [this](int change) { note_waiting(change); }}) {}
+    : tree_(tree),
+      options_(options),
+      waits_({.patience = options.patience,
+              .counted = [this](int change) { note_waiting(change); }}) {}
 
 Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountOptions& options) {
   std::unique_ptr<FuseSession> session(new FuseSession(tree, options));
@@ -113,9 +115,8 @@ Result<> FuseSession::start() {
     if (c == ',' || c == '\\') source += '\\';
     source += c;
   }
-  std::string mount_options =
-      fmt::format("default_permissions,nosuid,nodev,fsname={},subtype=ptcfs,max_read={}", source,
-                  kMaxRequest);
+  std::string mount_options = fmt::format(
+      "default_permissions,nosuid,nodev,fsname={},subtype=ptcfs,max_read={}", source, kMaxRequest);
   if (options_.allow_other) mount_options += ",allow_other";
   for (const std::string& option : options_.kernel_options) mount_options += "," + option;
   fuse_set_log_func(&log_for_libfuse);
@@ -167,8 +168,8 @@ FuseSession::~FuseSession() {
   for (std::vector<std::thread>* threads : {&threads_, &spare_})
     for (std::thread& thread : *threads) thread.join();
   tree_.passthrough().stop();
-  // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After a
-  // lazy unmount it would not, and take away whatever is mounted there by now.
+  // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After
+  // a lazy unmount it would not, and take away whatever is mounted there by now.
   if (clean) fuse_session_unmount(session_);
   fuse_session_destroy(session_);
   tree_.table().forget_all();
@@ -199,7 +200,9 @@ void FuseSession::note_waiting(int change) {
 }
 
 bool FuseSession::is_spare() {
-  const auto too_many = [this] { return running_.load() - waiting_.load() > static_cast<int>(options_.threads); };
+  const auto too_many = [this] {
+    return running_.load() - waiting_.load() > static_cast<int>(options_.threads);
+  };
   if (!too_many()) return false;
   std::lock_guard lock(mutex_);
   if (!too_many() || stopping_) return false;
@@ -301,12 +304,17 @@ void FuseSession::prune_names(bool all) {
   for (size_t part = 0; part < NodeTable::kParts; ++part) {
     std::vector<uint64_t> ids;
     for (const Node* node : tree_.table().known_to_kernel(part))
-      if (const fuse_ino_t id = reinterpret_cast<fuse_ino_t>(node); node != &tree_.root()) ids.push_back(id);
+      if (const fuse_ino_t id = reinterpret_cast<fuse_ino_t>(node); node != &tree_.root())
+        ids.push_back(id);
     for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
       const size_t count = std::min(kAtOnce, ids.size() - begin);
       PruneOut prune = {static_cast<uint32_t>(count), 0, 0};
-      OutHeader header = {static_cast<uint32_t>(sizeof header + sizeof prune + count * sizeof(uint64_t)), kNotifyPrune, 0};
-      iovec parts[] = {{&header, sizeof header}, {&prune, sizeof prune}, {&ids[begin], count * sizeof(uint64_t)}};
+      OutHeader header = {
+          static_cast<uint32_t>(sizeof header + sizeof prune + count * sizeof(uint64_t)),
+          kNotifyPrune, 0};
+      iovec parts[] = {{&header, sizeof header},
+                       {&prune, sizeof prune},
+                       {&ids[begin], count * sizeof(uint64_t)}};
       if (::writev(fuse_session_fd(session_), parts, 3) < 0) return;  // there is no mount any more
     }
   }
@@ -316,8 +324,8 @@ void FuseSession::set_read_ahead() const {
   // 128 KiB whatever INIT asks for; files that are read through the daemon want more.
   struct stat stat = {};
   if (::stat(options_.mount_point.c_str(), &stat) != 0) return;
-  std::ofstream(fmt::format("/sys/class/bdi/{}:{}/read_ahead_kb", major(stat.st_dev),
-                            minor(stat.st_dev)))
+  std::ofstream(
+      fmt::format("/sys/class/bdi/{}:{}/read_ahead_kb", major(stat.st_dev), minor(stat.st_dev)))
       << kMaxRequest / 1024;
 }
 
@@ -349,7 +357,8 @@ void FuseSession::answer_init(struct iovec* iov, int count) {
     out.flags2 |= kPassthrough >> 32;
     out.max_stack_depth = 1;
   }
-  // Otherwise one lookup that waits holds up all others in its directory, and nobody can kill these.
+  // Otherwise one lookup that waits holds up all others in its directory, and nobody can kill
+  // these.
   if ((offered & kParallelDirops) != 0) out.flags |= kParallelDirops;
   // Otherwise every write asks for security.capability first.
   if ((offered & kKillprivV2) != 0) out.flags |= kKillprivV2;
@@ -369,8 +378,10 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
     int error = (self->kernel_flags_ & kPassthrough) != 0 ? self->tree_.passthrough().start(fd)
                                                           : EOPNOTSUPP;
     if (error != 0) {
-      spdlog::warn("the kernel will not read images by itself ({}); everything goes through this "
-                   "process, at a fraction of the speed", std::strerror(error));
+      spdlog::warn(
+          "the kernel will not read images by itself ({}); everything goes through this "
+          "process, at a fraction of the speed",
+          std::strerror(error));
     }
     {
       std::lock_guard lock(self->mutex_);
@@ -379,8 +390,8 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
     self->ended_.notify_all();
     return written;
   }
-  if (int32_t id = reply_backing_id(); id != 0 && header.error == 0 && count == 2 &&
-                                       iov[1].iov_len >= sizeof(OpenOut)) {
+  if (int32_t id = reply_backing_id();
+      id != 0 && header.error == 0 && count == 2 && iov[1].iov_len >= sizeof(OpenOut)) {
     char* at = static_cast<char*>(iov[1].iov_base) + iov[1].iov_len - sizeof(OpenOut);
     OpenOut open;
     std::memcpy(&open, at, sizeof(open));

@@ -22,12 +22,13 @@ struct iovec;
 namespace ptc {
 
 struct MountOptions {
-  std::string mount_point;  // an existing directory, absolute
+  std::string mount_point;       // an existing directory, absolute
   std::string source = "ptcfs";  // shown by mount(8), which knows its fstab line by it
   bool allow_other = false;
-  bool debug = false;       // every request on stderr
-  unsigned threads = 24;    // that answer requests; beside those that wait for others
-  std::chrono::milliseconds patience{60000};  // a request waits so long for another node or a foreign file
+  bool debug = false;     // every request on stderr
+  unsigned threads = 24;  // that answer requests; beside those that wait for others
+  std::chrono::milliseconds patience{
+      60000};  // a request waits so long for another node or a foreign file
   std::vector<std::string> kernel_options;  // noexec, noatime …
 };
 
@@ -50,8 +51,8 @@ class FuseSession : public KernelCache {
   /// After this no request is answered any more.
   void stop();
 
-  /// The kernel forgets names that nobody uses now, if it knows very many, or `all` the same (Linux 6.18; before, it does so
-  /// when it needs the memory). Now and then.
+  /// The kernel forgets names that nobody uses now, if it knows very many, or `all` the same (Linux
+  /// 6.18; before, it does so when it needs the memory). Now and then.
   void prune_names(bool all = false);
 
   void drop_attributes(const Node& node) override;
@@ -77,16 +78,17 @@ class FuseSession : public KernelCache {
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::atomic<int> running_{0};    // threads that serve, changed with mutex_ held
-  std::atomic<int> waiting_{0};    // those of them that may be waiting for others
+  std::atomic<int> running_{0};     // threads that serve, changed with mutex_ held
+  std::atomic<int> waiting_{0};     // those of them that may be waiting for others
   std::vector<std::thread> spare_;  // that end; guarded
-  bool stopping_ = false;          // guarded
-  bool gone_ = false;              // nothing is received any more: unmounted, or stopped; guarded
+  bool stopping_ = false;           // guarded
+  bool gone_ = false;               // nothing is received any more: unmounted, or stopped; guarded
   bool is_over() const { return gone_ && running_ <= waiting_; }  // mutex_ held
-  bool greeted_ = false;           // guarded
-  bool unmounted_ = false;         // guarded
-  bool clean_ = false;             // unmounted, and nothing was open; guarded
-  static constexpr uint32_t kMinorWithEpochs = 44, kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
+  bool greeted_ = false;                                          // guarded
+  bool unmounted_ = false;                                        // guarded
+  bool clean_ = false;  // unmounted, and nothing was open; guarded
+  static constexpr uint32_t kMinorWithEpochs = 44,
+                            kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
   std::atomic<uint32_t> kernel_minor_{0};
   Waits waits_;

@@ -53,16 +53,20 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const Content& con
   return find_or_gather(key, content, true);
 }
 
-void GatherCache::prepare(const std::string& key, const std::string& awaited, std::function<Result<Content>()> make) {
+void GatherCache::prepare(const std::string& key, const std::string& awaited,
+                          std::function<Result<Content>()> make) {
   if (space_ == nullptr) return;
   std::lock_guard lock(mutex_);
   const auto same = [&](const Wanted& wanted) { return wanted.key == key; };
-  if (entries_.contains(key) || queue_.size() >= kMostWanted || std::any_of(queue_.begin(), queue_.end(), same)) return;
+  if (entries_.contains(key) || queue_.size() >= kMostWanted ||
+      std::any_of(queue_.begin(), queue_.end(), same))
+    return;
   queue_.push_back({key, awaited, std::move(make)});
   wanted_.notify_one();
 }
 
-GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const Content& content, bool opened) {
+GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const Content& content,
+                                                 bool opened) {
   const uint64_t bytes = content.bytes;
   if (space_ == nullptr || bytes < kWorthBytes || bytes > limit_bytes_) return nullptr;
   Files reusable;
@@ -128,14 +132,16 @@ Result<> GatherCache::refresh(const std::string& prefix) {
       });
     });
     for (const auto& [key, entry] : entries_)
-      if (entry.file != nullptr && entry.again && key.starts_with(prefix)) files.emplace_back(entry.file, entry.again);
+      if (entry.file != nullptr && entry.again && key.starts_with(prefix))
+        files.emplace_back(entry.file, entry.again);
   }
   Result<> result = ok();
   std::vector<std::byte> buffer(kChunkBytes);
   auto mend = [&](ScratchFile& file, const std::function<Result<Fill>()>& again) -> Result<> {
     PTC_TRY(auto fill, again());
     for (uint64_t offset = 0; offset < file.bytes(); offset += kChunkBytes) {
-      const std::span<std::byte> held = file.memory().subspan(offset, std::min(kChunkBytes, file.bytes() - offset));
+      const std::span<std::byte> held =
+          file.memory().subspan(offset, std::min(kChunkBytes, file.bytes() - offset));
       PTC_TRY(fill(offset, std::span(buffer).first(held.size())));
       if (std::memcmp(held.data(), buffer.data(), held.size()) == 0) continue;
       std::memcpy(held.data(), buffer.data(), held.size());
@@ -157,9 +163,8 @@ bool GatherCache::make_room(uint64_t bytes, Files& out) {
     idle_bytes += it->second.bytes;
   }
   if (bytes_ - idle_bytes + bytes > limit_bytes_) return false;
-  std::sort(idle.begin(), idle.end(), [](const Position& a, const Position& b) {
-    return a->second.used < b->second.used;
-  });
+  std::sort(idle.begin(), idle.end(),
+            [](const Position& a, const Position& b) { return a->second.used < b->second.used; });
   const Clock::time_point now = Clock::now();
   for (Position it : idle) {
     bool old = out.empty() && (it->second.once || now - it->second.used > kReuseAfter);
@@ -189,7 +194,8 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::memory(uint64_t bytes, Files& 
   return std::shared_ptr<ScratchFile>(std::move(fresh));
 }
 
-Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content, Files& reusable, bool opened) {
+Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content, Files& reusable,
+                                                         bool opened) {
   PTC_TRY(auto file, memory(content.bytes, reusable));
   const std::span<std::byte> all = file->memory();
   if (!opened) {
@@ -199,8 +205,8 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content,
   const size_t chunks = (all.size() + kChunkBytes - 1) / kChunkBytes;
   auto fill = [&](size_t i) -> Result<> {
     const uint64_t begin = i * kChunkBytes;
-    return content.fill(
-        begin, all.subspan(begin, std::min<uint64_t>(kChunkBytes, all.size() - begin)));
+    return content.fill(begin,
+                        all.subspan(begin, std::min<uint64_t>(kChunkBytes, all.size() - begin)));
   };
   if (content.awaited.empty()) {
     PTC_TRY(team_.parallel_for(chunks, fill));
@@ -254,9 +260,10 @@ void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock, seconds unused_f
   const Clock::time_point now = Clock::now();
   for (auto it = entries_.begin(); it != entries_.end();) {
     Entry& entry = it->second;
-    // What somebody has mapped would take its memory all the same, and could not be mended any more.
-    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 || now - entry.used < unused_for ||
-                  !entry.file->unshared();
+    // What somebody has mapped would take its memory all the same, and could not be mended any
+    // more.
+    bool wanted = entry.file == nullptr || entry.file.use_count() > 1 ||
+                  now - entry.used < unused_for || !entry.file->unshared();
     if (wanted) {
       ++it;
       continue;

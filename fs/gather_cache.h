@@ -38,23 +38,28 @@ class GatherCache {
   struct Content {
     uint64_t bytes;
     Fill fill;
-    bool once = false;  // opened once as a rule: its memory may be written again as soon as it is closed
-    /// The same anew, of where its bytes lie by then; none: nothing that it is made of is ever mended.
+    bool once =
+        false;  // opened once as a rule: its memory may be written again as soon as it is closed
+    /// The same anew, of where its bytes lie by then; none: nothing that it is made of is ever
+    /// mended.
     std::function<Result<Fill>()> again = nullptr;
-    std::string awaited = {};  // whom making it may wait for; then it is made by threads that nobody else needs
+    std::string awaited =
+        {};  // whom making it may wait for; then it is made by threads that nobody else needs
   };
 
-  /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes: equal
-  /// keys, equal bytes. Waits while it is gathered, by this or another thread. nullptr when reading
-  /// it as it is serves better (small), or it cannot be had (no room, some byte is lost).
+  /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes:
+  /// equal keys, equal bytes. Waits while it is gathered, by this or another thread. nullptr when
+  /// reading it as it is serves better (small), or it cannot be had (no room, some byte is lost).
   FileRef get(const std::string& key, const Content& content);
 
-  /// The same in the background, for an open that is likely to come: `make` is called there, on one thread for all that
-  /// may wait for the same (`awaited`). Forgotten when many wait.
-  void prepare(const std::string& key, const std::string& awaited, std::function<Result<Content>()> make);
+  /// The same in the background, for an open that is likely to come: `make` is called there, on one
+  /// thread for all that may wait for the same (`awaited`). Forgotten when many wait.
+  void prepare(const std::string& key, const std::string& awaited,
+               std::function<Result<Content>()> make);
 
-  /// What files with such keys are made of has been mended: bytes that differ are written over in the very memory that
-  /// readers have open or mapped. Returns when that is done; the first error, when some of it could not be had.
+  /// What files with such keys are made of has been mended: bytes that differ are written over in
+  /// the very memory that readers have open or mapped. Returns when that is done; the first error,
+  /// when some of it could not be had.
   Result<> refresh(const std::string& prefix);
 
   /// Gives back what nobody has open or mapped: each file of it takes a descriptor.
@@ -62,9 +67,9 @@ class GatherCache {
 
   uint64_t limit_bytes() const { return limit_bytes_; }
   struct Numbers {
-    uint64_t bytes = 0, files = 0;         // held now
-    uint64_t hits = 0, misses = 0;         // opens that found a file, or had it gathered
-    uint64_t refused = 0;                  // no room
+    uint64_t bytes = 0, files = 0;  // held now
+    uint64_t hits = 0, misses = 0;  // opens that found a file, or had it gathered
+    uint64_t refused = 0;           // no room
     uint64_t gathered_bytes = 0;
     uint64_t evicted_for_room = 0, evicted_idle = 0;
   };
@@ -75,7 +80,7 @@ class GatherCache {
   struct Entry {
     std::shared_ptr<ScratchFile> file;  // nullptr while it is being gathered
     uint64_t bytes = 0;
-    bool once = false;    // as Content says, and was opened
+    bool once = false;  // as Content says, and was opened
     Clock::time_point used;
     std::function<Result<Fill>()> again;
   };
@@ -116,10 +121,10 @@ class GatherCache {
   std::condition_variable_any wanted_, ending_;
   std::unordered_map<std::string, Entry> entries_;  // guarded
   std::deque<Wanted> queue_;                        // guarded
-  std::set<std::string> ahead_of_;                  // those that a thread may be waiting for now; guarded
-  uint64_t bytes_ = 0;                              // of all entries; guarded
-  Numbers counts_;                                  // without what is held now; guarded
-  std::vector<std::jthread> background_;            // last: they use all of the above
+  std::set<std::string> ahead_of_;        // those that a thread may be waiting for now; guarded
+  uint64_t bytes_ = 0;                    // of all entries; guarded
+  Numbers counts_;                        // without what is held now; guarded
+  std::vector<std::jthread> background_;  // last: they use all of the above
 };
 
 }  // namespace ptc

@@ -28,14 +28,17 @@ std::optional<std::pair<std::string, int>> handle_of(int fd) {
   HandleSpace space = {};
   space.handle.handle_bytes = MAX_HANDLE_SZ;
   int mount_id = 0;
-  if (::name_to_handle_at(fd, "", &space.handle, &mount_id, AT_EMPTY_PATH) != 0) return std::nullopt;
+  if (::name_to_handle_at(fd, "", &space.handle, &mount_id, AT_EMPTY_PATH) != 0)
+    return std::nullopt;
   const char* begin = reinterpret_cast<const char*>(&space.handle.handle_type);
-  return std::pair(std::string(begin, sizeof space.handle.handle_type + space.handle.handle_bytes), mount_id);
+  return std::pair(std::string(begin, sizeof space.handle.handle_type + space.handle.handle_bytes),
+                   mount_id);
 }
 
 UniqueFd open_handle(int mount, const std::string& handle) {
   HandleSpace space = {};
-  space.handle.handle_bytes = static_cast<unsigned>(handle.size() - sizeof space.handle.handle_type);
+  space.handle.handle_bytes =
+      static_cast<unsigned>(handle.size() - sizeof space.handle.handle_type);
   std::memcpy(&space.handle.handle_type, handle.data(), handle.size());
   return UniqueFd(::open_by_handle_at(mount, &space.handle, O_PATH | O_NOFOLLOW | O_CLOEXEC));
 }
@@ -112,8 +115,8 @@ void HostFile::let_go() {
 }
 
 FsResult<int> descriptors_left(int any) {
-  // The lowest number that is free is given: a high one says how many are in use. A few below it may be free again, which
-  // something had that was open for a moment.
+  // The lowest number that is free is given: a high one says how many are in use. A few below it
+  // may be free again, which something had that was open for a moment.
   constexpr int kFreeBelow = 3;
   static const int most = static_cast<int>(descriptor_limit() - reserved_descriptors());
   UniqueFd below[kFreeBelow];

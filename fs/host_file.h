@@ -17,7 +17,8 @@ namespace ptc {
 class HeldFd {
  public:
   explicit HeldFd(UniqueFd own) : own_(std::move(own)), fd_(own_.get()) {}
-  explicit HeldFd(std::shared_ptr<const UniqueFd> kept) : kept_(std::move(kept)), fd_(kept_->get()) {}
+  explicit HeldFd(std::shared_ptr<const UniqueFd> kept)
+      : kept_(std::move(kept)), fd_(kept_->get()) {}
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
   std::string proc_path() const;  // by which the very file is opened
@@ -28,8 +29,9 @@ class HeldFd {
   int fd_;
 };
 
-/// Finds files of one file system by their handles (name_to_handle_at(2)), which cost no descriptor. Needs
-/// CAP_DAC_READ_SEARCH, and a file system that can (ext4, XFS, tmpfs …); otherwise each file keeps a descriptor.
+/// Finds files of one file system by their handles (name_to_handle_at(2)), which cost no
+/// descriptor. Needs CAP_DAC_READ_SEARCH, and a file system that can (ext4, XFS, tmpfs …);
+/// otherwise each file keeps a descriptor.
 class FileHandles {
  public:
   FileHandles() = default;
@@ -57,11 +59,12 @@ class HostFile {
   /// Whether both are of one file, and not of two that had one inode number after each other.
   bool same_file(const HostFile& other) const;
 
-  /// From now on a descriptor is kept, so that the file lives without a name, until each call has been followed by one of
-  /// unpin(). Fails silently where there is none.
+  /// From now on a descriptor is kept, so that the file lives without a name, until each call has
+  /// been followed by one of unpin(). Fails silently where there is none.
   void pin(int fd);
   void unpin();
-  /// Lets go of a descriptor, by which a removed file keeps its memory; hold() is ESTALE from then on.
+  /// Lets go of a descriptor, by which a removed file keeps its memory; hold() is ESTALE from then
+  /// on.
   void let_go();
 
  private:
@@ -75,8 +78,8 @@ class HostFile {
 /// One descriptor, or more, that a user's open file takes. As long as it lives it counts for him.
 class DescriptorShare {
  public:
-  /// EMFILE: the rest is for others, see check_descriptors(); or he has as many as are left for all others, so that whoever
-  /// comes finds some. The latter not of root, nor of who runs the daemon.
+  /// EMFILE: the rest is for others, see check_descriptors(); or he has as many as are left for all
+  /// others, so that whoever comes finds some. The latter not of root, nor of who runs the daemon.
   static FsResult<std::shared_ptr<DescriptorShare>> take(uid_t user, int any);
   ~DescriptorShare();
   DescriptorShare(const DescriptorShare&) = delete;
@@ -88,8 +91,9 @@ class DescriptorShare {
 };
 using DescriptorShareRef = std::shared_ptr<DescriptorShare>;
 
-/// EMFILE when the descriptors are as good as gone: the last are left to what nobody asked for by opening files, that is
-/// other nodes, the metadata, and the daemon's own work. `any` is one of whatever.
+/// EMFILE when the descriptors are as good as gone: the last are left to what nobody asked for by
+/// opening files, that is other nodes, the metadata, and the daemon's own work. `any` is one of
+/// whatever.
 FsResult<> check_descriptors(int any);
 /// How many are left for open files, however many; the errno where there is none.
 FsResult<int> descriptors_left(int any);

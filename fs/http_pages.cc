@@ -34,8 +34,9 @@ constexpr StaticFile kStaticFiles[] = {{"/style.css", "style", "text/css; charse
 HttpReply not_found() {
   HttpReply reply;
   reply.status = 404;
-  reply.body = "404 Not Found: there are /, /metrics, /api/jobs.json and "
-               "/jobs/<job>/{status.json,plan.json,plan.svg}\n";
+  reply.body =
+      "404 Not Found: there are /, /metrics, /api/jobs.json and "
+      "/jobs/<job>/{status.json,plan.json,plan.svg}\n";
   return reply;
 }
 

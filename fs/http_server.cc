@@ -48,8 +48,7 @@ std::string_view view(beast::string_view text) { return {text.data(), text.size(
 HttpReply refusal(http::status status, std::string_view why) {
   HttpReply reply;
   reply.status = static_cast<unsigned>(status);
-  reply.body = fmt::format("{} {}: {}\n", reply.status,
-                           view(http::obsolete_reason(status)), why);
+  reply.body = fmt::format("{} {}: {}\n", reply.status, view(http::obsolete_reason(status)), why);
   return reply;
 }
 
@@ -87,8 +86,10 @@ Result<HttpAddress> HttpAddress::parse(std::string_view text) {
                      (bracketed || host.find(':') == std::string_view::npos);
   if (port.empty() || error != std::errc() || end != port.data() + port.size() || number > 65535 ||
       !plain)
-    return invalid_argument("'{}' is no address to listen on; it is like 127.0.0.1:9090, "
-                            "[::1]:9090 or :9090", text);
+    return invalid_argument(
+        "'{}' is no address to listen on; it is like 127.0.0.1:9090, "
+        "[::1]:9090 or :9090",
+        text);
   return HttpAddress{host.empty() ? "127.0.0.1" : std::string(host), std::string(port)};
 }
 
@@ -139,8 +140,8 @@ Result<> HttpServer::Impl::listen(const HttpAddress& address) {
   const tcp::endpoint bound = acceptor.local_endpoint(error);
   loopback = bound.address().is_loopback();
   const std::string host = bound.address().to_string();
-  url = fmt::format("http://{}:{}/", bound.address().is_v6() ? "[" + host + "]" : host,
-                    bound.port());
+  url =
+      fmt::format("http://{}:{}/", bound.address().is_v6() ? "[" + host + "]" : host, bound.port());
   names.push_back(address.host);
   return ok();
 }
@@ -216,10 +217,8 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
       break;
     else if (read_error && read_error.category() == error_code(http::error::bad_method).category())
       reply = refusal(http::status::bad_request, read_error.message());
-    else if (read_error)
-      co_return;  // gone, or too slow
-    else
-      reply = answer_to(request);
+    else if (read_error) co_return;  // gone, or too slow
+    else reply = answer_to(request);
     Response response = response_to(request, std::move(reply));
     const bool last = !response.keep_alive();
     stream.expires_after(limits.reply);
@@ -230,8 +229,8 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
   co_await close(stream);
 }
 
-/// What is still coming in is taken for a moment: closing at once would make the kernel send a reset,
-/// which can overtake the answer.
+/// What is still coming in is taken for a moment: closing at once would make the kernel send a
+/// reset, which can overtake the answer.
 asio::awaitable<void> HttpServer::Impl::close(beast::tcp_stream& stream) {
   error_code ignored;
   stream.socket().shutdown(tcp::socket::shutdown_send, ignored);

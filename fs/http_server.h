@@ -25,7 +25,7 @@ struct HttpLimits {
   size_t header_bytes = 8 << 10;
   size_t connections = 64;                   // further ones wait in the kernel's queue
   std::chrono::milliseconds request{5'000};  // from the end of an answer to that of a header
-  std::chrono::milliseconds reply{30'000};    // until a client has taken an answer
+  std::chrono::milliseconds reply{30'000};   // until a client has taken an answer
 };
 
 /// Where to listen: "127.0.0.1:9090", "[::1]:9090", "localhost:9090", and ":9090", which is
@@ -35,8 +35,8 @@ struct HttpAddress {
   static Result<HttpAddress> parse(std::string_view text);
 };
 
-/// Asked only by its address, by localhost, by this machine's name or the name it was told to listen
-/// on: a web page elsewhere, whose name leads here (DNS rebinding), gets 421.
+/// Asked only by its address, by localhost, by this machine's name or the name it was told to
+/// listen on: a web page elsewhere, whose name leads here (DNS rebinding), gets 421.
 class HttpServer {
  public:
   /// What to answer to a path, "/" first, without the query, not decoded. Called on the server's

@@ -1,4 +1,5 @@
-// Directories as they are listed: what is where, and the listings that readers are in the middle of.
+// Directories as they are listed: what is where, and the listings that readers are in the middle
+// of.
 #pragma once
 
 #include <chrono>
@@ -14,12 +15,12 @@ namespace ptc {
 
 /// The entries of a directory in the order of their places (DirEntry::place, all filled in). Places
 /// hold whoever asks and whenever: a directory is not opened, so nothing is remembered between two
-/// parts of a listing but the place where the first ended. Names that come or go meanwhile may show or
-/// not; all others show once.
+/// parts of a listing but the place where the first ended. Names that come or go meanwhile may show
+/// or not; all others show once.
 using Listing = std::vector<DirEntry>;
 
-/// Keeps listings between two parts, so that a large directory is not listed for each of them. One that
-/// is not here any more is made again. Threads: any.
+/// Keeps listings between two parts, so that a large directory is not listed for each of them. One
+/// that is not here any more is made again. Threads: any.
 class Listings {
  public:
   using Ref = std::shared_ptr<const Listing>;

@@ -32,8 +32,9 @@ void write_operations(MetricsWriter& out, Tree& tree) {
   for (const auto& [name, counts] : asked) out.sample({{"operation", name}}, counts.requests);
   out.family("ptcfs_request_errors_total", "counter", "Requests answered with an errno.");
   for (const auto& [name, counts] : asked) out.sample({{"operation", name}}, counts.errors);
-  out.family("ptcfs_request_duration_seconds", "histogram",
-             "Time from a request to its answer; what the kernel does by itself is not among them.");
+  out.family(
+      "ptcfs_request_duration_seconds", "histogram",
+      "Time from a request to its answer; what the kernel does by itself is not among them.");
   std::array<double, kDurationBuckets.size()> ends;
   std::transform(kDurationBuckets.begin(), kDurationBuckets.end(), ends.begin(),
                  [](int64_t end_ns) { return static_cast<double>(end_ns) / 1e9; });
@@ -43,9 +44,10 @@ void write_operations(MetricsWriter& out, Tree& tree) {
   out.single("ptcfs_read_bytes_total", "counter",
              "Bytes read through the daemon; what the kernel reads by itself is not among them.",
              tree.stats().counts(Op::kRead).bytes);
-  out.single("ptcfs_written_bytes_total", "counter",
-             "Bytes written through the daemon; what the kernel writes by itself is not among them.",
-             tree.stats().counts(Op::kWrite).bytes);
+  out.single(
+      "ptcfs_written_bytes_total", "counter",
+      "Bytes written through the daemon; what the kernel writes by itself is not among them.",
+      tree.stats().counts(Op::kWrite).bytes);
   out.single("ptcfs_requests_in_flight", "gauge", "Requests being answered.",
              tree.stats().in_flight().size());
   out.single("ptcfs_nodes", "gauge", "Files and directories that the kernel knows.",
@@ -57,7 +59,8 @@ void write_kernel_reads(MetricsWriter& out, Tree& tree) {
   out.single("ptcfs_passthrough_enabled", "gauge", "1 if the kernel reads images by itself.",
              passthrough.enabled() ? 1 : 0);
   out.single("ptcfs_passthrough_opens_total", "counter",
-             "Opens of files that the kernel then reads and writes by itself.", passthrough.opens());
+             "Opens of files that the kernel then reads and writes by itself.",
+             passthrough.opens());
   out.single("ptcfs_passthrough_files", "gauge", "Files that the kernel reads by itself now.",
              passthrough.files());
   const GatherCache::Numbers cache = tree.gathered().numbers();
@@ -97,14 +100,18 @@ void write_peers(MetricsWriter& out, Tree& tree) {
     out.family(name, "counter", help);
     for (const PeerNumbers& peer : peers) out.sample({{"peer", peer.node}}, peer.*number);
   };
-  counter("ptcfs_peer_sent_bytes_total", "Bytes that this node sent another.", &PeerNumbers::bytes_sent);
-  counter("ptcfs_peer_received_bytes_total", "Bytes that another node sent this one.", &PeerNumbers::bytes_received);
-  counter("ptcfs_peer_connections_total", "Connections with another node.", &PeerNumbers::connections);
-  counter("ptcfs_peer_broken_connections_total", "Connections that ended in the middle of something.",
-          &PeerNumbers::broken_connections);
+  counter("ptcfs_peer_sent_bytes_total", "Bytes that this node sent another.",
+          &PeerNumbers::bytes_sent);
+  counter("ptcfs_peer_received_bytes_total", "Bytes that another node sent this one.",
+          &PeerNumbers::bytes_received);
+  counter("ptcfs_peer_connections_total", "Connections with another node.",
+          &PeerNumbers::connections);
+  counter("ptcfs_peer_broken_connections_total",
+          "Connections that ended in the middle of something.", &PeerNumbers::broken_connections);
   counter("ptcfs_peer_checksum_failures_total", "Frames that did not arrive as they were sent.",
           &PeerNumbers::checksum_failures);
-  counter("ptcfs_peer_retries_total", "Fetches that went on over another connection.", &PeerNumbers::retries);
+  counter("ptcfs_peer_retries_total", "Fetches that went on over another connection.",
+          &PeerNumbers::retries);
 }
 
 /// What all nodes know alike; of several nodes the maximum says it, not the sum.
@@ -114,13 +121,16 @@ void write_cluster(MetricsWriter& out, Tree& tree) {
     out.family(name, "gauge", help);
     for (const NodeReport& node : nodes) out.sample({{"node", node.name}}, number(node));
   };
-  gauge("ptcfs_cluster_node_up", "1 if the node is there; the same on all nodes, as are all ptcfs_cluster_ metrics.",
+  gauge("ptcfs_cluster_node_up",
+        "1 if the node is there; the same on all nodes, as are all ptcfs_cluster_ metrics.",
         [](const NodeReport& node) { return std::string_view(node.state) == "up" ? 1 : 0; });
-  gauge("ptcfs_cluster_node_since_seconds", "Since when the node is there, or not, since the epoch; 0: not known.",
+  gauge("ptcfs_cluster_node_since_seconds",
+        "Since when the node is there, or not, since the epoch; 0: not known.",
         [](const NodeReport& node) { return static_cast<double>(node.since_ns) / 1e9; });
   gauge("ptcfs_cluster_node_draining", "1 if it shall hold nothing.",
         [](const NodeReport& node) { return node.draining ? 1 : 0; });
-  gauge("ptcfs_cluster_node_materialised_bytes", "Bytes of checkpoints that lie on the node, within reach or not.",
+  gauge("ptcfs_cluster_node_materialised_bytes",
+        "Bytes of checkpoints that lie on the node, within reach or not.",
         [](const NodeReport& node) { return node.stored_bytes; });
   auto said = [&](std::string_view name, const std::string& what, uint64_t NodeNumbers::*number) {
     out.family(name, "gauge", what + ", as the node said last; of those that are there.");
@@ -130,7 +140,8 @@ void write_cluster(MetricsWriter& out, Tree& tree) {
   said("ptcfs_cluster_node_memory_limit_bytes", "Size of the file system of the node's store",
        &NodeNumbers::memory_total_bytes);
   said("ptcfs_cluster_node_memory_used_bytes", "Used of it", &NodeNumbers::memory_used_bytes);
-  said("ptcfs_cluster_node_sent_bytes", "Sent to other nodes since the start of its daemon", &NodeNumbers::sent_bytes);
+  said("ptcfs_cluster_node_sent_bytes", "Sent to other nodes since the start of its daemon",
+       &NodeNumbers::sent_bytes);
   said("ptcfs_cluster_node_received_bytes", "Received of them", &NodeNumbers::received_bytes);
 }
 
@@ -153,9 +164,11 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
       out.sample({{"job", job}, {"state", state_name(state)}}, numbers.state == state ? 1 : 0);
   gauge("ptcfs_job_checkpoints", "Committed checkpoints; the same on all nodes.",
         [](const JobNumbers& numbers) { return numbers.checkpoints; });
-  gauge("ptcfs_job_checkpoint_bytes", "Bytes of the job's checkpoints that are stored on this node.",
+  gauge("ptcfs_job_checkpoint_bytes",
+        "Bytes of the job's checkpoints that are stored on this node.",
         [](const JobNumbers& numbers) { return numbers.stored_bytes; });
-  gauge("ptcfs_job_progress_bytes", "Written by the reshard that runs, on all nodes together; 0 while none does.",
+  gauge("ptcfs_job_progress_bytes",
+        "Written by the reshard that runs, on all nodes together; 0 while none does.",
         [](const JobNumbers& numbers) { return numbers.progress_bytes; });
   gauge("ptcfs_job_progress_limit_bytes",
         "What the reshard that runs will have written, on all nodes together; 0 while none does.",
@@ -165,14 +178,17 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
         "Bytes of copies that 'replicas' asks for and that are not there; the same on all nodes.",
         [](const JobNumbers& numbers) { return numbers.missing_copy_bytes; });
   gauge("ptcfs_job_mendings",
-        "How often damaged bytes of the checkpoints that are there were mended; the same on all nodes.",
+        "How often damaged bytes of the checkpoints that are there were mended; the same on all "
+        "nodes.",
         [](const JobNumbers& numbers) { return numbers.mendings; });
   gauge("ptcfs_job_damage_left",
-        "What was found damaged when the checkpoints were last looked over, and has no copy that is right; the same on all "
+        "What was found damaged when the checkpoints were last looked over, and has no copy that "
+        "is right; the same on all "
         "nodes.",
         [](const JobNumbers& numbers) { return numbers.damage_left; });
 
-  out.family("ptcfs_job_hashed_bytes_total", "counter", "Hashed at the close of files and by commits.");
+  out.family("ptcfs_job_hashed_bytes_total", "counter",
+             "Hashed at the close of files and by commits.");
   for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, numbers.counts.hashed_bytes);
 
   auto outcomes = [&](std::string_view name, std::string_view help, auto counts) {
@@ -193,13 +209,16 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
                       Outcome{"refused", counts.commits_refused}};
   });
 
-  out.family("ptcfs_job_damage_found_total", "counter",
-             "Damaged copies, each time that this node led a look over a checkpoint that found one.");
+  out.family(
+      "ptcfs_job_damage_found_total", "counter",
+      "Damaged copies, each time that this node led a look over a checkpoint that found one.");
   for (const auto& [job, numbers] : jobs) out.sample({{"job", job}}, numbers.counts.damaged_found);
   outcomes("ptcfs_job_damaged_copies_total",
-           "Copies found damaged: mended where they lie, made anew, or left, for no other copy is right.",
+           "Copies found damaged: mended where they lie, made anew, or left, for no other copy is "
+           "right.",
            [](const JobCounts& counts) {
-             return std::array{Outcome{"mended", counts.damaged_mended}, Outcome{"replaced", counts.damaged_replaced},
+             return std::array{Outcome{"mended", counts.damaged_mended},
+                               Outcome{"replaced", counts.damaged_replaced},
                                Outcome{"left", counts.damaged_left}};
            });
 
@@ -209,17 +228,18 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
       if (numbers.last_reshard) write(job, *numbers.last_reshard);
   };
   last("ptcfs_job_last_reshard_bytes",
-       "Of the last reshard, on all nodes together and the same on each: kept where they were, copied on a node (local), moved between nodes, "
+       "Of the last reshard, on all nodes together and the same on each: kept where they were, "
+       "copied on a node (local), moved between nodes, "
        "and the least that could be moved (minimum).",
        [&](const std::string& job, const JobNumbers::LastReshard& reshard) {
          const TransferPlan::Totals& totals = reshard.totals;
-         for (const auto& [kind, bytes] : {std::pair("kept", totals.kept_bytes),
-                                           std::pair("local", totals.local_bytes),
-                                           std::pair("moved", totals.moved_bytes),
-                                           std::pair("minimum", totals.minimum_bytes)})
+         for (const auto& [kind, bytes] :
+              {std::pair("kept", totals.kept_bytes), std::pair("local", totals.local_bytes),
+               std::pair("moved", totals.moved_bytes), std::pair("minimum", totals.minimum_bytes)})
            out.sample({{"job", job}, {"kind", kind}}, bytes);
        });
-  last("ptcfs_job_last_reshard_duration_seconds", "How long the last reshard took; the same on all nodes.",
+  last("ptcfs_job_last_reshard_duration_seconds",
+       "How long the last reshard took; the same on all nodes.",
        [&](const std::string& job, const JobNumbers::LastReshard& reshard) {
          out.sample({{"job", job}}, reshard.seconds);
        });
@@ -259,7 +279,8 @@ void write_process(MetricsWriter& out, Tree& tree) {
   out.family("ptcfs_build_info", "gauge", "Always 1; what is running is in the labels.");
   out.sample({{"version", kVersion}, {"node", tree.store().node()}}, 1);
   static const double started = process_start_seconds();  // once: clocks are adjusted
-  out.single("process_start_time_seconds", "gauge", "Start of the daemon since the epoch.", started);
+  out.single("process_start_time_seconds", "gauge", "Start of the daemon since the epoch.",
+             started);
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
   auto seconds_of = [](const timeval& time) {

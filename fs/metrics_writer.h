@@ -19,12 +19,10 @@ class MetricsWriter {
   /// `type`: counter, gauge or histogram. Counters are named …_total.
   void family(std::string_view name, std::string_view type, std::string_view help);
   template <class Number>
-    requires std::integral<Number> || std::floating_point<Number>
+  requires std::integral<Number> || std::floating_point<Number>
   void sample(Labels labels, Number value) {
-    if constexpr (std::integral<Number>)
-      write(name_, labels, static_cast<uint64_t>(value));
-    else
-      write(name_, labels, static_cast<double>(value));
+    if constexpr (std::integral<Number>) write(name_, labels, static_cast<uint64_t>(value));
+    else write(name_, labels, static_cast<double>(value));
   }
   /// One histogram: its buckets' upper ends, and how many were in each, with those above all as one
   /// more; the sum of all that was counted.

@@ -33,7 +33,8 @@ std::string unescaped(std::string_view text) {
 }
 
 bool unmount_by_force(const std::string& path) {
-  // By force: requests that the dead daemon never answered must end, or their callers wait for ever.
+  // By force: requests that the dead daemon never answered must end, or their callers wait for
+  // ever.
   if (::umount2(path.c_str(), MNT_FORCE | UMOUNT_NOFOLLOW) == 0) return true;
   if (::umount2(path.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) == 0) return true;
   pid_t child = ::fork();
@@ -107,8 +108,10 @@ Result<bool> check_mount_point(const std::string& path) {
   const auto mounted = mounted_on(path);
   if (failed == ENOTCONN) {
     if (!mounted || mounted->type != "fuse.ptcfs") {
-      return make_error(Code::kBusy, "{} is a dead mount, but not of ptcfs ({}); unmount it first: "
-                        "umount -l {}", path, mounted ? mounted->type : "unknown type", path);
+      return make_error(Code::kBusy,
+                        "{} is a dead mount, but not of ptcfs ({}); unmount it first: "
+                        "umount -l {}",
+                        path, mounted ? mounted->type : "unknown type", path);
     }
     return true;
   }
@@ -123,8 +126,10 @@ Result<bool> check_mount_point(const std::string& path) {
 
 Result<> take_away_dead_mount(const std::string& path) {
   if (unmount_by_force(path)) return ok();
-  return make_error(Code::kPermissionDenied, "{} is a dead ptcfs mount of another user; "
-                    "unmount it first: umount -l {}", path, path);
+  return make_error(Code::kPermissionDenied,
+                    "{} is a dead ptcfs mount of another user; "
+                    "unmount it first: umount -l {}",
+                    path, path);
 }
 
 Result<> check_allow_other() {
@@ -134,9 +139,10 @@ Result<> check_allow_other() {
   for (std::string line, word; std::getline(lines, line);) {
     if (std::istringstream(line) >> word && word == "user_allow_other") return ok();
   }
-  return make_error(Code::kPermissionDenied,
-                    "allow_other: only root may let other users in, unless /etc/fuse.conf has the line "
-                    "user_allow_other; let root add it, or leave the option out");
+  return make_error(
+      Code::kPermissionDenied,
+      "allow_other: only root may let other users in, unless /etc/fuse.conf has the line "
+      "user_allow_other; let root add it, or leave the option out");
 }
 
 std::string escape_path(const std::string& path) {

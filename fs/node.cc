@@ -31,9 +31,7 @@ FsResult<Opened> Node::open(const Caller&, int) { return Errno{EISDIR}; }
 FsResult<std::string> Node::read_link() { return Errno{EINVAL}; }
 FsResult<NodeRef> Node::lookup(const std::string&) { return Errno{ENOTDIR}; }
 FsResult<std::vector<DirEntry>> Node::list() { return Errno{ENOTDIR}; }
-FsResult<Created> Node::create(const Caller&, const std::string&, mode_t, int) {
-  return refusal();
-}
+FsResult<Created> Node::create(const Caller&, const std::string&, mode_t, int) { return refusal(); }
 FsResult<NodeRef> Node::make_directory(const Caller&, const std::string&, mode_t) {
   return refusal();
 }

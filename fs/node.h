@@ -39,11 +39,13 @@ struct Caller {
 /// Whether the asking process was interrupted by a signal; for handlers that wait.
 using Interrupted = std::function<bool()>;
 
-/// Whom an operation may have to wait for, beside this daemon and its store. What does is held up by nobody else's waiting.
+/// Whom an operation may have to wait for, beside this daemon and its store. What does is held up
+/// by nobody else's waiting.
 struct Awaited {
   std::string name;      // "node w2", "the shards of job llama"
   unsigned at_once = 8;  // operations that wait for it; more queue up
-  /// It ends by itself, soon, and must not be left alone. Others fail when their caller is killed, or after a time.
+  /// It ends by itself, soon, and must not be left alone. Others fail when their caller is killed,
+  /// or after a time.
   bool ends_itself = false;
 };
 /// What is decided by all nodes.
@@ -90,8 +92,8 @@ struct DirEntry {
   std::string name;
   mode_t type;  // S_IFDIR …
   ino_t inode;
-  /// Where it stands in its directory: 1 and up, and as long as it is there always the same. 0: where
-  /// the hash of its name puts it.
+  /// Where it stands in its directory: 1 and up, and as long as it is there always the same. 0:
+  /// where the hash of its name puts it.
   uint64_t place = 0;
 };
 
@@ -102,7 +104,8 @@ struct AttributeChange {
   std::optional<gid_t> gid;
   std::optional<uint64_t> size;
   std::optional<timespec> access_time, modify_time;  // tv_nsec may be UTIME_NOW
-  /// On whose behalf S_ISUID and S_ISGID go, as a write by somebody without the right to keep them does.
+  /// On whose behalf S_ISUID and S_ISGID go, as a write by somebody without the right to keep them
+  /// does.
   std::optional<Caller> drops_suid;
 };
 
@@ -128,15 +131,16 @@ class Node : public std::enable_shared_from_this<Node> {
   };
   virtual NameLife name_life() const { return immutable() ? NameLife::kForever : NameLife::kNone; }
   /// For how many seconds the kernel may cache the attributes; 0 unless they change only by its own
-  /// hand or it is told (KernelCache::drop_attributes). A directory's listing is cached in any case,
-  /// for as long as its time of modification is the same.
+  /// hand or it is told (KernelCache::drop_attributes). A directory's listing is cached in any
+  /// case, for as long as its time of modification is the same.
   virtual double attribute_seconds() const { return immutable() ? kCacheSeconds : 0; }
 
-  /// Of a directory: whether a listing tells the kernel the attributes of what is in it. Not where they
-  /// are costly; then they are asked for one by one, by those who want them.
+  /// Of a directory: whether a listing tells the kernel the attributes of what is in it. Not where
+  /// they are costly; then they are asked for one by one, by those who want them.
   virtual bool lists_attributes() const { return immutable(); }
 
-  /// Whether it has bytes that are mended where they were damaged, so that what the kernel has of them may be wrong.
+  /// Whether it has bytes that are mended where they were damaged, so that what the kernel has of
+  /// them may be wrong.
   virtual bool has_content() const { return false; }
   /// Whom attributes(), open(), lookup() and list() may wait for; null: nobody.
   virtual const Awaited* awaited() const { return nullptr; }

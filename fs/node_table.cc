@@ -43,7 +43,8 @@ void NodeTable::erase_expired(const std::string& key) {
   // A new node may already have taken the key.
   if (found != shard.nodes.end() && found->second.expired()) shard.nodes.erase(found);
   constexpr size_t kSmall = 1024;
-  if (shard.nodes.bucket_count() > kSmall && shard.nodes.size() * 8 < shard.nodes.bucket_count()) shard.nodes.rehash(0);
+  if (shard.nodes.bucket_count() > kSmall && shard.nodes.size() * 8 < shard.nodes.bucket_count())
+    shard.nodes.rehash(0);
 }
 
 void NodeTable::displace(const Node& node) {
@@ -83,7 +84,8 @@ std::vector<const Node*> NodeTable::known_to_kernel(size_t part) const {
   std::lock_guard lock(shard.mutex);
   for (const auto& [key, slot] : shard.nodes) {
     held.push_back(slot.lock());
-    if (held.back() != nullptr && held.back()->kernel_lookups_ > 0) found.push_back(held.back().get());
+    if (held.back() != nullptr && held.back()->kernel_lookups_ > 0)
+      found.push_back(held.back().get());
   }
   return found;
 }

@@ -9,13 +9,16 @@
 namespace ptc {
 namespace {
 
-/// Whether so much more is too much. What is less than before never is; what cannot even be counted always is.
+/// Whether so much more is too much. What is less than before never is; what cannot even be counted
+/// always is.
 bool exceeds(const QuotaAmount& used, const QuotaAmount& more, const QuotaLimit& limit) {
   const auto too_much = [](int64_t now, int64_t added, uint64_t most) {
     int64_t sum = 0;
-    return added > 0 && (__builtin_add_overflow(now, added, &sum) || (sum > 0 && static_cast<uint64_t>(sum) > most));
+    return added > 0 && (__builtin_add_overflow(now, added, &sum) ||
+                         (sum > 0 && static_cast<uint64_t>(sum) > most));
   };
-  return too_much(used.bytes, more.bytes, limit.bytes) || too_much(used.files, more.files, limit.files);
+  return too_much(used.bytes, more.bytes, limit.bytes) ||
+         too_much(used.files, more.files, limit.files);
 }
 
 void add_to(QuotaAmount& all, const QuotaAmount& more) {
@@ -106,7 +109,8 @@ void Quotas::add_locked(Job& job, uid_t user, QuotaAmount amount) {
 }
 
 void Quotas::clear_locked(Job& job) {
-  for (const auto& [user, amount] : job.by_user) add_to(users_[user], {-amount.bytes, -amount.files});
+  for (const auto& [user, amount] : job.by_user)
+    add_to(users_[user], {-amount.bytes, -amount.files});
   job.by_user.clear();
   job.all = {};
 }
@@ -223,7 +227,8 @@ void Quotas::look() {
   }
 }
 
-void Quotas::know_file(const Account& account, const void* key, std::function<Seen()> look, bool by_kernel) {
+void Quotas::know_file(const Account& account, const void* key, std::function<Seen()> look,
+                       bool by_kernel) {
   FileRef file;
   {
     std::lock_guard lock(mutex_);
@@ -246,7 +251,8 @@ void Quotas::know_file(const Account& account, const void* key, std::function<Se
 
 void Quotas::note_nameless(const Account& account, const void* key) {
   std::lock_guard lock(mutex_);
-  if (const auto found = account->files.find(key); found != account->files.end()) found->second->alone = true;
+  if (const auto found = account->files.find(key); found != account->files.end())
+    found->second->alone = true;
 }
 
 void Quotas::forget_file(const Account& account, const void* key) {

@@ -1,16 +1,20 @@
 // How many bytes and files a job, and a user in all jobs, may have on this node.
 //
-// Counted is what lies outside of checkpoints (incoming/, and what users keep beside layout.json, extended attributes with it),
-// as it changes, and checkpoints' bytes on this node, by who committed them, when they change. Nothing is scanned but at the
-// start, when a checkpoint comes, goes or is moved, and when a commit was answered. Files are those outside of checkpoints, directories and links among
-// them. Texts that are saved (layout.json …), and drafts of them, are the job's owner's.
+// Counted is what lies outside of checkpoints (incoming/, and what users keep beside layout.json,
+// extended attributes with it), as it changes, and checkpoints' bytes on this node, by who
+// committed them, when they change. Nothing is scanned but at the start, when a checkpoint comes,
+// goes or is moved, and when a commit was answered. Files are those outside of checkpoints,
+// directories and links among them. Texts that are saved (layout.json …), and drafts of them, are
+// the job's owner's.
 //
-// What is removed, itself or with its job, is counted until its memory is free: a file until the last one closes it, an image
-// of a checkpoint until nobody reads it. So an account can outlive its job.
+// What is removed, itself or with its job, is counted until its memory is free: a file until the
+// last one closes it, an image of a checkpoint until nobody reads it. So an account can outlive its
+// job.
 //
-// Where a limit concerns a job, its files are written and read through the daemon: what the kernel writes by itself nobody
-// counts. Files that were open before there was a limit are looked at whenever somebody wants more; they grow all the same.
-// A reshard, which is nobody's wish alone, is not held up.
+// Where a limit concerns a job, its files are written and read through the daemon: what the kernel
+// writes by itself nobody counts. Files that were open before there was a limit are looked at
+// whenever somebody wants more; they grow all the same. A reshard, which is nobody's wish alone, is
+// not held up.
 #pragma once
 
 #include <sys/types.h>
@@ -35,7 +39,8 @@ namespace ptc {
 struct QuotaLimit {
   uint64_t bytes = UINT64_MAX, files = UINT64_MAX;
   bool any() const { return bytes != UINT64_MAX || files != UINT64_MAX; }
-  /// "64G", "64G,1M", "none,100000" (or with ';', where commas separate options): sizes as --memory has them, counts likewise. "none": no limit.
+  /// "64G", "64G,1M", "none,100000" (or with ';', where commas separate options): sizes as --memory
+  /// has them, counts likewise. "none": no limit.
   static Result<QuotaLimit> parse(std::string_view text);
 };
 
@@ -75,7 +80,8 @@ class Quotas {
   /// Counts what has come or gone. Never more goes than there is.
   void add(const Account& account, uid_t user, QuotaAmount amount);
 
-  /// An image of a checkpoint, by who committed it. It is counted while it is one, and then until nobody holds it.
+  /// An image of a checkpoint, by who committed it. It is counted while it is one, and then until
+  /// nobody holds it.
   struct Held {
     uid_t user;
     int64_t bytes;
@@ -85,25 +91,28 @@ class Quotas {
     ByUser outside;  // of checkpoints
     std::vector<Held> images;
   };
-  /// Counts a job anew. While something changes and is counted, the gate is held shared; here alone. `count` returns what
-  /// is there by name.
+  /// Counts a job anew. While something changes and is counted, the gate is held shared; here
+  /// alone. `count` returns what is there by name.
   void recount(const std::string& job, const std::function<Counted()>& count);
   static std::shared_mutex& gate(const Account& account);
 
-  /// The job is gone: another one of its name has an account of its own. settle() is to follow, with no lock held.
+  /// The job is gone: another one of its name has an account of its own. settle() is to follow,
+  /// with no lock held.
   Account detach(const std::string& job);
   /// From now on only what is open, or held, is counted.
   void settle(const Account& account);
 
-  /// A file that is open, or has lost its last name; or something else that recount() does not find by name.
+  /// A file that is open, or has lost its last name; or something else that recount() does not find
+  /// by name.
   struct Seen {
     uid_t user = 0;
     QuotaAmount amount;
     bool named = true;  // then it is counted by its name
   };
-  /// `look` is called, by one at a time, until forget_file(); also with the gate held, but with no lock that others wait for.
-  /// `by_kernel`: it grows without anybody being asked.
-  void know_file(const Account& account, const void* key, std::function<Seen()> look, bool by_kernel);
+  /// `look` is called, by one at a time, until forget_file(); also with the gate held, but with no
+  /// lock that others wait for. `by_kernel`: it grows without anybody being asked.
+  void know_file(const Account& account, const void* key, std::function<Seen()> look,
+                 bool by_kernel);
   /// It has lost its last name: what is counted of it stays so.
   void note_nameless(const Account& account, const void* key);
   /// It is about to be closed, and its space to be free unless it has a name.
@@ -112,7 +121,7 @@ class Quotas {
  private:
   /// It may be on a file system that is slow: so it is looked at without mutex_.
   struct File {
-    std::mutex looking;  // before mutex_
+    std::mutex looking;          // before mutex_
     std::function<Seen()> look;  // none: it is forgotten. Guarded by `looking`; the rest by mutex_
     bool by_kernel = false;
     bool alone = false;  // counted by itself

@@ -71,7 +71,9 @@ json::object cluster_object(const std::vector<NodeReport>& reports) {
     memory_total += report.numbers->memory_total_bytes;
     memory_used += report.numbers->memory_used_bytes;
   }
-  return {{"memory_total_bytes", memory_total}, {"memory_used_bytes", memory_used}, {"materialised_bytes", materialised}};
+  return {{"memory_total_bytes", memory_total},
+          {"memory_used_bytes", memory_used},
+          {"materialised_bytes", materialised}};
 }
 
 json::object missing_copies(const Tree& tree) {
@@ -94,7 +96,8 @@ json::object nodes_document(Tree& tree) {
   json::object document{{"nodes", std::move(nodes)},
                         {"cluster", cluster_object(reports)},
                         {"missing_copies", missing_copies(tree)}};
-  if (const auto why = tree.store().distrusted()) document["agreement"] = json::object{{"state", "refused"}, {"why", *why}};
+  if (const auto why = tree.store().distrusted())
+    document["agreement"] = json::object{{"state", "refused"}, {"why", *why}};
   if (const std::vector<std::string> kept = tree.store().kept(); !kept.empty())
     document["kept"] = json::array(kept.begin(), kept.end());
   return document;

@@ -10,8 +10,8 @@
 namespace ptc {
 
 std::string version_text(Tree& tree);
-/// All nodes of the cluster, those that are away, too; sums over them, in which nothing is counted twice; and copies that
-/// are missing. What another node says of itself may be a moment old.
+/// All nodes of the cluster, those that are away, too; sums over them, in which nothing is counted
+/// twice; and copies that are missing. What another node says of itself may be a moment old.
 boost::json::object nodes_document(Tree& tree);
 std::string nodes_text(Tree& tree);
 std::string stats_text(Tree& tree);

@@ -6,10 +6,11 @@ namespace ptc {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kNames = {
-    "lookup", "forget", "getattr", "setattr", "readlink", "mknod", "mkdir", "unlink", "rmdir",
-    "symlink", "rename", "link", "open", "read", "write", "flush", "release", "fsync", "opendir",
-    "readdir", "releasedir", "fsyncdir", "statfs", "setxattr", "getxattr", "listxattr",
-    "removexattr", "create", "fallocate", "lseek"};
+    "lookup",   "forget",    "getattr",     "setattr",  "readlink",  "mknod",
+    "mkdir",    "unlink",    "rmdir",       "symlink",  "rename",    "link",
+    "open",     "read",      "write",       "flush",    "release",   "fsync",
+    "opendir",  "readdir",   "releasedir",  "fsyncdir", "statfs",    "setxattr",
+    "getxattr", "listxattr", "removexattr", "create",   "fallocate", "lseek"};
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -93,8 +94,6 @@ InFlight::~InFlight() {
   if (slot_ != nullptr) slot_->started_ns.store(0, std::memory_order_release);
 }
 
-void InFlight::failed() {
-  stats_.counter(op_).errors.fetch_add(1, std::memory_order_relaxed);
-}
+void InFlight::failed() { stats_.counter(op_).errors.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace ptc

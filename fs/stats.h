@@ -12,9 +12,36 @@
 namespace ptc {
 
 enum class Op : uint8_t {
-  kLookup, kForget, kGetattr, kSetattr, kReadlink, kMknod, kMkdir, kUnlink, kRmdir, kSymlink,
-  kRename, kLink, kOpen, kRead, kWrite, kFlush, kRelease, kFsync, kOpendir, kReaddir, kReleasedir,
-  kFsyncdir, kStatfs, kSetxattr, kGetxattr, kListxattr, kRemovexattr, kCreate, kFallocate, kLseek,
+  kLookup,
+  kForget,
+  kGetattr,
+  kSetattr,
+  kReadlink,
+  kMknod,
+  kMkdir,
+  kUnlink,
+  kRmdir,
+  kSymlink,
+  kRename,
+  kLink,
+  kOpen,
+  kRead,
+  kWrite,
+  kFlush,
+  kRelease,
+  kFsync,
+  kOpendir,
+  kReaddir,
+  kReleasedir,
+  kFsyncdir,
+  kStatfs,
+  kSetxattr,
+  kGetxattr,
+  kListxattr,
+  kRemovexattr,
+  kCreate,
+  kFallocate,
+  kLseek,
 };
 inline constexpr size_t kOpCount = static_cast<size_t>(Op::kLseek) + 1;
 std::string_view op_name(Op op);
@@ -31,7 +58,7 @@ class Stats {
  public:
   struct OpCounts {
     uint64_t requests = 0, errors = 0, bytes = 0;
-    uint64_t duration_ns = 0;                                   // of those answered, all together
+    uint64_t duration_ns = 0;  // of those answered, all together
     std::array<uint64_t, kDurationBuckets.size() + 1> answered{};  // by duration
   };
   OpCounts counts(Op op) const;

@@ -70,8 +70,10 @@ Result<> resize_tmpfs(const std::string& directory, uint64_t bytes) {
   unsigned long flags = MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_NOEXEC;
   if (::mount(kTmpfsSource, directory.c_str(), "tmpfs", flags, options.c_str()) == 0) return ok();
   if (errno == EINVAL) {
-    return invalid_argument("the store on {} holds more than {}; give a larger --memory, or remove "
-                            "checkpoints first", directory, format_size(bytes));
+    return invalid_argument(
+        "the store on {} holds more than {}; give a larger --memory, or remove "
+        "checkpoints first",
+        directory, format_size(bytes));
   }
   return errno_error(errno, "resizing the tmpfs on " + directory);
 }
@@ -82,9 +84,9 @@ Result<> own_directory(const std::string& path) {
   struct stat stat = {};
   if (::lstat(path.c_str(), &stat) != 0) return errno_error(errno, path);
   if (!S_ISDIR(stat.st_mode) || stat.st_uid != ::geteuid() || (stat.st_mode & 077) != 0) {
-    return make_error(Code::kPermissionDenied,
-                      "{} is not a directory of this user with mode 0700; give another with --store",
-                      path);
+    return make_error(
+        Code::kPermissionDenied,
+        "{} is not a directory of this user with mode 0700; give another with --store", path);
   }
   return ok();
 }
@@ -119,21 +121,20 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
     PTC_TRY(place.directory, absolute_directory(options.directory));
     place.is_tmpfs = tmpfs_on(place.directory);
     struct statfs space = {};
-    place.in_memory =
-        ::statfs(place.directory.c_str(), &space) == 0 && space.f_type == TMPFS_MAGIC;
+    place.in_memory = ::statfs(place.directory.c_str(), &space) == 0 && space.f_type == TMPFS_MAGIC;
     return place;
   }
   if (!root && options.directory.empty()) {
     PTC_TRY(place.directory, users_directory(escape_path(options.mount_point)));
     place.in_memory = true;
-    place.note = fmt::format("not root, so no tmpfs of its own: keeping everything in {}{}",
-                             place.directory,
-                             options.memory_bytes ? "; --memory does not limit it" : "");
+    place.note =
+        fmt::format("not root, so no tmpfs of its own: keeping everything in {}{}", place.directory,
+                    options.memory_bytes ? "; --memory does not limit it" : "");
     return place;
   }
-  PTC_TRY(place.directory, absolute_directory(options.directory.empty()
-                                                  ? default_tmpfs(options.mount_point)
-                                                  : options.directory));
+  PTC_TRY(place.directory,
+          absolute_directory(options.directory.empty() ? default_tmpfs(options.mount_point)
+                                                       : options.directory));
   place.in_memory = place.is_tmpfs = true;
   if (tmpfs_on(place.directory)) {
     // Block counts are of whole pages.
@@ -146,10 +147,11 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
   if (!std::filesystem::is_empty(place.directory, error)) {
     return make_error(Code::kAlreadyExists,
                       "{} is not empty, and a tmpfs on it would hide what is there; leave out "
-                      "--memory to use it as it is, or give another --store", place.directory);
+                      "--memory to use it as it is, or give another --store",
+                      place.directory);
   }
-  PTC_TRY(mount_tmpfs(place.directory, options.memory_bytes.value_or(memory_of_machine() / 2),
-                      &place));
+  PTC_TRY(
+      mount_tmpfs(place.directory, options.memory_bytes.value_or(memory_of_machine() / 2), &place));
   place.is_new = true;
   return place;
 }
@@ -187,8 +189,8 @@ Result<std::string> discard_store_place(const StorePlaceOptions& options) {
       return make_error(Code::kNotFound, "{} has no store: nothing is mounted on {}",
                         options.mount_point, directory);
     }
-    return invalid_argument("{} is a directory of yours, not a tmpfs of ptcfs; remove it with rm -r",
-                            directory);
+    return invalid_argument(
+        "{} is a directory of yours, not a tmpfs of ptcfs; remove it with rm -r", directory);
   }
   const auto deadline = std::chrono::steady_clock::now() + kDaemonEndsWithin;
   while (::umount2(directory.c_str(), UMOUNT_NOFOLLOW) != 0) {

@@ -10,17 +10,17 @@
 namespace ptc {
 
 struct StorePlaceOptions {
-  std::string mount_point;             // resolved
-  std::string directory;               // --store; empty: chosen by the mount point
+  std::string mount_point;               // resolved
+  std::string directory;                 // --store; empty: chosen by the mount point
   std::optional<uint64_t> memory_bytes;  // --memory
 };
 
 struct StorePlace {
   std::string directory;
-  bool in_memory = false;   // gone after a reboot
-  bool is_tmpfs = false;    // mounted by us (now or by an earlier daemon)
-  bool is_new = false;      // mounted now: it is empty
-  std::string note;         // something the user should know, one line; or empty
+  bool in_memory = false;  // gone after a reboot
+  bool is_tmpfs = false;   // mounted by us (now or by an earlier daemon)
+  bool is_new = false;     // mounted now: it is empty
+  std::string note;        // something the user should know, one line; or empty
 };
 
 /// Finds or makes the place. With --store and no --memory: the directory as it is. Otherwise a
@@ -29,8 +29,8 @@ struct StorePlace {
 /// /dev/shm, or in XDG_RUNTIME_DIR.
 Result<StorePlace> prepare_store_place(const StorePlaceOptions& options);
 
-/// Undoes it, with all that is kept there. Returns the directory that went. Refused (kBusy) while in
-/// use; kInvalidArgument for a directory that the user gave and that is no tmpfs.
+/// Undoes it, with all that is kept there. Returns the directory that went. Refused (kBusy) while
+/// in use; kInvalidArgument for a directory that the user gave and that is no tmpfs.
 Result<std::string> discard_store_place(const StorePlaceOptions& options);
 
 uint64_t memory_of_machine();  // bytes

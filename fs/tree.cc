@@ -21,7 +21,8 @@ namespace ptc {
 bool CommitGate::seal(const std::vector<std::string>& keys, const Owner& owner) {
   std::lock_guard lock(mutex_);
   for (const std::string& key : keys)
-    if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second != owner) return false;
+    if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second != owner)
+      return false;
   for (const std::string& key : keys) sealed_.emplace(key, owner);
   return true;
 }
@@ -29,7 +30,8 @@ bool CommitGate::seal(const std::vector<std::string>& keys, const Owner& owner) 
 void CommitGate::unseal(const std::vector<std::string>& keys, const Owner& owner) {
   std::lock_guard lock(mutex_);
   for (const std::string& key : keys)
-    if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second == owner) sealed_.erase(sealed);
+    if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second == owner)
+      sealed_.erase(sealed);
 }
 
 CommitGate::Owner CommitGate::owner_of(std::initializer_list<std::string> keys) const {
@@ -54,39 +56,49 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
       key_(std::move(key)),
       layout_("layout.json",
               agreed("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
-                                     .save = [this](const std::string& t, const User&) { return say_saved(layout_, save_layout(t), true); },
+                                     .save =
+                                         [this](const std::string& t, const User&) {
+                                           return say_saved(layout_, save_layout(t), true);
+                                         },
                                      .remove = []() -> Result<> { return ok(); }})),
       rules_("rules.json",
              agreed("rules.json", {.text = [this] { return job_->rules_text(); },
-                                   .save = [this](const std::string& t, const User&) {
-                                    return say_saved(rules_, job_->save_rules(t), true);
-                                  },
+                                   .save =
+                                       [this](const std::string& t, const User&) {
+                                         return say_saved(rules_, job_->save_rules(t), true);
+                                       },
                                    .remove = [this] { return job_->remove_rules(); }})),
       source_("dataset/source.json",
               agreed("dataset/source.json",
                      {.text = [this] { return data_set_->source_text(); },
-                      .save = [this](const std::string& t, const User& by) {
-                        return say_saved(source_, data_set_->save_source(t, by));
-                      },
+                      .save =
+                          [this](const std::string& t, const User& by) {
+                            return say_saved(source_, data_set_->save_source(t, by));
+                          },
                       .remove = []() -> Result<> { return ok(); },
-                      .rename_over = [this](const std::string& t, const User& by) {
-                        return say_saved(source_, data_set_->save_source(t, by, kRenameWaits));
-                      }})),
+                      .rename_over =
+                          [this](const std::string& t, const User& by) {
+                            return say_saved(source_, data_set_->save_source(t, by, kRenameWaits));
+                          }})),
       order_("dataset/order.json",
-             agreed("dataset/order.json",
-                    {.text = [this] { return data_set_->order_text(); },
-                     .save = [this](const std::string& t, const User&) { return say_saved(order_, data_set_->save_order(t)); },
-                     .remove = []() -> Result<> { return ok(); }})),
+             agreed("dataset/order.json", {.text = [this] { return data_set_->order_text(); },
+                                           .save =
+                                               [this](const std::string& t, const User&) {
+                                                 return say_saved(order_, data_set_->save_order(t));
+                                               },
+                                           .remove = []() -> Result<> { return ok(); }})),
       consumed_("dataset/consumed",
                 agreed("dataset/consumed",
                        {.text = [this] { return std::optional(data_set_->consumed_text()); },
-                        .save = [this](const std::string& t, const User&) {
-                          return say_saved(consumed_, data_set_->save_consumed(t));
-                        },
+                        .save =
+                            [this](const std::string& t, const User&) {
+                              return say_saved(consumed_, data_set_->save_consumed(t));
+                            },
                         .remove = []() -> Result<> { return ok(); }})),
       account_(tree.quotas().account(job_->name())) {
   const auto texts = [this] {
-    return Quotas::Seen{.user = directory().st_uid, .amount = {text_bytes_.load(), 0}, .named = false};
+    return Quotas::Seen{
+        .user = directory().st_uid, .amount = {text_bytes_.load(), 0}, .named = false};
   };
   tree.quotas().know_file(account_, this, texts, false);
   tree.quotas().note_nameless(account_, this);
@@ -112,7 +124,9 @@ FsResult<> JobView::take_text(int64_t more, bool must) {
 
 EditableFile::Source JobView::agreed(std::string name, EditableFile::Source source) {
   source.attributes = [this, name] { return job_->attributes()->of(name); };
-  source.change_attributes = [this, name](const FileAttributes& change) { return job_->change_attributes(name, change); };
+  source.change_attributes = [this, name](const FileAttributes& change) {
+    return job_->change_attributes(name, change);
+  };
   source.take = [this](int64_t more, bool must) { return take_text(more, must); };
   return source;
 }
@@ -120,7 +134,8 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
 void JobView::apply_attributes() {
   const auto all = job_->attributes();
   limited_ = tree_.take_limit(job_->name(), *all);
-  for (const auto& [name, file] : {std::pair("", &files_), {kIncomingName, &incoming_}, {kDataSetName, &data_set_files_}}) {
+  for (const auto& [name, file] :
+       {std::pair("", &files_), {kIncomingName, &incoming_}, {kDataSetName, &data_set_files_}}) {
     const HeldFd held = file->hold();
     const int fd = held.get();
     const FileAttributes wanted = all->of(name);
@@ -132,21 +147,27 @@ void JobView::apply_attributes() {
     // A daemon that is not root has only files of its own.
     const bool given = (uid == now.st_uid && gid == now.st_gid) || ::geteuid() != 0 ||
                        ::fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == 0;
-    const bool changed = mode == (now.st_mode & 07777) || ::chmod(fmt::format("/proc/self/fd/{}", fd).c_str(), mode) == 0;
+    const bool changed = mode == (now.st_mode & 07777) ||
+                         ::chmod(fmt::format("/proc/self/fd/{}", fd).c_str(), mode) == 0;
     if (!given || !changed) {
-      spdlog::error("job '{}': owner {}:{} and mode {:o} of '{}' cannot be had here: {}", job_->name(), uid, gid, mode, name,
-                    std::strerror(errno));
+      spdlog::error("job '{}': owner {}:{} and mode {:o} of '{}' cannot be had here: {}",
+                    job_->name(), uid, gid, mode, name, std::strerror(errno));
     }
   }
-  for (const std::string& key : {key_, incoming_key(), key_ + "/dataset", key_ + "/dataset/gen", checkpoints_key(*this)})
+  for (const std::string& key :
+       {key_, incoming_key(), key_ + "/dataset", key_ + "/dataset/gen", checkpoints_key(*this)})
     if (NodeRef node = tree_.table().find(key)) tree_.drop_attributes(*node);
 }
 
 FsResult<> JobView::agree_on(const std::string& name) {
-  const HeldFd fd = (name.empty() ? files_ : name == kIncomingName ? incoming_ : data_set_files_).hold();
+  const HeldFd fd = (name.empty()            ? files_
+                     : name == kIncomingName ? incoming_
+                                             : data_set_files_)
+                        .hold();
   struct stat now = {};
   if (!fd.valid() || ::fstat(fd.get(), &now) != 0) return last_errno();
-  const Result<> agreed = job_->change_attributes(name, {now.st_uid, now.st_gid, now.st_mode & 07777});
+  const Result<> agreed =
+      job_->change_attributes(name, {now.st_uid, now.st_gid, now.st_mode & 07777});
   if (!agreed) apply_attributes();  // as it was
   return as_decided(agreed);
 }
@@ -168,7 +189,8 @@ Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   view->files_ = HostFile(tree.handles(), std::move(files));
   view->incoming_ = HostFile(tree.handles(), std::move(incoming));
   view->data_set_files_ = HostFile(tree.handles(), std::move(data_set));
-  for (EditableFile* file : {&view->layout_, &view->rules_, &view->source_, &view->order_, &view->consumed_}) {
+  for (EditableFile* file :
+       {&view->layout_, &view->rules_, &view->source_, &view->order_, &view->consumed_}) {
     std::string name = file->name();
     std::replace(name.begin(), name.end(), '/', '.');
     file->keep_attributes(view->files_, fmt::format("../{}.attributes", name));
@@ -204,7 +226,9 @@ void JobView::open_data_set() {
   options.dp_key = fmt::format("jobs/{}/in_force", job_->name());
   options.dp_of = [](std::string_view text) { return data_parallel_of(text); };
   options.may_decide = [this] { return job_->may_decide(); };
-  options.commit = [this](MetaTransaction transaction) { return job_->decide(std::move(transaction)); };
+  options.commit = [this](MetaTransaction transaction) {
+    return job_->decide(std::move(transaction));
+  };
   options.checkpoint_has = [this](uint64_t count) { return some_checkpoint_has(count); };
   options.changed = [this] { note_data_set_changed(); };
   options.decided = [this] { job_->tell_data_set_changed(); };
@@ -220,7 +244,8 @@ Result<> JobView::save_layout(const std::string& text) {
     const Result<> fits = data_set_->check_dp(wanted.value().spec.sizes.dp);
     if (!fits) {
       Error error = fits.error();
-      if (error.code() == Code::kInvalidArgument) error = std::move(error).with_context(json_place(text, {"dp"}));
+      if (error.code() == Code::kInvalidArgument)
+        error = std::move(error).with_context(json_place(text, {"dp"}));
       job_->note_refused_save("layout.json", error.message());
       return error;
     }
@@ -239,7 +264,8 @@ Result<> JobView::say_saved(const EditableFile& file, Result<> saved, bool said)
 
 bool JobView::some_checkpoint_has(uint64_t count) const {
   const std::vector<CheckpointRef> all = job_->checkpoints();
-  return std::any_of(all.begin(), all.end(), [&](const auto& one) { return one->manifest().consumed == count; });
+  return std::any_of(all.begin(), all.end(),
+                     [&](const auto& one) { return one->manifest().consumed == count; });
 }
 
 void JobView::catch_up() {
@@ -260,7 +286,8 @@ void JobView::note_data_set_changed() {
   {
     std::lock_guard lock(mutex_);
     std::vector<ShownGenerationRef> now;
-    for (const uint64_t number : data_set_->generations()) now.push_back(data_set_->generation(number));
+    for (const uint64_t number : data_set_->generations())
+      now.push_back(data_set_->generation(number));
     if (now == generations_ && !source_saved && !order_saved) return;
     const auto still = [&](const ShownGenerationRef& one) {
       return std::find(now.begin(), now.end(), one) != now.end();
@@ -465,7 +492,8 @@ namespace {
 /// What is below a directory, hard links once. What goes meanwhile is not counted.
 void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser& by_user) {
   UniqueFd fd(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr, &::closedir);
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr,
+                                             &::closedir);
   if (stream == nullptr) return;
   (void)fd.release();  // the stream's
   const std::string here = fmt::format("/proc/self/fd/{}", ::dirfd(stream.get()));
@@ -484,7 +512,8 @@ void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser&
       ++by_user[stat.st_uid].files;
     }
     if (!S_ISDIR(stat.st_mode)) continue;
-    const UniqueFd below(::openat(::dirfd(stream.get()), entry->d_name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    const UniqueFd below(::openat(::dirfd(stream.get()), entry->d_name,
+                                  O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (below.valid()) count_space(below.get(), false, seen, by_user);
   }
 }
@@ -503,12 +532,14 @@ void Tree::recount(Job& job) {
   quotas_.recount(job.name(), [&job] {
     Quotas::Counted found;
     std::set<ino_t> seen;
-    if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)); top.valid())
+    if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+        top.valid())
       count_space(top.get(), true, seen, found.outside);
     for (const CheckpointRef& checkpoint : job.checkpoints())
       for (const StoredImage& image : checkpoint->stored()->images)
         if (image.image != nullptr && image.image->is_here())
-          found.images.push_back({checkpoint->manifest().uid, static_cast<int64_t>(image.image->bytes()), image.image});
+          found.images.push_back({checkpoint->manifest().uid,
+                                  static_cast<int64_t>(image.image->bytes()), image.image});
     return found;
   });
 }
@@ -531,7 +562,8 @@ Result<> Tree::contents_mended(const std::string& job_name, const std::string& n
     std::lock_guard lock(views_mutex_);
     if (const auto found = views_.find(job_name); found != views_.end()) view = found->second;
   }
-  const std::shared_ptr<CheckpointView> checkpoint = view != nullptr ? view->checkpoint(name) : nullptr;
+  const std::shared_ptr<CheckpointView> checkpoint =
+      view != nullptr ? view->checkpoint(name) : nullptr;
   if (checkpoint == nullptr) return ok();  // nobody has looked at it
   // What the kernel asks for again comes from what is right already.
   std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
@@ -543,7 +575,8 @@ Result<> Tree::contents_mended(const std::string& job_name, const std::string& n
   return ok();
 }
 
-Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std::string& incoming, GivesWay gives_way) {
+Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std::string& incoming,
+                                         GivesWay gives_way) {
   {
     std::lock_guard lock(cache_mutex_);
     if (cache_ == nullptr) return std::unique_ptr<Seal>();  // not mounted: nobody reaches the files
@@ -604,7 +637,8 @@ void Tree::checkpoint_changed(const std::string& job_name, const std::string& na
     if (NodeRef node = table_.find(key)) nodes.push_back(std::move(node));
   if (auto checkpoint = view.checkpoint(name)) {
     // The same names and bytes, but which of them take memory (st_blocks) has changed.
-    for (NodeRef& node : table_.under(checkpoint_key(*checkpoint))) nodes.push_back(std::move(node));
+    for (NodeRef& node : table_.under(checkpoint_key(*checkpoint)))
+      nodes.push_back(std::move(node));
   }
   std::lock_guard lock(cache_mutex_);
   if (cache_ == nullptr) return;

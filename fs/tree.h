@@ -32,9 +32,9 @@ namespace ptc {
 class RealNode;
 class Tree;
 
-/// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing, nor
-/// a directory changed, unless the commit gives way; a file that is open (or mapped) for writing cannot be committed.
-/// Threads: any.
+/// Keeps writers and a commit apart. A file that is being committed cannot be opened for writing,
+/// nor a directory changed, unless the commit gives way; a file that is open (or mapped) for
+/// writing cannot be committed. Threads: any.
 class CommitGate {
  public:
   /// Of one commit: whom to ask.
@@ -69,12 +69,12 @@ class CommitGate {
 /// One checkpoint as this mount shows it.
 struct CheckpointView {
   CheckpointRef checkpoint;
-  std::string key;        // prefix of its nodes' keys; never used twice
-  Whiteouts hidden;       // paths relative to the checkpoint
+  std::string key;   // prefix of its nodes' keys; never used twice
+  Whiteouts hidden;  // paths relative to the checkpoint
   uid_t uid = 0;
   gid_t gid = 0;
   timespec time = {};
-  InodeHash inodes;       // of its root, from which those of all paths are reckoned
+  InodeHash inodes;  // of its root, from which those of all paths are reckoned
 
   /// stat of something in it; `path` is relative to the checkpoint.
   struct stat attributes(mode_t mode, std::string_view path) const;
@@ -124,7 +124,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile& rules() { return rules_; }
 
   DataSet& data_set() const { return *data_set_; }
-  HeldFd data_set_fd() const { return data_set_files_.hold(); }  // of the user's own files in dataset/
+  HeldFd data_set_fd() const {
+    return data_set_files_.hold();
+  }  // of the user's own files in dataset/
   EditableFile& source() { return source_; }
   EditableFile& order() { return order_; }
   EditableFile& consumed() { return consumed_; }
@@ -139,13 +141,13 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   Whiteouts& hidden() { return hidden_; }  // names of the job directory
   CommitGate& gate() { return gate_; }
-  /// The file is part of a checkpoint now. The kernel may know it by the name it was written under for as
-  /// long as it likes: once its image is removed, the node lets go of it.
+  /// The file is part of a checkpoint now. The kernel may know it by the name it was written under
+  /// for as long as it likes: once its image is removed, the node lets go of it.
   void note_committed(const std::shared_ptr<RealNode>& file);
   void let_go_of_removed();
 
-  /// A name of its own, relative to files_fd(), for a file in the making: where no user and no commit
-  /// looks. What a crash leaves there goes at the next start.
+  /// A name of its own, relative to files_fd(), for a file in the making: where no user and no
+  /// commit looks. What a crash leaves there goes at the next start.
   Result<std::string> scratch_path();
   /// incoming/ that was removed and made again is another inode for the kernel: the removed one may
   /// still be somebody's working directory.
@@ -158,7 +160,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile::Source agreed(std::string name, EditableFile::Source source);
   FsResult<> take_text(int64_t more, bool must);
   Result<> save_layout(const std::string& text);
-  /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is not accepted.
+  /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is
+  /// not accepted.
   Result<> say_saved(const EditableFile& file, Result<> saved, bool said = false);
   bool some_checkpoint_has(uint64_t consumed) const;
   void note_data_set_changed();
@@ -178,8 +181,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
   std::vector<std::weak_ptr<RealNode>> committed_;                                // guarded
   std::vector<ShownGenerationRef> generations_;  // as last told of; guarded
-  std::unordered_map<const ShownGeneration*, std::pair<ShownGenerationRef, uint64_t>> generation_keys_;  // guarded
-  uint64_t next_generation_key_ = 0;                                              // guarded
+  std::unordered_map<const ShownGeneration*, std::pair<ShownGenerationRef, uint64_t>>
+      generation_keys_;               // guarded
+  uint64_t next_generation_key_ = 0;  // guarded
   std::atomic<int64_t> data_set_changed_ns_{0};
   std::unique_ptr<DataSet> data_set_;  // last: its threads use all of the above
 };
@@ -187,15 +191,16 @@ using JobViewRef = std::shared_ptr<JobView>;
 
 /// Tells the kernel to drop what it caches; FuseSession implements it.
 ///
-/// Never one name: for that the kernel takes the lock of its directory, which an operation that waits
-/// for this daemon may hold. A daemon that is killed in such a moment could not even die: its thread
-/// would wait for the operation, and the operation for the daemon. So all names expire together, by a
-/// counter. No call waits, but drop_content().
+/// Never one name: for that the kernel takes the lock of its directory, which an operation that
+/// waits for this daemon may hold. A daemon that is killed in such a moment could not even die: its
+/// thread would wait for the operation, and the operation for the daemon. So all names expire
+/// together, by a counter. No call waits, but drop_content().
 struct KernelCache {
   virtual ~KernelCache() = default;
   virtual void drop_attributes(const Node& node) = 0;
-  /// Its bytes, too: the next read asks for them, a mapping's also. This one waits for reads of them that are under way; so
-  /// it is for what hardly ever happens, and for a thread that no request waits for.
+  /// Its bytes, too: the next read asks for them, a mapping's also. This one waits for reads of
+  /// them that are under way; so it is for what hardly ever happens, and for a thread that no
+  /// request waits for.
   virtual void drop_content(const Node& node) = 0;
   /// Every name is looked up again when it is next used; what it then stands for may be the same.
   virtual void expire_names() = 0;
@@ -203,7 +208,8 @@ struct KernelCache {
   virtual bool can_expire_names() const = 0;
 };
 
-/// Threads: any. Outlives all nodes. Order: construct, open the store with it as listener, attach().
+/// Threads: any. Outlives all nodes. Order: construct, open the store with it as listener,
+/// attach().
 class Tree : public JobListener {
  public:
   /// `gathered_bytes`: how much memory files that are computed on read may take.
@@ -260,7 +266,8 @@ class Tree : public JobListener {
   void attributes_changed(const std::string& job) override;
   void data_set_changed(const std::string& job) override;
   Result<> contents_mended(const std::string& job, const std::string& checkpoint) override;
-  Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string& incoming, GivesWay gives_way) override;
+  Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string& incoming,
+                                     GivesWay gives_way) override;
 
  private:
   /// The view of a job, if anybody has looked at it yet: else the kernel knows nothing of it.
@@ -281,16 +288,17 @@ class Tree : public JobListener {
   Stats stats_;
   StepPool data_set_steps_{8};  // of all jobs' data sets, which wait for the metadata
   std::mutex views_mutex_;
-  uint64_t next_view_ = 1;                                     // guarded by views_mutex_
-  std::unordered_map<std::string, JobViewRef> views_;          // guarded by views_mutex_
-  std::mutex content_mutex_;      // held while content is dropped, for which requests are answered; before cache_mutex_
+  uint64_t next_view_ = 1;                             // guarded by views_mutex_
+  std::unordered_map<std::string, JobViewRef> views_;  // guarded by views_mutex_
+  std::mutex content_mutex_;  // held while content is dropped, for which requests are answered;
+                              // before cache_mutex_
   std::mutex cache_mutex_;
   KernelCache* cache_ = nullptr;  // read with one of the two, set with both
   std::atomic<bool> can_expire_names_{false};
 };
 
-/// Of a file whose opens share a descriptor, and can do without: it counts for the first of those who have it open.
-/// Threads: any.
+/// Of a file whose opens share a descriptor, and can do without: it counts for the first of those
+/// who have it open. Threads: any.
 class OpenerShare {
  public:
   /// Null: there is none for him.
@@ -301,7 +309,8 @@ class OpenerShare {
   std::weak_ptr<DescriptorShare> share_;  // guarded
 };
 
-/// The directory changes now, though no system call changed it: what the kernel has listed of it is old.
+/// The directory changes now, though no system call changed it: what the kernel has listed of it is
+/// old.
 void touch_directory(int fd);
 
 /// Keys of the fixed nodes of a job.

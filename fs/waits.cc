@@ -18,8 +18,8 @@ constexpr auto kLookForTheDying = std::chrono::milliseconds(50);
 
 }  // namespace
 
-WaitingRequest::WaitingRequest(fuse_req* raw, Tree& tree, const Caller& caller, Op op, uint64_t inode,
-                               const Awaited& awaited, Body body)
+WaitingRequest::WaitingRequest(fuse_req* raw, Tree& tree, const Caller& caller, Op op,
+                               uint64_t inode, const Awaited& awaited, Body body)
     : raw_(raw), tree_(tree), caller_(caller), op_(op), awaited_(awaited), body_(std::move(body)) {
   in_flight_.emplace(tree.stats(), op, inode, static_cast<uint32_t>(caller.pid));
 }
@@ -55,21 +55,23 @@ void WaitingRequest::fail(int error) {
   if (!claim()) return;
   if (error == ETIMEDOUT) {
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - since_);
-    spdlog::warn("{} of process {} has waited {} s for {}: it fails with ETIMEDOUT", op_name(op_), caller_.pid, waited.count(),
-                 awaited_.name);
+    spdlog::warn("{} of process {} has waited {} s for {}: it fails with ETIMEDOUT", op_name(op_),
+                 caller_.pid, waited.count(), awaited_.name);
   }
   fuse_reply_err(raw_, error);
   ended(true);
 }
 
-/// Any other signal waits for the reply, as with a file on a disk: programs expect no EINTR of read(2), and none of
-/// memory that they have mapped.
+/// Any other signal waits for the reply, as with a file on a disk: programs expect no EINTR of
+/// read(2), and none of memory that they have mapped.
 bool WaitingRequest::is_caller_dying() const {
   if (caller_.pid == 0) return false;  // of a PID namespace that is not seen from here
   std::ifstream status(fmt::format("/proc/{}/status", caller_.pid));
   if (!status) return true;  // it has ended; or it is out of sight
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("State:") && line.find_first_of("ZX", sizeof "State:") != std::string::npos) return true;
+    if (line.starts_with("State:") &&
+        line.find_first_of("ZX", sizeof "State:") != std::string::npos)
+      return true;
     if (!line.starts_with("SigPnd:") && !line.starts_with("ShdPnd:")) continue;
     const uint64_t pending = std::strtoull(line.c_str() + sizeof "SigPnd:", nullptr, 16);
     if ((pending >> (SIGKILL - 1) & 1) != 0) return true;
@@ -108,7 +110,8 @@ bool Waits::begin(const WaitingRef& request) {
     else lane.queue.push_back(request);
     if (lane.running == 0) starved_ = true;
     shard.watch(request);
-    // From here on it can be claimed by others; with the lock, since these free what it is called with.
+    // From here on it can be claimed by others; with the lock, since these free what it is called
+    // with.
     fuse_req_interrupt_func(request->raw_, &WaitingRequest::on_interrupt, request.get());
     return serve ? To::kServe : To::kQueue;
   };

@@ -1,9 +1,11 @@
-// Requests that may have to wait for others: for another node, or for the file system that a data set's shards lie on.
+// Requests that may have to wait for others: for another node, or for the file system that a data
+// set's shards lie on.
 //
-// Each is served on the thread that received it, which is counted as waiting meanwhile: the session sees to it that
-// enough others are left to receive. So what answers at once costs no change of threads. For each of those waited for
-// there is a limit; what exceeds it waits in a queue, and takes no thread. A request whose caller is killed, or that takes
-// too long, is answered by a thread that looks after all of them; the thread that serves it may be in the kernel for ever.
+// Each is served on the thread that received it, which is counted as waiting meanwhile: the session
+// sees to it that enough others are left to receive. So what answers at once costs no change of
+// threads. For each of those waited for there is a limit; what exceeds it waits in a queue, and
+// takes no thread. A request whose caller is killed, or that takes too long, is answered by a
+// thread that looks after all of them; the thread that serves it may be in the kernel for ever.
 #pragma once
 
 #include <array>
@@ -36,7 +38,8 @@ class WaitingRequest {
  public:
   using Body = std::function<void(FuseRequest&)>;
   /// `awaited` lives as long as `body`.
-  WaitingRequest(fuse_req* raw, Tree& tree, const Caller& caller, Op op, uint64_t inode, const Awaited& awaited, Body body);
+  WaitingRequest(fuse_req* raw, Tree& tree, const Caller& caller, Op op, uint64_t inode,
+                 const Awaited& awaited, Body body);
   WaitingRequest(const WaitingRequest&) = delete;
   WaitingRequest& operator=(const WaitingRequest&) = delete;
 
@@ -62,7 +65,7 @@ class WaitingRequest {
   std::atomic<bool> claimed_{false}, interrupted_{false};
   std::optional<InFlight> in_flight_;  // of the one who claimed it
   Waits* waits_ = nullptr;
-  bool watched_ = false;                         // guarded by the shard's mutex
+  bool watched_ = false;                                        // guarded by the shard's mutex
   std::list<std::shared_ptr<WaitingRequest>>::iterator place_;  // there
 };
 using WaitingRef = std::shared_ptr<WaitingRequest>;
@@ -72,7 +75,8 @@ class Waits {
  public:
   struct Options {
     std::chrono::milliseconds patience{60000};  // what takes longer fails with ETIMEDOUT
-    /// Called with +1 and −1: a thread begins to serve what may wait, and has done so. Called without a lock.
+    /// Called with +1 and −1: a thread begins to serve what may wait, and has done so. Called
+    /// without a lock.
     std::function<void(int)> counted;
   };
   explicit Waits(Options options);
@@ -92,19 +96,20 @@ class Waits {
     std::unordered_map<std::string, Lane> lanes;  // guarded
     std::list<WaitingRef> watched;                // by age; guarded
     std::vector<WaitingRef> over(std::chrono::steady_clock::time_point begun_before, bool all);
-    void watch(const WaitingRef& request);    // with lock held
-    void unwatch(WaitingRequest& request);    // with lock held
+    void watch(const WaitingRef& request);  // with lock held
+    void unwatch(WaitingRequest& request);  // with lock held
   };
   Shard& shard_of(const std::string& name);
-  bool begin(const WaitingRef& request);         // false: it queues, or was refused
-  WaitingRef next(const WaitingRef& done);       // of the same lane
-  WaitingRef starving();                         // of any
+  bool begin(const WaitingRef& request);    // false: it queues, or was refused
+  WaitingRef next(const WaitingRef& done);  // of the same lane
+  WaitingRef starving();                    // of any
   void wake();
   void look_after(std::stop_token stop);
 
-  // That wait, for whomever, and may do so for long: from the first number on only one for each who is waited for.
+  // That wait, for whomever, and may do so for long: from the first number on only one for each who
+  // is waited for.
   static constexpr int kManyThreads = 256, kMostThreads = 1024;
-  static constexpr size_t kMostQueued = 10000;   // for one
+  static constexpr size_t kMostQueued = 10000;  // for one
   const Options options_;
   std::array<Shard, 16> shards_;
   std::atomic<int> held_up_{0};  // threads that serve what does not end by itself

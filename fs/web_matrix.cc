@@ -73,8 +73,10 @@ std::string html_matrix(const json::array& flows) {
     for (const auto& [target, cell] : cells) most = std::max(most, cell.total());
 
   const bool dense = columns.size() >= kDense;
-  std::string html = fmt::format("<div class=\"scroll\"><table class=\"matrix{}\">\n<thead><tr><th "
-                                 "scope=\"col\">from \\ to</th>", dense ? " dense" : "");
+  std::string html = fmt::format(
+      "<div class=\"scroll\"><table class=\"matrix{}\">\n<thead><tr><th "
+      "scope=\"col\">from \\ to</th>",
+      dense ? " dense" : "");
   for (const auto& [target, unused] : columns)
     html += fmt::format("<th scope=\"col\"><span>{}</span></th>", html_escaped(target.second));
   html += "</tr></thead>\n<tbody>\n";

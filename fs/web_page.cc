@@ -45,10 +45,8 @@ std::string seconds_text(double seconds) {
 std::string url_escaped(std::string_view text) {
   std::string escaped;
   for (unsigned char c : text)
-    if (std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.')
-      escaped += static_cast<char>(c);
-    else
-      escaped += fmt::format("%{:02X}", c);
+    if (std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.') escaped += static_cast<char>(c);
+    else escaped += fmt::format("%{:02X}", c);
   return escaped;
 }
 
@@ -94,9 +92,12 @@ uint64_t number_or_0(const json::object& object, std::string_view key) {
 }
 
 std::string traffic_text(const json::object& traffic) {
-  std::string html = fmt::format("{} out, {} in", size(traffic, "sent_bytes"), size(traffic, "received_bytes"));
-  if (const uint64_t bad = number_or_0(traffic, "checksum_failures")) html += fmt::format(", {} damaged", bad);
-  if (const uint64_t again = number_or_0(traffic, "retries")) html += fmt::format(", {} tried again", again);
+  std::string html =
+      fmt::format("{} out, {} in", size(traffic, "sent_bytes"), size(traffic, "received_bytes"));
+  if (const uint64_t bad = number_or_0(traffic, "checksum_failures"))
+    html += fmt::format(", {} damaged", bad);
+  if (const uint64_t again = number_or_0(traffic, "retries"))
+    html += fmt::format(", {} tried again", again);
   return html;
 }
 
@@ -111,12 +112,15 @@ std::string node_row(const json::object& node) {
   std::string memory = "not known", traffic = memory;
   if (node.contains("memory_total_bytes"))
     memory = fmt::format(R"(<meter min="0" max="{}" value="{}"></meter> {} of {})",
-                         std::max<uint64_t>(number(node, "memory_total_bytes"), 1), number(node, "memory_used_bytes"),
-                         size(node, "memory_used_bytes"), size(node, "memory_total_bytes"));
-  if (const json::value* with_others = node.if_contains("traffic")) traffic = traffic_text(with_others->as_object());
-  return fmt::format(R"(<tr><td class="name">{}</td><td>{}</td><td>{}</td><td class="number">{}</td><td>{}</td></tr>
+                         std::max<uint64_t>(number(node, "memory_total_bytes"), 1),
+                         number(node, "memory_used_bytes"), size(node, "memory_used_bytes"),
+                         size(node, "memory_total_bytes"));
+  if (const json::value* with_others = node.if_contains("traffic"))
+    traffic = traffic_text(with_others->as_object());
+  return fmt::format(
+      R"(<tr><td class="name">{}</td><td>{}</td><td>{}</td><td class="number">{}</td><td>{}</td></tr>
 )",
-                     text(node, "name"), state, memory, size(node, "materialised_bytes"), traffic);
+      text(node, "name"), state, memory, size(node, "materialised_bytes"), traffic);
 }
 
 /// Where there are several.
@@ -131,7 +135,9 @@ std::string nodes_part(const json::object& cluster) {
                                  size(all, "materialised_bytes"));
   const json::object& missing = cluster.at("missing_copies").as_object();
   if (number(missing, "bytes") > 0)
-    html += fmt::format(R"(<p class="warning">Copies of {} are missing.</p>)" "\n", size(missing, "bytes"));
+    html += fmt::format(R"(<p class="warning">Copies of {} are missing.</p>)"
+                        "\n",
+                        size(missing, "bytes"));
   html += R"(<div class="scroll"><table class="list">
 <thead><tr><th>Node</th><th>state</th><th>memory</th><th class="number">checkpoints</th><th>traffic with others</th></tr></thead>
 <tbody>
@@ -167,14 +173,13 @@ std::string checkpoint_rows(const json::array& checkpoints, size_t first, size_t
   for (size_t i = first; i < last; ++i) {  // the newest first
     const json::object& checkpoint = checkpoints[checkpoints.size() - 1 - i].as_object();
     const bool pinned = checkpoint.at("pinned").as_bool();
-    html += fmt::format(R"(<tr><td class="name">{}{}</td><td>{}</td><td class="number">{}</td>
+    html += fmt::format(
+        R"(<tr><td class="name">{}{}</td><td>{}</td><td class="number">{}</td>
 <td class="number wide">{}</td><td class="wide">{}</td></tr>
 )",
-                        text(checkpoint, "name"),
-                        pinned ? R"( <span class="tag">pinned</span>)" : "",
-                        html_escaped(checkpoint.at("layouts").as_array().at(0).as_string()),
-                        size(checkpoint, "bytes"), number(checkpoint, "tensors"),
-                        time_text(checkpoint));
+        text(checkpoint, "name"), pinned ? R"( <span class="tag">pinned</span>)" : "",
+        html_escaped(checkpoint.at("layouts").as_array().at(0).as_string()),
+        size(checkpoint, "bytes"), number(checkpoint, "tensors"), time_text(checkpoint));
   }
   return html + "</tbody></table></div>\n";
 }
@@ -218,10 +223,9 @@ std::string traffic_part(const json::object& plan, const std::string& url) {
 </div></details>
 )",
       text(plan, "checkpoint"), text(plan, "from"), text(plan, "to"), text(plan, "state"),
-      text(plan, "state") == "done" ? " in " + seconds_text(seconds) : "",
-      size(bytes, "kept"), size(bytes, "local"),
-      size(bytes, "moved"), size(bytes, "minimum"), html_matrix(plan.at("flows").as_array()),
-      nodes_matrix(plan.at("pairs").as_array()), url,
+      text(plan, "state") == "done" ? " in " + seconds_text(seconds) : "", size(bytes, "kept"),
+      size(bytes, "local"), size(bytes, "moved"), size(bytes, "minimum"),
+      html_matrix(plan.at("flows").as_array()), nodes_matrix(plan.at("pairs").as_array()), url,
       std::hash<std::string>()(json::serialize(plan)));
 }
 
@@ -255,10 +259,13 @@ std::string job_part(const json::object& job) {
     html += fact("Last reshard", last_reshard_text(last.as_object()));
   html += "</dl>\n";
   if (const json::value& error = status.at("last_error"); error.is_object())
-    html += fmt::format(R"(<p class="error">{} UTC: {}</p>)" "\n", time_text(error.as_object()),
-                        text(error.as_object(), "what"));
+    html += fmt::format(R"(<p class="error">{} UTC: {}</p>)"
+                        "\n",
+                        time_text(error.as_object()), text(error.as_object(), "what"));
   for (const json::value& warning : status.at("warnings").as_array())
-    html += fmt::format(R"(<p class="warning">{}</p>)" "\n", html_escaped(warning.as_string()));
+    html += fmt::format(R"(<p class="warning">{}</p>)"
+                        "\n",
+                        html_escaped(warning.as_string()));
   if (const json::value& progress = status.at("progress"); progress.is_object())
     html += progress_part(progress.as_object());
   html += checkpoints_part(status.at("checkpoints").as_array());
@@ -280,12 +287,23 @@ std::string html_escaped(std::string_view text) {
   std::string escaped;
   for (char c : text) {
     switch (c) {
-      case '&': escaped += "&amp;"; break;
-      case '<': escaped += "&lt;"; break;
-      case '>': escaped += "&gt;"; break;
-      case '"': escaped += "&quot;"; break;
-      case '\'': escaped += "&#39;"; break;
-      default: escaped += c;
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&#39;";
+        break;
+      default:
+        escaped += c;
     }
   }
   return escaped;

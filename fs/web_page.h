@@ -1,5 +1,5 @@
-// The page that ptcfs --http shows, drawn from the same document as /api/jobs.json. All of it is HTML
-// made here; the script only asks for it again and again.
+// The page that ptcfs --http shows, drawn from the same document as /api/jobs.json. All of it is
+// HTML made here; the script only asks for it again and again.
 #pragma once
 
 #include <boost/json/object.hpp>

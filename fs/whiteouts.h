@@ -34,7 +34,7 @@ class Whiteouts {
   void expire() const;
   mutable std::mutex mutex_;
   mutable std::atomic<bool> some_{false};  // whether paths_ holds any; written with the lock held
-  mutable std::unordered_map<std::string, bool> paths_;       // → whether it expires; guarded
+  mutable std::unordered_map<std::string, bool> paths_;        // → whether it expires; guarded
   mutable std::chrono::steady_clock::time_point last_hidden_;  // guarded
   mutable timespec restored_ = {};                             // guarded
 };

@@ -22,7 +22,8 @@ struct Needed {
 };
 // The same as in deploy/ptcfs@.service.in.
 constexpr Needed kNeeded[] = {
-    {CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "the kernel does not read images by itself, and fusermount3 must mount"},
+    {CAP_SYS_ADMIN, "CAP_SYS_ADMIN",
+     "the kernel does not read images by itself, and fusermount3 must mount"},
     {CAP_CHOWN, "CAP_CHOWN", "files cannot be given to who makes them"},
     {CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE", "files of other users cannot be written, nor committed"},
     {CAP_DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH", "files of other users cannot be read"},
@@ -30,8 +31,10 @@ constexpr Needed kNeeded[] = {
     {CAP_FSETID, "CAP_FSETID", "set-group-id bits of other users' files are lost"},
     {CAP_SETUID, "CAP_SETUID", "shards of a data set cannot be read as the user who named them"},
     {CAP_SETGID, "CAP_SETGID", "shards of a data set cannot be read as the user who named them"},
-    {CAP_LEASE, "CAP_LEASE", "it cannot be known whether another user's file is still mapped when it is committed"},
-    {CAP_LINUX_IMMUTABLE, "CAP_LINUX_IMMUTABLE", "root can write into the directory beneath the mount while nothing is mounted"},
+    {CAP_LEASE, "CAP_LEASE",
+     "it cannot be known whether another user's file is still mapped when it is committed"},
+    {CAP_LINUX_IMMUTABLE, "CAP_LINUX_IMMUTABLE",
+     "root can write into the directory beneath the mount while nothing is mounted"},
     {CAP_NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE", "ports below 1024 cannot be had"},
 };
 constexpr int kMostCapabilities = 64;
@@ -67,7 +70,8 @@ void keep_needed_capabilities() {
     data[half].inheritable = 0;
   }
   if (::syscall(SYS_capset, &header, data) != 0)
-    spdlog::warn("capabilities that are not needed could not be given up: {}", std::strerror(errno));
+    spdlog::warn("capabilities that are not needed could not be given up: {}",
+                 std::strerror(errno));
 }
 
 }  // namespace ptc

@@ -28,7 +28,10 @@ size_t kind_of(std::string_view text) {
 }  // namespace
 
 LimitedSink::LimitedSink(spdlog::sink_ptr to, Limit one_kind, Limit all)
-    : to_(std::move(to)), one_kind_(one_kind), all_(all), bucket_{all.burst, spdlog::log_clock::now()} {}
+    : to_(std::move(to)),
+      one_kind_(one_kind),
+      all_(all),
+      bucket_{all.burst, spdlog::log_clock::now()} {}
 
 bool LimitedSink::Bucket::take(const Limit& limit, Time now) {
   const double seconds = std::chrono::duration<double>(now - since).count();
@@ -44,18 +47,21 @@ bool LimitedSink::Bucket::take(const Limit& limit, Time now) {
 
 void LimitedSink::say_left_out(Bucket& bucket, const spdlog::details::log_msg& like) {
   if (bucket.left_out == 0) return;
-  const std::string text = fmt::format("{} more such lines were left out", std::exchange(bucket.left_out, 0));
+  const std::string text =
+      fmt::format("{} more such lines were left out", std::exchange(bucket.left_out, 0));
   spdlog::details::log_msg message(like.time, like.source, like.logger_name, like.level, text);
   to_->log(message);
 }
 
-/// Names that users gave are in lines: no byte of theirs may look like a line of its own, or move a terminal.
+/// Names that users gave are in lines: no byte of theirs may look like a line of its own, or move a
+/// terminal.
 void LimitedSink::sink_it_(const spdlog::details::log_msg& given) {
   const std::string text = printable({given.payload.data(), given.payload.size()}, kMostBytes);
   spdlog::details::log_msg message = given;
   message.payload = text;
   if (kinds_.size() >= kMostKinds) kinds_.clear();
-  Bucket& kind = kinds_.try_emplace(kind_of(text), Bucket{one_kind_.burst, message.time}).first->second;
+  Bucket& kind =
+      kinds_.try_emplace(kind_of(text), Bucket{one_kind_.burst, message.time}).first->second;
   if (!kind.take(one_kind_, message.time)) return;
   if (!bucket_.take(all_, message.time)) {
     ++kind.left_out;

@@ -11,9 +11,10 @@
 
 namespace ptc {
 
-/// Passes lines on to another sink: all of them while there are few; of more than `burst` that came faster than
-/// `per_second`, none, and then a line that says how many. Lines that differ in nothing but numbers and what is quoted
-/// count apart from the others first: one that repeats does not crowd out the rest.
+/// Passes lines on to another sink: all of them while there are few; of more than `burst` that came
+/// faster than `per_second`, none, and then a line that says how many. Lines that differ in nothing
+/// but numbers and what is quoted count apart from the others first: one that repeats does not
+/// crowd out the rest.
 class LimitedSink : public spdlog::sinks::base_sink<std::mutex> {
  public:
   struct Limit {

@@ -1,11 +1,11 @@
 // ptcfs: the daemon. Finds the store, mounts, and waits for the end.
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <malloc.h>
 #include <signal.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/sinks/syslog_sink.h>
-#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -28,8 +28,8 @@
 #include "fs/nodes/ask_file.h"
 #include "fs/tree.h"
 #include "fs/version.h"
-#include "store/base/size_text.h"
 #include "store/base/json.h"
+#include "store/base/size_text.h"
 #include "tools/capabilities.h"
 #include "tools/log_limit.h"
 #include "tools/ptcfs_options.h"
@@ -42,7 +42,8 @@ using std::chrono::seconds;
 
 constexpr seconds kStopWithin{10};
 
-constexpr size_t kLogBytes = 16 << 20;  // then the file becomes ptcfs.1.log, and that before it goes
+constexpr size_t kLogBytes =
+    16 << 20;  // then the file becomes ptcfs.1.log, and that before it goes
 
 void log_to_stderr(bool debug) {
   auto logger = std::make_shared<spdlog::logger>(
@@ -56,10 +57,12 @@ void log_to_stderr(bool debug) {
 void log_in_background(const std::string& store) {
   std::shared_ptr<spdlog::logger> logger;
   auto limited = [](spdlog::sink_ptr sink) {
-    return std::make_shared<spdlog::logger>("ptcfs-background", std::make_shared<LimitedSink>(std::move(sink)));
+    return std::make_shared<spdlog::logger>("ptcfs-background",
+                                            std::make_shared<LimitedSink>(std::move(sink)));
   };
   if (::access("/dev/log", W_OK) == 0) {
-    logger = limited(std::make_shared<spdlog::sinks::syslog_sink_st>("ptcfs", LOG_PID, LOG_DAEMON, true));
+    logger = limited(
+        std::make_shared<spdlog::sinks::syslog_sink_st>("ptcfs", LOG_PID, LOG_DAEMON, true));
     logger->set_pattern("%v");
   } else {
     logger = limited(
@@ -110,22 +113,23 @@ void say_what_is_kept(const JobStore& store, const StorePlace& place, const Opti
   std::string store_option =
       options.place.directory.empty() ? "" : fmt::format(" --store {}", place.directory);
   bool discards = place.is_tmpfs || options.place.directory.empty();
-  spdlog::info("unmounted {}; kept in {}{}: jobs {}, checkpoints {}{}. To free it: {}",
-               options.mount.mount_point, place.directory,
-               place.in_memory ? " (memory, until the next boot)" : "", jobs.size(), checkpoints,
-               used,
-               discards ? fmt::format("ptcfs{} --discard {}", store_option,
-                                      options.mount.mount_point)
-                        : fmt::format("rm -r {}", place.directory));
+  spdlog::info(
+      "unmounted {}; kept in {}{}: jobs {}, checkpoints {}{}. To free it: {}",
+      options.mount.mount_point, place.directory,
+      place.in_memory ? " (memory, until the next boot)" : "", jobs.size(), checkpoints, used,
+      discards ? fmt::format("ptcfs{} --discard {}", store_option, options.mount.mount_point)
+               : fmt::format("rm -r {}", place.directory));
 }
 
-/// Once in a while: what is free goes back to the system, of which the allocator keeps it otherwise.
+/// Once in a while: what is free goes back to the system, of which the allocator keeps it
+/// otherwise.
 class Housekeeping {
  public:
   explicit Housekeeping(FuseSession& session) : session_(session) {}
   void tick() {
     // Where files are not found by handles, each that the kernel knows takes a descriptor.
-    if (were_descriptors_short() && !session_.tree().handles().enabled()) session_.prune_names(/*all=*/true);
+    if (were_descriptors_short() && !session_.tree().handles().enabled())
+      session_.prune_names(/*all=*/true);
     const auto now = std::chrono::steady_clock::now();
     if (now < next_) return;
     next_ = now + kEvery;
@@ -158,7 +162,8 @@ void close_beneath(Beneath& beneath, const std::string& path) {
                                                   : "or `chmod u+w`, or `ptcfs --discard`");
 }
 
-void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& signals, const std::string& path) {
+void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& signals,
+                      const std::string& path) {
   Housekeeping housekeeping(session);
   for (;;) {
     housekeeping.tick();
@@ -173,8 +178,10 @@ void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& si
     end_at_the_latest();
     close_beneath(beneath, path);
     if (!session.unmount()) {
-      spdlog::warn("{} is in use; it was unmounted lazily: files that are open stay readable only "
-                   "where the kernel reads them by itself", path);
+      spdlog::warn(
+          "{} is in use; it was unmounted lazily: files that are open stay readable only "
+          "where the kernel reads them by itself",
+          path);
     }
     session.wait(seconds(2));
     session.stop();
@@ -191,12 +198,15 @@ void serve_http(HttpServer& server, Tree& tree) {
   server.serve([pages = HttpPages(tree)](std::string_view path) { return pages.answer(path); });
   spdlog::info("http: {}", server.url());
   if (!server.loopback()) {
-    spdlog::warn("http: {} is open to the network, and nobody is asked for a password: whoever "
-                 "reaches it sees the names and layouts of all jobs", server.url());
+    spdlog::warn(
+        "http: {} is open to the network, and nobody is asked for a password: whoever "
+        "reaches it sees the names and layouts of all jobs",
+        server.url());
   }
 }
 
-/// A start that fails leaves no tmpfs behind that was mounted for it. Outlives whatever has files there open.
+/// A start that fails leaves no tmpfs behind that was mounted for it. Outlives whatever has files
+/// there open.
 class NewPlace {
  public:
   NewPlace(const StorePlace& place, const StorePlaceOptions& options)
@@ -212,7 +222,8 @@ class NewPlace {
 };
 
 bool is_below(const std::string& path, const std::string& directory) {
-  return path == directory || (path.starts_with(directory) && (directory.ends_with('/') || path[directory.size()] == '/'));
+  return path == directory || (path.starts_with(directory) &&
+                               (directory.ends_with('/') || path[directory.size()] == '/'));
 }
 
 /// The directory to mount on, just before that; whatever lies in it.
@@ -228,9 +239,11 @@ Result<Beneath> mountable(const std::string& path, bool was_dead) {
   const bool more = names.size() > kNamed;
   if (more) names.pop_back();
   for (std::string& name : names) name = ptc::quoted(name);
-  spdlog::warn("{} is not empty: {}{} lie beneath the mount now, and are seen again when it is unmounted. If they were meant "
-               "for ptcfs, they were written while it was not mounted", path, fmt::join(names, ", "),
-               more ? " and others" : "");
+  spdlog::warn(
+      "{} is not empty: {}{} lie beneath the mount now, and are seen again when it is unmounted. "
+      "If they were meant "
+      "for ptcfs, they were written while it was not mounted",
+      path, fmt::join(names, ", "), more ? " and others" : "");
   return beneath;
 }
 
@@ -255,8 +268,12 @@ int run(Options& options, Ready ready) {
   NewPlace new_place(place.value(), options.place);
   if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
   if (is_below(place.value().directory, options.mount.mount_point)) {
-    return complain(invalid_argument("the store {} would lie below the mount point {}, and be hidden by it; give another "
-                                     "--store", place.value().directory, options.mount.mount_point), kUsage);
+    return complain(
+        invalid_argument(
+            "the store {} would lie below the mount point {}, and be hidden by it; give another "
+            "--store",
+            place.value().directory, options.mount.mount_point),
+        kUsage);
   }
 
   Tree tree(options.cache_bytes.value_or(memory_of_machine() / 8));
@@ -278,13 +295,15 @@ int run(Options& options, Ready ready) {
   if (!store) {
     Error error = std::move(store).error().with_context("store " + place.value().directory);
     if (error.code() == Code::kNoSpace)
-      error = make_error(Code::kNoSpace, "{}; start with a larger --memory, or make room there", error.message());
+      error = make_error(Code::kNoSpace, "{}; start with a larger --memory, or make room there",
+                         error.message());
     return complain(error, kSystemError);
   }
   ::umask(0);  // from here on modes come from the kernel, which has applied the caller's
   auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
   if (!attached) return complain(attached.error(), kSystemError);
-  if (options.root_mode && ::chmod((place.value().directory + "/root").c_str(), *options.root_mode) != 0)
+  if (options.root_mode &&
+      ::chmod((place.value().directory + "/root").c_str(), *options.root_mode) != 0)
     return complain(errno_error(errno, "the mode of the mount's root"), kSystemError);
   if (cluster != nullptr) {
     auto joined = cluster->join(*store.value());
@@ -365,7 +384,8 @@ int discard(const Options& options) {
                     kSystemError);
   }
   if (auto beneath = Beneath::open(options.place.mount_point)) {
-    if (auto given_back = beneath.value().give_back(); !given_back) return complain(given_back.error(), kSystemError);
+    if (auto given_back = beneath.value().give_back(); !given_back)
+      return complain(given_back.error(), kSystemError);
   }
   auto gone = discard_store_place(options.place);
   if (!gone) return complain(gone.error(), kSystemError);

@@ -46,15 +46,40 @@ Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 32 mount failed.)";
 
 const std::vector<std::string> kOwn = {
-    "store", "memory", "cache", "quota-job", "quota-user", "data-root", "node", "http", "etcd", "listen", "advertise", "cluster", "secret",
-    "tls-ca", "tls-cert", "tls-key", "etcd-credentials", "etcd-ca", "etcd-cert", "etcd-key", "lease",
-    "scrub", "root-mode", "patience"};
+    "store",     "memory",   "cache",    "quota-job", "quota-user",       "data-root",
+    "node",      "http",     "etcd",     "listen",    "advertise",        "cluster",
+    "secret",    "tls-ca",   "tls-cert", "tls-key",   "etcd-credentials", "etcd-ca",
+    "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
-const std::vector<std::string> kPassedOver = {
-    "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
-    "defaults", "dev", "nodev", "suid", "nosuid", "exec", "default_permissions", "comment",
-    "uhelper", "fsname", "subtype", "async", "atime", "diratime", "relatime", "norelatime", "nostrictatime",
-    "nolazytime", "loud"};
+const std::vector<std::string> kPassedOver = {"rw",
+                                              "auto",
+                                              "noauto",
+                                              "user",
+                                              "nouser",
+                                              "users",
+                                              "owner",
+                                              "group",
+                                              "nofail",
+                                              "_netdev",
+                                              "defaults",
+                                              "dev",
+                                              "nodev",
+                                              "suid",
+                                              "nosuid",
+                                              "exec",
+                                              "default_permissions",
+                                              "comment",
+                                              "uhelper",
+                                              "fsname",
+                                              "subtype",
+                                              "async",
+                                              "atime",
+                                              "diratime",
+                                              "relatime",
+                                              "norelatime",
+                                              "nostrictatime",
+                                              "nolazytime",
+                                              "loud"};
 const std::vector<std::string> kKernels = {"noexec", "noatime", "nodiratime", "sync", "dirsync"};
 
 bool is_in(const std::vector<std::string>& names, const std::string& name) {
@@ -90,7 +115,8 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     PTC_TRY(options->quota_user, QuotaLimit::parse(value));
   } else if (key == "data-root") {
     for (const std::string& root : CLI::detail::split(value, ':')) {
-      if (!root.starts_with('/')) return invalid_argument("{} is no path that begins with '/'", ptc::quoted(root));
+      if (!root.starts_with('/'))
+        return invalid_argument("{} is no path that begins with '/'", ptc::quoted(root));
       options->data_roots.push_back(root);
     }
   } else if (key == "http") {
@@ -110,7 +136,8 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
   } else if (key == "patience") {
     uint32_t patience = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), patience);
-    if (bad != std::errc() || end != value.data() + value.size() || patience < 1 || patience > 86400)
+    if (bad != std::errc() || end != value.data() + value.size() || patience < 1 ||
+        patience > 86400)
       return invalid_argument("a request waits 1 to 86400 seconds");
     options->mount.patience = std::chrono::seconds(patience);
   } else if (key == "lease") {
@@ -147,8 +174,9 @@ Result<> take_mount_option(const std::string& option, Options* options) {
   } else if (is_in(kOwn, key)) {
     return take_own(key, equals == std::string::npos ? "" : option.substr(equals + 1), options);
   } else if (key == "ro") {
-    return invalid_argument("a read-only mount is not offered, since layout.json and incoming/ "
-                            "must be writable; take away write permission instead");
+    return invalid_argument(
+        "a read-only mount is not offered, since layout.json and incoming/ "
+        "must be writable; take away write permission instead");
   } else if (key == "remount") {
     return invalid_argument("options cannot change while it is mounted; umount, then mount again");
   } else {
@@ -200,10 +228,14 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   };
   app.add_option("MOUNTPOINT", places,
                  "a directory; a store directory (or 'none') may stand before it, as "
-                 "mount(8) calls helpers")->expected(1, 2)->required();
+                 "mount(8) calls helpers")
+      ->expected(1, 2)
+      ->required();
   app.add_flag("-f,--foreground", options->foreground, "stay in the foreground, log on stderr");
   app.add_option("-o,--options", mount_options, "mount options, separated by commas")
-      ->type_name("OPT,…")->allow_extra_args(false)->take_all();
+      ->type_name("OPT,…")
+      ->allow_extra_args(false)
+      ->take_all();
   add_own("store", "DIR",
           "directory of the bytes; with --memory, a tmpfs is mounted on it (default: a tmpfs on "
           "/run/ptcfs/<mount point>)");
@@ -212,31 +244,39 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "memory for files that are computed on read; given back when they are not asked for any "
           "more (default: an eighth of memory)");
   add_own("quota-job", "SIZE[,FILES]",
-          "what each job may have on this node: bytes, with its checkpoints, and files outside of these: 64G, 64G,1M, "
+          "what each job may have on this node: bytes, with its checkpoints, and files outside of "
+          "these: 64G, 64G,1M, "
           "none,1M (default: all there is; of one job: setfattr -n trusted.ptc.quota -v 64G JOB)");
   add_own("quota-user", "SIZE[,FILES]", "what each user but root may have in all jobs, likewise");
   add_own("data-root", "DIR:…",
-          "data sets may lie only below these directories, and no symbolic link lead out of them (default: "
+          "data sets may lie only below these directories, and no symbolic link lead out of them "
+          "(default: "
           "wherever the user who saves source.json may read)");
   add_own("scrub", "RATE",
-          "look over what is stored, when nobody else needs the processors, and mend what is damaged from copies: off, "
-          "daily (each checkpoint once a day), or round after round with so many bytes a second: 50M (default: daily)");
+          "look over what is stored, when nobody else needs the processors, and mend what is "
+          "damaged from copies: off, "
+          "daily (each checkpoint once a day), or round after round with so many bytes a second: "
+          "50M (default: daily)");
   add_own("root-mode", "MODE",
-          "mode of the mount's root, so that others may make jobs: 1777; it lasts (default: as chmod left it, at "
+          "mode of the mount's root, so that others may make jobs: 1777; it lasts (default: as "
+          "chmod left it, at "
           "first 0755)");
   add_own("patience", "SECONDS",
-          "how long a read waits for another node, or for a data set's shards, before it fails with ETIMEDOUT "
+          "how long a read waits for another node, or for a data set's shards, before it fails "
+          "with ETIMEDOUT "
           "(default: 60)");
   add_own("node", "NAME", "name of this node, a DNS label (default: the host's name)");
-  add_own("http", "ADDR",
-          "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
-          "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
-          "a password (default: off)");
+  add_own(
+      "http", "ADDR",
+      "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
+      "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
+      "a password (default: off)");
   add_own("etcd", "URL,…",
           "the etcd that the nodes of a cluster find each other and agree through: "
           "http://10.0.0.1:2379,http://10.0.0.2:2379 (default: a cluster of one)");
   add_own("listen", "HOST:PORT", "where other nodes reach this one (default: 127.0.0.1:7070)");
-  add_own("advertise", "HOST:PORT", "the same as others see it, where that differs or --listen is 0.0.0.0 or [::]");
+  add_own("advertise", "HOST:PORT",
+          "the same as others see it, where that differs or --listen is 0.0.0.0 or [::]");
   add_own("cluster", "NAME", "which cluster of those that share the etcd (default: ptcfs)");
   add_own("secret", "FILE",
           "the secret that all nodes of the cluster share: 32 bytes or more, mode 0600");
@@ -252,7 +292,8 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("etcd-key", "FILE", "its key, PEM, mode 0600");
   app.add_flag("--join", options->cluster.join,
                "bring the jobs that the store has of its own into a cluster that has jobs, too");
-  add_own("lease", "SECONDS", "how long a node may be silent before it counts as gone (default: 5)");
+  add_own("lease", "SECONDS",
+          "how long a node may be silent before it counts as gone (default: 5)");
   app.add_flag("--discard", options->discard,
                "do not mount: free what an earlier mount on MOUNTPOINT has kept");
   app.add_flag("-d,--debug", options->mount.debug, "log every request; implies -f");

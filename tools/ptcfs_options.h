@@ -29,13 +29,13 @@ struct Options {
   std::vector<std::string> data_roots;
   QuotaLimit quota_user, quota_job;
   std::optional<mode_t> root_mode;  // left out: as it was, at first 0755
-  ClusterOptions cluster;  // of a cluster of one: no endpoints of etcd
+  ClusterOptions cluster;           // of a cluster of one: no endpoints of etcd
   bool foreground = false;
   bool discard = false;
 };
 
-/// Fills `options`; or says what there is to say (help, a completion, what is wrong) and returns the
-/// exit status.
+/// Fills `options`; or says what there is to say (help, a completion, what is wrong) and returns
+/// the exit status.
 std::optional<int> read_command_line(int argc, char** argv, Options* options);
 
 /// "ptcfs: …" on stderr; returns `status`.

@@ -80,8 +80,7 @@ Result<Shuffle> Shuffle::parse(std::string_view text) {
   if (text.starts_with("block:")) {
     const std::string_view digits = text.substr(6);
     uint64_t block = 0;
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), block);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), block);
     if (error == std::errc() && end == digits.data() + digits.size() && digits[0] != '0' &&
         block <= kMaxBlock) {
       return Shuffle{.kind = ShuffleKind::kBlock, .block = block};

@@ -1,4 +1,5 @@
-// In which order an epoch's samples come: a seeded bijection of [0, N), computed a position at a time.
+// In which order an epoch's samples come: a seeded bijection of [0, N), computed a position at a
+// time.
 #pragma once
 
 #include <array>
@@ -11,8 +12,8 @@
 
 namespace ptc {
 
-/// Persisted in the plans of runs: the name of exactly the algorithms below, and of their constants.
-/// What gives another order gets another name.
+/// Persisted in the plans of runs: the name of exactly the algorithms below, and of their
+/// constants. What gives another order gets another name.
 inline constexpr std::string_view kOrderVersion = "feistel8-1";
 
 inline constexpr uint64_t kMaxSamples = uint64_t{1} << 62;
@@ -51,12 +52,16 @@ class FeistelPermutation {
 
 /// π of one (seed, epoch). Immutable: any thread.
 ///
-/// kGlobal: a FeistelPermutation of all samples; below 4096 samples, where its rounds would mix badly,
+/// kGlobal: a FeistelPermutation of all samples; below 4096 samples, where its rounds would mix
+/// badly,
 ///   a Fisher–Yates shuffle, held as a table of at most 8 KiB.
 /// kBlock: the source is cut into blocks of K samples, the last one shorter where K does not divide
-///   N. The blocks are permuted, as under kGlobal, and laid one behind the other. A *window* is 16·K
-///   consecutive positions of that sequence, [16·K·w, 16·K·(w+1)), the last one shorter; inside of each
-///   window positions are permuted. So a window draws on the samples of 16 blocks (of 17 from the window
+///   N. The blocks are permuted, as under kGlobal, and laid one behind the other. A *window* is
+///     16·K
+///   consecutive positions of that sequence, [16·K·w, 16·K·(w+1)), the last one shorter; inside of
+///     each
+///   window positions are permuted. So a window draws on the samples of 16 blocks (of 17 from the
+///     window
 ///   on in which the shorter block lies), and who reads a window reads these blocks whole.
 /// kNone: the identity.
 ///
@@ -81,10 +86,10 @@ class SampleOrder {
 
   uint64_t samples_;
   Shuffle shuffle_;
-  FeistelPermutation feistel_;        // of all samples, or of all blocks
-  std::vector<uint16_t> table_;       // the same where these are few
-  uint64_t short_block_begin_ = 0;    // kBlock: where the last block of the source lies
-  uint64_t short_block_end_ = 0;      //   in the sequence of permuted blocks
+  FeistelPermutation feistel_;      // of all samples, or of all blocks
+  std::vector<uint16_t> table_;     // the same where these are few
+  uint64_t short_block_begin_ = 0;  // kBlock: where the last block of the source lies
+  uint64_t short_block_end_ = 0;    //   in the sequence of permuted blocks
   FeistelPermutation window_, last_window_;
 };
 

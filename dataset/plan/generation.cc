@@ -7,7 +7,8 @@ namespace ptc {
 
 Generation::Generation(const Run& run, const Segment& segment)
     : run_(run), segment_(segment), end_(segment.epochs * run.samples) {
-  PTC_CHECK(run.samples > 0 && segment.dp > 0 && segment.batch >= segment.dp && segment.from <= end_);
+  PTC_CHECK(run.samples > 0 && segment.dp > 0 && segment.batch >= segment.dp &&
+            segment.from <= end_);
 }
 
 uint64_t Generation::epoch_begin(uint64_t epoch) const {
@@ -44,12 +45,14 @@ Step Generation::step(uint64_t epoch, uint64_t index) const {
 uint64_t Generation::share(uint64_t size, uint64_t rank) const {
   const uint64_t ranks = segment_.dp, micro = segment_.assign.micro;
   switch (segment_.assign.kind) {
-    case Assign::Kind::kStride: return (size + ranks - 1 - rank) / ranks;
+    case Assign::Kind::kStride:
+      return (size + ranks - 1 - rank) / ranks;
     case Assign::Kind::kMicro: {
       const uint64_t rest = size % (ranks * micro), before = rank * micro;
       return size / (ranks * micro) * micro + (rest > before ? std::min(micro, rest - before) : 0);
     }
-    case Assign::Kind::kContig: break;
+    case Assign::Kind::kContig:
+      break;
   }
   return (rank + 1) * size / ranks - rank * size / ranks;
 }
@@ -58,9 +61,12 @@ uint64_t Generation::share(uint64_t size, uint64_t rank) const {
 uint64_t Generation::place(uint64_t size, uint64_t rank, uint64_t local) const {
   const uint64_t ranks = segment_.dp, micro = segment_.assign.micro;
   switch (segment_.assign.kind) {
-    case Assign::Kind::kStride: return local * ranks + rank;
-    case Assign::Kind::kMicro: return (local / micro * ranks + rank) * micro + local % micro;
-    case Assign::Kind::kContig: break;
+    case Assign::Kind::kStride:
+      return local * ranks + rank;
+    case Assign::Kind::kMicro:
+      return (local / micro * ranks + rank) * micro + local % micro;
+    case Assign::Kind::kContig:
+      break;
   }
   return rank * size / ranks + local;
 }
@@ -71,7 +77,9 @@ uint64_t Generation::position(const Step& step, uint64_t place) const {
   return step.epoch * run_.samples + (place - step.positions) % run_.samples;
 }
 
-uint64_t Generation::local_size(const Step& step, uint64_t rank) const { return share(step.size(), rank); }
+uint64_t Generation::local_size(const Step& step, uint64_t rank) const {
+  return share(step.size(), rank);
+}
 
 std::vector<uint64_t> Generation::local_positions(const Step& step, uint64_t rank, uint64_t first,
                                                   uint64_t count) const {
@@ -116,8 +124,8 @@ uint64_t Generation::local_samples_before(uint64_t epoch, uint64_t rank) const {
   auto in_epoch = [&](uint64_t positions) {
     const uint64_t rest = positions % segment_.batch;
     const uint64_t last = segment_.tail == Tail::kDrop || rest == 0 ? 0
-                          : segment_.tail == Tail::kPad              ? whole
-                                                                     : share(rest, rank);
+                          : segment_.tail == Tail::kPad             ? whole
+                                                                    : share(rest, rank);
     return positions / segment_.batch * whole + last;
   };
   return in_epoch((first_epoch() + 1) * run_.samples - segment_.from) +
@@ -139,7 +147,8 @@ std::vector<uint64_t> Generation::rank_ids(uint64_t rank, uint64_t first, uint64
     const uint64_t step_count = steps(epoch);
     if (step_count == 0) continue;
     // A cut batch, the last one, may have a sample more for this rank than a whole one.
-    for (uint64_t i = std::min(skip / whole, step_count - 1); i < step_count && found.size() < count; ++i) {
+    for (uint64_t i = std::min(skip / whole, step_count - 1);
+         i < step_count && found.size() < count; ++i) {
       const std::vector<uint64_t> part =
           local_ids(step(epoch, i), rank, skip - i * whole, count - found.size());
       found.insert(found.end(), part.begin(), part.end());
@@ -169,7 +178,8 @@ std::vector<uint64_t> Generation::global_ids(uint64_t epoch, uint64_t first, uin
 uint64_t Generation::global_samples() const {
   if (segment_.tail == Tail::kCarry) return end_ - segment_.from;
   if (first_epoch() == end_epoch()) return 0;
-  return global_samples(first_epoch()) + (end_epoch() - first_epoch() - 1) * global_samples(end_epoch() - 1);
+  return global_samples(first_epoch()) +
+         (end_epoch() - first_epoch() - 1) * global_samples(end_epoch() - 1);
 }
 
 uint64_t Generation::global_position(uint64_t index) const {
@@ -198,7 +208,9 @@ std::pair<uint64_t, uint64_t> Generation::boundaries(uint64_t position) const {
 std::optional<std::pair<uint64_t, uint64_t>> Generation::step_at(uint64_t position) const {
   position = std::max(position, segment_.from);
   if (position >= end_) return std::nullopt;
-  auto steps_to = [&](uint64_t begin) { return (position - begin + segment_.batch - 1) / segment_.batch; };
+  auto steps_to = [&](uint64_t begin) {
+    return (position - begin + segment_.batch - 1) / segment_.batch;
+  };
   if (segment_.tail == Tail::kCarry) {
     const uint64_t steps = steps_to(segment_.from), begin = segment_.from + steps * segment_.batch;
     if (begin >= end_) return std::nullopt;

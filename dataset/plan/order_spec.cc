@@ -24,7 +24,8 @@ class OrderParser : JsonSettings {
   Result<OrderSpec> parse() {
     PTC_TRY(check_keys(kOrderKeys));
     OrderSpec spec;
-    if (!object_.contains("batch")) return error({}, "'batch' is missing: the samples of a global batch");
+    if (!object_.contains("batch"))
+      return error({}, "'batch' is missing: the samples of a global batch");
     PTC_TRY(number("seed", 0, UINT64_MAX, spec.seed));
     PTC_TRY(number("batch", 1, kMaxBatch, spec.batch));
     PTC_TRY(number("epochs", 1, kMaxEpochs, spec.epochs));
@@ -74,10 +75,14 @@ class OrderParser : JsonSettings {
 
 std::string_view tail_name(Tail tail) {
   switch (tail) {
-    case Tail::kShort: return "short";
-    case Tail::kDrop: return "drop";
-    case Tail::kPad: return "pad";
-    case Tail::kCarry: break;
+    case Tail::kShort:
+      return "short";
+    case Tail::kDrop:
+      return "drop";
+    case Tail::kPad:
+      return "pad";
+    case Tail::kCarry:
+      break;
   }
   return "carry";
 }
@@ -98,10 +103,11 @@ Result<Assign> Assign::parse(std::string_view text) {
         micro <= kMaxBatch) {
       return Assign{.kind = Kind::kMicro, .micro = micro};
     }
-    return invalid_argument("{}: the micro-batch must be a whole number of samples from 1 to {}", quoted(text),
-                            kMaxBatch);
+    return invalid_argument("{}: the micro-batch must be a whole number of samples from 1 to {}",
+                            quoted(text), kMaxBatch);
   }
-  return invalid_argument("must be \"contig\", \"stride\" or \"micro:M\" (M samples a micro-batch)");
+  return invalid_argument(
+      "must be \"contig\", \"stride\" or \"micro:M\" (M samples a micro-batch)");
 }
 
 Result<OrderSpec> OrderSpec::parse(std::string_view text) {
@@ -114,40 +120,48 @@ Result<OrderSpec> OrderSpec::parse(std::string_view text) {
 
 Result<> OrderSpec::check(uint64_t dp, std::optional<uint64_t> samples) const {
   if (batch < dp) {
-    return invalid_argument("a global batch of {} is less than a sample for each of {} data-parallel ranks",
-                            batch, dp);
+    return invalid_argument(
+        "a global batch of {} is less than a sample for each of {} data-parallel ranks", batch, dp);
   }
   if (batch % dp != 0 && !uneven) {
     return invalid_argument(
-        "a global batch of {} does not divide among {} data-parallel ranks: the nearest that do are {} and {}; "
+        "a global batch of {} does not divide among {} data-parallel ranks: the nearest that do "
+        "are {} and {}; "
         "or say \"uneven\": true, and weight the gradients",
         batch, dp, batch - batch % dp, batch - batch % dp + dp);
   }
   if (batch % dp != 0 && assign.kind != Assign::Kind::kContig) {
     return invalid_argument(
-        "\"assign\": \"{}\" needs a batch that divides among the {} data-parallel ranks; \"contig\" does not",
+        "\"assign\": \"{}\" needs a batch that divides among the {} data-parallel ranks; "
+        "\"contig\" does not",
         assign.name(), dp);
   }
   if (assign.kind == Assign::Kind::kMicro && batch / dp % assign.micro != 0) {
-    return invalid_argument("each of {} ranks gets {} of a global batch of {}, which are not whole micro-batches of {}",
-                            dp, batch / dp, batch, assign.micro);
+    return invalid_argument(
+        "each of {} ranks gets {} of a global batch of {}, which are not whole micro-batches of {}",
+        dp, batch / dp, batch, assign.micro);
   }
   if (batch / dp > kMaxLocalBatch) {
-    return invalid_argument("each of {} ranks gets {} of a global batch of {}: at most {} can be shown as one file",
-                            dp, batch / dp, batch, kMaxLocalBatch);
+    return invalid_argument(
+        "each of {} ranks gets {} of a global batch of {}: at most {} can be shown as one file", dp,
+        batch / dp, batch, kMaxLocalBatch);
   }
   if (!samples) return ok();
   if (tail == Tail::kPad && batch > std::max(*samples, kMaxLocalBatch)) {
     return invalid_argument(
-        "an epoch of {} samples would be repeated {} times to fill up a global batch of {}: \"tail\": \"pad\" repeats "
-        "at most {}", *samples, batch / *samples, batch, std::max(*samples, kMaxLocalBatch));
+        "an epoch of {} samples would be repeated {} times to fill up a global batch of {}: "
+        "\"tail\": \"pad\" repeats "
+        "at most {}",
+        *samples, batch / *samples, batch, std::max(*samples, kMaxLocalBatch));
   }
   if (tail == Tail::kDrop && batch > *samples) {
-    return invalid_argument("an epoch of {} samples has no global batch of {}: \"tail\": \"drop\" leaves nothing",
-                            *samples, batch);
+    return invalid_argument(
+        "an epoch of {} samples has no global batch of {}: \"tail\": \"drop\" leaves nothing",
+        *samples, batch);
   }
   if (*samples > kMaxSamples / epochs) {
-    return invalid_argument("{} epochs of {} samples are more than can be counted", epochs, *samples);
+    return invalid_argument("{} epochs of {} samples are more than can be counted", epochs,
+                            *samples);
   }
   return ok();
 }

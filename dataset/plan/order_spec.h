@@ -47,15 +47,16 @@ struct OrderSpec {
   Assign assign;
   bool uneven = false;  // dp need not divide the batch: the job weights its gradients
   uint64_t epochs = 1;
-  bool round_down = false;  // "round": "down": a change between two steps repeats the step that was begun
+  bool round_down =
+      false;  // "round": "down": a change between two steps repeats the step that was begun
   friend bool operator==(const OrderSpec&, const OrderSpec&) = default;
 
-  /// Strict JSON of at most 64 KiB; `batch` is required. Errors: kInvalidArgument, "line 2, column 3:
-  /// …"; an unknown key names the nearest.
+  /// Strict JSON of at most 64 KiB; `batch` is required. Errors: kInvalidArgument, "line 2, column
+  /// 3: …"; an unknown key names the nearest.
   static Result<OrderSpec> parse(std::string_view text);
 
-  /// Whether `dp` ranks can read so from `samples` samples (nullopt: not known yet). kInvalidArgument
-  /// says what to do.
+  /// Whether `dp` ranks can read so from `samples` samples (nullopt: not known yet).
+  /// kInvalidArgument says what to do.
   Result<> check(uint64_t dp, std::optional<uint64_t> samples) const;
 };
 

@@ -6,7 +6,11 @@ namespace ptc {
 namespace {
 
 Segment segment_of(const OrderSpec& order, uint64_t dp, uint64_t from) {
-  return {.from = from, .batch = order.batch, .dp = dp, .tail = order.tail, .assign = order.assign,
+  return {.from = from,
+          .batch = order.batch,
+          .dp = dp,
+          .tail = order.tail,
+          .assign = order.assign,
           .epochs = order.epochs};
 }
 
@@ -17,19 +21,21 @@ bool cuts_alike(const Segment& a, const Segment& b) {
 
 }  // namespace
 
-Result<RunPlan> RunPlan::begin(const OrderSpec& order, uint64_t samples, uint64_t fingerprint, uint64_t dp,
-                               uint64_t generation) {
+Result<RunPlan> RunPlan::begin(const OrderSpec& order, uint64_t samples, uint64_t fingerprint,
+                               uint64_t dp, uint64_t generation) {
   if (samples == 0) return invalid_argument("the data set has no samples");
   PTC_TRY(order.check(dp, samples));
   RunPlan plan;
-  plan.run_ = {.samples = samples, .fingerprint = fingerprint, .seed = order.seed, .shuffle = order.shuffle};
+  plan.run_ = {
+      .samples = samples, .fingerprint = fingerprint, .seed = order.seed, .shuffle = order.shuffle};
   plan.segments_ = {segment_of(order, dp, 0)};
   plan.segments_[0].generation = generation;
   plan.next_generation_ = generation + 1;
   return plan;
 }
 
-Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp, uint64_t consumed) const {
+Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp,
+                                         uint64_t consumed) const {
   PTC_CHECK(consumed >= last().from && consumed <= end());
   const bool same_run = order.seed == run_.seed && order.shuffle == run_.shuffle;
   if (consumed == 0) {
@@ -43,21 +49,23 @@ Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp, ui
   PTC_TRY(order.check(dp, run_.samples));
   if (!same_run) {
     return invalid_argument(
-        "{} samples of this run are consumed in the order of seed {}, shuffle {}: neither can change any more "
+        "{} samples of this run are consumed in the order of seed {}, shuffle {}: neither can "
+        "change any more "
         "(another job can begin anew)",
         consumed, run_.seed, run_.shuffle.name());
   }
   Segment wanted = segment_of(order, dp, consumed);
   if (cuts_alike(last(), wanted)) return Changed{*this, consumed};
   if (order.epochs * run_.samples < consumed) {
-    return invalid_argument("{} epochs of {} samples are less than the {} that are consumed", order.epochs,
-                            run_.samples, consumed);
+    return invalid_argument("{} epochs of {} samples are less than the {} that are consumed",
+                            order.epochs, run_.samples, consumed);
   }
   const auto [below, above] = generation(last()).boundaries(consumed);
   if (below != consumed) {
     if (!order.round_down) {
       return invalid_argument(
-          "{} consumed samples are not whole steps of batch {} from {} on: the nearest ends of steps are {} and "
+          "{} consumed samples are not whole steps of batch {} from {} on: the nearest ends of "
+          "steps are {} and "
           "{}. Write one of them to `consumed`, or say \"round\": \"down\" to repeat from {} on",
           consumed, last().batch, last().from, below, above, below);
     }
@@ -78,7 +86,8 @@ Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp, ui
   return changed;
 }
 
-Result<RunPlan::Changed> RunPlan::roll_back(const OrderSpec& order, uint64_t dp, uint64_t consumed) const {
+Result<RunPlan::Changed> RunPlan::roll_back(const OrderSpec& order, uint64_t dp,
+                                            uint64_t consumed) const {
   RunPlan before = *this;
   std::erase_if(before.segments_, [&](const Segment& segment) { return segment.from > consumed; });
   return before.change(order, dp, consumed);

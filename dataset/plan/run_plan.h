@@ -12,21 +12,23 @@
 
 namespace ptc {
 
-/// A value. Segments are in order of `from`, the first from 0, no two from the same position; each reaches
-/// to the next one's `from`, and as a Generation, for those who opened it, to the end of the run.
+/// A value. Segments are in order of `from`, the first from 0, no two from the same position; each
+/// reaches to the next one's `from`, and as a Generation, for those who opened it, to the end of
+/// the run.
 class RunPlan {
  public:
   static constexpr size_t kMaxSegments = 4096;  // so that to_text() is one value of the metadata
 
   /// A run from its beginning. `generation`: a number that was never used.
-  static Result<RunPlan> begin(const OrderSpec& order, uint64_t samples, uint64_t fingerprint, uint64_t dp,
-                               uint64_t generation);
+  static Result<RunPlan> begin(const OrderSpec& order, uint64_t samples, uint64_t fingerprint,
+                               uint64_t dp, uint64_t generation);
 
   struct Changed;
-  /// What the run is when, with `consumed` positions done, `order` and `dp` are what is wanted. Equal to
-  /// *this where that is so already. Before anything is consumed all may change; afterwards neither the
-  /// seed nor the shuffle, and only at an end of a step: kInvalidArgument names the nearest, unless the
-  /// order says "round": "down", which goes back to the one before. `consumed` ≤ end().
+  /// What the run is when, with `consumed` positions done, `order` and `dp` are what is wanted.
+  /// Equal to *this where that is so already. Before anything is consumed all may change;
+  /// afterwards neither the seed nor the shuffle, and only at an end of a step: kInvalidArgument
+  /// names the nearest, unless the order says "round": "down", which goes back to the one before.
+  /// `consumed` ≤ end().
   Result<Changed> change(const OrderSpec& order, uint64_t dp, uint64_t consumed) const;
   /// The same after going back to `consumed`: segments from later positions on are no more.
   Result<Changed> roll_back(const OrderSpec& order, uint64_t dp, uint64_t consumed) const;

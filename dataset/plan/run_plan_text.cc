@@ -11,12 +11,9 @@ constexpr std::string_view kPlanFormat = "ptc-run/1";
 constexpr size_t kMaxPlanBytes = 1 << 20;
 
 json::object segment_json(const Segment& segment) {
-  json::object object{{"generation", segment.generation},
-                      {"from", segment.from},
-                      {"batch", segment.batch},
-                      {"dp", segment.dp},
-                      {"tail", tail_name(segment.tail)},
-                      {"assign", segment.assign.name()},
+  json::object object{{"generation", segment.generation}, {"from", segment.from},
+                      {"batch", segment.batch},           {"dp", segment.dp},
+                      {"tail", tail_name(segment.tail)},  {"assign", segment.assign.name()},
                       {"epochs", segment.epochs}};
   if (segment.repeats != 0) object["repeats"] = segment.repeats;
   return object;
@@ -34,7 +31,8 @@ Error damaged(std::string_view what) {
   return make_error(Code::kCorrupt, "the plan of the data set's run is damaged: {}", what);
 }
 
-Result<uint64_t> needed(const json::object& object, std::string_view key, uint64_t min, uint64_t max) {
+Result<uint64_t> needed(const json::object& object, std::string_view key, uint64_t min,
+                        uint64_t max) {
   PTC_TRY(const auto value, json_uint(object, key, max));
   if (!value || *value < min) return damaged(key);
   return *value;
@@ -42,7 +40,8 @@ Result<uint64_t> needed(const json::object& object, std::string_view key, uint64
 
 std::string_view word_of(const json::object& object, std::string_view key) {
   const json::value* value = object.if_contains(key);
-  return value != nullptr && value->is_string() ? std::string_view(value->get_string()) : std::string_view();
+  return value != nullptr && value->is_string() ? std::string_view(value->get_string())
+                                                : std::string_view();
 }
 
 Result<Segment> segment_from(const json::object& object, uint64_t samples) {
@@ -90,8 +89,10 @@ Result<RunPlan> RunPlan::from_text(std::string_view text) {
   const json::object& object = value.get_object();
   if (word_of(object, "format") != kPlanFormat || word_of(object, "version") != kOrderVersion) {
     return invalid_argument(
-        "the data set's run was begun by another version of ptcfs ({}, order {}); this one knows {}, {}",
-        quoted(word_of(object, "format")), quoted(word_of(object, "version")), kPlanFormat, kOrderVersion);
+        "the data set's run was begun by another version of ptcfs ({}, order {}); this one knows "
+        "{}, {}",
+        quoted(word_of(object, "format")), quoted(word_of(object, "version")), kPlanFormat,
+        kOrderVersion);
   }
   RunPlan plan;
   PTC_TRY(plan.run_.samples, needed(object, "samples", 1, kMaxSamples));
@@ -107,10 +108,11 @@ Result<RunPlan> RunPlan::from_text(std::string_view text) {
   for (const json::value& item : list->get_array()) {
     if (!item.is_object()) return damaged("segments");
     PTC_TRY(Segment segment, segment_from(item.get_object(), plan.run_.samples));
-    const bool follows = plan.segments_.empty()
-                             ? segment.from == 0
-                             : segment.from > plan.last().from && segment.generation > plan.last().generation;
-    if (!follows || segment.generation >= plan.next_generation_) return damaged("order of segments");
+    const bool follows = plan.segments_.empty() ? segment.from == 0
+                                                : segment.from > plan.last().from &&
+                                                      segment.generation > plan.last().generation;
+    if (!follows || segment.generation >= plan.next_generation_)
+      return damaged("order of segments");
     plan.segments_.push_back(segment);
   }
   return plan;
@@ -148,10 +150,13 @@ std::string RunPlan::to_plan_json(uint64_t consumed) const {
     };
     // An epoch that a later segment goes on with has its end there.
     const uint64_t last_epoch = std::min(consumed, cuts.end() - 1) / run_.samples;
-    for (uint64_t epoch = cuts.first_epoch(); epoch < cuts.end_epoch() && epoch <= last_epoch; ++epoch) {
+    for (uint64_t epoch = cuts.first_epoch(); epoch < cuts.end_epoch() && epoch <= last_epoch;
+         ++epoch) {
       if ((epoch + 1) * run_.samples > until) break;
-      add(epoch, cuts.dropped_count(epoch), [&] { return cuts.dropped(epoch); }, dropped);
-      add(epoch, cuts.padding_count(epoch), [&] { return cuts.padding(epoch); }, padded);
+      add(
+          epoch, cuts.dropped_count(epoch), [&] { return cuts.dropped(epoch); }, dropped);
+      add(
+          epoch, cuts.padding_count(epoch), [&] { return cuts.padding(epoch); }, padded);
     }
   }
   object["segments"] = std::move(list);

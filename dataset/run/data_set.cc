@@ -25,14 +25,17 @@ constexpr size_t kMostReadErrors = 16;
 
 uint64_t nanoseconds_now() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::system_clock::now().time_since_epoch()).count());
+                                   std::chrono::system_clock::now().time_since_epoch())
+                                   .count());
 }
 
 }  // namespace
 
 Result<uint64_t> parse_consumed(std::string_view text) {
   const std::optional<uint64_t> count = parse_count(text);
-  if (!count) return invalid_argument("consumed: {} is not a count of samples in decimal digits", quoted(text));
+  if (!count)
+    return invalid_argument("consumed: {} is not a count of samples in decimal digits",
+                            quoted(text));
   return *count;
 }
 
@@ -78,7 +81,8 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
   {
     std::lock_guard lock(mutex);
     // What is shown while it is looked at anew may be of what was there before.
-    if (now.source && now.source == indexed_text && now.saved == indexed_saved && !indexing) known = source;
+    if (now.source && now.source == indexed_text && now.saved == indexed_saved && !indexing)
+      known = source;
     dp = now.dp_now(seen);
   }
   if (!order) return ok();
@@ -88,13 +92,15 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
                               known->samples() != now.plan->run().samples);
   if (other_samples && now.consumed > 0) {
     return invalid_argument(
-        "source.json: these shards hold {} samples, and are not those of which {} are consumed ({} samples, "
+        "source.json: these shards hold {} samples, and are not those of which {} are consumed ({} "
+        "samples, "
         "fingerprint {:016x}): name the former shards again, or begin another job",
         known->samples(), now.consumed, now.plan->run().samples, now.plan->run().fingerprint);
   }
   if (!now.plan || other_samples) {
     const uint64_t number = now.plan ? now.plan->next_generation() : 1;
-    PTC_TRY(now.plan, RunPlan::begin(*order, known->samples(), known->fingerprint(), dp.ranks, number));
+    PTC_TRY(now.plan,
+            RunPlan::begin(*order, known->samples(), known->fingerprint(), dp.ranks, number));
   } else {
     PTC_TRY(RunPlan::Changed next, now.plan->change(*order, dp.ranks, now.consumed));
     now.plan = std::move(next.plan);
@@ -117,8 +123,8 @@ void DataSet::Impl::take_over(const DataSetState& now) {
                         known->second->cuts.run() == now.plan->run();
       next[segment.generation] =
           same ? known->second
-               : std::make_shared<const ShownGeneration>(ShownGeneration{
-                     segment.generation, now.plan->generation(segment), source});
+               : std::make_shared<const ShownGeneration>(
+                     ShownGeneration{segment.generation, now.plan->generation(segment), source});
     }
   }
   shown = std::move(next);
@@ -129,7 +135,8 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
     if (options.may_decide) {
       PTC_TRY(options.may_decide());
     }
-    PTC_TRY(look_at_layout());  // of which this node may not have heard yet: what fits it must not be refused
+    PTC_TRY(look_at_layout());  // of which this node may not have heard yet: what fits it must not
+                                // be refused
     std::lock_guard lock(changes);
     PTC_TRY(const DataSetState now, record.update(change));
     take_over(now);
@@ -211,11 +218,13 @@ Result<> DataSet::Impl::look() {
   return to_index ? begin_indexing(now, progress) : ok();
 }
 
-Result<> DataSet::Impl::begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into) {
+Result<> DataSet::Impl::begin_indexing(const DataSetState& now,
+                                       std::shared_ptr<IndexProgress> into) {
   indexer = std::make_shared<Indexer>();
   indexer->of = this;
   auto index = [self = indexer, text = *now.source, number = now.saved ? now.saved->number : 0,
-                access = access_for(now.saved), into = std::move(into), path = options.directory + "/dataset.index"] {
+                access = access_for(now.saved), into = std::move(into),
+                path = options.directory + "/dataset.index"] {
     auto opened = caught([&]() -> Result<SampleSourceRef> {
       PTC_TRY(SourceSpec spec, parse_source(text));
       spec.saved = number;
@@ -264,18 +273,22 @@ void DataSet::Impl::end_checking(const Check* only) {
 
 SourceAccessRef DataSet::Impl::access_for(const std::optional<DataSetState::Saved>& saved) const {
   if (saved) return std::make_shared<const SourceAccess>(saved->by, options.data_roots);
-  if (options.owner) return std::make_shared<const SourceAccess>(options.owner(), options.data_roots);
+  if (options.owner)
+    return std::make_shared<const SourceAccess>(options.owner(), options.data_roots);
   return std::make_shared<const SourceAccess>();
 }
 
-Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(const SourceSpec& spec, const std::string& text,
-                                                                           const User& by) {
-  constexpr int kMostAtOnce = 64;  // of all jobs: those that hang stay until their file system answers
+Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(const SourceSpec& spec,
+                                                                            const std::string& text,
+                                                                            const User& by) {
+  constexpr int kMostAtOnce =
+      64;  // of all jobs: those that hang stay until their file system answers
   constexpr std::chrono::seconds kKnown{10};
   static std::atomic<int> running{0};
   std::lock_guard lock(mutex);
   if (checking != nullptr && checking->text == text && checking->by == by) {
-    const bool ended = checking->answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    const bool ended =
+        checking->answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
     if (!ended || std::chrono::steady_clock::now() - checking->since < kKnown) return checking;
   }
   if (checking != nullptr) std::stop_source(checking->stop).request_stop();
@@ -290,7 +303,8 @@ Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(cons
     answer->set_value(ok());
     return checking;
   }
-  auto check = [spec, access = access_for(DataSetState::Saved{0, by}), answer, token = begun->stop.get_token()] {
+  auto check = [spec, access = access_for(DataSetState::Saved{0, by}), answer,
+                token = begun->stop.get_token()] {
     answer->set_value(caught([&] { return check_source(spec, *access, token); }));
     --running;
   };
@@ -309,7 +323,8 @@ Result<> DataSet::Impl::result_of(const Check& check, std::chrono::milliseconds 
   const Clock::time_point enough = check.since + kCheckingTakes;
   if (check.answer.wait_until(std::min(Clock::now() + wait, enough)) != std::future_status::ready) {
     if (Clock::now() < enough) {
-      return make_error(Code::kConflict, "source.json: its shards are still being looked for: save it again");
+      return make_error(Code::kConflict,
+                        "source.json: its shards are still being looked for: save it again");
     }
     std::stop_source(check.stop).request_stop();
     return ok();
@@ -350,7 +365,8 @@ std::optional<std::string> DataSet::order_text() const {
   return impl_->state.order;
 }
 
-Result<> DataSet::save_source(const std::string& text, const User& by, std::chrono::milliseconds wait) {
+Result<> DataSet::save_source(const std::string& text, const User& by,
+                              std::chrono::milliseconds wait) {
   std::shared_ptr<const Impl::Check> check;
   auto look = [&]() -> Result<> {
     PTC_TRY(const SourceSpec spec, parse_source(text));
@@ -364,7 +380,8 @@ Result<> DataSet::save_source(const std::string& text, const User& by, std::chro
   }
   impl_->end_checking(check.get());
   return impl_->decide([&](DataSetState& next) -> Result<> {
-    const DataSetState::Saved saved{std::max(next.saved ? next.saved->number + 1 : 1, nanoseconds_now()), by};
+    const DataSetState::Saved saved{
+        std::max(next.saved ? next.saved->number + 1 : 1, nanoseconds_now()), by};
     if (!good) return Error(good.error()).with_context("source.json");
     next.source = text;
     next.saved = saved;
@@ -378,7 +395,8 @@ Result<> DataSet::save_order(const std::string& text) {
     if (!spec) return Error(spec.error()).with_context("order.json");
     next.order = text;
     const Result<> fits = impl_->bring_up_to_date(next);
-    if (!fits) return Error(fits.error()).with_context("order.json: " + json_place(text, {"batch"}));
+    if (!fits)
+      return Error(fits.error()).with_context("order.json: " + json_place(text, {"batch"}));
     return ok();
   });
 }
@@ -422,10 +440,12 @@ Result<> DataSet::save_consumed(std::string_view text) {
   return impl_->decide([&](DataSetState& next) -> Result<> {
     PTC_TRY(const uint64_t count, parse_consumed(text));
     if (count == next.consumed) return ok();
-    if (!next.plan) return invalid_argument("consumed: there is no run yet: nothing can be consumed");
+    if (!next.plan)
+      return invalid_argument("consumed: there is no run yet: nothing can be consumed");
     if (count > next.plan->end()) {
-      return invalid_argument("consumed: {} is more than the {} samples of the whole run ({} epochs of {})", count,
-                              next.plan->end(), next.plan->last().epochs, next.plan->run().samples);
+      return invalid_argument(
+          "consumed: {} is more than the {} samples of the whole run ({} epochs of {})", count,
+          next.plan->end(), next.plan->last().epochs, next.plan->run().samples);
     }
     if (count > next.consumed) {
       next.consumed = count;
@@ -433,7 +453,8 @@ Result<> DataSet::save_consumed(std::string_view text) {
     }
     if (!impl_->options.checkpoint_has || !impl_->options.checkpoint_has(count)) {
       return invalid_argument(
-          "consumed: {} is less than the {} that are consumed. The run goes back only together with a checkpoint "
+          "consumed: {} is less than the {} that are consumed. The run goes back only together "
+          "with a checkpoint "
           "that was committed with this count in a file `consumed`",
           count, next.consumed);
     }
@@ -468,7 +489,8 @@ Result<> DataSet::check_dp(uint64_t ranks) const {
   const auto fits = now.plan ? [&]() -> Result<> {
     PTC_TRY(now.plan->change(*order, ranks, now.consumed));
     return ok();
-  }() : order->check(ranks, std::nullopt);
+  }()
+      : order->check(ranks, std::nullopt);
   if (!fits) return Error(fits.error()).with_context("the data set");
   return ok();
 }
@@ -477,7 +499,8 @@ void DataSet::catch_up() {
   std::unique_lock lock(impl_->mutex);
   impl_->look_wanted = true;
   impl_->follower.wake();
-  const uint64_t next = impl_->looks_begun + 1;  // the one under way may have read before it was decided
+  const uint64_t next =
+      impl_->looks_begun + 1;  // the one under way may have read before it was decided
   impl_->changed.wait_for(lock, kCatchesUp, [&] { return impl_->looks_done >= next; });
 }
 
@@ -504,7 +527,8 @@ void DataSet::note_read_error(const Error& error) {
 
 void DataSet::wait_settled() const {
   std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return !impl_->look_wanted && !impl_->looking && !impl_->indexing; });
+  impl_->changed.wait(lock,
+                      [&] { return !impl_->look_wanted && !impl_->looking && !impl_->indexing; });
 }
 
 }  // namespace ptc

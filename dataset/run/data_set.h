@@ -1,14 +1,16 @@
-// One job's data set: where its samples are, in which order they are read, how far the job has come, and the
-// generations that follow from that.
+// One job's data set: where its samples are, in which order they are read, how far the job has
+// come, and the generations that follow from that.
 //
 // What is agreed on lies in the metadata, under jobs/<job>/dataset/:
 //   source, order   the texts of source.json and order.json
 //   plan            RunPlan::to_text(), once the index is known
 //   consumed        the count
-//   saved           by whom source.json was saved, and a number of that: by it, too, all nodes index anew
+//   saved           by whom source.json was saved, and a number of that: by it, too, all nodes
+//                   index anew
 //   dp              how many data-parallel ranks the plan was last made for, and by which layout
-// A decision is one transaction that compares all of these. Each node has an index of its own, beside its
-// metadata; as all see the same shards, all come to the same plan, and who is first writes it.
+// A decision is one transaction that compares all of these. Each node has an index of its own,
+// beside its metadata; as all see the same shards, all come to the same plan, and who is first
+// writes it.
 #pragma once
 
 #include <chrono>
@@ -29,7 +31,8 @@
 
 namespace ptc {
 
-/// How many data-parallel ranks there are, as of which layout: of two the one with the later revision holds.
+/// How many data-parallel ranks there are, as of which layout: of two the one with the later
+/// revision holds.
 struct DataParallel {
   uint64_t ranks = 1;
   int64_t revision = 0;
@@ -43,7 +46,8 @@ struct DataSetOptions {
   StepPool* pool = nullptr;    // on whose threads the metadata is followed; outlives it
   /// Directories below which all shards must lie; none: anywhere.
   std::vector<std::string> data_roots;
-  /// The job's owner: whose rights count where the metadata do not say who saved source.json. Left out: this process's.
+  /// The job's owner: whose rights count where the metadata do not say who saved source.json. Left
+  /// out: this process's.
   std::function<User()> owner;
   DataParallel dp;
   /// A key of the metadata that says dp from now on, and what its value says (nullopt: nothing).
@@ -57,11 +61,13 @@ struct DataSetOptions {
   std::function<bool(uint64_t)> checkpoint_has;
   /// Something that is shown has changed: generations, texts. On any thread, without a lock.
   std::function<void()> changed;
-  /// A decision that a call here made is durable; before that call returns. On its thread, without a lock.
+  /// A decision that a call here made is durable; before that call returns. On its thread, without
+  /// a lock.
   std::function<void()> decided;
 };
 
-/// What lies under gen/<number>/. Immutable: who holds it reads the same whatever becomes of the run.
+/// What lies under gen/<number>/. Immutable: who holds it reads the same whatever becomes of the
+/// run.
 struct ShownGeneration {
   uint64_t number;
   Generation cuts;
@@ -69,25 +75,28 @@ struct ShownGeneration {
 };
 using ShownGenerationRef = std::shared_ptr<const ShownGeneration>;
 
-/// Threads: any. Calls that change something return when it is durable. Refusals are kInvalidArgument, and
-/// status_json() says them too, until something is accepted.
+/// Threads: any. Calls that change something return when it is durable. Refusals are
+/// kInvalidArgument, and status_json() says them too, until something is accepted.
 class DataSet {
  public:
   /// Reads in the background; until it has, nothing is there (loaded()).
   static std::unique_ptr<DataSet> open(DataSetOptions options);
   ~DataSet();
 
-  /// Waits until what the metadata say has been read once. kUnavailable: it could not be within a few seconds.
+  /// Waits until what the metadata say has been read once. kUnavailable: it could not be within a
+  /// few seconds.
   Result<> loaded() const;
   bool is_loaded() const;
 
   std::optional<std::string> source_text() const;
   std::optional<std::string> order_text() const;
-  /// From now on shards are read as `by` may. They are indexed in the background, unless the index of before is still
-  /// true. Shards with other samples than those of a run of which some are consumed are refused then (status_json()).
-  /// kPermissionDenied: `by` may not read what it names. What the shards' file system has not answered in two seconds, the
-  /// index says. kConflict: it has not answered within `wait`, which is less: the same save again goes on with that.
-  Result<> save_source(const std::string& text, const User& by, std::chrono::milliseconds wait = kCheckingTakes);
+  /// From now on shards are read as `by` may. They are indexed in the background, unless the index
+  /// of before is still true. Shards with other samples than those of a run of which some are
+  /// consumed are refused then (status_json()). kPermissionDenied: `by` may not read what it names.
+  /// What the shards' file system has not answered in two seconds, the index says. kConflict: it
+  /// has not answered within `wait`, which is less: the same save again goes on with that.
+  Result<> save_source(const std::string& text, const User& by,
+                       std::chrono::milliseconds wait = kCheckingTakes);
   static constexpr std::chrono::seconds kCheckingTakes{2};
   /// Takes effect at `consumed`, as RunPlan::change() says.
   Result<> save_order(const std::string& text);
@@ -98,21 +107,22 @@ class DataSet {
   Result<> remove();
 
   std::string consumed_text() const;  // "1024\n"
-  /// A count of positions, in decimal digits. More than before: noted. Less: the run goes back there, if a
-  /// checkpoint says so too (checkpoint_has).
+  /// A count of positions, in decimal digits. More than before: noted. Less: the run goes back
+  /// there, if a checkpoint says so too (checkpoint_has).
   Result<> save_consumed(std::string_view text);
 
   /// Another layout is in force. What that changes is decided in the background.
   void set_dp(DataParallel dp);
-  /// Whether a layout of so many data-parallel ranks can come into force now, by what all nodes agree on. Where it
-  /// cannot when it does, the change waits, status_json() says for what, and the next `consumed` or order.json decides.
+  /// Whether a layout of so many data-parallel ranks can come into force now, by what all nodes
+  /// agree on. Where it cannot when it does, the change waits, status_json() says for what, and the
+  /// next `consumed` or order.json decides.
   Result<> check_dp(uint64_t ranks) const;
 
   /// Returns when what any node had decided is seen here, or after a second.
   void catch_up();
 
-  /// Of the run, by number; the last one is what `head` names. Empty until source and order are there and
-  /// indexed.
+  /// Of the run, by number; the last one is what `head` names. Empty until source and order are
+  /// there and indexed.
   std::vector<uint64_t> generations() const;
   ShownGenerationRef generation(uint64_t number) const;
 

@@ -1,7 +1,8 @@
 // The inside of a DataSet, shared by data_set.cc and data_set_status.cc.
 //
-// `changes` is held while a decision is made, written, and taken over; `mutex` only to look at or change what
-// is in memory. Lock order: changes, mutex. A loop follows the metadata; a thread of its own indexes.
+// `changes` is held while a decision is made, written, and taken over; `mutex` only to look at or
+// change what is in memory. Lock order: changes, mutex. A loop follows the metadata; a thread of
+// its own indexes.
 #pragma once
 
 #include <chrono>
@@ -19,7 +20,9 @@ namespace ptc {
 
 struct DataSet::Impl {
   explicit Impl(DataSetOptions given)
-      : options(std::move(given)), record(*options.meta, options.job, options.commit), seen(options.dp) {}
+      : options(std::move(given)),
+        record(*options.meta, options.job, options.commit),
+        seen(options.dp) {}
   ~Impl();
 
   void start(StepPool& pool);
@@ -28,7 +31,7 @@ struct DataSet::Impl {
   /// Brings the plan to what order, source and dp say. Needs `changes`.
   Result<> bring_up_to_date(DataSetState& state) const;
   void take_over(const DataSetState& now);  // needs `changes`
-  void want_look();  // takes mutex
+  void want_look();                         // takes mutex
   std::optional<StepPool::Time> follow();
   Result<> watch_metadata();
   Result<> look_at_layout();
@@ -47,14 +50,14 @@ struct DataSet::Impl {
   DataParallel seen;   // the layout in force here
   DataSetState state;  // as last read
   std::map<uint64_t, ShownGenerationRef> shown;
-  SampleSourceRef source;            // of indexed_text
+  SampleSourceRef source;                   // of indexed_text
   std::optional<std::string> indexed_text;  // what is, or was last, indexed; as it was saved then:
   std::optional<DataSetState::Saved> indexed_saved;
   bool indexing = false;
   std::shared_ptr<IndexProgress> progress;
-  std::string index_error;           // why indexed_text has no source
-  std::string refused;               // what was not accepted last
-  std::string pending;               // why the plan is not what it should be
+  std::string index_error;  // why indexed_text has no source
+  std::string refused;      // what was not accepted last
+  std::string pending;      // why the plan is not what it should be
   std::deque<std::string> read_errors;
   bool look_wanted = true, looking = false, loaded = false;
   uint64_t looks_begun = 0, looks_done = 0;
@@ -69,8 +72,8 @@ struct DataSet::Impl {
   };
   std::shared_ptr<const Check> checking;  // of the newest save
 
-  /// What a thread that indexes has of this object: nothing any more once another one does, or the data set is gone.
-  /// A source that does not answer holds up that thread alone.
+  /// What a thread that indexes has of this object: nothing any more once another one does, or the
+  /// data set is gone. A source that does not answer holds up that thread alone.
   struct Indexer {
     std::mutex mutex;
     std::condition_variable ended_changed;
@@ -81,7 +84,8 @@ struct DataSet::Impl {
   Result<> begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into);
   void end_indexing();
   /// That of the same save, if it goes on; else a new one, and the former ends.
-  Result<std::shared_ptr<const Check>> check_of(const SourceSpec& spec, const std::string& text, const User& by);
+  Result<std::shared_ptr<const Check>> check_of(const SourceSpec& spec, const std::string& text,
+                                                const User& by);
   /// What it has found; kConflict: nothing yet.
   Result<> result_of(const Check& check, std::chrono::milliseconds wait);
   /// All; or `only` that, if it is still the newest.

@@ -7,7 +7,8 @@ namespace ptc {
 namespace {
 
 constexpr int kMostTries = 50;
-constexpr std::array<const char*, 6> kRecordKeys = {"source", "order", "plan", "consumed", "dp", "saved"};
+constexpr std::array<const char*, 6> kRecordKeys = {"source",   "order", "plan",
+                                                    "consumed", "dp",    "saved"};
 
 Error damaged_record(std::string_view key) {
   return make_error(Code::kCorrupt, "the metadata of the data set are damaged: {}", key);
@@ -73,7 +74,8 @@ Result<DataSetRecord::Read> DataSetRecord::read_all() const {
     if (key == "dp") {
       const bool ranks = take_number(value, state.dp.ranks) && value.starts_with(' ');
       if (ranks) value.remove_prefix(1);
-      if (!ranks || !take_number(value, state.dp.revision) || !value.empty()) return damaged_record(key);
+      if (!ranks || !take_number(value, state.dp.revision) || !value.empty())
+        return damaged_record(key);
     }
     if (key == "saved") {
       DataSetState::Saved saved;
@@ -95,7 +97,8 @@ Result<DataSetState> DataSetRecord::read() const {
   return std::move(found.state);
 }
 
-Result<DataSetState> DataSetRecord::update(const std::function<Result<>(DataSetState&)>& decide) const {
+Result<DataSetState> DataSetRecord::update(
+    const std::function<Result<>(DataSetState&)>& decide) const {
   for (int tries = 0;; ++tries) {
     PTC_TRY(const Read before, read_all());
     DataSetState after = before.state;
@@ -118,7 +121,8 @@ Result<DataSetState> DataSetRecord::update(const std::function<Result<>(DataSetS
     }
     const Result<int64_t> committed = commit_ ? commit_(transaction) : meta_.commit(transaction);
     if (committed) return after;
-    if (committed.error().code() != Code::kConflict || tries == kMostTries) return committed.error();
+    if (committed.error().code() != Code::kConflict || tries == kMostTries)
+      return committed.error();
   }
 }
 

@@ -18,8 +18,9 @@ namespace ptc {
 /// A value. `next` differs from what was read by what is to be written.
 struct DataSetState {
   std::optional<std::string> source, order;  // texts that were accepted
-  /// Whose rights its shards are read with, and a number that no other saving of source.json has, also not of the same
-  /// text after the data set was removed: by it all nodes know that the shards are to be looked at anew. nullopt: what saved it knew neither; the job's owner, then.
+  /// Whose rights its shards are read with, and a number that no other saving of source.json has,
+  /// also not of the same text after the data set was removed: by it all nodes know that the shards
+  /// are to be looked at anew. nullopt: what saved it knew neither; the job's owner, then.
   struct Saved {
     uint64_t number = 0;
     User by;
@@ -33,17 +34,21 @@ struct DataSetState {
 
   std::optional<OrderSpec> order_spec() const;
   /// The later of what the plan knows and what this node sees.
-  DataParallel dp_now(const DataParallel& seen) const { return dp.revision >= seen.revision ? dp : seen; }
+  DataParallel dp_now(const DataParallel& seen) const {
+    return dp.revision >= seen.revision ? dp : seen;
+  }
 };
 
 class DataSetRecord {
  public:
-  DataSetRecord(MetaClient& meta, std::string job, std::function<Result<int64_t>(MetaTransaction)> commit);
+  DataSetRecord(MetaClient& meta, std::string job,
+                std::function<Result<int64_t>(MetaTransaction)> commit);
 
   /// Errors: kUnavailable; kCorrupt: not what write() wrote; kInvalidArgument: another version did.
   Result<DataSetState> read() const;
-  /// Reads, lets `decide` change the state, and writes what it changed; again where somebody else was quicker.
-  /// Nothing changed: nothing is written. kNotFound: the job is no more. Returns the new state.
+  /// Reads, lets `decide` change the state, and writes what it changed; again where somebody else
+  /// was quicker. Nothing changed: nothing is written. kNotFound: the job is no more. Returns the
+  /// new state.
   Result<DataSetState> update(const std::function<Result<>(DataSetState&)>& decide) const;
   std::string prefix() const { return "jobs/" + job_ + "/dataset/"; }
 

@@ -20,7 +20,8 @@ json::object source_json(const SampleSource& source) {
   json::array skipped;
   for (const SkippedShard& shard : source.skipped()) {
     if (skipped.size() == kMostSkippedListed) break;
-    skipped.push_back(json::object{{"shard", printable(shard.path, 4096)}, {"why", printable(shard.reason, 4096)}});
+    skipped.push_back(json::object{{"shard", printable(shard.path, 4096)},
+                                   {"why", printable(shard.reason, 4096)}});
   }
   if (!skipped.empty()) object["skipped"] = std::move(skipped);
   return object;
@@ -32,8 +33,10 @@ std::string DataSet::Impl::why_nothing_is_shown() const {
   const auto order = OrderSpec::parse(state.order.value_or(""));
   if (!order) return "order.json: " + order.error().message();
   if (state.plan && source != nullptr && !source->has_fingerprint(state.plan->run().fingerprint))
-    return fmt::format("the shards of source.json are not those that the run began with (fingerprint {:016x}, now {:016x})",
-                       state.plan->run().fingerprint, source->fingerprint());
+    return fmt::format(
+        "the shards of source.json are not those that the run began with (fingerprint {:016x}, now "
+        "{:016x})",
+        state.plan->run().fingerprint, source->fingerprint());
   return "what all nodes agree on does not make a run; save order.json again";
 }
 
@@ -63,7 +66,8 @@ std::string DataSet::status_json() const {
   if (error.empty()) error = impl.index_error;
   if (error.empty()) error = impl.pending;
   if (state == "refused" && error.empty()) {
-    if (impl.look_wanted || impl.looking) object["state"] = "indexing";  // what follows from the index is not decided yet
+    if (impl.look_wanted || impl.looking)
+      object["state"] = "indexing";  // what follows from the index is not decided yet
     else error = impl.why_nothing_is_shown();
   }
   object["error"] = error.empty() ? json::value(nullptr) : json::value(printable(error, 4096));
@@ -85,7 +89,8 @@ std::string DataSet::status_json() const {
   }
   if (!impl.read_errors.empty()) {
     json::array errors;
-    for (const std::string& what : impl.read_errors) errors.push_back(json::string(printable(what, 4096)));
+    for (const std::string& what : impl.read_errors)
+      errors.push_back(json::string(printable(what, 4096)));
     object["read_errors"] = std::move(errors);
   }
   return pretty_json(object);

@@ -35,7 +35,8 @@ uint64_t ceil_divide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 /// Samples of a shard that is of a good size.
 uint64_t most_samples_of_a_shard(const SampleSource& source) {
-  const uint64_t mean = std::max<uint64_t>(1, source.bytes() / std::max<uint64_t>(1, source.samples()));
+  const uint64_t mean =
+      std::max<uint64_t>(1, source.bytes() / std::max<uint64_t>(1, source.samples()));
   return std::clamp<uint64_t>(kMostBytesOfAShard / mean, 1, kMostSamplesOfAShard);
 }
 
@@ -44,7 +45,8 @@ std::optional<uint64_t> number_in(std::string_view name, std::string_view prefix
                                   std::string_view suffix) {
   if (!name.starts_with(prefix) || !name.ends_with(suffix)) return std::nullopt;
   if (name.size() < prefix.size() + suffix.size() + width) return std::nullopt;
-  const std::string_view digits = name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+  const std::string_view digits =
+      name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
@@ -65,7 +67,9 @@ class RowDir : public DataDir {
     Child child;
   };
 
-  void add(std::string name, DataNode node) { named_.emplace_back(std::move(name), std::move(node)); }
+  void add(std::string name, DataNode node) {
+    named_.emplace_back(std::move(name), std::move(node));
+  }
   /// All names of the row are as wide as the last one, so that they sort as numbers.
   void set_row(Row row) {
     row_ = std::move(row);
@@ -85,7 +89,8 @@ class RowDir : public DataDir {
     for (const auto& [name, node] : named_) names.push_back({name, node.directory != nullptr});
     if (!row_) return names;
     names.reserve(names.size() + row_->end - row_->begin);
-    for (uint64_t i = row_->begin; i < row_->end; ++i) names.push_back({name_of(i), row_->directories});
+    for (uint64_t i = row_->begin; i < row_->end; ++i)
+      names.push_back({name_of(i), row_->directories});
     return names;
   }
 
@@ -97,7 +102,8 @@ class RowDir : public DataDir {
  private:
   std::optional<uint64_t> number_of(std::string_view name) const {
     if (!row_) return std::nullopt;
-    const auto number = number_in(name, row_->prefix, static_cast<size_t>(row_->width), row_->suffix);
+    const auto number =
+        number_in(name, row_->prefix, static_cast<size_t>(row_->width), row_->suffix);
     return number && *number >= row_->begin && *number < row_->end ? number : std::nullopt;
   }
   std::string name_of(uint64_t number) const {
@@ -110,20 +116,26 @@ class RowDir : public DataDir {
 
 DataNode directory(DataDirRef dir) { return {.directory = std::move(dir), .file = {}}; }
 DataNode text(std::string content) {
-  return {.directory = nullptr, .file = [file = make_text_file(std::move(content))] { return Result<VirtualFileRef>(file); }};
+  return {.directory = nullptr, .file = [file = make_text_file(std::move(content))] {
+            return Result<VirtualFileRef>(file);
+          }};
 }
 
 /// A shard made of `ids()`, about `samples` of them, remembered by `name`.
 DataNode shard(const ShownRef& shown, TreeKind kind, std::string name, uint64_t samples,
                std::function<std::vector<uint64_t>()> ids) {
-  auto make = [shown, kind, ids = std::move(ids)] { return make_shard(kind, shown->source(), ids()); };
-  return {.directory = nullptr, .file = [shown, name = std::move(name), samples, make = std::move(make)] {
+  auto make = [shown, kind, ids = std::move(ids)] {
+    return make_shard(kind, shown->source(), ids());
+  };
+  return {.directory = nullptr,
+          .file = [shown, name = std::move(name), samples, make = std::move(make)] {
             return shown->files.get(name, samples, make);
           }};
 }
 
 /// One directory an epoch.
-DataDirRef epochs_dir(const ShownRef& shown, std::string readme, const std::function<DataDirRef(uint64_t)>& epoch) {
+DataDirRef epochs_dir(const ShownRef& shown, std::string readme,
+                      const std::function<DataDirRef(uint64_t)>& epoch) {
   auto dir = std::make_shared<RowDir>();
   dir->add("README", text(std::move(readme)));
   dir->set_row({"e", 3, "", shown->cuts().first_epoch(), shown->cuts().end_epoch(), true,
@@ -150,10 +162,11 @@ DataDirRef batches_dir(const ShownRef& shown, TreeKind kind, uint64_t rank, uint
       }
       return all;
     };
-    return shard(shown, kind, fmt::format("{} {} {} {}", rank, tree_name(kind), epoch, number), each * batch, ids);
+    return shard(shown, kind, fmt::format("{} {} {} {}", rank, tree_name(kind), epoch, number),
+                 each * batch, ids);
   };
-  dir->set_row({"", kind == TreeKind::kTar ? 6 : 5, fmt::format(".{}", tree_name(kind)), 0, ceil_divide(steps, each),
-                false, child});
+  dir->set_row({"", kind == TreeKind::kTar ? 6 : 5, fmt::format(".{}", tree_name(kind)), 0,
+                ceil_divide(steps, each), false, child});
   return dir;
 }
 
@@ -161,7 +174,12 @@ DataDirRef batches_dir(const ShownRef& shown, TreeKind kind, uint64_t rank, uint
 class FilesDir : public DataDir {
  public:
   FilesDir(ShownRef shown, uint64_t rank, uint64_t epoch, uint64_t first, uint64_t count, int width)
-      : shown_(std::move(shown)), rank_(rank), epoch_(epoch), first_(first), count_(count), width_(width) {}
+      : shown_(std::move(shown)),
+        rank_(rank),
+        epoch_(epoch),
+        first_(first),
+        count_(count),
+        width_(width) {}
 
   Result<DataNode> find(std::string_view name) const override {
     const size_t line = name.find('_'), dot = std::min(name.find('.'), name.size());
@@ -190,7 +208,9 @@ class FilesDir : public DataDir {
     for (const uint64_t id : ids(first_, count_)) {
       PTC_TRY(const auto names, member_extensions(*shown_->source(), id));
       for (const std::string& extension : names) {
-        all.push_back({fmt::format("{:0{}}_{}{}{}", number, width_, id, extension.empty() ? "" : ".", extension), false});
+        all.push_back({fmt::format("{:0{}}_{}{}{}", number, width_, id,
+                                   extension.empty() ? "" : ".", extension),
+                       false});
       }
       ++number;
     }
@@ -199,7 +219,8 @@ class FilesDir : public DataDir {
 
  private:
   std::vector<uint64_t> ids(uint64_t number, uint64_t count) const {
-    return shown_->cuts().rank_ids(rank_, shown_->cuts().local_samples_before(epoch_, rank_) + number, count);
+    return shown_->cuts().rank_ids(
+        rank_, shown_->cuts().local_samples_before(epoch_, rank_) + number, count);
   }
 
   const ShownRef shown_;
@@ -209,15 +230,17 @@ class FilesDir : public DataDir {
 
 DataDirRef files_dir(const ShownRef& shown, uint64_t rank, uint64_t epoch) {
   const uint64_t fields = shown->source()->field_names().size();
-  const uint64_t each = fields == 0 ? kSamplesOfADirectory : std::max<uint64_t>(1, kMostFilesOfADirectory / fields);
+  const uint64_t each =
+      fields == 0 ? kSamplesOfADirectory : std::max<uint64_t>(1, kMostFilesOfADirectory / fields);
   const Generation& cuts = shown->cuts();
-  const uint64_t count = cuts.local_samples_before(epoch + 1, rank) - cuts.local_samples_before(epoch, rank);
+  const uint64_t count =
+      cuts.local_samples_before(epoch + 1, rank) - cuts.local_samples_before(epoch, rank);
   const int width = std::max(8, width_of(count));
   auto dir = std::make_shared<RowDir>();
   dir->set_row({"", 3, "", 0, ceil_divide(count, each), true, [=](uint64_t number) {
                   const uint64_t first = number * each;
-                  return directory(
-                      std::make_shared<FilesDir>(shown, rank, epoch, first, std::min(each, count - first), width));
+                  return directory(std::make_shared<FilesDir>(
+                      shown, rank, epoch, first, std::min(each, count - first), width));
                 }});
   return dir;
 }
@@ -227,7 +250,8 @@ DataDirRef mds_dir(const ShownRef& shown, uint64_t epoch) {
   const uint64_t each = most_samples_of_a_shard(*shown->source());
   auto ids = [=](uint64_t number) { return shown->cuts().global_ids(epoch, number * each, each); };
   auto child = [=](uint64_t number) {
-    return shard(shown, TreeKind::kMds, fmt::format("mds {} {}", epoch, number), each, [=] { return ids(number); });
+    return shard(shown, TreeKind::kMds, fmt::format("mds {} {}", epoch, number), each,
+                 [=] { return ids(number); });
   };
   const uint64_t shards = ceil_divide(count, each);
   auto index = [=]() -> Result<VirtualFileRef> {
@@ -239,7 +263,8 @@ DataDirRef mds_dir(const ShownRef& shown, uint64_t epoch) {
   };
   auto dir = std::make_shared<RowDir>();
   dir->add("index.json", {.directory = nullptr, .file = [=] {
-                            return shown->files.get(fmt::format("index {}", epoch), ceil_divide(shards, 4), index);
+                            return shown->files.get(fmt::format("index {}", epoch),
+                                                    ceil_divide(shards, 4), index);
                           }});
   dir->set_row({"shard.", 5, ".mds", 0, shards, false, child});
   return dir;
@@ -266,16 +291,19 @@ class Orders {
  private:
   const Run run_;
   std::mutex mutex_;
-  uint64_t epoch_ = 0;                         // guarded
-  std::shared_ptr<const SampleOrder> order_;   // guarded
+  uint64_t epoch_ = 0;                        // guarded
+  std::shared_ptr<const SampleOrder> order_;  // guarded
 };
 
 DataDirRef megatron_dir(const ShownRef& shown) {
   auto dir = std::make_shared<RowDir>();
-  dir->add("README", text("Samples of all epochs in their order; Megatron must not shuffle them again:\n"
-                          "megatron.core.datasets.indexed_dataset.IndexedDataset('<this directory>/train', mmap=True)\n"));
+  dir->add("README",
+           text("Samples of all epochs in their order; Megatron must not shuffle them again:\n"
+                "megatron.core.datasets.indexed_dataset.IndexedDataset('<this directory>/train', "
+                "mmap=True)\n"));
   dir->add("train.bin", {.directory = nullptr, .file = [shown] {
-                           return shown->files.get("bin", 1, [shown] { return make_megatron_bin(shown->source()); });
+                           return shown->files.get(
+                               "bin", 1, [shown] { return make_megatron_bin(shown->source()); });
                          }});
   auto index = [shown] {
     auto orders = std::make_shared<Orders>(shown->cuts().run());
@@ -285,32 +313,39 @@ DataDirRef megatron_dir(const ShownRef& shown) {
     };
     return make_megatron_idx(shown->source(), shown->cuts().global_samples(), id_at);
   };
-  dir->add("train.idx",
-           {.directory = nullptr, .file = [shown, index] { return shown->files.get("idx", 1, index); }});
+  dir->add("train.idx", {.directory = nullptr,
+                         .file = [shown, index] { return shown->files.get("idx", 1, index); }});
   return dir;
 }
 
 std::string readme_of(TreeKind kind) {
   switch (kind) {
     case TreeKind::kTar:
-      return "One tar a local batch, in order; with any number of workers batch_size is this rank's part of a batch:\n"
-             "webdataset.WebDataset(sorted(glob.glob('<this directory>/e000/*.tar')), shardshuffle=False, "
+      return "One tar a local batch, in order; with any number of workers batch_size is this "
+             "rank's part of a batch:\n"
+             "webdataset.WebDataset(sorted(glob.glob('<this directory>/e000/*.tar')), "
+             "shardshuffle=False, "
              "nodesplitter=None)\n";
     case TreeKind::kJsonl:
       return "Some local batches a file, in order:\n"
-             "datasets.load_dataset('json', data_files=sorted(glob.glob('<this directory>/e000/*.jsonl')), "
+             "datasets.load_dataset('json', data_files=sorted(glob.glob('<this "
+             "directory>/e000/*.jsonl')), "
              "split='train', streaming=True)\n";
     case TreeKind::kTfrecord:
       return "Some local batches a file, in order:\n"
              "tf.data.TFRecordDataset(sorted(glob.glob('<this directory>/e000/*.tfrecord')))\n";
     case TreeKind::kMds:
-      return "All ranks' samples in the order of the global batches; the reader splits them by rank itself:\n"
-             "streaming.StreamingDataset(local='<this directory>/e000', remote=None, shuffle=False, "
+      return "All ranks' samples in the order of the global batches; the reader splits them by "
+             "rank itself:\n"
+             "streaming.StreamingDataset(local='<this directory>/e000', remote=None, "
+             "shuffle=False, "
              "num_canonical_nodes=1, batch_size=<local batch>)\n";
     case TreeKind::kFiles:
-      return "One file a field of a sample, names in order: <number in the rank's epoch>_<id>.<field>:\n"
+      return "One file a field of a sample, names in order: <number in the rank's "
+             "epoch>_<id>.<field>:\n"
              "sorted(pathlib.Path('<this directory>/e000').glob('*/*'))\n";
-    case TreeKind::kMegatron: break;
+    case TreeKind::kMegatron:
+      break;
   }
   return "";
 }
@@ -325,11 +360,13 @@ DataDirRef rank_dir(const ShownRef& shown, uint64_t rank) {
   dir->add("ids.u64", {.directory = nullptr, .file = [shown, rank] {
                          return Result<VirtualFileRef>(make_ids_file(shown->generation, rank));
                        }});
-  for (const TreeKind kind : {TreeKind::kTar, TreeKind::kJsonl, TreeKind::kTfrecord, TreeKind::kFiles}) {
+  for (const TreeKind kind :
+       {TreeKind::kTar, TreeKind::kJsonl, TreeKind::kTfrecord, TreeKind::kFiles}) {
     if (!has(shown, kind)) continue;
     dir->add(std::string(tree_name(kind)),
              directory(epochs_dir(shown, readme_of(kind), [=](uint64_t epoch) {
-               return kind == TreeKind::kFiles ? files_dir(shown, rank, epoch) : batches_dir(shown, kind, rank, epoch);
+               return kind == TreeKind::kFiles ? files_dir(shown, rank, epoch)
+                                               : batches_dir(shown, kind, rank, epoch);
              })));
   }
   return dir;

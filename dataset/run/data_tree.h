@@ -2,15 +2,18 @@
 //
 //   rank-002/ids.u64                           ids the rank reads, in order: u64, little-endian
 //   rank-002/tar/e000/000000.tar …             one a local batch
-//   rank-002/{jsonl,tfrecord}/e000/00000.jsonl …   some whole local batches each, about 64 MiB at most;
+//   rank-002/{jsonl,tfrecord}/e000/00000.jsonl …   some whole local batches each, about 64 MiB at
+//     most;
 //                                              at least 8 files if there are as many
-//   rank-002/files/e000/000/00000123_<id>.<ext>    one a field of a sample; at most 1000 a directory
+//   rank-002/files/e000/000/00000123_<id>.<ext>    one a field of a sample; at most 1000 a
+//     directory
 //   global/mds/e000/{index.json,shard.00000.mds …}   global batches one behind the other
 //   global/megatron/train.{bin,idx}            all epochs
 //   README                                     in each tree: the call that reads it
 //
-// Numbers have more digits where their row is longer: names sort as numbers. Which trees there are, depends on the source. A listing makes names and sizes nothing; a file is made, and so
-// sized, when it is asked for, and remembered for a while (FileLru).
+// Numbers have more digits where their row is longer: names sort as numbers. Which trees there are,
+// depends on the source. A listing makes names and sizes nothing; a file is made, and so sized,
+// when it is asked for, and remembered for a while (FileLru).
 #pragma once
 
 #include <functional>
@@ -45,7 +48,7 @@ class FileLru {
   std::mutex mutex_;
   std::list<Entry> entries_;  // the last used first; guarded
   std::unordered_map<std::string, std::list<Entry>::iterator> by_name_;  // guarded
-  uint64_t samples_ = 0;      // guarded
+  uint64_t samples_ = 0;                                                 // guarded
 };
 
 class DataDir;

@@ -48,7 +48,9 @@ class RankIds : public VirtualFile {
 
 }  // namespace
 
-VirtualFileRef make_text_file(std::string text) { return std::make_shared<PlainText>(std::move(text)); }
+VirtualFileRef make_text_file(std::string text) {
+  return std::make_shared<PlainText>(std::move(text));
+}
 
 VirtualFileRef make_ids_file(ShownGenerationRef generation, uint64_t rank) {
   return std::make_shared<RankIds>(std::move(generation), rank);

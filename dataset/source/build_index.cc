@@ -26,14 +26,15 @@ struct BuiltShard {
   IndexedShard shard;
   std::vector<std::string> field_names;
   uint8_t megatron_dtype = 0;
-  uint32_t places_crc = 0;   // of the section but for what is of this machine
-  uint32_t content_crc = 0;  // of content
+  uint32_t places_crc = 0;            // of the section but for what is of this machine
+  uint32_t content_crc = 0;           // of content
   std::vector<SkippedShard> skipped;  // files of a group
   std::vector<uint64_t> key_hashes;
 };
 
-/// Whether some key is in two shards. Of many keys it looks at a part, as their hashes have it: where shards are
-/// numbered alike that finds some, and what it overlooks is as rare as two neighbours of one key.
+/// Whether some key is in two shards. Of many keys it looks at a part, as their hashes have it:
+/// where shards are numbered alike that finds some, and what it overlooks is as rare as two
+/// neighbours of one key.
 class RepeatedKeys {
  public:
   void add(const std::vector<uint64_t>& hashes) {
@@ -56,21 +57,24 @@ class RepeatedKeys {
   bool any_ = false;
 };
 
-constexpr uint64_t kMaxShardBytes = uint64_t{1} << 55;  // what packed starts can hold, and more than there is
+constexpr uint64_t kMaxShardBytes = uint64_t{1}
+                                    << 55;  // what packed starts can hold, and more than there is
 
 // Where content is looked at that indexing does not read: the same on all nodes.
 constexpr uint64_t kPlaceBytes = 4096, kPlacesInShard = 16, kPlacesInFile = 3;
 
 uint32_t crc_of(std::string_view text) { return crc32c(std::as_bytes(std::span(text))); }
 
-/// Of so many places of a file, the first and the last of its bytes among them; of all of it, where that is as much.
+/// Of so many places of a file, the first and the last of its bytes among them; of all of it, where
+/// that is as much.
 Result<uint32_t> crc_of_places(int fd, uint64_t bytes, uint64_t places, uint32_t crc) {
   std::array<std::byte, kPlaceBytes> buffer;
   const bool all = bytes <= places * kPlaceBytes;
   const uint64_t count = all ? (bytes + kPlaceBytes - 1) / kPlaceBytes : places;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t at = all ? i * kPlaceBytes : (bytes - kPlaceBytes) / (places - 1) * i;
-    const std::span<std::byte> place = std::span(buffer).first(std::min<uint64_t>(kPlaceBytes, bytes - at));
+    const std::span<std::byte> place =
+        std::span(buffer).first(std::min<uint64_t>(kPlaceBytes, bytes - at));
     PTC_TRY(read_exactly(fd, place, at));
     crc = crc32c(place, crc);
   }
@@ -79,7 +83,8 @@ Result<uint32_t> crc_of_places(int fd, uint64_t bytes, uint64_t places, uint32_t
 
 class IndexBuilder {
  public:
-  IndexBuilder(const ShardList& list, const SourceAccess& access, OnError on_error, IndexContext context)
+  IndexBuilder(const ShardList& list, const SourceAccess& access, OnError on_error,
+               IndexContext context)
       : list_(list), access_(access), on_error_(on_error), context_(std::move(context)) {}
 
   Result<BuiltShard> shard(const ListedShard& listed) const {
@@ -103,7 +108,8 @@ class IndexBuilder {
       const std::string name = &group.names[at];
       const std::string path = list_.roots[group.root] + '/' + name;
       auto stamp = file_stamp(path);
-      if (stamp && stamp.value().bytes > kMaxShardBytes - record.end) stamp = invalid_argument("too large");
+      if (stamp && stamp.value().bytes > kMaxShardBytes - record.end)
+        stamp = invalid_argument("too large");
       if (!stamp) {
         Error error = std::move(stamp).error().with_context(ptc::quoted(path));
         if (on_error_ == OnError::kRefuse) return error;
@@ -146,21 +152,28 @@ class IndexBuilder {
   Result<BuiltShard> shard_at(const std::string& path, const ListedShard& listed) const {
     PTC_TRY(const UniqueFd fd, access_.open(path, Wanted::kFile));
     PTC_TRY(const FileStamp before, stamp_of(fd.get()));
-    if (before.bytes > kMaxShardBytes) return invalid_argument("{} bytes are too many", before.bytes);
+    if (before.bytes > kMaxShardBytes)
+      return invalid_argument("{} bytes are too many", before.bytes);
     auto indexed = facts_of(fd.get(), before.bytes, path, listed);
     if (!indexed) {
       PTC_TRY(refuse_compressed(fd.get()));
       return std::move(indexed).error();
     }
     ShardFacts& facts = indexed.value();
-    PTC_TRY(const uint32_t content_crc, crc_of_places(fd.get(), before.bytes, kPlacesInShard, facts.content_crc));
+    PTC_TRY(const uint32_t content_crc,
+            crc_of_places(fd.get(), before.bytes, kPlacesInShard, facts.content_crc));
     PTC_TRY(const FileStamp after, stamp_of(fd.get()));
     if (before != listed.stamp || after != before)
-      return invalid_argument("it was written to while it was indexed; wait for its writer, then save source.json again");
+      return invalid_argument(
+          "it was written to while it was indexed; wait for its writer, then save source.json "
+          "again");
     BuiltShard built;
     built.shard.name = listed.name;
     built.shard.section = facts.starts.finish();
-    built.shard.record = {.samples = facts.starts.count(), .end = facts.end, .stamp = after, .root = listed.root,
+    built.shard.record = {.samples = facts.starts.count(),
+                          .end = facts.end,
+                          .stamp = after,
+                          .root = listed.root,
                           .lacks_newline = facts.lacks_newline};
     built.field_names = std::move(facts.field_names);
     built.megatron_dtype = facts.megatron_dtype;
@@ -170,13 +183,17 @@ class IndexBuilder {
     return built;
   }
 
-  Result<ShardFacts> facts_of(int fd, uint64_t bytes, const std::string& path, const ListedShard& listed) const {
+  Result<ShardFacts> facts_of(int fd, uint64_t bytes, const std::string& path,
+                              const ListedShard& listed) const {
     switch (list_.format) {
-      case SourceFormat::kTar: return index_tar(fd, bytes, context_);
-      case SourceFormat::kTfrecord: return index_tfrecord(fd, bytes, context_);
+      case SourceFormat::kTar:
+        return index_tar(fd, bytes, context_);
+      case SourceFormat::kTfrecord:
+        return index_tfrecord(fd, bytes, context_);
       case SourceFormat::kMds:
         if (bytes != listed.mds_bytes)
-          return invalid_argument("byte {}: the shard ends here, but index.json says {} bytes", bytes, listed.mds_bytes);
+          return invalid_argument("byte {}: the shard ends here, but index.json says {} bytes",
+                                  bytes, listed.mds_bytes);
         return index_mds(fd, bytes, listed.mds_samples, list_.columns, context_);
       case SourceFormat::kMegatron: {
         const std::string idx_path = path.substr(0, path.size() - 3) + "idx";
@@ -184,7 +201,8 @@ class IndexBuilder {
         PTC_TRY(const FileStamp idx_stamp, stamp_of(idx.get()));
         return index_megatron(idx.get(), idx_stamp.bytes, bytes, context_);
       }
-      default: return index_jsonl(fd, bytes, context_);
+      default:
+        return index_jsonl(fd, bytes, context_);
     }
   }
 
@@ -226,21 +244,29 @@ class Assembler {
     }
     BuiltShard& shard = built.value();
     std::move(shard.skipped.begin(), shard.skipped.end(), std::back_inserter(facts_.skipped));
-    fingerprint_.add(shard.shard.name).add(uint64_t{shard.shard.record.root}).add(shard.shard.record.stamp.bytes);
-    fingerprint_.add(shard.shard.record.samples).add(shard.shard.record.end).add(uint64_t{shard.places_crc});
+    fingerprint_.add(shard.shard.name)
+        .add(uint64_t{shard.shard.record.root})
+        .add(shard.shard.record.stamp.bytes);
+    fingerprint_.add(shard.shard.record.samples)
+        .add(shard.shard.record.end)
+        .add(uint64_t{shard.places_crc});
     contents_.add(uint64_t{shard.content_crc});
     if (shard.shard.record.samples == 0) return writer_.add(std::move(shard.shard));
     if (!any_) facts_.field_names = shard.field_names;
     else if (facts_.field_names != shard.field_names) facts_.field_names.clear();
     if (any_ && facts_.megatron_dtype != shard.megatron_dtype)
-      return invalid_argument("{}: its tokens are of another type than those of the shards before it", ptc::quoted(path));
+      return invalid_argument(
+          "{}: its tokens are of another type than those of the shards before it",
+          ptc::quoted(path));
     facts_.megatron_dtype = shard.megatron_dtype;
     any_ = true;
     keys_.add(shard.key_hashes);
     facts_.keys_repeat = keys_.any();
     return writer_.add(std::move(shard.shard));
   }
-  uint64_t fingerprint() const { return Fnv().add(former_fingerprint()).add(contents_.value()).value(); }
+  uint64_t fingerprint() const {
+    return Fnv().add(former_fingerprint()).add(contents_.value()).value();
+  }
   uint64_t former_fingerprint() const { return fingerprint_.value(); }
 
  private:
@@ -269,15 +295,21 @@ Result<> refuse_compressed(int fd) {
   const char* name = text.starts_with("\x1F\x8B")           ? "gzip"
                      : text.starts_with("\x28\xB5\x2F\xFD") ? "zstd"
                      : text.starts_with("BZh")              ? "bzip2"
-                     : text.starts_with("\xFD" "7zXZ")      ? "xz"
-                                                            : nullptr;
+                     : text.starts_with(
+                           "\xFD"
+                           "7zXZ")
+                         ? "xz"
+                         : nullptr;
   if (name == nullptr) return ok();
-  return invalid_argument("byte 0: compressed with {}, which cannot be read in the middle; decompress it", name);
+  return invalid_argument(
+      "byte 0: compressed with {}, which cannot be read in the middle; decompress it", name);
 }
 
-Result<> build_index(const ShardList& list, const SourceAccess& access, OnError on_error, const std::string& path,
-                     IndexProgress& progress, std::stop_token stop, unsigned threads) {
-  IndexFacts facts{.format = list.format, .digest = list.digest, .roots = list.roots, .columns = list.columns};
+Result<> build_index(const ShardList& list, const SourceAccess& access, OnError on_error,
+                     const std::string& path, IndexProgress& progress, std::stop_token stop,
+                     unsigned threads) {
+  IndexFacts facts{
+      .format = list.format, .digest = list.digest, .roots = list.roots, .columns = list.columns};
   FolderFiles folder;
   const bool files = list.format == SourceFormat::kFiles;
   if (files) {
@@ -285,7 +317,8 @@ Result<> build_index(const ShardList& list, const SourceAccess& access, OnError 
     facts.directories = std::move(folder.directories);
   } else {
     for (const ListedShard& shard : list.shards)
-      progress.bytes += list.format == SourceFormat::kMegatron ? shard.idx_stamp.bytes : shard.stamp.bytes;
+      progress.bytes +=
+          list.format == SourceFormat::kMegatron ? shard.idx_stamp.bytes : shard.stamp.bytes;
   }
   const uint64_t count = files ? folder.groups.size() : list.shards.size();
   progress.shards = count;
@@ -294,10 +327,13 @@ Result<> build_index(const ShardList& list, const SourceAccess& access, OnError 
   Assembler assembler(writer, on_error, facts, progress);
   PTC_TRY(in_order<BuiltShard>(
       count, threads, stop,
-      [&](uint64_t i) { return files ? builder.group(folder.groups[i]) : builder.shard(list.shards[i]); },
+      [&](uint64_t i) {
+        return files ? builder.group(folder.groups[i]) : builder.shard(list.shards[i]);
+      },
       [&](uint64_t i, Result<BuiltShard> built) {
         const uint32_t root = files ? folder.groups[i].root : list.shards[i].root;
-        return assembler.take(std::move(built), list.roots[root] + '/' + (files ? "" : list.shards[i].name));
+        return assembler.take(std::move(built),
+                              list.roots[root] + '/' + (files ? "" : list.shards[i].name));
       }));
   facts.fingerprint = assembler.fingerprint();
   facts.former_fingerprint = assembler.former_fingerprint();

@@ -1,4 +1,5 @@
-// What work that somebody else chose the size of may end by: it is stopped, or there is no memory for it.
+// What work that somebody else chose the size of may end by: it is stopped, or there is no memory
+// for it.
 #pragma once
 
 #include <cerrno>
@@ -10,8 +11,8 @@
 
 namespace ptc {
 
-/// What `work` returns, a Result; what it throws, as an error: kNoSpace where memory was not enough. For threads, which
-/// an exception must not leave.
+/// What `work` returns, a Result; what it throws, as an error: kNoSpace where memory was not
+/// enough. For threads, which an exception must not leave.
 template <class Work>
 auto caught(const Work& work) -> decltype(work()) {
   try {

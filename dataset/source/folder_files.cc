@@ -20,7 +20,8 @@ constexpr uint32_t kFilesInGroup = 8192;
 /// Collects the files of directories.
 class FolderWalk {
  public:
-  FolderWalk(const ShardList& list, const SourceAccess& access, FolderFiles& files, std::stop_token stop)
+  FolderWalk(const ShardList& list, const SourceAccess& access, FolderFiles& files,
+             std::stop_token stop)
       : list_(list), access_(access), files_(files), stop_(std::move(stop)) {}
 
   Result<> add(const ListedShard& named) {
@@ -34,8 +35,10 @@ class FolderWalk {
     const auto format = list_.detected ? format_of_name(name) : std::nullopt;
     if (format) {
       return invalid_argument(
-          "{}: shards of {} lie below the directory; name where they are, {}, or say \"format\": \"files\" if each is "
-          "a sample", ptc::quoted(list_.roots[root] + '/' + name), format_name(*format),
+          "{}: shards of {} lie below the directory; name where they are, {}, or say \"format\": "
+          "\"files\" if each is "
+          "a sample",
+          ptc::quoted(list_.roots[root] + '/' + name), format_name(*format),
           ptc::quoted(list_.roots[root] + "/*/"));
     }
     std::vector<FileGroup>& groups = files_.groups;
@@ -50,12 +53,14 @@ class FolderWalk {
     PTC_TRY(unless_stopped(stop_));
     const std::string path = list_.roots[root] + '/' + name;
     if (depth > kMaxFolderDepth)
-      return invalid_argument("{}: directories nested deeper than {}", ptc::quoted(path), kMaxFolderDepth);
+      return invalid_argument("{}: directories nested deeper than {}", ptc::quoted(path),
+                              kMaxFolderDepth);
     PTC_TRY(own_.refuse(path));
     PTC_TRY(const FileStamp stamp, stamp_at(access_, path));
     files_.directories.push_back({.root = root, .name = name, .stamp = stamp});
     PTC_TRY(const auto entries, entries_of(access_, path, stop_));
-    std::vector<std::string> names;  // with '/' behind a directory's, which makes the order that of whole paths
+    std::vector<std::string>
+        names;  // with '/' behind a directory's, which makes the order that of whole paths
     for (const FolderEntry& entry : entries) {
       PTC_TRY(unless_stopped(stop_));
       std::string found = name.empty() ? "" : name + '/';
@@ -68,7 +73,9 @@ class FolderWalk {
         const std::string link = path + '/' + entry.name;
         PTC_TRY(own_.refuse(link));
         const auto target = access_.stat(link);
-        if (target ? !S_ISREG(target.value().st_mode) : target.error().code() != Code::kPermissionDenied) continue;
+        if (target ? !S_ISREG(target.value().st_mode)
+                   : target.error().code() != Code::kPermissionDenied)
+          continue;
       }
       names.push_back(found);
     }
@@ -107,7 +114,8 @@ Result<FileStamp> stamp_of(int fd) {
 }
 
 Result<FileStamp> stamp_of(const struct stat& facts) {
-  if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode)) return invalid_argument("not a regular file");
+  if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode))
+    return invalid_argument("not a regular file");
   return FileStamp{.bytes = static_cast<uint64_t>(facts.st_size),
                    .mtime_ns = facts.st_mtim.tv_sec * 1'000'000'000 + facts.st_mtim.tv_nsec,
                    .inode = facts.st_ino};
@@ -118,7 +126,8 @@ Result<FileStamp> stamp_at(const SourceAccess& access, const std::string& path) 
   return stamp_of(fd.get());
 }
 
-Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access, std::stop_token stop) {
+Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access,
+                               std::stop_token stop) {
   PTC_TRY(const ActingAs as, access.act());
   FolderFiles files;
   FolderWalk walk(list, access, files, std::move(stop));
@@ -128,14 +137,15 @@ Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access
   return files;
 }
 
-bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories,
-               const std::stop_token& stop) {
+bool unchanged(const ShardList& list, const SourceAccess& access,
+               const std::vector<ListedShard>& directories, const std::stop_token& stop) {
   const auto as = access.act();
-  return as && std::all_of(directories.begin(), directories.end(), [&](const ListedShard& directory) {
-    if (stop.stop_requested()) return false;
-    const auto stamp = stamp_at(access, list.roots[directory.root] + '/' + directory.name);
-    return stamp && stamp.value() == directory.stamp;
-  });
+  return as &&
+         std::all_of(directories.begin(), directories.end(), [&](const ListedShard& directory) {
+           if (stop.stop_requested()) return false;
+           const auto stamp = stamp_at(access, list.roots[directory.root] + '/' + directory.name);
+           return stamp && stamp.value() == directory.stamp;
+         });
 }
 
 }  // namespace ptc

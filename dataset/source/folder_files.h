@@ -16,24 +16,28 @@ namespace ptc {
 Result<std::vector<FolderEntry>> entries_of(const SourceAccess& access, const std::string& path,
                                             const std::stop_token& stop);
 
-/// Some files of a folder, one shard of the index. Names are below the root, each with a NUL behind it.
+/// Some files of a folder, one shard of the index. Names are below the root, each with a NUL behind
+/// it.
 struct FileGroup {
   uint32_t root = 0;
   uint32_t count = 0;
   std::string names;
 };
 
-/// All files of a kFiles list: in the order of the list, within a directory by name, with those of the directories
-/// in it. Names that begin with '.' are left out; links are followed to files, not to directories.
+/// All files of a kFiles list: in the order of the list, within a directory by name, with those of
+/// the directories in it. Names that begin with '.' are left out; links are followed to files, not
+/// to directories.
 struct FolderFiles {
   std::vector<FileGroup> groups;
   std::vector<ListedShard> directories;
 };
-Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access, std::stop_token stop);
+Result<FolderFiles> list_files(const ShardList& list, const SourceAccess& access,
+                               std::stop_token stop);
 
-/// Whether the directories are what they were when their files were listed: none came, went or changed its name.
-/// What became of the files themselves is seen when they are read. Stopped, it does not know: false.
-bool unchanged(const ShardList& list, const SourceAccess& access, const std::vector<ListedShard>& directories,
-               const std::stop_token& stop);
+/// Whether the directories are what they were when their files were listed: none came, went or
+/// changed its name. What became of the files themselves is seen when they are read. Stopped, it
+/// does not know: false.
+bool unchanged(const ShardList& list, const SourceAccess& access,
+               const std::vector<ListedShard>& directories, const std::stop_token& stop);
 
 }  // namespace ptc

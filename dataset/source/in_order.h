@@ -17,11 +17,12 @@
 
 namespace ptc {
 
-/// make(i) → Result<Piece> runs on `threads` threads; use(i, Result<Piece>) → Result<> on this one, for
-/// i = 0, 1 …; its first error ends all. No more than 4 · threads results wait at a time. What make() throws is an error
-/// of its piece; kUnavailable: there is no thread to be had.
+/// make(i) → Result<Piece> runs on `threads` threads; use(i, Result<Piece>) → Result<> on this one,
+/// for i = 0, 1 …; its first error ends all. No more than 4 · threads results wait at a time. What
+/// make() throws is an error of its piece; kUnavailable: there is no thread to be had.
 template <class Piece, class Make, class Use>
-Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const Make& make, const Use& use) {
+Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const Make& make,
+                  const Use& use) {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<uint64_t, Result<Piece>> made;  // guarded by mutex, as the next four
@@ -30,7 +31,8 @@ Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const 
   auto work_on = [&] {
     std::unique_lock lock(mutex);
     while (true) {
-      changed.wait(lock, [&] { return ended || begun == count || begun < used + uint64_t{4} * threads; });
+      changed.wait(lock,
+                   [&] { return ended || begun == count || begun < used + uint64_t{4} * threads; });
       if (ended || begun == count) return;
       const uint64_t i = begun++;
       lock.unlock();
@@ -56,11 +58,13 @@ Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const 
   };
   std::vector<std::jthread> workers;
   workers.reserve(threads);
-  const std::unique_ptr<const bool, decltype(end)> ending(&ended, end);  // at return, also if use() throws
+  const std::unique_ptr<const bool, decltype(end)> ending(&ended,
+                                                          end);  // at return, also if use() throws
   try {
     for (unsigned i = 0; i < threads && i < count; ++i) workers.emplace_back(work);
   } catch (const std::system_error& error) {
-    if (workers.empty()) return make_error(Code::kUnavailable, "no thread to read shards: {}", error.what());
+    if (workers.empty())
+      return make_error(Code::kUnavailable, "no thread to read shards: {}", error.what());
   }
   Result<> result = ok();
   std::unique_lock lock(mutex);
@@ -69,7 +73,8 @@ Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const 
     if (!made.contains(used)) return Error(Code::kNoSpace, "out of memory", ENOMEM);
     Result<Piece> piece = std::move(made.extract(used).mapped());
     lock.unlock();
-    result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "stopped")) : use(used, std::move(piece));
+    result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "stopped"))
+                                   : use(used, std::move(piece));
     lock.lock();
     ++used;
     changed.notify_all();

@@ -13,7 +13,8 @@ void write_list(ByteWriter& writer, const List& list, const Write& write) {
 
 template <class List, class Read>
 void read_list(ByteReader& reader, List& list, const Read& read) {
-  for (uint64_t left = reader.number<uint64_t>(); left > 0 && reader.good(); --left) list.push_back(read());
+  for (uint64_t left = reader.number<uint64_t>(); left > 0 && reader.good(); --left)
+    list.push_back(read());
 }
 
 }  // namespace
@@ -21,7 +22,9 @@ void read_list(ByteReader& reader, List& list, const Read& read) {
 std::string write_index_facts(const IndexFacts& facts) {
   ByteWriter writer;
   writer.number(static_cast<uint8_t>(facts.format));
-  for (uint64_t number : {facts.digest, facts.samples, facts.bytes, facts.fingerprint, facts.former_fingerprint}) writer.number(number);
+  for (uint64_t number :
+       {facts.digest, facts.samples, facts.bytes, facts.fingerprint, facts.former_fingerprint})
+    writer.number(number);
   writer.number(facts.megatron_dtype);
   writer.number(static_cast<uint8_t>(facts.keys_repeat));
   auto text = [&](std::string_view value) { writer.text(value); };

@@ -28,7 +28,8 @@ Result<ShardFacts> index_jsonl(int fd, uint64_t bytes, const IndexContext& conte
       const size_t first = blank ? part.find_first_not_of(" \t\r") : std::string_view::npos;
       if (first != std::string_view::npos) {
         if (std::string_view("{[\"-0123456789tfn").find(part[first]) == std::string_view::npos) {
-          return invalid_argument("byte {}: no line of JSON: it begins with {}", shard.position() + at + first,
+          return invalid_argument("byte {}: no line of JSON: it begins with {}",
+                                  shard.position() + at + first,
                                   ptc::quoted(part.substr(first, 1)));
         }
         facts.starts.add(line);

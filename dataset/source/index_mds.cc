@@ -41,7 +41,8 @@ Result<ShardFacts> index_mds(int fd, uint64_t bytes, uint64_t samples,
   if (bytes < 8) return invalid_argument("byte 0: {} bytes are too few for an MDS shard", bytes);
   PTC_TRY(const uint32_t count, table.number<uint32_t>());
   if (count != samples) {
-    return invalid_argument("byte 0: the shard has {} samples, but index.json says {}", count, samples);
+    return invalid_argument("byte 0: the shard has {} samples, but index.json says {}", count,
+                            samples);
   }
   const uint64_t table_end = 4 + 4 * (uint64_t{count} + 1);
   if (table_end > bytes) {
@@ -54,21 +55,21 @@ Result<ShardFacts> index_mds(int fd, uint64_t bytes, uint64_t samples,
   for (const MdsColumn& column : columns) facts.field_names.push_back(column.name);
   PTC_TRY(uint32_t begin, table.number<uint32_t>());
   if (begin < table_end || begin > bytes) {
-    return invalid_argument("byte 4: the first sample begins at byte {}, outside of {} to {}", begin,
-                            table_end, bytes);
+    return invalid_argument("byte 4: the first sample begins at byte {}, outside of {} to {}",
+                            begin, table_end, bytes);
   }
   data.skip(begin);
   for (uint32_t i = 0; i < count; ++i) {
     const uint64_t at = table.position();
     PTC_TRY(const uint32_t end, table.number<uint32_t>());
     if (end < begin || end > bytes) {
-      return invalid_argument("byte {}: sample {} would reach from byte {} to {} of {}", at, i, begin, end,
-                              bytes);
+      return invalid_argument("byte {}: sample {} would reach from byte {} to {} of {}", at, i,
+                              begin, end, bytes);
     }
     const uint64_t size = end - begin;
     if (size < fixed_bytes || (lengths_bytes == 0 && size != fixed_bytes)) {
-      return invalid_argument("byte {}: sample {} has {} bytes, but its columns take at least {}", begin,
-                              i, size, fixed_bytes);
+      return invalid_argument("byte {}: sample {} has {} bytes, but its columns take at least {}",
+                              begin, i, size, fixed_bytes);
     }
     uint64_t extra = 0;
     if (lengths_bytes > 0) {
@@ -84,7 +85,8 @@ Result<ShardFacts> index_mds(int fd, uint64_t bytes, uint64_t samples,
     begin = end;
   }
   if (begin != bytes) {
-    return invalid_argument("byte {}: the last sample ends here, but the shard has {} bytes", begin, bytes);
+    return invalid_argument("byte {}: the last sample ends here, but the shard has {} bytes", begin,
+                            bytes);
   }
   facts.end = bytes;
   return facts;

@@ -27,18 +27,22 @@ Result<ShardFacts> index_megatron(int idx_fd, uint64_t idx_bytes, uint64_t bytes
   if (sequences >= idx_bytes || documents > idx_bytes ||
       idx_bytes != kMegatronHeadBytes + 12 * sequences + 8 * documents) {
     return invalid_argument(
-        "byte 18: {} sequences and {} document bounds do not make an .idx file of {} bytes: it was cut "
-        "off, or has modes, which are not read", sequences, documents, idx_bytes);
+        "byte 18: {} sequences and {} document bounds do not make an .idx file of {} bytes: it was "
+        "cut "
+        "off, or has modes, which are not read",
+        sequences, documents, idx_bytes);
   }
   if (documents != sequences + 1) {
     return invalid_argument(
         "byte 26: {} document bounds for {} sequences: only data with one sequence a document is "
-        "shuffled; make it without --split-sentences", documents, sequences);
+        "shuffled; make it without --split-sentences",
+        documents, sequences);
   }
   const uint64_t lengths_at = kMegatronHeadBytes, places_at = lengths_at + 4 * sequences,
                  documents_at = places_at + 8 * sequences;
   const IndexContext quiet{.stop = context.stop};
-  ShardReader lengths(idx_fd, lengths_at, places_at, quiet), places(idx_fd, places_at, documents_at, quiet),
+  ShardReader lengths(idx_fd, lengths_at, places_at, quiet),
+      places(idx_fd, places_at, documents_at, quiet),
       bounds(idx_fd, documents_at, idx_bytes, quiet);
   ShardFacts facts;
   facts.field_names = {"bin"};
@@ -46,19 +50,25 @@ Result<ShardFacts> index_megatron(int idx_fd, uint64_t idx_bytes, uint64_t bytes
   for (uint64_t i = 0; i <= sequences; ++i) {
     PTC_TRY(const uint64_t bound, bounds.number<uint64_t>());
     if (bound != i) {
-      return invalid_argument("byte {}: document {} begins with sequence {}: only data with one sequence "
-                              "a document is shuffled", documents_at + 8 * i, i, bound);
+      return invalid_argument(
+          "byte {}: document {} begins with sequence {}: only data with one sequence "
+          "a document is shuffled",
+          documents_at + 8 * i, i, bound);
     }
     if (i == sequences) break;
     PTC_TRY(const int32_t length, lengths.number<int32_t>());
     PTC_TRY(const uint64_t place, places.number<uint64_t>());
     if (place != facts.end) {
-      return invalid_argument("byte {}: sequence {} begins at byte {} of the .bin file, but the one before "
-                              "it ends at {}", places_at + 8 * i, i, place, facts.end);
+      return invalid_argument(
+          "byte {}: sequence {} begins at byte {} of the .bin file, but the one before "
+          "it ends at {}",
+          places_at + 8 * i, i, place, facts.end);
     }
     if (length < 0 || static_cast<uint64_t>(length) * item > bytes - place) {
-      return invalid_argument("byte {}: sequence {} has {} tokens from byte {} on, but the .bin file has "
-                              "{} bytes", lengths_at + 4 * i, i, length, place, bytes);
+      return invalid_argument(
+          "byte {}: sequence {} has {} tokens from byte {} on, but the .bin file has "
+          "{} bytes",
+          lengths_at + 4 * i, i, length, place, bytes);
     }
     facts.starts.add(place);
     facts.end += static_cast<uint64_t>(length) * item;

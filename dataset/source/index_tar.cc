@@ -37,7 +37,8 @@ class TarIndexer {
                               ptc::quoted(member.name));
     }
     if (fields_.size() == kMaxFields) {
-      return invalid_argument("byte {}: a sample of more than {} members", member.begin, kMaxFields);
+      return invalid_argument("byte {}: a sample of more than {} members", member.begin,
+                              kMaxFields);
     }
     fields_.emplace_back(name->field);
     payload_ += member.size;
@@ -74,8 +75,10 @@ class TarIndexer {
       PTC_TRY(const std::string second, key_at(fd, seen_[i].begin, end));
       if (first != second || first.ends_with('/')) continue;
       return invalid_argument(
-          "byte {}: the key {} was there before, at byte {}: members of a sample must be neighbours; "
-          "make the archive with --sort=name", seen_[i].begin, ptc::quoted(second), seen_[i - 1].begin);
+          "byte {}: the key {} was there before, at byte {}: members of a sample must be "
+          "neighbours; "
+          "make the archive with --sort=name",
+          seen_[i].begin, ptc::quoted(second), seen_[i - 1].begin);
     }
     return ok();
   }

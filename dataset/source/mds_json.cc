@@ -60,7 +60,8 @@ class MdsShardParser {
     if (path.size() > kMostBytes) return false;
     while (true) {
       const std::string_view name = path.substr(0, path.find('/'));
-      if (name.empty() || name == "." || name == ".." || name.size() > kMostOfName || name.find('\0') != name.npos)
+      if (name.empty() || name == "." || name == ".." || name.size() > kMostOfName ||
+          name.find('\0') != name.npos)
         return false;
       if (name.size() == path.size()) return true;
       path.remove_prefix(name.size() + 1);
@@ -93,7 +94,8 @@ class MdsShardParser {
       if (i > 0 && found[i - 1].name >= found[i].name) return error("'column_names' is not sorted");
     }
     if (listing.shards.empty()) listing.columns = std::move(found);
-    else if (listing.columns != found) return error("its columns are not those of the shards before it");
+    else if (listing.columns != found)
+      return error("its columns are not those of the shards before it");
     return ok();
   }
 
@@ -104,7 +106,8 @@ class MdsShardParser {
 
 Result<MdsListing> parse_mds_json(std::string_view text) {
   PTC_TRY(const json::value value, parse_json(text, {.max_bytes = kMaxMdsIndexBytes}));
-  const json::value* shards = value.is_object() ? value.get_object().if_contains("shards") : nullptr;
+  const json::value* shards =
+      value.is_object() ? value.get_object().if_contains("shards") : nullptr;
   if (!shards || !shards->is_array()) return invalid_argument("there is no list 'shards'");
   MdsListing listing;
   for (const json::value& shard : shards->get_array()) {

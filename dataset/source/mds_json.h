@@ -21,7 +21,8 @@ struct MdsListing {
   std::vector<Shard> shards;
   std::vector<MdsColumn> columns;  // sorted by name
 };
-/// Errors are kInvalidArgument, "shard 3: …". Refused: compressed shards, and shards of unlike columns.
+/// Errors are kInvalidArgument, "shard 3: …". Refused: compressed shards, and shards of unlike
+/// columns.
 Result<MdsListing> parse_mds_json(std::string_view text);
 
 }  // namespace ptc

@@ -1,4 +1,5 @@
-// Megatron's .idx: magic | u64 1 | u8 dtype | u64 S | u64 D | i32 length[S] | i64 place[S] | i64 bound[D].
+// Megatron's .idx: magic | u64 1 | u8 dtype | u64 S | u64 D | i32 length[S] | i64 place[S] | i64
+// bound[D].
 #pragma once
 
 #include <array>

@@ -31,7 +31,8 @@ std::string unescaped(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     auto digit = [&](size_t at) { return text[at] >= '0' && text[at] <= '7'; };
     if (text[i] == '\\' && i + 3 < text.size() && digit(i + 1) && digit(i + 2) && digit(i + 3)) {
-      result.push_back(static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0')));
+      result.push_back(static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
+                                         (text[i + 3] - '0')));
       i += 3;
     } else {
       result.push_back(text[i]);
@@ -48,8 +49,11 @@ std::string text_of_mountinfo() {
 }
 
 Error own_file(std::string_view path, std::string_view mount) {
-  return invalid_argument("{} lies in {}, which ptcfs shows itself: reading it would wait for ptcfs; keep the shards on "
-                          "another file system", ptc::quoted(path), ptc::quoted(mount));
+  return invalid_argument(
+      "{} lies in {}, which ptcfs shows itself: reading it would wait for ptcfs; keep the shards "
+      "on "
+      "another file system",
+      ptc::quoted(path), ptc::quoted(mount));
 }
 
 }  // namespace
@@ -123,9 +127,10 @@ Result<> OwnFiles::refuse_pattern(const std::string& pattern) {
   for (const std::string& mount : mounts_) {
     const std::vector<std::string> names = parts_of(mount);
     const bool meets = names.size() <= parts.size() &&
-                       std::equal(names.begin(), names.end(), parts.begin(), [](const auto& name, const auto& part) {
-                         return ::fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) == 0;
-                       });
+                       std::equal(names.begin(), names.end(), parts.begin(),
+                                  [](const auto& name, const auto& part) {
+                                    return ::fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) == 0;
+                                  });
     if (meets) return own_file(pattern, mount);
   }
   return ok();

@@ -1,5 +1,5 @@
-// Shards that ptcfs itself shows cannot be read: reading a sample would wait for a read through a mount, perhaps
-// this one, and with enough of those nothing would be left to answer them.
+// Shards that ptcfs itself shows cannot be read: reading a sample would wait for a read through a
+// mount, perhaps this one, and with enough of those nothing would be left to answer them.
 #pragma once
 
 #include <set>
@@ -18,8 +18,8 @@ class OwnFiles {
   OwnFiles();
   explicit OwnFiles(std::string_view mountinfo);
 
-  /// kInvalidArgument where the path leads, symbolic links followed, into such a mount. Nothing below one is
-  /// looked at. A path that is not there is ok.
+  /// kInvalidArgument where the path leads, symbolic links followed, into such a mount. Nothing
+  /// below one is looked at. A path that is not there is ok.
   Result<> refuse(const std::string& path);
   /// The same for a text of "shards": also where a glob would look there.
   Result<> refuse_pattern(const std::string& pattern);

@@ -9,7 +9,8 @@
 namespace ptc {
 namespace {
 
-constexpr unsigned kMaxPackedBits = 56;  // a number then lies within the 8 bytes from its first one on
+constexpr unsigned kMaxPackedBits =
+    56;  // a number then lies within the 8 bytes from its first one on
 
 /// An entry of the directory; persisted.
 struct PackedBlock {
@@ -85,9 +86,7 @@ std::string OffsetPacker::finish() {
 }
 
 PackedOffsets::PackedOffsets(const std::byte* packed, uint64_t count, uint64_t unit)
-    : packed_(packed),
-      data_(packed + directory_bytes(count)),
-      shift_(std::countr_zero(unit)) {}
+    : packed_(packed), data_(packed + directory_bytes(count)), shift_(std::countr_zero(unit)) {}
 
 uint64_t PackedOffsets::start(uint64_t i) const {
   const PackedBlock block = load_block(packed_, i);

@@ -1,9 +1,10 @@
 // A growing row of numbers in a few bits each: where the samples of a shard begin.
 //
-// Blocks of 64. A block has its first number in full, and of each number the difference to it in as many bits as
-// the widest of the block needs. With it goes an optional second number a sample, `extra`, packed likewise.
-// Bytes a number: 0.25 + (bits + extra bits) / 8; at most 6 while bits + extra bits ≤ 46, so always while 64
-// samples span less than 64 TiB (of tar, whose offsets are counted in 512 bytes: 512 GiB).
+// Blocks of 64. A block has its first number in full, and of each number the difference to it in as
+// many bits as the widest of the block needs. With it goes an optional second number a sample,
+// `extra`, packed likewise. Bytes a number: 0.25 + (bits + extra bits) / 8; at most 6 while bits +
+// extra bits ≤ 46, so always while 64 samples span less than 64 TiB (of tar, whose offsets are
+// counted in 512 bytes: 512 GiB).
 #pragma once
 
 #include <cstddef>

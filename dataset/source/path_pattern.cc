@@ -36,7 +36,8 @@ std::optional<Braces> first_braces(std::string_view text) {
       }
       if (depth == 0) found.end = at;
     }
-    if (found.end != 0 && (found.parts.size() > 1 || found.parts[0].find("..") != text.npos)) return found;
+    if (found.end != 0 && (found.parts.size() > 1 || found.parts[0].find("..") != text.npos))
+      return found;
   }
   return std::nullopt;
 }
@@ -56,8 +57,10 @@ bool has_leading_zero(std::string_view number) {
 }
 
 Error too_long(std::string_view path, size_t bytes) {
-  return invalid_argument("{}…: {} bytes are more than a path has (PATH_MAX: {}); name the directory, or several patterns",
-                          ptc::quoted(path.substr(0, 100)), bytes, PATH_MAX);
+  return invalid_argument(
+      "{}…: {} bytes are more than a path has (PATH_MAX: {}); name the directory, or several "
+      "patterns",
+      ptc::quoted(path.substr(0, 100)), bytes, PATH_MAX);
 }
 
 }  // namespace
@@ -116,9 +119,12 @@ class BracePattern::Parser {
     const std::string_view first = text.substr(0, dots), rest = text.substr(dots + 2);
     const size_t more = std::min(rest.find(".."), rest.size());
     const std::string_view last = rest.substr(0, more);
-    const auto step = more < rest.size() ? number_of(rest.substr(more + 2)) : std::optional<int64_t>(1);
+    const auto step =
+        more < rest.size() ? number_of(rest.substr(more + 2)) : std::optional<int64_t>(1);
     auto begin = number_of(first), end = number_of(last);
-    const auto letter = [](std::string_view word) { return word.size() == 1 && std::isalpha(static_cast<unsigned char>(word[0])) != 0; };
+    const auto letter = [](std::string_view word) {
+      return word.size() == 1 && std::isalpha(static_cast<unsigned char>(word[0])) != 0;
+    };
     Range range;
     range.letters = letter(first) && letter(last);
     if (range.letters) {
@@ -126,7 +132,8 @@ class BracePattern::Parser {
       end = last[0];
     }
     if (!begin || !end || !step) return std::nullopt;
-    if (has_leading_zero(first) || has_leading_zero(last)) range.width = std::max(first.size(), last.size());
+    if (has_leading_zero(first) || has_leading_zero(last))
+      range.width = std::max(first.size(), last.size());
     range.begin = *begin;
     range.by = std::max<int64_t>(1, std::abs(*step)) * (*end < *begin ? -1 : 1);
     range.count = static_cast<uint64_t>((*end - *begin) / range.by) + 1;
@@ -142,7 +149,8 @@ class BracePattern::Parser {
     Size all{.count = 0};
     for (const std::string_view part : parts) {
       PTC_TRY(Parsed one, parse(part));
-      all = {all.count + one.size.count, all.bytes + one.size.bytes, std::max(all.longest, one.size.longest)};
+      all = {all.count + one.size.count, all.bytes + one.size.bytes,
+             std::max(all.longest, one.size.longest)};
       piece.alternatives.push_back(std::move(one.pieces));
     }
     return add(parsed, std::move(piece), all);
@@ -150,9 +158,11 @@ class BracePattern::Parser {
 
   Result<> add(Parsed& parsed, Piece piece, Size size) const {
     if (size.count > kMostPaths / parsed.size.count) {
-      return invalid_argument("{}: stands for more than {} paths; name their directory", ptc::quoted(pattern_), kMostPaths);
+      return invalid_argument("{}: stands for more than {} paths; name their directory",
+                              ptc::quoted(pattern_), kMostPaths);
     }
-    parsed.size = {parsed.size.count * size.count, parsed.size.bytes * size.count + size.bytes * parsed.size.count,
+    parsed.size = {parsed.size.count * size.count,
+                   parsed.size.bytes * size.count + size.bytes * parsed.size.count,
                    parsed.size.longest + size.longest};
     parsed.pieces.push_back(std::move(piece));
     return ok();
@@ -173,7 +183,8 @@ class BracePattern::Walk {
     const Rest* behind;
   };
   Result<bool> go(const Rest& rest) {
-    if (rest.at == rest.pieces.size()) return rest.behind != nullptr ? go(*rest.behind) : visit_(path_);
+    if (rest.at == rest.pieces.size())
+      return rest.behind != nullptr ? go(*rest.behind) : visit_(path_);
     const Piece& piece = rest.pieces[rest.at];
     const Rest next{rest.pieces, rest.at + 1, rest.behind};
     const size_t before = path_.size();
@@ -207,8 +218,11 @@ class BracePattern::Walk {
 Result<> PathBudget::take(uint64_t paths, uint64_t bytes) {
   const PathBudget whole;
   if (paths > paths_ || bytes > bytes_) {
-    return invalid_argument("\"shards\" stands for more than {} paths, or for more than {} MiB of them, all together; name "
-                            "their directory", whole.paths_, whole.bytes_ >> 20);
+    return invalid_argument(
+        "\"shards\" stands for more than {} paths, or for more than {} MiB of them, all together; "
+        "name "
+        "their directory",
+        whole.paths_, whole.bytes_ >> 20);
   }
   paths_ -= paths;
   bytes_ -= bytes;
@@ -236,7 +250,8 @@ Result<BracePattern> BracePattern::literal(const std::string& path) {
   return made;
 }
 
-Result<bool> BracePattern::each(const std::function<Result<bool>(const std::string&)>& visit) const {
+Result<bool> BracePattern::each(
+    const std::function<Result<bool>(const std::string&)>& visit) const {
   return Walk(visit).go({*pieces_, 0, nullptr});
 }
 
@@ -245,9 +260,13 @@ namespace {
 /// Goes through a pattern name by name.
 class Matcher {
  public:
-  Matcher(const SourceAccess& access, std::vector<std::string> names, bool folders, PathBudget& budget,
-          const std::stop_token& stop)
-      : access_(access), names_(std::move(names)), folders_(folders), budget_(budget), stop_(stop) {}
+  Matcher(const SourceAccess& access, std::vector<std::string> names, bool folders,
+          PathBudget& budget, const std::stop_token& stop)
+      : access_(access),
+        names_(std::move(names)),
+        folders_(folders),
+        budget_(budget),
+        stop_(stop) {}
 
   Result<std::vector<std::string>> run() {
     PTC_TRY(match("", 0));
@@ -293,10 +312,13 @@ class Matcher {
 
 }  // namespace
 
-bool has_wildcards(std::string_view pattern) { return pattern.find_first_of("*?[") != pattern.npos; }
+bool has_wildcards(std::string_view pattern) {
+  return pattern.find_first_of("*?[") != pattern.npos;
+}
 
-Result<std::vector<std::string>> matching_paths(const SourceAccess& access, const std::string& pattern,
-                                                PathBudget& budget, const std::stop_token& stop) {
+Result<std::vector<std::string>> matching_paths(const SourceAccess& access,
+                                                const std::string& pattern, PathBudget& budget,
+                                                const std::stop_token& stop) {
   std::vector<std::string> names;
   for (size_t at = 0; at < pattern.size();) {
     const size_t end = std::min(pattern.find('/', at), pattern.size());

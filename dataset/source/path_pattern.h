@@ -24,12 +24,14 @@ class PathBudget {
   uint64_t paths_ = 2'000'000, bytes_ = uint64_t{256} << 20;
 };
 
-/// What braces stand for, in order: "{000..012}", "{0..10..2}", "{a..e}", "{train,val}", also within each other. With a
-/// leading zero all numbers are as wide as the wider one. Braces that are neither stay as they are. The paths are made one
-/// by one; how many they are is known before. Immutable.
+/// What braces stand for, in order: "{000..012}", "{0..10..2}", "{a..e}", "{train,val}", also
+/// within each other. With a leading zero all numbers are as wide as the wider one. Braces that are
+/// neither stay as they are. The paths are made one by one; how many they are is known before.
+/// Immutable.
 class BracePattern {
  public:
-  /// kInvalidArgument: more than a million paths, or it, or one of them, is longer than a path can be (PATH_MAX).
+  /// kInvalidArgument: more than a million paths, or it, or one of them, is longer than a path can
+  /// be (PATH_MAX).
   static Result<BracePattern> parse(const std::string& pattern);
   /// Stands for just this text.
   static Result<BracePattern> literal(const std::string& path);
@@ -56,10 +58,12 @@ class BracePattern {
 /// Whether it has '*', '?' or '['.
 bool has_wildcards(std::string_view pattern);
 
-/// The paths that match, sorted; where the pattern ends with '/', directories, without it. A '.' at a name's
-/// beginning is matched by nothing but itself. kPermissionDenied: a directory on the way cannot be listed;
-/// kInvalidArgument: more than `budget`, of which they are taken; kCancelled: stop.
-Result<std::vector<std::string>> matching_paths(const SourceAccess& access, const std::string& pattern,
-                                                PathBudget& budget, const std::stop_token& stop);
+/// The paths that match, sorted; where the pattern ends with '/', directories, without it. A '.' at
+/// a name's beginning is matched by nothing but itself. kPermissionDenied: a directory on the way
+/// cannot be listed; kInvalidArgument: more than `budget`, of which they are taken; kCancelled:
+/// stop.
+Result<std::vector<std::string>> matching_paths(const SourceAccess& access,
+                                                const std::string& pattern, PathBudget& budget,
+                                                const std::stop_token& stop);
 
 }  // namespace ptc

@@ -49,7 +49,9 @@ Result<std::unique_ptr<const SampleIndex>> SampleIndex::open(const std::string& 
   PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path, O_RDONLY));
   struct stat facts;
   if (::fstat(fd.get(), &facts) != 0) return errno_error(errno, path);
-  auto corrupt = [&](std::string_view what) { return make_error(Code::kCorrupt, "{}: {}", path, what); };
+  auto corrupt = [&](std::string_view what) {
+    return make_error(Code::kCorrupt, "{}: {}", path, what);
+  };
   const auto size = static_cast<uint64_t>(facts.st_size);
   if (size < sizeof(IndexHeader)) return corrupt("too short for an index");
   void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
@@ -59,27 +61,31 @@ Result<std::unique_ptr<const SampleIndex>> SampleIndex::open(const std::string& 
   index->bytes_ = size;
   IndexHeader header;
   std::memcpy(&header, map, sizeof header);
-  if (std::memcmp(header.magic, kIndexMagic, sizeof kIndexMagic) != 0 || header.version != kIndexVersion)
+  if (std::memcmp(header.magic, kIndexMagic, sizeof kIndexMagic) != 0 ||
+      header.version != kIndexVersion)
     return corrupt("not an index of this version");
   if (header.header_crc != crc_of_header(header) || header.bytes != size)
     return corrupt("its header is damaged");
   if (header.body_crc != crc32c(raw(index->map_ + sizeof header, size - sizeof header)))
     return corrupt("its checksum is wrong");
-  const bool ordered = header.records % alignof(ShardRecord) == 0 && header.records <= header.names &&
-                       header.names <= header.facts && header.facts <= size &&
+  const bool ordered = header.records % alignof(ShardRecord) == 0 &&
+                       header.records <= header.names && header.names <= header.facts &&
+                       header.facts <= size &&
                        (header.names - header.records) / sizeof(ShardRecord) == header.shards;
   if (!ordered) return corrupt("its parts do not fit");
-  index->records_ = {reinterpret_cast<const ShardRecord*>(index->map_ + header.records), header.shards};
+  index->records_ = {reinterpret_cast<const ShardRecord*>(index->map_ + header.records),
+                     header.shards};
   auto text = [&](uint64_t begin, uint64_t end) {
     return std::string_view(reinterpret_cast<const char*>(index->map_) + begin, end - begin);
   };
   PTC_TRY(index->facts_, read_index_facts(text(header.facts, size)));
   for (const ShardRecord& record : index->records_) {
-    const bool fits = record.name + record.name_bytes <= header.facts && record.section <= header.records &&
-                      record.root < index->facts_.roots.size();
+    const bool fits = record.name + record.name_bytes <= header.facts &&
+                      record.section <= header.records && record.root < index->facts_.roots.size();
     if (!fits) return corrupt("a shard's record does not fit");
     index->first_samples_.push_back(record.first_sample);
-    const uint64_t next = &record == &index->records_.back() ? header.records : (&record + 1)->section;
+    const uint64_t next =
+        &record == &index->records_.back() ? header.records : (&record + 1)->section;
     const bool files = index->facts_.format == SourceFormat::kFiles;
     index->memory_bytes_ += (files ? record.file_names : next) - record.section + sizeof record + 8;
   }
@@ -105,15 +111,20 @@ uint64_t SampleIndex::shard_of(uint64_t id) const {
 PackedOffsets SampleIndex::starts(const ShardRecord& shard) const {
   return PackedOffsets(map_ + shard.section, shard.samples, unit_);
 }
-uint64_t SampleIndex::start(const ShardRecord& shard, uint64_t i) const { return starts(shard).start(i); }
+uint64_t SampleIndex::start(const ShardRecord& shard, uint64_t i) const {
+  return starts(shard).start(i);
+}
 uint64_t SampleIndex::end(const ShardRecord& shard, uint64_t i) const {
   return i + 1 < shard.samples ? starts(shard).start(i + 1) : shard.end;
 }
-uint64_t SampleIndex::extra(const ShardRecord& shard, uint64_t i) const { return starts(shard).extra(i); }
+uint64_t SampleIndex::extra(const ShardRecord& shard, uint64_t i) const {
+  return starts(shard).extra(i);
+}
 
 std::string_view SampleIndex::file_name(const ShardRecord& group, uint64_t i) const {
   const uint64_t at = PackedOffsets(map_ + group.file_names, group.samples, 1).start(i);
-  return std::string_view(reinterpret_cast<const char*>(map_) + group.file_text + at);  // a NUL ends it
+  return std::string_view(reinterpret_cast<const char*>(map_) + group.file_text +
+                          at);  // a NUL ends it
 }
 
 uint64_t SampleIndex::file_stamp(const ShardRecord& group, uint64_t i) const {
@@ -147,13 +158,16 @@ Result<> IndexWriter::add(IndexedShard shard) {
   const uint64_t at = written_ + buffer_.size();
   ShardRecord& record = shard.record;
   record.first_sample = samples_;
-  for (uint64_t* place : {&record.section, &record.file_names, &record.file_stamps, &record.file_text}) *place += at;
+  for (uint64_t* place :
+       {&record.section, &record.file_names, &record.file_stamps, &record.file_text})
+    *place += at;
   record.name = names_.size();
   record.name_bytes = shard.name.size();
   names_ += shard.name;
   samples_ += record.samples;
   bytes_ += record.stamp.bytes;
-  // Not the stamp: it is of this machine. Of `files` the section has stamps, which are left out likewise.
+  // Not the stamp: it is of this machine. Of `files` the section has stamps, which are left out
+  // likewise.
   records_.push_back(record);
   return append(shard.section);
 }

@@ -1,9 +1,11 @@
 // The index of a source: one file, mapped. Where each sample begins, and which shard it lies in.
 //
-//   header | for each shard its packed starts (and for `files` names and stamps) | shard records | names | facts
+//   header | for each shard its packed starts (and for `files` names and stamps) | shard records |
+//     names | facts
 //
-// Written to `<path>.part`, made durable, and renamed: a file of that name is whole. All of it has a CRC32C, checked
-// when it is opened. It says nothing of the machine but the inodes and mtimes of the shards.
+// Written to `<path>.part`, made durable, and renamed: a file of that name is whole. All of it has
+// a CRC32C, checked when it is opened. It says nothing of the machine but the inodes and mtimes of
+// the shards.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +27,12 @@ namespace ptc {
 /// Persisted.
 struct ShardRecord {
   uint64_t first_sample = 0, samples = 0;
-  uint64_t end = 0;             // of the last sample
-  FileStamp stamp;              // kFiles: its bytes are those of all files of the group
-  uint64_t section = 0;         // offset in the index of the packed starts
-  uint64_t file_names = 0;      // kFiles: of the packed starts of names in the text of names
-  uint64_t file_stamps = 0;     // kFiles: of a u64 a file
-  uint64_t file_text = 0;       // kFiles: of the names, one behind the other
+  uint64_t end = 0;          // of the last sample
+  FileStamp stamp;           // kFiles: its bytes are those of all files of the group
+  uint64_t section = 0;      // offset in the index of the packed starts
+  uint64_t file_names = 0;   // kFiles: of the packed starts of names in the text of names
+  uint64_t file_stamps = 0;  // kFiles: of a u64 a file
+  uint64_t file_text = 0;    // kFiles: of the names, one behind the other
   uint64_t name = 0, name_bytes = 0;
   uint32_t root = 0;
   uint32_t lacks_newline = 0;
@@ -39,7 +41,7 @@ struct ShardRecord {
 /// What is known of the whole.
 struct IndexFacts {
   SourceFormat format = SourceFormat::kTar;
-  uint64_t digest = 0;       // of the list of shards it was made of
+  uint64_t digest = 0;  // of the list of shards it was made of
   uint64_t samples = 0, bytes = 0, fingerprint = 0;
   uint64_t former_fingerprint = 0;  // without content
   uint8_t megatron_dtype = 0;
@@ -87,8 +89,8 @@ class SampleIndex {
 
 /// One shard, as it goes into the index.
 struct IndexedShard {
-  ShardRecord record;     // places in it count from the beginning of `section`
-  std::string section;    // file_text last
+  ShardRecord record;   // places in it count from the beginning of `section`
+  std::string section;  // file_text last
   std::string name;
 };
 

@@ -30,8 +30,11 @@ Place place_of(const SampleIndex& index, uint64_t id) {
   return {shard, record, i, index.start(record, i), index.end(record, i)};
 }
 
-/// Of all columns of a sample, and of those of variable length the bytes that say how long they are.
-uint64_t mds_length_bytes(const SampleIndex& index) { return 4 * mds_variable_columns(index.facts().columns); }
+/// Of all columns of a sample, and of those of variable length the bytes that say how long they
+/// are.
+uint64_t mds_length_bytes(const SampleIndex& index) {
+  return 4 * mds_variable_columns(index.facts().columns);
+}
 
 }  // namespace
 
@@ -44,11 +47,14 @@ uint64_t SampleSource::samples() const { return index_->facts().samples; }
 uint64_t SampleSource::bytes() const { return index_->facts().bytes; }
 uint64_t SampleSource::fingerprint() const { return index_->facts().fingerprint; }
 bool SampleSource::has_fingerprint(uint64_t fingerprint) const {
-  return fingerprint == index_->facts().fingerprint || fingerprint == index_->facts().former_fingerprint;
+  return fingerprint == index_->facts().fingerprint ||
+         fingerprint == index_->facts().former_fingerprint;
 }
 const std::vector<SkippedShard>& SampleSource::skipped() const { return index_->facts().skipped; }
 uint64_t SampleSource::index_bytes() const { return index_->memory_bytes(); }
-const std::vector<std::string>& SampleSource::field_names() const { return index_->facts().field_names; }
+const std::vector<std::string>& SampleSource::field_names() const {
+  return index_->facts().field_names;
+}
 const std::vector<MdsColumn>& SampleSource::mds_columns() const { return index_->facts().columns; }
 uint8_t SampleSource::megatron_dtype() const { return index_->facts().megatron_dtype; }
 
@@ -62,12 +68,16 @@ uint64_t SampleSource::payload_bytes(uint64_t id) const {
   const Place place = place_of(*index_, id);
   const uint64_t bytes = place.end - place.begin;
   switch (format()) {
-    case SourceFormat::kTar: return bytes - index_->extra(place.record, place.i);
-    case SourceFormat::kMds: return bytes - mds_length_bytes(*index_);
-    case SourceFormat::kTfrecord: return bytes - kTfrecordFrameBytes;
+    case SourceFormat::kTar:
+      return bytes - index_->extra(place.record, place.i);
+    case SourceFormat::kMds:
+      return bytes - mds_length_bytes(*index_);
+    case SourceFormat::kTfrecord:
+      return bytes - kTfrecordFrameBytes;
     case SourceFormat::kJsonl:
       return bytes + (place.record.lacks_newline && place.i + 1 == place.record.samples);
-    default: return bytes;
+    default:
+      return bytes;
   }
 }
 
@@ -94,13 +104,19 @@ bool SampleSource::lacks_newline(uint64_t id) const {
 Result<std::vector<Field>> SampleSource::fields(uint64_t id) const {
   const Extent extent = this->extent(id);
   switch (format()) {
-    case SourceFormat::kTar: return tar_fields(extent);
-    case SourceFormat::kMds: return mds_column_fields(extent);
+    case SourceFormat::kTar:
+      return tar_fields(extent);
+    case SourceFormat::kMds:
+      return mds_column_fields(extent);
     case SourceFormat::kTfrecord:
-      return std::vector<Field>{{"bin", {extent.shard, extent.offset + 12, extent.bytes - kTfrecordFrameBytes}}};
-    case SourceFormat::kJsonl: return std::vector<Field>{{"json", extent}};
-    case SourceFormat::kMegatron: return std::vector<Field>{{"bin", extent}};
-    case SourceFormat::kFiles: break;
+      return std::vector<Field>{
+          {"bin", {extent.shard, extent.offset + 12, extent.bytes - kTfrecordFrameBytes}}};
+    case SourceFormat::kJsonl:
+      return std::vector<Field>{{"json", extent}};
+    case SourceFormat::kMegatron:
+      return std::vector<Field>{{"bin", extent}};
+    case SourceFormat::kFiles:
+      break;
   }
   return std::vector<Field>{{std::string(file_extension_of(id)), extent}};
 }
@@ -163,7 +179,8 @@ Result<std::vector<Field>> SampleSource::mds_column_fields(const Extent& extent)
 }
 
 Error SampleSource::changed(uint64_t shard, const Error& error) const {
-  return make_error(Code::kCorrupt, "{} is not what was indexed: {}", ptc::quoted(shard_path(shard)), error.message());
+  return make_error(Code::kCorrupt, "{} is not what was indexed: {}",
+                    ptc::quoted(shard_path(shard)), error.message());
 }
 
 uint64_t SampleSource::shards() const {
@@ -178,7 +195,8 @@ Result<> SampleSource::read(uint64_t shard, uint64_t offset, std::span<std::byte
   PTC_TRY(const OpenShard opened, open_shard(shard));
   return read(opened, offset, out, Stores::kPlain);
 }
-Result<> SampleSource::read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out, Stores stores) const {
+Result<> SampleSource::read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out,
+                            Stores stores) const {
   return files_->read(shard.shard, *shard.file, offset, out, stores);
 }
 Result<OpenShard> SampleSource::open_shard(uint64_t shard) const {
@@ -193,7 +211,8 @@ Result<std::shared_ptr<const UniqueFd>> SampleSource::open_shard_fd(uint64_t sha
 Result<> SampleSource::may_read(std::span<const uint64_t> ids) const {
   std::vector<uint64_t> shards;
   shards.reserve(ids.size());
-  for (const uint64_t id : ids) shards.push_back(format() == SourceFormat::kFiles ? id : index_->shard_of(id));
+  for (const uint64_t id : ids)
+    shards.push_back(format() == SourceFormat::kFiles ? id : index_->shard_of(id));
   std::sort(shards.begin(), shards.end());
   shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
   return files_->may_read(shards);
@@ -206,10 +225,12 @@ Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& i
   if (auto index = SampleIndex::open(index_path)) {
     const IndexFacts& facts = index.value()->facts();
     if (facts.digest == list.digest && unchanged(list, *access, facts.directories, stop))
-      return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index).value(), std::move(access)));
+      return SampleSourceRef(
+          std::make_shared<const SampleSource>(std::move(index).value(), std::move(access)));
   }
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  PTC_TRY(build_index(list, *access, spec.on_error, index_path, progress, std::move(stop), threads));
+  PTC_TRY(
+      build_index(list, *access, spec.on_error, index_path, progress, std::move(stop), threads));
   PTC_TRY(auto index, SampleIndex::open(index_path));
   return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index), std::move(access)));
 }

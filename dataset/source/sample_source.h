@@ -1,9 +1,11 @@
 // A data set as a numbered row of samples, 0 … samples() − 1, that lie in shards on disk.
 //
-// The number of a sample is its place: shards in the order of source.json (within a directory by name, MDS
-// by its index.json), samples in the order of the shard. It depends on nothing else. What a sample is:
+// The number of a sample is its place: shards in the order of source.json (within a directory by
+// name, MDS by its index.json), samples in the order of the shard. It depends on nothing else. What
+// a sample is:
 //
-//   tar        the neighbouring members of one key (WebDataset: the name up to the first dot behind the last '/')
+//   tar        the neighbouring members of one key (WebDataset: the name up to the first dot behind
+//              the last '/')
 //   mds        a sample            tfrecord   a record            jsonl   a line, with its newline
 //   megatron   a sequence of tokens                               files   a file
 //
@@ -52,9 +54,10 @@ struct Field {
 
 /// How far open_source() is; it writes, others read. Threads: any.
 struct IndexProgress {
-  std::atomic<uint64_t> shards{0}, shards_done{0};  // to be indexed; `files`: thousands of files at a time
-  std::atomic<uint64_t> bytes{0}, bytes_done{0};    // of the shards
-  std::atomic<uint64_t> samples{0};                 // found so far
+  std::atomic<uint64_t> shards{0},
+      shards_done{0};  // to be indexed; `files`: thousands of files at a time
+  std::atomic<uint64_t> bytes{0}, bytes_done{0};  // of the shards
+  std::atomic<uint64_t> samples{0};               // found so far
 };
 
 struct SkippedShard {
@@ -69,8 +72,8 @@ struct MdsColumn {
 };
 
 /// Threads: any. Holds the index mapped, and some shards open.
-/// Errors of reads: kCorrupt where a shard is not what was indexed (it says what changed), or what the system
-/// call said; they name the shard.
+/// Errors of reads: kCorrupt where a shard is not what was indexed (it says what changed), or what
+/// the system call said; they name the shard.
 class SampleSource {
  public:
   SampleSource(std::unique_ptr<const SampleIndex> index, SourceAccessRef access);
@@ -80,11 +83,13 @@ class SampleSource {
   uint64_t samples() const;
   /// Of all shards.
   uint64_t bytes() const;
-  /// A pure function of the shards' names below their directories, their sizes, where samples begin in them, and of
-  /// their content: all of a JSONL file's lines, the checksums in TFRecords, the headers in a tar; of what is not read to
-  /// be indexed, 16 places a shard and 3 a file. The same on each machine that sees the same shards.
+  /// A pure function of the shards' names below their directories, their sizes, where samples begin
+  /// in them, and of their content: all of a JSONL file's lines, the checksums in TFRecords, the
+  /// headers in a tar; of what is not read to be indexed, 16 places a shard and 3 a file. The same
+  /// on each machine that sees the same shards.
   uint64_t fingerprint() const;
-  /// Whether it is this one, or this is what runs knew these samples by before content was part of it.
+  /// Whether it is this one, or this is what runs knew these samples by before content was part of
+  /// it.
   bool has_fingerprint(uint64_t fingerprint) const;
   /// Bad shards that were left out ("on_error": "skip").
   const std::vector<SkippedShard>& skipped() const;
@@ -101,8 +106,8 @@ class SampleSource {
   std::optional<uint64_t> payload_blocks(uint64_t id) const;
   /// The names of the fields that all samples have, sorted; empty where samples differ.
   const std::vector<std::string>& field_names() const;
-  /// The fields of one sample in the order they lie there. Reads the shard for tar and for MDS with several
-  /// columns of variable length.
+  /// The fields of one sample in the order they lie there. Reads the shard for tar and for MDS with
+  /// several columns of variable length.
   Result<std::vector<Field>> fields(uint64_t id) const;
   /// Of tar: whether samples of two shards have one key, and the key of one: "a/b" of a/b.seg.png.
   bool keys_repeat() const;
@@ -123,7 +128,8 @@ class SampleSource {
   std::string shard_path(uint64_t shard) const;
   Result<> read(uint64_t shard, uint64_t offset, std::span<std::byte> out) const;
   /// Without comparing it with the index again.
-  Result<> read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out, Stores stores) const;
+  Result<> read(const OpenShard& shard, uint64_t offset, std::span<std::byte> out,
+                Stores stores) const;
   /// The shard, open for reading and checked; lives as long as it is held.
   Result<OpenShard> open_shard(uint64_t shard) const;
   Result<std::shared_ptr<const UniqueFd>> open_shard_fd(uint64_t shard) const;
@@ -138,13 +144,14 @@ class SampleSource {
 };
 using SampleSourceRef = std::shared_ptr<const SampleSource>;
 
-/// Opens the index file if it is there and still true of the shards (names, sizes, mtimes, inodes); else builds
-/// it, on `threads` threads (0: one for each core), and renames it into place when it is durable.
-/// All reading of shards, later too, is by `access`; the index is this process's own.
+/// Opens the index file if it is there and still true of the shards (names, sizes, mtimes, inodes);
+/// else builds it, on `threads` threads (0: one for each core), and renames it into place when it
+/// is durable. All reading of shards, later too, is by `access`; the index is this process's own.
 /// Errors: kInvalidArgument with the shard, the offset and what to do; kNotFound: no shard at all;
 /// kPermissionDenied; kCancelled: stop.
-Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& index_path,
-                                    IndexProgress& progress, std::stop_token stop = {}, unsigned threads = 0,
-                                    SourceAccessRef access = std::make_shared<const SourceAccess>());
+Result<SampleSourceRef> open_source(
+    const SourceSpec& spec, const std::string& index_path, IndexProgress& progress,
+    std::stop_token stop = {}, unsigned threads = 0,
+    SourceAccessRef access = std::make_shared<const SourceAccess>());
 
 }  // namespace ptc

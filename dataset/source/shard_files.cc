@@ -19,28 +19,35 @@ size_t quarter_of_open_files() {
 }
 
 uint64_t quarter_of_memory() {
-  return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
+  return static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
 }
 
 }  // namespace
 
 ShardFiles::ShardFiles(const SampleIndex& index, SourceAccessRef access)
-    : index_(index), access_(std::move(access)), most_open_(quarter_of_open_files()), most_mapped_(quarter_of_memory()) {}
+    : index_(index),
+      access_(std::move(access)),
+      most_open_(quarter_of_open_files()),
+      most_mapped_(quarter_of_memory()) {}
 
 std::string path_of_shard(const SampleIndex& index, uint64_t shard) {
   if (index.facts().format != SourceFormat::kFiles) return index.shard_path(shard);
   const ShardRecord& group = index.shard(index.shard_of(shard));
-  return index.facts().roots[group.root] + '/' + std::string(index.file_name(group, shard - group.first_sample));
+  return index.facts().roots[group.root] + '/' +
+         std::string(index.file_name(group, shard - group.first_sample));
 }
 
 Error ShardFiles::changed(uint64_t shard, std::string_view what) const {
-  return make_error(Code::kCorrupt, "{} is not what was indexed: {}; bring it back, or save source.json again",
+  return make_error(Code::kCorrupt,
+                    "{} is not what was indexed: {}; bring it back, or save source.json again",
                     ptc::quoted(path_of_shard(index_, shard)), what);
 }
 
 Result<timespec> ShardFiles::check(uint64_t shard, int fd) const {
   struct stat facts = {};
-  if (::fstat(fd, &facts) != 0) return errno_error(errno, ptc::quoted(path_of_shard(index_, shard)));
+  if (::fstat(fd, &facts) != 0)
+    return errno_error(errno, ptc::quoted(path_of_shard(index_, shard)));
   PTC_TRY(const FileStamp now, stamp_of(facts));
   uint64_t bytes;
   bool same;
@@ -54,7 +61,8 @@ Result<timespec> ShardFiles::check(uint64_t shard, int fd) const {
     bytes = stamp.bytes;
     same = now.mtime_ns == stamp.mtime_ns && now.inode == stamp.inode;
   }
-  if (now.bytes != bytes) return changed(shard, fmt::format("it has {} bytes and had {}", now.bytes, bytes));
+  if (now.bytes != bytes)
+    return changed(shard, fmt::format("it has {} bytes and had {}", now.bytes, bytes));
   if (!same) return changed(shard, "it was written or replaced since");
   return facts.st_ctim;
 }
@@ -62,7 +70,8 @@ Result<timespec> ShardFiles::check(uint64_t shard, int fd) const {
 Result<UniqueFd> ShardFiles::open_now(uint64_t shard) const {
   auto opened = access_->open(path_of_shard(index_, shard), Wanted::kFile);
   if (!opened && opened.error().code() == Code::kNotFound) return changed(shard, "it is gone");
-  if (!opened && opened.error().code() == Code::kInvalidArgument) return changed(shard, opened.error().message());
+  if (!opened && opened.error().code() == Code::kInvalidArgument)
+    return changed(shard, opened.error().message());
   return opened;
 }
 
@@ -96,7 +105,8 @@ Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
   }
   if (known) {
     PTC_TRY(const timespec changed, check(shard, known->fd.get()));
-    const bool untouched = changed.tv_sec == known->changed.tv_sec && changed.tv_nsec == known->changed.tv_nsec;
+    const bool untouched =
+        changed.tv_sec == known->changed.tv_sec && changed.tv_nsec == known->changed.tv_nsec;
     if (trusted && untouched) return known;
   }
   const auto permitted = Clock::now();
@@ -108,7 +118,8 @@ Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
     // The same file as before, and still to be read: what was mapped of it stays.
     const ShardHandle& old = *found->second->file;
     found->second->permitted = permitted;
-    if (old.changed.tv_sec == file.changed.tv_sec && old.changed.tv_nsec == file.changed.tv_nsec) return found->second->file;
+    if (old.changed.tv_sec == file.changed.tv_sec && old.changed.tv_nsec == file.changed.tv_nsec)
+      return found->second->file;
     if (old.mapping) mapped_ -= bytes_to_map(shard);
     recent_.erase(found->second);
     by_shard_.erase(found);
@@ -129,8 +140,8 @@ Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
   return made;
 }
 
-Result<> ShardFiles::read(uint64_t shard, const ShardHandle& file, uint64_t offset, std::span<std::byte> out,
-                          Stores stores) const {
+Result<> ShardFiles::read(uint64_t shard, const ShardHandle& file, uint64_t offset,
+                          std::span<std::byte> out, Stores stores) const {
   if (file.mapping && file.mapping->copy(offset, out, stores)) return ok();
   while (!out.empty()) {
     const ssize_t got = ::pread(file.fd.get(), out.data(), out.size(), static_cast<off_t>(offset));

@@ -25,22 +25,24 @@ struct ShardHandle {
   std::unique_ptr<const ShardMapping> mapping;  // null: read it
 };
 
-/// Keeps the shards open that were read last, up to a quarter of the files that the process may open, 1024 at most. Each
-/// use of one compares its size, mtime and inode with the index. Those opened first are mapped, too, as much of them as
-/// a quarter of the machine's memory (what is mapped and read counts as this program's, though it is the page cache's).
-/// Threads: any.
+/// Keeps the shards open that were read last, up to a quarter of the files that the process may
+/// open, 1024 at most. Each use of one compares its size, mtime and inode with the index. Those
+/// opened first are mapped, too, as much of them as a quarter of the machine's memory (what is
+/// mapped and read counts as this program's, though it is the page cache's). Threads: any.
 class ShardFiles {
  public:
   /// The index outlives it.
   ShardFiles(const SampleIndex& index, SourceAccessRef access);
 
-  /// kCorrupt: it is not what was indexed. kPermissionDenied: it may not be read, or not any more: noticed at once where
-  /// its own mode, owner or name changed, and within kTrusted where a directory's above it did.
+  /// kCorrupt: it is not what was indexed. kPermissionDenied: it may not be read, or not any more:
+  /// noticed at once where its own mode, owner or name changed, and within kTrusted where a
+  /// directory's above it did.
   Result<std::shared_ptr<const ShardHandle>> open(uint64_t shard);
   /// Whether these may be opened now.
   Result<> may_read(std::span<const uint64_t> shards);
   /// From the shard that was opened as `file`.
-  Result<> read(uint64_t shard, const ShardHandle& file, uint64_t offset, std::span<std::byte> out, Stores stores) const;
+  Result<> read(uint64_t shard, const ShardHandle& file, uint64_t offset, std::span<std::byte> out,
+                Stores stores) const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -62,7 +64,7 @@ class ShardFiles {
   const size_t most_open_;
   const uint64_t most_mapped_;
   std::mutex mutex_;
-  uint64_t mapped_ = 0;  // bytes; guarded by mutex_, as the next
+  uint64_t mapped_ = 0;      // bytes; guarded by mutex_, as the next
   std::list<Entry> recent_;  // the one used last in front
   std::unordered_map<uint64_t, std::list<Entry>::iterator> by_shard_;
 };

@@ -45,8 +45,10 @@ std::string_view without_compression(std::string_view name) {
 Result<> refuse_compressed_name(std::string_view path) {
   const auto format = format_of_name(without_compression(path));
   if (!format) return ok();
-  return path_error(path, fmt::format("a compressed shard cannot be read in the middle; decompress it (gunzip, "
-                                      "zstd -d), {} is then read as it is", format_name(*format)));
+  return path_error(
+      path, fmt::format("a compressed shard cannot be read in the middle; decompress it (gunzip, "
+                        "zstd -d), {} is then read as it is",
+                        format_name(*format)));
 }
 
 Result<NamedPath> named_path(const SourceAccess& access, std::string root, std::string name) {
@@ -59,8 +61,8 @@ Result<NamedPath> named_path(const SourceAccess& access, std::string root, std::
 }
 
 /// What one text of "shards" stands for, braces expanded, by name.
-Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pattern, PathBudget& budget,
-                                      const std::stop_token& stop) {
+Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pattern,
+                                      PathBudget& budget, const std::stop_token& stop) {
   const bool folders = pattern.ends_with('/');
   while (pattern.size() > 1 && pattern.ends_with('/')) pattern.pop_back();
   std::vector<NamedPath> found;
@@ -71,24 +73,27 @@ Result<std::vector<NamedPath>> expand(const SourceAccess& access, std::string pa
     if (!there && access.exists(pattern + ".idx")) pattern += ".idx";
     const bool folder = access.is_folder(pattern);
     PTC_TRY(auto one, folder ? named_path(access, pattern, {})
-                             : named_path(access, slash == 0 ? "/" : pattern.substr(0, slash), pattern.substr(slash + 1)));
+                             : named_path(access, slash == 0 ? "/" : pattern.substr(0, slash),
+                                          pattern.substr(slash + 1)));
     found.push_back(std::move(one));
     return found;
   }
   const size_t root_end = pattern.rfind('/', pattern.find_first_of("*?["));
   PTC_TRY(auto paths, matching_paths(access, folders ? pattern + '/' : pattern, budget, stop));
-  if (paths.empty()) return make_error(Code::kNotFound, "{}: no file matches", ptc::quoted(pattern));
+  if (paths.empty())
+    return make_error(Code::kNotFound, "{}: no file matches", ptc::quoted(pattern));
   for (std::string& path : paths) {
     PTC_TRY(unless_stopped(stop));
-    PTC_TRY(auto one, named_path(access, root_end == 0 ? "/" : pattern.substr(0, root_end), path.substr(root_end + 1)));
+    PTC_TRY(auto one, named_path(access, root_end == 0 ? "/" : pattern.substr(0, root_end),
+                                 path.substr(root_end + 1)));
     found.push_back(std::move(one));
   }
   return found;
 }
 
 /// Each text of "shards" with its braces, unless there is a file of just that name.
-Result<std::vector<BracePattern>> patterns_of(const SourceSpec& spec, const SourceAccess& access, PathBudget& budget,
-                                              const std::stop_token& stop) {
+Result<std::vector<BracePattern>> patterns_of(const SourceSpec& spec, const SourceAccess& access,
+                                              PathBudget& budget, const std::stop_token& stop) {
   std::vector<BracePattern> patterns;
   for (const std::string& text : spec.shards) {
     PTC_TRY(unless_stopped(stop));
@@ -101,7 +106,8 @@ Result<std::vector<BracePattern>> patterns_of(const SourceSpec& spec, const Sour
 }
 
 /// What lies in a directory, by the names of its files.
-Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::string& path, const std::stop_token& stop) {
+Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::string& path,
+                                      const std::stop_token& stop) {
   if (auto index = access.read_text(path + "/index.json", kMaxMdsIndexBytes);
       index && index.value().find("\"shards\"") != std::string::npos)
     return SourceFormat::kMds;
@@ -119,8 +125,10 @@ Result<SourceFormat> format_of_folder(const SourceAccess& access, const std::str
   }
   if (formats.empty()) return SourceFormat::kFiles;
   if (formats.size() > 1 || others) {
-    return path_error(path, "holds files of several kinds; say which with \"format\", or name the shards with "
-                            "a glob");
+    return path_error(
+        path,
+        "holds files of several kinds; say which with \"format\", or name the shards with "
+        "a glob");
   }
   return *formats.begin();
 }
@@ -141,8 +149,10 @@ Result<SourceFormat> detect_format(const SourceAccess& access, const std::vector
                      : format_of_name(named.name).value_or(SourceFormat::kFiles);
     }
     if (format && *format != found) {
-      return path_error(named.path(), fmt::format("looks like {}, but what is before it like {}; say which with "
-                                                  "\"format\"", format_name(found), format_name(*format)));
+      return path_error(named.path(),
+                        fmt::format("looks like {}, but what is before it like {}; say which with "
+                                    "\"format\"",
+                                    format_name(found), format_name(*format)));
     }
     format = found;
   }
@@ -199,7 +209,8 @@ class Lister {
       const std::string stem = shard.name.substr(0, shard.name.size() - 3);
       shard.name = stem + "bin";
       if (!seen_.insert(path_of(shard)).second) return ok();  // a glob that finds both
-      if (auto stamp = stamp_at(access_, list_.roots[root] + '/' + stem + "idx")) shard.idx_stamp = stamp.value();
+      if (auto stamp = stamp_at(access_, list_.roots[root] + '/' + stem + "idx"))
+        shard.idx_stamp = stamp.value();
     } else if (!seen_.insert(path_of(shard)).second) {
       return path_error(path_of(shard), "is named twice in \"shards\"");
     }
@@ -243,10 +254,14 @@ void digest_stamp(Fnv& digest, const FileStamp& stamp) {
 
 uint64_t digest_of(const ShardList& list, const SourceSpec& spec) {
   Fnv digest;
-  digest.add(static_cast<uint64_t>(list.format)).add(static_cast<uint64_t>(spec.on_error)).add(spec.saved);
+  digest.add(static_cast<uint64_t>(list.format))
+      .add(static_cast<uint64_t>(spec.on_error))
+      .add(spec.saved);
   for (const std::string& root : list.roots) digest.add(root);
   for (const MdsColumn& column : list.columns)
-    digest.add(column.name).add(column.encoding).add(uint64_t{column.bytes.value_or(0)} + column.bytes.has_value());
+    digest.add(column.name)
+        .add(column.encoding)
+        .add(uint64_t{column.bytes.value_or(0)} + column.bytes.has_value());
   for (const ListedShard& shard : list.shards) {
     digest.add(uint64_t{shard.root}).add(shard.name).add(shard.mds_samples);
     digest_stamp(digest, shard.stamp);
@@ -266,7 +281,8 @@ Result<> may_read_beginning(const SourceAccess& access, const std::string& patte
     const auto opened = access.open(path, Wanted::kFileOrFolder);
     if (!opened) good = Error(opened.error());
   }
-  const bool bad = !good && (good.error().code() == Code::kPermissionDenied || good.error().errno_value() == ELOOP);
+  const bool bad = !good && (good.error().code() == Code::kPermissionDenied ||
+                             good.error().errno_value() == ELOOP);
   return bad ? good : ok();
 }
 
@@ -283,7 +299,8 @@ std::optional<SourceFormat> format_of_name(std::string_view name) {
   return std::nullopt;
 }
 
-Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access, const std::stop_token& stop) {
+Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access,
+                              const std::stop_token& stop) {
   PTC_TRY(const ActingAs as, access.act());
   std::vector<NamedPath> paths;
   OwnFiles own;
@@ -309,14 +326,15 @@ Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access
     PTC_TRY(lister.add(path));
   }
   if (list.shards.empty()) {
-    return make_error(Code::kNotFound, "{}: there is no {} shard", ptc::quoted(paths.front().path()),
-                      format_name(list.format));
+    return make_error(Code::kNotFound, "{}: there is no {} shard",
+                      ptc::quoted(paths.front().path()), format_name(list.format));
   }
   list.digest = digest_of(list, spec);
   return list;
 }
 
-Result<> check_source(const SourceSpec& spec, const SourceAccess& access, const std::stop_token& stop) {
+Result<> check_source(const SourceSpec& spec, const SourceAccess& access,
+                      const std::stop_token& stop) {
   PTC_TRY(const ActingAs as, access.act());
   OwnFiles own;
   PathBudget budget;

@@ -23,7 +23,8 @@ uint64_t page_bytes() {
 std::unique_ptr<const ShardMapping> ShardMapping::make(int fd, uint64_t bytes) {
   void* const begin = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (begin == MAP_FAILED) return nullptr;
-  return std::unique_ptr<const ShardMapping>(new ShardMapping(static_cast<std::byte*>(begin), bytes));
+  return std::unique_ptr<const ShardMapping>(
+      new ShardMapping(static_cast<std::byte*>(begin), bytes));
 }
 
 ShardMapping::~ShardMapping() { ::munmap(begin_, bytes_); }
@@ -38,7 +39,8 @@ bool ShardMapping::copy(uint64_t offset, std::span<std::byte> out, Stores stores
     if (::mincore(begin_ + page, offset + here - page, in_memory.data()) != 0) return false;
     const auto is_there = [](unsigned char about_page) { return (about_page & 1) != 0; };
     if (!std::all_of(in_memory.begin(), in_memory.begin() + pages, is_there)) return false;
-    if (!mapped_copy(out.data(), begin_ + offset, here, stores == Stores::kPastCaches)) return false;
+    if (!mapped_copy(out.data(), begin_ + offset, here, stores == Stores::kPastCaches))
+      return false;
     out = out.subspan(here);
     offset += here;
   }

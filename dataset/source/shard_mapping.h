@@ -8,7 +8,8 @@
 
 namespace ptc {
 
-/// Whether the target's bytes are read next by this thread, or by another one from memory (stream_copy.h).
+/// Whether the target's bytes are read next by this thread, or by another one from memory
+/// (stream_copy.h).
 enum class Stores { kPlain, kPastCaches };
 
 /// Immutable. Threads: any.
@@ -19,8 +20,8 @@ class ShardMapping {
   ~ShardMapping();
   ShardMapping(const ShardMapping&) = delete;
 
-  /// Fills `out` from `offset` on. false, and `out` is no good: it lies not in memory all over, where pread() reads
-  /// further ahead than a fault, or the file was cut short.
+  /// Fills `out` from `offset` on. false, and `out` is no good: it lies not in memory all over,
+  /// where pread() reads further ahead than a fault, or the file was cut short.
   bool copy(uint64_t offset, std::span<std::byte> out, Stores stores) const;
 
  private:

@@ -39,7 +39,9 @@ Result<std::span<const std::byte>> ShardReader::peek(size_t bytes) {
     const ssize_t got = ::pread(fd_, target, want - kept, buffered_to_);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_error(errno, fmt::format("reading at byte {}", buffered_to_));
-    if (got == 0) return invalid_argument("the file ends at byte {}: it shrank while it was read", buffered_to_);
+    if (got == 0)
+      return invalid_argument("the file ends at byte {}: it shrank while it was read",
+                              buffered_to_);
     buffered_to_ += got;
   }
   return std::span<const std::byte>(buffer_.data() + (position_ - buffered_from_), bytes);

@@ -24,7 +24,8 @@ namespace {
 Error refused(std::string what) { return Error(Code::kPermissionDenied, std::move(what), EACCES); }
 
 /// openat2(2) with O_PATH: nothing but a name is looked up. `path` is for messages.
-Result<UniqueFd> find_from(int at, const std::string& name, const std::string& path, int flags, uint64_t resolve) {
+Result<UniqueFd> find_from(int at, const std::string& name, const std::string& path, int flags,
+                           uint64_t resolve) {
   open_how how{};
   how.flags = static_cast<uint64_t>(flags | O_PATH | O_CLOEXEC);
   how.resolve = resolve | RESOLVE_NO_MAGICLINKS;
@@ -33,25 +34,33 @@ Result<UniqueFd> find_from(int at, const std::string& name, const std::string& p
     if (fd >= 0) return UniqueFd(static_cast<int>(fd));
     if (errno == EAGAIN || errno == EINTR) continue;  // a rename came between
     if (errno == ENOSYS)
-      return make_error(Code::kUnavailable, "{}: shards are opened by openat2(2), which Linux has since 5.6", ptc::quoted(path));
+      return make_error(Code::kUnavailable,
+                        "{}: shards are opened by openat2(2), which Linux has since 5.6",
+                        ptc::quoted(path));
     if (errno != ELOOP) return errno_error(errno, "opening " + ptc::quoted(path));
-    return Error(Code::kInvalidArgument,
-                 fmt::format("{} leads through a circle of symbolic links, or through one of the kernel's own "
-                             "(/proc/self/fd/…), which no data set may", ptc::quoted(path)), ELOOP);
+    return Error(
+        Code::kInvalidArgument,
+        fmt::format(
+            "{} leads through a circle of symbolic links, or through one of the kernel's own "
+            "(/proc/self/fd/…), which no data set may",
+            ptc::quoted(path)),
+        ELOOP);
   }
 }
 
 bool is_no_data(decltype(statfs::f_type) type) {
   constexpr std::array<uint32_t, 18> kNoData = {
-      PROC_SUPER_MAGIC, SYSFS_MAGIC, DEBUGFS_MAGIC, TRACEFS_MAGIC, SECURITYFS_MAGIC, CGROUP_SUPER_MAGIC,
-      CGROUP2_SUPER_MAGIC, BPF_FS_MAGIC, NSFS_MAGIC, PIPEFS_MAGIC, SOCKFS_MAGIC, ANON_INODE_FS_MAGIC, DEVPTS_SUPER_MAGIC,
-      SELINUX_MAGIC, SMACK_MAGIC, PSTOREFS_MAGIC, EFIVARFS_MAGIC, BINFMTFS_MAGIC};
+      PROC_SUPER_MAGIC,   SYSFS_MAGIC,         DEBUGFS_MAGIC,      TRACEFS_MAGIC, SECURITYFS_MAGIC,
+      CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, BPF_FS_MAGIC,       NSFS_MAGIC,    PIPEFS_MAGIC,
+      SOCKFS_MAGIC,       ANON_INODE_FS_MAGIC, DEVPTS_SUPER_MAGIC, SELINUX_MAGIC, SMACK_MAGIC,
+      PSTOREFS_MAGIC,     EFIVARFS_MAGIC,      BINFMTFS_MAGIC};
   return std::find(kNoData.begin(), kNoData.end(), static_cast<uint32_t>(type)) != kNoData.end();
 }
 
 /// `facts`: of what is opened as `fd`.
 Result<> refuse_no_data(int fd, const struct stat& facts, const std::string& path) {
-  thread_local dev_t data = 0;  // known to be good: on a network's file system fstatfs(2) asks the server
+  thread_local dev_t data =
+      0;  // known to be good: on a network's file system fstatfs(2) asks the server
   if (facts.st_dev == data) return ok();
   struct statfs system = {};
   if (::fstatfs(fd, &system) != 0) return errno_error(errno, ptc::quoted(path));
@@ -59,8 +68,10 @@ Result<> refuse_no_data(int fd, const struct stat& facts, const std::string& pat
     data = facts.st_dev;
     return ok();
   }
-  return refused(fmt::format("{} is none of a disk's files, but something that the kernel shows as a file (procfs, sysfs "
-                             "and the like), and no data", ptc::quoted(path)));
+  return refused(fmt::format(
+      "{} is none of a disk's files, but something that the kernel shows as a file (procfs, sysfs "
+      "and the like), and no data",
+      ptc::quoted(path)));
 }
 
 }  // namespace
@@ -77,21 +88,27 @@ Result<ActingAs> SourceAccess::act() const {
 
 Result<UniqueFd> SourceAccess::find_beneath(const std::string& path, int flags) const {
   for (const std::string& root : roots_) {
-    if (!path.starts_with(root) || (path.size() > root.size() && path[root.size()] != '/')) continue;
-    PTC_TRY(const UniqueFd at, open_file(AT_FDCWD, root.empty() ? "/" : root, O_PATH | O_DIRECTORY));
+    if (!path.starts_with(root) || (path.size() > root.size() && path[root.size()] != '/'))
+      continue;
+    PTC_TRY(const UniqueFd at,
+            open_file(AT_FDCWD, root.empty() ? "/" : root, O_PATH | O_DIRECTORY));
     const size_t name = path.find_first_not_of('/', root.size());
     const std::string below = name == path.npos ? "." : path.substr(name);
     auto found = find_from(at.get(), below, path, flags, RESOLVE_BENEATH);
     if (found || found.error().errno_value() != EXDEV) return found;
-    return refused(fmt::format("{} leads out of {}, below which data sets of this mount lie (--data-root); so do "
-                               "symbolic links that begin with '/'", ptc::quoted(path), ptc::quoted(root)));
+    return refused(fmt::format(
+        "{} leads out of {}, below which data sets of this mount lie (--data-root); so do "
+        "symbolic links that begin with '/'",
+        ptc::quoted(path), ptc::quoted(root)));
   }
-  return refused(fmt::format("{} does not lie below {}, as all data sets of this mount must (--data-root)",
-                             ptc::quoted(path), fmt::join(roots_, ", ")));
+  return refused(
+      fmt::format("{} does not lie below {}, as all data sets of this mount must (--data-root)",
+                  ptc::quoted(path), fmt::join(roots_, ", ")));
 }
 
 Result<SourceAccess::Found> SourceAccess::find(const std::string& path, int flags) const {
-  PTC_TRY(UniqueFd fd, roots_.empty() ? find_from(AT_FDCWD, path, path, flags, 0) : find_beneath(path, flags));
+  PTC_TRY(UniqueFd fd,
+          roots_.empty() ? find_from(AT_FDCWD, path, path, flags, 0) : find_beneath(path, flags));
   Found found{std::move(fd), {}};
   if (::fstat(found.fd.get(), &found.facts) != 0) return errno_error(errno, ptc::quoted(path));
   PTC_TRY(refuse_no_data(found.fd.get(), found.facts, path));
@@ -103,10 +120,13 @@ Result<UniqueFd> SourceAccess::open(const std::string& path, Wanted wanted) cons
   const int folder = wanted == Wanted::kFolder ? O_DIRECTORY : 0;
   PTC_TRY(const Found found, find(path, folder));
   const mode_t mode = found.facts.st_mode;
-  const bool good = (S_ISREG(mode) && wanted != Wanted::kFolder) || (S_ISDIR(mode) && wanted != Wanted::kFile);
+  const bool good =
+      (S_ISREG(mode) && wanted != Wanted::kFolder) || (S_ISDIR(mode) && wanted != Wanted::kFile);
   if (!good) return invalid_argument("{}: not a regular file", ptc::quoted(path));
-  // The same inode, whatever has the name now; its permissions are looked at as with any other open.
-  auto opened = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", found.fd.get()), O_RDONLY | O_NONBLOCK | O_NOCTTY | folder);
+  // The same inode, whatever has the name now; its permissions are looked at as with any other
+  // open.
+  auto opened = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", found.fd.get()),
+                          O_RDONLY | O_NONBLOCK | O_NOCTTY | folder);
   if (!opened) return errno_error(opened.error().errno_value(), "opening " + ptc::quoted(path));
   return opened;
 }
@@ -129,14 +149,16 @@ Result<std::string> SourceAccess::read_text(const std::string& path, size_t limi
   struct stat facts = {};
   if (::fstat(fd.get(), &facts) != 0) return errno_error(errno, ptc::quoted(path));
   if (static_cast<uint64_t>(facts.st_size) > limit)
-    return invalid_argument("{} is longer than {} bytes, the most that is read", ptc::quoted(path), limit);
+    return invalid_argument("{} is longer than {} bytes, the most that is read", ptc::quoted(path),
+                            limit);
   std::string text(static_cast<size_t>(facts.st_size), '\0');
   auto read = read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0);
   if (!read) return std::move(read).error().with_context(ptc::quoted(path));
   return text;
 }
 
-Result<std::vector<FolderEntry>> SourceAccess::entries(const std::string& path, const std::stop_token& stop) const {
+Result<std::vector<FolderEntry>> SourceAccess::entries(const std::string& path,
+                                                       const std::stop_token& stop) const {
   PTC_TRY(UniqueFd fd, open(path, Wanted::kFolder));
   std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(fd.get()), &::closedir);
   if (!stream) return errno_error(errno, ptc::quoted(path));

@@ -1,4 +1,5 @@
-// How what source.json names is reached: as the one who saved it, and only where the mount lets data sets be.
+// How what source.json names is reached: as the one who saved it, and only where the mount lets
+// data sets be.
 #pragma once
 
 #include <sys/stat.h>
@@ -15,21 +16,24 @@
 
 namespace ptc {
 
-/// A name in a directory; `type` as readdir(3) has it (DT_REG …), DT_UNKNOWN where it is none of the known.
+/// A name in a directory; `type` as readdir(3) has it (DT_REG …), DT_UNKNOWN where it is none of
+/// the known.
 struct FolderEntry {
   std::string name;
   unsigned char type;
 };
 
-/// What may be opened: anything else (devices, pipes, sockets) never is, for that alone could do something.
+/// What may be opened: anything else (devices, pipes, sockets) never is, for that alone could do
+/// something.
 enum class Wanted { kFile, kFolder, kFileOrFolder };
 
-/// Threads: any; each call becomes that user for as long as it takes. Immutable. Paths are absolute.
-/// No path leads through one of the kernel's own links (/proc/self/fd/7, /proc/self/root): this process may follow those to
-/// whatever it has open, as whomever it acts. What the kernel only shows as files (procfs, sysfs …) is no data.
-/// Errors: kPermissionDenied, also for what lies, or leads, out of the roots, and for what is no data; kInvalidArgument: a
-/// link of the kernel's or a circle of links (errno ELOOP), or not what is wanted; kUnavailable: before Linux 5.6; else
-/// what the system call says.
+/// Threads: any; each call becomes that user for as long as it takes. Immutable. Paths are
+/// absolute. No path leads through one of the kernel's own links (/proc/self/fd/7,
+/// /proc/self/root): this process may follow those to whatever it has open, as whomever it acts.
+/// What the kernel only shows as files (procfs, sysfs …) is no data. Errors: kPermissionDenied,
+/// also for what lies, or leads, out of the roots, and for what is no data; kInvalidArgument: a
+/// link of the kernel's or a circle of links (errno ELOOP), or not what is wanted; kUnavailable:
+/// before Linux 5.6; else what the system call says.
 class SourceAccess {
  public:
   /// Everything, as this process may.
@@ -48,7 +52,8 @@ class SourceAccess {
   bool is_folder(const std::string& path) const;
   Result<std::string> read_text(const std::string& path, size_t limit) const;
   /// All names but "." and "..", in no order. kCancelled: stop.
-  Result<std::vector<FolderEntry>> entries(const std::string& path, const std::stop_token& stop = {}) const;
+  Result<std::vector<FolderEntry>> entries(const std::string& path,
+                                           const std::stop_token& stop = {}) const;
 
   const std::vector<std::string>& roots() const { return roots_; }
 

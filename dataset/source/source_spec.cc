@@ -78,12 +78,18 @@ class SourceParser : JsonSettings {
 
 std::string_view format_name(SourceFormat format) {
   switch (format) {
-    case SourceFormat::kTar: return "tar";
-    case SourceFormat::kMds: return "mds";
-    case SourceFormat::kMegatron: return "megatron";
-    case SourceFormat::kTfrecord: return "tfrecord";
-    case SourceFormat::kJsonl: return "jsonl";
-    case SourceFormat::kFiles: break;
+    case SourceFormat::kTar:
+      return "tar";
+    case SourceFormat::kMds:
+      return "mds";
+    case SourceFormat::kMegatron:
+      return "megatron";
+    case SourceFormat::kTfrecord:
+      return "tfrecord";
+    case SourceFormat::kJsonl:
+      return "jsonl";
+    case SourceFormat::kFiles:
+      break;
   }
   return "files";
 }

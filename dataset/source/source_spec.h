@@ -14,7 +14,14 @@
 
 namespace ptc {
 
-enum class SourceFormat { kTar, kMds, kMegatron, kTfrecord, kJsonl, kFiles };  // persisted: never renumber
+enum class SourceFormat {
+  kTar,
+  kMds,
+  kMegatron,
+  kTfrecord,
+  kJsonl,
+  kFiles
+};  // persisted: never renumber
 
 /// "tar", "mds", "megatron", "tfrecord", "jsonl", "files".
 std::string_view format_name(SourceFormat format);

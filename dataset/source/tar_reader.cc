@@ -75,8 +75,10 @@ Result<std::optional<TarReader::Header>> TarReader::header() {
   if (shard_.left() == 0 && end_ == End::kBytes) return std::optional<Header>();
   if (shard_.left() < kTarBlock) {
     return invalid_argument(
-        "byte {}: the archive ends without its end mark, two blocks of zeros: it was cut off; copy or "
-        "write it again", at);
+        "byte {}: the archive ends without its end mark, two blocks of zeros: it was cut off; copy "
+        "or "
+        "write it again",
+        at);
   }
   PTC_TRY(const auto raw, shard_.peek(kTarBlock));
   const std::string_view block(reinterpret_cast<const char*>(raw.data()), raw.size());
@@ -102,16 +104,21 @@ Result<std::optional<TarReader::Header>> TarReader::header() {
   return std::optional<Header>(std::move(header));
 }
 
-/// What follows an end mark must be zeros to the end: else another archive was appended, and readers stop here.
+/// What follows an end mark must be zeros to the end: else another archive was appended, and
+/// readers stop here.
 Result<> TarReader::after_end() {
   while (shard_.left() > 0) {
     PTC_TRY(const auto rest, shard_.peek_some());
-    const auto zeros = std::find_if(rest.begin(), rest.end(), [](std::byte b) { return b != std::byte{0}; }) - rest.begin();
+    const auto zeros =
+        std::find_if(rest.begin(), rest.end(), [](std::byte b) { return b != std::byte{0}; }) -
+        rest.begin();
     shard_.skip(static_cast<uint64_t>(zeros));
     if (static_cast<size_t>(zeros) == rest.size()) continue;
     return invalid_argument(
-        "byte {}: more follows the archive's end mark, which readers of tar do not see; join archives with "
-        "tar --concatenate", shard_.position());
+        "byte {}: more follows the archive's end mark, which readers of tar do not see; join "
+        "archives with "
+        "tar --concatenate",
+        shard_.position());
   }
   return ok();
 }
@@ -143,7 +150,8 @@ Result<> TarReader::pax(const Header& header, bool global) {
     const std::string_view key = rest.substr(space + 1, equals - space - 1);
     const std::string_view value = rest.substr(equals + 1, length - equals - 2);
     if (key.starts_with("GNU.sparse.")) {
-      return invalid_argument("byte {}: a sparse member; make the archive without --sparse", header.at);
+      return invalid_argument("byte {}: a sparse member; make the archive without --sparse",
+                              header.at);
     }
     if (global && (key == "path" || key == "size")) {
       return invalid_argument("byte {}: a global pax header sets {} of all members", header.at,
@@ -197,8 +205,10 @@ Result<std::optional<TarMember>> TarReader::next() {
       member.regular = !folder && (header.type == '0' || header.type == '\0' || header.type == '7');
       if (header.type == '1') {
         return invalid_argument(
-            "byte {}: {} is a hard link, which readers of WebDataset leave out; make the archive with "
-            "--hard-dereference", header.at, ptc::quoted(member.name));
+            "byte {}: {} is a hard link, which readers of WebDataset leave out; make the archive "
+            "with "
+            "--hard-dereference",
+            header.at, ptc::quoted(member.name));
       }
       if (header.type == 'S') {
         return invalid_argument("byte {}: {} is a sparse member; make the archive without --sparse",
@@ -210,8 +220,9 @@ Result<std::optional<TarMember>> TarReader::next() {
       }
       if (!member.regular) member.size = 0;
       if (member.size > shard_.left() || padded(member.size) > shard_.left()) {
-        return invalid_argument("byte {}: {} has {} bytes, but only {} follow: the archive was cut off",
-                                header.at, ptc::quoted(member.name), member.size, shard_.left());
+        return invalid_argument(
+            "byte {}: {} has {} bytes, but only {} follow: the archive was cut off", header.at,
+            ptc::quoted(member.name), member.size, shard_.left());
       }
       shard_.skip(padded(member.size));
       members_end_ = shard_.position();
@@ -226,10 +237,11 @@ std::optional<SampleName> sample_name(std::string_view member) {
   const size_t base = member.rfind('/') + 1;  // 0 without a slash
   size_t dot = member.find('.', base);
   if (base > 0 && dot == base) {
-    // "d/._x.jpg", as macOS adds to archives: there WebDataset's pattern lets a key end with the slash, if no dot is
-    // in the directory's name.
+    // "d/._x.jpg", as macOS adds to archives: there WebDataset's pattern lets a key end with the
+    // slash, if no dot is in the directory's name.
     const size_t above = member.substr(0, base - 1).rfind('/') + 1;
-    if (member.substr(above, base - above).find('.') == std::string_view::npos && dot + 1 < member.size())
+    if (member.substr(above, base - above).find('.') == std::string_view::npos &&
+        dot + 1 < member.size())
       return SampleName{member.substr(0, base), member.substr(dot + 1)};
   }
   if (dot == std::string_view::npos || dot == base || dot + 1 == member.size()) return std::nullopt;

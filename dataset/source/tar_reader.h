@@ -1,4 +1,5 @@
-// The members of a tar: ustar, with GNU's long names and pax headers. And WebDataset's way to name samples.
+// The members of a tar: ustar, with GNU's long names and pax headers. And WebDataset's way to name
+// samples.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,14 @@
 namespace ptc {
 
 struct TarMember {
-  std::string name;         // any bytes but NUL
-  uint64_t begin = 0;       // of its first header, with those that carry a long name
+  std::string name;    // any bytes but NUL
+  uint64_t begin = 0;  // of its first header, with those that carry a long name
   uint64_t data = 0, size = 0;
-  bool regular = false;     // else a directory, a symbolic link or a device
+  bool regular = false;  // else a directory, a symbolic link or a device
 };
 
-/// Errors are kInvalidArgument, "byte 1024: …". Refused: what WebDataset's readers would lose without a word, so
-/// hard links, sparse members, volumes, and an archive without an end.
+/// Errors are kInvalidArgument, "byte 1024: …". Refused: what WebDataset's readers would lose
+/// without a word, so hard links, sparse members, volumes, and an archive without an end.
 class TarReader {
  public:
   enum class End { kMark, kBytes };  // the two blocks of zeros, or the reader's end
@@ -42,16 +43,18 @@ class TarReader {
   End end_;
   uint64_t members_end_ = 0;
   uint32_t headers_crc_ = 0;
-  std::string long_name_;             // of the next member; empty: none
+  std::string long_name_;  // of the next member; empty: none
   std::optional<uint64_t> long_size_;
 };
 
-/// The key of the sample that a member belongs to, and which of its fields it is: "a/b.seg.png" → "a/b", "seg.png".
+/// The key of the sample that a member belongs to, and which of its fields it is: "a/b.seg.png" →
+/// "a/b", "seg.png".
 struct SampleName {
   std::string_view key, field;
 };
-/// nullopt where WebDataset takes the member for no sample: no dot, nothing before or behind it, "__name__", "__name__/x.y".
-/// A key that ends with '/' is that of what macOS adds ("d/._x.jpg"), and may come again and again.
+/// nullopt where WebDataset takes the member for no sample: no dot, nothing before or behind it,
+/// "__name__", "__name__/x.y". A key that ends with '/' is that of what macOS adds ("d/._x.jpg"),
+/// and may come again and again.
 std::optional<SampleName> sample_name(std::string_view member);
 
 }  // namespace ptc

@@ -10,7 +10,8 @@ namespace ptc {
 
 class ExtentFile : public VirtualFile {
  public:
-  ExtentFile(SampleSourceRef source, Payload payload) : source_(std::move(source)), payload_(std::move(payload)) {}
+  ExtentFile(SampleSourceRef source, Payload payload)
+      : source_(std::move(source)), payload_(std::move(payload)) {}
 
   uint64_t size() const override { return payload_.bytes(); }
   Result<> may_read() const override {
@@ -26,7 +27,8 @@ class ExtentFile : public VirtualFile {
   }
   Result<std::optional<WholeFile>> whole() const override {
     const Extent& extent = payload_.extent;
-    if (payload_.newline || extent.offset != 0 || extent.bytes != source_->shard_bytes(extent.shard))
+    if (payload_.newline || extent.offset != 0 ||
+        extent.bytes != source_->shard_bytes(extent.shard))
       return std::optional<WholeFile>();
     PTC_TRY(auto fd, source_->open_shard_fd(extent.shard));
     return std::optional<WholeFile>({source_->shard_path(extent.shard), std::move(fd)});

@@ -13,7 +13,8 @@
 namespace ptc {
 namespace {
 
-constexpr uint64_t kMdsCountAndEndBytes = 8;  // of a shard, beside the columns and what each sample adds
+constexpr uint64_t kMdsCountAndEndBytes =
+    8;  // of a shard, beside the columns and what each sample adds
 constexpr std::string_view kIndexHead = "{\"shards\":[", kIndexTail = "],\"version\":2}\n";
 
 int digits_of(uint64_t number) { return static_cast<int>(fmt::formatted_size("{}", number)); }
@@ -22,12 +23,13 @@ int digits_of(uint64_t number) { return static_cast<int>(fmt::formatted_size("{}
 std::optional<uint64_t> mds_bytes_of_each(const SampleSource& source) {
   const std::vector<MdsColumn>& columns = source.mds_columns();
   if (columns.empty() || source.samples() == 0) return std::nullopt;
-  const bool fixed =
-      std::all_of(columns.begin(), columns.end(), [](const MdsColumn& column) { return column.bytes.has_value(); });
+  const bool fixed = std::all_of(columns.begin(), columns.end(),
+                                 [](const MdsColumn& column) { return column.bytes.has_value(); });
   return fixed ? std::optional(sample_bytes(TreeKind::kMds, source, 0)) : std::nullopt;
 }
 
-/// Head, for each shard an entry that is as long as any other, tail. A number has spaces before it, as JSON may.
+/// Head, for each shard an entry that is as long as any other, tail. A number has spaces before it,
+/// as JSON may.
 class MdsIndexFile : public VirtualFile {
  public:
   MdsIndexFile(SampleSourceRef source, MdsShards shards)
@@ -69,11 +71,12 @@ class MdsIndexFile : public VirtualFile {
   }
 
   std::string entry(uint64_t shard, uint32_t bytes) const {
-    const uint64_t samples = std::min(shards_.each, shards_.samples - std::min(shards_.samples, shard * shards_.each));
+    const uint64_t samples =
+        std::min(shards_.each, shards_.samples - std::min(shards_.samples, shard * shards_.each));
     return fmt::format(
         R"({},"raw_data":{{"basename":"{}","bytes":{:{}},"hashes":{{}}}},"samples":{:{}},"zip_data":null}},)",
-        std::string_view(config_).substr(0, config_.size() - 1), mds_shard_name(shard, count_), bytes,
-        digits_of(UINT32_MAX), samples, digits_of(shards_.each));
+        std::string_view(config_).substr(0, config_.size() - 1), mds_shard_name(shard, count_),
+        bytes, digits_of(UINT32_MAX), samples, digits_of(shards_.each));
   }
 
   /// Of shards [first, last), each worked out once.
@@ -88,11 +91,12 @@ class MdsIndexFile : public VirtualFile {
       }
     }
     const unsigned threads = each_bytes_ ? 1 : std::max(1u, std::thread::hardware_concurrency());
-    PTC_TRY(in_order<uint32_t>(unknown.size(), threads, {}, [&](uint64_t i) { return bytes_of(unknown[i]); },
-                               [&](uint64_t i, Result<uint32_t> bytes) -> Result<> {
-                                 PTC_TRY(all[unknown[i] - first], std::move(bytes));
-                                 return ok();
-                               }));
+    PTC_TRY(in_order<uint32_t>(
+        unknown.size(), threads, {}, [&](uint64_t i) { return bytes_of(unknown[i]); },
+        [&](uint64_t i, Result<uint32_t> bytes) -> Result<> {
+          PTC_TRY(all[unknown[i] - first], std::move(bytes));
+          return ok();
+        }));
     std::lock_guard lock(mutex_);
     for (const uint64_t i : unknown) known_[i / kChunk][i % kChunk] = all[i - first];
     return all;
@@ -103,7 +107,8 @@ class MdsIndexFile : public VirtualFile {
     if (each_bytes_) {
       bytes += *each_bytes_ * std::min(shards_.each, shards_.samples - shard * shards_.each);
     } else {
-      for (const uint64_t id : shards_.ids(shard)) bytes += sample_bytes(TreeKind::kMds, *source_, id);
+      for (const uint64_t id : shards_.ids(shard))
+        bytes += sample_bytes(TreeKind::kMds, *source_, id);
     }
     PTC_TRY(check_mds_bytes(bytes));
     return static_cast<uint32_t>(bytes);
@@ -122,7 +127,8 @@ class MdsIndexFile : public VirtualFile {
 }  // namespace
 
 std::string mds_shard_name(uint64_t shard, uint64_t shards) {
-  return fmt::format("shard.{:0{}}.mds", shard, std::max(5, digits_of(shards == 0 ? 0 : shards - 1)));
+  return fmt::format("shard.{:0{}}.mds", shard,
+                     std::max(5, digits_of(shards == 0 ? 0 : shards - 1)));
 }
 
 VirtualFileRef make_mds_index(SampleSourceRef source, MdsShards shards) {

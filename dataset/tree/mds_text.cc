@@ -31,7 +31,8 @@ std::string mds_config(const SampleSource& source) { return json::serialize(comm
 
 Result<> check_mds_bytes(uint64_t bytes) {
   if (bytes <= UINT32_MAX) return ok();
-  return invalid_argument("an MDS shard of {} bytes: 4 GiB are the most; put fewer samples in it", bytes);
+  return invalid_argument("an MDS shard of {} bytes: 4 GiB are the most; put fewer samples in it",
+                          bytes);
 }
 
 }  // namespace ptc

@@ -16,7 +16,8 @@ std::vector<uint64_t> begins_of_bins(const SampleSource& source) {
 
 class MegatronBin : public VirtualFile {
  public:
-  explicit MegatronBin(SampleSourceRef source) : source_(std::move(source)), begins_(begins_of_bins(*source_)) {}
+  explicit MegatronBin(SampleSourceRef source)
+      : source_(std::move(source)), begins_(begins_of_bins(*source_)) {}
 
   uint64_t size() const override { return begins_.back(); }
   Result<> may_read() const override {
@@ -29,7 +30,9 @@ class MegatronBin : public VirtualFile {
     if (offset >= size()) return size_t{0};
     out = out.first(std::min<uint64_t>(out.size(), size() - offset));
     Window window(*source_, offset, out);
-    auto shard = static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) - 1;
+    auto shard = static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) -
+                                     begins_.begin()) -
+                 1;
     for (window.move_to(begins_[shard]); !window.full(); ++shard) {
       PTC_TRY(window.run({shard, 0, begins_[shard + 1] - begins_[shard]}));
     }
@@ -45,7 +48,10 @@ class MegatronBin : public VirtualFile {
 class MegatronIdx : public VirtualFile {
  public:
   MegatronIdx(SampleSourceRef source, uint64_t count, std::function<uint64_t(uint64_t)> id_at)
-      : source_(std::move(source)), begins_(begins_of_bins(*source_)), count_(count), id_at_(std::move(id_at)) {}
+      : source_(std::move(source)),
+        begins_(begins_of_bins(*source_)),
+        count_(count),
+        id_at_(std::move(id_at)) {}
 
   uint64_t size() const override { return kMegatronHeadBytes + 12 * count_ + 8 * (count_ + 1); }
   Result<size_t> read(uint64_t offset, std::span<std::byte> out) const override {
@@ -99,7 +105,8 @@ Result<VirtualFileRef> make_megatron_bin(SampleSourceRef source) {
 Result<VirtualFileRef> make_megatron_idx(SampleSourceRef source, uint64_t count,
                                          std::function<uint64_t(uint64_t)> id_at) {
   PTC_TRY(must_be_megatron(*source));
-  return VirtualFileRef(std::make_shared<const MegatronIdx>(std::move(source), count, std::move(id_at)));
+  return VirtualFileRef(
+      std::make_shared<const MegatronIdx>(std::move(source), count, std::move(id_at)));
 }
 
 }  // namespace ptc

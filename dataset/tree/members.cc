@@ -15,7 +15,8 @@ Result<std::vector<Member>> members_of(const SampleSourceRef& source, uint64_t i
   std::vector<Member> members;
   for (Payload& payload : payloads) {
     std::string name = payload.name;
-    members.push_back({std::move(name), std::make_shared<const ExtentFile>(source, std::move(payload))});
+    members.push_back(
+        {std::move(name), std::make_shared<const ExtentFile>(source, std::move(payload))});
   }
   return members;
 }

@@ -20,7 +20,8 @@ class AsItIs : public SampleForm {
   uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t) const override {
     return source.extent(id).bytes + source.lacks_newline(id);
   }
-  Result<> render(const SampleSource& source, uint64_t id, uint64_t, Window& window) const override {
+  Result<> render(const SampleSource& source, uint64_t id, uint64_t,
+                  Window& window) const override {
     PTC_TRY(window.run(source.extent(id)));
     if (source.lacks_newline(id)) window.literal("\n");
     return ok();
@@ -30,10 +31,12 @@ class AsItIs : public SampleForm {
 /// The same of a tar, where a sample that is there once more has another key.
 class AsItIsInTar : public AsItIs {
  public:
-  Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat, Window& window) const override {
+  Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat,
+                  Window& window) const override {
     if (repeat == 0) return AsItIs::render(source, id, repeat, window);
     PTC_TRY(auto fields, source.fields(id));
-    std::sort(fields.begin(), fields.end(), [](const Field& a, const Field& b) { return a.extent.offset < b.extent.offset; });
+    std::sort(fields.begin(), fields.end(),
+              [](const Field& a, const Field& b) { return a.extent.offset < b.extent.offset; });
     const Extent sample = source.extent(id);
     uint64_t at = sample.offset;
     for (const Field& field : fields) {
@@ -59,11 +62,15 @@ class AsTarMembers : public SampleForm {
   uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t repeat) const override {
     uint64_t headers = 0;
     const uint64_t id_bytes = member_name(id, repeat, "").size();
-    if (source.format() == SourceFormat::kFiles) headers = tar_header_bytes(id_bytes + source.file_extension_of(id).size());
-    else for (const std::string& name : source.field_names()) headers += tar_header_bytes(id_bytes + name.size());
+    if (source.format() == SourceFormat::kFiles)
+      headers = tar_header_bytes(id_bytes + source.file_extension_of(id).size());
+    else
+      for (const std::string& name : source.field_names())
+        headers += tar_header_bytes(id_bytes + name.size());
     return headers + *source.payload_blocks(id) * kTarBlockBytes;
   }
-  Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat, Window& window) const override {
+  Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat,
+                  Window& window) const override {
     PTC_TRY(const auto payloads, payloads_of(source, id));
     for (const Payload& payload : payloads) {
       const std::string name = member_name(id, repeat, payload.name);
@@ -83,10 +90,11 @@ class AsMdsSample : public SampleForm {
   uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t) const override {
     return 4 * source.field_names().size() + source.payload_bytes(id);
   }
-  Result<> render(const SampleSource& source, uint64_t id, uint64_t, Window& window) const override {
+  Result<> render(const SampleSource& source, uint64_t id, uint64_t,
+                  Window& window) const override {
     PTC_TRY(const auto payloads, payloads_of(source, id));
-    window.numbers<uint32_t>(payloads.size(),
-                             [&](uint64_t i) { return static_cast<uint32_t>(payloads[i].bytes()); });
+    window.numbers<uint32_t>(
+        payloads.size(), [&](uint64_t i) { return static_cast<uint32_t>(payloads[i].bytes()); });
     for (const Payload& payload : payloads) {
       PTC_TRY(render_payload(payload, window));
     }
@@ -101,12 +109,14 @@ class AsTfrecord : public SampleForm {
   uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t) const override {
     return kTfrecordFrameBytes + source.payload_bytes(id);
   }
-  Result<> render(const SampleSource& source, uint64_t id, uint64_t, Window& window) const override {
+  Result<> render(const SampleSource& source, uint64_t id, uint64_t,
+                  Window& window) const override {
     PTC_TRY(const auto payloads, payloads_of(source, id));
     const Payload& payload = payloads.front();
     const uint64_t length = payload.bytes();
     window.numbers<uint64_t>(1, [&](uint64_t) { return length; });
-    window.numbers<uint32_t>(1, [&](uint64_t) { return masked_crc(std::as_bytes(std::span(&length, 1))); });
+    window.numbers<uint32_t>(
+        1, [&](uint64_t) { return masked_crc(std::as_bytes(std::span(&length, 1))); });
     PTC_TRY(render_payload(payload, window));
     if (!window.wants(4)) {
       window.skip(4);
@@ -158,7 +168,8 @@ Result<std::vector<Payload>> payloads_of(const SampleSource& source, uint64_t id
   std::vector<Payload> payloads;
   for (Field& field : fields) payloads.push_back({std::move(field.name), field.extent});
   if (source.lacks_newline(id)) payloads.back().newline = true;
-  std::sort(payloads.begin(), payloads.end(), [](const Payload& a, const Payload& b) { return a.name < b.name; });
+  std::sort(payloads.begin(), payloads.end(),
+            [](const Payload& a, const Payload& b) { return a.name < b.name; });
   return payloads;
 }
 

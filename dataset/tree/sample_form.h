@@ -17,10 +17,12 @@ namespace ptc {
 class SampleForm {
  public:
   virtual ~SampleForm() = default;
-  /// From the index alone. `repeat`: how often the file has the sample already; a tar then gives it another key.
+  /// From the index alone. `repeat`: how often the file has the sample already; a tar then gives it
+  /// another key.
   virtual uint64_t bytes(const SampleSource& source, uint64_t id, uint64_t repeat) const = 0;
   /// Names so many bytes to the window.
-  virtual Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat, Window& window) const = 0;
+  virtual Result<> render(const SampleSource& source, uint64_t id, uint64_t repeat,
+                          Window& window) const = 0;
   /// Whether it asks for what it has named (Window::last).
   virtual bool reads_back() const { return false; }
 };

@@ -27,7 +27,8 @@ class ShardFile : public VirtualFile {
     by_key_ = kind == TreeKind::kTar && source_->keys_repeat();
     if (kind == TreeKind::kTar && !by_key_) count_repeats();
     if (kind == TreeKind::kMds) config_ = mds_config(*source_);
-    begins_[0] = kind == TreeKind::kMds ? kMdsTableEntryBytes * (ids_.size() + 2) + config_.size() : 0;
+    begins_[0] =
+        kind == TreeKind::kMds ? kMdsTableEntryBytes * (ids_.size() + 2) + config_.size() : 0;
     for (size_t i = 0; i < ids_.size(); ++i) {
       begins_[i + 1] = begins_[i] + form_.bytes(*source_, ids_[i], repeat(i));
     }
@@ -35,7 +36,8 @@ class ShardFile : public VirtualFile {
   }
 
   uint64_t size() const override { return size_; }
-  /// Samples of all shards: that costs something, and MosaicML's reader opens the file for each sample.
+  /// Samples of all shards: that costs something, and MosaicML's reader opens the file for each
+  /// sample.
   Result<> may_read() const override {
     const Clock::time_point now = Clock::now();
     if (now.time_since_epoch().count() < trusted_until_.load()) return ok();
@@ -60,12 +62,14 @@ class ShardFile : public VirtualFile {
     PTC_TRY(know_keys());
     Window window(*source_, offset, out, stores);
     if (offset < begins_[0]) head(window);
-    const auto above = std::upper_bound(begins_.begin(), begins_.end(), std::max(offset, begins_[0]));
+    const auto above =
+        std::upper_bound(begins_.begin(), begins_.end(), std::max(offset, begins_[0]));
     size_t i = static_cast<size_t>(above - begins_.begin()) - 1;
     for (window.move_to(begins_[i]); i < ids_.size() && !window.full(); ++i) {
       PTC_TRY(form_.render(*source_, ids_[i], repeat(i), window));
       if (window.position() != begins_[i + 1]) {
-        return make_error(Code::kCorrupt, "{}: sample {} takes {} bytes and not the {} that the index says",
+        return make_error(Code::kCorrupt,
+                          "{}: sample {} takes {} bytes and not the {} that the index says",
                           source_->shard_path(source_->extent(ids_[i]).shard), ids_[i],
                           window.position() - begins_[i], begins_[i + 1] - begins_[i]);
       }
@@ -84,7 +88,8 @@ class ShardFile : public VirtualFile {
       repeats_[i] = before;
     }
   }
-  /// Where samples of one key can meet, all keys are read before anything else is; no size depends on them.
+  /// Where samples of one key can meet, all keys are read before anything else is; no size depends
+  /// on them.
   Result<> know_keys() const {
     if (!by_key_) return ok();
     std::lock_guard lock(mutex_);
@@ -103,7 +108,8 @@ class ShardFile : public VirtualFile {
   /// Of MDS: the number of samples, where each begins and the last ends, the columns.
   void head(Window& window) const {
     window.numbers<uint32_t>(1, [&](uint64_t) { return static_cast<uint32_t>(ids_.size()); });
-    window.numbers<uint32_t>(begins_.size(), [&](uint64_t i) { return static_cast<uint32_t>(begins_[i]); });
+    window.numbers<uint32_t>(begins_.size(),
+                             [&](uint64_t i) { return static_cast<uint32_t>(begins_[i]); });
     window.literal(config_);
   }
 
@@ -117,7 +123,8 @@ class ShardFile : public VirtualFile {
   mutable std::atomic<Clock::rep> trusted_until_{0};
   bool by_key_ = false;
   mutable std::mutex mutex_;
-  /// How often its key came before; empty: each comes once. by_key_: written once, under the mutex that each read takes.
+  /// How often its key came before; empty: each comes once. by_key_: written once, under the mutex
+  /// that each read takes.
   mutable std::vector<uint32_t> repeats_;
   std::vector<uint64_t> begins_;  // of each sample; the last: where they end
   std::string config_;
@@ -128,12 +135,18 @@ class ShardFile : public VirtualFile {
 
 std::string_view tree_name(TreeKind kind) {
   switch (kind) {
-    case TreeKind::kTar: return "tar";
-    case TreeKind::kMds: return "mds";
-    case TreeKind::kMegatron: return "megatron";
-    case TreeKind::kJsonl: return "jsonl";
-    case TreeKind::kTfrecord: return "tfrecord";
-    case TreeKind::kFiles: break;
+    case TreeKind::kTar:
+      return "tar";
+    case TreeKind::kMds:
+      return "mds";
+    case TreeKind::kMegatron:
+      return "megatron";
+    case TreeKind::kJsonl:
+      return "jsonl";
+    case TreeKind::kTfrecord:
+      return "tfrecord";
+    case TreeKind::kFiles:
+      break;
   }
   return "files";
 }
@@ -142,7 +155,8 @@ std::vector<TreeKind> trees_of(const SampleSource& source) {
   std::vector<TreeKind> trees = {TreeKind::kTar};
   const std::vector<std::string>& names = source.field_names();
   const SourceFormat format = source.format();
-  const bool texts = std::all_of(names.begin(), names.end(), [](const auto& name) { return is_utf8(name); });
+  const bool texts =
+      std::all_of(names.begin(), names.end(), [](const auto& name) { return is_utf8(name); });
   if (format == SourceFormat::kMds || (!names.empty() && texts)) trees.push_back(TreeKind::kMds);
   if (format == SourceFormat::kMegatron) trees.push_back(TreeKind::kMegatron);
   if (format == SourceFormat::kJsonl) trees.push_back(TreeKind::kJsonl);
@@ -152,15 +166,17 @@ std::vector<TreeKind> trees_of(const SampleSource& source) {
 }
 
 uint64_t sample_bytes(TreeKind kind, const SampleSource& source, uint64_t id) {
-  return form_of(kind, source.format()).bytes(source, id, 0) + (kind == TreeKind::kMds ? kMdsTableEntryBytes : 0);
+  return form_of(kind, source.format()).bytes(source, id, 0) +
+         (kind == TreeKind::kMds ? kMdsTableEntryBytes : 0);
 }
 
-Result<VirtualFileRef> make_shard(TreeKind kind, SampleSourceRef source, std::vector<uint64_t> ids) {
+Result<VirtualFileRef> make_shard(TreeKind kind, SampleSourceRef source,
+                                  std::vector<uint64_t> ids) {
   const auto trees = trees_of(*source);
   if (kind == TreeKind::kMegatron || kind == TreeKind::kFiles ||
       std::find(trees.begin(), trees.end(), kind) == trees.end()) {
-    return invalid_argument("a source of {} is not shown as shards of {}", format_name(source->format()),
-                            tree_name(kind));
+    return invalid_argument("a source of {} is not shown as shards of {}",
+                            format_name(source->format()), tree_name(kind));
   }
   for (const uint64_t id : ids) {
     if (id >= source->samples())

@@ -12,7 +12,8 @@ Window::Part Window::take(uint64_t bytes) {
 
 void Window::literal(std::string_view bytes) {
   const Part part = take(bytes.size());
-  if (!part.target.empty()) std::memcpy(part.target.data(), bytes.data() + part.skipped, part.target.size());
+  if (!part.target.empty())
+    std::memcpy(part.target.data(), bytes.data() + part.skipped, part.target.size());
 }
 
 void Window::zeros(uint64_t bytes) {

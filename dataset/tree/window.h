@@ -14,15 +14,20 @@
 
 namespace ptc {
 
-/// Whoever knows the file names all its bytes in order, from a position at or before `offset` on; what lies
-/// outside of the window costs nothing. Runs of a shard that follow each other become one copy, straight into
-/// `out`; whether a shard is what was indexed is asked once while the window is filled, or a few times where many take
-/// part. flush() comes last. Threads: one.
+/// Whoever knows the file names all its bytes in order, from a position at or before `offset` on;
+/// what lies outside of the window costs nothing. Runs of a shard that follow each other become one
+/// copy, straight into `out`; whether a shard is what was indexed is asked once while the window is
+/// filled, or a few times where many take part. flush() comes last. Threads: one.
 class Window {
  public:
   /// Bytes [offset, offset + out.size()) of the file; `stores` is said of runs.
-  Window(const SampleSource& source, uint64_t offset, std::span<std::byte> out, Stores stores = Stores::kPlain)
-      : source_(source), begin_(offset), end_(offset + out.size()), out_(out.data()), stores_(stores) {}
+  Window(const SampleSource& source, uint64_t offset, std::span<std::byte> out,
+         Stores stores = Stores::kPlain)
+      : source_(source),
+        begin_(offset),
+        end_(offset + out.size()),
+        out_(out.data()),
+        stores_(stores) {}
 
   /// Where in the file the next bytes lie.
   uint64_t position() const { return position_; }
@@ -41,7 +46,8 @@ class Window {
   template <class Number, class At>
   void numbers(uint64_t count, const At& at) {
     const uint64_t base = position_;
-    const uint64_t last = end_ <= base ? 0 : std::min(count, (end_ - base + sizeof(Number) - 1) / sizeof(Number));
+    const uint64_t last =
+        end_ <= base ? 0 : std::min(count, (end_ - base + sizeof(Number) - 1) / sizeof(Number));
     for (uint64_t i = begin_ <= base ? 0 : (begin_ - base) / sizeof(Number); i < last; ++i) {
       const Number number = at(i);
       position_ = base + i * sizeof(Number);

@@ -95,7 +95,8 @@ Result<json::object> explain_rules(const Job& job, const json::object& question)
 /// Begins to empty a node, or ends that; and what stays on it that no checkpoint has.
 Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& question) {
   if (caller.uid != 0 && caller.uid != ::geteuid())
-    return make_error(Code::kPermissionDenied, "only root, or whoever runs ptcfs, may drain a node");
+    return make_error(Code::kPermissionDenied,
+                      "only root, or whoever runs ptcfs, may drain a node");
   PTC_TRY(auto node, text_of(question, "node"));
   const json::value* cancel = question.if_contains("cancel");
   json::array uncommitted;
@@ -110,7 +111,8 @@ Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& 
                                   {"uncommitted", std::move(uncommitted)}});
 }
 
-Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text, std::stop_token stop) {
+Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text,
+                              std::stop_token stop) {
   PTC_TRY(auto parsed, parse_json(text, {.max_bytes = kMaxQuestion}));
   if (!parsed.is_object()) return invalid_argument("the question is not a JSON object");
   const json::object& question = parsed.as_object();
@@ -127,8 +129,10 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     }
     return remove(tree, *view, question);
   }
-  if (what == "unpin") {  // one that cannot be read: it has no directory, of which that is an attribute
-    if (!rights.owns) return make_error(Code::kPermissionDenied, "job '{}' belongs to another user", name);
+  if (what ==
+      "unpin") {  // one that cannot be read: it has no directory, of which that is an attribute
+    if (!rights.owns)
+      return make_error(Code::kPermissionDenied, "job '{}' belongs to another user", name);
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
     PTC_TRY(view->job().pin_checkpoint(checkpoint, false));
     return json::value(nullptr);
@@ -156,7 +160,8 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
       PTC_TRY(answer, view->job().verify(checkpoint, std::move(stop)));
     }
   } else {
-    return invalid_argument("'{}' is not something to do; plan, rules, verify, remove, unpin and drain are", what);
+    return invalid_argument(
+        "'{}' is not something to do; plan, rules, verify, remove, unpin and drain are", what);
   }
   // Answers that are JSON themselves are given as such.
   auto as_json = parse_json(answer, {.max_bytes = 64 << 20});
@@ -206,7 +211,8 @@ class Answer {
   }
 
  private:
-  static std::string make_text(Tree& tree, const Caller& caller, const std::string& question, std::stop_token stop) {
+  static std::string make_text(Tree& tree, const Caller& caller, const std::string& question,
+                               std::stop_token stop) {
     json::object reply{{"ok", true}};
     try {
       auto result = carry_out(tree, caller, question, std::move(stop));

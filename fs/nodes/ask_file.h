@@ -8,8 +8,8 @@
 //   {"do":"drain","node":N,"cancel":bool}           empties a node, or takes it into service again
 //
 // Answers {"ok":true,"result":…} or {"ok":false,"code":"invalid argument","error":"…"}.
-// plan and verify: who may read the job directory; remove: its owner, and root; drain: root, and whoever
-// runs the daemon.
+// plan and verify: who may read the job directory; remove: its owner, and root; drain: root, and
+// whoever runs the daemon.
 #pragma once
 
 #include <chrono>

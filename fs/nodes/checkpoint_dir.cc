@@ -24,7 +24,9 @@ bool has_part(const CheckpointView& checkpoint, std::string_view name) {
 class FrozenText : public Node {
  public:
   FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string name)
-      : Node(fmt::format("{}/{}", checkpoint->key, name)), checkpoint_(std::move(checkpoint)), name_(std::move(name)) {}
+      : Node(fmt::format("{}/{}", checkpoint->key, name)),
+        checkpoint_(std::move(checkpoint)),
+        name_(std::move(name)) {}
   bool immutable() const override { return true; }
   FsResult<struct stat> attributes() override {
     struct stat stat = checkpoint_->attributes(S_IFREG | 0444, name_);
@@ -39,7 +41,8 @@ class FrozenText : public Node {
  private:
   std::string text() const {
     const Checkpoint& of = *checkpoint_->checkpoint;
-    return name_ == "meta.json" ? of.meta_json() : fmt::format("{}\n", of.manifest().consumed.value_or(0));
+    return name_ == "meta.json" ? of.meta_json()
+                                : fmt::format("{}\n", of.manifest().consumed.value_or(0));
   }
 
   const std::shared_ptr<CheckpointView> checkpoint_;
@@ -163,15 +166,19 @@ FsResult<> CheckpointDir::remove_xattr(const std::string& name) {
 
 FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
   const bool text = name == "meta.json" || name == "consumed";
-  if (text && has_part(*checkpoint(), name)) return intern(std::make_shared<FrozenText>(checkpoint(), name));
+  if (text && has_part(*checkpoint(), name))
+    return intern(std::make_shared<FrozenText>(checkpoint(), name));
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
   if (name != "model" && name != "hf") return Errno{ENOENT};
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
-  auto make = [of = checkpoint()->checkpoint, model = name == "model"] { return model ? of->model_files() : of->hf_files(); };
+  auto make = [of = checkpoint()->checkpoint, model = name == "model"] {
+    return model ? of->model_files() : of->hf_files();
+  };
   auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
   PTC_TRY(const FileSetRef files, as_fs(source->get()));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source), *files, ""));
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source),
+                                             *files, ""));
 }
 
 FsResult<std::vector<DirEntry>> CheckpointDir::entries() {

@@ -53,10 +53,11 @@ FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
   const auto view = job_->checkpoint(target_name);
   if (auto committed = as_decided(job_->job().commit(name, target_name, kRenameTime)); !committed)
     return of_rename(committed.error());
-  // It was there already: decided after a rename before this one had given up. For the kernel what it found by that name is
-  // replaced now, and dead; by another node it finds it anew.
+  // It was there already: decided after a rename before this one had given up. For the kernel what
+  // it found by that name is replaced now, and dead; by another node it finds it anew.
   if (view != nullptr)
-    if (const NodeRef replaced = job_->tree().table().find(checkpoint_key(*view))) job_->tree().table().displace(*replaced);
+    if (const NodeRef replaced = job_->tree().table().find(checkpoint_key(*view)))
+      job_->tree().table().displace(*replaced);
   job_->hidden().show("current");
   return ok();
 }

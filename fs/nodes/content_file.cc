@@ -16,7 +16,8 @@ constexpr const char* kDtypeXattr = "user.ptc.dtype";
 /// What the kernel is handed, while it takes it; it holds the file by itself then.
 class ToHand {
  public:
-  ToHand(const Passthrough& passthrough, const ImageRef& image, const GatherCache::FileRef& gathered) {
+  ToHand(const Passthrough& passthrough, const ImageRef& image,
+         const GatherCache::FileRef& gathered) {
     if (gathered) fd_ = gathered->fd();
     if (!image || !image->is_here() || !passthrough.enabled()) return;
     auto use = image->file().use();
@@ -38,9 +39,14 @@ class ContentHandle : public Handle {
  public:
   ContentHandle(std::shared_ptr<ContentFile> file, DescriptorShareRef share, FileContentRef content,
                 const std::string& content_key)
-      : file_(std::move(file)), content_(std::move(content)), nodes_(awaited_for(*content_)), image_(content_->image()),
-        share_(std::move(share)), gathered_(image_ || !share_ ? nullptr : file_->gather(content_, content_key)),
-        hold_(file_->job_->tree().passthrough(), file_->mode_, ToHand(file_->job_->tree().passthrough(), image_, gathered_).fd()) {
+      : file_(std::move(file)),
+        content_(std::move(content)),
+        nodes_(awaited_for(*content_)),
+        image_(content_->image()),
+        share_(std::move(share)),
+        gathered_(image_ || !share_ ? nullptr : file_->gather(content_, content_key)),
+        hold_(file_->job_->tree().passthrough(), file_->mode_,
+              ToHand(file_->job_->tree().passthrough(), image_, gathered_).fd()) {
     if (gathered_ == nullptr) share_.reset();
   }
 
@@ -76,13 +82,20 @@ class ContentHandle : public Handle {
 
 ContentFile::ContentFile(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint,
                          std::string key, FileSetSourceRef source, const FileSet& set, size_t index)
-    : Node(std::move(key)), job_(std::move(job)), checkpoint_(std::move(checkpoint)),
-      source_(std::move(source)), index_(index), bytes_(set.entries()[index].bytes),
-      dtype_(set.entries()[index].dtype), rights_(set.entries()[index].rights) {}
+    : Node(std::move(key)),
+      job_(std::move(job)),
+      checkpoint_(std::move(checkpoint)),
+      source_(std::move(source)),
+      index_(index),
+      bytes_(set.entries()[index].bytes),
+      dtype_(set.entries()[index].dtype),
+      rights_(set.entries()[index].rights) {}
 
 GatherCache::Content ContentFile::gathered(FileContentRef content) const {
   auto fill_from = [](FileContentRef from) {
-    return [from = std::move(from)](uint64_t offset, std::span<std::byte> out) { return from->read_past_caches(offset, out); };
+    return [from = std::move(from)](uint64_t offset, std::span<std::byte> out) {
+      return from->read_past_caches(offset, out);
+    };
   };
   using Fill = GatherCache::Fill;
   const uint64_t bytes = content->bytes();
@@ -94,9 +107,11 @@ GatherCache::Content ContentFile::gathered(FileContentRef content) const {
   return {.bytes = bytes, .fill = fill_from(std::move(content)), .again = std::move(again)};
 }
 
-GatherCache::FileRef ContentFile::gather(const FileContentRef& content, const std::string& content_key) const {
+GatherCache::FileRef ContentFile::gather(const FileContentRef& content,
+                                         const std::string& content_key) const {
   Tree& tree = job_->tree();
-  // Of what comes from other nodes no more is to move than is read: the kernel reads ahead of those who read on.
+  // Of what comes from other nodes no more is to move than is read: the kernel reads ahead of those
+  // who read on.
   if (!tree.passthrough().enabled() || !content->other_nodes().empty()) return nullptr;
   return tree.gathered().get(checkpoint_->key + "/" + content_key, gathered(content));
 }
@@ -122,7 +137,9 @@ FsResult<Opened> ContentFile::open(const Caller& caller, int flags) {
     return Errno{to_errno(content.error())};
   }
   auto self = std::static_pointer_cast<ContentFile>(shared_from_this());
-  auto handle = std::make_unique<ContentHandle>(std::move(self), share_.of(job_->tree(), caller.uid), std::move(content).value(), set->content_key(index_));
+  auto handle =
+      std::make_unique<ContentHandle>(std::move(self), share_.of(job_->tree(), caller.uid),
+                                      std::move(content).value(), set->content_key(index_));
   int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
 }

@@ -11,9 +11,10 @@
 namespace ptc {
 
 /// Immutable. An image of its own is handed to the kernel; so is memory into which the first open
-/// gathers a file that has none (GatherCache). Where there is neither, because the file is small or larger
-/// than the cache, or comes from other nodes, bytes are read through the handle and stay in the page cache. Which it is
-/// the first open decides until the last close, as the kernel demands; the bytes are the same.
+/// gathers a file that has none (GatherCache). Where there is neither, because the file is small or
+/// larger than the cache, or comes from other nodes, bytes are read through the handle and stay in
+/// the page cache. Which it is the first open decides until the last close, as the kernel demands;
+/// the bytes are the same.
 class ContentFile : public Node {
  public:
   /// `key`: FrozenDir::child_key() of its directory.
@@ -30,7 +31,8 @@ class ContentFile : public Node {
  private:
   friend class ContentHandle;
   GatherCache::Content gathered(FileContentRef content) const;
-  /// What the kernel is handed for a content that is no image of its own; nullptr: it is read through the handle.
+  /// What the kernel is handed for a content that is no image of its own; nullptr: it is read
+  /// through the handle.
   GatherCache::FileRef gather(const FileContentRef& content, const std::string& content_key) const;
   std::string_view path() const { return checkpoint_->path_of(key()); }
   const JobViewRef job_;

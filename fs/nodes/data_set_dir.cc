@@ -15,8 +15,8 @@
 namespace ptc {
 namespace {
 
-// As they are listed. `rm -r` goes in this order: without order.json there is no head, and nothing in gen/ to
-// go through.
+// As they are listed. `rm -r` goes in this order: without order.json there is no head, and nothing
+// in gen/ to go through.
 constexpr std::string_view kDataNames[] = {"head",      "order.json",  "source.json", "consumed",
                                            "plan.json", "status.json", "gen"};
 
@@ -43,7 +43,9 @@ void DataSetDir::show_all(JobView& job) {
   for (const std::string_view name : kDataNames) job.hidden().show(hidden_path(name));
 }
 
-bool DataSetDir::hides(const std::string& name) const { return job().hidden().hidden(hidden_path(name)); }
+bool DataSetDir::hides(const std::string& name) const {
+  return job().hidden().hidden(hidden_path(name));
+}
 
 FsResult<struct stat> DataSetDir::attributes() {
   PTC_TRY(auto stat, RealNode::attributes());
@@ -79,7 +81,9 @@ FsResult<NodeRef> DataSetDir::own_name(const std::string& name) {
     return FlippingLink::make(view, "dataset/head", "gen/" + generation_name(numbers.back()));
   }
   const bool plan = name == "plan.json";
-  auto text = [view, plan] { return plan ? view->data_set().plan_json() : view->data_set().status_json(); };
+  auto text = [view, plan] {
+    return plan ? view->data_set().plan_json() : view->data_set().status_json();
+  };
   auto owner = [view] { return view->directory(); };
   return table.intern(std::make_shared<TextFile>(key() + "/" + name, text, owner));
 }
@@ -105,7 +109,8 @@ FsResult<std::vector<DirEntry>> DataSetDir::list() {
   return entries;
 }
 
-FsResult<Created> DataSetDir::create(const Caller& caller, const std::string& name, mode_t mode, int flags) {
+FsResult<Created> DataSetDir::create(const Caller& caller, const std::string& name, mode_t mode,
+                                     int flags) {
   EditableFile* file = editable(name);
   if (file == nullptr) {
     if (reserved(name)) return Errno{EPERM};
@@ -125,12 +130,14 @@ FsResult<NodeRef> DataSetDir::refuse_own_name(const std::string& name) {
   return Errno{node == nullptr ? EPERM : EEXIST};
 }
 
-FsResult<NodeRef> DataSetDir::make_directory(const Caller& caller, const std::string& name, mode_t mode) {
+FsResult<NodeRef> DataSetDir::make_directory(const Caller& caller, const std::string& name,
+                                             mode_t mode) {
   if (is_data_name(name)) return refuse_own_name(name);
   return RealNode::make_directory(caller, name, mode);
 }
 
-FsResult<NodeRef> DataSetDir::make_node(const Caller& caller, const std::string& name, mode_t mode) {
+FsResult<NodeRef> DataSetDir::make_node(const Caller& caller, const std::string& name,
+                                        mode_t mode) {
   if (is_data_name(name)) return refuse_own_name(name);
   return RealNode::make_node(caller, name, mode);
 }
@@ -155,7 +162,8 @@ FsResult<> DataSetDir::unlink(const std::string& name) {
 }
 
 FsResult<> DataSetDir::remove_directory(const std::string& name) {
-  if (name != "gen") return is_data_name(name) ? FsResult<>(Errno{ENOTDIR}) : RealNode::remove_directory(name);
+  if (name != "gen")
+    return is_data_name(name) ? FsResult<>(Errno{ENOTDIR}) : RealNode::remove_directory(name);
   if (!hides("order.json") && !job().data_set().generations().empty()) return Errno{ENOTEMPTY};
   job().hidden().hide(hidden_path(name));
   return ok();

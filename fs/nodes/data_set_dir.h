@@ -1,4 +1,5 @@
-// <job>/dataset/: source.json, order.json, consumed, what follows from them, and the user's own files.
+// <job>/dataset/: source.json, order.json, consumed, what follows from them, and the user's own
+// files.
 #pragma once
 
 #include <string>
@@ -14,7 +15,9 @@ class DataSetDir : public RealNode {
   static FsResult<NodeRef> make(const JobViewRef& job);
 
   /// Until what it shows is known: the metadata may not answer. EAGAIN then.
-  const Awaited* awaited() const override { return job().data_set().is_loaded() ? nullptr : &loading_; }
+  const Awaited* awaited() const override {
+    return job().data_set().is_loaded() ? nullptr : &loading_;
+  }
 
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return job().hidden().any() ? 0 : kCacheSeconds; }
@@ -22,7 +25,8 @@ class DataSetDir : public RealNode {
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     PTC_TRY(RealNode::set_attributes(change, handle));
-    return change.mode || change.uid || change.gid ? job().agree_on(kDataSetName) : FsResult<>(ok());
+    return change.mode || change.uid || change.gid ? job().agree_on(kDataSetName)
+                                                   : FsResult<>(ok());
   }
   FsResult<NodeRef> lookup(const std::string& name) override;
   FsResult<std::vector<DirEntry>> list() override;

@@ -14,8 +14,9 @@ namespace {
 /// The first of [from, to) whose path is not before `path`.
 size_t lower_bound(const FileSet& set, size_t from, size_t to, std::string_view path) {
   const auto all = set.entries().begin();
-  auto found = std::lower_bound(all + from, all + to, path,
-                                [](const FileSet::Entry& e, std::string_view p) { return e.path < p; });
+  auto found =
+      std::lower_bound(all + from, all + to, path,
+                       [](const FileSet::Entry& e, std::string_view p) { return e.path < p; });
   return static_cast<size_t>(found - all);
 }
 
@@ -27,13 +28,12 @@ size_t end_of(const FileSet& set, size_t from, size_t to, std::string prefix) {
 
 }  // namespace
 
-bool opens_to_read(int flags) {
-  return (flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0;
-}
+bool opens_to_read(int flags) { return (flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0; }
 
 FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
                        FileSetSourceRef source, const FileSet& set, std::string prefix)
-    : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), source_(std::move(source)),
+    : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
+      source_(std::move(source)),
       prefix_(std::move(prefix)) {
   const size_t all = set.entries().size();
   begin_ = prefix_.empty() ? 0 : lower_bound(set, 0, all, prefix_);
@@ -48,7 +48,8 @@ FsResult<NodeRef> FileSetDir::find(const std::string& name) {
   const auto& all = set->entries();
   size_t at = lower_bound(*set, begin_, end_, wanted);
   if (at < end_ && all[at].path == wanted) {
-    return intern(std::make_shared<ContentFile>(job(), checkpoint(), std::move(key), source_, *set, at));
+    return intern(
+        std::make_shared<ContentFile>(job(), checkpoint(), std::move(key), source_, *set, at));
   }
   wanted += '/';
   at = lower_bound(*set, at, end_, wanted);
@@ -77,8 +78,9 @@ FsResult<> FileSetDir::for_each(File file, Directory directory) const {
 
 FsResult<std::vector<DirEntry>> FileSetDir::entries() {
   std::vector<DirEntry> result;
-  PTC_TRY(for_each([&](std::string_view name) { result.push_back(entry(std::string(name), S_IFREG)); },
-                   [&](std::string_view name) { result.push_back(entry(std::string(name), S_IFDIR)); }));
+  PTC_TRY(for_each(
+      [&](std::string_view name) { result.push_back(entry(std::string(name), S_IFREG)); },
+      [&](std::string_view name) { result.push_back(entry(std::string(name), S_IFDIR)); }));
   return result;
 }
 

@@ -9,9 +9,9 @@
 
 namespace ptc {
 
-/// One node for each target, so that the kernel may cache its text. The name is looked up each time: were
-/// the kernel told when it stands for another, all names would expire, and the first use of the job's
-/// directory would wait until the kernel has dropped everything that it knows below.
+/// One node for each target, so that the kernel may cache its text. The name is looked up each
+/// time: were the kernel told when it stands for another, all names would expire, and the first use
+/// of the job's directory would wait until the kernel has dropped everything that it knows below.
 class FlippingLink : public Node {
  public:
   /// `path`: of the link, from the job's directory.
@@ -20,7 +20,9 @@ class FlippingLink : public Node {
   }
 
   FlippingLink(const JobViewRef& job, std::string_view path, std::string target)
-      : Node(fmt::format("{}/{}/{}", job->key(), path, target)), job_(job), target_(std::move(target)) {}
+      : Node(fmt::format("{}/{}/{}", job->key(), path, target)),
+        job_(job),
+        target_(std::move(target)) {}
 
   FsResult<struct stat> attributes() override {
     struct stat owner = job_->directory();

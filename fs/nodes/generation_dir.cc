@@ -21,12 +21,15 @@ std::string identity_of(const ShownGeneration& shown) {
                      s.assign.name(), s.epochs);
 }
 
-/// A time for what has none, the same on all nodes, and another one for other bytes: a client's cache, which goes by path
-/// and time, takes no run for an earlier one in its place.
+/// A time for what has none, the same on all nodes, and another one for other bytes: a client's
+/// cache, which goes by path and time, takes no run for an earlier one in its place.
 timespec time_of(const ShownGeneration& shown) {
-  constexpr uint64_t kFrom = 1'000'000'000, kSeconds = 500'000'000, kNanoseconds = 1'000'000'000;  // 2001 to 2017
-  const uint64_t hash = inode_of(identity_of(shown)) << 1 >> 1;  // without the bit that marks an inode
-  return {static_cast<time_t>(kFrom + hash % kSeconds), static_cast<long>(hash / kSeconds % kNanoseconds)};
+  constexpr uint64_t kFrom = 1'000'000'000, kSeconds = 500'000'000,
+                     kNanoseconds = 1'000'000'000;  // 2001 to 2017
+  const uint64_t hash =
+      inode_of(identity_of(shown)) << 1 >> 1;  // without the bit that marks an inode
+  return {static_cast<time_t>(kFrom + hash % kSeconds),
+          static_cast<long>(hash / kSeconds % kNanoseconds)};
 }
 
 GatherCache::Content content_of(VirtualFileRef file, const Awaited& shards) {
@@ -48,8 +51,9 @@ std::vector<uint64_t> GenerationsDir::numbers() const {
 
 FsResult<struct stat> GenerationsDir::attributes() {
   const struct stat owner = job_->directory();
-  struct stat stat = virtual_stat((owner.st_mode & ~0222u), owner.st_uid, owner.st_gid,
-                                  later(job_->data_set_changed(), job_->hidden().restored()), inode_of(key()));
+  struct stat stat =
+      virtual_stat((owner.st_mode & ~0222u), owner.st_uid, owner.st_gid,
+                   later(job_->data_set_changed(), job_->hidden().restored()), inode_of(key()));
   stat.st_nlink = 2 + numbers().size();
   return stat;
 }
@@ -69,7 +73,8 @@ FsResult<NodeRef> GenerationsDir::lookup(const std::string& name) {
     view->time = time_of(*shown);
     view->shards.name = fmt::format("the shards of job {}'s data set", job_->job().name());
     view->inodes.add(job_->job().name()).add("/dataset/gen/").add(identity_of(*shown)).add("/");
-    return table.intern(std::make_shared<SamplesDir>(view, view->key, make_generation_dir(shown), true));
+    return table.intern(
+        std::make_shared<SamplesDir>(view, view->key, make_generation_dir(shown), true));
   }
   return Errno{ENOENT};
 }
@@ -92,9 +97,7 @@ struct stat GenerationView::attributes(mode_t mode, std::string_view node_key) c
                       InodeHash(inodes).add(node_key.substr(key.size())).value());
 }
 
-FsResult<struct stat> SamplesDir::attributes() {
-  return view_->attributes(S_IFDIR | 0555, key());
-}
+FsResult<struct stat> SamplesDir::attributes() { return view_->attributes(S_IFDIR | 0555, key()); }
 
 FsResult<NodeRef> SamplesDir::lookup(const std::string& name) {
   std::string child_key = key() + "/" + name;
@@ -102,13 +105,14 @@ FsResult<NodeRef> SamplesDir::lookup(const std::string& name) {
   if (NodeRef known = table.find(child_key)) return known;
   auto found = dir_->find(name);
   if (!found) {
-    if (found.error().code() != Code::kNotFound) view_->job->data_set().note_read_error(found.error());
+    if (found.error().code() != Code::kNotFound)
+      view_->job->data_set().note_read_error(found.error());
     return Errno{to_errno(found.error())};
   }
   DataNode& node = found.value();
   if (node.directory != nullptr) {
-    return table.intern(
-        std::make_shared<SamplesDir>(view_, std::move(child_key), std::move(node.directory), false));
+    return table.intern(std::make_shared<SamplesDir>(view_, std::move(child_key),
+                                                     std::move(node.directory), false));
   }
   return table.intern(
       std::make_shared<SamplesFile>(view_, std::move(child_key), dir_, name, std::move(node.file)));
@@ -122,10 +126,12 @@ FsResult<std::vector<DirEntry>> SamplesDir::list() {
   }
   std::vector<DirEntry> entries;
   entries.reserve(names.value().size());
-  const InodeHash here = InodeHash(view_->inodes).add(std::string_view(key()).substr(view_->key.size())).add("/");
+  const InodeHash here =
+      InodeHash(view_->inodes).add(std::string_view(key()).substr(view_->key.size())).add("/");
   for (DataDir::Name& name : names.value()) {
     const ino_t inode = InodeHash(here).add(name.name).value();
-    entries.push_back({std::move(name.name), static_cast<mode_t>(name.directory ? S_IFDIR : S_IFREG), inode,
+    entries.push_back({std::move(name.name),
+                       static_cast<mode_t>(name.directory ? S_IFDIR : S_IFREG), inode,
                        entries.size() + 1});
   }
   return entries;
@@ -136,10 +142,15 @@ class SamplesHandle : public Handle {
  public:
   SamplesHandle(std::shared_ptr<SamplesFile> node, DescriptorShareRef share, VirtualFileRef file,
                 std::optional<WholeFile> whole)
-      : node_(std::move(node)), file_(std::move(file)), whole_(std::move(whole)),
-        share_(std::move(share)), gathered_(whole_ || !share_ ? nullptr : node_->gather(file_)),
+      : node_(std::move(node)),
+        file_(std::move(file)),
+        whole_(std::move(whole)),
+        share_(std::move(share)),
+        gathered_(whole_ || !share_ ? nullptr : node_->gather(file_)),
         hold_(node_->view_->job->tree().passthrough(), node_->mode_,
-              whole_ ? whole_->fd->get() : gathered_ ? gathered_->fd() : -1) {
+              whole_      ? whole_->fd->get()
+              : gathered_ ? gathered_->fd()
+                          : -1) {
     if (!whole_ && gathered_ == nullptr) share_.reset();
   }
 
@@ -164,7 +175,8 @@ class SamplesHandle : public Handle {
 Errno SamplesFile::failed(const Error& error, std::string_view what) const {
   view_->job->data_set().note_read_error(error);
   spdlog::error("job '{}', data set, generation {}: {} of {} failed: {}", view_->job->job().name(),
-                view_->generation->number, what, std::string_view(key()).substr(view_->key.size()), error.message());
+                view_->generation->number, what, std::string_view(key()).substr(view_->key.size()),
+                error.message());
   return Errno{to_errno(error)};
 }
 
@@ -208,10 +220,12 @@ FsResult<Opened> SamplesFile::open(const Caller& caller, int flags) {
   if (auto may = file.value()->may_read(); !may && may.error().code() == Code::kPermissionDenied)
     return failed(may.error(), "opening");
   DescriptorShareRef share = share_.of(view_->job->tree(), caller.uid);
-  auto whole = share != nullptr ? file.value()->whole() : Result<std::optional<WholeFile>>(std::nullopt);
+  auto whole =
+      share != nullptr ? file.value()->whole() : Result<std::optional<WholeFile>>(std::nullopt);
   if (!whole) return failed(whole.error(), "opening");
   auto self = std::static_pointer_cast<SamplesFile>(shared_from_this());
-  auto handle = std::make_unique<SamplesHandle>(std::move(self), std::move(share), std::move(file).value(), std::move(whole).value());
+  auto handle = std::make_unique<SamplesHandle>(std::move(self), std::move(share),
+                                                std::move(file).value(), std::move(whole).value());
   const int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
 }

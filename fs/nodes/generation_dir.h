@@ -1,4 +1,5 @@
-// <job>/dataset/gen/: generations, and the trees of files that are made of samples when they are read.
+// <job>/dataset/gen/: generations, and the trees of files that are made of samples when they are
+// read.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,8 @@ namespace ptc {
 /// gen/: one directory a generation, that comes with a change and goes with a rollback.
 class GenerationsDir : public Node {
  public:
-  explicit GenerationsDir(JobViewRef job) : Node(job->key() + "/dataset/gen"), job_(std::move(job)) {}
+  explicit GenerationsDir(JobViewRef job)
+      : Node(job->key() + "/dataset/gen"), job_(std::move(job)) {}
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return job_->hidden().any() ? 0 : kCacheSeconds; }
   FsResult<struct stat> attributes() override;
@@ -33,10 +35,10 @@ class GenerationsDir : public Node {
 struct GenerationView {
   JobViewRef job;
   ShownGenerationRef generation;
-  std::string key;   // prefix of its nodes' keys; never used twice
+  std::string key;     // prefix of its nodes' keys; never used twice
   timespec time = {};  // of all that is in it
-  InodeHash inodes;  // from which those of all paths are reckoned; other ones for each generation
-  Awaited shards;    // whose file system may be slow, or gone
+  InodeHash inodes;    // from which those of all paths are reckoned; other ones for each generation
+  Awaited shards;      // whose file system may be slow, or gone
 
   struct stat attributes(mode_t mode, std::string_view node_key) const;
 };
@@ -61,15 +63,19 @@ class SamplesDir : public Node {
   const bool top_;
 };
 
-/// A file below. What is a source file as it is, is handed to the kernel; so is memory into which a file that is
-/// read through is gathered at its first open, and those after it in its directory meanwhile (GatherCache). All else
-/// is made when read, and stays in the page cache. Which it is the first open decides until the last close.
+/// A file below. What is a source file as it is, is handed to the kernel; so is memory into which a
+/// file that is read through is gathered at its first open, and those after it in its directory
+/// meanwhile (GatherCache). All else is made when read, and stays in the page cache. Which it is
+/// the first open decides until the last close.
 class SamplesFile : public Node {
  public:
   using Make = std::function<Result<VirtualFileRef>()>;
   /// `name` in `dir`, made by `make`.
   SamplesFile(GenerationViewRef view, std::string key, DataDirRef dir, std::string name, Make make)
-      : Node(std::move(key)), view_(std::move(view)), dir_(std::move(dir)), name_(std::move(name)),
+      : Node(std::move(key)),
+        view_(std::move(view)),
+        dir_(std::move(dir)),
+        name_(std::move(name)),
         make_(std::move(make)) {}
   bool immutable() const override { return true; }
   const Awaited* awaited() const override { return &view_->shards; }

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "fs/nodes/checkpoints_dir.h"
-#include "fs/nodes/flipping_link.h"
 #include "fs/nodes/data_set_dir.h"
+#include "fs/nodes/flipping_link.h"
 #include "fs/nodes/incoming_dir.h"
 #include "fs/nodes/layout_file.h"
 #include "fs/nodes/text_file.h"
@@ -19,9 +19,9 @@ namespace {
 
 // As they are listed. `rm -r` goes in this order: `current` must come before what it points to, or
 // it would be gone by itself when rm gets to it.
-constexpr std::string_view kOwnNames[] = {"layout.json", "rules.json", "status.json", "plan.json",
-                                          "plan.svg",    "current",    "dataset",     "incoming",
-                                          "checkpoints"};
+constexpr std::string_view kOwnNames[] = {"layout.json", "rules.json", "status.json",
+                                          "plan.json",   "plan.svg",   "current",
+                                          "dataset",     "incoming",   "checkpoints"};
 
 bool own(std::string_view name) {
   return std::find(std::begin(kOwnNames), std::end(kOwnNames), name) != std::end(kOwnNames);

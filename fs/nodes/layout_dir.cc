@@ -37,10 +37,13 @@ FsResult<NodeRef> RanksDir::find(const std::string& name) {
   if (!rank || *rank >= spec_.sizes.world_size()) return Errno{ENOENT};
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
-  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = *rank] { return of->rank_files(spec, rank); };
+  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = *rank] {
+    return of->rank_files(spec, rank);
+  };
   auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
   PTC_TRY(const FileSetRef files, as_fs(source->get()));
-  return intern(std::make_shared<RankDir>(job(), checkpoint(), std::move(key), std::move(source), *files, spec_, *rank));
+  return intern(std::make_shared<RankDir>(job(), checkpoint(), std::move(key), std::move(source),
+                                          *files, spec_, *rank));
 }
 
 FsResult<std::vector<DirEntry>> RanksDir::entries() {
@@ -55,10 +58,13 @@ FsResult<NodeRef> RankDir::find(const std::string& name) {
   if (name != "tensors") return FileSetDir::find(name);
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
-  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = rank_] { return of->rank_tensors(spec, rank); };
+  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = rank_] {
+    return of->rank_tensors(spec, rank);
+  };
   auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
   PTC_TRY(const FileSetRef tensors, as_fs(source->get()));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source), *tensors, ""));
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source),
+                                             *tensors, ""));
 }
 
 FsResult<std::vector<DirEntry>> RankDir::entries() {

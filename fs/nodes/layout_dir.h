@@ -16,8 +16,7 @@ class LayoutDir : public FrozenDir {
  public:
   LayoutDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
             LayoutSpec spec)
-      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
-        spec_(std::move(spec)) {}
+      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), spec_(std::move(spec)) {}
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;
@@ -30,8 +29,7 @@ class RanksDir : public FrozenDir {
  public:
   RanksDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
            LayoutSpec spec)
-      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
-        spec_(std::move(spec)) {}
+      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), spec_(std::move(spec)) {}
   FsResult<struct stat> attributes() override;
 
  private:
@@ -45,8 +43,10 @@ class RankDir : public FileSetDir {
  public:
   RankDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
           FileSetSourceRef source, const FileSet& files, LayoutSpec spec, uint64_t rank)
-      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source), files, ""),
-        spec_(std::move(spec)), rank_(rank) {}
+      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source), files,
+                   ""),
+        spec_(std::move(spec)),
+        rank_(rank) {}
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;

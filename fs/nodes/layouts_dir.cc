@@ -5,8 +5,8 @@
 namespace ptc {
 namespace {
 
-// No name: hidden with the first layout that `rm -r` takes away. A layout that comes in its place meanwhile has the
-// same state, and must not keep the directory that goes.
+// No name: hidden with the first layout that `rm -r` takes away. A layout that comes in its place
+// meanwhile has the same state, and must not keep the directory that goes.
 constexpr const char* kBeingRemoved = "layouts/";
 
 }  // namespace
@@ -25,8 +25,8 @@ FsResult<struct stat> LayoutsDir::attributes() {
 
 FsResult<NodeRef> LayoutsDir::find(const std::string& name) {
   auto spec = job()->job().find_layout(*checkpoint()->checkpoint, name);
-  if (!spec) return Errno{spec.error().code() == Code::kInvalidArgument ? ENOENT
-                                                                        : to_errno(spec.error())};
+  if (!spec)
+    return Errno{spec.error().code() == Code::kInvalidArgument ? ENOENT : to_errno(spec.error())};
   return intern(std::make_shared<LayoutDir>(job(), checkpoint(), child_key(name), spec.value()));
 }
 

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <limits.h>
 #include <linux/magic.h>
 #include <sys/vfs.h>
@@ -14,8 +15,6 @@
 #include <shared_mutex>
 #include <sstream>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace ptc {
 namespace {
@@ -52,7 +51,8 @@ constexpr uint64_t page_end(uint64_t offset) { return page_begin(offset + kPage 
 /// How much of [begin, end) has no page yet, at most: all from the first hole on.
 uint64_t without_page(int fd, uint64_t begin, uint64_t end) {
   const off_t hole = ::lseek(fd, static_cast<off_t>(page_begin(begin)), SEEK_HOLE);
-  const uint64_t first = hole < 0 ? page_begin(begin) : page_end(static_cast<uint64_t>(hole));  // the end has its page
+  const uint64_t first =
+      hole < 0 ? page_begin(begin) : page_end(static_cast<uint64_t>(hole));  // the end has its page
   return first < page_end(end) ? page_end(end) - first : 0;
 }
 
@@ -83,18 +83,24 @@ int64_t xattr_bytes(const char* path, ListXattrs list, GetXattr get) {
     const std::string_view name = names.c_str() + at;
     at += static_cast<ssize_t>(name.size()) + 1;
     if (!name.starts_with(kUserXattr)) continue;
-    bytes += static_cast<int64_t>(name.size()) + std::max<ssize_t>(0, get(path, name.data(), nullptr, 0));
+    bytes += static_cast<int64_t>(name.size()) +
+             std::max<ssize_t>(0, get(path, name.data(), nullptr, 0));
   }
   return bytes;
 }
 
 }  // namespace
 
-int64_t xattr_bytes(const HeldFd& file) { return xattr_bytes(file.proc_path().c_str(), ::listxattr, ::getxattr); }
-int64_t xattr_bytes(const std::string& path) { return xattr_bytes(path.c_str(), ::llistxattr, ::lgetxattr); }
+int64_t xattr_bytes(const HeldFd& file) {
+  return xattr_bytes(file.proc_path().c_str(), ::listxattr, ::getxattr);
+}
+int64_t xattr_bytes(const std::string& path) {
+  return xattr_bytes(path.c_str(), ::llistxattr, ::lgetxattr);
+}
 
 template <class Change>
-auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change()) {
+auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change)
+    -> decltype(change()) {
   if (!job_->limited()) return change();
   if (most > kMostAtOnce) return Errno{EDQUOT};
   Quotas& quotas = job_->tree().quotas();
@@ -110,7 +116,8 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
     PTC_TRY(quotas.reserve(job, before.st_uid, {reserved, 0}));
   }
   auto result = change();
-  const int64_t grown = by_kernel_.load() ? 0 : bytes_of(fd.get()) - before.st_blocks * 512;  // else it is looked at
+  const int64_t grown =
+      by_kernel_.load() ? 0 : bytes_of(fd.get()) - before.st_blocks * 512;  // else it is looked at
   quotas.add(job, before.st_uid, {grown - reserved, 0});
   return result;
 }
@@ -129,15 +136,17 @@ FsResult<> RealNode::counted_new(const Caller& caller, const std::function<FsRes
 void RealNode::limit_space(struct statvfs& space) const {
   const auto of_job = job_->tree().quotas().space_of(job_->account());
   if (!of_job || space.f_frsize == 0) return;
-  const auto limit = [](uint64_t most, int64_t used, fsblkcnt_t& all, fsblkcnt_t& free, fsblkcnt_t& available) {
+  const auto limit = [](uint64_t most, int64_t used, fsblkcnt_t& all, fsblkcnt_t& free,
+                        fsblkcnt_t& available) {
     const auto taken = static_cast<uint64_t>(std::max<int64_t>(0, used));
     all = std::min<fsblkcnt_t>(all, most);
     free = std::min<fsblkcnt_t>(free, most - std::min(most, taken));
     available = std::min(available, free);
   };
   if (of_job->limit.bytes != UINT64_MAX)
-    limit(of_job->limit.bytes / space.f_frsize, of_job->used.bytes / static_cast<int64_t>(space.f_frsize), space.f_blocks,
-          space.f_bfree, space.f_bavail);
+    limit(of_job->limit.bytes / space.f_frsize,
+          of_job->used.bytes / static_cast<int64_t>(space.f_frsize), space.f_blocks, space.f_bfree,
+          space.f_bavail);
   if (of_job->limit.files != UINT64_MAX)
     limit(of_job->limit.files, of_job->used.files, space.f_files, space.f_ffree, space.f_favail);
 }
@@ -145,15 +154,18 @@ void RealNode::limit_space(struct statvfs& space) const {
 void RealNode::note_unlinked() {
   const HeldFd fd = file_.hold();
   struct stat stat = {};
-  if (!fd.valid() || ::fstat(fd.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true)) return;
+  if (!fd.valid() || ::fstat(fd.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true))
+    return;
   std::lock_guard known(known_mutex_);
-  job_->tree().quotas().know_file(job_->account(), this, [this] { return look(); }, false);
+  job_->tree().quotas().know_file(
+      job_->account(), this, [this] { return look(); }, false);
   job_->tree().quotas().note_nameless(job_->account(), this);
 }
 
 Quotas::Seen RealNode::look() const {
   std::lock_guard lock(open_mutex_);
-  const HeldFd held = open_.empty() ? file_.hold() : HeldFd(UniqueFd(::fcntl(open_.back(), F_DUPFD_CLOEXEC, 0)));
+  const HeldFd held =
+      open_.empty() ? file_.hold() : HeldFd(UniqueFd(::fcntl(open_.back(), F_DUPFD_CLOEXEC, 0)));
   struct stat stat = {};
   if (held.valid() && ::fstat(held.get(), &stat) == 0)
     seen_ = {.user = stat.st_uid, .amount = space_of(held), .named = stat.st_nlink > 0};
@@ -167,7 +179,8 @@ void RealNode::note_open(int fd, bool by_kernel) {
     open_.push_back(fd);
   }
   if (by_kernel) by_kernel_ = true;
-  job_->tree().quotas().know_file(job_->account(), this, [this] { return look(); }, by_kernel);
+  job_->tree().quotas().know_file(
+      job_->account(), this, [this] { return look(); }, by_kernel);
 }
 
 void RealNode::note_closing(int fd) {
@@ -222,7 +235,9 @@ class RealHandle : public Handle {
     node_->note_closing(fd_.get());
     try {
       UniqueFd name;
-      if (writable_) name = UniqueFd(::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_PATH | O_CLOEXEC));
+      if (writable_)
+        name = UniqueFd(
+            ::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_PATH | O_CLOEXEC));
       fd_.reset();
       if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written(name.get());
     } catch (const std::exception&) {  // no memory: then it is hashed at the commit
@@ -245,27 +260,32 @@ class RealHandle : public Handle {
   }
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
     const uint64_t end = offset + data.size();
-    return node_->counted(page_end(end) - page_begin(offset), [&] { return without_page(fd_.get(), offset, end); },
-                          [&] { return write_now(data, offset); });
+    return node_->counted(
+        page_end(end) - page_begin(offset), [&] { return without_page(fd_.get(), offset, end); },
+        [&] { return write_now(data, offset); });
   }
   FsResult<> sync(bool data_only) override {
     if ((data_only ? ::fdatasync(fd_.get()) : ::fsync(fd_.get())) != 0) return last_errno();
     return ok();
   }
   FsResult<> truncate(uint64_t size) override {
-    return node_->counted(0, [] { return uint64_t{0}; }, [&]() -> FsResult<> {
-      if (::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) return last_errno();
-      return ok();
-    });
+    return node_->counted(
+        0, [] { return uint64_t{0}; },
+        [&]() -> FsResult<> {
+          if (::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) return last_errno();
+          return ok();
+        });
   }
   FsResult<> allocate(int mode, off_t offset, off_t length) override {
     const bool frees = (mode & FALLOC_FL_PUNCH_HOLE) != 0;
     const auto begin = static_cast<uint64_t>(offset), end = begin + static_cast<uint64_t>(length);
     const uint64_t most = frees ? 0 : page_end(end) - page_begin(begin);
-    return node_->counted(most, [&] { return frees ? 0 : without_page(fd_.get(), begin, end); }, [&]() -> FsResult<> {
-      if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
-      return ok();
-    });
+    return node_->counted(
+        most, [&] { return frees ? 0 : without_page(fd_.get(), begin, end); },
+        [&]() -> FsResult<> {
+          if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
+          return ok();
+        });
   }
   FsResult<off_t> seek(off_t offset, int whence, uint64_t) override {
     off_t result = ::lseek(fd_.get(), offset, whence);
@@ -312,8 +332,7 @@ std::string RealNode::key_of(const struct stat& stat) {
 void RealNode::note_written(int fd) const {
   auto path_of = [](int of) {
     char path[PATH_MAX];
-    ssize_t size =
-        ::readlink(fmt::format("/proc/self/fd/{}", of).c_str(), path, sizeof(path));
+    ssize_t size = ::readlink(fmt::format("/proc/self/fd/{}", of).c_str(), path, sizeof(path));
     return std::string(path, size > 0 ? static_cast<size_t>(size) : 0);
   };
   struct stat stat = {};
@@ -342,7 +361,8 @@ FsResult<struct stat> RealNode::attributes() {
 
 FsResult<> RealNode::drop_suid(const HeldFd& fd, const Caller& caller) {
   // To change the owner into who he is does nearly all that: mode bits and time of the change.
-  if (::fchownat(fd.get(), "", -1, -1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) return last_errno();
+  if (::fchownat(fd.get(), "", -1, -1, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0)
+    return last_errno();
   // What it leaves, because root may keep it: S_ISGID of a file that its group cannot execute.
   struct stat stat = {};
   if (caller.uid == 0 || ::fstat(fd.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) return ok();
@@ -372,16 +392,20 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
       job_->tree().quotas().add(job_->account(), *change.uid, space);
     }
   }
-  if (change.mode && ::chmod(fd.proc_path().c_str(), *change.mode & 07777) != 0) return last_errno();
+  if (change.mode && ::chmod(fd.proc_path().c_str(), *change.mode & 07777) != 0)
+    return last_errno();
   if (change.size) {
     if (handle != nullptr) {
       PTC_TRY(handle->truncate(*change.size));
     } else {
       PTC_TRY(job_->gate().unless_sealed({key()}, [&]() -> FsResult<> {
-        return counted(0, [] { return uint64_t{0}; }, [&]() -> FsResult<> {
-          if (::truncate(fd.proc_path().c_str(), static_cast<off_t>(*change.size)) != 0) return last_errno();
-          return ok();
-        });
+        return counted(
+            0, [] { return uint64_t{0}; },
+            [&]() -> FsResult<> {
+              if (::truncate(fd.proc_path().c_str(), static_cast<off_t>(*change.size)) != 0)
+                return last_errno();
+              return ok();
+            });
       }));
     }
   }
@@ -412,7 +436,8 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
       return ok();
     };
     if ((flags & O_TRUNC) != 0) {
-      PTC_TRY(counted(0, [] { return uint64_t{0}; }, open_it));
+      PTC_TRY(counted(
+          0, [] { return uint64_t{0}; }, open_it));
     } else {
       PTC_TRY(open_it());
     }
@@ -473,8 +498,8 @@ FsResult<std::vector<DirEntry>> RealNode::list() {
   while (dirent* entry = ::readdir(stream)) {
     std::string_view name = entry->d_name;
     if (name != "." && name != "..") {
-      entries.push_back({std::string(name), static_cast<mode_t>(DTTOIF(entry->d_type)),
-                         entry->d_ino});
+      entries.push_back(
+          {std::string(name), static_cast<mode_t>(DTTOIF(entry->d_type)), entry->d_ino});
     }
     errno = 0;
   }
@@ -517,8 +542,8 @@ FsResult<Created> RealNode::create(const Caller& caller, const std::string& name
   return Created{std::move(node), std::move(opened)};
 }
 
-FsResult<NodeRef> RealNode::adopt_new(const HeldFd& directory, const Caller& caller, const std::string& name,
-                                      mode_t mode) {
+FsResult<NodeRef> RealNode::adopt_new(const HeldFd& directory, const Caller& caller,
+                                      const std::string& name, mode_t mode) {
   PTC_TRY(give_to(directory.get(), name.c_str(), caller.uid, group_for(directory, caller)));
   PTC_TRY(auto node, find(directory, name));
   if (!S_ISDIR(mode) && !S_ISLNK(mode) && (mode & (S_ISUID | S_ISGID)) != 0) {
@@ -572,7 +597,9 @@ FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
 }
 
 FsResult<> RealNode::unlink(const std::string& name) { return remove(name, 0); }
-FsResult<> RealNode::remove_directory(const std::string& name) { return remove(name, AT_REMOVEDIR); }
+FsResult<> RealNode::remove_directory(const std::string& name) {
+  return remove(name, AT_REMOVEDIR);
+}
 
 FsResult<> RealNode::remove(const std::string& name, int flags) {
   PTC_TRY(const HeldFd directory, held());
@@ -619,14 +646,18 @@ FsResult<> RealNode::set_xattr(const std::string& name, std::string_view value, 
   const std::string path = fd.proc_path();
   return change_xattrs(fd, static_cast<int64_t>(name.size() + value.size()), [&]() -> FsResult<> {
     const ssize_t old = ::getxattr(path.c_str(), name.c_str(), nullptr, 0);
-    const int64_t others = xattr_bytes(fd) - (old < 0 ? 0 : static_cast<int64_t>(name.size()) + old);
-    if (others + static_cast<int64_t>(name.size() + value.size()) > kMostXattrBytes) return Errno{ENOSPC};
-    if (::setxattr(path.c_str(), name.c_str(), value.data(), value.size(), flags) != 0) return last_errno();
+    const int64_t others =
+        xattr_bytes(fd) - (old < 0 ? 0 : static_cast<int64_t>(name.size()) + old);
+    if (others + static_cast<int64_t>(name.size() + value.size()) > kMostXattrBytes)
+      return Errno{ENOSPC};
+    if (::setxattr(path.c_str(), name.c_str(), value.data(), value.size(), flags) != 0)
+      return last_errno();
     return ok();
   });
 }
 
-FsResult<> RealNode::change_xattrs(const HeldFd& fd, int64_t most, const std::function<FsResult<>()>& change) {
+FsResult<> RealNode::change_xattrs(const HeldFd& fd, int64_t most,
+                                   const std::function<FsResult<>()>& change) {
   std::shared_lock<std::shared_mutex> gate;
   if (job_->limited()) gate = std::shared_lock(job_->space_gate());
   std::lock_guard own(space_mutex_);

@@ -20,8 +20,8 @@ namespace ptc {
 class RealNode;
 using RealNodeRef = std::shared_ptr<RealNode>;
 
-/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything is done by
-/// its handle, or relative to it, so no path of a user is ever resolved on the host.
+/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything
+/// is done by its handle, or relative to it, so no path of a user is ever resolved on the host.
 /// Key: device and inode number, so that all hard links of a file are one node.
 class RealNode : public Node {
  public:
@@ -34,12 +34,15 @@ class RealNode : public Node {
 
   /// The file became part of a checkpoint: no more writing through what the kernel still knows.
   void make_read_only() { read_only_.store(true); }
-  /// Of a file without a name: no longer holds it, and answers ESTALE, which makes the kernel look for the
-  /// name anew. Only on a tmpfs, where no later file gets the number by which this node is known.
+  /// Of a file without a name: no longer holds it, and answers ESTALE, which makes the kernel look
+  /// for the name anew. Only on a tmpfs, where no later file gets the number by which this node is
+  /// known.
   bool let_go_if_removed();
-  /// It has lost a name. Of a file that has none left, space is counted until it is closed (Quotas).
+  /// It has lost a name. Of a file that has none left, space is counted until it is closed
+  /// (Quotas).
   void note_unlinked();
-  /// Tells the job that the file was written, if its name, by which `fd` was opened, is below incoming/.
+  /// Tells the job that the file was written, if its name, by which `fd` was opened, is below
+  /// incoming/.
   void note_written(int fd) const;
 
   /// Changes this directory by a system call, which says whether it went well; EBUSY while it is
@@ -74,7 +77,8 @@ class RealNode : public Node {
   /// Makes what statfs(2) says of the store what the job may have of it.
   void limit_space(struct statvfs& space) const;
 
-  /// In the directory of a job or its data set: layout.json and others that are not files of the host; else null.
+  /// In the directory of a job or its data set: layout.json and others that are not files of the
+  /// host; else null.
   virtual EditableFile* editable(const std::string& /*name*/) { return nullptr; }
   /// There: other names that belong to ptcfs.
   virtual bool reserved(const std::string& /*name*/) const { return false; }
@@ -85,23 +89,30 @@ class RealNode : public Node {
 
  private:
   friend class RealHandle;
-  /// Runs what changes how much space the file takes, and counts that. Where the job is not limited, it only runs.
-  /// `most`: bytes that it may take more; `needed` says it better, and is asked where that is too much.
+  /// Runs what changes how much space the file takes, and counts that. Where the job is not
+  /// limited, it only runs. `most`: bytes that it may take more; `needed` says it better, and is
+  /// asked where that is too much.
   template <class Change>
-  auto counted(uint64_t most, const std::function<uint64_t()>& needed, Change change) -> decltype(change());
+  auto counted(uint64_t most, const std::function<uint64_t()>& needed, Change change)
+      -> decltype(change());
   /// The same of a new name in this directory.
   FsResult<> counted_new(const Caller& caller, const std::function<FsResult<>()>& make);
-  FsResult<> change_xattrs(const HeldFd& fd, int64_t most, const std::function<FsResult<>()>& change);
+  FsResult<> change_xattrs(const HeldFd& fd, int64_t most,
+                           const std::function<FsResult<>()>& change);
   FsResult<> remove(const std::string& name, int flags);
-  /// Takes a name out of `directory` by `call`. Who has the file open, or is in the directory that it was, keeps that.
-  FsResult<> take_away(const HeldFd& directory, const std::string& name, const std::function<FsResult<>()>& call);
-  FsResult<> drop_suid(const HeldFd& fd, const Caller& caller);  // and S_ISGID, as a write of his does
+  /// Takes a name out of `directory` by `call`. Who has the file open, or is in the directory that
+  /// it was, keeps that.
+  FsResult<> take_away(const HeldFd& directory, const std::string& name,
+                       const std::function<FsResult<>()>& call);
+  FsResult<> drop_suid(const HeldFd& fd,
+                       const Caller& caller);  // and S_ISGID, as a write of his does
   FsResult<NodeRef> find(const HeldFd& directory, const std::string& name);
   FsResult<Opened> opened(UniqueFd fd, DescriptorShareRef share, int flags);
   void note_open(int fd, bool by_kernel);
   void note_closing(int fd);
   Quotas::Seen look() const;
-  FsResult<NodeRef> adopt_new(const HeldFd& directory, const Caller& caller, const std::string& name, mode_t mode);
+  FsResult<NodeRef> adopt_new(const HeldFd& directory, const Caller& caller,
+                              const std::string& name, mode_t mode);
   static gid_t group_for(const HeldFd& directory, const Caller& caller);
 
   const JobViewRef job_;
@@ -112,15 +123,16 @@ class RealNode : public Node {
   std::mutex space_mutex_;  // what changes its space is counted one by one
   std::atomic<bool> nameless_{false};
   std::atomic<bool> by_kernel_{false};  // it is open, and the kernel writes by itself
-  std::mutex known_mutex_;       // held while it is made known to the quotas, or forgotten; before their own
+  std::mutex
+      known_mutex_;  // held while it is made known to the quotas, or forgotten; before their own
   mutable std::mutex open_mutex_;  // after it
   std::vector<int> open_;          // descriptors of handles; guarded
   mutable Quotas::Seen seen_;      // when there was one last; guarded
 };
 
-/// What a file's user attributes take. By HeldFd::proc_path(), or by a path of which the last link is not followed.
+/// What a file's user attributes take. By HeldFd::proc_path(), or by a path of which the last link
+/// is not followed.
 int64_t xattr_bytes(const HeldFd& file);
 int64_t xattr_bytes(const std::string& path);
-
 
 }  // namespace ptc

@@ -13,9 +13,11 @@ namespace ptc {
 namespace {
 
 /// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
-FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name, EditableFile& file) {
+FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name,
+                     EditableFile& file) {
   PTC_TRY(const HeldFd directory, parent.held());
-  UniqueFd fd(::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  UniqueFd fd(
+      ::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   auto refuse = [&](int error, const std::string& what) {
     parent.job().job().note_refused_save(file.name(), fmt::format("{} is {}", name, what));
     return Errno{error};
@@ -58,10 +60,12 @@ FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
     const std::shared_lock gate(parent.job().space_gate());
     struct stat made = {};
     if (::fstat(fd.get(), &made) != 0) return last_errno();
-    const QuotaAmount space = parent.job().limited() ? QuotaAmount{made.st_blocks * 512, 1} : QuotaAmount{};
+    const QuotaAmount space =
+        parent.job().limited() ? QuotaAmount{made.st_blocks * 512, 1} : QuotaAmount{};
     PTC_TRY(quotas.reserve(account, made.st_uid, space));
     const FsResult<> renamed = target.change([&] {
-      return ::renameat2(job_dir, scratch.c_str(), target_dir.get(), target_name.c_str(), flags) == 0;
+      return ::renameat2(job_dir, scratch.c_str(), target_dir.get(), target_name.c_str(), flags) ==
+             0;
     });
     if (!renamed) quotas.add(account, made.st_uid, {-space.bytes, -space.files});
     return renamed;
@@ -96,8 +100,9 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     if (from != nullptr && to != nullptr) return Errno{EPERM};
     if (from != nullptr) {
       PTC_TRY(const HeldFd directory, target->held());
-      return target->take_away(directory, target_name,
-                               [&] { return move_away(*this, *from, *target, target_name, flags); });
+      return target->take_away(directory, target_name, [&] {
+        return move_away(*this, *from, *target, target_name, flags);
+      });
     }
     bool there = to->exists() && !job_->hidden().hidden(to->name());
     if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
@@ -109,7 +114,8 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
   PTC_TRY(const HeldFd source_dir, held());
   PTC_TRY(const HeldFd target_dir, target->held());
   auto rename_now = [&]() -> FsResult<> {
-    if (::renameat2(source_dir.get(), name.c_str(), target_dir.get(), target_name.c_str(), flags) != 0) {
+    if (::renameat2(source_dir.get(), name.c_str(), target_dir.get(), target_name.c_str(), flags) !=
+        0) {
       return last_errno();
     }
     return ok();
@@ -118,7 +124,8 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     return job_->gate().unless_sealed({key(), target->key()}, rename_now);
   }));
   // What was written under a temporary name is complete now.
-  const UniqueFd moved(::openat(target_dir.get(), target_name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  const UniqueFd moved(
+      ::openat(target_dir.get(), target_name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   if (moved.valid()) note_written(moved.get());
   return ok();
 }

@@ -40,7 +40,7 @@ struct ClusterNode::Impl final : public Cluster {
   std::unique_ptr<PeerServer> server;  // guarded
   std::atomic<JobStore*> store = nullptr;
   std::optional<Meetings> meetings;  // of one attempt to join, which may take several rounds
-  std::string store_id;  // since begin()
+  std::string store_id;              // since begin()
   std::shared_ptr<void> watch;
 
   mutable std::mutex mutex;
@@ -51,11 +51,11 @@ struct ClusterNode::Impl final : public Cluster {
     friend bool operator==(const Known&, const Known&) = default;
   };
   std::map<std::string, Known> members;  // guarded
-  bool refresh = true;                         // read nodes/ again; guarded
-  std::shared_ptr<MetaLease> own_lease;        // guarded
-  int64_t own_revision = 0;                    // of nodes/<self>; guarded
+  bool refresh = true;                   // read nodes/ again; guarded
+  std::shared_ptr<MetaLease> own_lease;  // guarded
+  int64_t own_revision = 0;              // of nodes/<self>; guarded
   std::unique_ptr<SeenNodes> seen_nodes;
-  std::jthread follower;                       // last
+  std::jthread follower;  // last
 
   ~Impl() override {
     follower = {};
@@ -68,12 +68,14 @@ struct ClusterNode::Impl final : public Cluster {
     std::lock_guard lock(mutex);
     std::vector<std::string> names;
     for (const auto& [name, known] : members)
-      if (name != options.node || (own_lease != nullptr && own_lease->alive())) names.push_back(name);
+      if (name != options.node || (own_lease != nullptr && own_lease->alive()))
+        names.push_back(name);
     return names;
   }
 
-  Result<std::string> call(const std::string& node, std::string_view method, const std::string& body,
-                           std::chrono::milliseconds deadline, std::stop_token stop) override {
+  Result<std::string> call(const std::string& node, std::string_view method,
+                           const std::string& body, std::chrono::milliseconds deadline,
+                           std::stop_token stop) override {
     return peers->call(node, method, body, deadline, std::move(stop));
   }
 
@@ -88,7 +90,8 @@ struct ClusterNode::Impl final : public Cluster {
     if (node == options.node) return fence();
     std::lock_guard lock(mutex);
     const auto known = members.find(node);
-    return {std::string(kPrefix) + node, known != members.end() ? known->second.revision : INT64_MAX};
+    return {std::string(kPrefix) + node,
+            known != members.end() ? known->second.revision : INT64_MAX};
   }
 
   std::shared_ptr<const MetaLease> lease() const override {
@@ -106,7 +109,8 @@ struct ClusterNode::Impl final : public Cluster {
         for (PeerNumbers& theirs : server->numbers()) all.push_back(std::move(theirs));
     }
     std::map<std::string, PeerNumbers> by_node;
-    for (const PeerNumbers& one : all) by_node.try_emplace(one.node, PeerNumbers{one.node}).first->second.add(one);
+    for (const PeerNumbers& one : all)
+      by_node.try_emplace(one.node, PeerNumbers{one.node}).first->second.add(one);
     std::vector<PeerNumbers> numbers;
     for (auto& [node, sum] : by_node) numbers.push_back(std::move(sum));
     return numbers;
@@ -132,17 +136,20 @@ Result<> ClusterNode::Impl::begin(const std::string& id) {
   return read_members();
 }
 
-/// Who is killed does not answer. Another who does has a copy of this store, or is of the name by mistake.
+/// Who is killed does not answer. Another who does has a copy of this store, or is of the name by
+/// mistake.
 Result<> ClusterNode::Impl::check_not_running(const MetaEntry& entry) {
   const std::string address = address_in(entry.value);
   if (peers->meet(options.node, address).has_error()) return ok();
   const bool copied = json_text(entry.value, "store") == store_id;
-  return make_error(Code::kAlreadyExists, "node {} runs at {}{}: stop it first, or give this node another {}", options.node,
-                    address, copied ? ", with this store or one that it was copied from" : "", copied ? "store" : "name (--node)");
+  return make_error(
+      Code::kAlreadyExists, "node {} runs at {}{}: stop it first, or give this node another {}",
+      options.node, address, copied ? ", with this store or one that it was copied from" : "",
+      copied ? "store" : "name (--node)");
 }
 
-/// What a daemon that was killed over this store had promised to others is thrown away when the store is
-/// opened: so nobody may decide anything with it from now on.
+/// What a daemon that was killed over this store had promised to others is thrown away when the
+/// store is opened: so nobody may decide anything with it from now on.
 Result<> ClusterNode::Impl::forget_former_self() {
   const std::string key = std::string(kPrefix) + options.node;
   PTC_TRY(auto entry, meta->get(key));
@@ -170,9 +177,12 @@ Result<> ClusterNode::Impl::meet_the_others(const std::string& own_address) {
   Result<> met = meetings->meet(others, own_address);
   if (met.has_value()) return ok();
   const bool refused = met.error().code() == Code::kPermissionDenied;
-  return make_error(met.error().code(), "this node, {} at {}, is not let into the cluster: {}{}", options.node,
-                    own_address, met.error().message(),
-                    refused ? "; all nodes have the same --secret, and certificates of one authority that name them" : "");
+  return make_error(
+      met.error().code(), "this node, {} at {}, is not let into the cluster: {}{}", options.node,
+      own_address, met.error().message(),
+      refused
+          ? "; all nodes have the same --secret, and certificates of one authority that name them"
+          : "");
 }
 
 /// A new lease, and this node's key under it.
@@ -182,9 +192,11 @@ Result<> ClusterNode::Impl::join() {
   PTC_TRY(auto entry, meta->get(key));
   const std::string address = options.advertise.empty() ? listens_at() : options.advertise;
   // Of this store, or of one that was lost: nobody else can listen there.
-  const bool former_self = entry && (json_text(entry->value, "store") == store_id || address_in(entry->value) == address);
+  const bool former_self = entry && (json_text(entry->value, "store") == store_id ||
+                                     address_in(entry->value) == address);
   if (entry && !former_self)
-    return make_error(Code::kBusy, "node {} is in the cluster already, at {}: give this one another "
+    return make_error(Code::kBusy,
+                      "node {} is in the cluster already, at {}: give this one another "
                       "name (--node), or wait until the other's lease has ended",
                       options.node, address_in(entry->value));
   if (entry && address_in(entry->value) != address) {
@@ -196,10 +208,13 @@ Result<> ClusterNode::Impl::join() {
   uint64_t boot = 0;
   if (::getrandom(&boot, sizeof boot, 0) != sizeof boot) return errno_error(errno, "getrandom");
   MetaTransaction transaction;
-  transaction.compares = {{key, entry ? entry->revision : 0}, {std::string(kMembership), membership ? membership->revision : 0}};
+  transaction.compares = {{key, entry ? entry->revision : 0},
+                          {std::string(kMembership), membership ? membership->revision : 0}};
   transaction.puts = {{std::string(kMembership), options.node}, SeenNodes::joined(options.node)};
   transaction.leased_puts = {
-      {key, json::serialize(json::object{{"address", address}, {"store", store_id}, {"boot", fmt::format("{:016x}", boot)}})}};
+      {key,
+       json::serialize(json::object{
+           {"address", address}, {"store", store_id}, {"boot", fmt::format("{:016x}", boot)}})}};
   transaction.lease = fresh.get();
   PTC_TRY(int64_t revision, meta->commit(transaction));
   std::lock_guard lock(mutex);
@@ -258,7 +273,8 @@ void ClusterNode::Impl::follow(std::stop_token stop) {
       next_look = now + kLook;
       const bool before = distrusted().has_value();
       (void)check_identity(*meta, *this);
-      if (JobStore* jobs = store; !before && distrusted() && jobs != nullptr) jobs->nodes_changed();  // it looks on
+      if (JobStore* jobs = store; !before && distrusted() && jobs != nullptr)
+        jobs->nodes_changed();  // it looks on
     }
     if (distrusted()) {
       later = later || read;
@@ -296,13 +312,17 @@ Result<> check(const ClusterOptions& options) {
   PTC_TRY(auto listen, PeerAddress::parse(options.listen));
   if (options.advertise.empty()) {
     if (!is_wildcard(listen)) return ok();
-    return invalid_argument("--listen {} is every address of this machine: --advertise HOST:PORT says at which one the "
-                            "other nodes find it", options.listen);
+    return invalid_argument(
+        "--listen {} is every address of this machine: --advertise HOST:PORT says at which one the "
+        "other nodes find it",
+        options.listen);
   }
   PTC_TRY(auto advertise, PeerAddress::parse(options.advertise));
   if (is_wildcard(advertise))
-    return invalid_argument("--advertise {}: other nodes cannot connect to that; give one address of this machine, or "
-                            "its name", options.advertise);
+    return invalid_argument(
+        "--advertise {}: other nodes cannot connect to that; give one address of this machine, or "
+        "its name",
+        options.advertise);
   return ok();
 }
 
@@ -322,17 +342,19 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   peers.auth = impl->options.auth;
   peers.io = impl->io;
   PTC_TRY(impl->peers, Peers::create(std::move(peers)));
-  PTC_TRY(impl->watch, impl->meta->watch(std::string(kPrefix), [node = impl.get()](const MetaEvent&) {
-    std::lock_guard lock(node->mutex);
-    node->refresh = true;
-    node->changed.notify_all();
-  }));
+  PTC_TRY(impl->watch,
+          impl->meta->watch(std::string(kPrefix), [node = impl.get()](const MetaEvent&) {
+            std::lock_guard lock(node->mutex);
+            node->refresh = true;
+            node->changed.notify_all();
+          }));
   return std::unique_ptr<ClusterNode>(new ClusterNode(std::move(impl)));
 }
 
 ClusterServices ClusterNode::services() {
   Impl* impl = impl_.get();
-  return {impl->meta.get(), impl,
+  return {impl->meta.get(),
+          impl,
           [impl] { return make_tcp_transport(*impl->peers, make_loopback_transport()); },
           impl->options.etcd.cluster,
           fmt::format("{}", fmt::join(impl->options.etcd.endpoints, ",")),
@@ -374,7 +396,8 @@ Result<> ClusterNode::join(JobStore& store) {
   }
   PTC_TRY(std::move(joined));
   PTC_TRY(impl.read_members());
-  impl.follower = std::jthread([node = &impl](std::stop_token stop) { node->follow(std::move(stop)); });
+  impl.follower =
+      std::jthread([node = &impl](std::stop_token stop) { node->follow(std::move(stop)); });
   store.nodes_changed();
   return ok();
 }

@@ -12,10 +12,11 @@ constexpr size_t kAtOnce = 16;
 }  // namespace
 
 void answer_meetings(PeerServer& server, Peers& peers) {
-  server.handle(kMethod, [&peers](std::string_view address, const std::string& from) -> Result<std::string> {
-    PTC_TRY(peers.meet(from, std::string(address)));
-    return std::string();
-  });
+  server.handle(kMethod,
+                [&peers](std::string_view address, const std::string& from) -> Result<std::string> {
+                  PTC_TRY(peers.meet(from, std::string(address)));
+                  return std::string();
+                });
 }
 
 Result<> Meetings::meet(const Other& other, const std::string& own_address) {
@@ -31,7 +32,9 @@ Result<> Meetings::meet(const std::vector<Other>& others, const std::string& own
     if (const auto met = met_.find(other.name); met == met_.end() || met->second != other.revision)
       strangers.push_back(&other);
   const std::vector<Result<>> results =
-      Answers<void>(strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); }, kAtOnce).wait();
+      Answers<void>(
+          strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); }, kAtOnce)
+          .wait();
   const Error* wrong = nullptr;
   size_t count = 0;
   for (size_t i = 0; i < strangers.size(); ++i) {
@@ -42,12 +45,14 @@ Result<> Meetings::meet(const std::vector<Other>& others, const std::string& own
     ++count;
     // A node that is away goes soon; one that refuses this one does not.
     const Error& error = results[i].error();
-    if (wrong == nullptr || (wrong->code() != Code::kPermissionDenied && error.code() == Code::kPermissionDenied))
+    if (wrong == nullptr ||
+        (wrong->code() != Code::kPermissionDenied && error.code() == Code::kPermissionDenied))
       wrong = &error;
   }
   if (wrong == nullptr) return ok();
-  return Error(wrong->code(), count == 1 ? wrong->message()
-                                         : fmt::format("{} (and {} more)", wrong->message(), count - 1));
+  return Error(wrong->code(), count == 1
+                                  ? wrong->message()
+                                  : fmt::format("{} (and {} more)", wrong->message(), count - 1));
 }
 
 }  // namespace ptc

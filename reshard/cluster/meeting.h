@@ -1,5 +1,5 @@
-// A node is one of a cluster once every other one has let it in, and it those: else it would be there for all, and what
-// needs all nodes would fail on each.
+// A node is one of a cluster once every other one has let it in, and it those: else it would be
+// there for all, and what needs all nodes would fail on each.
 #pragma once
 
 #include <map>
@@ -14,7 +14,8 @@ namespace ptc {
 /// Answers "meet" of nodes that want to join, by connecting to where they say that they listen.
 void answer_meetings(PeerServer& server, Peers& peers);
 
-/// The others as this node has met them: when this was so, by the revision of their keys. Threads: one at a time.
+/// The others as this node has met them: when this was so, by the revision of their keys. Threads:
+/// one at a time.
 class Meetings {
  public:
   struct Other {
@@ -23,9 +24,10 @@ class Meetings {
   };
   explicit Meetings(Peers& peers) : peers_(peers) {}
 
-  /// Meets those that it has not met yet, many at a time: this node connects to the other, the other to `own_address`,
-  /// and both prove who they are each time. `peers` knows their addresses.
-  /// Errors name the first node, and say what is wrong: kPermissionDenied (secret, certificate, cluster), kUnavailable.
+  /// Meets those that it has not met yet, many at a time: this node connects to the other, the
+  /// other to `own_address`, and both prove who they are each time. `peers` knows their addresses.
+  /// Errors name the first node, and say what is wrong: kPermissionDenied (secret, certificate,
+  /// cluster), kUnavailable.
   Result<> meet(const std::vector<Other>& others, const std::string& own_address);
 
  private:

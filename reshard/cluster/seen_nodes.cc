@@ -14,7 +14,9 @@ constexpr std::string_view kSeenKeys = "seen/";
 constexpr int64_t kForgottenAfterNs = int64_t{7} * 24 * 3600 * 1'000'000'000;
 
 int64_t wall_clock_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 std::string seen_key(const std::string& node) { return std::string(kSeenKeys) + node; }
@@ -28,13 +30,15 @@ Cluster::Seen seen_from(std::string node, std::string_view text) {
   auto value = parse_json(text);
   if (!value || !value.value().is_object()) return seen;
   const json::object& object = value.value().get_object();
-  if (const json::value* there = object.if_contains("there")) seen.there = there->is_bool() && there->get_bool();
+  if (const json::value* there = object.if_contains("there"))
+    seen.there = there->is_bool() && there->get_bool();
   auto since = json_uint(object, "since_ns", INT64_MAX);
   if (since) seen.since_ns = static_cast<int64_t>(since.value().value_or(0));
   return seen;
 }
 
-/// Who sees to a node that is gone: the next of those that are there, by name, and after the last the first.
+/// Who sees to a node that is gone: the next of those that are there, by name, and after the last
+/// the first.
 const std::string& next_of(const std::string& gone, const std::vector<std::string>& there) {
   const auto next = std::upper_bound(there.begin(), there.end(), gone);
   return next != there.end() ? *next : there.front();
@@ -44,9 +48,10 @@ const std::string& next_of(const std::string& gone, const std::vector<std::strin
 
 Result<std::unique_ptr<SeenNodes>> SeenNodes::open(MetaClient& meta) {
   std::unique_ptr<SeenNodes> nodes(new SeenNodes(meta));
-  PTC_TRY(nodes->watch_, meta.watch(std::string(kSeenKeys), [all = nodes.get()](const MetaEvent& event) {
-    all->take(event.key, event.value ? &*event.value : nullptr, event.revision);
-  }));
+  PTC_TRY(nodes->watch_,
+          meta.watch(std::string(kSeenKeys), [all = nodes.get()](const MetaEvent& event) {
+            all->take(event.key, event.value ? &*event.value : nullptr, event.revision);
+          }));
   PTC_TRY(auto entries, meta.list(kSeenKeys));
   for (const MetaEntry& entry : entries) nodes->take(entry.key, &entry.value, entry.revision);
   return nodes;
@@ -101,7 +106,8 @@ Result<> SeenNodes::note_gone(const Cluster& cluster, const std::string& node) {
     seen.there = false;
     seen.since_ns = wall_clock_ns();
     MetaTransaction transaction;
-    transaction.compares = {{entry->key, entry->revision}, {std::string(kMemberKeys) + node, 0}, cluster.fence()};
+    transaction.compares = {
+        {entry->key, entry->revision}, {std::string(kMemberKeys) + node, 0}, cluster.fence()};
     if (const auto identity = cluster.identity()) transaction.compares.push_back(*identity);
     transaction.puts = {{entry->key, text_of(seen)}};
     Result<int64_t> noted = meta_.commit(transaction);

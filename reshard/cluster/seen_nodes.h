@@ -1,8 +1,9 @@
-// Which nodes were ever there, and since when each is there or not: keys seen/<node>, which outlive the leases.
+// Which nodes were ever there, and since when each is there or not: keys seen/<node>, which outlive
+// the leases.
 //
-// A node that joins puts its own, in the same transaction. That one is gone is noted by one of those that are there, the
-// next by name, so that n nodes do not all write when one dies; the others hear of it by the watch. A key is so written
-// only when its node comes or goes.
+// A node that joins puts its own, in the same transaction. That one is gone is noted by one of
+// those that are there, the next by name, so that n nodes do not all write when one dies; the
+// others hear of it by the watch. A key is so written only when its node comes or goes.
 #pragma once
 
 #include <map>
@@ -26,9 +27,9 @@ class SeenNodes {
 
   /// What the transaction puts with which a node joins.
   static std::pair<std::string, std::string> joined(const std::string& node);
-  /// Notes of those that are gone, and of which this node is to see to that, that they are; and forgets, for all, those
-  /// that have been gone for a week. `there`: members, by name, as `cluster` has just found. Does nothing where this node
-  /// is none of them.
+  /// Notes of those that are gone, and of which this node is to see to that, that they are; and
+  /// forgets, for all, those that have been gone for a week. `there`: members, by name, as
+  /// `cluster` has just found. Does nothing where this node is none of them.
   Result<> update(const Cluster& cluster, const std::vector<std::string>& there);
   std::vector<Cluster::Seen> all() const;  // by name
 

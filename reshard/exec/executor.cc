@@ -53,12 +53,9 @@ uint64_t ChecksumLedger::elements(uint32_t tensor) const {
 Executor::Executor(unsigned threads, std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)), team_(threads) {}
 
-Result<std::vector<ImageRef>> Executor::materialise(ImageStore& images,
-                                                    const std::vector<Target>& targets,
-                                                    const std::vector<TensorFacts>& tensors,
-                                                    ChecksumLedger& ledger,
-                                                    std::atomic<uint64_t>& bytes_done,
-                                                    std::stop_token stop) {
+Result<std::vector<ImageRef>> Executor::materialise(
+    ImageStore& images, const std::vector<Target>& targets, const std::vector<TensorFacts>& tensors,
+    ChecksumLedger& ledger, std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
   std::vector<ImageWriter> writers;
   std::vector<ImageSums> sums;
   std::vector<Chunk> chunks;
@@ -86,7 +83,8 @@ Result<std::vector<ImageRef>> Executor::materialise(ImageStore& images,
           for (uint64_t at = 0; at < block.size(); at += kWindowBytes) {
             const auto window = block.subspan(at, std::min(kWindowBytes, block.size() - at));
             size_t next = pieces.size();
-            PTC_TRY(targets[chunk.image].program->read_in_place(*transport_, begin + at, window, pieces, stop));
+            PTC_TRY(targets[chunk.image].program->read_in_place(*transport_, begin + at, window,
+                                                                pieces, stop));
             for (uint64_t to = begin + at; next < pieces.size(); to += pieces[next++].size())
               sums[chunk.image].add(to, pieces[next]);
           }
@@ -137,7 +135,8 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
       chunks.size(),
       [&](size_t i) -> Result<> {
         const Chunk& chunk = chunks[i];
-        if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
+        if (stop.stop_requested())
+          return make_error(Code::kCancelled, "nobody waits for it any more");
         if (!images[chunk.image].image->is_here()) {
           std::vector<std::byte> buffer(chunk.end - chunk.begin);
           FetchItem item{images[chunk.image].image, {}, chunk.begin, chunk.end, buffer.data()};
@@ -166,15 +165,15 @@ Result<> compare(const ChecksumLedger& ledger, const std::vector<TensorFacts>& t
   for (uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
     PTC_TRY(auto elements, num_elements(tensors[tensor].shape));
     if (!all && ledger.elements(tensor) != elements) continue;
-    if (ledger.elements(tensor) == elements &&
-        ledger.total(tensor) == tensors[tensor].checksum)
+    if (ledger.elements(tensor) == elements && ledger.total(tensor) == tensors[tensor].checksum)
       continue;
     if (++count <= 3) wrong += fmt::format("{}{}", wrong.empty() ? "" : ", ", name(tensor));
   }
   if (count == 0) return ok();
-  return make_error(Code::kCorrupt, "the bytes of {} tensor{} do not have the checksum they had when "
-                    "they were committed: {}{}", count, count == 1 ? "" : "s", wrong,
-                    count > 3 ? ", …" : "");
+  return make_error(Code::kCorrupt,
+                    "the bytes of {} tensor{} do not have the checksum they had when "
+                    "they were committed: {}{}",
+                    count, count == 1 ? "" : "s", wrong, count > 3 ? ", …" : "");
 }
 
 }  // namespace
@@ -184,7 +183,8 @@ Result<> compare_checksums(const ChecksumLedger& ledger, const std::vector<Tenso
   return compare(ledger, tensors, name, /*all=*/true);
 }
 
-Result<> compare_whole_tensors(const ChecksumLedger& ledger, const std::vector<TensorFacts>& tensors,
+Result<> compare_whole_tensors(const ChecksumLedger& ledger,
+                               const std::vector<TensorFacts>& tensors,
                                const std::function<std::string(uint32_t)>& name) {
   return compare(ledger, tensors, name, /*all=*/false);
 }

@@ -79,7 +79,8 @@ class Executor {
     const ImageLayout* layout;
     const Image* image;
   };
-  /// Reads every array of the images, wherever they lie, and adds the checksums of its pieces to `ledger`.
+  /// Reads every array of the images, wherever they lie, and adds the checksums of its pieces to
+  /// `ledger`.
   Result<> hash_images(const std::vector<StoredArrays>& images,
                        const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
                        std::stop_token stop);
@@ -94,7 +95,8 @@ class Executor {
 Result<> compare_checksums(const ChecksumLedger& ledger, const std::vector<TensorFacts>& tensors,
                            const std::function<std::string(uint32_t)>& name);
 /// The same of those tensors of which the ledger has every element.
-Result<> compare_whole_tensors(const ChecksumLedger& ledger, const std::vector<TensorFacts>& tensors,
+Result<> compare_whole_tensors(const ChecksumLedger& ledger,
+                               const std::vector<TensorFacts>& tensors,
                                const std::function<std::string(uint32_t)>& name);
 
 }  // namespace ptc

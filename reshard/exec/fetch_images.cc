@@ -14,7 +14,8 @@ constexpr uint64_t kCopyBytes = 16 << 20;
 
 using Range = std::pair<uint64_t, uint64_t>;  // of bytes: begin and end
 
-/// Takes space for padding, which nobody writes. (Asking for the whole image again would look at every page of it.)
+/// Takes space for padding, which nobody writes. (Asking for the whole image again would look at
+/// every page of it.)
 Result<> take_rest(ImageWriter& writer, const ImageLayout& layout, std::vector<Range> taken) {
   std::sort(taken.begin(), taken.end());
   taken.emplace_back(layout.bytes, layout.bytes);
@@ -36,15 +37,13 @@ FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin,
 
 }  // namespace
 
-Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
-                                           const std::vector<FetchTarget>& targets,
-                                           const FetchSources& sources,
-                                           const std::vector<TensorFacts>& tensors,
-                                           ChecksumLedger& ledger,
-                                           std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
+Result<std::vector<ImageRef>> fetch_images(
+    ImageStore& images, Executor& executor, const std::vector<FetchTarget>& targets,
+    const FetchSources& sources, const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
+    std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
   std::vector<ImageWriter> writers;
   std::vector<std::span<std::byte>> memory;
-  std::vector<ImageRef> shown;             // of which other nodes may want what has come
+  std::vector<ImageRef> shown;                    // of which other nodes may want what has come
   std::unordered_map<uint32_t, size_t> position;  // of a target's number
   for (const FetchTarget& target : targets) {
     PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater));
@@ -87,17 +86,21 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
       if (transfer.source_image >= sources.images.size()) {
         const auto from = position.find(transfer.source_image - sources.images.size());
         if (from == position.end() || from->second >= t)
-          return make_error(Code::kInternal, "target {} copies from target {}, which is not there yet",
+          return make_error(Code::kInternal,
+                            "target {} copies from target {}, which is not there yet",
                             targets[t].number, transfer.source_image - sources.images.size());
-        within.push_back({{t, begin, end}, item_of(transfer, nullptr, begin, end, memory[t], writers[t]),
+        within.push_back({{t, begin, end},
+                          item_of(transfer, nullptr, begin, end, memory[t], writers[t]),
                           memory[from->second].data()});
         sums.expect({t, begin, end});
         continue;
       }
       const ImageRef& source = sources.images[transfer.source_image];
-      if (source == nullptr) return make_error(Code::kInternal, "a source of the plan is not there");
+      if (source == nullptr)
+        return make_error(Code::kInternal, "a source of the plan is not there");
       if (!source->is_here()) {
-        remote.add(t, targets[t].number, transfer, item_of(transfer, source.get(), begin, end, memory[t], writers[t]),
+        remote.add(t, targets[t].number, transfer,
+                   item_of(transfer, source.get(), begin, end, memory[t], writers[t]),
                    writers[t].id());
         sums.expect({t, begin, end});
         continue;
@@ -105,7 +108,8 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
       for (uint64_t at = begin; at < end; at += kCopyBytes) {
         const uint64_t to = std::min(at + kCopyBytes, end);
         if (local.empty() || local.back().bytes >= kCopyBytes) local.emplace_back();
-        local.back().items.push_back(item_of(transfer, source.get(), at, to, memory[t], writers[t]));
+        local.back().items.push_back(
+            item_of(transfer, source.get(), at, to, memory[t], writers[t]));
         local.back().parts.push_back({t, at, to});
         local.back().bytes += to - at;
         sums.expect({t, at, to});

@@ -18,34 +18,36 @@ struct FetchTarget {
   SharedVector<Transfer> transfers;
 };
 
-/// The other nodes that make images of the same plan, where it has relays. A window is named by its target
-/// and the byte at which it begins. Threads: any.
+/// The other nodes that make images of the same plan, where it has relays. A window is named by its
+/// target and the byte at which it begins. Threads: any.
 class Relays {
  public:
   virtual ~Relays() = default;
   /// On which node a target is made: the same number means the same node.
   virtual uint32_t node_of(uint32_t target) const = 0;
-  /// The image on another node that becomes the target, once the window is in it. An error: take it from the
-  /// source, and ask this node no more.
+  /// The image on another node that becomes the target, once the window is in it. An error: take it
+  /// from the source, and ask this node no more.
   virtual Result<ImageRef> wait_for(uint32_t target, uint64_t window, std::stop_token stop) = 0;
-  /// A window that others may want has come, into an image on this node that can be read under this id.
+  /// A window that others may want has come, into an image on this node that can be read under this
+  /// id.
   virtual void arrived(uint32_t target, uint64_t window, const ImageId& image) = 0;
 };
 
 struct FetchSources {
   std::vector<ImageRef> images;  // by Transfer::source_image; null where no transfer uses it
-  /// Another image with the same bytes as image `i`, on another node, once that one failed: asked with
-  /// growing `attempt` from 1; nullptr: there is none.
+  /// Another image with the same bytes as image `i`, on another node, once that one failed: asked
+  /// with growing `attempt` from 1; nullptr: there is none.
   std::function<ImageRef(uint32_t i, uint32_t attempt)> alternative;
   Relays* relays = nullptr;  // where a transfer has a window
 };
 
 /// Makes the targets, published in their order, and adds the checksums of their arrays to `ledger`.
-/// What lies here is copied by all threads; meanwhile what lies elsewhere comes straight into the new images, in
-/// one stream from each node, and what others relay in one from each of them (remote_fetch.h); meanwhile what is
-/// whole is hashed (incoming_sums.h). Last, what one target has of another is copied. A node that fails is
-/// replaced by another holder, one that relays by the source, and what arrived is not sent again. `bytes_done`
-/// grows by the bytes written. On an error no image stays behind.
+/// What lies here is copied by all threads; meanwhile what lies elsewhere comes straight into the
+/// new images, in one stream from each node, and what others relay in one from each of them
+/// (remote_fetch.h); meanwhile what is whole is hashed (incoming_sums.h). Last, what one target has
+/// of another is copied. A node that fails is replaced by another holder, one that relays by the
+/// source, and what arrived is not sent again. `bytes_done` grows by the bytes written. On an error
+/// no image stays behind.
 Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
                                            const std::vector<FetchTarget>& targets,
                                            const FetchSources& sources,

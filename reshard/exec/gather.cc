@@ -45,13 +45,15 @@ Result<> GatherProgram::begin_window(uint64_t offset, std::span<std::byte> out, 
   return ok();
 }
 
-Result<std::vector<FetchItem>> GatherProgram::items_of(uint64_t offset, std::span<std::byte> out) const {
+Result<std::vector<FetchItem>> GatherProgram::items_of(uint64_t offset,
+                                                       std::span<std::byte> out) const {
   std::vector<FetchItem> items;
-  PTC_TRY(begin_window(offset, out, [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
-    items.push_back({sources_[transfer.source_image].get(), transfer.copy, from, to,
-                     out.data() + (from - offset)});
-    return ok();
-  }));
+  PTC_TRY(begin_window(offset, out,
+                       [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
+                         items.push_back({sources_[transfer.source_image].get(), transfer.copy,
+                                          from, to, out.data() + (from - offset)});
+                         return ok();
+                       }));
   return items;
 }
 
@@ -62,7 +64,8 @@ Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<st
 }
 
 Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<std::byte> out,
-                             std::chrono::milliseconds silence, std::set<std::string>& absent) const {
+                             std::chrono::milliseconds silence,
+                             std::set<std::string>& absent) const {
   PTC_TRY(auto items, items_of(offset, out));
   Result<> fetched = transport.fetch(items, {}, silence);
   if (fetched.has_error())
@@ -71,7 +74,8 @@ Result<> GatherProgram::read(Transport& transport, uint64_t offset, std::span<st
   return fetched;
 }
 
-Result<> GatherProgram::read_in_place(Transport& transport, uint64_t offset, std::span<std::byte> buffer,
+Result<> GatherProgram::read_in_place(Transport& transport, uint64_t offset,
+                                      std::span<std::byte> buffer,
                                       std::vector<std::span<const std::byte>>& pieces,
                                       std::stop_token stop) const {
   constexpr uint64_t kLongRun = 16 << 10;  // from here on one more piece costs less than the copy
@@ -81,23 +85,25 @@ Result<> GatherProgram::read_in_place(Transport& transport, uint64_t offset, std
   };
   std::vector<Run> runs;
   std::vector<FetchItem> items;
-  PTC_TRY(begin_window(offset, buffer, [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
-    const Image& source = *sources_[transfer.source_image];
-    if (transfer.copy.run_bytes < kLongRun || !source.is_here()) {
-      items.push_back({&source, transfer.copy, from, to, buffer.data() + (from - offset)});
-      return ok();
-    }
-    PTC_TRY(auto bytes, source.map());
-    if (transfer.copy.source_end() > bytes.size())
-      return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", source.id().text,
-                        bytes.size(), transfer.copy.source_end());
-    for_each_run(transfer.copy, from, to, [&](uint64_t at, uint64_t target, uint64_t count) {
-      runs.push_back({target, bytes.subspan(at, count)});
-    });
-    return ok();
-  }));
+  PTC_TRY(begin_window(
+      offset, buffer, [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
+        const Image& source = *sources_[transfer.source_image];
+        if (transfer.copy.run_bytes < kLongRun || !source.is_here()) {
+          items.push_back({&source, transfer.copy, from, to, buffer.data() + (from - offset)});
+          return ok();
+        }
+        PTC_TRY(auto bytes, source.map());
+        if (transfer.copy.source_end() > bytes.size())
+          return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed",
+                            source.id().text, bytes.size(), transfer.copy.source_end());
+        for_each_run(transfer.copy, from, to, [&](uint64_t at, uint64_t target, uint64_t count) {
+          runs.push_back({target, bytes.subspan(at, count)});
+        });
+        return ok();
+      }));
   PTC_TRY(transport.fetch(items, std::move(stop)));
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.target < b.target; });
+  std::sort(runs.begin(), runs.end(),
+            [](const Run& a, const Run& b) { return a.target < b.target; });
   size_t at = 0;  // in the buffer
   for (const Run& run : runs) {
     if (offset + at < run.target) pieces.push_back(buffer.subspan(at, run.target - offset - at));

@@ -33,35 +33,38 @@ class GatherProgram {
   /// runs that fall into the window: O(log transfers + runs).
   Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out,
                 std::stop_token stop = {}) const;
-  /// For who has other sources to turn to: `silence` is Transport::fetch()'s. After an error `absent` has the nodes of
-  /// which not all has come.
-  Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out, std::chrono::milliseconds silence,
-                std::set<std::string>& absent) const;
+  /// For who has other sources to turn to: `silence` is Transport::fetch()'s. After an error
+  /// `absent` has the nodes of which not all has come.
+  Result<> read(Transport& transport, uint64_t offset, std::span<std::byte> out,
+                std::chrono::milliseconds silence, std::set<std::string>& absent) const;
 
-  /// The bytes from `offset` on, as many as `buffer` has, as pieces that follow each other, put behind
-  /// those in `pieces`: long runs of images that are here lie where they are, all else is in `buffer`.
+  /// The bytes from `offset` on, as many as `buffer` has, as pieces that follow each other, put
+  /// behind those in `pieces`: long runs of images that are here lie where they are, all else is in
+  /// `buffer`.
   Result<> read_in_place(Transport& transport, uint64_t offset, std::span<std::byte> buffer,
-                         std::vector<std::span<const std::byte>>& pieces, std::stop_token stop = {}) const;
+                         std::vector<std::span<const std::byte>>& pieces,
+                         std::stop_token stop = {}) const;
 
   /// Reads [begin, end) through a buffer that stays in the cache: `visit` gets it window by window,
   /// and must be done with a window when it returns. Its first error is returned.
-  Result<> read_in_windows(Transport& transport, uint64_t begin, uint64_t end,
-                           const std::function<Result<>(uint64_t offset,
-                                                        std::span<const std::byte>)>& visit,
-                           std::stop_token stop = {}) const;
+  Result<> read_in_windows(
+      Transport& transport, uint64_t begin, uint64_t end,
+      const std::function<Result<>(uint64_t offset, std::span<const std::byte>)>& visit,
+      std::stop_token stop = {}) const;
 
  private:
   Result<std::vector<FetchItem>> items_of(uint64_t offset, std::span<std::byte> out) const;
-  /// Header and padding; then `visit(transfer, from, to)` with each transfer that reaches into the window.
+  /// Header and padding; then `visit(transfer, from, to)` with each transfer that reaches into the
+  /// window.
   template <class Visit>
   Result<> begin_window(uint64_t offset, std::span<std::byte> out, Visit visit) const;
 
   SharedText header_;
   uint64_t bytes_;
-  SharedVector<Transfer> transfers_;       // by target_offset
-  std::vector<uint64_t> end_so_far_;      // greatest target_end of transfers 0 … i
+  SharedVector<Transfer> transfers_;  // by target_offset
+  std::vector<uint64_t> end_so_far_;  // greatest target_end of transfers 0 … i
   std::vector<ImageRef> sources_;
-  uint64_t transferred_bytes_ = 0;        // header and all transfers; < bytes_: there is padding
+  uint64_t transferred_bytes_ = 0;  // header and all transfers; < bytes_: there is padding
 };
 
 }  // namespace ptc

@@ -16,10 +16,10 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
                         slot.byte_offset + bytes);
     for (const Piece& piece : slot.part.pieces) {
       if (piece.global.empty()) continue;
-      PTC_TRY(auto copy, make_strided_copy({0, facts.shape}, piece.global.offset,
-                                           array_at(slot.part, slot.byte_offset),
-                                           piece.local_offset, piece.global.extent,
-                                           dtype_bits(facts.dtype)));
+      PTC_TRY(auto copy,
+              make_strided_copy({0, facts.shape}, piece.global.offset,
+                                array_at(slot.part, slot.byte_offset), piece.local_offset,
+                                piece.global.extent, dtype_bits(facts.dtype)));
       sums.pieces_.emplace_back(slot.tensor, &piece, copy);
     }
   }
@@ -36,9 +36,8 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
 
 void ImageSums::add(uint64_t offset, std::span<const std::byte> window) {
   const uint64_t end = offset + window.size();
-  auto it = std::partition_point(pieces_.begin(), pieces_.end(), [&](const PieceSum& piece) {
-    return piece.end_so_far <= offset;
-  });
+  auto it = std::partition_point(pieces_.begin(), pieces_.end(),
+                                 [&](const PieceSum& piece) { return piece.end_so_far <= offset; });
   for (; it != pieces_.end() && it->from_logical.target_offset < end; ++it) {
     Checksum sum;
     for_each_run(it->from_logical, offset, end,
@@ -64,9 +63,8 @@ Checksum ImageSums::beside(uint64_t offset, std::span<const std::byte> window) c
   if (!padded_ || begin >= end) return {};
   // Checksums are linear: what all have, without what pieces have.
   Checksum rest = checksum_of_run(window.subspan(begin - offset), begin);
-  auto it = std::partition_point(pieces_.begin(), pieces_.end(), [&](const PieceSum& piece) {
-    return piece.end_so_far <= begin;
-  });
+  auto it = std::partition_point(pieces_.begin(), pieces_.end(),
+                                 [&](const PieceSum& piece) { return piece.end_so_far <= begin; });
   for (; it != pieces_.end() && it->from_logical.target_offset < end; ++it)
     for_each_run(it->from_logical, begin, end, [&](uint64_t, uint64_t at, uint64_t bytes) {
       const Checksum sum = checksum_of_run(window.subspan(at - offset, bytes), at);
@@ -79,12 +77,14 @@ bool ImageSums::padding_is_zero(std::span<const std::byte> image, uint64_t begin
   uint64_t in_pieces = 0;
   for (const PieceSum& piece : pieces_) in_pieces += piece.from_logical.total_bytes();
   if (begin + in_pieces >= image.size()) return true;
-  // Checksums are linear, and zeros count nothing: with none but zeros elsewhere, the pieces have the sum of all.
+  // Checksums are linear, and zeros count nothing: with none but zeros elsewhere, the pieces have
+  // the sum of all.
   Checksum of_pieces;
   for (const PieceSum& piece : pieces_)
-    for_each_run(piece.from_logical, 0, image.size(), [&](uint64_t, uint64_t offset, uint64_t bytes) {
-      of_pieces += checksum_of_run(image.subspan(offset, bytes), offset);
-    });
+    for_each_run(piece.from_logical, 0, image.size(),
+                 [&](uint64_t, uint64_t offset, uint64_t bytes) {
+                   of_pieces += checksum_of_run(image.subspan(offset, bytes), offset);
+                 });
   return checksum_of_run(image.subspan(begin), begin) == of_pieces;
 }
 

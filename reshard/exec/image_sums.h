@@ -22,28 +22,30 @@ class ImageSums {
   /// reaches beyond the image's bytes.
   static Result<ImageSums> make(const ImageLayout& layout, const std::vector<TensorFacts>& tensors);
 
-  /// Adds what lies in `window`, the image's bytes from `offset` on. Threads: any, at the same time;
-  /// each byte of the image once.
+  /// Adds what lies in `window`, the image's bytes from `offset` on. Threads: any, at the same
+  /// time; each byte of the image once.
   void add(uint64_t offset, std::span<const std::byte> window);
 
   /// Adds each piece's sum to the ledger, once all of the image has been added.
   Result<> give_to(ChecksumLedger& ledger) const;
 
-  /// Calls visit(tensor, box, begin, end, sum) for every piece: it lies within the image's bytes [begin, end), and `sum` is of
-  /// what has been added of it.
+  /// Calls visit(tensor, box, begin, end, sum) for every piece: it lies within the image's bytes
+  /// [begin, end), and `sum` is of what has been added of it.
   template <class Visit>
   void for_each(Visit visit) const {
     for (const PieceSum& piece : pieces_)
-      visit(piece.tensor, piece.piece->global, piece.from_logical.target_offset, piece.from_logical.target_end(),
+      visit(piece.tensor, piece.piece->global, piece.from_logical.target_offset,
+            piece.from_logical.target_end(),
             Checksum{{piece.lane[0].load(), piece.lane[1].load()}});
   }
 
-  /// The checksum of what lies in `window`, behind the header, and belongs to no piece. Zeros count nothing: over all of the
-  /// image it adds up to Checksum() where all padding is zero. Cost: where there is any, each byte twice.
+  /// The checksum of what lies in `window`, behind the header, and belongs to no piece. Zeros count
+  /// nothing: over all of the image it adds up to Checksum() where all padding is zero. Cost: where
+  /// there is any, each byte twice.
   Checksum beside(uint64_t offset, std::span<const std::byte> window) const;
 
-  /// Whether what belongs to no piece, padding, is zero from `begin` on. `image` is all of its bytes. Cost: where
-  /// there is any, each byte twice.
+  /// Whether what belongs to no piece, padding, is zero from `begin` on. `image` is all of its
+  /// bytes. Cost: where there is any, each byte twice.
   bool padding_is_zero(std::span<const std::byte> image, uint64_t begin) const;
 
  private:
@@ -57,7 +59,9 @@ class ImageSums {
     PieceSum(uint32_t number, const Piece* of, const StridedCopy& copy)
         : tensor(number), piece(of), from_logical(copy), end_so_far(copy.target_end()) {}
     PieceSum(PieceSum&& other) noexcept
-        : tensor(other.tensor), piece(other.piece), from_logical(other.from_logical),
+        : tensor(other.tensor),
+          piece(other.piece),
+          from_logical(other.from_logical),
           end_so_far(other.end_so_far) {}  // only before anything is added
     PieceSum& operator=(PieceSum&& other) noexcept {
       tensor = other.tensor, piece = other.piece, from_logical = other.from_logical;

@@ -19,12 +19,14 @@ void for_each_chunk(uint64_t begin, uint64_t end, Visit visit) {
 Result<> IncomingSums::add(const ImageLayout& layout, std::span<const std::byte> memory,
                            const std::vector<TensorFacts>& tensors) {
   PTC_TRY(auto sums, ImageSums::make(layout, tensors));
-  images_.push_back({std::move(sums), memory, std::vector<uint32_t>((memory.size() + kSummedAtOnce - 1) / kSummedAtOnce)});
+  images_.push_back({std::move(sums), memory,
+                     std::vector<uint32_t>((memory.size() + kSummedAtOnce - 1) / kSummedAtOnce)});
   return ok();
 }
 
 void IncomingSums::expect(const ImagePart& part) {
-  for_each_chunk(part.begin, part.end, [&](uint64_t chunk) { ++images_[part.image].expected[chunk]; });
+  for_each_chunk(part.begin, part.end,
+                 [&](uint64_t chunk) { ++images_[part.image].expected[chunk]; });
 }
 
 void IncomingSums::start() {
@@ -50,9 +52,11 @@ void IncomingSums::came(std::span<const ImagePart> parts) {
 void IncomingSums::hash(const Chunk& chunk) {
   ImageChunks& image = images_[chunk.image];
   const uint64_t begin = chunk.number * kSummedAtOnce;
-  const auto bytes = image.memory.subspan(begin, std::min(kSummedAtOnce, image.memory.size() - begin));
+  const auto bytes =
+      image.memory.subspan(begin, std::min(kSummedAtOnce, image.memory.size() - begin));
   image.sums.add(begin, bytes);
-  // Nobody reads it here again, in most cases: let go of now, while there is time, it need not be at the end.
+  // Nobody reads it here again, in most cases: let go of now, while there is time, it need not be
+  // at the end.
   ::madvise(const_cast<std::byte*>(bytes.data()), bytes.size(), MADV_DONTNEED);
 }
 

@@ -1,4 +1,5 @@
-// Checksums of images that are being filled from several sides, taken chunk by chunk as these become whole.
+// Checksums of images that are being filled from several sides, taken chunk by chunk as these
+// become whole.
 #pragma once
 
 #include <atomic>
@@ -23,14 +24,14 @@ struct ImagePart {
   uint64_t begin, end;
 };
 
-/// Images are numbered as they were added. First add() and expect() everything, then start(); came() of each
-/// part once; finish() when all has come. A thread of its own hashes meanwhile.
+/// Images are numbered as they were added. First add() and expect() everything, then start();
+/// came() of each part once; finish() when all has come. A thread of its own hashes meanwhile.
 class IncomingSums {
  public:
   IncomingSums() = default;
 
-  /// `layout` and `memory`, the whole image in a shared mapping of its file, outlive this. What is hashed is taken
-  /// out of the process's memory; who touches it again gets it from the file.
+  /// `layout` and `memory`, the whole image in a shared mapping of its file, outlive this. What is
+  /// hashed is taken out of the process's memory; who touches it again gets it from the file.
   Result<> add(const ImageLayout& layout, std::span<const std::byte> memory,
                const std::vector<TensorFacts>& tensors);
   /// Something will be written into bytes [begin, end) of the image.

@@ -11,7 +11,7 @@ namespace ptc {
 namespace {
 
 constexpr uint32_t kMostAttempts = 8;
-constexpr int kStreams = 2;             // from each node
+constexpr int kStreams = 2;                 // from each node
 constexpr uint64_t kBatchBytes = 16 << 20;  // asked for at a time: many round trips' worth
 
 uint64_t bytes_to_come(const std::vector<FetchItem>& items) {
@@ -30,8 +30,8 @@ StridedCopy in_place(StridedCopy copy) {
 
 }  // namespace
 
-void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer, const FetchItem& item,
-                      const ImageId& id) {
+void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer,
+                      const FetchItem& item, const ImageId& id) {
   auto add_to = [&](Batch& batch) {
     batch.items.push_back(item);
     batch.parts.push_back({image, item.begin, item.end});
@@ -136,7 +136,8 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
       ask = lane.relays;
     }
     if (ask) {
-      Result<ImageRef> image = sources_.relays->wait_for(work->window->first, work->window->second, stop);
+      Result<ImageRef> image =
+          sources_.relays->wait_for(work->window->first, work->window->second, stop);
       Result<> fetched = ok();
       if (image.has_value()) {
         std::vector<FetchItem> items = batch.items;
@@ -184,9 +185,11 @@ Result<> RemoteFetch::run(std::stop_token stop) {
     std::vector<std::jthread> threads;
     for (int stream = 0; stream < kStreams; ++stream) {
       for (auto& [node, lane] : lanes_)
-        threads.emplace_back([&, lane = &lane] { note(fetch_lane(*lane, lanes_stop.get_token())); });
+        threads.emplace_back(
+            [&, lane = &lane] { note(fetch_lane(*lane, lanes_stop.get_token())); });
       for (auto& [node, lane] : relayed_)
-        threads.emplace_back([&, lane = &lane] { note(fetch_relayed(*lane, lanes_stop.get_token())); });
+        threads.emplace_back(
+            [&, lane = &lane] { note(fetch_relayed(*lane, lanes_stop.get_token())); });
     }
   }
   if (first_error) return *std::move(first_error);

@@ -25,16 +25,18 @@ class RemoteFetch {
   /// They have come, each of one transfer. Threads: any.
   using Came = std::function<void(std::span<const ImagePart> parts)>;
   /// `bytes_done` grows by the bytes that come. All arguments outlive this.
-  RemoteFetch(Transport& transport, const FetchSources& sources, std::atomic<uint64_t>& bytes_done, Came came)
+  RemoteFetch(Transport& transport, const FetchSources& sources, std::atomic<uint64_t>& bytes_done,
+              Came came)
       : transport_(transport), sources_(sources), bytes_done_(bytes_done), came_(std::move(came)) {}
 
-  /// Of the image of the plan's target `target`: `item` is what comes of the transfer. Where the transfer has
-  /// a window, the image can be read under `id`.
-  void add(size_t image, uint32_t target, const Transfer& transfer, const FetchItem& item, const ImageId& id);
+  /// Of the image of the plan's target `target`: `item` is what comes of the transfer. Where the
+  /// transfer has a window, the image can be read under `id`.
+  void add(size_t image, uint32_t target, const Transfer& transfer, const FetchItem& item,
+           const ImageId& id);
 
-  /// From each node first the windows that others wait for, then the rest, some MiB at a time; and what is
-  /// relayed from each node that does. Two streams a node: while one waits for the answer to its next request,
-  /// the other fills the link. The first error, when all have ended.
+  /// From each node first the windows that others wait for, then the rest, some MiB at a time; and
+  /// what is relayed from each node that does. Two streams a node: while one waits for the answer
+  /// to its next request, the other fills the link. The first error, when all have ended.
   Result<> run(std::stop_token stop);
 
  private:

@@ -15,7 +15,8 @@ namespace ptc {
 void give_way() {
   constexpr int kNice = 5;  // a third of the others' share of a processor
   thread_local bool given = false;
-  if (!std::exchange(given, true)) (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNice);  // of this thread
+  if (!std::exchange(given, true))
+    (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNice);  // of this thread
 }
 
 ThreadTeam::ThreadTeam(unsigned threads) : size_(std::max(threads, 1u)), pool_(size_) {}
@@ -41,7 +42,8 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
       Result<> result = ok();
       try {
         result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "cancelled")) : body(i);
-      } catch (const std::exception& error) {  // no memory: an error of this call, not of the daemon
+      } catch (
+          const std::exception& error) {  // no memory: an error of this call, not of the daemon
         result = make_error(Code::kNoSpace, "{}", error.what());
       }
       if (result.has_error()) {
@@ -57,7 +59,8 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
   unsigned posted = 0;
   try {
     for (; posted < wanted; ++posted) boost::asio::post(pool_, work);
-  } catch (const std::exception&) {  // no memory: those that have begun use what is here, and do the rest
+  } catch (const std::exception&) {  // no memory: those that have begun use what is here, and do
+                                     // the rest
     std::lock_guard lock(shared.mutex);
     shared.running -= wanted - std::max(posted, 1u);
   }

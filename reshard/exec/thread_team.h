@@ -10,7 +10,8 @@
 
 namespace ptc {
 
-/// Lets the calling thread's work wait a little for what others do at the same time; for the rest of its life.
+/// Lets the calling thread's work wait a little for what others do at the same time; for the rest
+/// of its life.
 void give_way();
 
 /// Threads: any; calls run at the same time and share the threads.

@@ -1,5 +1,5 @@
-// What a job is busy with. Each thing under way has an Activity of its own, held by whoever does it: what one ends, or
-// is told to stop, is no other's.
+// What a job is busy with. Each thing under way has an Activity of its own, held by whoever does
+// it: what one ends, or is told to stop, is no other's.
 #pragma once
 
 #include <atomic>

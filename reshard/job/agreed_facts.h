@@ -1,9 +1,12 @@
-// What a store has seen agreed: a copy of the keys, each with its revision, that outlives the agreement store. With it a
-// node knows at start whether that was set back, or is another; and what was agreed can be made anew (recover.h).
+// What a store has seen agreed: a copy of the keys, each with its revision, that outlives the
+// agreement store. With it a node knows at start whether that was set back, or is another; and what
+// was agreed can be made anew (recover.h).
 //
-// <store>/agreed.jsonl, one line a change, the last of a key counts; written anew when most of it is of no use:
+// <store>/agreed.jsonl, one line a change, the last of a key counts; written anew when most of it
+// is of no use:
 //   {"key": "jobs/llama", "value": "…", "revision": 12}   ·   {"key": "jobs/old"}: gone
-//   {"seen": 31, "jobs": 12}    all up to these revisions, of everything and under "jobs/", is in the lines above
+//   {"seen": 31, "jobs": 12}    all up to these revisions, of everything and under "jobs/", is in
+//                               the lines above
 #pragma once
 
 #include <cstdint>
@@ -27,17 +30,20 @@ std::string key_of_removal(const MetaEntry& entry);
 /// Threads: one at a time.
 class AgreedFacts {
  public:
-  /// Without a file: knows nothing. A line that a crash cut off is left out. `read_only`: somebody else may write it.
+  /// Without a file: knows nothing. A line that a crash cut off is left out. `read_only`: somebody
+  /// else may write it.
   static Result<AgreedFacts> open(const std::string& path, bool read_only = false);
 
   const std::map<std::string, MetaEntry, std::less<>>& entries() const { return entries_; }
   /// Of the agreement store, when it was looked at last.
   int64_t seen() const { return seen_; }
 
-  /// kUnavailable, unless `jobs` (all that begins with "jobs/") can have come of what is known: nothing of it is older,
-  /// nothing that is as old was not there, and what is gone of jobs and checkpoints is among `removed`. That last
-  /// only with `all_removals`: a store that was away for too long is not told of all.
-  Result<> check(const std::vector<MetaEntry>& jobs, const std::vector<MetaEntry>& removed, bool all_removals) const;
+  /// kUnavailable, unless `jobs` (all that begins with "jobs/") can have come of what is known:
+  /// nothing of it is older, nothing that is as old was not there, and what is gone of jobs and
+  /// checkpoints is among `removed`. That last only with `all_removals`: a store that was away for
+  /// too long is not told of all.
+  Result<> check(const std::vector<MetaEntry>& jobs, const std::vector<MetaEntry>& removed,
+                 bool all_removals) const;
 
   /// All that begins with `prefix`, as of now.
   void take(std::string_view prefix, const std::vector<MetaEntry>& entries);

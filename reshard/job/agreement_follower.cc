@@ -9,7 +9,8 @@
 namespace ptc {
 namespace {
 
-constexpr std::chrono::seconds kCatchUp{2}, kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
+constexpr std::chrono::seconds kCatchUp{2},
+    kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
 
 }  // namespace
 
@@ -26,7 +27,8 @@ Result<> AgreementFollower::start() {
   auto look_at_jobs = [this, look](const MetaEvent& event) {
     if (note_looked_over(event)) return;
     if (event.key.find("/dataset/") == std::string::npos) look(event);
-    else if (event.value) note_put({event.key, *event.value, event.revision});  // it has followers of its own
+    else if (event.value)
+      note_put({event.key, *event.value, event.revision});  // it has followers of its own
   };
   PTC_TRY(watch_, meta_.watch("jobs/", look_at_jobs));
   PTC_TRY(drained_watch_, meta_.watch(drained_key(""), look));
@@ -67,7 +69,7 @@ void AgreementFollower::follow(std::stop_token stop) {
   using Clock = std::chrono::steady_clock;
   constexpr Clock::time_point kNever = Clock::time_point::max();
   Clock::time_point retry = kNever;  // whatever comes meanwhile
-  std::string told;  // in the log
+  std::string told;                  // in the log
   while (!stop.stop_requested()) {
     std::vector<MetaEntry> put;
     bool wanted = false;
@@ -92,8 +94,10 @@ void AgreementFollower::follow(std::stop_token stop) {
     const Error* error = nullptr;
     if (taken_over.has_error()) error = &taken_over.error();
     else if (taken_over.value().lacking) error = &*taken_over.value().lacking;
-    if (std::string why = error != nullptr ? error->message() : ""; !cluster_.distrusted() && why != told) {
-      if (error != nullptr) spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
+    if (std::string why = error != nullptr ? error->message() : "";
+        !cluster_.distrusted() && why != told) {
+      if (error != nullptr)
+        spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
       told = std::move(why);
     }
     retry = kNever;
@@ -102,7 +106,8 @@ void AgreementFollower::follow(std::stop_token stop) {
       syncs_done_ = until;
       synced_alive_ = std::move(alive);
       synced_.notify_all();
-      if (error != nullptr) retry = Clock::now() + (error->code() == Code::kNotFound ? kRetryLost : kRetry);
+      if (error != nullptr)
+        retry = Clock::now() + (error->code() == Code::kNotFound ? kRetryLost : kRetry);
       continue;
     }
     wanted_.wait_for(lock, stop, kRetry, [] { return false; });
@@ -142,7 +147,8 @@ Result<Followed> AgreementFollower::take_over() {
   {
     std::lock_guard lock(drained_mutex_);
     drained_.clear();
-    for (const MetaEntry& entry : drained_entries) drained_.push_back(entry.key.substr(drained_key("").size()));
+    for (const MetaEntry& entry : drained_entries)
+      drained_.push_back(entry.key.substr(drained_key("").size()));
   }
   for (const JobRef& job : jobs_.list()) {
     const auto now = names.find(job->name());
@@ -152,8 +158,11 @@ Result<Followed> AgreementFollower::take_over() {
   }
   for (const JobRef& job : gone)
     if (!agreed.removed.jobs.contains(job->id()))
-      return make_error(Code::kUnavailable, "job {} is named no more, but nobody removed it: what the agreement store says "
-                        "is not taken over", job->name());
+      return make_error(
+          Code::kUnavailable,
+          "job {} is named no more, but nobody removed it: what the agreement store says "
+          "is not taken over",
+          job->name());
   for (const JobRef& job : gone) {
     spdlog::info("job {} was removed by another node", job->name());
     job->forget();
@@ -163,34 +172,41 @@ Result<Followed> AgreementFollower::take_over() {
   for (const JobRef& job : gone) {
     PTC_TRY(contents_.remove_job_directory(job->name()));
   }
-  // One of which something cannot be had now holds up no other, unless it is etcd that does not answer.
+  // One of which something cannot be had now holds up no other, unless it is etcd that does not
+  // answer.
   Result<> whole = ok();
   std::optional<Error> lacking;
   for (const JobRef& job : known) {
     Result<Followed> followed = job->follow();
-    if (followed.has_value() && followed.value().lacking && (!lacking || lacking->code() == Code::kNotFound))
+    if (followed.has_value() && followed.value().lacking &&
+        (!lacking || lacking->code() == Code::kNotFound))
       lacking = std::move(*followed.value().lacking).with_context("job " + job->name());
-    PTC_TRY(note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
+    PTC_TRY(
+        note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
   }
   for (const auto& [name, id] : names) {
     PTC_TRY(note_failure(name, load_new(name, id, agreed.removed), whole));
   }
   if (!names.empty() && listener_ != nullptr) listener_->jobs_changed();
   PTC_TRY(std::move(whole));
-  if (!lacking) contents_.settle_found_images(jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
+  if (!lacking)
+    contents_.settle_found_images(
+        jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
   membership_->taken_over(agreed, drained_entries);
   return Followed{std::move(lacking)};
 }
 
 /// `first`: of all jobs. An error: no other need be tried.
-Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken_over, Result<>& first) {
+Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken_over,
+                                         Result<>& first) {
   if (taken_over.has_value()) return ok();
   if (first.has_value()) first = std::move(taken_over).error().with_context("job " + name);
   PTC_TRY(meta_.get(kIdentityKey));
   return ok();
 }
 
-Result<> AgreementFollower::load_new(const std::string& name, const std::string& id, const Tombstones& removed_meanwhile) {
+Result<> AgreementFollower::load_new(const std::string& name, const std::string& id,
+                                     const Tombstones& removed_meanwhile) {
   PTC_TRY(contents_.open_job_directory(name, id, removed_meanwhile));
   JobRef job = make_job_(name, id);
   PTC_TRY(job->load());
@@ -206,7 +222,8 @@ bool AgreementFollower::note_looked_over(const MetaEvent& event) {
   const size_t at = event.key.find(kWhat);
   if (!event.key.starts_with("jobs/") || at == std::string::npos) return false;
   const JobRef job = jobs_.find(std::string_view(event.key).substr(5, at - 5));
-  if (job != nullptr && event.value) job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value);
+  if (job != nullptr && event.value)
+    job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value);
   return true;
 }
 

@@ -15,7 +15,8 @@ bool is_on(const StoredState& stored, const StateFile& target) {
   auto image = std::partition_point(images.begin(), images.end(), [&](const StoredImage& one) {
     return std::tie(one.state, one.path) < std::tie(target.owner, target.path);
   });
-  for (; image != images.end() && image->state == target.owner && image->path == target.path; ++image) {
+  for (; image != images.end() && image->state == target.owner && image->path == target.path;
+       ++image) {
     const ImageLayout& held = stored.layouts()[image - images.begin()];
     if (held.node == file.node && held.arrays == file.arrays) return true;
   }
@@ -39,8 +40,8 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
     if (!first) continue;
     std::set<std::string> on;
     int64_t source = -1;
-    for (uint32_t copy = i; copy < stored.images.size() &&
-                            stored.images[copy].written == image.written; ++copy) {
+    for (uint32_t copy = i;
+         copy < stored.images.size() && stored.images[copy].written == image.written; ++copy) {
       if (stored.images[copy].image == nullptr) continue;
       if (is_among(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
       source = copy;
@@ -52,14 +53,16 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
       if (!on.insert(node).second) continue;
       const auto known = std::find(plan.nodes.begin(), plan.nodes.end(), node);
       if (known == plan.nodes.end()) plan.nodes.push_back(node);
-      plan.copies.push_back({static_cast<uint32_t>(source),
-                             static_cast<uint32_t>(std::find(plan.nodes.begin(), plan.nodes.end(), node) -
-                                                   plan.nodes.begin())});
+      plan.copies.push_back(
+          {static_cast<uint32_t>(source),
+           static_cast<uint32_t>(std::find(plan.nodes.begin(), plan.nodes.end(), node) -
+                                 plan.nodes.begin())});
     }
   }
 }
 
-Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& stored, const WantedState& wanted) {
+Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& stored,
+                             const WantedState& wanted) {
   ChangePlan plan;
   plan.nodes = stored.nodes;
   plan.same_states = state_key(stored.spec) == state_key(wanted.spec);
@@ -78,9 +81,7 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
   }
   // A set of shards need not be joined where it is.
   if (plan.same_states)
-    std::erase_if(plan.targets, [&](const StateFile& file) {
-      return is_on(stored, file);
-    });
+    std::erase_if(plan.targets, [&](const StateFile& file) { return is_on(stored, file); });
   std::vector<ImageLayout> layouts;
   layouts.reserve(plan.targets.size());
   for (const StateFile& target : plan.targets) layouts.push_back(target.layout);
@@ -106,19 +107,26 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
 
 }  // namespace
 
-Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoint, const StoredState& stored,
+Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoint,
+                                                      const StoredState& stored,
                                                       const WantedState& wanted) {
   ResultKey key = checkpoint.key("change");
-  key.add(stored.held->key()).add(key_text(wanted.spec)).add(wanted.replicas).add(wanted.nothing_leaves ? 1 : 0);
+  key.add(stored.held->key())
+      .add(key_text(wanted.spec))
+      .add(wanted.replicas)
+      .add(wanted.nothing_leaves ? 1 : 0);
   key.add(wanted.placement.node_of_rank.size());
   for (const std::string& node : wanted.placement.node_of_rank) key.add(node);
   for (const std::string& node : wanted.alive) key.add(node);
-  return checkpoint.results().get<ChangePlan>(key, [&]() -> Result<std::shared_ptr<const ChangePlan>> {
-    Result<ChangePlan> plan = make_plan(checkpoint, stored, wanted);
-    if (plan.has_value()) return std::make_shared<const ChangePlan>(std::move(plan).value());
-    const auto loss = plan.error().code() == Code::kCorrupt ? checkpoint.loss() : std::nullopt;  // it says which by name
-    return loss ? std::move(plan).error().with_context(*loss) : std::move(plan).error();
-  });
+  return checkpoint.results().get<ChangePlan>(
+      key, [&]() -> Result<std::shared_ptr<const ChangePlan>> {
+        Result<ChangePlan> plan = make_plan(checkpoint, stored, wanted);
+        if (plan.has_value()) return std::make_shared<const ChangePlan>(std::move(plan).value());
+        const auto loss = plan.error().code() == Code::kCorrupt
+                              ? checkpoint.loss()
+                              : std::nullopt;  // it says which by name
+        return loss ? std::move(plan).error().with_context(*loss) : std::move(plan).error();
+      });
 }
 
 }  // namespace ptc

@@ -15,15 +15,16 @@ namespace ptc {
 /// How a checkpoint shall be stored.
 struct WantedState {
   LayoutSpec spec;
-  Placement placement;             // without ranks: all on the one node there is
+  Placement placement;  // without ranks: all on the one node there is
   uint32_t replicas = 0;
-  std::vector<std::string> alive;  // nodes that shall hold something, by name; others may still be sources
-  bool nothing_leaves = false;     // what lies on others stays there beside the copies
+  std::vector<std::string>
+      alive;  // nodes that shall hold something, by name; others may still be sources
+  bool nothing_leaves = false;  // what lies on others stays there beside the copies
 };
 
 struct ChangePlan {
   std::vector<StateFile> targets;
-  TransferPlan transfers;  // one ImagePlan per target
+  TransferPlan transfers;          // one ImagePlan per target
   std::vector<std::string> nodes;  // ImageLayout::node of sources and targets counts in it
   /// A file without tensors that another node shall have too.
   struct OtherCopy {
@@ -43,7 +44,8 @@ struct ChangePlan {
 };
 
 /// Pure function of the checkpoint, where its bytes lie (`stored`), and what is wanted.
-Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoint, const StoredState& stored,
-                               const WantedState& wanted);
+Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoint,
+                                                      const StoredState& stored,
+                                                      const WantedState& wanted);
 
 }  // namespace ptc

@@ -9,9 +9,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include "store/base/json.h"
 #include "reshard/job/shard_boxes.h"
 #include "reshard/ptc/model_bind.h"
+#include "store/base/json.h"
 #include "store/codec/dcp_sharding.h"
 #include "store/codec/npy.h"
 #include "store/codec/safetensors.h"
@@ -39,32 +39,44 @@ std::string escape_slashes(std::string_view path) {
 
 }  // namespace
 
-Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::read(std::string_view text, std::string headers,
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::read(std::string_view text,
+                                                                     std::string headers,
                                                                      SharedResults& results) {
   return get(text, std::move(headers), results, [&] { return Manifest::from_text(text); });
 }
 
-Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::of(Manifest manifest, std::string_view text,
-                                                                   std::string headers, SharedResults& results) {
-  return get(text, std::move(headers), results, [&]() -> Result<Manifest> { return std::move(manifest); });
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::of(Manifest manifest,
+                                                                   std::string_view text,
+                                                                   std::string headers,
+                                                                   SharedResults& results) {
+  return get(text, std::move(headers), results,
+             [&]() -> Result<Manifest> { return std::move(manifest); });
 }
 
 template <class GiveManifest>
-Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::get(std::string_view text, std::string headers,
-                                                                    SharedResults& results, GiveManifest&& give) {
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::get(std::string_view text,
+                                                                    std::string headers,
+                                                                    SharedResults& results,
+                                                                    GiveManifest&& give) {
   const ResultKey key = ResultKey("checkpoint").add(text).add(headers);
   return results.get<CheckpointFacts>(key, [&]() -> Result<std::shared_ptr<const CheckpointFacts>> {
     PTC_TRY(auto manifest, give());
-    return std::make_shared<const CheckpointFacts>(std::move(manifest), std::move(headers), key.digest());
+    return std::make_shared<const CheckpointFacts>(std::move(manifest), std::move(headers),
+                                                   key.digest());
   });
 }
 
-CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given)
-    : manifest(std::move(manifest_given)), headers(std::move(headers_given)), key(std::move(key_given)),
+CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_given,
+                                 std::string key_given)
+    : manifest(std::move(manifest_given)),
+      headers(std::move(headers_given)),
+      key(std::move(key_given)),
       tensors(manifest.tensor_facts()) {
   const std::vector<TensorInfo>& infos = manifest.model->tensors();
-  std::vector<bool> parameters = find_masters(infos);  // which no rule may cover; the others, if they are
-  for (uint32_t t = 0; t < infos.size(); ++t) parameters[t] = !parameters[t] && manifest.model->is_parameter(t);
+  std::vector<bool> parameters =
+      find_masters(infos);  // which no rule may cover; the others, if they are
+  for (uint32_t t = 0; t < infos.size(); ++t)
+    parameters[t] = !parameters[t] && manifest.model->is_parameter(t);
   find_primary(parameters);
   for (uint32_t t = 0; t < infos.size(); ++t) {
     std::string prefix = primary[t] ? "" : escape_slashes(infos[t].file) + "/";
@@ -78,13 +90,15 @@ CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_gi
     const ReadRights rights = manifest.rights_of(file);
     rights_of_all_ = std::exchange(first, false) ? rights : rights_of_all_.narrowed_to(rights);
     if (!file.has_tensors) continue;
-    const auto [known, fresh] = rights_by_file_.try_emplace(file.set.empty() ? file.path : file.set, rights);
+    const auto [known, fresh] =
+        rights_by_file_.try_emplace(file.set.empty() ? file.path : file.set, rights);
     if (!fresh) known->second = known->second.narrowed_to(rights);
   }
 }
 
-// Where two files have a tensor of the same name, a parameter comes before optimizer state, and the model's file first:
-// model.safetensors before optim.safetensors. The others' tensors go under model/<file>/.
+// Where two files have a tensor of the same name, a parameter comes before optimizer state, and the
+// model's file first: model.safetensors before optim.safetensors. The others' tensors go under
+// model/<file>/.
 void CheckpointFacts::find_primary(const std::vector<bool>& parameters) {
   const std::vector<TensorInfo>& infos = manifest.model->tensors();
   auto weight = [&](uint32_t t) {
@@ -107,7 +121,8 @@ void CheckpointFacts::find_left_out(const std::vector<bool>& parameters) {
   for (uint32_t t = 0; t < infos.size(); ++t) {
     const auto other = shown.find(infos[t].name);
     if (other != shown.end() &&
-        (other->second == t || (infos[t].dtype == infos[other->second].dtype && infos[t].shape == infos[other->second].shape &&
+        (other->second == t || (infos[t].dtype == infos[other->second].dtype &&
+                                infos[t].shape == infos[other->second].shape &&
                                 manifest.checksums[t] == manifest.checksums[other->second])))
       continue;
     ++counts[{infos[t].file, parameters[t]}];
@@ -178,7 +193,8 @@ void Checkpoint::let_go() {
   std::vector<StoredImage> images = before->images;
   for (StoredImage& image : images) image.image = nullptr;
   Result<std::shared_ptr<const StoredState>> bare = make_stored(before->spec, std::move(images));
-  std::shared_ptr<const RemoteFiles> last;  // with the images of its stored state: it goes without the lock
+  std::shared_ptr<const RemoteFiles>
+      last;  // with the images of its stored state: it goes without the lock
   std::lock_guard lock(mutex_);
   last = std::move(remote_files_);
   if (bare.has_value()) stored_ = std::move(bare).value();
@@ -218,7 +234,8 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
 
   ImageLayout layout;
   layout.bytes = file.bytes;
-  if (file.header_offset > facts_->headers.size() || file.header_bytes > facts_->headers.size() - file.header_offset)
+  if (file.header_offset > facts_->headers.size() ||
+      file.header_bytes > facts_->headers.size() - file.header_offset)
     return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
   layout.header = facts_->headers.substr(file.header_offset, file.header_bytes);
 
@@ -240,12 +257,14 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
   for (size_t i = 0; i < entries.size(); ++i) {
     const TensorEntry& entry = entries[i];
     auto it = held.find(group + '\0' + entry.name);
-    const bool found = it != held.end() && (boxes ? is_within((*boxes)[i], model().tensors()[it->second.tensor].shape)
-                                                  : it->second.part.local_shape == entry.shape);
+    const bool found = it != held.end() &&
+                       (boxes ? is_within((*boxes)[i], model().tensors()[it->second.tensor].shape)
+                              : it->second.part.local_shape == entry.shape);
     if (!found)
       return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
                         entry.name);
-    layout.arrays.push_back({it->second.tensor, entry.offset, boxes ? box_alone((*boxes)[i]) : it->second.part});
+    layout.arrays.push_back(
+        {it->second.tensor, entry.offset, boxes ? box_alone((*boxes)[i]) : it->second.part});
   }
   for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
     const Padding& pad = manifest().padding[i];
@@ -306,30 +325,36 @@ uint32_t Checkpoint::owner_of(const LayoutSpec& spec, StateCoords state,
   return state_index(spec, state);
 }
 
-Result<StateFilesRef> Checkpoint::state_files(const LayoutSpec& spec, const StateCoords& state) const {
+Result<StateFilesRef> Checkpoint::state_files(const LayoutSpec& spec,
+                                              const StateCoords& state) const {
   const ResultKey of_state = key("state files").add(key_text(spec)).add(state_index(spec, state));
   return results_->get<std::vector<StateFile>>(of_state, [&]() -> Result<StateFilesRef> {
     std::vector<StateFile> files;
-    if (const StateFilesRef all = results_->known<std::vector<StateFile>>(key("target images").add(key_text(spec)))) {
+    if (const StateFilesRef all =
+            results_->known<std::vector<StateFile>>(key("target images").add(key_text(spec)))) {
       const uint32_t number = state_index(spec, state);
       for (const StateFile& file : *all)
-        if (std::find(file.states.begin(), file.states.end(), number) != file.states.end()) files.push_back(file);
+        if (std::find(file.states.begin(), file.states.end(), number) != file.states.end())
+          files.push_back(file);
     } else {
       PTC_TRY(files, make_state_files(spec, state));
     }
-    std::sort(files.begin(), files.end(), [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
+    std::sort(files.begin(), files.end(),
+              [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
     return std::make_shared<const std::vector<StateFile>>(std::move(files));
   });
 }
 
 Result<StateFilesRef> Checkpoint::target_images(const LayoutSpec& spec) const {
-  return results_->get<std::vector<StateFile>>(key("target images").add(key_text(spec)), [&]() -> Result<StateFilesRef> {
-    PTC_TRY(auto files, make_target_images(spec));
-    return std::make_shared<const std::vector<StateFile>>(std::move(files));
-  });
+  return results_->get<std::vector<StateFile>>(
+      key("target images").add(key_text(spec)), [&]() -> Result<StateFilesRef> {
+        PTC_TRY(auto files, make_target_images(spec));
+        return std::make_shared<const std::vector<StateFile>>(std::move(files));
+      });
 }
 
-Result<std::vector<StateFile>> Checkpoint::make_state_files(const LayoutSpec& spec, const StateCoords& state,
+Result<std::vector<StateFile>> Checkpoint::make_state_files(const LayoutSpec& spec,
+                                                            const StateCoords& state,
                                                             const KnownFiles& known) const {
   std::vector<StateFile> files;
   const bool as_written = state_key(spec) == state_key(manifest().written_spec);
@@ -398,9 +423,9 @@ Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& 
   return targets;
 }
 
-Result<std::vector<ImageLayout>> Checkpoint::make_layouts(const LayoutSpec& spec,
-                                                          const std::vector<StoredImage>& images,
-                                                          const std::vector<std::string>& nodes) const {
+Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
+    const LayoutSpec& spec, const std::vector<StoredImage>& images,
+    const std::vector<std::string>& nodes) const {
   std::vector<ImageLayout> layouts;
   layouts.reserve(images.size());
   uint32_t held_state = UINT32_MAX;
@@ -410,7 +435,8 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(const LayoutSpec& spec
     ImageLayout layout;
     if (image.written >= 0) {
       if (static_cast<size_t>(image.written) >= manifest().files.size())
-        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
+                          image.id);
       const WrittenFile& file = manifest().files[image.written];
       if (!file.has_tensors) {
         layout.bytes = file.bytes;
@@ -428,11 +454,13 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(const LayoutSpec& spec
       if (targets == nullptr) {
         PTC_TRY(targets, target_images(spec));
       }
-      const auto file = std::partition_point(targets->begin(), targets->end(), [&](const StateFile& one) {
-        return std::tie(one.owner, one.path) < std::tie(image.state, image.path);
-      });
+      const auto file =
+          std::partition_point(targets->begin(), targets->end(), [&](const StateFile& one) {
+            return std::tie(one.owner, one.path) < std::tie(image.state, image.path);
+          });
       if (file == targets->end() || file->owner != image.state || file->path != image.path)
-        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(), image.id);
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
+                          image.id);
       layout = file->layout;  // a copy: other nodes may have the same
     }
     layout.node = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
@@ -455,10 +483,14 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
   nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
   stored->here = nodes.size();
 
-  ResultKey with_lost = key("layouts").add(key_text(spec)), within_reach = key("layouts within reach").add(key_text(spec));
+  ResultKey with_lost = key("layouts").add(key_text(spec)),
+            within_reach = key("layouts within reach").add(key_text(spec));
   for (const StoredImage& image : images) {
     for (ResultKey* of_images : {&with_lost, &within_reach})
-      of_images->add(image.state).add(image.path).add(static_cast<uint32_t>(image.written)).add(image.node);
+      of_images->add(image.state)
+          .add(image.path)
+          .add(static_cast<uint32_t>(image.written))
+          .add(image.node);
     within_reach.add(image.image != nullptr ? 1 : 0);
     if (image.image != nullptr && image.image->is_here())
       stored->here = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
@@ -475,8 +507,8 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
       layouts[i].arrays.clear();
       layouts[i].header.clear();
     }
-    return std::make_shared<const StoredLayouts>(std::move(layouts), manifest().element_bits(), within_reach.digest(),
-                                                 whole);
+    return std::make_shared<const StoredLayouts>(std::move(layouts), manifest().element_bits(),
+                                                 within_reach.digest(), whole);
   };
   PTC_TRY(stored->held, results_->get<StoredLayouts>(within_reach, layouts_within_reach));
   stored->images = std::move(images);
@@ -498,8 +530,8 @@ std::vector<std::string> Checkpoint::lost_tensors() const {
 std::optional<std::string> Checkpoint::loss() const {
   const std::vector<std::string> lost = lost_tensors();
   if (lost.empty()) return std::nullopt;
-  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them", name(), lost.size(), lost.size() == 1 ? "" : "s",
-                     lost.front());
+  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them", name(), lost.size(),
+                     lost.size() == 1 ? "" : "s", lost.front());
 }
 
 }  // namespace ptc

@@ -73,14 +73,18 @@ class FileSet {
 using FileSetRef = std::shared_ptr<const FileSet>;
 using StateFilesRef = std::shared_ptr<const std::vector<StateFile>>;
 
-/// What of a checkpoint never changes, read out of its files; all that read the same share one. Threads: any.
+/// What of a checkpoint never changes, read out of its files; all that read the same share one.
+/// Threads: any.
 class CheckpointFacts {
  public:
-  /// `headers` are the headers of the written files, one behind the other; `text` is that of the manifest.
-  static Result<std::shared_ptr<const CheckpointFacts>> read(std::string_view text, std::string headers,
+  /// `headers` are the headers of the written files, one behind the other; `text` is that of the
+  /// manifest.
+  static Result<std::shared_ptr<const CheckpointFacts>> read(std::string_view text,
+                                                             std::string headers,
                                                              SharedResults& results);
   static Result<std::shared_ptr<const CheckpointFacts>> of(Manifest manifest, std::string_view text,
-                                                           std::string headers, SharedResults& results);
+                                                           std::string headers,
+                                                           SharedResults& results);
   CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given);
 
   const Manifest manifest;
@@ -88,16 +92,20 @@ class CheckpointFacts {
   const std::string key;  // no other's
   const std::vector<TensorFacts> tensors;
   std::vector<std::string> model_paths;  // by tensor: its path under model/
-  std::vector<bool> primary;             // by tensor: of those of its name the one that has it in model/ and hf/
+  std::vector<bool>
+      primary;  // by tensor: of those of its name the one that has it in model/ and hf/
   /// Tensors that hf/ is without.
   struct LeftOut {
     std::string file;
-    bool same_names;  // as parameters of another file, and other bytes; else they are optimizer state
+    bool same_names;  // as parameters of another file, and other bytes; else they are optimizer
+                      // state
     uint64_t tensors = 0;
   };
   std::vector<LeftOut> left_out;  // by file
   /// What all written files that have the tensor, as far as their name tells, allow.
-  const ReadRights& rights_of(uint32_t tensor) const { return rights_in(manifest.model->tensors()[tensor].file); }
+  const ReadRights& rights_of(uint32_t tensor) const {
+    return rights_in(manifest.model->tensors()[tensor].file);
+  }
   /// The same by the name of a file with tensors; of an unknown one: what all files allow.
   const ReadRights& rights_in(const std::string& file) const {
     const auto found = rights_by_file_.find(file);
@@ -109,8 +117,10 @@ class CheckpointFacts {
 
  private:
   template <class GiveManifest>
-  static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text, std::string headers,
-                                                            SharedResults& results, GiveManifest&& give);
+  static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text,
+                                                            std::string headers,
+                                                            SharedResults& results,
+                                                            GiveManifest&& give);
   void find_primary(const std::vector<bool>& parameters);
   void find_left_out(const std::vector<bool>& parameters);
   std::string make_meta_json() const;
@@ -120,20 +130,22 @@ class CheckpointFacts {
   mutable std::string meta_json_;
 };
 
-/// Open files of which some bytes are on other nodes hold it, and find out by it where these lie: also after they were
-/// moved, and as they were last when the checkpoint was removed.
+/// Open files of which some bytes are on other nodes hold it, and find out by it where these lie:
+/// also after they were moved, and as they were last when the checkpoint was removed.
 struct RemoteFiles {
   using Clock = std::chrono::steady_clock;
   std::mutex mutex;
   std::condition_variable replaced;
   std::shared_ptr<const StoredState> stored;  // guarded
-  std::map<std::string, Clock::time_point> absent;  // nodes that did not answer a read, and until when that counts; guarded
+  std::map<std::string, Clock::time_point>
+      absent;  // nodes that did not answer a read, and until when that counts; guarded
   /// What is left without some nodes. Made once, for many files lie on the same.
   struct Rest {
     std::shared_ptr<const StoredState> of;
     std::set<std::string> without;
     std::shared_ptr<const StoredState> stored;
-    Rest(std::shared_ptr<const StoredState> of_given, std::set<std::string> nodes, std::shared_ptr<const StoredState> left)
+    Rest(std::shared_ptr<const StoredState> of_given, std::set<std::string> nodes,
+         std::shared_ptr<const StoredState> left)
         : of(std::move(of_given)), without(std::move(nodes)), stored(std::move(left)) {}
   };
   std::shared_ptr<const Rest> rest;  // of `stored`; guarded
@@ -144,11 +156,14 @@ struct RemoteFiles {
 /// a reshard is committed.
 class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
  public:
-  /// `transport` and what `catch_up` (JobServices) stands for outlive the checkpoint and everything opened from it,
-  /// `results` the checkpoint. Call replace_stored() before anything is read.
-  Checkpoint(std::shared_ptr<const CheckpointFacts> facts, SharedResults* results, Transport* transport,
-             std::function<bool()> catch_up)
-      : facts_(std::move(facts)), results_(results), transport_(transport), catch_up_(std::move(catch_up)) {}
+  /// `transport` and what `catch_up` (JobServices) stands for outlive the checkpoint and everything
+  /// opened from it, `results` the checkpoint. Call replace_stored() before anything is read.
+  Checkpoint(std::shared_ptr<const CheckpointFacts> facts, SharedResults* results,
+             Transport* transport, std::function<bool()> catch_up)
+      : facts_(std::move(facts)),
+        results_(results),
+        transport_(transport),
+        catch_up_(std::move(catch_up)) {}
 
   const std::string& name() const { return manifest().name; }
   const Manifest& manifest() const { return facts_->manifest; }
@@ -186,8 +201,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// Where the bytes lie now.
   std::shared_ptr<const StoredState> stored() const;
   void replace_stored(std::shared_ptr<const StoredState> stored);
-  /// The checkpoint was removed: holds no image any more, for the kernel may know its names, and so this
-  /// object, for long. What is open keeps its images; to open anything else is kNotFound.
+  /// The checkpoint was removed: holds no image any more, for the kernel may know its names, and so
+  /// this object, for long. What is open keeps its images; to open anything else is kNotFound.
   void let_go();
   bool removed() const { return removed_; }
   /// Completes a description of where bytes lie: what each image holds. Images are put in order.
@@ -199,7 +214,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// "checkpoint base has lost 2 tensors, lm_head.weight among them"; nullopt: none.
   std::optional<std::string> loss() const;
 
-  /// What is known of where the bytes lie is brought up to date (JobServices::catch_up); false: it was.
+  /// What is known of where the bytes lie is brought up to date (JobServices::catch_up); false: it
+  /// was.
   bool catch_up() const { return catch_up_(); }
 
   /// True while a file of it is open (its FileContent lives).
@@ -216,7 +232,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
   std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
-  uint32_t owner_of(const LayoutSpec& spec, StateCoords state, const std::vector<Model::Held>& held) const;
+  uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
+                    const std::vector<Model::Held>& held) const;
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state) const;
   ImageLayout padding_layout() const;
@@ -227,7 +244,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
                                                   const KnownFiles& known = {}) const;
   Result<std::vector<StateFile>> make_target_images(const LayoutSpec& spec) const;
   /// What each image holds, lost or not.
-  Result<std::vector<ImageLayout>> make_layouts(const LayoutSpec& spec, const std::vector<StoredImage>& images,
+  Result<std::vector<ImageLayout>> make_layouts(const LayoutSpec& spec,
+                                                const std::vector<StoredImage>& images,
                                                 const std::vector<std::string>& nodes) const;
 
   const std::shared_ptr<const CheckpointFacts> facts_;
@@ -237,11 +255,13 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::atomic<bool> removed_ = false;
   const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable std::mutex mutex_;
-  std::shared_ptr<const StoredState> stored_;                                        // guarded
-  std::shared_ptr<RemoteFiles> remote_files_ = std::make_shared<RemoteFiles>();      // guarded; null: removed
+  std::shared_ptr<const StoredState> stored_;  // guarded
+  std::shared_ptr<RemoteFiles> remote_files_ =
+      std::make_shared<RemoteFiles>();  // guarded; null: removed
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
   static constexpr size_t kFewSets = 64;
-  mutable size_t clean_sets_at_ = kFewSets;  // names in it; those of sets that are gone are forgotten then; guarded
+  mutable size_t clean_sets_at_ =
+      kFewSets;  // names in it; those of sets that are gone are forgotten then; guarded
 };
 using CheckpointRef = std::shared_ptr<Checkpoint>;
 

@@ -25,9 +25,13 @@ void Cluster::distrust(const std::string& why) {
     if (distrusted_ == why) return;
     distrusted_ = why;
   }
-  spdlog::error("the agreement store is not believed: {}. Nothing is decided or taken over; what is here can be read. "
-                "Give the nodes the store that they had, or stop them all, make what was agreed anew (ptc recover), and "
-                "start them again", why);
+  spdlog::error(
+      "the agreement store is not believed: {}. Nothing is decided or taken over; what is here can "
+      "be read. "
+      "Give the nodes the store that they had, or stop them all, make what was agreed anew (ptc "
+      "recover), and "
+      "start them again",
+      why);
 }
 
 void Cluster::trust() {
@@ -46,7 +50,8 @@ std::optional<std::string> Cluster::distrusted() const {
 Result<> check_trusted(const Cluster* cluster) {
   const std::optional<std::string> why = cluster != nullptr ? cluster->distrusted() : std::nullopt;
   if (!why) return ok();
-  return make_error(Code::kUnavailable, "node {} decides nothing, for the agreement store is not believed: {}",
+  return make_error(Code::kUnavailable,
+                    "node {} decides nothing, for the agreement store is not believed: {}",
                     cluster->self(), *why);
 }
 
@@ -57,8 +62,10 @@ Result<> check_identity(MetaClient& meta, Cluster& cluster) {
   if (const std::optional<std::string> why = meta.set_back()) cluster.distrust(*why);
   PTC_TRY(auto entry, std::move(now));
   if (!entry) cluster.distrust("the identity of the cluster is gone: its data were lost");
-  else if (entry->revision != identity->revision) cluster.distrust("it has the identity of another cluster, or was "
-                                                                   "made anew");
+  else if (entry->revision != identity->revision)
+    cluster.distrust(
+        "it has the identity of another cluster, or was "
+        "made anew");
   else return ok();
   return check_trusted(&cluster);
 }
@@ -68,8 +75,10 @@ Result<> check_member(const Cluster* cluster) {
   PTC_TRY(check_trusted(cluster));
   const std::shared_ptr<const MetaLease> lease = cluster->lease();
   if (lease != nullptr && lease->alive()) return ok();
-  return make_error(Code::kUnavailable, "node {} is cut off from its cluster, and decides nothing until "
-                    "it has joined again: try again then, or on another node", cluster->self());
+  return make_error(Code::kUnavailable,
+                    "node {} is cut off from its cluster, and decides nothing until "
+                    "it has joined again: try again then, or on another node",
+                    cluster->self());
 }
 
 namespace {
@@ -97,25 +106,29 @@ Result<> check_compares(MetaClient& meta, const Compares& compares) {
 
 }  // namespace
 
-Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster, MetaTransaction transaction) {
+Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster,
+                              MetaTransaction transaction) {
   PTC_TRY(check_member(cluster));
   if (cluster == nullptr) return meta.commit(transaction);
   Compares& compares = transaction.compares;
-  const auto split = std::stable_partition(compares.begin(), compares.end(), std::not_fn(is_of_a_node));
+  const auto split =
+      std::stable_partition(compares.begin(), compares.end(), std::not_fn(is_of_a_node));
   const Compares of_nodes(split, compares.end());
   compares.erase(split, compares.end());
   compares.push_back(cluster->fence());
   if (const auto identity = cluster->identity()) compares.push_back(*identity);
   if (of_nodes.empty()) return meta.commit(transaction);
   compares.push_back({std::string(kMembership), 0});
-  // A lease that ends in between is not seen: what that node has made is there, as if it had died a moment later.
+  // A lease that ends in between is not seen: what that node has made is there, as if it had died a
+  // moment later.
   constexpr int kMostTimes = 20;  // nodes that come at that very moment, and change nothing of this
   for (int again = 1;; ++again) {
     PTC_TRY(auto membership, meta.get(kMembership));
     compares.back().revision = membership ? membership->revision : 0;
     PTC_TRY(check_compares(meta, of_nodes));
     Result<int64_t> done = meta.commit(transaction);
-    if (done.has_value() || done.error().code() != Code::kConflict || again == kMostTimes) return done;
+    if (done.has_value() || done.error().code() != Code::kConflict || again == kMostTimes)
+      return done;
     PTC_TRY(auto now, meta.get(kMembership));
     if ((now ? now->revision : 0) == compares.back().revision) return done;
   }

@@ -16,9 +16,11 @@
 
 namespace ptc {
 
-/// Keys of members, each under its lease; of nodes that are drained (drain.h); and the one key that is put with each of
-/// these, and by each node before it opens its store: while it stays as it is, no node came, came back or was drained.
-inline constexpr std::string_view kMemberKeys = "nodes/", kDrainedKeys = "drained/", kMembership = "membership";
+/// Keys of members, each under its lease; of nodes that are drained (drain.h); and the one key that
+/// is put with each of these, and by each node before it opens its store: while it stays as it is,
+/// no node came, came back or was drained.
+inline constexpr std::string_view kMemberKeys = "nodes/", kDrainedKeys = "drained/",
+                                  kMembership = "membership";
 
 /// Threads: any.
 class Cluster {
@@ -28,7 +30,8 @@ class Cluster {
   virtual const std::string& self() const = 0;
   /// Nodes whose lease has not ended, this one among them while that holds for it, by name.
   virtual std::vector<std::string> alive() const = 0;
-  /// Asks another node. Its own errors come back as they are; kUnavailable when it cannot be reached.
+  /// Asks another node. Its own errors come back as they are; kUnavailable when it cannot be
+  /// reached.
   virtual Result<std::string> call(const std::string& node, std::string_view method,
                                    const std::string& body, std::chrono::milliseconds deadline,
                                    std::stop_token stop = {}) = 0;
@@ -40,22 +43,25 @@ class Cluster {
   /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
 
-  /// A node that is or was a member, and since when. That is agreed on, but may be heard of a moment later.
+  /// A node that is or was a member, and since when. That is agreed on, but may be heard of a
+  /// moment later.
   struct Seen {
     std::string node;
     bool there = false;
-    int64_t since_ns = 0;  // since the epoch; of one that went while nobody was there to see it: since somebody was
+    int64_t since_ns = 0;  // since the epoch; of one that went while nobody was there to see it:
+                           // since somebody was
   };
   virtual std::vector<Seen> seen() const { return {}; }  // by name
   /// Of all connections between this node and others, by node.
   virtual std::vector<PeerNumbers> traffic() const { return {}; }
 
-  /// The key of the cluster's identity, and its revision, when this node's store had found that they belong together.
-  /// Every decision names it.
+  /// The key of the cluster's identity, and its revision, when this node's store had found that
+  /// they belong together. Every decision names it.
   void belongs_to(MetaTransaction::Compare identity);
   std::optional<MetaTransaction::Compare> identity() const;
-  /// The agreement store is not what it was (its data were lost, or are of a backup): nothing that it says is taken
-  /// over, nothing is decided, and who was there before counts as there. Says so in the log, once.
+  /// The agreement store is not what it was (its data were lost, or are of a backup): nothing that
+  /// it says is taken over, nothing is decided, and who was there before counts as there. Says so
+  /// in the log, once.
   void distrust(const std::string& why);
   void trust();
   std::optional<std::string> distrusted() const;
@@ -68,13 +74,16 @@ class Cluster {
 
 /// kUnavailable while what the agreement store says is not believed; null: ok.
 Result<> check_trusted(const Cluster* cluster);
-/// The same after a look at the identity there; from then on it is distrusted if that is gone, or another.
+/// The same after a look at the identity there; from then on it is distrusted if that is gone, or
+/// another.
 Result<> check_identity(MetaClient& meta, Cluster& cluster);
-/// kUnavailable where this node is cut off from its cluster, before anything is asked of that; null: it
-/// is alone, and decides always.
+/// kUnavailable where this node is cut off from its cluster, before anything is asked of that;
+/// null: it is alone, and decides always.
 Result<> check_member(const Cluster* cluster);
-/// A decision: fails once this node's lease has ended, at once where that is known. Compares of other nodes' keys, which
-/// may be as many as there are nodes, are looked at before, and kMembership stands for them in the transaction.
-Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster, MetaTransaction transaction);
+/// A decision: fails once this node's lease has ended, at once where that is known. Compares of
+/// other nodes' keys, which may be as many as there are nodes, are looked at before, and
+/// kMembership stands for them in the transaction.
+Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster,
+                              MetaTransaction transaction);
 
 }  // namespace ptc

@@ -57,21 +57,23 @@ Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
 
 /// What is left to whom of the rights in a directory.
 uint32_t allowed_below(const struct stat& directory) {
-  return 0400u | ((directory.st_mode & S_IXGRP) != 0 ? 040u : 0u) | ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
+  return 0400u | ((directory.st_mode & S_IXGRP) != 0 ? 040u : 0u) |
+         ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
 }
 
-Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank, uint32_t allowed,
-              std::vector<Found>& found) {
+Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
+              uint32_t allowed, std::vector<Found>& found) {
   PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
   for (const std::string& name : names) {
     std::string path = below.empty() ? name : below + "/" + name;
     std::string full = root + "/" + path;
-    struct stat st{};
+    struct stat st {};
     if (fstatat(dir_fd, full.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
       return errno_error(errno, full);
     if (!is_utf8(name)) {
-      return invalid_argument("the name of {} is not UTF-8, and could not be written in meta.json: rename it",
-                              ptc::quoted(full));
+      return invalid_argument(
+          "the name of {} is not UTF-8, and could not be written in meta.json: rename it",
+          ptc::quoted(full));
     }
     if (S_ISDIR(st.st_mode)) {
       PTC_TRY(walk(dir_fd, root, path, rank, allowed & allowed_below(st), found));
@@ -84,8 +86,10 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
       file.rights = ReadRights{st.st_uid, st.st_gid, st.st_mode & allowed};
       found.push_back(std::move(file));
     } else if (S_ISLNK(st.st_mode)) {
-      return invalid_argument("{} is a symbolic link, and a checkpoint holds files: copy what it "
-                              "points to (cp -rL)", full);
+      return invalid_argument(
+          "{} is a symbolic link, and a checkpoint holds files: copy what it "
+          "points to (cp -rL)",
+          full);
     } else {
       return invalid_argument("{} is no ordinary file", full);
     }
@@ -95,10 +99,10 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
 
 Result<> check_rank(uint64_t rank, const LayoutSpec& spec) {
   if (rank < spec.sizes.world_size()) return ok();
-  return invalid_argument("rank/{} does not exist in layout {}, which has {} rank{}; a writer "
-                          "with another layout says so in a layout.json beside rank/", rank,
-                          spec.name(), spec.sizes.world_size(),
-                          spec.sizes.world_size() == 1 ? "" : "s");
+  return invalid_argument(
+      "rank/{} does not exist in layout {}, which has {} rank{}; a writer "
+      "with another layout says so in a layout.json beside rank/",
+      rank, spec.name(), spec.sizes.world_size(), spec.sizes.world_size() == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -115,12 +119,15 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   for (const std::string& name : top) {
     if (name == "rank") has_ranks = true;
     else if (name != "layout.json" && name != kConsumedFile)
-      return invalid_argument("'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
-                              "rank/1/ … (a single process: rank/0/)", name);
+      return invalid_argument(
+          "'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
+          "rank/1/ … (a single process: rank/0/)",
+          name);
   }
   if (!has_ranks)
-    return invalid_argument("there is no rank/ directory: put the files of a single process into "
-                            "rank/0/, of several into rank/0/, rank/1/ …");
+    return invalid_argument(
+        "there is no rank/ directory: put the files of a single process into "
+        "rank/0/, of several into rank/0/, rank/1/ …");
   PTC_TRY(auto ranks, names_in(dir_fd, "rank"));
   std::vector<Found> found;
   for (const std::string& name : ranks) {
@@ -131,8 +138,9 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
     }
     uint32_t allowed = 0444;
     for (const std::string& directory : {std::string("rank"), "rank/" + name}) {
-      struct stat st{};
-      if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(errno, directory);
+      struct stat st {};
+      if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno_error(errno, directory);
       allowed &= allowed_below(st);
     }
     PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
@@ -142,8 +150,10 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   for (const Found& file : found) ++names[file.version.inode];
   for (const Found& file : found)
     if (file.links > names[file.version.inode])
-      return invalid_argument("{} has another name (hard link) outside the checkpoint, through which "
-                              "it could be changed: remove that name first", file.source());
+      return invalid_argument(
+          "{} has another name (hard link) outside the checkpoint, through which "
+          "it could be changed: remove that name first",
+          file.source());
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
     return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
   });
@@ -159,7 +169,8 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found) {
     auto parsed = parse_shard_index(text);
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
     index.index = true;
-    std::string set = index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
+    std::string set =
+        index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
     std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
     for (auto& [name, tensors] : parsed.value()) {
       auto it = by_path.find({index.rank, directory + name});
@@ -180,24 +191,25 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found) {
 
 namespace {
 
-// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set loads
-// all that its shards hold.
+// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
+// loads all that its shards hold.
 Result<> check_sets(const std::vector<Found>& found) {
-  std::map<std::pair<std::string_view, std::string_view>, const Found*> holder;  // index, tensor → shard
+  std::map<std::pair<std::string_view, std::string_view>, const Found*>
+      holder;  // index, tensor → shard
   for (const Found& shard : found)
     if (!shard.set_index.empty())
       for (const TensorEntry& tensor : shard.tensors)
         if (auto [it, is_new] = holder.try_emplace({shard.set_index, tensor.name}, &shard); !is_new)
-          return invalid_argument("tensor {} is there twice, in {} and in {}", ptc::quoted(tensor.name),
-                                  it->second->source(), shard.source());
+          return invalid_argument("tensor {} is there twice, in {} and in {}",
+                                  ptc::quoted(tensor.name), it->second->source(), shard.source());
   for (const Found& shard : found) {
     for (const std::string& tensor : shard.promised) {
       auto it = holder.find({shard.set_index, tensor});
       if (it != holder.end() && it->second == &shard) continue;
-      return invalid_argument("{} says that tensor {} is in {}, {}", shard.set_index, ptc::quoted(tensor),
-                              shard.source(),
-                              it == holder.end() ? "but no shard has it"
-                                                 : "but it is in " + it->second->source());
+      return invalid_argument(
+          "{} says that tensor {} is in {}, {}", shard.set_index, ptc::quoted(tensor),
+          shard.source(),
+          it == holder.end() ? "but no shard has it" : "but it is in " + it->second->source());
     }
   }
   return ok();
@@ -251,9 +263,11 @@ std::string_view other_kind(int fd, const Found& file) {
 
 Result<> read_header(int dir_fd, Found& file) {
   PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-  Result<> read = file.path.ends_with(".npy") ? read_npy_header(fd.get(), file) : read_safetensors_header(fd.get(), file);
+  Result<> read = file.path.ends_with(".npy") ? read_npy_header(fd.get(), file)
+                                              : read_safetensors_header(fd.get(), file);
   if (read.has_error() && read.error().code() == Code::kInvalidArgument) {
-    if (const std::string_view kind = other_kind(fd.get(), file); !kind.empty()) return invalid_argument("{}", kind);
+    if (const std::string_view kind = other_kind(fd.get(), file); !kind.empty())
+      return invalid_argument("{}", kind);
   }
   PTC_TRY(std::move(read));
   file.header_bytes = file.header.size();
@@ -322,9 +336,12 @@ Error no_tensors(const std::vector<Found>& found) {
   for (const Found& file : found)
     for (const std::string_view ending : kTorchEndings)
       if (file.path.ends_with(ending))
-        return invalid_argument("there is no tensor in it that could be cut: {} is a file of PyTorch's own, which is kept "
-                                "byte for byte beside .safetensors or .npy files; save the tensors with "
-                                "safetensors.torch.save_file", file.source());
+        return invalid_argument(
+            "there is no tensor in it that could be cut: {} is a file of PyTorch's own, which is "
+            "kept "
+            "byte for byte beside .safetensors or .npy files; save the tensors with "
+            "safetensors.torch.save_file",
+            file.source());
   return invalid_argument("there is no tensor in it: neither .safetensors nor .npy files");
 }
 
@@ -336,8 +353,9 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
     uint32_t position;  // in its tensors
   };
   std::vector<WrittenRank> ranks;
-  std::vector<std::vector<std::vector<Array>>> origin;  // by rank and tensor: of a set of boxes several
-  std::unordered_map<std::string, size_t> in_sets;      // of the last rank: set and name → tensor
+  std::vector<std::vector<std::vector<Array>>>
+      origin;                                       // by rank and tensor: of a set of boxes several
+  std::unordered_map<std::string, size_t> in_sets;  // of the last rank: set and name → tensor
   for (Found& file : found) {
     if (!file.has_tensors) continue;
     if (ranks.empty() || ranks.back().global_rank != file.rank) {
@@ -349,12 +367,13 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
     for (uint32_t i = 0; i < file.tensors.size(); ++i) {
       const TensorEntry& tensor = file.tensors[i];
       if (!file.boxes.empty()) {
-        const auto [known, is_new] = in_sets.try_emplace(path + '\0' + tensor.name, origin.back().size());
+        const auto [known, is_new] =
+            in_sets.try_emplace(path + '\0' + tensor.name, origin.back().size());
         if (!is_new) {
           const Array& first = origin.back()[known->second].front();
           if (first.file->tensors[first.position].dtype != tensor.dtype)
-            return invalid_argument("tensor {} has another type in {} than in {}", ptc::quoted(tensor.name), file.source(),
-                                    first.file->source());
+            return invalid_argument("tensor {} has another type in {} than in {}",
+                                    ptc::quoted(tensor.name), file.source(), first.file->source());
           origin.back()[known->second].push_back({&file, i});
           continue;
         }
@@ -376,7 +395,8 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       auto whole = union_of_boxes(std::move(boxes));
       if (whole.has_error())
         return std::move(whole).error().with_context(
-            fmt::format("{} and its like: tensor {}", origin[r][i].front().file->source(), ptc::quoted(tensor.name)));
+            fmt::format("{} and its like: tensor {}", origin[r][i].front().file->source(),
+                        ptc::quoted(tensor.name)));
       tensor.shape = whole.value().extent;
       wholes.emplace(&tensor, whole.value());
     }
@@ -396,9 +416,12 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
         }
         auto box = part_of_box(*part, whole->second, file->boxes[position]);
         if (box.has_error())
-          return invalid_argument("{}: tensor {}: {} under layout {}, in which it was committed: say the writer's layout in "
-                                  "a layout.json beside rank/", file->source(), ptc::quoted(file->tensors[position].name),
-                                  box.error().message(), spec.name());
+          return invalid_argument(
+              "{}: tensor {}: {} under layout {}, in which it was committed: say the writer's "
+              "layout in "
+              "a layout.json beside rank/",
+              file->source(), ptc::quoted(file->tensors[position].name), box.error().message(),
+              spec.name());
         file->parts[position] = std::move(box).value();
       }
     }
@@ -412,15 +435,16 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
                     std::stop_token stop) {
   std::vector<std::string> requests;
   for (const FilesElsewhere& node : elsewhere) requests.push_back(hash_request(model, node, found));
-  Answers<std::string> hashed_elsewhere(elsewhere.size(), [&](size_t i) { return elsewhere[i].hash(requests[i]); },
-                                        kAtWorkAtOnce);
+  Answers<std::string> hashed_elsewhere(
+      elsewhere.size(), [&](size_t i) { return elsewhere[i].hash(requests[i]); }, kAtWorkAtOnce);
   auto hash_here = [&]() -> Result<> {
     std::vector<ArrayToHash> arrays;
     std::vector<Found*> origin;
     for (Found& file : found) {
       if (file.node != nullptr) continue;
       if (!file.has_tensors) {
-        PTC_TRY(file.whole, hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
+        PTC_TRY(file.whole,
+                hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
         continue;
       }
       const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
@@ -470,18 +494,23 @@ Result<std::vector<Checksum>> add_up(const Model& model, const std::vector<Found
           totals[tensor] += sum;
           elements[tensor] += box.volume();
         } else if (same->second.sum != sum) {
-          return invalid_argument("{} and {} both hold {} of tensor {}, but with different values: "
-                                  "replicas must be equal", same->second.file->source(), file.source(),
-                                  box.to_string(), model.tensors()[tensor].name);
+          return invalid_argument(
+              "{} and {} both hold {} of tensor {}, but with different values: "
+              "replicas must be equal",
+              same->second.file->source(), file.source(), box.to_string(),
+              model.tensors()[tensor].name);
         }
       }
     }
   }
   for (uint32_t tensor = 0; tensor < totals.size(); ++tensor) {
     PTC_TRY(const uint64_t all, num_elements(model.tensors()[tensor].shape));
-    if (elements[tensor] != all)  // parts are equal or disjoint, and nothing is missing, unless shards of replicas differ
-      return invalid_argument("ranks that hold the same of tensor {} have cut it in different places: keep the files of one",
-                              ptc::quoted(model.tensors()[tensor].name));
+    if (elements[tensor] != all)  // parts are equal or disjoint, and nothing is missing, unless
+                                  // shards of replicas differ
+      return invalid_argument(
+          "ranks that hold the same of tensor {} have cut it in different places: keep the files "
+          "of one",
+          ptc::quoted(model.tensors()[tensor].name));
   }
   return totals;
 }
@@ -490,7 +519,8 @@ Result<std::vector<Checksum>> add_up(const Model& model, const std::vector<Found
 Result<> find_boxes_elsewhere(std::vector<Found>& found) {
   for (Found& file : found) {
     if (file.node == nullptr || !file.has_tensors || file.path.ends_with(".npy")) continue;
-    PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), file.version.bytes));
+    PTC_TRY(auto header,
+            parse_safetensors(std::as_bytes(std::span(file.header)), file.version.bytes));
     PTC_TRY(auto boxes, dcp_boxes(header));
     if (boxes && boxes->size() != file.tensors.size())
       return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
@@ -502,15 +532,18 @@ Result<> find_boxes_elsewhere(std::vector<Found>& found) {
 Result<LayoutSpec> writer_layout(const CommitRequest& request,
                                  const std::vector<FilesElsewhere>& elsewhere) {
   std::optional<std::string> text;
-  struct stat st{};
-  if (request.dir_fd >= 0 && fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
+  struct stat st {};
+  if (request.dir_fd >= 0 &&
+      fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
     PTC_TRY(text, read_text_file(request.dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
   }
   for (const FilesElsewhere& node : elsewhere) {
     PTC_TRY(auto theirs, text_in_listing(node.listing, "layout"));
     if (theirs && text && *theirs != *text)
-      return invalid_argument("layout.json on node {} is another than on the others: the ranks of a "
-                              "checkpoint have one layout", node.node);
+      return invalid_argument(
+          "layout.json on node {} is another than on the others: the ranks of a "
+          "checkpoint have one layout",
+          node.node);
     if (theirs) text = theirs;
   }
   if (!text) return request.in_force;
@@ -558,7 +591,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   });
   for (size_t i = 1; i < found.size(); ++i)
     if (found[i].rank == found[i - 1].rank && found[i].path == found[i - 1].path)
-      return invalid_argument("{} was written on two nodes, {} and {}: remove one of them", found[i].source(),
+      return invalid_argument("{} was written on two nodes, {} and {}: remove one of them",
+                              found[i].source(),
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
   const bool any_safetensors = std::any_of(found.begin(), found.end(), [](const Found& file) {
@@ -585,7 +619,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   if (consumed) draft.manifest.consumed = consumed->count;
   PTC_TRY(auto config, find_config(request.dir_fd, found, elsewhere));
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
-  PTC_TRY(hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
+  PTC_TRY(
+      hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
   PTC_TRY(draft.manifest.checksums, add_up(*draft.manifest.model, found));
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.
@@ -594,12 +629,12 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     if (file.node == nullptr) draft.looked_at.push_back(file.version);
     WrittenFile written;
     written.rank = file.rank;
-    written.dp_cut = std::any_of(file.model_tensor.begin(), file.model_tensor.end(), [&](uint32_t t) {
-      return draft.manifest.model->is_cut_over_dp(t, spec);
-    });
+    written.dp_cut =
+        std::any_of(file.model_tensor.begin(), file.model_tensor.end(),
+                    [&](uint32_t t) { return draft.manifest.model->is_cut_over_dp(t, spec); });
     if (file.has_tensors) {
-      const auto [same, first] =
-          kept.try_emplace({draft.manifest.owner_of(written), file.path}, draft.manifest.files.size());
+      const auto [same, first] = kept.try_emplace({draft.manifest.owner_of(written), file.path},
+                                                  draft.manifest.files.size());
       if (!first) {
         std::optional<ReadRights>& rights = draft.manifest.files[same->second].rights;
         if (rights && file.rights) rights = rights->narrowed_to(*file.rights);
@@ -619,7 +654,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
       for (uint32_t i = 0; written.set.empty() && i < file.tensors.size(); ++i) {
         for (FoundPadding& pad : file.padding[i])
           draft.manifest.padding.push_back({static_cast<uint32_t>(draft.manifest.files.size()),
-                                            file.model_tensor[i], std::move(pad.local), pad.checksum});
+                                            file.model_tensor[i], std::move(pad.local),
+                                            pad.checksum});
       }
     } else {
       written.checksum = file.whole;
@@ -637,7 +673,7 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
   Found file;
   file.rank = rank;
   file.path = path;
-  struct stat st{};
+  struct stat st {};
   if (fstatat(dir_fd, file.source().c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 ||
       !S_ISREG(st.st_mode) || rank >= spec.sizes.world_size())
     return;
@@ -663,10 +699,13 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
     if (auto it = by_name.find(tensor.name); it != by_name.end() && !file.boxes.empty()) {
       global = previous->tensors()[it->second].shape;
       part = box_alone(file.boxes[i]);
-      if (file.boxes[i].axes() != global.size() || intersect(file.boxes[i], Box::whole(global)) != file.boxes[i]) continue;
+      if (file.boxes[i].axes() != global.size() ||
+          intersect(file.boxes[i], Box::whole(global)) != file.boxes[i])
+        continue;
     } else if (it != by_name.end()) {
       auto slice = previous->slice(it->second, spec, state);
-      if (slice.has_error() || !slice.value() || slice.value()->local_shape != tensor.shape) continue;
+      if (slice.has_error() || !slice.value() || slice.value()->local_shape != tensor.shape)
+        continue;
       part = *std::move(slice).value();
       global = previous->tensors()[it->second].shape;
     } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1 ||

@@ -1,8 +1,8 @@
 // From what the ranks wrote to a checkpoint: finds the files, reads their headers, makes sense of
 // them under the writer's layout, and hashes every tensor.
 //
-// The heavy part is hashing. A file that was hashed when it was closed (HashCache) is not read again:
-// then a commit costs the headers only.
+// The heavy part is hashing. A file that was hashed when it was closed (HashCache) is not read
+// again: then a commit costs the headers only.
 #pragma once
 
 #include <sys/stat.h>
@@ -60,9 +60,9 @@ class HashCache {
 };
 
 struct CommitRequest {
-  int dir_fd = -1;           // the directory with rank/ and layout.json in it
-  std::string name;          // for messages: "incoming/base"
-  LayoutSpec in_force;       // the writer's, unless the directory has a layout.json
+  int dir_fd = -1;                        // the directory with rank/ and layout.json in it
+  std::string name;                       // for messages: "incoming/base"
+  LayoutSpec in_force;                    // the writer's, unless the directory has a layout.json
   std::optional<std::string> rules_text;  // the job's rules.json
   std::optional<RuleSet::Facts> known_facts;  // of the job's last checkpoint of the same family
   std::string known_family;
@@ -84,7 +84,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
 
 /// A checkpoint that could be made of the directory. Nothing has been changed yet.
 struct CommitDraft {
-  Manifest manifest;     // without name, id, time and owner; files without image
+  Manifest manifest;  // without name, id, time and owner; files without image
   std::string headers;
   /// Paths under the directory, one for each of manifest.files: the file to take as its image.
   std::vector<std::string> sources;

@@ -18,20 +18,26 @@ namespace ptc {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kWaitForRelease = 500ms;  // the kernel tells of a last close a moment after close() has returned
-constexpr auto kWaitForNodes = 5s;      // when one comes or goes, not all hear of it at the same moment
-constexpr auto kTakeTime = 5s;          // then a node that lives is asked again
-constexpr auto kSilence = 30s;          // of a node that lives, and does not answer
-constexpr auto kHideTime = 1s;          // while a rename waits
-constexpr auto kUndoTime = 2s;          // who does not hear of it asks
-constexpr auto kDecisionTime = 400ms;   // a rename that has less left is not worth a decision
-constexpr auto kKept = 60s;             // without a mv
+constexpr auto kWaitForRelease =
+    500ms;  // the kernel tells of a last close a moment after close() has returned
+constexpr auto kWaitForNodes = 5s;  // when one comes or goes, not all hear of it at the same moment
+constexpr auto kTakeTime = 5s;      // then a node that lives is asked again
+constexpr auto kSilence = 30s;      // of a node that lives, and does not answer
+constexpr auto kHideTime = 1s;      // while a rename waits
+constexpr auto kUndoTime = 2s;      // who does not hear of it asks
+constexpr auto kDecisionTime = 400ms;  // a rename that has less left is not worth a decision
+constexpr auto kKept = 60s;            // without a mv
 
 }  // namespace
 
-Job::Impl::CommitAttempt::CommitAttempt(Job::Impl& job, std::string id, std::string incoming, std::string name)
-    : job_(job), id_(std::move(id)), incoming_(std::move(incoming)), name_(std::move(name)),
-      label_("incoming/" + incoming_), source_dir_(job.commit_place().incoming_dir() + "/" + incoming_) {}
+Job::Impl::CommitAttempt::CommitAttempt(Job::Impl& job, std::string id, std::string incoming,
+                                        std::string name)
+    : job_(job),
+      id_(std::move(id)),
+      incoming_(std::move(incoming)),
+      name_(std::move(name)),
+      label_("incoming/" + incoming_),
+      source_dir_(job.commit_place().incoming_dir() + "/" + incoming_) {}
 
 Job::Impl::CommitAttempt::~CommitAttempt() {
   stop();
@@ -64,7 +70,9 @@ std::optional<Result<>> Job::Impl::CommitAttempt::wait(Clock::time_point deadlin
 bool Job::Impl::CommitAttempt::withdraw() {
   std::lock_guard lock(mutex_);
   if (ended_) return true;
-  if (waiting_ > 0 || step_ == Step::kDeciding || step_ == Step::kInDoubt || step_ == Step::kCommitted) return false;
+  if (waiting_ > 0 || step_ == Step::kDeciding || step_ == Step::kInDoubt ||
+      step_ == Step::kCommitted)
+    return false;
   stop_.request_stop();
   return true;
 }
@@ -97,7 +105,8 @@ std::optional<Job::Impl::CommitAttempt::Failure> Job::Impl::CommitAttempt::unhea
 
 bool Job::Impl::CommitAttempt::unheard_success() const {
   std::lock_guard lock(mutex_);
-  return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) && shown_->is_empty();
+  return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) &&
+         shown_->is_empty();
 }
 
 void Job::Impl::CommitAttempt::answered() {
@@ -111,8 +120,9 @@ void Job::Impl::CommitAttempt::run() {
   try {
     result = prepare();
     if (result.has_value() && !wait_until_asked())
-      result = make_error(Code::kConflict, "the commit of {} is given up: it was written again, or not asked for any more",
-                          label_);
+      result = make_error(
+          Code::kConflict,
+          "the commit of {} is given up: it was written again, or not asked for any more", label_);
     if (result.has_value()) result = hide();
     if (result.has_value()) result = decide();
   } catch (const std::exception& error) {  // no memory
@@ -169,7 +179,10 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
   // Nobody here waits for that; who does not hear it asks, and when this node has ended, they know.
   if (elsewhere_too && !job_.commit_stop.stop_requested())
     (void)ask_all(
-        asked_, "untake", kUndoTime, [&](const std::string&) { return json::serialize(json::object{{"id", id_}}); },
+        asked_, "untake", kUndoTime,
+        [&](const std::string&) {
+          return json::serialize(json::object{{"id", id_}});
+        },
         [](const std::string&, const std::string&) { return ok(); });
 }
 
@@ -181,7 +194,8 @@ void Job::Impl::CommitAttempt::settle_doubt() {
            std::any_of(job_.checkpoints.begin(), job_.checkpoints.end(),
                        [&](const auto& known) { return known.second.id == id_; });
   }
-  end(done ? Result<>(ok()) : make_error(Code::kUnavailable, "{} was not committed: it is put back", label_));
+  end(done ? Result<>(ok())
+           : make_error(Code::kUnavailable, "{} was not committed: it is put back", label_));
 }
 
 bool Job::Impl::CommitAttempt::wait_until_asked() {
@@ -197,13 +211,17 @@ bool Job::Impl::CommitAttempt::wait_until_asked() {
 
 Result<> Job::Impl::CommitAttempt::prepare() {
   if (job_.services.cluster != nullptr)
-    // Not the one of the moment of the decision: when this lease ends, the others put back what they took.
+    // Not the one of the moment of the decision: when this lease ends, the others put back what
+    // they took.
     fences_.push_back(job_.services.cluster->fence());
   job_.stop_hashing(incoming_);  // it goes on here, on all threads
   MakeSeal seal;
   if (job_.listener != nullptr)
-    seal = [this](GivesWay gives_way) { return job_.listener->seal(job_.job->name(), incoming_, std::move(gives_way)); };
-  PTC_TRY(share_, CommitShare::take(job_.commit_place(), id_, incoming_, seal, [weak = weak_from_this()] {
+    seal = [this](GivesWay gives_way) {
+      return job_.listener->seal(job_.job->name(), incoming_, std::move(gives_way));
+    };
+  PTC_TRY(share_,
+          CommitShare::take(job_.commit_place(), id_, incoming_, seal, [weak = weak_from_this()] {
             const auto attempt = weak.lock();
             return attempt == nullptr || attempt->withdraw();
           }));
@@ -221,17 +239,21 @@ Result<> Job::Impl::CommitAttempt::prepare() {
 
 Result<> Job::Impl::CommitAttempt::take_elsewhere() {
   Cluster& cluster = *job_.services.cluster;
-  const std::string request = json::serialize(json::object{
-      {"id", id_}, {"incoming", incoming_}, {"from", cluster.self()}, {"fence", fences_.front().revision}});
+  const std::string request = json::serialize(json::object{{"id", id_},
+                                                           {"incoming", incoming_},
+                                                           {"from", cluster.self()},
+                                                           {"fence", fences_.front().revision}});
   const auto busy_until = Clock::now() + kWaitForRelease;
   auto take = [&](const std::string& node) -> Result<std::string> {
     for (;;) {
       Result<std::string> listing = job_.ask(node, "take", request, stop_.get_token(), kTakeTime);
       if (listing.has_value() || stop_.stop_requested()) return listing;
       const Code code = listing.error().code();
-      if (code == Code::kUnavailable && !is_among(cluster.alive(), node)) return std::string();  // and its files
-      const bool again = Clock::now() < (code == Code::kUnavailable ? started_ + kSilence : busy_until) &&
-                         (code == Code::kUnavailable || code == Code::kBusy);
+      if (code == Code::kUnavailable && !is_among(cluster.alive(), node))
+        return std::string();  // and its files
+      const bool again =
+          Clock::now() < (code == Code::kUnavailable ? started_ + kSilence : busy_until) &&
+          (code == Code::kUnavailable || code == Code::kBusy);
       if (!again) return listing;
       std::this_thread::sleep_for(code == Code::kBusy ? 5ms : 50ms);
     }
@@ -253,7 +275,8 @@ Result<> Job::Impl::CommitAttempt::take_elsewhere() {
     one.files.listing = std::move(listing).value();
     if (one.files.listing.empty()) continue;
     one.files.hash = [this, node = one.files.node](const std::string& files) {
-      return job_.ask(node, "hash", json::serialize(json::object{{"id", id_}}) + "\n" + files, stop_.get_token());
+      return job_.ask(node, "hash", json::serialize(json::object{{"id", id_}}) + "\n" + files,
+                      stop_.get_token());
     };
     elsewhere_.push_back(std::move(one));
   }
@@ -291,9 +314,10 @@ Result<> Job::Impl::CommitAttempt::draft() {
   }
   PTC_TRY(draft_, std::move(drafted));
   Manifest& manifest = draft_.manifest;
-  struct stat owner{};
+  struct stat owner {};
   owner.st_mode = 0755;
-  if (share_ != nullptr && fstat(share_->directory(), &owner) != 0) return errno_error(errno, label_);
+  if (share_ != nullptr && fstat(share_->directory(), &owner) != 0)
+    return errno_error(errno, label_);
   manifest.name = name_;
   manifest.id = id_;
   manifest.time_ns = now_ns();
@@ -326,7 +350,8 @@ Result<> Job::Impl::CommitAttempt::adopt() {
       nodes, "adopt", {},
       [&](const std::string& node) {
         json::array list;
-        for (size_t i : on_node[node]) list.push_back(json::array{json::value(draft_.sources[i]), manifest.files[i].bytes});
+        for (size_t i : on_node[node])
+          list.push_back(json::array{json::value(draft_.sources[i]), manifest.files[i].bytes});
         return json::serialize(json::object{{"id", id_}, {"files", std::move(list)}});
       },
       [&](const std::string& node, const std::string& answer) -> Result<> {
@@ -339,7 +364,8 @@ Result<> Job::Impl::CommitAttempt::adopt() {
             return make_error(Code::kCorrupt, "node {} did not take all of its files", node);
           WrittenFile& file = manifest.files[numbers[k]];
           file.image = std::string(ids.as_array()[k].as_string());
-          images_[numbers[k]] = std::make_shared<const Image>(ImageId{file.image}, node, file.bytes);
+          images_[numbers[k]] =
+              std::make_shared<const Image>(ImageId{file.image}, node, file.bytes);
         }
         return ok();
       });
@@ -356,11 +382,12 @@ Result<> Job::Impl::CommitAttempt::write_down() {
                              draft_.nodes[i].empty() ? node_key(job_.services) : draft_.nodes[i]});
   }
   const std::string manifest_text = manifest.to_text();
-  PTC_TRY(auto facts, CheckpointFacts::of(manifest, manifest_text, draft_.headers, *job_.services.results));
-  record_.checkpoint =
-      std::make_shared<Checkpoint>(facts, job_.services.results, &job_.services.executor->transport(),
-                                   job_.services.catch_up);
-  PTC_TRY(auto stored, record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
+  PTC_TRY(auto facts,
+          CheckpointFacts::of(manifest, manifest_text, draft_.headers, *job_.services.results));
+  record_.checkpoint = std::make_shared<Checkpoint>(
+      facts, job_.services.results, &job_.services.executor->transport(), job_.services.catch_up);
+  PTC_TRY(auto stored,
+          record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
   record_.checkpoint->replace_stored(stored);
   record_.id = id_;
   record_.generation = 1;
@@ -376,7 +403,8 @@ Result<> Job::Impl::CommitAttempt::write_down() {
   if (job_.services.cluster == nullptr) return ok();
   for (const std::string& node : job_.other_nodes())
     if (!is_among(asked_, node)) asked_.push_back(node);
-  return job_.give_files(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored, fences_.front());
+  return job_.give_files(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored,
+                         fences_.front());
 }
 
 /// The copies that `replicas` asks for.
@@ -389,15 +417,18 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
     as_written = job_.saved.layout;
   }
   if (as_written.replicas == 0) return ok();
-  if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size()) as_written.devices.clear();
+  if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size())
+    as_written.devices.clear();
   as_written.spec = stored->spec;
   auto make_once = [&](Fences& of_nodes) -> Result<std::shared_ptr<const StoredState>> {
     PTC_TRY(auto wanted, job_.wanted_state(checkpoint, as_written, job_.nodes_in_service()));
     wanted.nothing_leaves = true;  // what was just written stays where it is until it is decided on
     PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
     if (change->nothing()) return std::shared_ptr<const StoredState>();
-    activity_->begin("copying", change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
-    PTC_TRY(auto parts, job_.make_parts(record_, *stored, wanted, *change, *activity_, of_nodes, &fences_.front()));
+    activity_->begin("copying",
+                     change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
+    PTC_TRY(auto parts, job_.make_parts(record_, *stored, wanted, *change, *activity_, of_nodes,
+                                        &fences_.front()));
     auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
       PTC_TRY(job_.compare_parts(record_, *stored, *change, parts, /*known=*/false));
       PTC_TRY(auto images, job_.compose(checkpoint, *stored, *change, parts));
@@ -425,7 +456,8 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
   record_.nodes = with_copies_->nodes;
   record_.stored = "stored-2.json";
   record_.checkpoint->replace_stored(with_copies_);
-  PTC_TRY(write_file_atomically(AT_FDCWD, job_.checkpoint_dir(id_) + "/stored-2.json", with_copies_->to_text()));
+  PTC_TRY(write_file_atomically(AT_FDCWD, job_.checkpoint_dir(id_) + "/stored-2.json",
+                                with_copies_->to_text()));
   return job_.give_files(id_, {"stored-2.json"}, *with_copies_, fences_.front());
 }
 
@@ -439,7 +471,10 @@ Result<> Job::Impl::CommitAttempt::hide() {
   std::vector<std::string> nodes;
   for (const Elsewhere& one : elsewhere_) nodes.push_back(one.files.node);
   return ask_all(
-      nodes, "hide", kHideTime, [&](const std::string&) { return json::serialize(json::object{{"id", id_}}); },
+      nodes, "hide", kHideTime,
+      [&](const std::string&) {
+        return json::serialize(json::object{{"id", id_}});
+      },
       [](const std::string&, const std::string&) { return ok(); });
 }
 
@@ -471,7 +506,8 @@ Result<> Job::Impl::CommitAttempt::decide_once() {
     std::lock_guard lock(job_.mutex);
     record_.sequence = job_.sequence.last + 1;
     // Written in the layout wanted: it is current at once.
-    in_place = job_.in_force.revision == job_.saved.revision && job_.in_force.spec == draft_.manifest.written_spec;
+    in_place = job_.in_force.revision == job_.saved.revision &&
+               job_.in_force.spec == draft_.manifest.written_spec;
     next = job_.in_force;
     decision.rests_on_keys(fences_);
     decision.rests_on_no_checkpoint(name_);
@@ -514,9 +550,9 @@ void Job::Impl::CommitAttempt::finish() {
     job_.counts.last_commit_seconds = seconds.count();
     job_.note_committed(id_);
   }
-  spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s", job_.job->name(),
-               label_, name_, draft_.manifest.checksums.size(), draft_.manifest.files.size(),
-               draft_.manifest.written_spec.name(), seconds.count());
+  spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s",
+               job_.job->name(), label_, name_, draft_.manifest.checksums.size(),
+               draft_.manifest.files.size(), draft_.manifest.written_spec.name(), seconds.count());
 }
 
 /// Somebody may hold this for a while, and no images with it.
@@ -546,8 +582,11 @@ Result<> Job::Impl::CommitAttempt::ask_all(
   std::vector<std::string> requests;
   for (const std::string& node : nodes) requests.push_back(request(node));
   std::vector<Result<std::string>> answers =
-      Answers<std::string>(nodes.size(), [&](size_t i) { return job_.ask(nodes[i], method, requests[i], stop, time); },
-                           kAtWorkAtOnce).wait();
+      Answers<std::string>(
+          nodes.size(),
+          [&](size_t i) { return job_.ask(nodes[i], method, requests[i], stop, time); },
+          kAtWorkAtOnce)
+          .wait();
   Result<> result = ok();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Result<std::string>& answer = answers[i];

@@ -1,27 +1,32 @@
-// mv incoming/<name> checkpoints/: from directories of files, on whatever nodes, to a checkpoint, all or nothing.
+// mv incoming/<name> checkpoints/: from directories of files, on whatever nodes, to a checkpoint,
+// all or nothing.
 //
 // 1. Every node that has incoming/<name> seals it: it can be read, and nobody writes it any more.
-// 2. draft_commit() makes sense of the files; what of them was not hashed when it was closed is hashed now.
-// 3. They are linked as images, what says where these lie goes to all nodes, and the copies that `replicas` asks for
-//    are made.
-// 4. Every node hides its directory in committing/<id>/, having looked that nothing was written after all.
+// 2. draft_commit() makes sense of the files; what of them was not hashed when it was closed is
+//    hashed now.
+// 3. They are linked as images, what says where these lie goes to all nodes, and the copies that
+//    `replicas` asks for are made.
+// 4. Every node hides its directory in committing/<id>/, having looked that nothing was written
+//    after all.
 // 5. One metadata transaction makes it a checkpoint: the point of no return.
 // 6. The directories go.
 //
-// 1 to 3 may take long, and a rename holds locks of the kernel: so they go on after `mv` got EAGAIN, and the same mv
-// again finds the attempt and goes on with it. 4 and 5 are short, and begin only while a mv waits: a checkpoint never
-// comes when nobody asks for it, and incoming/<name> is there until it does. In between the files are where they were;
-// whoever writes one or removes it ends the attempt. So does a minute without a mv.
+// 1 to 3 may take long, and a rename holds locks of the kernel: so they go on after `mv` got
+// EAGAIN, and the same mv again finds the attempt and goes on with it. 4 and 5 are short, and begin
+// only while a mv waits: a checkpoint never comes when nobody asks for it, and incoming/<name> is
+// there until it does. In between the files are where they were; whoever writes one or removes it
+// ends the attempt. So does a minute without a mv.
 //
-// Where 5 comes to its end after that mv got EAGAIN, the same mv again says that it was done. For that the name must be
-// found: from 4 on an empty directory is in its place (ShownName) on the node that leads, until a mv was answered, or a
-// minute long. It answers for this very commit, by its id, and only as long as the checkpoint is there and nobody has put
-// anything else in that place.
+// Where 5 comes to its end after that mv got EAGAIN, the same mv again says that it was done. For
+// that the name must be found: from 4 on an empty directory is in its place (ShownName) on the node
+// that leads, until a mv was answered, or a minute long. It answers for this very commit, by its
+// id, and only as long as the checkpoint is there and nobody has put anything else in that place.
 //
-// A failure before 5 takes all back, on every node. A crash before 5 is taken back at the next start (a hidden directory
-// is renamed back, images that were drafts go), and by the other nodes, since the node that leads is gone; a crash
-// after it is finished (the directory goes). Where nobody knows whether 5 was done, all stays until the metadata can
-// be asked (Doubts), and only this commit waits for it.
+// A failure before 5 takes all back, on every node. A crash before 5 is taken back at the next
+// start (a hidden directory is renamed back, images that were drafts go), and by the other nodes,
+// since the node that leads is gone; a crash after it is finished (the directory goes). Where
+// nobody knows whether 5 was done, all stays until the metadata can be asked (Doubts), and only
+// this commit waits for it.
 #pragma once
 
 #include <chrono>
@@ -101,9 +106,11 @@ class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttem
   void let_go();
   void settle_doubt();
   /// Asks these nodes at the same time, and hands each answer on.
-  Result<> ask_all(const std::vector<std::string>& nodes, std::string_view method, std::chrono::milliseconds time,
-                   const std::function<std::string(const std::string& node)>& request,
-                   const std::function<Result<>(const std::string& node, const std::string& answer)>& take);
+  Result<> ask_all(
+      const std::vector<std::string>& nodes, std::string_view method,
+      std::chrono::milliseconds time,
+      const std::function<std::string(const std::string& node)>& request,
+      const std::function<Result<>(const std::string& node, const std::string& answer)>& take);
 
   Job::Impl& job_;
   const std::string id_, incoming_, name_, label_, source_dir_;

@@ -13,8 +13,9 @@ constexpr size_t kMaxCountBytes = 64;
 
 Result<> add_count(std::optional<FoundCount>& all, FoundCount one) {
   if (all && all->count != one.count)
-    return invalid_argument("{} says that {} samples are consumed, and {} that {} are: a checkpoint has one count",
-                            all->file, all->count, one.file, one.count);
+    return invalid_argument(
+        "{} says that {} samples are consumed, and {} that {} are: a checkpoint has one count",
+        all->file, all->count, one.file, one.count);
   if (!all) all = std::move(one);
   return ok();
 }
@@ -25,7 +26,7 @@ Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Fo
                                                 const std::vector<FilesElsewhere>& elsewhere) {
   std::optional<FoundCount> all;
   const std::string name(kConsumedFile);
-  struct stat st{};
+  struct stat st {};
   if (dir_fd >= 0 && fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) {
     if (!S_ISREG(st.st_mode)) return invalid_argument("{} is no ordinary file", name);
     PTC_TRY(const bool busy, open_for_writing(dir_fd, name));
@@ -33,12 +34,14 @@ Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Fo
     PTC_TRY(const std::string text, read_text_file(dir_fd, name, kMaxCountBytes, FileKind::kOwn));
     const std::optional<uint64_t> count = parse_count(text);
     if (!count)
-      return invalid_argument("{}: {} is not a count of samples in decimal digits", name, ptc::quoted(text));
+      return invalid_argument("{}: {} is not a count of samples in decimal digits", name,
+                              ptc::quoted(text));
     PTC_TRY(add_count(all, {*count, name}));
   }
   for (const Found& file : found) {
     if (file.path != name || file.version.bytes > kMaxCountBytes || file.node != nullptr) continue;
-    PTC_TRY(const std::string text, read_text_file(dir_fd, file.source(), kMaxCountBytes, FileKind::kOwn));
+    PTC_TRY(const std::string text,
+            read_text_file(dir_fd, file.source(), kMaxCountBytes, FileKind::kOwn));
     if (const auto count = parse_count(text)) {
       PTC_TRY(add_count(all, {*count, file.source()}));
     }
@@ -50,7 +53,8 @@ Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Fo
     const auto count = parse_count(text->substr(0, end));
     if (!count || end == text->npos)
       return make_error(Code::kCorrupt, "node {}: its list of files is damaged", node.node);
-    PTC_TRY(add_count(all, {*count, fmt::format("{} on node {}", text->substr(end + 1), node.node)}));
+    PTC_TRY(
+        add_count(all, {*count, fmt::format("{} on node {}", text->substr(end + 1), node.node)}));
   }
   return all;
 }

@@ -1,5 +1,5 @@
-// What nodes tell each other of the files of a checkpoint that they commit together: a line of JSON,
-// then the headers.
+// What nodes tell each other of the files of a checkpoint that they commit together: a line of
+// JSON, then the headers.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -47,7 +47,8 @@ Result<json::object> parse_line(std::string_view text) {
 
 }  // namespace
 
-Result<std::optional<std::string>> text_in_listing(const std::string& listing, std::string_view key) {
+Result<std::optional<std::string>> text_in_listing(const std::string& listing,
+                                                   std::string_view key) {
   PTC_TRY(auto object, parse_line(listing));
   const json::value* text = object.if_contains(key);
   if (text == nullptr || !text->is_string()) return std::optional<std::string>();
@@ -69,8 +70,9 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       file.path = std::string(text.at("path").as_string());
       file.version.bytes = text.at("bytes").to_number<uint64_t>();
       if (const json::value* mode = text.if_contains("mode")) {
-        file.rights = ReadRights{text.at("uid").to_number<uint32_t>(), text.at("gid").to_number<uint32_t>(),
-                                 mode->to_number<uint32_t>() & 0444};
+        file.rights =
+            ReadRights{text.at("uid").to_number<uint32_t>(), text.at("gid").to_number<uint32_t>(),
+                       mode->to_number<uint32_t>() & 0444};
       }
       file.index = text.at("index").as_bool();
       file.set = std::string(text.at("set").as_string());
@@ -78,7 +80,8 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       for (const json::value& name : text.at("promised").as_array())
         file.promised.emplace_back(name.as_string());
       file.header_bytes = text.at("header").to_number<uint64_t>();
-      if (file.header_bytes > headers.size()) return Error(Code::kCorrupt, "its list of files is cut short");
+      if (file.header_bytes > headers.size())
+        return Error(Code::kCorrupt, "its list of files is cut short");
       file.header = std::string(headers.substr(0, file.header_bytes));
       headers.remove_prefix(file.header_bytes);
       for (const json::value& tensor : text.at("tensors").as_array()) {
@@ -99,7 +102,8 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
   return found;
 }
 
-std::string hash_request(const Model& model, const FilesElsewhere& node, const std::vector<Found>& found) {
+std::string hash_request(const Model& model, const FilesElsewhere& node,
+                         const std::vector<Found>& found) {
   json::array files;
   for (const Found& file : found) {
     if (file.node != &node) continue;
@@ -118,7 +122,8 @@ std::string hash_request(const Model& model, const FilesElsewhere& node, const s
   return json::serialize(json::object{{"files", std::move(files)}});
 }
 
-Result<> take_hashes(const FilesElsewhere& node, const std::string& answer, std::vector<Found>& found) {
+Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
+                     std::vector<Found>& found) {
   try {
     PTC_TRY(auto object, parse_line(answer));
     std::map<uint32_t, Found*> by_number;
@@ -145,13 +150,16 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer, std:
         }
         const size_t i = file.sums.size() - 1;
         if (i >= file.parts.size() || sums.size() != file.parts[i].pieces.size())
-          return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node, file.source());
+          return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
+                            file.source());
       }
       if (file.sums.size() != file.parts.size())
-        return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node, file.source());
+        return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
+                          file.source());
     }
   } catch (const std::exception& error) {
-    return make_error(Code::kCorrupt, "node {}: its checksums are damaged: {}", node.node, error.what());
+    return make_error(Code::kCorrupt, "node {}: its checksums are damaged: {}", node.node,
+                      error.what());
   }
   return ok();
 }
@@ -163,7 +171,7 @@ Result<std::string> list_files(int dir_fd) {
   json::object root;
   json::array files;
   std::string headers;
-  struct stat st{};
+  struct stat st {};
   if (fstatat(dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
     PTC_TRY(auto text, read_text_file(dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
     root["layout"] = text;
@@ -189,11 +197,18 @@ Result<std::string> list_files(int dir_fd) {
     }
     headers += file.header;
     const ReadRights rights = file.rights.value_or(ReadRights());
-    files.push_back(json::object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.version.bytes},
-                                 {"uid", rights.uid}, {"gid", rights.gid}, {"mode", rights.mode},
-                                 {"index", file.index}, {"set", file.set},
-                                 {"set_index", file.set_index}, {"promised", std::move(promised)},
-                                 {"header", file.header.size()}, {"tensors", std::move(tensors)}});
+    files.push_back(json::object{{"rank", file.rank},
+                                 {"path", file.path},
+                                 {"bytes", file.version.bytes},
+                                 {"uid", rights.uid},
+                                 {"gid", rights.gid},
+                                 {"mode", rights.mode},
+                                 {"index", file.index},
+                                 {"set", file.set},
+                                 {"set_index", file.set_index},
+                                 {"promised", std::move(promised)},
+                                 {"header", file.header.size()},
+                                 {"tensors", std::move(tensors)}});
   }
   root["files"] = std::move(files);
   return json::serialize(root) + "\n" + headers;
@@ -214,7 +229,8 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
       json::object answer{{"number", text.at("number")}};
       const json::value* tensors = text.if_contains("tensors");
       if (tensors == nullptr) {
-        PTC_TRY(auto whole, hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
+        PTC_TRY(auto whole,
+                hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
         answer["whole"] = whole.to_hex();
         files.push_back(std::move(answer));
         continue;
@@ -222,13 +238,15 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
       Result<> read = read_header(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
       if (tensors->as_array().size() != file.tensors.size())
-        return make_error(Code::kBusy, "{} was written while it was being committed", file.source());
+        return make_error(Code::kBusy, "{} was written while it was being committed",
+                          file.source());
       const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
       for (uint32_t i = 0; i < file.tensors.size(); ++i) {
         const json::object& part = tensors->as_array()[i].as_object();
         SubTensor sub = part_from(part);
         if (sub.local_shape != file.tensors[i].shape)
-          return make_error(Code::kBusy, "{} was written while it was being committed", file.source());
+          return make_error(Code::kBusy, "{} was written while it was being committed",
+                            file.source());
         json::array padding;
         if (file.set.empty()) {
           PTC_TRY(auto list, find_padding(*source, file.tensors[i], sub));
@@ -237,8 +255,8 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
                                           json::value(pad.checksum.to_hex())});
         }
         pads.emplace_back(files.size(), std::move(padding));
-        arrays.push_back({source, i, file.tensors[i], std::move(sub),
-                          dims_from(part.at("global"))});
+        arrays.push_back(
+            {source, i, file.tensors[i], std::move(sub), dims_from(part.at("global"))});
       }
       answer["tensors"] = json::array();
       files.push_back(std::move(answer));

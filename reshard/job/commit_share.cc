@@ -13,7 +13,8 @@
 
 namespace ptc {
 
-Result<std::shared_ptr<ShownName>> ShownName::make(const std::string& path, const struct stat& like) {
+Result<std::shared_ptr<ShownName>> ShownName::make(const std::string& path,
+                                                   const struct stat& like) {
   if (mkdir(path.c_str(), 0700) != 0) return errno_error(errno, path);
   PTC_TRY(auto directory, open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   if ((geteuid() == 0 && fchown(directory.get(), like.st_uid, like.st_gid) != 0) ||
@@ -23,9 +24,10 @@ Result<std::shared_ptr<ShownName>> ShownName::make(const std::string& path, cons
 }
 
 bool ShownName::is_at(const std::string& path) const {
-  struct stat own{}, there{};
-  return fstat(directory_.get(), &own) == 0 && lstat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
-         own.st_ino == there.st_ino;
+  struct stat own {
+  }, there{};
+  return fstat(directory_.get(), &own) == 0 && lstat(path.c_str(), &there) == 0 &&
+         own.st_dev == there.st_dev && own.st_ino == there.st_ino;
 }
 
 bool ShownName::is_empty() const {
@@ -53,17 +55,20 @@ void ShownName::remove_trace() {
   trace_.clear();
 }
 
-Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string id, std::string incoming,
-                                                       const MakeSeal& seal, GivesWay may_give_way) {
+Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string id,
+                                                       std::string incoming, const MakeSeal& seal,
+                                                       GivesWay may_give_way) {
   const std::string source = place.incoming_dir() + "/" + incoming;
-  struct stat st{};
+  struct stat st {};
   if (lstat(source.c_str(), &st) != 0) {
     if (errno == ENOENT) return std::shared_ptr<CommitShare>();
     return errno_error(errno, "incoming/" + incoming);
   }
   if (!S_ISDIR(st.st_mode))
-    return invalid_argument("incoming/{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…", incoming);
-  std::shared_ptr<CommitShare> share(new CommitShare(std::move(place), std::move(id), std::move(incoming)));
+    return invalid_argument(
+        "incoming/{} is no directory: a checkpoint is incoming/<name>/rank/<r>/…", incoming);
+  std::shared_ptr<CommitShare> share(
+      new CommitShare(std::move(place), std::move(id), std::move(incoming)));
   if (seal) {
     auto give_way = [weak = std::weak_ptr(share), may = std::move(may_give_way)] {
       if (may && !may()) return false;
@@ -77,7 +82,8 @@ Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string 
   }
   PTC_TRY(share->directory_, open_file(AT_FDCWD, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   std::lock_guard lock(share->mutex_);
-  if (auto found = find_files(share->directory(), nullptr); found.has_value())  // else it is told when it is drafted
+  if (auto found = find_files(share->directory(), nullptr);
+      found.has_value())  // else it is told when it is drafted
     for (const Found& file : found.value()) share->versions_.emplace(file.source(), file.version);
   return share;
 }
@@ -98,29 +104,36 @@ void CommitShare::remove_images() {
 
 /// Links come and go: that is no write, and what was hashed stays known.
 void CommitShare::renew(const std::string& path) {
-  struct stat now{};
+  struct stat now {};
   const auto known = versions_.find(path);
-  if (known == versions_.end() || fstatat(directory(), path.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0) return;
+  if (known == versions_.end() ||
+      fstatat(directory(), path.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0)
+    return;
   FileVersion renewed = version_of(now);
   const FileVersion& before = known->second;
-  if (renewed.inode != before.inode || renewed.bytes != before.bytes || renewed.mtime_ns != before.mtime_ns) return;
+  if (renewed.inode != before.inode || renewed.bytes != before.bytes ||
+      renewed.mtime_ns != before.mtime_ns)
+    return;
   place_.hashes->renew(before, renewed);
   known->second = renewed;
 }
 
 Result<> CommitShare::check_there() const {
   if (!withdrawn_) return ok();
-  return make_error(Code::kConflict, "incoming/{} was written again, and its commit is given up: move it once more", incoming_);
+  return make_error(Code::kConflict,
+                    "incoming/{} was written again, and its commit is given up: move it once more",
+                    incoming_);
 }
 
 Result<> CommitShare::check_unchanged(const std::string& path) const {
   const auto known = versions_.find(path);
-  struct stat st{};
-  if (fstatat(directory(), path.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) return errno_error(errno, path);
+  struct stat st {};
+  if (fstatat(directory(), path.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno_error(errno, path);
   PTC_TRY(bool busy, open_for_writing(directory(), path));
   const FileVersion now = version_of(st);
-  if (!busy && known != versions_.end() && now.inode == known->second.inode && now.bytes == known->second.bytes &&
-      now.mtime_ns == known->second.mtime_ns)
+  if (!busy && known != versions_.end() && now.inode == known->second.inode &&
+      now.bytes == known->second.bytes && now.mtime_ns == known->second.mtime_ns)
     return ok();
   return make_error(Code::kBusy, "{} was written while it was being committed", path);
 }
@@ -150,11 +163,14 @@ Result<> CommitShare::hide(Name name) {
   PTC_TRY(make_directory(AT_FDCWD, place_.job_dir + "/committing"));
   PTC_TRY(make_directory(AT_FDCWD, hidden_dir()));
   const std::string source = source_dir(), hidden = hidden_dir() + "/" + incoming_;
-  struct stat opened{}, moved{};
+  struct stat opened {
+  }, moved{};
   if (fstat(directory(), &opened) != 0) return errno_error(errno, "incoming/" + incoming_);
   if (name == Name::kShown) {
-    if (auto made = ShownName::make(hidden, opened); made.has_value()) shown_ = std::move(made).value();
-    if (shown_ == nullptr || renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, hidden.c_str(), RENAME_EXCHANGE) != 0) {
+    if (auto made = ShownName::make(hidden, opened); made.has_value())
+      shown_ = std::move(made).value();
+    if (shown_ == nullptr ||
+        renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, hidden.c_str(), RENAME_EXCHANGE) != 0) {
       rmdir(hidden.c_str());
       shown_.reset();
     }
@@ -166,7 +182,8 @@ Result<> CommitShare::hide(Name name) {
   }
   hidden_ = true;
   if (stat(hidden.c_str(), &moved) != 0 || opened.st_ino != moved.st_ino)
-    return make_error(Code::kBusy, "incoming/{} was replaced while it was being committed", incoming_);
+    return make_error(Code::kBusy, "incoming/{} was replaced while it was being committed",
+                      incoming_);
   for (const Adopted& one : adopted_) {
     PTC_TRY(check_unchanged(one.path));
   }
@@ -213,7 +230,8 @@ void CommitShare::committed() {
   const std::string hidden = hidden_dir() + "/" + incoming_;
   std::error_code error;
   std::vector<std::string> inside;
-  for (const auto& entry : std::filesystem::directory_iterator(hidden, error)) inside.push_back(entry.path().string());
+  for (const auto& entry : std::filesystem::directory_iterator(hidden, error))
+    inside.push_back(entry.path().string());
   for (const std::string& path : inside) (void)remove_tree(AT_FDCWD, path);
   shown_->traced_by(hidden);
 }
@@ -226,13 +244,14 @@ void CommitShare::leave() {
 void CommitShare::put_back() {
   const std::string from = hidden_dir() + "/" + incoming_, to = source_dir();
   const std::string other = place_.incoming_dir() + "/recovered-" + id_;
-  // It takes the place of the empty one. Somebody may have made the name anew; then it comes back under another.
+  // It takes the place of the empty one. Somebody may have made the name anew; then it comes back
+  // under another.
   const unsigned how = shown_ != nullptr && shown_->is_at(to) ? 0 : RENAME_NOREPLACE;
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), how) != 0 && rename(from.c_str(), other.c_str()) != 0)
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), how) != 0 &&
+      rename(from.c_str(), other.c_str()) != 0)
     spdlog::error("incoming/{} could not be put back ({}); it is in {}", incoming_,
                   errno_error(errno, "rename").message(), from);
-  else
-    rmdir(hidden_dir().c_str());
+  else rmdir(hidden_dir().c_str());
 }
 
 }  // namespace ptc

@@ -1,4 +1,5 @@
-// What one node gives to a commit, whoever leads it: a directory of incoming/, and the images that its files become.
+// What one node gives to a commit, whoever leads it: a directory of incoming/, and the images that
+// its files become.
 #pragma once
 
 #include <map>
@@ -15,9 +16,9 @@
 
 namespace ptc {
 
-/// An empty directory in the place of one that was hidden, with its owner and mode, so that the name is still found.
-/// Whoever puts something into it, or removes it, has it. As long as it may be there, so is its trace, by which a start
-/// knows it for what it is. Threads: any.
+/// An empty directory in the place of one that was hidden, with its owner and mode, so that the
+/// name is still found. Whoever puts something into it, or removes it, has it. As long as it may be
+/// there, so is its trace, by which a start knows it for what it is. Threads: any.
 class ShownName {
  public:
   /// Made at `path`; it may be moved then.
@@ -31,16 +32,17 @@ class ShownName {
 
  private:
   explicit ShownName(UniqueFd directory) : directory_(std::move(directory)) {}
-  void remove_trace();  // mutex held
+  void remove_trace();        // mutex held
   const UniqueFd directory_;  // no other gets its number
   std::mutex mutex_;
   std::string trace_;  // guarded by mutex_, as the next
   bool gone_ = false;
 };
 
-/// First the directory is sealed where it is, and can be read as before; its files are linked as images. Right before
-/// the decision it is hidden, in committing/<id>/, so that after a crash it is known what it belonged to. All of it is
-/// taken back by the destructor, unless the commit was decided, or nobody knows. Threads: any.
+/// First the directory is sealed where it is, and can be read as before; its files are linked as
+/// images. Right before the decision it is hidden, in committing/<id>/, so that after a crash it is
+/// known what it belonged to. All of it is taken back by the destructor, unless the commit was
+/// decided, or nobody knows. Threads: any.
 class CommitShare {
  public:
   struct Place {
@@ -50,20 +52,23 @@ class CommitShare {
     std::string incoming_dir() const { return job_dir + "/files/incoming"; }
   };
 
-  /// null: there is no incoming/<incoming> here. kBusy: somebody writes it. Asked whether it gives way, the share does if
-  /// `may_give_way` says so and it is not hidden, and is withdrawn by that.
-  static Result<std::shared_ptr<CommitShare>> take(Place place, std::string id, std::string incoming,
-                                                   const MakeSeal& seal, GivesWay may_give_way);
+  /// null: there is no incoming/<incoming> here. kBusy: somebody writes it. Asked whether it gives
+  /// way, the share does if `may_give_way` says so and it is not hidden, and is withdrawn by that.
+  static Result<std::shared_ptr<CommitShare>> take(Place place, std::string id,
+                                                   std::string incoming, const MakeSeal& seal,
+                                                   GivesWay may_give_way);
   ~CommitShare();
   CommitShare(const CommitShare&) = delete;
   CommitShare& operator=(const CommitShare&) = delete;
 
   const std::string& incoming() const { return incoming_; }
   int directory() const { return directory_.get(); }
-  /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed since take().
+  /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed
+  /// since take().
   Result<std::vector<ImageRef>> adopt(const std::vector<std::string>& paths);
-  /// After it the files are neither reached by a path nor written by anybody: kBusy if one was. kConflict: withdrawn.
-  /// kShown: shown() is in its place from that very moment on, and stays when this was committed.
+  /// After it the files are neither reached by a path nor written by anybody: kBusy if one was.
+  /// kConflict: withdrawn. kShown: shown() is in its place from that very moment on, and stays when
+  /// this was committed.
   enum class Name { kGone, kShown };
   Result<> hide(Name name = Name::kGone);
   /// null: it has not hidden it, or the file system cannot exchange names.
@@ -74,8 +79,8 @@ class CommitShare {
   void withdraw();
   /// false: it is hidden, for the decision, and stays so. Either this or hide() is first.
   bool withdraw_unless_hidden();
-  /// The decision has come: the directory goes, and its files are the checkpoint's. Where its name is shown it stays,
-  /// empty, as the trace of that.
+  /// The decision has come: the directory goes, and its files are the checkpoint's. Where its name
+  /// is shown it stays, empty, as the trace of that.
   void committed();
   /// Nobody knows, and this process ends: the next start sees to it.
   void leave();
@@ -89,7 +94,7 @@ class CommitShare {
       : place_(std::move(place)), id_(std::move(id)), incoming_(std::move(incoming)) {}
   std::string hidden_dir() const { return place_.job_dir + "/committing/" + id_; }
   Result<> check_unchanged(const std::string& path) const;
-  Result<> check_there() const;  // mutex held
+  Result<> check_there() const;          // mutex held
   std::unique_ptr<Seal> withdraw_now();  // mutex held; what it returns ends without the mutex
   void renew(const std::string& path);
   void remove_images();  // mutex held
@@ -99,7 +104,8 @@ class CommitShare {
   const std::string id_, incoming_;
   UniqueFd directory_;
   mutable std::mutex mutex_;
-  std::map<std::string, FileVersion> versions_;  // guarded, as all below: of its files, by path, as they were sealed
+  std::map<std::string, FileVersion>
+      versions_;  // guarded, as all below: of its files, by path, as they were sealed
   std::unique_ptr<Seal> seal_;
   std::vector<Adopted> adopted_;
   std::shared_ptr<ShownName> shown_;

@@ -10,8 +10,8 @@
 
 namespace ptc {
 
-/// What a decision was for stays as it is while it is in doubt: who made it leaves here what is to be done once the
-/// metadata can be asked. Threads: any.
+/// What a decision was for stays as it is while it is in doubt: who made it leaves here what is to
+/// be done once the metadata can be asked. Threads: any.
 class Doubts {
  public:
   void add(std::function<void()> when_known) {
@@ -22,8 +22,8 @@ class Doubts {
     std::lock_guard lock(mutex_);
     return !waiting_.empty();
   }
-  /// `find_out`: after it nothing that was in doubt before is so any more, and what was decided is known here. On its
-  /// error all wait on.
+  /// `find_out`: after it nothing that was in doubt before is so any more, and what was decided is
+  /// known here. On its error all wait on.
   void settle(const std::function<Result<>()>& find_out) {
     std::vector<std::function<void()>> now;
     {
@@ -36,7 +36,8 @@ class Doubts {
       return;
     }
     std::lock_guard lock(mutex_);
-    waiting_.insert(waiting_.begin(), std::make_move_iterator(now.begin()), std::make_move_iterator(now.end()));
+    waiting_.insert(waiting_.begin(), std::make_move_iterator(now.begin()),
+                    std::make_move_iterator(now.end()));
   }
 
  private:

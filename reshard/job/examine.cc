@@ -31,7 +31,8 @@ struct Copies {
 using Pieces = std::unordered_map<Box, Copies, BoxHash>;
 
 /// Which version of each piece gives the tensor its checksum; empty: none does, or several do.
-std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces, const Checksum& expected) {
+std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces,
+                                   const Checksum& expected) {
   size_t choices = 1;
   for (const Copies* copies : pieces) {
     choices *= copies->versions.size();
@@ -64,7 +65,9 @@ bool holds_all(const std::vector<TensorFacts>& tensors, const std::vector<Writte
 class Examination {
  public:
   Examination(const Checkpoint& checkpoint, const StoredState& stored)
-      : checkpoint_(checkpoint), manifest_(checkpoint.manifest()), facts_(checkpoint.tensor_facts()),
+      : checkpoint_(checkpoint),
+        manifest_(checkpoint.manifest()),
+        facts_(checkpoint.tensor_facts()),
         stored_(stored) {}
 
   Result<Findings> run(const std::vector<ImageContent>& contents) {
@@ -79,7 +82,7 @@ class Examination {
         blame(content.image, content.problem);
         beside_tensors_.insert(content.image);
       } else if (content.whole && image.written >= 0 &&
-               *content.whole != manifest_.files[image.written].checksum) {
+                 *content.whole != manifest_.files[image.written].checksum) {
         blame(content.image, "its bytes do not have the checksum they had");
       }
       for (const ImageContent::Sum& sum : content.sums) {
@@ -110,7 +113,8 @@ class Examination {
       seen += box.volume();
       copies.push_back(&of_box);
     }
-    if (seen != elements) return ok();  // a part is not within reach: there is nothing to compare with
+    if (seen != elements)
+      return ok();  // a part is not within reach: there is nothing to compare with
     const std::vector<size_t> right = right_versions(copies, facts_[tensor].checksum);
     if (right.size() != copies.size()) {
       wrong_.push_back(manifest_.tensor_name(tensor));
@@ -127,7 +131,8 @@ class Examination {
     return ok();
   }
 
-  Result<DamagedImage> how_it_would_be_right(uint32_t image, const std::vector<Pieces>& tensors) const {
+  Result<DamagedImage> how_it_would_be_right(uint32_t image,
+                                             const std::vector<Pieces>& tensors) const {
     DamagedImage damaged{image, !in_tensors_.contains(image) || beside_tensors_.contains(image)};
     const ImageLayout& layout = stored_.layouts()[image];
     std::set<uint32_t> done;
@@ -141,7 +146,8 @@ class Examination {
         if (right.empty()) break;  // not within reach as a whole
         const auto& [sum, images] = of_box.versions[right[i++]];
         const bool is_right = std::find(images.begin(), images.end(), image) != images.end();
-        const bool in_it = damaged.all ? holds(layout, slot.tensor, box) : has_another(of_box, image) && !is_right;
+        const bool in_it =
+            damaged.all ? holds(layout, slot.tensor, box) : has_another(of_box, image) && !is_right;
         if (in_it) damaged.right.push_back({slot.tensor, box, sum});
       }
     }
@@ -150,8 +156,9 @@ class Examination {
 
   static bool holds(const ImageLayout& layout, uint32_t tensor, const Box& box) {
     return std::any_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
-      return slot.tensor == tensor && std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(),
-                                                  [&](const Piece& piece) { return piece.global == box; });
+      return slot.tensor == tensor &&
+             std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(),
+                         [&](const Piece& piece) { return piece.global == box; });
     });
   }
 
@@ -169,11 +176,12 @@ class Examination {
 
   std::string place(uint32_t number) const {
     const StoredImage& image = stored_.images[number];
-    const std::string file =
-        image.written >= 0 ? fmt::format("rank/{}/{}", manifest_.files[image.written].rank,
-                                         manifest_.files[image.written].path)
-                           : fmt::format("{} of state {}", image.path, image.state);
-    return fmt::format("{} (image {}{}{})", file, image.id, image.node.empty() ? "" : " on ", image.node);
+    const std::string file = image.written >= 0
+                                 ? fmt::format("rank/{}/{}", manifest_.files[image.written].rank,
+                                               manifest_.files[image.written].path)
+                                 : fmt::format("{} of state {}", image.path, image.state);
+    return fmt::format("{} (image {}{}{})", file, image.id, image.node.empty() ? "" : " on ",
+                       image.node);
   }
 
   /// Damaged images go together if the others hold everything; else one by one, as long as they do.
@@ -204,7 +212,8 @@ class Examination {
     if (!wrong_.empty()) {
       const size_t named = std::min<size_t>(wrong_.size(), 3);
       found_.beyond.push_back(fmt::format(
-          "the bytes of {} tensor{} do not have the checksum they had when they were committed: {}{}",
+          "the bytes of {} tensor{} do not have the checksum they had when they were committed: "
+          "{}{}",
           wrong_.size(), wrong_.size() == 1 ? "" : "s",
           fmt::join(wrong_.begin(), wrong_.begin() + static_cast<ptrdiff_t>(named), ", "),
           wrong_.size() > named ? ", …" : ""));
@@ -216,9 +225,9 @@ class Examination {
   const Manifest& manifest_;
   const std::vector<TensorFacts>& facts_;  // of the model's tensors, and of padding that is kept
   const StoredState& stored_;
-  std::map<uint32_t, std::string> blamed_;  // image → why
+  std::map<uint32_t, std::string> blamed_;          // image → why
   std::set<uint32_t> in_tensors_, beside_tensors_;  // of these: where the damage is
-  std::vector<std::string> wrong_;          // tensors of which no copy is right
+  std::vector<std::string> wrong_;                  // tensors of which no copy is right
   Findings found_;
 };
 
@@ -238,7 +247,8 @@ std::string Findings::message() const {
   return text;
 }
 
-std::vector<StoredImage> images_without(const StoredState& stored, const std::vector<uint32_t>& numbers) {
+std::vector<StoredImage> images_without(const StoredState& stored,
+                                        const std::vector<uint32_t>& numbers) {
   std::vector<StoredImage> images;
   for (uint32_t i = 0; i < stored.images.size(); ++i)
     if (!std::binary_search(numbers.begin(), numbers.end(), i)) images.push_back(stored.images[i]);
@@ -276,7 +286,9 @@ Result<std::vector<ImageContent::Sum>> sums_from(const json::value& value) {
 std::string to_text(const std::vector<ImageContent>& contents) {
   json::array list;
   for (const ImageContent& content : contents) {
-    json::object object{{"image", content.image}, {"problem", content.problem}, {"sums", sums_to_json(content.sums)}};
+    json::object object{{"image", content.image},
+                        {"problem", content.problem},
+                        {"sums", sums_to_json(content.sums)}};
     if (content.whole) object["whole"] = content.whole->to_hex();
     list.push_back(std::move(object));
   }
@@ -298,7 +310,8 @@ Result<std::vector<ImageContent>> contents_from(std::string_view text) {
       contents.push_back(std::move(content));
     }
   } catch (const std::exception& error) {
-    return make_error(Code::kCorrupt, "what a node says of its images is damaged: {}", error.what());
+    return make_error(Code::kCorrupt, "what a node says of its images is damaged: {}",
+                      error.what());
   }
   return contents;
 }
@@ -306,7 +319,8 @@ Result<std::vector<ImageContent>> contents_from(std::string_view text) {
 json::value to_json(const std::vector<DamagedImage>& images) {
   json::array list;
   for (const DamagedImage& image : images)
-    list.push_back(json::object{{"image", image.image}, {"all", image.all}, {"right", sums_to_json(image.right)}});
+    list.push_back(json::object{
+        {"image", image.image}, {"all", image.all}, {"right", sums_to_json(image.right)}});
   return list;
 }
 
@@ -320,7 +334,8 @@ Result<std::vector<DamagedImage>> damaged_images_from(const json::value& value) 
       images.push_back(std::move(image));
     }
   } catch (const std::exception& error) {
-    return make_error(Code::kCorrupt, "what a node says of damaged images cannot be read: {}", error.what());
+    return make_error(Code::kCorrupt, "what a node says of damaged images cannot be read: {}",
+                      error.what());
   }
   return images;
 }

@@ -40,22 +40,24 @@ json::value to_json(const std::vector<DamagedImage>& images);
 Result<std::vector<DamagedImage>> damaged_images_from(const json::value& value);
 
 struct Findings {
-  uint64_t images = 0, bytes = 0;        // that were read
-  std::vector<std::string> away;         // nodes that hold copies, and were not within reach
-  std::vector<uint32_t> replaceable;     // damaged images; all in them is also held by images that are not
-  std::vector<DamagedImage> damaged;     // these
-  std::vector<std::string> replaced;     // what is wrong with each of these
-  std::vector<std::string> beyond;       // what is wrong and held nowhere else
+  uint64_t images = 0, bytes = 0;  // that were read
+  std::vector<std::string> away;   // nodes that hold copies, and were not within reach
+  std::vector<uint32_t>
+      replaceable;  // damaged images; all in them is also held by images that are not
+  std::vector<DamagedImage> damaged;  // these
+  std::vector<std::string> replaced;  // what is wrong with each of these
+  std::vector<std::string> beyond;    // what is wrong and held nowhere else
   bool good() const { return replaceable.empty() && beyond.empty(); }
   std::string message() const;
 };
 
-/// Of `stored`, of which `contents` was read: all images within reach. Cost: O(pieces of tensors), but where
-/// many copies of one tensor differ.
+/// Of `stored`, of which `contents` was read: all images within reach. Cost: O(pieces of tensors),
+/// but where many copies of one tensor differ.
 Result<Findings> find_damage(const Checkpoint& checkpoint, const StoredState& stored,
                              std::vector<ImageContent> contents);
 
 /// The images that stay when those with these numbers (ascending) go.
-std::vector<StoredImage> images_without(const StoredState& stored, const std::vector<uint32_t>& numbers);
+std::vector<StoredImage> images_without(const StoredState& stored,
+                                        const std::vector<uint32_t>& numbers);
 
 }  // namespace ptc

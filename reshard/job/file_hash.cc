@@ -22,7 +22,8 @@ namespace {
 // A buffer that stays in the second-level cache between the read and the hash.
 constexpr uint64_t kBufferBytes = 128 << 10;
 constexpr uint64_t kTaskBytes = 4 << 20;
-constexpr uint64_t kLeastMapped = 256 << 10;  // of a smaller file, the copy takes less than the mapping
+constexpr uint64_t kLeastMapped = 256
+                                  << 10;  // of a smaller file, the copy takes less than the mapping
 
 std::vector<std::byte>& thread_buffer(uint64_t bytes) {
   thread_local std::vector<std::byte> buffer;
@@ -33,8 +34,8 @@ std::vector<std::byte>& thread_buffer(uint64_t bytes) {
 // What identifies the checksum of a piece beside the file and the array.
 std::string piece_key(const ArrayToHash& array, const Piece& piece) {
   const SubTensor& part = array.part;
-  return array.global_shape.to_string() + piece.global.to_string() + piece.local_offset.to_string() +
-         part.local_shape.to_string() +
+  return array.global_shape.to_string() + piece.global.to_string() +
+         piece.local_offset.to_string() + part.local_shape.to_string() +
          (part.flat ? fmt::format("{}{}", part.flat->begin, part.flat->of.to_string()) : "");
 }
 
@@ -75,7 +76,8 @@ class MappedFile {
   Result<std::span<const std::byte>> window(uint64_t offset, uint64_t bytes) const {
     static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     if (bytes > bytes_.size() || offset > bytes_.size() - bytes)
-      return make_error(Code::kCorrupt, "a file ends at byte {} instead of {}", bytes_.size(), offset + bytes);
+      return make_error(Code::kCorrupt, "a file ends at byte {} instead of {}", bytes_.size(),
+                        offset + bytes);
     const uint64_t begin = offset & ~(page - 1);
     void* at = const_cast<std::byte*>(bytes_.data() + begin);
     if (::madvise(at, offset + bytes - begin, MADV_POPULATE_READ) != 0 && errno != EINVAL)
@@ -87,7 +89,8 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-/// A file from when its first task reads it until its last one is done. Threads: any, after the tasks were counted.
+/// A file from when its first task reads it until its last one is done. Threads: any, after the
+/// tasks were counted.
 class FileOfTasks {
  public:
   explicit FileOfTasks(FileToHashRef file) : file_(std::move(file)) {}
@@ -117,23 +120,24 @@ class FileOfTasks {
   const FileToHashRef file_;
   std::atomic<size_t> tasks_left_{0};
   std::mutex mutex_;
-  bool opened_ = false;               // guarded by mutex_, as the next two are until it is set
+  bool opened_ = false;  // guarded by mutex_, as the next two are until it is set
   UniqueFd fd_;
   std::optional<MappedFile> mapped_;  // a small one is not
 };
 
-void add_window(const std::vector<StridedCopy>& places, std::span<const std::byte> window, uint64_t at,
-                std::vector<Checksum>& sums) {
+void add_window(const std::vector<StridedCopy>& places, std::span<const std::byte> window,
+                uint64_t at, std::vector<Checksum>& sums) {
   for (size_t p = 0; p < places.size(); ++p)
-    for_each_run(places[p], at, at + window.size(), [&](uint64_t logical, uint64_t local, uint64_t bytes) {
-      sums[p] += checksum_of_run(window.subspan(local - at, bytes), logical);
-    });
+    for_each_run(places[p], at, at + window.size(),
+                 [&](uint64_t logical, uint64_t local, uint64_t bytes) {
+                   sums[p] += checksum_of_run(window.subspan(local - at, bytes), logical);
+                 });
 }
 
 // Bytes [begin, end) of the local array, added to the sums of the pieces they belong to.
-Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& places, uint64_t begin,
-                    uint64_t end, int fd, const MappedFile* mapped, std::vector<Checksum>& sums,
-                    const std::stop_token& stop) {
+Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& places,
+                    uint64_t begin, uint64_t end, int fd, const MappedFile* mapped,
+                    std::vector<Checksum>& sums, const std::stop_token& stop) {
   if (mapped != nullptr && mapped->mapped()) {
     for (uint64_t at = begin; at < end; at += kTaskBytes) {
       if (stop.stop_requested()) return cancelled();
@@ -152,7 +156,8 @@ Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& pl
   return ok();
 }
 
-/// The unit of work, and of what is remembered: hashing that was broken off goes on behind the last.
+/// The unit of work, and of what is remembered: hashing that was broken off goes on behind the
+/// last.
 struct Task {
   size_t array;
   uint64_t begin, end;  // bytes of the local array
@@ -163,9 +168,11 @@ void add_tasks(std::vector<Task>& tasks, size_t array, uint64_t bytes) {
     tasks.push_back({array, begin, std::min(bytes, begin + kTaskBytes)});
 }
 
-/// One checksum per piece, of what the task has of it. `hash` adds its bytes, unless they are known.
-Result<std::vector<Checksum>> hash_task(const ArrayToHash& array, const Task& task, HashCache& hashes,
-                                        const std::function<Result<>(std::vector<Checksum>&)>& hash) {
+/// One checksum per piece, of what the task has of it. `hash` adds its bytes, unless they are
+/// known.
+Result<std::vector<Checksum>> hash_task(
+    const ArrayToHash& array, const Task& task, HashCache& hashes,
+    const std::function<Result<>(std::vector<Checksum>&)>& hash) {
   const FileVersion& version = array.file->version();
   std::vector<std::string> keys;
   std::vector<Checksum> sums;
@@ -246,10 +253,12 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
         const Task& task = tasks[t];
         const size_t i = task.array;
         FileOfTasks& file = *file_of[i];
-        PTC_TRY(task_sums[t], hash_task(arrays[i], task, hashes, [&](std::vector<Checksum>& into) -> Result<> {
-          PTC_TRY(file.open());
-          return hash_bytes(arrays[i], places[i], task.begin, task.end, file.fd(), file.mapped(), into, stop);
-        }));
+        PTC_TRY(task_sums[t],
+                hash_task(arrays[i], task, hashes, [&](std::vector<Checksum>& into) -> Result<> {
+                  PTC_TRY(file.open());
+                  return hash_bytes(arrays[i], places[i], task.begin, task.end, file.fd(),
+                                    file.mapped(), into, stop);
+                }));
         file.task_done();
         return ok();
       },
@@ -279,9 +288,11 @@ Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersio
   StridedCopy whole;
   whole.run_bytes = version.bytes;
   std::optional<MappedFile> mapped;
-  if (state == FileState::kSealed && version.bytes >= kLeastMapped) mapped.emplace(fd.get(), version.bytes);
+  if (state == FileState::kSealed && version.bytes >= kLeastMapped)
+    mapped.emplace(fd.get(), version.bytes);
   std::vector<Checksum> sums(1);
-  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, fd.get(), mapped ? &*mapped : nullptr, sums, stop));
+  PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, fd.get(), mapped ? &*mapped : nullptr, sums,
+                     stop));
   hashes.count(version.bytes);
   hashes.put(version, "file", sums[0]);
   return sums[0];
@@ -332,9 +343,9 @@ Result<std::vector<FoundPadding>> find_padding(const FileToHash& file, const Ten
     if (!fd.valid()) {
       PTC_TRY(fd, file.open());
     }
-    PTC_TRY(auto copy, make_strided_copy({entry.offset, part.local_shape}, box.offset,
-                                         {0, box.extent}, Dims(box.extent.size()), box.extent,
-                                         dtype_bits(entry.dtype)));
+    PTC_TRY(auto copy,
+            make_strided_copy({entry.offset, part.local_shape}, box.offset, {0, box.extent},
+                              Dims(box.extent.size()), box.extent, dtype_bits(entry.dtype)));
     Checksum sum;
     bool zeros = true;
     Result<> read = ok();

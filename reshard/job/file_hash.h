@@ -1,5 +1,6 @@
-// Checksums of tensors in files. While a file may still change it is read with pread, so that one that
-// shrinks meanwhile is an error and no SIGBUS; sealed by a commit, it is mapped: no byte is copied.
+// Checksums of tensors in files. While a file may still change it is read with pread, so that one
+// that shrinks meanwhile is an error and no SIGBUS; sealed by a commit, it is mapped: no byte is
+// copied.
 #pragma once
 
 #include <cstdint>
@@ -46,13 +47,15 @@ struct ArrayToHash {
 
 enum class FileState { kOpen, kSealed };
 
-/// One checksum per piece, for every array of sealed files, those of one file after each other; what `hashes` knows is not
-/// read again. About as many files are open at once as the executor has threads.
+/// One checksum per piece, for every array of sealed files, those of one file after each other;
+/// what `hashes` knows is not read again. About as many files are open at once as the executor has
+/// threads.
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,
                                                        Executor& executor, HashCache& hashes,
                                                        std::stop_token stop);
 
-/// One array on the calling thread, into `hashes`; broken off, all that was hashed until then. `fd` is its file.
+/// One array on the calling thread, into `hashes`; broken off, all that was hashed until then. `fd`
+/// is its file.
 Result<> hash_array(const ArrayToHash& array, int fd, HashCache& hashes, std::stop_token stop);
 
 /// A whole file as a vector of bytes.

@@ -32,7 +32,8 @@ struct InUse {
 
 class StoredContent final : public FileContent {
  public:
-  StoredContent(ImageRef image, InUse in_use) : image_(std::move(image)), in_use_(std::move(in_use)) {}
+  StoredContent(ImageRef image, InUse in_use)
+      : image_(std::move(image)), in_use_(std::move(in_use)) {}
   uint64_t bytes() const override { return image_->bytes(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     PTC_TRY(auto source, image_->map());
@@ -101,32 +102,40 @@ std::set<std::string> absent_nodes(RemoteFiles& files) {
 }
 
 /// `stored` as it is when what lies on these nodes is lost.
-Result<std::shared_ptr<const StoredState>> stored_without(const Checkpoint& checkpoint, RemoteFiles& files,
-                                                          const std::shared_ptr<const StoredState>& stored,
-                                                          const std::set<std::string>& nodes) {
+Result<std::shared_ptr<const StoredState>> stored_without(
+    const Checkpoint& checkpoint, RemoteFiles& files,
+    const std::shared_ptr<const StoredState>& stored, const std::set<std::string>& nodes) {
   std::lock_guard making(files.making_rest);
   {
     std::lock_guard lock(files.mutex);
-    if (files.rest != nullptr && files.rest->of == stored && files.rest->without == nodes) return files.rest->stored;
+    if (files.rest != nullptr && files.rest->of == stored && files.rest->without == nodes)
+      return files.rest->stored;
   }
   std::vector<StoredImage> images = stored->images;
   for (StoredImage& image : images)
     if (nodes.contains(image.node)) image.image = nullptr;
   PTC_TRY(auto rest, checkpoint.make_stored(stored->spec, std::move(images)));
   std::lock_guard lock(files.mutex);
-  if (files.stored == stored) files.rest = std::make_shared<const RemoteFiles::Rest>(stored, nodes, rest);
+  if (files.stored == stored)
+    files.rest = std::make_shared<const RemoteFiles::Rest>(stored, nodes, rest);
   return rest;
 }
 
-/// Some of it is on other nodes. Where one of them does not answer, or not soon, and others have the same bytes, these are
-/// asked. When nobody has it any more where it was (bytes were moved), it is looked for where the checkpoint's bytes lie by
-/// then: they are the same.
+/// Some of it is on other nodes. Where one of them does not answer, or not soon, and others have
+/// the same bytes, these are asked. When nobody has it any more where it was (bytes were moved), it
+/// is looked for where the checkpoint's bytes lie by then: they are the same.
 class RemoteContent final : public FileContent {
  public:
   RemoteContent(FindSource find, std::shared_ptr<const StoredState> stored, GatherProgram program,
-                Transport* transport, InUse in_use, std::shared_ptr<RemoteFiles> files, std::string nodes)
-      : find_(std::move(find)), transport_(transport), in_use_(std::move(in_use)), files_(std::move(files)),
-        nodes_(std::move(nodes)), stored_(std::move(stored)), program_(std::make_shared<const GatherProgram>(std::move(program))) {}
+                Transport* transport, InUse in_use, std::shared_ptr<RemoteFiles> files,
+                std::string nodes)
+      : find_(std::move(find)),
+        transport_(transport),
+        in_use_(std::move(in_use)),
+        files_(std::move(files)),
+        nodes_(std::move(nodes)),
+        stored_(std::move(stored)),
+        program_(std::make_shared<const GatherProgram>(std::move(program))) {}
   uint64_t bytes() const override { return now().program->bytes(); }
   std::string other_nodes() const override { return nodes_; }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
@@ -134,7 +143,8 @@ class RemoteContent final : public FileContent {
     for (bool others = true;;) {  // there may be some to ask
       const Now seen = now();
       std::set<std::string> absent;
-      Result<> got = seen.program->read(*transport_, offset, out, others ? kLate : Transport::kUsualSilence, absent);
+      Result<> got = seen.program->read(*transport_, offset, out,
+                                        others ? kLate : Transport::kUsualSilence, absent);
       if (got.has_value() || got.error().code() != Code::kUnavailable) return got;
       if (others) {
         PTC_TRY(others, turn_to_others(seen, absent));
@@ -144,17 +154,20 @@ class RemoteContent final : public FileContent {
         give_up(seen.stored);
         return got;
       }
-      PTC_TRY(bool newer, look_again(seen.stored, seen.given_up ? std::chrono::milliseconds(0) : kPause));
+      PTC_TRY(bool newer,
+              look_again(seen.stored, seen.given_up ? std::chrono::milliseconds(0) : kPause));
       if (seen.given_up && !newer) return got;
       others = newer;
     }
   }
 
  private:
-  static constexpr std::chrono::seconds kPatience{15};         // longer than until a node is known to be away, as a rule
+  static constexpr std::chrono::seconds kPatience{
+      15};  // longer than until a node is known to be away, as a rule
   static constexpr std::chrono::milliseconds kPause{200};
-  static constexpr std::chrono::milliseconds kLate{1000};      // an answer, where another node could give it
-  static constexpr std::chrono::seconds kAvoided{10};          // a node that did not answer
+  static constexpr std::chrono::milliseconds kLate{
+      1000};  // an answer, where another node could give it
+  static constexpr std::chrono::seconds kAvoided{10};  // a node that did not answer
   struct Now {
     std::shared_ptr<const StoredState> stored;
     std::shared_ptr<const GatherProgram> program;
@@ -164,26 +177,30 @@ class RemoteContent final : public FileContent {
     std::lock_guard lock(mutex_);
     return {stored_, program_, given_up_ == stored_};
   }
-  /// Whether there is another program to try than `seen`, without what lies on these nodes and others that do not answer.
-  /// If not, all of them are asked once more.
+  /// Whether there is another program to try than `seen`, without what lies on these nodes and
+  /// others that do not answer. If not, all of them are asked once more.
   Result<bool> turn_to_others(const Now& seen, const std::set<std::string>& absent) const {
     if (absent.empty()) return false;
     {
       std::lock_guard lock(files_->mutex);
-      for (const std::string& node : absent) files_->absent[node] = RemoteFiles::Clock::now() + kAvoided;
+      for (const std::string& node : absent)
+        files_->absent[node] = RemoteFiles::Clock::now() + kAvoided;
     }
-    PTC_TRY(auto rest, stored_without(*in_use_.checkpoint, *files_, seen.stored, absent_nodes(*files_)));
+    PTC_TRY(auto rest,
+            stored_without(*in_use_.checkpoint, *files_, seen.stored, absent_nodes(*files_)));
     Result<Source> source = find_(*rest);
     const bool found = source.has_value();
     if (!found) source = find_(*seen.stored);
     if (source.has_error()) return std::move(source).error();
     std::lock_guard lock(mutex_);
-    if (program_ != seen.program || stored_ != seen.stored) return true;  // another reader has turned already
+    if (program_ != seen.program || stored_ != seen.stored)
+      return true;  // another reader has turned already
     program_ = std::make_shared<const GatherProgram>(std::move(source.value().program));
     return found;
   }
   /// Whether it is known by now, or after `pause`, that bytes lie elsewhere than `seen` says.
-  Result<bool> look_again(const std::shared_ptr<const StoredState>& seen, std::chrono::milliseconds pause) const {
+  Result<bool> look_again(const std::shared_ptr<const StoredState>& seen,
+                          std::chrono::milliseconds pause) const {
     std::shared_ptr<const StoredState> newer;
     {
       std::unique_lock lock(files_->mutex);
@@ -209,9 +226,10 @@ class RemoteContent final : public FileContent {
   const std::shared_ptr<RemoteFiles> files_;
   const std::string nodes_;  // when it was opened
   mutable std::mutex mutex_;
-  mutable std::shared_ptr<const StoredState> given_up_;    // guarded by mutex_
-  mutable std::shared_ptr<const StoredState> stored_;      // guarded by mutex_
-  mutable std::shared_ptr<const GatherProgram> program_;   // made for it, or for what of it answers; guarded by mutex_
+  mutable std::shared_ptr<const StoredState> given_up_;  // guarded by mutex_
+  mutable std::shared_ptr<const StoredState> stored_;    // guarded by mutex_
+  mutable std::shared_ptr<const GatherProgram>
+      program_;  // made for it, or for what of it answers; guarded by mutex_
 };
 
 }  // namespace
@@ -237,34 +255,40 @@ class ContentSource {
     if (!source.elsewhere.empty() && files != nullptr) {
       if (const std::set<std::string> absent = absent_nodes(*files); !absent.empty()) {
         PTC_TRY(auto rest, stored_without(*checkpoint_, *files, stored, absent));
-        if (Result<Source> other = find(*rest); other.has_value()) source = std::move(other).value();
+        if (Result<Source> other = find(*rest); other.has_value())
+          source = std::move(other).value();
       }
     }
     Transport* transport = checkpoint_->transport_;
     if (source.image != nullptr && source.elsewhere.empty())
-      return FileContentRef(std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
+      return FileContentRef(
+          std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
     if (!source.elsewhere.empty() && files != nullptr)
-      return FileContentRef(std::make_shared<RemoteContent>(std::move(find), std::move(stored), std::move(source.program),
-                                                            transport, std::move(in_use), std::move(files),
-                                                            std::move(source.elsewhere)));
-    return FileContentRef(std::make_shared<GatheredContent>(std::move(source.program), transport, std::move(in_use)));
+      return FileContentRef(std::make_shared<RemoteContent>(
+          std::move(find), std::move(stored), std::move(source.program), transport,
+          std::move(in_use), std::move(files), std::move(source.elsewhere)));
+    return FileContentRef(
+        std::make_shared<GatheredContent>(std::move(source.program), transport, std::move(in_use)));
   }
 
   Result<FileContentRef> open_gathered(std::shared_ptr<const ImageLayout> layout) const {
-    return open([layout = std::move(layout), &checkpoint = *checkpoint_](const StoredState& stored) {
-      return gather(checkpoint, stored, *layout);
-    });
+    return open([layout = std::move(layout), &checkpoint = *checkpoint_](
+                    const StoredState& stored) { return gather(checkpoint, stored, *layout); });
   }
 
-  static Result<Source> gather(const Checkpoint& checkpoint, const StoredState& stored, const ImageLayout& layout) {
+  static Result<Source> gather(const Checkpoint& checkpoint, const StoredState& stored,
+                               const ImageLayout& layout) {
     ImageLayout here = layout;
     here.node = stored.here;  // what is here is read here
     Result<std::vector<Transfer>> transfers = stored.index().plan_image(here);
     if (transfers.has_error()) return lost(checkpoint);
     std::set<std::string_view> elsewhere;
     for (const Transfer& one : transfers.value())
-      if (const Image& image = *stored.images[one.source_image].image; !image.is_here()) elsewhere.insert(image.node());
-    return Source{nullptr, GatherProgram(layout.header, layout.bytes, std::move(transfers).value(), stored.image_refs()),
+      if (const Image& image = *stored.images[one.source_image].image; !image.is_here())
+        elsewhere.insert(image.node());
+    return Source{nullptr,
+                  GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
+                                stored.image_refs()),
                   fmt::format("{}", fmt::join(elsewhere, ", "))};
   }
 
@@ -278,17 +302,21 @@ class ContentSource {
   }
 
   /// A file without tensors, as its rank wrote it; `index` into Manifest::files.
-  static Result<Source> written(const Checkpoint& checkpoint, const StoredState& stored, uint32_t index) {
+  static Result<Source> written(const Checkpoint& checkpoint, const StoredState& stored,
+                                uint32_t index) {
     const int64_t image = stored.find_other(index);
-    if (image >= 0 && stored.images[image].image != nullptr) return whole(stored.images[image].image);
+    if (image >= 0 && stored.images[image].image != nullptr)
+      return whole(stored.images[image].image);
     const WrittenFile& file = checkpoint.manifest().files[index];
-    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint.name(), file.path, file.rank);
+    return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint.name(),
+                      file.path, file.rank);
   }
 
  private:
   static Error lost(const Checkpoint& checkpoint) {
     return make_error(Code::kCorrupt, "{}",
-                      checkpoint.loss().value_or(fmt::format("checkpoint {} has lost a tensor of this file", checkpoint.name())));
+                      checkpoint.loss().value_or(fmt::format(
+                          "checkpoint {} has lost a tensor of this file", checkpoint.name())));
   }
   std::shared_ptr<const Checkpoint> checkpoint_;
 };
@@ -333,10 +361,14 @@ class DescribedSet : public FileSet {
   }
   Result<FileContentRef> open(size_t index) const override {
     const File& file = files_[index];
-    const auto open_now = [&] { return file.open ? file.open(source_) : open_npy(file, entries_[index].bytes); };
+    const auto open_now = [&] {
+      return file.open ? file.open(source_) : open_npy(file, entries_[index].bytes);
+    };
     Result<FileContentRef> content = open_now();
     // The node that has it may have come a moment ago.
-    if (content.has_error() && content.error().code() == Code::kCorrupt && source_.checkpoint().catch_up()) content = open_now();
+    if (content.has_error() && content.error().code() == Code::kCorrupt &&
+        source_.checkpoint().catch_up())
+      content = open_now();
     if (content.has_error() && source_.checkpoint().removed())
       return make_error(Code::kNotFound, "checkpoint {} was removed", source_.checkpoint().name());
     return content;
@@ -348,7 +380,8 @@ class DescribedSet : public FileSet {
   }
 
   /// Adds a tensor, or its part, as one .npy. There may be very many of them.
-  Result<> add_npy(std::string path, uint32_t tensor, std::unique_ptr<const SubTensor> part = nullptr) {
+  Result<> add_npy(std::string path, uint32_t tensor,
+                   std::unique_ptr<const SubTensor> part = nullptr) {
     const TensorInfo& info = source_.checkpoint().model().tensors()[tensor];
     const Shape& shape = part != nullptr ? part->local_shape : info.shape;
     PTC_TRY(auto bytes, array_bytes(shape, info.dtype));
@@ -484,16 +517,18 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
         if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
           entry.dtype = dtype_name(dtype);
       }
-      set->add(std::move(entry), DescribedSet::Kind::kImage,
-               [this, files, i, key](const ContentSource& source) -> Result<FileContentRef> {
-                 return source.open([this, files, i, key](const StoredState& now) -> Result<Source> {
-                   const auto& [path, layout, owner, states] = (*files)[i];
-                   int64_t image = state_key(now.spec) == key ? now.find(owner, path) : -1;
-                   // A lost image may hold nothing that others do not hold too.
-                   if (image >= 0 && now.images[image].image) return ContentSource::whole(now.images[image].image);
-                   return ContentSource::gather(*this, now, layout);
-                 });
-               });
+      set->add(
+          std::move(entry), DescribedSet::Kind::kImage,
+          [this, files, i, key](const ContentSource& source) -> Result<FileContentRef> {
+            return source.open([this, files, i, key](const StoredState& now) -> Result<Source> {
+              const auto& [path, layout, owner, states] = (*files)[i];
+              int64_t image = state_key(now.spec) == key ? now.find(owner, path) : -1;
+              // A lost image may hold nothing that others do not hold too.
+              if (image >= 0 && now.images[image].image)
+                return ContentSource::whole(now.images[image].image);
+              return ContentSource::gather(*this, now, layout);
+            });
+          });
     }
     for (uint32_t file : other_files(coords)) set->add_other(file);
     set->finish();
@@ -528,8 +563,12 @@ std::string left_out_text(const std::vector<CheckpointFacts::LeftOut>& left_out)
   std::string text;
   for (const CheckpointFacts::LeftOut& one : left_out)
     if (one.same_names)
-      text += fmt::format("{} tensors of {}: tensors of other files have these names, and other values\n", one.tensors, one.file);
-  return text.empty() ? "" : "Not in this directory, but in model/ and layouts/ of the checkpoint:\n" + text;
+      text += fmt::format(
+          "{} tensors of {}: tensors of other files have these names, and other values\n",
+          one.tensors, one.file);
+  return text.empty()
+             ? ""
+             : "Not in this directory, but in model/ and layouts/ of the checkpoint:\n" + text;
 }
 
 }  // namespace
@@ -566,17 +605,18 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       const uint64_t bytes = file.layout.bytes;
       set->add({path, bytes, "", rights.value_or(ReadRights{manifest().uid, manifest().gid})},
                DescribedSet::Kind::kComputed,
-               [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](const ContentSource& source) {
-                 return source.open_gathered(layout);
-               });
+               [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
+                   const ContentSource& source) { return source.open_gathered(layout); });
     }
-    set->add_text("model.safetensors.index.json",
-                  json::serialize(json::object{
-                      {"metadata", json::object{{"total_size", total_bytes}}},
-                      {"weight_map", std::move(weight_map)}}) + "\n",
-                  rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
+    set->add_text(
+        "model.safetensors.index.json",
+        json::serialize(json::object{{"metadata", json::object{{"total_size", total_bytes}}},
+                                     {"weight_map", std::move(weight_map)}}) +
+            "\n",
+        rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     if (std::string missing = left_out_text(left_out()); !missing.empty())
-      set->add_text("LEFT_OUT.txt", std::move(missing), rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
+      set->add_text("LEFT_OUT.txt", std::move(missing),
+                    rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     for (uint32_t file : other_files(RankCoords())) set->add_other(file);
     set->finish();
     return FileSetRef(std::move(set));

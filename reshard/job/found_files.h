@@ -21,7 +21,8 @@ struct Found {
   std::string path;  // below the rank's directory
   FileVersion version;
   uint64_t links = 0;
-  std::optional<ReadRights> rights;  // with what directories on the way to it allow; nullopt: a node did not say
+  std::optional<ReadRights>
+      rights;  // with what directories on the way to it allow; nullopt: a node did not say
   bool has_tensors = false;
   bool index = false;  // the index of a set; says nothing that the set does not
   std::string set;
@@ -31,7 +32,8 @@ struct Found {
   uint64_t header_bytes = 0;
   std::string header;
   std::vector<TensorEntry> tensors;
-  std::vector<Box> boxes;              // of the whole tensors, by position in tensors (shard_boxes.h); else empty
+  std::vector<Box>
+      boxes;  // of the whole tensors, by position in tensors (shard_boxes.h); else empty
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
   std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece
@@ -58,16 +60,20 @@ struct FoundCount {
   uint64_t count;
   std::string file;  // that says so
 };
-/// kInvalidArgument: two of the files differ, or the one beside rank/ holds no count; a rank's that holds none is the
-/// writer's own. `found`: what find_files() found here; dir_fd may be −1.
+/// kInvalidArgument: two of the files differ, or the one beside rank/ holds no count; a rank's that
+/// holds none is the writer's own. `found`: what find_files() found here; dir_fd may be −1.
 Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Found>& found,
                                                 const std::vector<FilesElsewhere>& elsewhere);
 
-/// What list_files() said on another node; a text of it ("config", "layout", "consumed"), if there is one.
+/// What list_files() said on another node; a text of it ("config", "layout", "consumed"), if there
+/// is one.
 Result<std::vector<Found>> read_listing(const FilesElsewhere& node);
-Result<std::optional<std::string>> text_in_listing(const std::string& listing, std::string_view key);
+Result<std::optional<std::string>> text_in_listing(const std::string& listing,
+                                                   std::string_view key);
 /// What that node is asked to hash, and what it answered.
-std::string hash_request(const Model& model, const FilesElsewhere& node, const std::vector<Found>& found);
-Result<> take_hashes(const FilesElsewhere& node, const std::string& answer, std::vector<Found>& found);
+std::string hash_request(const Model& model, const FilesElsewhere& node,
+                         const std::vector<Found>& found);
+Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
+                     std::vector<Found>& found);
 
 }  // namespace ptc

@@ -5,7 +5,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
@@ -18,8 +17,8 @@
 #include "reshard/job/space.h"
 #include "reshard/job/tell.h"
 #include "store/base/file.h"
-#include "store/base/utf8.h"
 #include "store/base/size_text.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 
@@ -71,7 +70,8 @@ const CheckpointRecord* Job::Impl::record_of(std::string_view name) const {
 }
 
 const std::pair<const std::string, Unreadable>* Job::Impl::lost() const {
-  const auto found = std::find_if(damaged.begin(), damaged.end(), [](const auto& one) { return one.second.lost; });
+  const auto found =
+      std::find_if(damaged.begin(), damaged.end(), [](const auto& one) { return one.second.lost; });
   return found == damaged.end() ? nullptr : &*found;
 }
 
@@ -84,7 +84,8 @@ void Job::Impl::forget_error(std::string_view beginning) {
   if (last_error && last_error->what.starts_with(beginning)) last_error.reset();
 }
 
-Job::Job(std::string name, std::string id, std::string dir, JobServices services, JobListener* listener)
+Job::Job(std::string name, std::string id, std::string dir, JobServices services,
+         JobListener* listener)
     : name_(std::move(name)),
       id_(std::move(id)),
       files_dir_(dir + "/files"),
@@ -108,14 +109,17 @@ Result<std::string> Job::answer(std::string_view method, std::string_view reques
 void Job::start() {
   impl_->resharding.start(*impl_->services.reshards,
                           [this](const std::stop_token& stop) { return impl_->next_step(stop); });
-  impl_->hashing_closed.start(*impl_->services.hashing,
-                              [this](const std::stop_token& stop) { return impl_->hash_next(stop); });
-  impl_->housekeeping.start(*impl_->services.reshards,
-                            [this](const std::stop_token& stop) { return impl_->keep_house(stop); });
+  impl_->hashing_closed.start(*impl_->services.hashing, [this](const std::stop_token& stop) {
+    return impl_->hash_next(stop);
+  });
+  impl_->housekeeping.start(*impl_->services.reshards, [this](const std::stop_token& stop) {
+    return impl_->keep_house(stop);
+  });
 }
 
 void Job::stop() {
-  std::map<std::string, std::shared_ptr<Impl::CommitAttempt>> attempts;  // they end without the lock
+  std::map<std::string, std::shared_ptr<Impl::CommitAttempt>>
+      attempts;  // they end without the lock
   std::vector<std::shared_ptr<Impl::CommitAttempt>> ended;
   {
     std::lock_guard lock(impl_->mutex);
@@ -154,7 +158,8 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
   look_after_attempts();
   look_after_commits_elsewhere(stop);
   std::lock_guard lock(mutex);
-  if (attempts.empty() && ended_attempts.empty() && commits_elsewhere.empty() && !doubts.any()) return std::nullopt;
+  if (attempts.empty() && ended_attempts.empty() && commits_elsewhere.empty() && !doubts.any())
+    return std::nullopt;
   return std::chrono::steady_clock::now() + kTurn;
 }
 
@@ -200,13 +205,17 @@ Result<> check_spec(const Model& model, const LayoutSpec& spec) {
   PTC_TRY(model.check(spec));
   const ParallelConfig& sizes = spec.sizes;
   if (model.layers() > 0 && sizes.pp > model.layers())
-    return invalid_argument("pp is {}, and the model has {} layers: some stages would have none", sizes.pp, model.layers());
+    return invalid_argument("pp is {}, and the model has {} layers: some stages would have none",
+                            sizes.pp, model.layers());
   // A stage has its share of the tensors, a group of experts, too.
-  const double parts = static_cast<double>(state_count(spec)) * static_cast<double>(model.tensors().size()) /
+  const double parts = static_cast<double>(state_count(spec)) *
+                       static_cast<double>(model.tensors().size()) /
                        (static_cast<double>(sizes.pp) * sizes.ep);
   if (parts > static_cast<double>(kMostParts))
-    return invalid_argument("{} tensors for {} ranks that differ make some {:.0f} parts, more than the {} that are "
-                            "computed at most", model.tensors().size(), state_count(spec), parts, kMostParts);
+    return invalid_argument(
+        "{} tensors for {} ranks that differ make some {:.0f} parts, more than the {} that are "
+        "computed at most",
+        model.tensors().size(), state_count(spec), parts, kMostParts);
   return ok();
 }
 
@@ -217,9 +226,12 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
     change(other);
     return check_spec(model, other).has_value();
   };
-  if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); })) return "stages";
-  if (spec.sizes.pp > model.layers() && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; })) return "pp";
-  if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; })) return "optimizer";
+  if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); }))
+    return "stages";
+  if (spec.sizes.pp > model.layers() && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; }))
+    return "pp";
+  if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; }))
+    return "optimizer";
   if (spec.sizes.tp > 1 && fits_with([](LayoutSpec& other) { other.sizes.tp = 1; })) return "tp";
   if (spec.sizes.ep > 1 && fits_with([](LayoutSpec& other) { other.sizes.ep = 1; })) return "ep";
   return spec.sizes.tp > 1 ? "tp" : spec.sizes.ep > 1 ? "ep" : "pp";
@@ -243,9 +255,10 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
                               json_place(text, {"devices", std::to_string(i)}), node,
                               fmt::join(nodes, ", "));
     if (std::find(not_in_service.begin(), not_in_service.end(), node) != not_in_service.end())
-      return invalid_argument("{}: node '{}' is being drained: name another, or take it into service "
-                              "again (ptc drain {} --cancel)",
-                              json_place(text, {"devices", std::to_string(i)}), node, node);
+      return invalid_argument(
+          "{}: node '{}' is being drained: name another, or take it into service "
+          "again (ptc drain {} --cancel)",
+          json_place(text, {"devices", std::to_string(i)}), node, node);
     if (auto [before, is_new] = rank_of.try_emplace(wanted.devices[i], i); !is_new)
       return invalid_argument("{}: device '{}' is given to rank {} already",
                               json_place(text, {"devices", std::to_string(i)}), wanted.devices[i],
@@ -256,15 +269,16 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   {
     std::lock_guard lock(mutex);
     if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
-    if (const auto shown = activities.reshard(); shown && shown->phase == "moving") given_back = shown->bytes_total;
+    if (const auto shown = activities.reshard(); shown && shown->phase == "moving")
+      given_back = shown->bytes_total;
   }
   if (newest == nullptr) return ok();
   Result<> fits = check_spec(newest->model(), wanted.spec);
   if (fits.has_error())
     return std::move(fits).error().with_context(
         fmt::format("{}: layout {} does not fit checkpoint {}",
-                    json_place(text, {blamed_key(newest->model(), wanted.spec)}), wanted.spec.name(),
-                    newest->name()));
+                    json_place(text, {blamed_key(newest->model(), wanted.spec)}),
+                    wanted.spec.name(), newest->name()));
   const std::optional<std::string> loss = newest->loss();
   if (loss && state_key(wanted.spec) != state_key(newest->stored()->spec))
     return invalid_argument("{}; no other layout can be made of it", *loss);
@@ -287,11 +301,12 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   PTC_TRY(uint64_t needed, bytes_to_write(*newest, wanted.spec));
   PTC_TRY(auto space, services.images->space());
   if (needed > space.free_bytes + given_back)
-    return invalid_argument("not enough memory on node {}: layout {} of checkpoint {} needs {} beside "
-                            "what is there, {} of {} are free; remove checkpoints (ptc rm), or give "
-                            "the store more (ptcfs --memory)", services.node, wanted.spec.name(),
-                            newest->name(), format_size(needed), format_size(space.free_bytes),
-                            format_size(space.total_bytes));
+    return invalid_argument(
+        "not enough memory on node {}: layout {} of checkpoint {} needs {} beside "
+        "what is there, {} of {} are free; remove checkpoints (ptc rm), or give "
+        "the store more (ptcfs --memory)",
+        services.node, wanted.spec.name(), newest->name(), format_size(needed),
+        format_size(space.free_bytes), format_size(space.total_bytes));
   return ok();
 }
 
@@ -323,7 +338,8 @@ Result<> Job::Impl::save_layout(const std::string& text) {
   if (fits.has_error()) return refuse(std::move(fits).error());
 
   JobDecision decision(job->name());
-  const LayoutEdit edit{text, std::move(layout).value(), saved.revision + 1};  // only changed under changes
+  const LayoutEdit edit{text, std::move(layout).value(),
+                        saved.revision + 1};  // only changed under changes
   const std::string spec_name = edit.layout.spec.name();
   bool name_taken = false;  // 32 bits of hash are not always enough
   {
@@ -332,10 +348,12 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     name_taken = known != custom_specs.end() && !(known->second == edit.layout.spec);
   }
   if (name_taken)
-    return refuse(invalid_argument("another layout of this job has the name {} already", spec_name));
+    return refuse(
+        invalid_argument("another layout of this job has the name {} already", spec_name));
   decision.rests_on(saved);
   if (services.cluster != nullptr)
-    for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
+    for (const std::string& node : nodes_of(edit.layout))
+      decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
   PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
@@ -389,11 +407,13 @@ Result<> Job::change_attributes(const std::string& name, const FileAttributes& c
     decision.put_attributes(attributes);
     const Result<int64_t> committed = impl_->commit_fenced(std::move(decision));
     if (committed) {
-      impl_->take_over({{std::make_shared<const JobAttributes>(std::move(attributes))}, committed.value()});
+      impl_->take_over(
+          {{std::make_shared<const JobAttributes>(std::move(attributes))}, committed.value()});
       tell_others(impl_->services.cluster, name_);
       return ok();
     }
-    if (committed.error().code() != Code::kConflict || tries == kMostTries) return committed.error();
+    if (committed.error().code() != Code::kConflict || tries == kMostTries)
+      return committed.error();
   }
 }
 
@@ -496,7 +516,8 @@ Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_vi
     spec = LayoutSpec::from_name(name);
   } else {
     std::lock_guard lock(impl_->mutex);
-    if (auto it = impl_->custom_specs.find(name); it != impl_->custom_specs.end()) spec = it->second;
+    if (auto it = impl_->custom_specs.find(name); it != impl_->custom_specs.end())
+      spec = it->second;
   }
   if (spec.has_error()) return make_error(Code::kNotFound, "'{}' is no layout", name);
   Result<> fits = check_spec(checkpoint.model(), spec.value());
@@ -516,10 +537,13 @@ void Job::note_closed(const std::string& path) {
   impl_->hashing_closed.wake();
 }
 
-Result<> Job::commit(const std::string& incoming, const std::string& name, std::chrono::milliseconds patience) {
-  constexpr auto kTellTime = std::chrono::milliseconds(200);  // of one that waits for no longer than that
+Result<> Job::commit(const std::string& incoming, const std::string& name,
+                     std::chrono::milliseconds patience) {
+  constexpr auto kTellTime =
+      std::chrono::milliseconds(200);  // of one that waits for no longer than that
   const bool forever = patience == patience.max();
-  PTC_TRY(impl_->commit(incoming, name, forever ? Impl::Clock::time_point::max() : Impl::Clock::now() + patience));
+  PTC_TRY(impl_->commit(incoming, name,
+                        forever ? Impl::Clock::time_point::max() : Impl::Clock::now() + patience));
   if (forever) tell_others(impl_->services.cluster, name_);
   else tell_others(impl_->services.cluster, name_, kTellTime);
   return ok();
@@ -535,7 +559,9 @@ Result<> Job::remove_checkpoint(std::string_view name) {
   constexpr int kTries = 10;
   Result<> removed = impl_->remove(std::string(name), /*only_unused=*/false);
   // Another node may have decided something about it, a flip for one, that is not known here yet.
-  for (int tries = 1; tries < kTries && removed.has_error() && removed.error().code() == Code::kConflict; ++tries) {
+  for (int tries = 1;
+       tries < kTries && removed.has_error() && removed.error().code() == Code::kConflict;
+       ++tries) {
     PTC_TRY(impl_->follow());
     removed = impl_->remove(std::string(name), /*only_unused=*/false);
   }
@@ -556,7 +582,8 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
   {
     std::lock_guard lock(mutex);
     const CheckpointRecord* known = record_of(name);
-    if (known == nullptr) return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
+    if (known == nullptr)
+      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = *known;
   }
   if (record.pinned == pinned) return ok();
@@ -569,7 +596,8 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
   if (const auto it = checkpoints.find(name); it != checkpoints.end()) it->second = record;
   else if (const auto one = damaged.find(name); one != damaged.end()) one->second.record = record;
   changed.notify_all();  // it may be one too many now
-  spdlog::info("job {}: checkpoint {} {}", job->name(), name, pinned ? "pinned" : "not pinned any more");
+  spdlog::info("job {}: checkpoint {} {}", job->name(), name,
+               pinned ? "pinned" : "not pinned any more");
   return ok();
 }
 

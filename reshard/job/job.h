@@ -42,42 +42,48 @@ struct JobServices {
   SharedResults* results;
   RemovedCheckpoints* removed;
   NodeReports* reports;
-  StepPool* reshards;  // runs what a job does in the background
-  StepPool* hashing;   // and reads what was closed
-  std::string node;  // this node's name
-  Cluster* cluster = nullptr;  // null: a cluster of one
-  Pace* pace = nullptr;        // of what is looked over in the background
+  StepPool* reshards;                          // runs what a job does in the background
+  StepPool* hashing;                           // and reads what was closed
+  std::string node;                            // this node's name
+  Cluster* cluster = nullptr;                  // null: a cluster of one
+  Pace* pace = nullptr;                        // of what is looked over in the background
   std::function<void()> caches_stale = [] {};  // Job::refresh_mended() is to be called soon
-  /// Waits, two seconds at most, until what others decided and who came or went by now is taken over; false: it was already.
+  /// Waits, two seconds at most, until what others decided and who came or went by now is taken
+  /// over; false: it was already.
   std::function<bool()> catch_up = [] { return false; };
 };
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.
 struct JobListener {
   virtual ~JobListener() = default;
-  /// A checkpoint is gone. Called with the job locked, so that nobody sees the new state before this
-  /// returns: must not wait, nor call the job.
+  /// A checkpoint is gone. Called with the job locked, so that nobody sees the new state before
+  /// this returns: must not wait, nor call the job.
   virtual void names_changed() = 0;
-  /// Other nodes made or removed jobs. Called after that has happened here, and while no job is made or removed; must not
-  /// call the store, but to find a job.
+  /// Other nodes made or removed jobs. Called after that has happened here, and while no job is
+  /// made or removed; must not call the store, but to find a job.
   virtual void jobs_changed() {}
-  /// Another node saved or removed layout.json or rules.json, or what is in force. Called after that is so here, with
-  /// the job locked against changes: must not change it.
+  /// Another node saved or removed layout.json or rules.json, or what is in force. Called after
+  /// that is so here, with the job locked against changes: must not change it.
   virtual void job_changed(const std::string& /*job*/) {}
-  /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint came or
-  /// went. Called after that has happened.
+  /// What lies under checkpoints/<name>/layouts/ is materialised otherwise, or the checkpoint came
+  /// or went. Called after that has happened.
   virtual void checkpoint_changed(const std::string& job, const std::string& checkpoint) = 0;
   /// Beside its incoming directories something came or went that nobody wrote through the mount.
   virtual void space_changed(const std::string& /*job*/) {}
-  /// Images of the job are not in the store any more; whoever still holds such a file keeps its memory.
+  /// Images of the job are not in the store any more; whoever still holds such a file keeps its
+  /// memory.
   virtual void images_removed(const std::string& /*job*/) {}
   /// Owners or modes that are agreed on have changed, here or on another node.
   virtual void attributes_changed(const std::string& /*job*/) {}
-  /// Bytes that were damaged where they lie have been mended, on whatever node: what was kept of earlier reads is to be
-  /// read anew. Returns when readers here, of files that are open or mapped, too, see the right ones.
-  virtual Result<> contents_mended(const std::string& /*job*/, const std::string& /*checkpoint*/) { return ok(); }
+  /// Bytes that were damaged where they lie have been mended, on whatever node: what was kept of
+  /// earlier reads is to be read anew. Returns when readers here, of files that are open or mapped,
+  /// too, see the right ones.
+  virtual Result<> contents_mended(const std::string& /*job*/, const std::string& /*checkpoint*/) {
+    return ok();
+  }
   /// Seals incoming/<incoming>, of a commit led here or elsewhere (seal.h).
-  virtual Result<std::unique_ptr<Seal>> seal(const std::string& /*job*/, const std::string& /*incoming*/,
+  virtual Result<std::unique_ptr<Seal>> seal(const std::string& /*job*/,
+                                             const std::string& /*incoming*/,
                                              GivesWay /*gives_way*/) {
     return std::unique_ptr<Seal>();
   }
@@ -87,8 +93,8 @@ struct JobListener {
 
 /// Decisions of others that were taken over.
 struct Followed {
-  /// Files that describe a checkpoint and that could not be had: kUnavailable, or kNotFound where all nodes that are there
-  /// say that they have them not.
+  /// Files that describe a checkpoint and that could not be had: kUnavailable, or kNotFound where
+  /// all nodes that are there say that they have them not.
   std::optional<Error> lacking = std::nullopt;
   /// Of which checkpoints, by id: those are as they were. All else was taken over.
   std::set<std::string> without = {};
@@ -124,16 +130,17 @@ class Job {
   std::optional<std::string> rules_text() const;
   Result<> save_rules(const std::string& text);
   Result<> remove_rules();
-  /// Says in status.json why a file of the job was not saved, until forget_refused_save() or the next edit. Refusals by
-  /// save_layout() and save_rules() are said there already.
+  /// Says in status.json why a file of the job was not saved, until forget_refused_save() or the
+  /// next edit. Refusals by save_layout() and save_rules() are said there already.
   void note_refused_save(const std::string& file, const std::string& why);
   void forget_refused_save(const std::string& file);
 
   std::string status_json() const;
-  /// The reshard that runs, on all nodes together, as far as they have said so; and what of it this node does.
+  /// The reshard that runs, on all nodes together, as far as they have said so; and what of it this
+  /// node does.
   std::optional<ReshardProgress> progress() const;
   std::optional<ReshardProgress> own_progress() const;
-  JobNumbers numbers() const;  // what status.json and plan.json say in numbers, and counts
+  JobNumbers numbers() const;     // what status.json and plan.json say in numbers, and counts
   std::string plan_json() const;  // "{}" before the first plan
   std::string plan_svg() const;   // the same as a picture
 
@@ -141,7 +148,8 @@ class Job {
   std::optional<std::string> current_target() const;
 
   std::vector<CheckpointRef> checkpoints() const;  // by time of commit
-  std::vector<std::string> unreadable() const;     // names of those that are agreed on and cannot be shown here
+  std::vector<std::string> unreadable()
+      const;  // names of those that are agreed on and cannot be shown here
   CheckpointRef find_checkpoint(std::string_view name) const;
 
   /// The spec that a directory name under layouts/ means: canonical names, and the custom ones this
@@ -151,13 +159,13 @@ class Job {
   std::vector<std::string> materialised_layouts(const Checkpoint& checkpoint) const;
 
   /// mv incoming/<incoming> checkpoints/<name>: SPEC §4. On success the bytes belong to the
-  /// checkpoint and incoming/<incoming> is gone. On an error nothing was changed; incoming/<incoming>.error
-  /// and status.json say why. EAGAIN: it takes longer than `patience`, and goes on; the same call again does, too
-  /// (commit_attempt.h).
+  /// checkpoint and incoming/<incoming> is gone. On an error nothing was changed;
+  /// incoming/<incoming>.error and status.json say why. EAGAIN: it takes longer than `patience`,
+  /// and goes on; the same call again does, too (commit_attempt.h).
   Result<> commit(const std::string& incoming, const std::string& name,
                   std::chrono::milliseconds patience = std::chrono::milliseconds::max());
-  /// A file of incoming/ was closed after writing: read its header and hash it in the background, so
-  /// that commit() need not. `path` is relative to incoming/.
+  /// A file of incoming/ was closed after writing: read its header and hash it in the background,
+  /// so that commit() need not. `path` is relative to incoming/.
   void note_closed(const std::string& path);
 
   /// Refused while the checkpoint is pinned.
@@ -168,11 +176,13 @@ class Job {
 
   /// What changing to `layout_text` would move, as plan.json; changes nothing.
   Result<std::string> dry_run(const std::string& layout_text) const;
-  /// Every node reads every byte it stores of a checkpoint, and checksums are compared. kCorrupt names the
-  /// damaged copies, and tensors of which none is right; kCancelled: `stop` was asked for.
+  /// Every node reads every byte it stores of a checkpoint, and checksums are compared. kCorrupt
+  /// names the damaged copies, and tensors of which none is right; kCancelled: `stop` was asked
+  /// for.
   Result<std::string> verify(std::string_view checkpoint, std::stop_token stop = {}) const;
-  /// The same; then damaged copies are mended, if others have all that is in them, and whoever has one open or mapped
-  /// sees the right bytes when this returns, on every node that answers. kCorrupt: not all of the damage could be mended so.
+  /// The same; then damaged copies are mended, if others have all that is in them, and whoever has
+  /// one open or mapped sees the right bytes when this returns, on every node that answers.
+  /// kCorrupt: not all of the damage could be mended so.
   Result<std::string> repair(std::string_view checkpoint);
 
   // For the Scrubber.
@@ -180,8 +190,8 @@ class Job {
     std::string checkpoint;
     int64_t last_ns = 0;  // 0: never
   };
-  /// Of the checkpoints that this node sees to, the one that was looked over longest ago. What was committed since then
-  /// was read for that.
+  /// Of the checkpoints that this node sees to, the one that was looked over longest ago. What was
+  /// committed since then was read for that.
   std::optional<ToLookOver> next_to_look_over(int64_t since_ns) const;
   /// verify() at leisure (Pace), and repair() where something is found; status.json says so.
   Result<> look_over(const std::string& checkpoint);
@@ -204,13 +214,14 @@ class Job {
   void wait_settled();
   bool is_settled() const;
 
-  /// Takes over what other nodes decided, and who is there. Called after every change of the metadata
-  /// under jobs/<job>, and of the nodes. kUnavailable: not all of it could be had; call it again.
+  /// Takes over what other nodes decided, and who is there. Called after every change of the
+  /// metadata under jobs/<job>, and of the nodes. kUnavailable: not all of it could be had; call it
+  /// again.
   Result<> sync();
   /// The same; an error says that something of it was not carried out.
   Result<Followed> follow();
-  /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a decision
-  /// fails once this node's lease has ended.
+  /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a
+  /// decision fails once this node's lease has ended.
   MetaClient& meta() const;
   Result<> may_decide() const;  // kUnavailable while this node is cut off; answers at once
   Result<int64_t> decide(MetaTransaction transaction);
@@ -224,12 +235,14 @@ class Job {
   friend class AgreementFollower;
   friend class StoreContents;
   struct Impl;
-  Job(std::string name, std::string id, std::string dir, JobServices services, JobListener* listener);
+  Job(std::string name, std::string id, std::string dir, JobServices services,
+      JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
   Result<> load();
   /// The job was removed: stops it, and its images go. What is left is its directory.
   void forget();
-  /// Directories below checkpoints/ that no decision seen here names, nor a tombstone: found at start, and kept.
+  /// Directories below checkpoints/ that no decision seen here names, nor a tombstone: found at
+  /// start, and kept.
   std::vector<std::string> kept() const;
   /// Images that this job needs; nullopt when that is not known (a checkpoint is damaged).
   std::optional<std::vector<ImageId>> images_in_use() const;

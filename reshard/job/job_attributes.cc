@@ -12,7 +12,8 @@ Result<std::optional<uint32_t>> attribute_in(const json::object& object, std::st
   const json::value* value = object.if_contains(key);
   if (value == nullptr) return std::optional<uint32_t>();
   const auto number = whole_number(*value);
-  if (!number || *number >= UINT32_MAX) return make_error(Code::kCorrupt, "a job's attributes: '{}' is no number", key);
+  if (!number || *number >= UINT32_MAX)
+    return make_error(Code::kCorrupt, "a job's attributes: '{}' is no number", key);
   return std::optional(static_cast<uint32_t>(*number));
 }
 
@@ -36,7 +37,9 @@ Result<JobAttributes> JobAttributes::from_text(std::string_view text) {
   if (!all.is_object()) return make_error(Code::kCorrupt, "a job's attributes: no JSON object");
   JobAttributes attributes;
   for (const auto& [name, value] : all.get_object()) {
-    if (!value.is_object()) return make_error(Code::kCorrupt, "a job's attributes: no object at '{}'", std::string_view(name));
+    if (!value.is_object())
+      return make_error(Code::kCorrupt, "a job's attributes: no object at '{}'",
+                        std::string_view(name));
     FileAttributes one;
     PTC_TRY(one.uid, attribute_in(value.get_object(), "uid"));
     PTC_TRY(one.gid, attribute_in(value.get_object(), "gid"));

@@ -1,7 +1,8 @@
-// Owner, group and mode of what ptcfs itself names in a job: agreed on, so that they are the same on all nodes.
+// Owner, group and mode of what ptcfs itself names in a job: agreed on, so that they are the same
+// on all nodes.
 //
-// In the metadata under jobs/<job>/attributes: {"": {"uid": 1000, "gid": 1000, "mode": 488}, "incoming": …}. Names are
-// below the job's directory, which is "".
+// In the metadata under jobs/<job>/attributes: {"": {"uid": 1000, "gid": 1000, "mode": 488},
+// "incoming": …}. Names are below the job's directory, which is "".
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ namespace ptc {
 /// What is not there was never changed.
 struct FileAttributes {
   std::optional<uint32_t> uid, gid, mode;  // mode: of 07777
-  std::optional<std::string> quota;  // of the job, and its alone: what it may have on each node; empty: as the mount says
+  std::optional<std::string>
+      quota;  // of the job, and its alone: what it may have on each node; empty: as the mount says
   friend bool operator==(const FileAttributes&, const FileAttributes&) = default;
   bool empty() const { return !uid && !gid && !mode && !quota; }
   void update(const FileAttributes& change) {
@@ -35,7 +37,9 @@ class JobAttributes {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? FileAttributes() : found->second;
   }
-  void update(const std::string& name, const FileAttributes& change) { by_name_[name].update(change); }
+  void update(const std::string& name, const FileAttributes& change) {
+    by_name_[name].update(change);
+  }
 
   std::string to_text() const;
   /// kCorrupt.

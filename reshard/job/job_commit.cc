@@ -1,5 +1,5 @@
-// The commits that this node leads (commit_attempt.h): who asks for one finds what is under way. And hashing what was
-// just closed, so that a commit need not.
+// The commits that this node leads (commit_attempt.h): who asks for one finds what is under way.
+// And hashing what was just closed, so that a commit need not.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
@@ -22,11 +22,14 @@ namespace {
 constexpr auto kFailureKept = std::chrono::seconds(60);
 
 Result<> check_name(std::string_view name) {
-  if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
+  if (name.empty() || name[0] == '.' || name.size() > 255 ||
+      name.find('/') != std::string_view::npos)
     return invalid_argument("'{}' is no name for a checkpoint", name);
   if (!is_utf8(name))
-    return invalid_argument("the name of the checkpoint, {}, is not UTF-8, and could not be written in "
-                            "meta.json: rename it", quoted(name));
+    return invalid_argument(
+        "the name of the checkpoint, {}, is not UTF-8, and could not be written in "
+        "meta.json: rename it",
+        quoted(name));
   return ok();
 }
 
@@ -38,7 +41,9 @@ std::string error_file_of(const std::string& incoming) {
 }
 
 Error going_on(const std::string& incoming) {
-  return Error(Code::kUnavailable, fmt::format("incoming/{} takes longer, and goes on: the same mv again completes it", incoming),
+  return Error(Code::kUnavailable,
+               fmt::format("incoming/{} takes longer, and goes on: the same mv again completes it",
+                           incoming),
                EAGAIN);
 }
 
@@ -52,12 +57,14 @@ bool changed_since(const std::string& directory, int64_t time_ns) {
   constexpr int64_t kTick = 20'000'000;  // of the clock that stamps files
   namespace fs = std::filesystem;
   auto is_newer = [&](const std::string& path) {
-    struct stat st{};
-    return lstat(path.c_str(), &st) == 0 && st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec > time_ns + kTick;
+    struct stat st {};
+    return lstat(path.c_str(), &st) == 0 &&
+           st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec > time_ns + kTick;
   };
   if (is_newer(directory)) return true;
   std::error_code error;
-  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error))
     if (is_newer(it->path())) return true;
   return static_cast<bool>(error);
 }
@@ -73,16 +80,17 @@ Result<std::string> random_id() {
 void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
   // The directory is the user's: nothing here may follow what they put there.
   const std::string directory = job->files_dir() + "/incoming";
-  const std::string name = error_file_of(incoming), temporary = "." + incoming.substr(0, 200) + ".error-new";
+  const std::string name = error_file_of(incoming),
+                    temporary = "." + incoming.substr(0, 200) + ".error-new";
   auto write = [&]() -> Result<> {
     PTC_TRY(auto dir_fd, open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
     unlinkat(dir_fd.get(), temporary.c_str(), 0);
     PTC_TRY(auto fd, open_file(dir_fd.get(), temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW));
     const std::string line = text + "\n";
     PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(line)), 0));
-    struct stat owner{};
-    if (fstatat(dir_fd.get(), incoming.c_str(), &owner, AT_SYMLINK_NOFOLLOW) == 0 && geteuid() == 0 &&
-        fchown(fd.get(), owner.st_uid, owner.st_gid) != 0)
+    struct stat owner {};
+    if (fstatat(dir_fd.get(), incoming.c_str(), &owner, AT_SYMLINK_NOFOLLOW) == 0 &&
+        geteuid() == 0 && fchown(fd.get(), owner.st_uid, owner.st_gid) != 0)
       return errno_error(errno, "chown of " + name);
     if (fchmod(fd.get(), 0644) != 0) return errno_error(errno, "chmod of " + name);
     if (renameat(dir_fd.get(), temporary.c_str(), dir_fd.get(), name.c_str()) != 0)
@@ -106,7 +114,8 @@ void Job::Impl::remove_error_file(const std::string& incoming) {
   unlink(fmt::format("{}/incoming/{}", job->files_dir(), error_file_of(incoming)).c_str());
 }
 
-Result<> Job::Impl::commit(const std::string& incoming, const std::string& name, Clock::time_point deadline) {
+Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
+                           Clock::time_point deadline) {
   Result<std::shared_ptr<CommitAttempt>> attempt = find_attempt(incoming, name, deadline);
   if (attempt.has_error()) {
     if (attempt.error().errno_value() == EAGAIN) return std::move(attempt).error();
@@ -128,21 +137,23 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   return Error(error.code(), error.message(), EAGAIN);  // the same mv again may do
 }
 
-Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(const std::string& incoming,
-                                                                         const std::string& name,
-                                                                         Clock::time_point deadline) {
+Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
+    const std::string& incoming, const std::string& name, Clock::time_point deadline) {
   PTC_TRY(check_name(name));
   for (;;) {
     std::shared_ptr<CommitAttempt> other;  // of the same directory
     {
       std::lock_guard lock(mutex);
-      if (closed || stopping) return make_error(Code::kNotFound, "job {} is being removed", job->name());
+      if (closed || stopping)
+        return make_error(Code::kNotFound, "job {} is being removed", job->name());
       if (const auto known = attempts.find(incoming); known != attempts.end()) {
         other = known->second;
         const auto made = checkpoints.find(other->name());
-        if (other->unheard_success() && made != checkpoints.end() && made->second.id == other->id()) {
+        if (other->unheard_success() && made != checkpoints.end() &&
+            made->second.id == other->id()) {
           if (other->name() == name) return other;
-          return make_error(Code::kNotFound, "incoming/{} is checkpoint {} by now", incoming, other->name());
+          return make_error(Code::kNotFound, "incoming/{} is checkpoint {} by now", incoming,
+                            other->name());
         }
         if (other->ended()) {
           ended_attempts.push_back(other);
@@ -156,29 +167,35 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(const 
     if (other->ended()) {
       other->answered();  // it was committed, and removed since
       const auto failure = other->unheard_failure();
-      if (failure && !may_pass(failure->error.code()) && other->name() == name && now_ns() - failure->time_ns < std::chrono::nanoseconds(kFailureKept).count() &&
+      if (failure && !may_pass(failure->error.code()) && other->name() == name &&
+          now_ns() - failure->time_ns < std::chrono::nanoseconds(kFailureKept).count() &&
           !changed_since(job->files_dir() + "/incoming/" + incoming, failure->time_ns))
         return failure->error;
       continue;
     }
     if (!other->withdraw())
-      return make_error(Code::kBusy, "incoming/{} is being committed as {}", incoming, other->name());
+      return make_error(Code::kBusy, "incoming/{} is being committed as {}", incoming,
+                        other->name());
     if (!other->wait(deadline)) return going_on(incoming);  // until it has let go of the files
   }
   PTC_TRY(check_member(services.cluster));
   PTC_TRY(auto id, random_id());
   auto attempt = std::make_shared<CommitAttempt>(*this, std::move(id), incoming, name);
   std::lock_guard lock(mutex);
-  if (closed || stopping) return make_error(Code::kNotFound, "job {} is being removed", job->name());
-  if (record_of(name) != nullptr) return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
+  if (closed || stopping)
+    return make_error(Code::kNotFound, "job {} is being removed", job->name());
+  if (record_of(name) != nullptr)
+    return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
   const auto [known, is_new] = attempts.emplace(incoming, attempt);
   if (!is_new) return make_error(Code::kBusy, "incoming/{} is being committed", incoming);
   try {
     attempt->start();
   } catch (const std::system_error& error) {
     attempts.erase(known);
-    return Error(Code::kUnavailable, fmt::format("there is no thread for the commit of incoming/{}: {}", incoming, error.what()),
-                 EAGAIN);
+    return Error(
+        Code::kUnavailable,
+        fmt::format("there is no thread for the commit of incoming/{}: {}", incoming, error.what()),
+        EAGAIN);
   }
   housekeeping.wake();
   return attempt;
@@ -190,7 +207,8 @@ bool Job::Impl::withdraw_attempts() {
     std::lock_guard lock(mutex);
     for (const auto& [incoming, attempt] : attempts) all.push_back(attempt);
   }
-  return std::all_of(all.begin(), all.end(), [](const auto& attempt) { return attempt->withdraw(); });
+  return std::all_of(all.begin(), all.end(),
+                     [](const auto& attempt) { return attempt->withdraw(); });
 }
 
 void Job::Impl::look_after_attempts() {
@@ -202,8 +220,8 @@ void Job::Impl::look_after_attempts() {
   }
   for (const auto& attempt : all)
     if (attempt->forgotten() && !attempt->ended() && attempt->withdraw())
-      spdlog::info("job {}: the commit of incoming/{} is given up: nobody asks for it any more", job->name(),
-                   attempt->incoming());
+      spdlog::info("job {}: the commit of incoming/{} is given up: nobody asks for it any more",
+                   job->name(), attempt->incoming());
   std::lock_guard lock(mutex);
   std::erase_if(attempts, [&](const auto& one) {
     const bool over = one.second->ended() && one.second->forgotten();
@@ -252,8 +270,8 @@ std::optional<StepPool::Time> Job::Impl::hash_next(const std::stop_token& stop) 
 }
 
 /// `path` is <name>/rank/<r>/<path>. Whatever is wrong with it, the commit will say.
-void Job::Impl::hash_incoming(const std::string& path, LayoutSpec spec, const CheckpointRef& previous,
-                              std::stop_token stop) {
+void Job::Impl::hash_incoming(const std::string& path, LayoutSpec spec,
+                              const CheckpointRef& previous, std::stop_token stop) {
   size_t name_end = path.find('/');
   if (name_end == std::string::npos || path.compare(name_end, 6, "/rank/") != 0) return;
   size_t rank_begin = name_end + 6, rank_end = path.find('/', rank_begin);
@@ -262,12 +280,14 @@ void Job::Impl::hash_incoming(const std::string& path, LayoutSpec spec, const Ch
   char* end = nullptr;
   uint64_t rank = std::strtoull(path.c_str() + rank_begin, &end, 10);
   if (errno != 0 || end != path.c_str() + rank_end) return;
-  const std::string root = fmt::format("{}/incoming/{}", job->files_dir(), path.substr(0, name_end));
+  const std::string root =
+      fmt::format("{}/incoming/{}", job->files_dir(), path.substr(0, name_end));
   Result<UniqueFd> root_fd = open_file(AT_FDCWD, root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (root_fd.has_error()) return;
-  struct stat st{};
+  struct stat st {};
   if (fstatat(root_fd.value().get(), "layout.json", &st, 0) == 0) {
-    Result<std::string> text = read_text_file(root_fd.value().get(), "layout.json", 1 << 20, FileKind::kOwn);
+    Result<std::string> text =
+        read_text_file(root_fd.value().get(), "layout.json", 1 << 20, FileKind::kOwn);
     if (text.has_error()) return;
     Result<Layout> own = Layout::parse(text.value());
     if (own.has_error()) return;

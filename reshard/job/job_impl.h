@@ -1,11 +1,11 @@
 // The inside of a Job, shared by job.cc (edits), job_status.cc, job_commit.cc (commit and removal),
 // job_reshard.cc (what is done in the background) and job_older.cc (checkpoints beside the newest).
 //
-// Who decides what: `changes` is held while a decision is made and written to the metadata, and only
-// for that moment: hashing and moving bytes happen outside of it, on snapshots, and the decision then
-// checks (in memory and, by the transaction's compares, in the metadata) that what it was based on
-// still holds. `mutex` guards the state in memory, and is held for no longer than it takes to read or
-// write it. Lock order: changes, mutex.
+// Who decides what: `changes` is held while a decision is made and written to the metadata, and
+// only for that moment: hashing and moving bytes happen outside of it, on snapshots, and the
+// decision then checks (in memory and, by the transaction's compares, in the metadata) that what it
+// was based on still holds. `mutex` guards the state in memory, and is held for no longer than it
+// takes to read or write it. Lock order: changes, mutex.
 #pragma once
 
 #include <atomic>
@@ -38,8 +38,9 @@
 
 namespace ptc {
 
-inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;            // of a file that says where bytes lie
-inline constexpr size_t kStepKeys = 64, kStepBytes = size_t{1} << 20;  // of one transaction of several
+inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;  // of a file that says where bytes lie
+inline constexpr size_t kStepKeys = 64,
+                        kStepBytes = size_t{1} << 20;  // of one transaction of several
 
 /// What is agreed on of a checkpoint, and that.
 struct CheckpointRecord : Agreed<CheckpointEntry> {
@@ -55,7 +56,7 @@ struct Unreadable {
 
 /// What a node made of a plan: its own images.
 struct PlanPart {
-  std::string plan;  // PlanName::digest
+  std::string plan;                                      // PlanName::digest
   std::vector<std::pair<uint32_t, std::string>> images;  // target → image
   std::vector<std::pair<uint32_t, std::string>> copies;  // ChangePlan::copies → image
   struct Sum {
@@ -77,7 +78,8 @@ struct PlanName {
 
 using NodeParts = std::vector<std::pair<std::string, PlanPart>>;  // by node
 
-/// Told whenever the state of a job changes: those who wait for it, and what is done about it in the background.
+/// Told whenever the state of a job changes: those who wait for it, and what is done about it in
+/// the background.
 class Changed : public std::condition_variable_any {
  public:
   explicit Changed(Loop& loop) : loop_(loop) {}
@@ -116,16 +118,21 @@ struct Job::Impl {
   bool closed = false;  // being removed: nothing may be committed any more
   std::map<std::string, Unreadable, std::less<>> damaged;  // checkpoints that could not be loaded
   std::set<std::string, std::less<>> damaged_ids;
-  const CheckpointRecord* record_of(std::string_view name) const;  // also of one that cannot be shown; null: none; mutex held
-  const std::pair<const std::string, Unreadable>* lost() const;  // one that is, and so this node leads nothing; mutex held
-  std::vector<std::string> unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
+  const CheckpointRecord* record_of(
+      std::string_view name) const;  // also of one that cannot be shown; null: none; mutex held
+  const std::pair<const std::string, Unreadable>* lost()
+      const;  // one that is, and so this node leads nothing; mutex held
+  std::vector<std::string>
+      unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
   JobCounts counts;
-  PlanTexts last_plan;  // carried out, on whatever node
-  std::optional<LastReshard> last_reshard;  // as that says
-  int64_t last_plan_revision = 0;  // of the decision with which it was
+  PlanTexts last_plan;                                  // carried out, on whatever node
+  std::optional<LastReshard> last_reshard;              // as that says
+  int64_t last_plan_revision = 0;                       // of the decision with which it was
   void set_last_plan(PlanTexts plan, int64_t decided);  // mutex held
-  std::optional<PlanTexts> running_plan;  // that this node leads
-  const PlanTexts& shown_plan() const { return running_plan ? *running_plan : last_plan; }  // mutex held
+  std::optional<PlanTexts> running_plan;                // that this node leads
+  const PlanTexts& shown_plan() const {
+    return running_plan ? *running_plan : last_plan;
+  }  // mutex held
   struct LastError {
     std::string what;
     int64_t time_ns = 0;
@@ -140,9 +147,9 @@ struct Job::Impl {
   std::optional<Failed> failed;
   bool look = false;  // nodes or copies changed: something may be to do although all is settled
   std::chrono::steady_clock::time_point others_first{};  // until then another node may do it
-  bool at_work = false;  // a step of the reshard is being taken
-  std::vector<std::string> alive;  // nodes, as the stored states know them
-  std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
+  bool at_work = false;                                  // a step of the reshard is being taken
+  std::vector<std::string> alive;                        // nodes, as the stored states know them
+  std::vector<std::string> drained;                      // nodes that shall hold nothing (drain.h)
   /// By checkpoint id: a part made here that no decision names yet, and of which plan.
   struct FinishedPart {
     std::string plan;
@@ -151,32 +158,36 @@ struct Job::Impl {
     ReshardProgress done;
   };
   std::map<std::string, FinishedPart> finished_parts;
-  /// By checkpoint id: what has come of the images that this node makes, for nodes that take it from here.
+  /// By checkpoint id: what has come of the images that this node makes, for nodes that take it
+  /// from here.
   struct Arrivals {
     std::string digest;
     std::map<std::pair<uint32_t, uint64_t>, std::string> windows;  // (target, begin) → image
     bool ended = false;
   };
   std::map<std::string, Arrivals> arrivals;
-  /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more, gets
-  /// nothing done where a later one has been heard of.
+  /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more,
+  /// gets nothing done where a later one has been heard of.
   std::atomic<int64_t> leader_epoch{0};
   class CommitAttempt;
-  /// That this node leads, by their names in incoming/; and those of which only the thread is left, at most.
+  /// That this node leads, by their names in incoming/; and those of which only the thread is left,
+  /// at most.
   std::map<std::string, std::shared_ptr<CommitAttempt>> attempts;
   std::vector<std::shared_ptr<CommitAttempt>> ended_attempts;
   std::deque<std::string> committed_ids;  // of late
-  /// What this node holds of commits that others lead, by their ids: its part of incoming/, files, copies.
+  /// What this node holds of commits that others lead, by their ids: its part of incoming/, files,
+  /// copies.
   struct CommitElsewhere {
-    std::string from;                // the node that leads
-    MetaTransaction::Compare fence;  // of it, which its decision names
-    std::shared_ptr<CommitShare> share;  // null: nothing of incoming/
+    std::string from;                             // the node that leads
+    MetaTransaction::Compare fence;               // of it, which its decision names
+    std::shared_ptr<CommitShare> share;           // null: nothing of incoming/
     std::chrono::steady_clock::time_point heard;  // of it
   };
   std::map<std::string, CommitElsewhere> commits_elsewhere;
   std::map<std::string, LookedOver> looked_over;  // by checkpoint id
-  std::set<std::string> to_refresh;               // checkpoints of which caches here may hold what was mended
-  std::map<std::string, std::string> not_said;    // those that were mended, which is not decided yet; name → id
+  std::set<std::string> to_refresh;  // checkpoints of which caches here may hold what was mended
+  std::map<std::string, std::string>
+      not_said;                     // those that were mended, which is not decided yet; name → id
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
   std::string hashing;              // the name in incoming/ of which a file is being hashed
   std::stop_source hash_stop;       // ends that
@@ -187,7 +198,8 @@ struct Job::Impl {
   Doubts doubts;
   KeyedLock takes;             // by the name in incoming/, of a commit that another node leads
   KeyedLock parts_being_made;  // by checkpoint id: one part of a plan for it at a time
-  Loop resharding, hashing_closed, housekeeping;  // steps of these are next_step(), hash_next() and keep_house()
+  Loop resharding, hashing_closed,
+      housekeeping;  // steps of these are next_step(), hash_next() and keep_house()
 
   std::mutex refreshing;  // caches, one thread at a time; before `changes`
 
@@ -195,24 +207,29 @@ struct Job::Impl {
   std::string meta_key(std::string_view what) const;
   std::string leader_key() const { return "leaders/" + job->name(); }
   std::string checkpoint_dir(std::string_view id) const;
-  const CheckpointRecord* latest() const;      // mutex held
+  const CheckpointRecord* latest() const;             // mutex held
   bool is_there(const Checkpoint& checkpoint) const;  // it was not removed; takes mutex
-  uint64_t bytes_on(std::string_view node) const;  // mutex held: of images, within reach or not
-  uint64_t missing_copies() const;             // mutex held: bytes
-  bool settled() const;                        // mutex held: nothing to reshard
-  bool has_work() const { return lost() == nullptr && (!settled() || look); }                     // mutex held
-  bool at_rest() const { return !has_work() && !activities.any_reshard() && !at_work; }           // mutex held
-  JobState state() const;                      // mutex held
-  void set_error(const std::string& what);     // takes mutex
+  uint64_t bytes_on(std::string_view node) const;     // mutex held: of images, within reach or not
+  uint64_t missing_copies() const;                    // mutex held: bytes
+  bool settled() const;                               // mutex held: nothing to reshard
+  bool has_work() const { return lost() == nullptr && (!settled() || look); }  // mutex held
+  bool at_rest() const {
+    return !has_work() && !activities.any_reshard() && !at_work;
+  }                                               // mutex held
+  JobState state() const;                         // mutex held
+  void set_error(const std::string& what);        // takes mutex
   void forget_error(std::string_view beginning);  // mutex held: if it begins so
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// A decision: fails once this node's lease has ended.
   Result<int64_t> commit_fenced(MetaTransaction transaction);
-  Result<int64_t> commit_fenced(JobDecision decision) { return commit_fenced(std::move(decision).transaction()); }
+  Result<int64_t> commit_fenced(JobDecision decision) {
+    return commit_fenced(std::move(decision).transaction());
+  }
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
 
-  /// What goes on beside all else: doubts, and what is left of commits that nobody will decide any more.
+  /// What goes on beside all else: doubts, and what is left of commits that nobody will decide any
+  /// more.
   std::optional<StepPool::Time> keep_house(const std::stop_token& stop);
 
   // job_load.cc
@@ -223,7 +240,7 @@ struct Job::Impl {
   Result<Followed> follow();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
   void take_over_damaged(std::map<std::string, Unreadable, std::less<>> now);  // mutex held
-  void take_over(Agreed<AttributesInForce> known);  // takes mutex
+  void take_over(Agreed<AttributesInForce> known);                             // takes mutex
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // changes held
   Result<> save_rules(const std::string& text);
@@ -241,8 +258,8 @@ struct Job::Impl {
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
   Result<> remove_damaged_not_in(const std::set<std::string>& ids);
   Result<> remove_damaged(const std::string& id);
-  /// Of a checkpoint that was not known before: files and images here that a later decision replaced. At start also
-  /// drafts that never came to one.
+  /// Of a checkpoint that was not known before: files and images here that a later decision
+  /// replaced. At start also drafts that never came to one.
   Result<> remove_earlier_states(const CheckpointRecord& record, bool drafts_too);
   /// checkpoints/<id>/, marked as a draft until confirm().
   Result<> make_checkpoint_dir(const std::string& id);
@@ -258,12 +275,15 @@ struct Job::Impl {
   Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
                           std::stop_token stop = {}, std::chrono::milliseconds time = {});
   std::vector<std::string> other_nodes() const;
-  bool is_used_elsewhere(const std::string& id, const std::stop_token& stop);  // on another node a file of it is open, or that node says nothing
+  bool is_used_elsewhere(const std::string& id,
+                         const std::stop_token& stop);  // on another node a file of it is open, or
+                                                        // that node says nothing
   Result<std::string> checkpoint_file(const std::string& id, const std::string& file, size_t limit);
-  /// To all nodes. kUnavailable: none of those that live takes them, though `stored`, which they describe, has images
-  /// elsewhere; these would be lost with this node.
+  /// To all nodes. kUnavailable: none of those that live takes them, though `stored`, which they
+  /// describe, has images elsewhere; these would be lost with this node.
   /// `decides`: of a checkpoint that is being committed, what its decision will name of this node.
-  Result<> give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored,
+  Result<> give_files(const std::string& id, const std::vector<std::string>& files,
+                      const StoredState& stored,
                       const std::optional<MetaTransaction::Compare>& decides = std::nullopt);
   /// Unless a leader of a later epoch wants it. Takes mutex.
   void drop_part(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
@@ -279,16 +299,20 @@ struct Job::Impl {
   Result<> note_commit_elsewhere(const json::object& request, const std::string& id);
   /// It will never be decided. Takes mutex.
   void untake(const std::string& id);
-  std::string answer_commit(const std::string& id) const;  // how it goes, of one that this node leads
-  /// Commits that can never be decided any more. To be asked before the metadata are read that would say that one has
-  /// been decided.
+  std::string answer_commit(
+      const std::string& id) const;  // how it goes, of one that this node leads
+  /// Commits that can never be decided any more. To be asked before the metadata are read that
+  /// would say that one has been decided.
   Result<std::set<std::string>> given_up_elsewhere();
   /// `decided`: ids in the metadata.
-  void settle_commits_elsewhere(const std::set<std::string>& given_up, const std::set<std::string>& decided);
+  void settle_commits_elsewhere(const std::set<std::string>& given_up,
+                                const std::set<std::string>& decided);
   /// Asks those that lead, and have not been heard of for a while.
   void look_after_commits_elsewhere(const std::stop_token& stop);
-  /// What became of it, by its leader and then by what is agreed: it is completed here or undone. kBusy: it is not decided.
-  Result<> settle_commit_elsewhere(const std::string& id, const std::string& leader, const std::stop_token& stop);
+  /// What became of it, by its leader and then by what is agreed: it is completed here or undone.
+  /// kBusy: it is not decided.
+  Result<> settle_commit_elsewhere(const std::string& id, const std::string& leader,
+                                   const std::stop_token& stop);
 
   // plan_relays.cc
   class PlanRelays;
@@ -296,28 +320,33 @@ struct Job::Impl {
 
   // job_move.cc
   using Fences = std::vector<MetaTransaction::Compare>;
-  /// All nodes that get new images make them, at the same time. `stored`: what the change was planned of; the
-  /// checkpoint may have got another since, when another node leads. `fences`: of those nodes. On an error
-  /// nothing of it stays anywhere.
-  Result<NodeParts> make_parts(const CheckpointRecord& record, const StoredState& stored, const WantedState& wanted,
-                               const ChangePlan& change, Activity& activity, Fences& fences,
+  /// All nodes that get new images make them, at the same time. `stored`: what the change was
+  /// planned of; the checkpoint may have got another since, when another node leads. `fences`: of
+  /// those nodes. On an error nothing of it stays anywhere.
+  Result<NodeParts> make_parts(const CheckpointRecord& record, const StoredState& stored,
+                               const WantedState& wanted, const ChangePlan& change,
+                               Activity& activity, Fences& fences,
                                const MetaTransaction::Compare* decides = nullptr);
   void give_up(const CheckpointRecord& record, const NodeParts& parts);
-  /// What was made has the checksums that were committed. Of copies of some files only what completes a tensor can be
-  /// compared: the rest of it is read where it lies, if `known`, that is the other nodes know the checkpoint.
-  Result<> compare_parts(const CheckpointRecord& record, const StoredState& stored, const ChangePlan& change,
-                         const NodeParts& parts, bool known);
-  Result<PlanPart> make_part(const PlanName& plan, const Checkpoint& checkpoint, const StoredState& stored,
-                             const ChangePlan& change, Activity& activity);
+  /// What was made has the checksums that were committed. Of copies of some files only what
+  /// completes a tensor can be compared: the rest of it is read where it lies, if `known`, that is
+  /// the other nodes know the checkpoint.
+  Result<> compare_parts(const CheckpointRecord& record, const StoredState& stored,
+                         const ChangePlan& change, const NodeParts& parts, bool known);
+  Result<PlanPart> make_part(const PlanName& plan, const Checkpoint& checkpoint,
+                             const StoredState& stored, const ChangePlan& change,
+                             Activity& activity);
   Result<PlanPart> make_part_for(std::string_view request);
-  Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
-                                           const NodeParts& parts);
+  Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored,
+                                           const ChangePlan& change, const NodeParts& parts);
 
   // job_commit.cc
   using Clock = std::chrono::steady_clock;
   Result<> commit(const std::string& incoming, const std::string& name, Clock::time_point deadline);
-  /// The one under way, or a new one; an error: of one that has failed since the last mv, or what forbids to begin.
-  Result<std::shared_ptr<CommitAttempt>> find_attempt(const std::string& incoming, const std::string& name,
+  /// The one under way, or a new one; an error: of one that has failed since the last mv, or what
+  /// forbids to begin.
+  Result<std::shared_ptr<CommitAttempt>> find_attempt(const std::string& incoming,
+                                                      const std::string& name,
                                                       Clock::time_point deadline);
   bool withdraw_attempts();  // false: one is waited for, or being decided
   void look_after_attempts();
@@ -326,11 +355,13 @@ struct Job::Impl {
   void write_error_file(const std::string& incoming, const std::string& text);
   void remove_error_file(const std::string& incoming);
   std::optional<StepPool::Time> hash_next(const std::stop_token& stop);  // one closed file
-  void hash_incoming(const std::string& path, LayoutSpec spec, const CheckpointRef& previous, std::stop_token stop);
+  void hash_incoming(const std::string& path, LayoutSpec spec, const CheckpointRef& previous,
+                     std::stop_token stop);
   void stop_hashing(const std::string& incoming);  // takes mutex
 
   // job_reshard.cc
-  /// Does what is to be done now, if anything; returns when to look again. Whatever changes wakes it.
+  /// Does what is to be done now, if anything; returns when to look again. Whatever changes wakes
+  /// it.
   std::optional<StepPool::Time> next_step(const std::stop_token& stop);
   void settle_all(const CheckpointRef& newest, const Layout& wanted, int64_t wanted_revision);
   /// `activity`: what this step is at, once there is something to do.
@@ -358,12 +389,14 @@ struct Job::Impl {
   /// `epoch`: of the leader that asked for it.
   void give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch);
   /// After a decision that failed: at once, or when it is known that it was not made after all.
-  void undo_unless_decided(const Error& error, const CheckpointRecord& record, std::shared_ptr<const StoredState> made);
+  void undo_unless_decided(const Error& error, const CheckpointRecord& record,
+                           std::shared_ptr<const StoredState> made);
   /// The new record of where the bytes lie, as a file that all nodes have, and in the decision; and
   /// the plan beside it.
   Result<> put_stored(CheckpointRecord& record, const StoredState& moved, const PlanTexts& plan,
                       JobDecision& decision);
-  /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was before.
+  /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was
+  /// before.
   std::shared_ptr<const StoredState> take_over(const CheckpointRecord& record,
                                                std::shared_ptr<const StoredState> moved,
                                                PlanTexts plan);
@@ -371,61 +404,70 @@ struct Job::Impl {
   bool remove_superfluous(const std::stop_token& stop);  // `keep`; false: it is to be called again
 
   // job_older.cc
-  Result<> settle_older(const Layout& wanted, int64_t wanted_revision, std::unique_ptr<Activity>& activity);
+  Result<> settle_older(const Layout& wanted, int64_t wanted_revision,
+                        std::unique_ptr<Activity>& activity);
   Result<> settle_one(CheckpointRecord record, uint32_t replicas, Activity& activity);
   Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replicas,
                                   std::vector<std::string> nodes) const;
   Result<> remove(const std::string& name, bool only_unused);
 
   // job_verify.cc
-  /// A checkpoint, and where its bytes lie as the record names it: what that has by now may be a later state, with
-  /// other numbers of images.
+  /// A checkpoint, and where its bytes lie as the record names it: what that has by now may be a
+  /// later state, with other numbers of images.
   struct Seen {
     CheckpointRecord record;
     std::shared_ptr<const StoredState> stored;
   };
   Result<Seen> find_record(std::string_view name) const;
   /// `pace`: null: as fast as it goes. `only`: these, of this node's images; none: all.
-  Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint, const StoredState& stored,
-                                                    Pace* pace, const std::vector<uint32_t>& only = {},
+  Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint,
+                                                    const StoredState& stored, Pace* pace,
+                                                    const std::vector<uint32_t>& only = {},
                                                     std::stop_token stop = {}) const;
-  Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
-                                  Pace* pace, std::stop_token stop = {}) const;
+  Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored,
+                                  uint32_t number, Pace* pace, std::stop_token stop = {}) const;
   /// The checkpoint with just this stored state. kBusy: it is not, or not yet, known here.
   Result<Seen> find_stored(const std::string& id, const std::string& stored_file);
   Result<std::string> answer_examine(const json::object& request, const std::string& id,
                                      const std::string& stored_file);
   Result<Findings> examine(const Seen& seen, Pace* pace, std::stop_token stop = {});
-  /// Of each node these images; none named: all that it holds. After `stop`, no node begins another batch of them.
-  Result<std::vector<ImageContent>> read_images(const CheckpointRecord& record, const StoredState& stored,
-                                                const std::map<std::string, std::vector<uint32_t>>& by_node,
-                                                Pace* pace = nullptr, std::stop_token stop = {});
-  Result<std::vector<ImageContent>> ask_for_images(const CheckpointRecord& record, const StoredState& stored,
-                                                   const std::string& node, std::vector<uint32_t> images, bool paced,
+  /// Of each node these images; none named: all that it holds. After `stop`, no node begins another
+  /// batch of them.
+  Result<std::vector<ImageContent>> read_images(
+      const CheckpointRecord& record, const StoredState& stored,
+      const std::map<std::string, std::vector<uint32_t>>& by_node, Pace* pace = nullptr,
+      std::stop_token stop = {});
+  Result<std::vector<ImageContent>> ask_for_images(const CheckpointRecord& record,
+                                                   const StoredState& stored,
+                                                   const std::string& node,
+                                                   std::vector<uint32_t> images, bool paced,
                                                    const std::stop_token& stop);
-  /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile. `were_damaged`:
-  /// what was read of the others may be wrong.
+  /// Decides that the bytes of `seen` lie in `images` from now on. False: it has changed meanwhile.
+  /// `were_damaged`: what was read of the others may be wrong.
   Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,
                               bool were_damaged = false);
-  /// Files of this node that are missing, as after a start on an empty store, or that are back. As long as
-  /// other nodes count on them, their plans are other ones than this node's.
+  /// Files of this node that are missing, as after a start on an empty store, or that are back. As
+  /// long as other nodes count on them, their plans are other ones than this node's.
   void report_missing_images();
 
   // job_mend.cc
   /// What was wrong; of that `replaceable` has been mended, or taken out.
   Result<Findings> repair(const std::string& name);
-  std::vector<uint32_t> mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found);
+  std::vector<uint32_t> mend(const CheckpointRecord& record, const StoredState& stored,
+                             const Findings& found);
   std::vector<uint32_t> mend_own(const Checkpoint& checkpoint, const StoredState& stored,
                                  const std::vector<uint32_t>& damaged_anywhere,
                                  const std::vector<DamagedImage>& bad) const;
-  Result<> mend_image(const Checkpoint& checkpoint, const StoredState& stored, const StoredState& others,
-                      const DamagedImage& bad) const;
-  Result<std::string> answer_mend(const json::object& request, const std::string& id, const std::string& stored_file);
+  Result<> mend_image(const Checkpoint& checkpoint, const StoredState& stored,
+                      const StoredState& others, const DamagedImage& bad) const;
+  Result<std::string> answer_mend(const json::object& request, const std::string& id,
+                                  const std::string& stored_file);
   Result<> note_mended(const std::string& name, const std::string& id);
   /// Of all checkpoints in to_refresh; false: some of it is to be tried again.
   bool refresh_mended();
   Result<> answer_refresh(const std::string& id);
-  void refresh_everywhere(const std::string& name);  // as far as nodes answer; others do when they hear of the decision
+  void refresh_everywhere(
+      const std::string& name);  // as far as nodes answer; others do when they hear of the decision
   Result<> look_over(const std::string& name);
 };
 
@@ -436,8 +478,8 @@ inline std::string node_key(const JobServices& services) {
 
 /// Bytes of a checkpoint as it is stored now, with all copies on all nodes.
 uint64_t stored_bytes(const Checkpoint& checkpoint);
-/// Bytes that this node cannot reach as often as so many further copies make. Copies of one file count, whatever they
-/// were made for.
+/// Bytes that this node cannot reach as often as so many further copies make. Copies of one file
+/// count, whatever they were made for.
 uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas);
 
 Error no_node_in_service();

@@ -1,5 +1,5 @@
-// What the metadata say exists: at start, and whenever other nodes have changed it. And what a crash
-// left half-done.
+// What the metadata say exists: at start, and whenever other nodes have changed it. And what a
+// crash left half-done.
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
@@ -38,9 +38,11 @@ Result<std::vector<std::string>> names_of(const std::string& directory) {
 }
 
 /// Whether a stored state was opened with these nodes within reach (sorted), from `self`.
-bool was_opened_with(const StoredState& stored, const std::vector<std::string>& alive, const std::string& self) {
+bool was_opened_with(const StoredState& stored, const std::vector<std::string>& alive,
+                     const std::string& self) {
   return std::all_of(stored.images.begin(), stored.images.end(), [&](const StoredImage& image) {
-    const bool reachable = !image.missing && std::binary_search(alive.begin(), alive.end(), image.node);
+    const bool reachable =
+        !image.missing && std::binary_search(alive.begin(), alive.end(), image.node);
     return image.node == self || (image.image != nullptr) == reachable;
   });
 }
@@ -68,7 +70,8 @@ Result<> Job::Impl::sync() {
 
 Result<> Job::Impl::sync_about(const std::string& id) {
   PTC_TRY(auto followed, follow());
-  if (followed.without.contains(id)) return make_error(Code::kUnavailable, "{}", followed.lacking->message());
+  if (followed.without.contains(id))
+    return make_error(Code::kUnavailable, "{}", followed.lacking->message());
   return ok();
 }
 
@@ -90,7 +93,8 @@ Result<Followed> Job::Impl::follow() {
     std::lock_guard lock(mutex);
     known = checkpoints;
     nodes_changed = alive != now_alive;
-    only_lost = nodes_changed && std::includes(alive.begin(), alive.end(), now_alive.begin(), now_alive.end());
+    only_lost = nodes_changed &&
+                std::includes(alive.begin(), alive.end(), now_alive.begin(), now_alive.end());
     alive = now_alive;
     service_changed = drained != now_drained;
     drained = now_drained;
@@ -98,7 +102,8 @@ Result<Followed> Job::Impl::follow() {
 
   std::vector<std::string> ids_gone;
   for (const auto& [name, record] : known)
-    if (auto now = state.checkpoints.find(name); now == state.checkpoints.end() || now->second.id != record.id)
+    if (auto now = state.checkpoints.find(name);
+        now == state.checkpoints.end() || now->second.id != record.id)
       ids_gone.push_back(record.id);
   PTC_TRY(check_removed(ids_gone));
 
@@ -125,9 +130,9 @@ Result<Followed> Job::Impl::follow() {
         PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation, entry.stored));
       } else if (next.record.stored != entry.stored ||
                  (services.cluster != nullptr &&
-                  !was_opened_with(*next.record.checkpoint->stored(), now_alive, services.cluster->self()))) {
-        PTC_TRY(next.stored,
-                load_stored(*next.record.checkpoint, entry.id, entry.stored));
+                  !was_opened_with(*next.record.checkpoint->stored(), now_alive,
+                                   services.cluster->self()))) {
+        PTC_TRY(next.stored, load_stored(*next.record.checkpoint, entry.id, entry.stored));
       }
       return ok();
     };
@@ -139,15 +144,16 @@ Result<Followed> Job::Impl::follow() {
     }
     if (loaded.has_error()) {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
-      // In a cluster its files may be with a node that does not answer now, or find no room here: until then it is as
-      // it was, and this node, which does not know all, leads nothing.
+      // In a cluster its files may be with a node that does not answer now, or find no room here:
+      // until then it is as it was, and this node, which does not know all, leads nothing.
       Unreadable one{{entry, nullptr}, loaded.error().message()};
       if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
         one.lost = loaded.error().code() == Code::kNotFound;
         if (one.lost) one.why += what_to_do_about(name, one.record);
         without.insert(entry.id);
         if (!lacking || !one.lost)
-          lacking = make_error(one.lost ? Code::kNotFound : Code::kUnavailable, "checkpoint {}: {}", name, one.why);
+          lacking = make_error(one.lost ? Code::kNotFound : Code::kUnavailable, "checkpoint {}: {}",
+                               name, one.why);
         if (next.record.checkpoint != nullptr) {
           changes_of.emplace(name, Change{before->second, nullptr});
           continue;
@@ -162,16 +168,19 @@ Result<Followed> Job::Impl::follow() {
         plan_revision = entry.meta_revision;
       }
     }
-    if (before != known.end() && before->second.id == entry.id && before->second.mended != entry.mended)
+    if (before != known.end() && before->second.id == entry.id &&
+        before->second.mended != entry.mended)
       mended.insert(name);
     static_cast<Agreed<CheckpointEntry>&>(next.record) = entry;
     changes_of.emplace(name, std::move(next));
   }
 
-  std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>> replaced;  // and before
+  std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>>
+      replaced;  // and before
   std::vector<CheckpointRecord> gone;
   bool shown_changed = false;
-  std::set<std::string> to_tell, decided;  // what was made here for a plan stays until there is a decision
+  std::set<std::string> to_tell,
+      decided;  // what was made here for a plan stays until there is a decision
   {
     std::lock_guard lock(mutex);
     const bool edited = saved.revision != state.saved.revision;
@@ -186,7 +195,8 @@ Result<Followed> Job::Impl::follow() {
     const bool flipped = in_force.meta_revision != state.in_force.meta_revision;
     in_force = std::move(state.in_force);
     sequence = state.sequence;
-    if (flipped || wanted_again) failed.reset();  // another node could do it, or it is to be tried once more
+    if (flipped || wanted_again)
+      failed.reset();  // another node could do it, or it is to be tried once more
     if (edited || wanted_again) {
       last_error.reset();
       if (edited) activities.stop_reshards();
@@ -195,7 +205,9 @@ Result<Followed> Job::Impl::follow() {
     for (auto& [name, record] : checkpoints) {
       auto next = changes_of.find(name);
       if (next != changes_of.end() && next->second.record.id == record.id) continue;
-      if (const auto bad = damaged.find(name); bad != damaged.end() && bad->second.record.id == record.id) continue;
+      if (const auto bad = damaged.find(name);
+          bad != damaged.end() && bad->second.record.id == record.id)
+        continue;
       services.removed->note(record.id, record.checkpoint);
       gone.push_back(record);
       to_tell.insert(name);
@@ -222,7 +234,8 @@ Result<Followed> Job::Impl::follow() {
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
       look = true;
       others_first = std::chrono::steady_clock::now();
-      // What an edit asks for is done where it was made; what a loss asks for, by the first that is left.
+      // What an edit asks for is done where it was made; what a loss asks for, by the first that is
+      // left.
       const bool first = only_lost && !flipped && !edited && !now_alive.empty() &&
                          now_alive.front() == services.cluster->self();
       if (!first) others_first += kOthersFirst;
@@ -254,14 +267,19 @@ Result<Followed> Job::Impl::follow() {
 }
 
 /// Of one that is lost: who had it, as is agreed.
-std::string Job::Impl::what_to_do_about(const std::string& name, const CheckpointRecord& record) const {
+std::string Job::Impl::what_to_do_about(const std::string& name,
+                                        const CheckpointRecord& record) const {
   const std::vector<std::string> there = services.cluster->alive();
   std::vector<std::string> nodes;
   for (const std::string& node : record.nodes)
-    nodes.push_back(fmt::format("{} ({})", node, is_among(there, node) ? "there, without it" : "away"));
-  return fmt::format("{}; start those that are away, or, where their stores are lost for good, ptc rm {}/{} removes it (ptc rm "
-                     "--force {} the whole job)", nodes.empty() ? "" : fmt::format("; its bytes were on {}", fmt::join(nodes, ", ")),
-                     job->name(), name, job->name());
+    nodes.push_back(
+        fmt::format("{} ({})", node, is_among(there, node) ? "there, without it" : "away"));
+  return fmt::format(
+      "{}; start those that are away, or, where their stores are lost for good, ptc rm {}/{} "
+      "removes it (ptc rm "
+      "--force {} the whole job)",
+      nodes.empty() ? "" : fmt::format("; its bytes were on {}", fmt::join(nodes, ", ")),
+      job->name(), name, job->name());
 }
 
 void Job::Impl::take_over_damaged(std::map<std::string, Unreadable, std::less<>> now) {
@@ -275,7 +293,8 @@ void Job::Impl::take_over_damaged(std::map<std::string, Unreadable, std::less<>>
   damaged = std::move(now);
   if (const auto* one = lost(); one == nullptr) forget_error(kLost);
   else if (!last_error || last_error->what.starts_with(kLost))
-    last_error = {printable(fmt::format("{}{}: {}", kLost, one->first, one->second.why), 4096), now_ns()};
+    last_error = {printable(fmt::format("{}{}: {}", kLost, one->first, one->second.why), 4096),
+                  now_ns()};
 }
 
 void Job::Impl::take_over(Agreed<AttributesInForce> known) {
@@ -296,8 +315,8 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
   record.id = id;
   record.generation = generation;
   record.stored = stored_file;
-  record.checkpoint = std::make_shared<Checkpoint>(std::move(facts), services.results,
-                                                   &services.executor->transport(), services.catch_up);
+  record.checkpoint = std::make_shared<Checkpoint>(
+      std::move(facts), services.results, &services.executor->transport(), services.catch_up);
   PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
   record.checkpoint->replace_stored(std::move(stored));
   return record;
@@ -323,20 +342,24 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::load_stored(const Checkpoi
     image.state = object.at("state").to_number<uint32_t>();
     image.path = std::string(object.at("path").as_string());
     image.written = object.at("written").to_number<int32_t>();
-    if (const json::value* node = object.if_contains("node")) image.node = std::string(node->as_string());
-    if (const json::value* missing = object.if_contains("missing")) image.missing = missing->as_bool();
+    if (const json::value* node = object.if_contains("node"))
+      image.node = std::string(node->as_string());
+    if (const json::value* missing = object.if_contains("missing"))
+      image.missing = missing->as_bool();
     PTC_TRY(image.image, open_image(image, object.at("bytes").to_number<uint64_t>()));
     images.push_back(std::move(image));
   }
   return checkpoint.make_stored(spec, std::move(images));
 }
 
-std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id, const std::string& stored_file) {
+std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id,
+                                              const std::string& stored_file) {
   constexpr size_t kMaxPlanBytes = size_t{1} << 28;
   const std::string file = plan_file_of(stored_file);
   if (file.empty()) return std::nullopt;
   Result<std::string> text = checkpoint_file(id, file, kMaxPlanBytes);
-  Result<PlanTexts> plan = text.has_value() ? PlanTexts::from_text(text.value()) : std::move(text).error();
+  Result<PlanTexts> plan =
+      text.has_value() ? PlanTexts::from_text(text.value()) : std::move(text).error();
   if (plan.has_value()) return std::move(plan).value();
   spdlog::warn("job {}: the last plan is not known: {}", job->name(), plan.error().message());
   return std::nullopt;
@@ -378,7 +401,8 @@ Result<> Job::Impl::remove_damaged_not_in(const std::set<std::string>& ids) {
   std::vector<std::string> not_named;
   {
     std::lock_guard lock(mutex);
-    std::set_difference(damaged_ids.begin(), damaged_ids.end(), ids.begin(), ids.end(), std::back_inserter(not_named));
+    std::set_difference(damaged_ids.begin(), damaged_ids.end(), ids.begin(), ids.end(),
+                        std::back_inserter(not_named));
   }
   for (const std::string& id : not_named) {
     PTC_TRY(bool removed, is_removed(*services.meta, removed_checkpoint_key(id)));
@@ -395,8 +419,9 @@ Result<> Job::Impl::remove_damaged(const std::string& id) {
   return ok();
 }
 
-/// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there is no room here for
-/// the file that says what is so now, the images that are here are known by those before it.
+/// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there
+/// is no room here for the file that says what is so now, the images that are here are known by
+/// those before it.
 Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string& stored) {
   if (!has_file(id, stored)) return ok();
   PTC_TRY(auto files, names_of(checkpoint_dir(id)));
@@ -417,17 +442,20 @@ Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool d
   for (const std::string& file : files) {
     if (!file.starts_with("stored-") || file == record.stored) continue;
     const std::string path = checkpoint_dir(record.id) + "/" + file;
-    const bool earlier = std::strtoll(file.c_str() + strlen("stored-"), nullptr, 10) < record.generation;
+    const bool earlier =
+        std::strtoll(file.c_str() + strlen("stored-"), nullptr, 10) < record.generation;
     if (!earlier && !drafts_too) continue;
     bool stays = false, needed = false;
     for (const ImageId& id : images_named_in(path)) {
       needed = needed || (!is_here && used.contains(id.text));
       if (used.contains(id.text)) continue;
       if (earlier) (void)services.images->remove(id);
-      else stays = stays || (!services.images->is_draft(id) && services.images->open(id).has_value());
+      else
+        stays = stays || (!services.images->is_draft(id) && services.images->open(id).has_value());
     }
     if (stays) {
-      spdlog::warn("job {}: {} names files that are here and that no decision names: it is kept", job->name(), path);
+      spdlog::warn("job {}: {} names files that are here and that no decision names: it is kept",
+                   job->name(), path);
       continue;
     }
     if (needed) continue;  // as in remove_stale_files()
@@ -436,7 +464,9 @@ Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool d
   for (const std::string& file : files) {
     const std::string stored = "stored" + file.substr(std::min(file.find('-'), file.size()));
     std::error_code error;
-    if (!file.starts_with("plan-") || std::filesystem::exists(checkpoint_dir(record.id) + "/" + stored, error)) continue;
+    if (!file.starts_with("plan-") ||
+        std::filesystem::exists(checkpoint_dir(record.id) + "/" + stored, error))
+      continue;
     PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + file));
   }
   return ok();
@@ -456,12 +486,13 @@ bool Job::Impl::has_file(const std::string& id, const std::string& file) const {
   return access(fmt::format("{}/{}", checkpoint_dir(id), file).c_str(), F_OK) == 0;
 }
 
-/// Not before the file that names the images lies beside them: when others have moved them away, or removed the
-/// checkpoint, while this node is away, it is by that file that they are known.
+/// Not before the file that names the images lies beside them: when others have moved them away, or
+/// removed the checkpoint, while this node is away, it is by that file that they are known.
 void Job::Impl::confirm(const CheckpointRecord& record) {
   if (!has_file(record.id, record.stored)) return;
   unlink(fmt::format("{}/{}", checkpoint_dir(record.id), kDraftMark).c_str());
-  for (const StoredImage& image : record.checkpoint->stored()->images) services.images->confirm({image.id});
+  for (const StoredImage& image : record.checkpoint->stored()->images)
+    services.images->confirm({image.id});
 }
 
 Result<> Job::Impl::check_removed(const std::vector<std::string>& ids) {
@@ -470,8 +501,10 @@ Result<> Job::Impl::check_removed(const std::vector<std::string>& ids) {
     if (removed) continue;
     PTC_TRY(bool with_its_job, is_removed(*services.meta, removed_job_key(job->id())));
     if (with_its_job) return make_error(Code::kNotFound, "job {} was removed", job->name());
-    return make_error(Code::kUnavailable, "checkpoint {} of job {} is named no more, but nobody removed it: what the "
-                      "agreement store says is not taken over", id, job->name());
+    return make_error(Code::kUnavailable,
+                      "checkpoint {} of job {} is named no more, but nobody removed it: what the "
+                      "agreement store says is not taken over",
+                      id, job->name());
   }
   return ok();
 }
@@ -490,7 +523,8 @@ Result<> Job::Impl::recover_commits() {
     }
     PTC_TRY(auto names, names_of(directory));
     if (decided) {
-      for (const std::string& name : names) rmdir(fmt::format("{}/incoming/{}", job->files_dir(), name).c_str());  // ShownName
+      for (const std::string& name : names)
+        rmdir(fmt::format("{}/incoming/{}", job->files_dir(), name).c_str());  // ShownName
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }
@@ -499,12 +533,14 @@ Result<> Job::Impl::recover_commits() {
       const std::string to = job->files_dir() + "/incoming/" + name;
       const std::string other = job->files_dir() + "/incoming/recovered-" + id;
       // One of the two may be a ShownName, which is empty.
-      if (std::error_code error; std::filesystem::exists(to, error) && rmdir(from.c_str()) == 0) continue;
+      if (std::error_code error; std::filesystem::exists(to, error) && rmdir(from.c_str()) == 0)
+        continue;
       if (rename(from.c_str(), to.c_str()) == 0 || rename(from.c_str(), other.c_str()) == 0)
-        spdlog::info("job {}: the commit of incoming/{} was cut off and is taken back", job->name(), name);
+        spdlog::info("job {}: the commit of incoming/{} was cut off and is taken back", job->name(),
+                     name);
       else
-        spdlog::error("job {}: incoming/{} could not be put back ({}); it is in {}", job->name(), name,
-                      std::strerror(errno), from);
+        spdlog::error("job {}: incoming/{} could not be put back ({}); it is in {}", job->name(),
+                      name, std::strerror(errno), from);
     }
     rmdir(directory.c_str());
   }
@@ -514,7 +550,8 @@ Result<> Job::Impl::recover_commits() {
     if (damaged_ids.contains(id)) continue;
     if (stored_files.contains(id)) continue;
     std::error_code error;
-    if (std::filesystem::exists(directory + "/" + kDraftMark, error) || std::filesystem::is_empty(directory, error)) {
+    if (std::filesystem::exists(directory + "/" + kDraftMark, error) ||
+        std::filesystem::is_empty(directory, error)) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
     }

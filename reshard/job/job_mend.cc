@@ -1,12 +1,14 @@
-// What is found damaged is mended from other copies, in the very file where it lies. The wrong bytes are no content that
-// anybody was promised, and the kernel reads, and maps, that file for all who have it open: a new file would be seen by
-// none of them. Before a byte is written, what the other copies hold has the checksums of the commit; afterwards the image is
-// read once more. One that does not come out right (its memory may be broken), or whose file is gone, is taken out of the
-// stored state, by a decision like any other; then it is missing, as after the loss of a node, and is made anew.
+// What is found damaged is mended from other copies, in the very file where it lies. The wrong
+// bytes are no content that anybody was promised, and the kernel reads, and maps, that file for all
+// who have it open: a new file would be seen by none of them. Before a byte is written, what the
+// other copies hold has the checksums of the commit; afterwards the image is read once more. One
+// that does not come out right (its memory may be broken), or whose file is gone, is taken out of
+// the stored state, by a decision like any other; then it is missing, as after the loss of a node,
+// and is made anew.
 //
-// Who has read the wrong bytes may have kept them: the kernel of any node, and the memory in which files are gathered
-// (JobListener::contents_mended). So each mending is a decision, too: it raises CheckpointRecord::mended, by which nodes
-// that were away see to theirs when they hear of it.
+// Who has read the wrong bytes may have kept them: the kernel of any node, and the memory in which
+// files are gathered (JobListener::contents_mended). So each mending is a decision, too: it raises
+// CheckpointRecord::mended, by which nodes that were away see to theirs when they hear of it.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -54,21 +56,23 @@ class RightSums {
 };
 
 /// The bytes of an image that are to be written over, ascending and apart from each other.
-std::vector<Range> ranges_of(const ImageLayout& layout, const ImageSums& sums, const DamagedImage& damaged,
-                             const RightSums& right) {
+std::vector<Range> ranges_of(const ImageLayout& layout, const ImageSums& sums,
+                             const DamagedImage& damaged, const RightSums& right) {
   if (damaged.all) return {{0, layout.bytes}};
   std::vector<Range> ranges;
-  sums.for_each([&](uint32_t tensor, const Box& box, uint64_t begin, uint64_t end, const Checksum&) {  // by begin
+  sums.for_each([&](uint32_t tensor, const Box& box, uint64_t begin, uint64_t end,
+                    const Checksum&) {  // by begin
     if (right.find(tensor, box) == nullptr) return;
-    if (!ranges.empty() && begin <= ranges.back().end) ranges.back().end = std::max(ranges.back().end, end);
+    if (!ranges.empty() && begin <= ranges.back().end)
+      ranges.back().end = std::max(ranges.back().end, end);
     else ranges.push_back({begin, end});
   });
   return ranges;
 }
 
 /// What the others hold of an image.
-Result<GatherProgram> held_by_others(const StoredState& others, const StoredImage& image, const ImageLayout& layout,
-                                     bool has_tensors) {
+Result<GatherProgram> held_by_others(const StoredState& others, const StoredImage& image,
+                                     const ImageLayout& layout, bool has_tensors) {
   if (has_tensors) {
     ImageLayout here = layout;
     here.node = others.here;
@@ -76,7 +80,8 @@ Result<GatherProgram> held_by_others(const StoredState& others, const StoredImag
     return GatherProgram(layout.header, layout.bytes, std::move(transfers), others.image_refs());
   }
   const int64_t other = others.find_other(image.written);
-  if (other < 0 || others.images[other].image == nullptr) return make_error(Code::kCorrupt, "nobody else has it");
+  if (other < 0 || others.images[other].image == nullptr)
+    return make_error(Code::kCorrupt, "nobody else has it");
   Transfer all;
   all.copy.run_bytes = layout.bytes;
   std::vector<Transfer> transfers;
@@ -84,15 +89,18 @@ Result<GatherProgram> held_by_others(const StoredState& others, const StoredImag
   return GatherProgram("", layout.bytes, std::move(transfers), {others.images[other].image});
 }
 
-json::array to_array(const std::vector<std::string>& list) { return json::array(list.begin(), list.end()); }
+json::array to_array(const std::vector<std::string>& list) {
+  return json::array(list.begin(), list.end());
+}
 
 }  // namespace
 
-Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& stored, const StoredState& others,
-                               const DamagedImage& bad) const {
+Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& stored,
+                               const StoredState& others, const DamagedImage& bad) const {
   const StoredImage& image = stored.images[bad.image];
   const ImageLayout& described = stored.layouts()[bad.image];
-  const WrittenFile* file = image.written >= 0 ? &checkpoint.manifest().files[image.written] : nullptr;
+  const WrittenFile* file =
+      image.written >= 0 ? &checkpoint.manifest().files[image.written] : nullptr;
   const bool has_tensors = file == nullptr || file->has_tensors;
   if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
   PTC_TRY(auto source, held_by_others(others, image, described, has_tensors));
@@ -121,10 +129,12 @@ Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& 
     const Checksum* wanted = right.find(tensor, box);
     good = good && (wanted != nullptr ? sum == *wanted : !bad.all);
   });
-  if (!good) return make_error(Code::kCorrupt, "what others hold of it is not right, or not within reach");
+  if (!good)
+    return make_error(Code::kCorrupt, "what others hold of it is not right, or not within reach");
 
   PTC_TRY(auto mender, ImageMender::open(*image.image));
-  PTC_TRY(read_others([&](uint64_t at, std::span<const std::byte> window) { return mender.write(at, window); }));
+  PTC_TRY(read_others(
+      [&](uint64_t at, std::span<const std::byte> window) { return mender.write(at, window); }));
   PTC_TRY(mender.finish());
   PTC_TRY(auto now, read_image(checkpoint, stored, bad.image, nullptr));
   good = now.problem.empty() && (has_tensors || now.whole == file->checksum);
@@ -132,7 +142,8 @@ Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& 
     const Checksum* wanted = right.find(sum.tensor, sum.box);
     good = good && (wanted == nullptr || *wanted == sum.sum);
   }
-  return good ? ok() : Result<>(make_error(Code::kCorrupt, "it does not hold what is written to it"));
+  return good ? ok()
+              : Result<>(make_error(Code::kCorrupt, "it does not hold what is written to it"));
 }
 
 std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const StoredState& stored,
@@ -143,13 +154,14 @@ std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const St
       checkpoint.make_stored(stored.spec, images_without(stored, damaged_anywhere));
   for (const DamagedImage& one : bad) {
     const std::string& id = stored.images[one.image].id;
-    Result<> done = others.has_error() ? Result<>(others.error()) : mend_image(checkpoint, stored, *others.value(), one);
+    Result<> done = others.has_error() ? Result<>(others.error())
+                                       : mend_image(checkpoint, stored, *others.value(), one);
     if (done.has_value()) {
       mended.push_back(one.image);
       continue;
     }
-    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended: {}", job->name(), checkpoint.name(), id,
-                 done.error().message());
+    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended: {}", job->name(),
+                 checkpoint.name(), id, done.error().message());
     services.images->withdraw({id});
   }
   return mended;
@@ -176,14 +188,17 @@ Result<std::string> Job::Impl::answer_mend(const json::object& request, const st
         !std::binary_search(anywhere.begin(), anywhere.end(), one.image))
       return invalid_argument("the request names an image that is not on this node");
   json::array mended;
-  for (const uint32_t image : mend_own(*seen.record.checkpoint, stored, anywhere, bad)) mended.push_back(image);
+  for (const uint32_t image : mend_own(*seen.record.checkpoint, stored, anywhere, bad))
+    mended.push_back(image);
   return json::serialize(mended);
 }
 
 /// Those of the damaged images, ascending, that could not be mended where they are.
-std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found) {
+std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const StoredState& stored,
+                                      const Findings& found) {
   std::map<std::string, std::vector<DamagedImage>> by_node;
-  for (const DamagedImage& one : found.damaged) by_node[stored.images[one.image].node].push_back(one);
+  for (const DamagedImage& one : found.damaged)
+    by_node[stored.images[one.image].node].push_back(one);
   std::vector<std::pair<std::string, std::string>> requests;  // by node
   std::vector<uint32_t> mended;
   for (const auto& [node, bad] : by_node) {
@@ -192,14 +207,17 @@ std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const Stor
     request["anywhere"] = json::array(found.replaceable.begin(), found.replaceable.end());
     requests.emplace_back(node, json::serialize(request));
   }
-  Answers<std::string> answers(requests.size(), [&](size_t i) { return ask(requests[i].first, "mend", requests[i].second); },
-                               kAtWorkAtOnce);
+  Answers<std::string> answers(
+      requests.size(), [&](size_t i) { return ask(requests[i].first, "mend", requests[i].second); },
+      kAtWorkAtOnce);
   if (const auto own = by_node.find(node_key(services)); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
   for (const Result<std::string>& text : answers.wait()) {
-    Result<json::value> list = text.has_value() ? parse_json(text.value()) : Result<json::value>(text.error());
+    Result<json::value> list =
+        text.has_value() ? parse_json(text.value()) : Result<json::value>(text.error());
     if (list.has_error() || !list.value().is_array()) {
-      spdlog::warn("job {}: {}", job->name(), list.has_error() ? list.error().message() : "no list of images");
+      spdlog::warn("job {}: {}", job->name(),
+                   list.has_error() ? list.error().message() : "no list of images");
       continue;
     }
     for (const json::value& number : list.value().get_array())
@@ -249,7 +267,8 @@ Result<Findings> Job::Impl::repair(const std::string& name) {
     PTC_TRY(auto seen, find_record(name));
     const CheckpointRecord& record = seen.record;
     Result<Findings> examined = examine(seen, nullptr);
-    if (examined.has_error() && examined.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
+    if (examined.has_error() && examined.error().code() == Code::kBusy &&
+        tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
       continue;
     }
@@ -266,11 +285,13 @@ Result<Findings> Job::Impl::repair(const std::string& name) {
     if (!left.empty()) {
       PTC_TRY(auto now, find_record(name));
       if (now.record.id != record.id || now.record.stored != record.stored) continue;
-      PTC_TRY(bool done, replace_images(now.record, images_without(*seen.stored, left), /*damaged=*/true));
+      PTC_TRY(bool done,
+              replace_images(now.record, images_without(*seen.stored, left), /*damaged=*/true));
       if (!done) continue;
     }
     for (const std::string& what : found.replaced)
-      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(), name, what);
+      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(),
+                   name, what);
     {
       std::lock_guard lock(mutex);
       counts.damaged_mended += found.replaceable.size() - left.size();
@@ -312,15 +333,19 @@ Result<> Job::Impl::answer_refresh(const std::string& id) {
     for (const auto& [name, record] : checkpoints)
       if (record.id == id) to_refresh.insert(name);
   }
-  return refresh_mended() ? ok() : Result<>(make_error(Code::kBusy, "what was mended cannot be read anew yet"));
+  return refresh_mended()
+             ? ok()
+             : Result<>(make_error(Code::kBusy, "what was mended cannot be read anew yet"));
 }
 
 void Job::Impl::refresh_everywhere(const std::string& name) {
   Result<Seen> seen = find_record(name);
   if (seen.has_error()) return;
-  const std::vector<std::string> others = services.cluster != nullptr ? other_nodes() : std::vector<std::string>();
+  const std::vector<std::string> others =
+      services.cluster != nullptr ? other_nodes() : std::vector<std::string>();
   const std::string request = json::serialize(json::object{{"id", seen.value().record.id}});
-  Answers<std::string> told(others.size(), [&](size_t i) { return ask(others[i], "refresh", request); }, kAtWorkAtOnce);
+  Answers<std::string> told(
+      others.size(), [&](size_t i) { return ask(others[i], "refresh", request); }, kAtWorkAtOnce);
   {
     std::lock_guard lock(mutex);
     to_refresh.insert(name);
@@ -332,15 +357,17 @@ void Job::Impl::refresh_everywhere(const std::string& name) {
 
 std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
   const Impl& impl = *impl_;
-  const std::vector<std::string> there =
-      impl.services.cluster != nullptr ? impl.services.cluster->alive() : std::vector<std::string>();
+  const std::vector<std::string> there = impl.services.cluster != nullptr
+                                             ? impl.services.cluster->alive()
+                                             : std::vector<std::string>();
   std::lock_guard lock(impl.mutex);
   std::optional<ToLookOver> next;
   for (const auto& [name, record] : impl.checkpoints) {
     const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
-    const auto first = std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
-      return impl.services.cluster == nullptr || is_among(there, node);
-    });
+    const auto first =
+        std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
+          return impl.services.cluster == nullptr || is_among(there, node);
+        });
     if (first == stored->nodes.end() || *first != node_key(impl.services)) continue;
     const auto looked = impl.looked_over.find(record.id);
     int64_t last = looked != impl.looked_over.end() ? looked->second.time_ns : 0;
@@ -379,7 +406,8 @@ Result<> Job::Impl::look_over(const std::string& name) {
     decision.rests_on(name, known->second);
     for (const auto& [id, before] : looked_over)
       if (forgotten.size() < kMostForgotten &&
-          std::none_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) { return one.second.id == id; }))
+          std::none_of(checkpoints.begin(), checkpoints.end(),
+                       [&](const auto& one) { return one.second.id == id; }))
         forgotten.push_back(id);
   }
   for (const std::string& id : forgotten) decision.forget_looked_over(id);

@@ -1,14 +1,14 @@
 // One node's part of a plan: the images that shall be on it, made of what lies here and elsewhere.
 //
-// Every node computes the same plan, from the same files: so a request names the state of affairs and
-// what is wanted, and an answer only the images made, by their numbers in the plan.
+// Every node computes the same plan, from the same files: so a request names the state of affairs
+// and what is wanted, and an answer only the images made, by their numbers in the plan.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -36,7 +36,8 @@ std::vector<std::pair<uint32_t, std::string>> pairs_from(const json::value& valu
   return pairs;
 }
 
-json::object wanted_json(const CheckpointRecord& record, const WantedState& wanted, int64_t revision) {
+json::object wanted_json(const CheckpointRecord& record, const WantedState& wanted,
+                         int64_t revision) {
   json::array ranks, alive;
   for (const std::string& node : wanted.placement.node_of_rank) ranks.push_back(json::value(node));
   for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
@@ -67,11 +68,13 @@ PlanName name_of_plan(const std::string& id, std::string wanted_text, const Chan
   for (size_t i = 0; i < change.targets.size(); ++i) {
     const StateFile& target = change.targets[i];
     const std::optional<uint32_t>& kept = change.transfers.images[i].kept;
-    wanted_text += fmt::format("\n{} {} {} {}", target.owner, target.path, change.nodes[target.layout.node],
-                               kept ? stored.images[*kept].id : "");
+    wanted_text +=
+        fmt::format("\n{} {} {} {}", target.owner, target.path, change.nodes[target.layout.node],
+                    kept ? stored.images[*kept].id : "");
   }
   for (const ChangePlan::OtherCopy& copy : change.copies)
-    wanted_text += fmt::format("\n{} {}", stored.images[copy.source_image].written, change.nodes[copy.node]);
+    wanted_text +=
+        fmt::format("\n{} {}", stored.images[copy.source_image].written, change.nodes[copy.node]);
   return {id, checksum_of_run(std::as_bytes(std::span(wanted_text)), 0).to_hex()};
 }
 
@@ -82,8 +85,10 @@ std::string PlanPart::to_text() const {
   for (const Sum& sum : sums)
     all.push_back(json::array{sum.tensor, to_array(sum.box.offset), to_array(sum.box.extent),
                               json::value(sum.sum.to_hex())});
-  return json::serialize(json::object{
-      {"plan", plan}, {"images", pairs_of(images)}, {"copies", pairs_of(copies)}, {"sums", std::move(all)}});
+  return json::serialize(json::object{{"plan", plan},
+                                      {"images", pairs_of(images)},
+                                      {"copies", pairs_of(copies)},
+                                      {"sums", std::move(all)}});
 }
 
 Result<PlanPart> PlanPart::from_text(std::string_view text) {
@@ -97,7 +102,8 @@ Result<PlanPart> PlanPart::from_text(std::string_view text) {
     for (const json::value& entry : object.at("sums").as_array()) {
       const json::array& sum = entry.as_array();
       PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.at(3).as_string())));
-      part.sums.push_back({sum.at(0).to_number<uint32_t>(), box_from(sum.at(1), sum.at(2)), checksum});
+      part.sums.push_back(
+          {sum.at(0).to_number<uint32_t>(), box_from(sum.at(1), sum.at(2)), checksum});
     }
   } catch (const std::exception& error) {
     return invalid_argument("a part of a plan is damaged: {}", error.what());
@@ -125,8 +131,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
     wanted_revision = saved.revision;
   }
   json::object request = wanted_json(record, wanted, wanted_revision);
-  const PlanName plan_name =
-      name_of_plan(record.id, json::serialize(request), change, stored);
+  const PlanName plan_name = name_of_plan(record.id, json::serialize(request), change, stored);
   request["epoch"] = decides != nullptr ? 0 : leader_epoch.load();
   if (decides != nullptr) {
     request["from"] = services.cluster->self();
@@ -138,13 +143,15 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
     if (part.value().plan != plan_name.digest)
-      return make_error(Code::kUnavailable, "node {} does not see the same nodes as this one yet, and had another plan",
+      return make_error(Code::kUnavailable,
+                        "node {} does not see the same nodes as this one yet, and had another plan",
                         node);
     return part;
   };
   std::vector<std::string> elsewhere(needed.begin(), needed.end());
   std::erase(elsewhere, self);
-  Answers<PlanPart> others(elsewhere.size(), [&](size_t i) { return part_of(elsewhere[i]); }, kAllAtOnce);
+  Answers<PlanPart> others(
+      elsewhere.size(), [&](size_t i) { return part_of(elsewhere[i]); }, kAllAtOnce);
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {
@@ -168,7 +175,8 @@ void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts) 
   StoredState orphans;
   for (const auto& [node, part] : parts)
     for (const auto* list : {&part.images, &part.copies})
-      for (const auto& [number, id] : *list) orphans.images.push_back({id, nullptr, 0, "", -1, node});
+      for (const auto& [number, id] : *list)
+        orphans.images.push_back({id, nullptr, 0, "", -1, node});
   give_up(record, orphans, leader_epoch);
 }
 
@@ -178,22 +186,26 @@ Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredSt
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   auto name = [&](uint32_t tensor) { return checkpoint.manifest().tensor_name(tensor); };
   ChecksumLedger ledger;
-  std::vector<std::unordered_set<Box, BoxHash>> there(facts.size());  // of tensors that were touched
+  std::vector<std::unordered_set<Box, BoxHash>> there(
+      facts.size());  // of tensors that were touched
   for (const auto& [node, part] : parts)
     for (const PlanPart::Sum& sum : part.sums) {
-      if (sum.tensor >= facts.size()) return make_error(Code::kCorrupt, "node {} made what is in no plan", node);
+      if (sum.tensor >= facts.size())
+        return make_error(Code::kCorrupt, "node {} made what is in no plan", node);
       PTC_TRY(ledger.add(sum.tensor, sum.box, sum.sum));
       there[sum.tensor].insert(sum.box);
     }
   if (!change.same_states) return compare_checksums(ledger, facts, name);
-  // Copies of some files. The other boxes of their tensors are read from one copy each, where that lies.
+  // Copies of some files. The other boxes of their tensors are read from one copy each, where that
+  // lies.
   std::map<std::string, std::vector<uint32_t>> to_read;  // images by node
   for (uint32_t i = 0; known && i < stored.images.size(); ++i) {
     if (stored.images[i].image == nullptr) continue;
     bool wanted = false;
     for (const ArraySlot& slot : stored.layouts()[i].arrays)
       for (const Piece& piece : slot.part.pieces)
-        if (!there[slot.tensor].empty() && !piece.global.empty() && there[slot.tensor].insert(piece.global).second)
+        if (!there[slot.tensor].empty() && !piece.global.empty() &&
+            there[slot.tensor].insert(piece.global).second)
           wanted = true;
     if (wanted) to_read[stored.images[i].node].push_back(i);
   }
@@ -207,7 +219,8 @@ Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredSt
 }
 
 Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoint& checkpoint,
-                                      const StoredState& stored, const ChangePlan& change, Activity& activity) {
+                                      const StoredState& stored, const ChangePlan& change,
+                                      Activity& activity) {
   const std::stop_token stop = activity.stop_token();
   std::atomic<uint64_t>& bytes_done = activity.bytes_done();
   const std::string self = node_key(services);
@@ -254,7 +267,8 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
                other.written == one.written;
       };
       std::vector<ImageRef> holders;
-      for (size_t i = image; i-- > 0 && same(stored.images[i]);) holders.push_back(stored.images[i].image);
+      for (size_t i = image; i-- > 0 && same(stored.images[i]);)
+        holders.push_back(stored.images[i].image);
       for (size_t i = image; i < stored.images.size() && same(stored.images[i]); ++i)
         holders.push_back(stored.images[i].image);
       const std::vector<std::string> now = services.cluster->alive();
@@ -264,15 +278,17 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
       return holders.empty() ? nullptr : holders[attempt % holders.size()];
     };
     PlanRelays relays(*this, plan_name, change);
-    PTC_TRY(written, fetch_images(*services.images, *services.executor, targets,
-                                  {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
+    PTC_TRY(written,
+            fetch_images(*services.images, *services.executor, targets,
+                         {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
   }
   PlanPart part;
   part.plan = plan_name.digest;
   auto take_back = [&] {
     for (const ImageRef& image : written) (void)services.images->remove(image->id());
   };
-  for (size_t i = 0; i < numbers.size(); ++i) part.images.emplace_back(numbers[i], written[i]->id().text);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    part.images.emplace_back(numbers[i], written[i]->id().text);
   for (uint32_t i = 0; i < change.copies.size(); ++i) {
     const ChangePlan::OtherCopy& copy = change.copies[i];
     if (change.nodes[copy.node] != self) continue;
@@ -284,20 +300,19 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
     if (opaque.bytes > 0) target.transfers.push_back(whole);
     ChecksumLedger none;
     auto copied = fetch_images(*services.images, *services.executor, {target},
-                               {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr}, facts, none,
-                               bytes_done, stop);
+                               {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr},
+                               facts, none, bytes_done, stop);
     if (copied.has_error()) {
       take_back();
       return std::move(copied).error();
     }
-    const WrittenFile& file =
-        checkpoint.manifest().files[stored.images[copy.source_image].written];
+    const WrittenFile& file = checkpoint.manifest().files[stored.images[copy.source_image].written];
     written.push_back(copied.value().front());
     auto content = written.back()->map();
     if (content.has_error() || checksum_of_run(content.value(), 0) != file.checksum) {
       take_back();
-      return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had", file.path,
-                        file.rank);
+      return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had",
+                        file.path, file.rank);
     }
     part.copies.emplace_back(i, written.back()->id().text);
   }
@@ -348,13 +363,14 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
       !stored_file.starts_with("stored-") || stored_file.find('/') != std::string::npos ||
       wanted.placement.node_of_rank.size() != wanted.spec.sizes.world_size())
     return invalid_argument("the request for a part of a plan is damaged");
-  // An edit that is heard of later ends what it finds running: so of this one first. And what was made here for
-  // another plan may have been decided on: then it stays.
+  // An edit that is heard of later ends what it finds running: so of this one first. And what was
+  // made here for another plan may have been decided on: then it stays.
   bool behind = true;
   {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.generation >= generation) behind = saved.revision < wanted_revision;
+      if (known.id == id && known.generation >= generation)
+        behind = saved.revision < wanted_revision;
     const auto finished = finished_parts.find(id);
     if (finished != finished_parts.end() && finished->second.plan != wanted_plan) behind = true;
   }
@@ -383,22 +399,25 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));
   const uint64_t bytes = bytes_to_make(*change, *stored, node_key(services));
   std::unique_ptr<Activity> activity =
-      activities.begin({commits ? Activity::Kind::kCommit : Activity::Kind::kPart, record.checkpoint->name(),
-                        stored->spec.name(), wanted.spec.name()});
+      activities.begin({commits ? Activity::Kind::kCommit : Activity::Kind::kPart,
+                        record.checkpoint->name(), stored->spec.name(), wanted.spec.name()});
   const TransferPlan::Totals& totals = change->transfers.totals;
-  const uint64_t all_bytes = totals.total_bytes - totals.kept_bytes;  // on all nodes, as whoever leads says it
+  const uint64_t all_bytes =
+      totals.total_bytes - totals.kept_bytes;  // on all nodes, as whoever leads says it
   activity->begin("moving", commits ? bytes : all_bytes);
-  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored), *record.checkpoint,
-                                    *stored, *change, *activity);
+  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored),
+                                    *record.checkpoint, *stored, *change, *activity);
   bool given_up = false;
   {
     std::lock_guard lock(mutex);
     activity.reset();  // from here on it is among the finished ones
     changed.notify_all();
     if (part.has_value())
-      finished_parts[id] = {std::move(wanted_plan), part.value(), epoch,
-                            {false, "moving", record.checkpoint->name(), stored->spec.name(), wanted.spec.name(), bytes,
-                             all_bytes}};
+      finished_parts[id] = {std::move(wanted_plan),
+                            part.value(),
+                            epoch,
+                            {false, "moving", record.checkpoint->name(), stored->spec.name(),
+                             wanted.spec.name(), bytes, all_bytes}};
     given_up = commits && !commits_elsewhere.contains(id);
   }
   if (!given_up) return part;
@@ -406,24 +425,26 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   return make_error(Code::kConflict, "the commit was given up");
 }
 
-Result<std::vector<StoredImage>> Job::Impl::compose(
-    const Checkpoint& checkpoint, const StoredState& stored, const ChangePlan& change,
-    const NodeParts& parts) {
+Result<std::vector<StoredImage>> Job::Impl::compose(const Checkpoint& checkpoint,
+                                                    const StoredState& stored,
+                                                    const ChangePlan& change,
+                                                    const NodeParts& parts) {
   std::unordered_map<uint32_t, const std::string*> image_of, copy_of;
   for (const auto& [node, part] : parts) {
     for (const auto& [number, id] : part.images) image_of.emplace(number, &id);
     for (const auto& [number, id] : part.copies) copy_of.emplace(number, &id);
   }
   std::vector<StoredImage> images;
-  auto add = [&](StoredImage image, const std::string& id, uint32_t node, uint64_t bytes) -> Result<> {
+  auto add = [&](StoredImage image, const std::string& id, uint32_t node,
+                 uint64_t bytes) -> Result<> {
     image.id = id;
     image.node = change.nodes[node];
     PTC_TRY(image.image, open_image(image, bytes));
     images.push_back(std::move(image));
     return ok();
   };
-  // What stays: files without tensors, and where the states are the same all of it; of nodes that are
-  // away only what may be nowhere else, and of nodes that shall hold nothing, nothing.
+  // What stays: files without tensors, and where the states are the same all of it; of nodes that
+  // are away only what may be nowhere else, and of nodes that shall hold nothing, nothing.
   const std::vector<WrittenFile>& files = checkpoint.manifest().files;
   const bool complete = checkpoint.lost_tensors().empty();
   for (uint32_t i = 0; i < stored.images.size(); ++i) {

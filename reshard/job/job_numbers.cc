@@ -6,9 +6,12 @@ namespace ptc {
 
 std::string_view state_name(JobState state) {
   switch (state) {
-    case JobState::kIdle: return "idle";
-    case JobState::kResharding: return "resharding";
-    case JobState::kFailed: return "failed";
+    case JobState::kIdle:
+      return "idle";
+    case JobState::kResharding:
+      return "resharding";
+    case JobState::kFailed:
+      return "failed";
   }
   return "";
 }
@@ -25,19 +28,23 @@ uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas
   const std::shared_ptr<const StoredState> stored = checkpoint.stored();
   const std::vector<StoredImage>& images = stored->images;
   auto same = [&](size_t a, size_t b) {  // they stand beside each other
-    return images[a].state == images[b].state && images[a].path == images[b].path && images[a].written == images[b].written;
+    return images[a].state == images[b].state && images[a].path == images[b].path &&
+           images[a].written == images[b].written;
   };
   for (size_t begin = 0, end; begin < images.size(); begin = end) {
     uint64_t there = 0;
-    for (end = begin; end < images.size() && same(begin, end); ++end) there += images[end].image != nullptr;
-    if (there <= replicas) missing += (replicas + uint64_t{1} - there) * stored->layouts()[begin].bytes;
+    for (end = begin; end < images.size() && same(begin, end); ++end)
+      there += images[end].image != nullptr;
+    if (there <= replicas)
+      missing += (replicas + uint64_t{1} - there) * stored->layouts()[begin].bytes;
   }
   return missing;
 }
 
 uint64_t Job::Impl::missing_copies() const {
   uint64_t missing = 0;
-  for (const auto& [name, record] : checkpoints) missing += bytes_of_missing_copies(*record.checkpoint, saved.layout.replicas);
+  for (const auto& [name, record] : checkpoints)
+    missing += bytes_of_missing_copies(*record.checkpoint, saved.layout.replicas);
   return missing;
 }
 
@@ -77,7 +84,8 @@ JobNumbers Job::numbers() const {
   }
   numbers.counts = impl.counts;
   numbers.counts.hashed_bytes = impl.hashes.bytes();
-  if (impl.last_reshard) numbers.last_reshard = {impl.last_reshard->totals, impl.last_reshard->seconds};
+  if (impl.last_reshard)
+    numbers.last_reshard = {impl.last_reshard->totals, impl.last_reshard->seconds};
   return numbers;
 }
 

@@ -20,8 +20,10 @@ struct JobCounts {
   uint64_t reshards_done = 0, reshards_failed = 0, reshards_abandoned = 0;
   uint64_t commits_done = 0, commits_refused = 0;
   uint64_t hashed_bytes = 0;  // at the close of files and by commits
-  uint64_t damaged_found = 0;  // copies, each time that one is found: by verify, repairs and the scrub
-  // What repairs made of them: mended where they lie, made anew elsewhere, or left, for no other copy is right.
+  uint64_t damaged_found =
+      0;  // copies, each time that one is found: by verify, repairs and the scrub
+  // What repairs made of them: mended where they lie, made anew elsewhere, or left, for no other
+  // copy is right.
   uint64_t damaged_mended = 0, damaged_replaced = 0, damaged_left = 0;
   std::optional<double> last_commit_seconds;  // of those that were done
 };
@@ -32,9 +34,10 @@ struct JobNumbers {
   uint64_t checkpoints = 0;
   uint64_t stored_bytes = 0;        // of its checkpoints, on this node
   uint64_t missing_copy_bytes = 0;  // that `replicas` asks for and this node cannot reach
-  uint64_t progress_bytes = 0, progress_total_bytes = 0;  // of the reshard that runs, on all nodes; else 0
-  // Agreed on: how often damaged bytes of the checkpoints were mended; and what was found, when each was looked over
-  // last, of which no copy is right.
+  uint64_t progress_bytes = 0,
+           progress_total_bytes = 0;  // of the reshard that runs, on all nodes; else 0
+  // Agreed on: how often damaged bytes of the checkpoints were mended; and what was found, when
+  // each was looked over last, of which no copy is right.
   uint64_t mendings = 0, damage_left = 0;
   JobCounts counts;
   struct LastReshard {

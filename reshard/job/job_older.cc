@@ -1,5 +1,6 @@
-// Checkpoints beside the newest: no layout is made of them any more, and their files stay where they are.
-// But they get the copies that `replicas` asks for, and leave nodes that shall hold nothing.
+// Checkpoints beside the newest: no layout is made of them any more, and their files stay where
+// they are. But they get the copies that `replicas` asks for, and leave nodes that shall hold
+// nothing.
 #include <spdlog/spdlog.h>
 
 #include "reshard/job/change.h"
@@ -20,7 +21,8 @@ Result<WantedState> Job::Impl::where_it_is(const CheckpointRecord& record, uint3
   return wanted;
 }
 
-Result<> Job::Impl::settle_older(const Layout& wanted, int64_t wanted_revision, std::unique_ptr<Activity>& activity) {
+Result<> Job::Impl::settle_older(const Layout& wanted, int64_t wanted_revision,
+                                 std::unique_ptr<Activity>& activity) {
   if (services.cluster == nullptr) return ok();
   std::vector<CheckpointRecord> older;
   {
@@ -107,7 +109,7 @@ std::optional<uint64_t> Job::rank_on(std::string_view node) const {
 }
 
 Result<> Job::add_bytes_without(const std::string& node,
-                               std::map<std::string, uint64_t>& bytes) const {
+                                std::map<std::string, uint64_t>& bytes) const {
   std::vector<std::string> nodes = impl_->nodes_in_service();
   std::erase(nodes, node);
   std::vector<CheckpointRecord> records;
@@ -126,7 +128,8 @@ Result<> Job::add_bytes_without(const std::string& node,
                                     : impl_->where_it_is(record, wanted.replicas, nodes);
     if (state.has_error()) return std::move(state).error();
     const std::shared_ptr<const StoredState> stored = checkpoint.stored();
-    Result<std::shared_ptr<const ChangePlan>> plan = plan_change(checkpoint, *stored, state.value());
+    Result<std::shared_ptr<const ChangePlan>> plan =
+        plan_change(checkpoint, *stored, state.value());
     if (plan.has_error())
       return std::move(plan).error().with_context(
           fmt::format("job {}, checkpoint {}", name_, checkpoint.name()));

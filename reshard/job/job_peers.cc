@@ -1,19 +1,23 @@
 // What the nodes of a cluster ask each other about a job:
 //
 //   file     {"id", "file"} → a file of checkpoints/<id>/ (manifest, headers, stored state)
-//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names them. Of a commit
+//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names
+//            them. Of a commit
 //            also "from", "fence": job_take.cc
 //   part     a WantedState of a checkpoint → PlanPart: make this node's images of the plan
 //   drop     {"id", "epoch"}: the plan will not be carried out: its images go
 //   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
-//   examine  {"id", "stored", "paced", "images"?} → what this node's images, or these of them, really contain: examine.h
-//   mend     {"id", "stored", "anywhere", "damaged"} → which of the damaged images are right now: job_mend.cc
-//   refresh  {"id"}: damaged bytes were mended; answered when nobody here reads the wrong ones any more
+//   examine  {"id", "stored", "paced", "images"?} → what this node's images, or these of them,
+//            really contain: examine.h
+//   mend     {"id", "stored", "anywhere", "damaged"} → which of the damaged images are right now:
+//            job_mend.cc
+//   refresh  {"id"}: damaged bytes were mended; answered when nobody here reads the wrong ones any
+//            more
 //   uses     {"id"} → "yes" while a file of the checkpoint is open here
 //   take, hash, adopt, hide, untake, commit: job_take.cc
 //
-// A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's end
-// are in front of it.
+// A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's
+// end are in front of it.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 
@@ -29,13 +33,15 @@ namespace ptc {
 namespace {
 
 constexpr std::chrono::milliseconds kCallTime = std::chrono::seconds(30);
-constexpr std::chrono::milliseconds kPartTime = std::chrono::hours(12);  // a node that lives is waited for
+constexpr std::chrono::milliseconds kPartTime =
+    std::chrono::hours(12);  // a node that lives is waited for
 constexpr std::chrono::milliseconds kGiveTime = std::chrono::seconds(3);
 constexpr size_t kGivenInMs = 20'000;  // bytes
 constexpr size_t kMaxFileBytes = size_t{1} << 32;
 
 bool is_long(std::string_view method) {
-  return method == "part" || method == "hash" || method == "adopt" || method == "examine" || method == "mend" || method == "refresh";
+  return method == "part" || method == "hash" || method == "adopt" || method == "examine" ||
+         method == "mend" || method == "refresh";
 }
 
 bool is_name(std::string_view text) {
@@ -65,7 +71,8 @@ std::vector<std::string> Job::Impl::other_nodes() const {
 }
 
 Result<std::string> Job::Impl::ask(const std::string& node, std::string_view method,
-                                   std::string body, std::stop_token stop, std::chrono::milliseconds time) {
+                                   std::string body, std::stop_token stop,
+                                   std::chrono::milliseconds time) {
   if (time == time.zero()) time = is_long(method) ? kPartTime : kCallTime;
   auto answer = services.cluster->call(node, fmt::format("job/{}", method),
                                        job->name() + "\n" + std::move(body), time, std::move(stop));
@@ -84,7 +91,8 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
     Result<std::string> there =
         ask(node, "file", json::serialize(json::object{{"id", id}, {"file", file}}));
     if (there.has_error()) {
-      if (there.error().code() != Code::kNotFound) silent = make_error(Code::kUnavailable, "{}", there.error().message());
+      if (there.error().code() != Code::kNotFound)
+        silent = make_error(Code::kUnavailable, "{}", there.error().message());
       continue;
     }
     auto keep = [&]() -> Result<> {
@@ -92,14 +100,16 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
       return write_file_atomically(AT_FDCWD, path, there.value());
     };
     // Without room for it this node asks again when it needs it.
-    if (Result<> kept = keep(); kept.has_error() && kept.error().code() != Code::kNoSpace) return std::move(kept).error();
+    if (Result<> kept = keep(); kept.has_error() && kept.error().code() != Code::kNoSpace)
+      return std::move(kept).error();
     return there;
   }
   if (silent) return *std::move(silent);
   return make_error(Code::kNotFound, "no node that is there has {}", file);
 }
 
-Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files, const StoredState& stored,
+Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::string>& files,
+                               const StoredState& stored,
                                const std::optional<MetaTransaction::Compare>& decides) {
   json::array list;
   std::string contents;
@@ -114,20 +124,26 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
     request["fence"] = decides->revision;
   }
   const std::string body = json::serialize(request) + "\n" + contents;
-  const std::chrono::milliseconds time = kGiveTime + std::chrono::milliseconds(contents.size() / kGivenInMs);
+  const std::chrono::milliseconds time =
+      kGiveTime + std::chrono::milliseconds(contents.size() / kGivenInMs);
   const std::vector<std::string> others = other_nodes();
-  Answers<std::string> answers(others.size(), [&](size_t i) { return ask(others[i], "files", body, {}, time); });
+  Answers<std::string> answers(others.size(),
+                               [&](size_t i) { return ask(others[i], "files", body, {}, time); });
   bool given_to_any = others.empty();
   for (const Result<std::string>& given : answers.wait()) {
     // A node that does not answer now asks for them itself when it is there again.
     if (given.has_error()) spdlog::warn("job {}: {}", job->name(), given.error().message());
     else given_to_any = true;
   }
-  const bool all_here = std::all_of(stored.images.begin(), stored.images.end(),
-                                    [&](const StoredImage& image) { return image.node == services.cluster->self(); });
+  const bool all_here =
+      std::all_of(stored.images.begin(), stored.images.end(),
+                  [&](const StoredImage& image) { return image.node == services.cluster->self(); });
   if (given_to_any || all_here) return ok();
-  return make_error(Code::kUnavailable, "no other node answers, and where bytes lie that they hold must not be known to "
-                    "node {} alone", services.cluster->self());
+  return make_error(
+      Code::kUnavailable,
+      "no other node answers, and where bytes lie that they hold must not be known to "
+      "node {} alone",
+      services.cluster->self());
 }
 
 bool Job::Impl::is_used_elsewhere(const std::string& id, const std::stop_token& stop) {
@@ -170,7 +186,8 @@ void Job::Impl::drop_undecided_parts() {
   if (parts.empty()) return;
   Result<std::optional<MetaEntry>> leader = services.meta->get(leader_key());
   if (leader.has_error()) return;
-  if (leader.value()) std::erase_if(parts, [&](const auto& part) { return part.second == leader.value()->revision; });
+  if (leader.value())
+    std::erase_if(parts, [&](const auto& part) { return part.second == leader.value()->revision; });
   // Who asked for the rest leads no more: what it has not decided by now it never will.
   if (parts.empty()) return;
   const Result<Followed> followed = follow();
@@ -189,8 +206,8 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (!value.is_object()) return invalid_argument("the request is no JSON object");
   const json::object& object = value.as_object();
   PTC_TRY(auto id, name_of(object, "id"));
-  if (method == "take" || method == "hash" || method == "adopt" || method == "hide" || method == "untake" ||
-      method == "commit")
+  if (method == "take" || method == "hash" || method == "adopt" || method == "hide" ||
+      method == "untake" || method == "commit")
     return answer_take(method, object, id, request.substr(std::min(line_end + 1, request.size())));
   if (method == "arrived") return answer_arrived(object, id);
   if (method == "examine") {
@@ -217,7 +234,8 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     };
     bool open = is_open();
     if (known && !open) {
-      PTC_TRY(sync_about(id));  // removed, perhaps: once that is known here, nobody opens anything of it any more
+      PTC_TRY(sync_about(
+          id));  // removed, perhaps: once that is known here, nobody opens anything of it any more
       open = is_open();
     }
     return std::string(open || services.removed->is_open_here(id) ? "yes" : "no");

@@ -12,9 +12,9 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kLayout = "layout", kInForce = "in_force", kSequence = "sequence", kRules = "rules",
-                           kAttributes = "attributes", kSpecs = "specs/", kCheckpoints = "checkpoints/",
-                           kLookedOver = "looked_over/";
+constexpr std::string_view kLayout = "layout", kInForce = "in_force", kSequence = "sequence",
+                           kRules = "rules", kAttributes = "attributes", kSpecs = "specs/",
+                           kCheckpoints = "checkpoints/", kLookedOver = "looked_over/";
 
 Result<json::object> parse_object(std::string_view text) {
   PTC_TRY(auto value, parse_json(text));
@@ -29,13 +29,15 @@ Result<int64_t> number_of(const json::object& object, std::string_view key) {
 
 Result<std::string> text_of(const json::object& object, std::string_view key) {
   const json::value* text = object.if_contains(key);
-  if (text == nullptr || !text->is_string()) return make_error(Code::kCorrupt, "there is no \"{}\"", key);
+  if (text == nullptr || !text->is_string())
+    return make_error(Code::kCorrupt, "there is no \"{}\"", key);
   return std::string(text->get_string());
 }
 
 Result<LayoutSpec> spec_of(const json::object& object) {
   const json::value* spec = object.if_contains("spec");
-  if (spec == nullptr || !spec->is_object()) return make_error(Code::kCorrupt, "there is no \"spec\"");
+  if (spec == nullptr || !spec->is_object())
+    return make_error(Code::kCorrupt, "there is no \"spec\"");
   return LayoutSpec::from_json(spec->get_object());
 }
 
@@ -51,7 +53,8 @@ Result<LayoutEdit> parse_edit(std::string_view text) {
 Result<LastSequence> parse_sequence(std::string_view text) {
   LastSequence sequence;
   const auto [end, bad] = std::from_chars(text.data(), text.data() + text.size(), sequence.last);
-  if (bad != std::errc() || end != text.data() + text.size()) return make_error(Code::kCorrupt, "it is no number");
+  if (bad != std::errc() || end != text.data() + text.size())
+    return make_error(Code::kCorrupt, "it is no number");
   return sequence;
 }
 
@@ -63,7 +66,8 @@ Result<CheckpointEntry> parse_checkpoint(std::string_view text) {
   PTC_TRY(entry.generation, number_of(object, "generation"));
   PTC_TRY(entry.sequence, number_of(object, "sequence"));
   PTC_TRY(entry.mended, number_of(object, "mended"));
-  if (const json::value* pinned = object.if_contains("pinned")) entry.pinned = pinned->is_bool() && pinned->get_bool();
+  if (const json::value* pinned = object.if_contains("pinned"))
+    entry.pinned = pinned->is_bool() && pinned->get_bool();
   if (const json::value* nodes = object.if_contains("nodes"); nodes != nullptr && nodes->is_array())
     for (const json::value& node : nodes->get_array())
       if (node.is_string()) entry.nodes.emplace_back(node.get_string());
@@ -83,10 +87,13 @@ std::string text_of(const CheckpointEntry& entry) {
 
 Result<Agreed<AttributesInForce>> attributes_of(const MetaEntry& entry) {
   PTC_TRY(auto all, JobAttributes::from_text(entry.value));
-  return Agreed<AttributesInForce>{{std::make_shared<const JobAttributes>(std::move(all))}, entry.revision};
+  return Agreed<AttributesInForce>{{std::make_shared<const JobAttributes>(std::move(all))},
+                                   entry.revision};
 }
 
-json::array to_array(const std::vector<std::string>& texts) { return json::array(texts.begin(), texts.end()); }
+json::array to_array(const std::vector<std::string>& texts) {
+  return json::array(texts.begin(), texts.end());
+}
 
 /// One key below jobs/<job>/; one that is not known here belongs to others, or to a later version.
 Result<> take(JobRecord& record, const std::string& what, const MetaEntry& entry) {
@@ -108,8 +115,9 @@ Result<> take(JobRecord& record, const std::string& what, const MetaEntry& entry
     PTC_TRY(record.custom_specs[what.substr(kSpecs.size())], LayoutSpec::from_json(object));
   } else if (what.starts_with(kCheckpoints)) {
     PTC_TRY(auto checkpoint, parse_checkpoint(entry.value));
-    record.checkpoints.insert_or_assign(what.substr(kCheckpoints.size()),
-                                        Agreed<CheckpointEntry>{std::move(checkpoint), entry.revision});
+    record.checkpoints.insert_or_assign(
+        what.substr(kCheckpoints.size()),
+        Agreed<CheckpointEntry>{std::move(checkpoint), entry.revision});
   } else if (what.starts_with(kLookedOver)) {
     if (auto looked = LookedOver::from_text(entry.value))
       record.looked_over.insert_or_assign(what.substr(kLookedOver.size()), *std::move(looked));
@@ -124,13 +132,15 @@ Result<InForce> parse_in_force(std::string_view text) {
   InForce in_force;
   PTC_TRY(in_force.revision, number_of(object, "revision"));
   PTC_TRY(in_force.spec, spec_of(object));
-  if (const json::value* current = object.if_contains("current"); current != nullptr && current->is_string())
+  if (const json::value* current = object.if_contains("current");
+      current != nullptr && current->is_string())
     in_force.current = std::string(current->get_string());
   return in_force;
 }
 
 std::string LookedOver::to_text() const {
-  return json::serialize(json::object{{"time_ns", time_ns}, {"found", to_array(found)}, {"mended", to_array(mended)}});
+  return json::serialize(
+      json::object{{"time_ns", time_ns}, {"found", to_array(found)}, {"mended", to_array(mended)}});
 }
 
 std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
@@ -153,21 +163,28 @@ Result<JobRecord> JobRecord::read(MetaClient& meta, std::string_view job) {
   JobRecord record;
   for (const MetaEntry& entry : entries)
     if (Result<> taken = take(record, entry.key.substr(prefix.size()), entry); taken.has_error())
-      return make_error(Code::kCorrupt, "the metadata are damaged: {}: {}", entry.key, taken.error().message());
+      return make_error(Code::kCorrupt, "the metadata are damaged: {}: {}", entry.key,
+                        taken.error().message());
   for (const auto& [name, checkpoint] : record.checkpoints)  // committed before there was a count
     record.sequence.last = std::max(record.sequence.last, checkpoint.sequence);
-  if (record.saved.meta_revision == 0) return make_error(Code::kNotFound, "the metadata know no job {}", job);
+  if (record.saved.meta_revision == 0)
+    return make_error(Code::kNotFound, "the metadata know no job {}", job);
   return record;
 }
 
-Result<Agreed<AttributesInForce>> JobRecord::read_attributes(MetaClient& meta, std::string_view job) {
+Result<Agreed<AttributesInForce>> JobRecord::read_attributes(MetaClient& meta,
+                                                             std::string_view job) {
   PTC_TRY(const auto entry, meta.get(fmt::format("jobs/{}/{}", job, kAttributes)));
   return entry ? attributes_of(*entry) : Agreed<AttributesInForce>();
 }
 
-std::string JobDecision::key(std::string_view what) const { return fmt::format("jobs/{}/{}", job_, what); }
+std::string JobDecision::key(std::string_view what) const {
+  return fmt::format("jobs/{}/{}", job_, what);
+}
 
-void JobDecision::put_text(std::string_view what, std::string text) { transaction_.puts.emplace_back(key(what), std::move(text)); }
+void JobDecision::put_text(std::string_view what, std::string text) {
+  transaction_.puts.emplace_back(key(what), std::move(text));
+}
 
 void JobDecision::rests_on_key(std::string key, int64_t meta_revision) {
   transaction_.compares.push_back({std::move(key), meta_revision});
@@ -177,11 +194,17 @@ void JobDecision::rests_on_keys(const std::vector<MetaTransaction::Compare>& oth
   transaction_.compares.insert(transaction_.compares.end(), others.begin(), others.end());
 }
 
-void JobDecision::rests_on(const Agreed<LayoutEdit>& edit) { rests_on_key(key(kLayout), edit.meta_revision); }
+void JobDecision::rests_on(const Agreed<LayoutEdit>& edit) {
+  rests_on_key(key(kLayout), edit.meta_revision);
+}
 
-void JobDecision::rests_on(const Agreed<InForce>& in_force) { rests_on_key(key(kInForce), in_force.meta_revision); }
+void JobDecision::rests_on(const Agreed<InForce>& in_force) {
+  rests_on_key(key(kInForce), in_force.meta_revision);
+}
 
-void JobDecision::rests_on(const Agreed<LastSequence>& sequence) { rests_on_key(key(kSequence), sequence.meta_revision); }
+void JobDecision::rests_on(const Agreed<LastSequence>& sequence) {
+  rests_on_key(key(kSequence), sequence.meta_revision);
+}
 
 void JobDecision::rests_on(const Agreed<AttributesInForce>& attributes) {
   rests_on_key(key(kAttributes), attributes.meta_revision);
@@ -191,7 +214,9 @@ void JobDecision::rests_on(std::string_view checkpoint, const Agreed<CheckpointE
   rests_on_key(key(kCheckpoints) + std::string(checkpoint), entry.meta_revision);
 }
 
-void JobDecision::rests_on_no_checkpoint(std::string_view name) { rests_on_key(key(kCheckpoints) + std::string(name), 0); }
+void JobDecision::rests_on_no_checkpoint(std::string_view name) {
+  rests_on_key(key(kCheckpoints) + std::string(name), 0);
+}
 
 void JobDecision::create(std::string_view id, std::string_view time) {
   const std::string key = "jobs/" + job_;
@@ -200,7 +225,8 @@ void JobDecision::create(std::string_view id, std::string_view time) {
 }
 
 void JobDecision::put(const LayoutEdit& edit) {
-  put_text(kLayout, json::serialize(json::object{{"revision", edit.revision}, {"text", edit.text}}));
+  put_text(kLayout,
+           json::serialize(json::object{{"revision", edit.revision}, {"text", edit.text}}));
 }
 
 void JobDecision::put(const InForce& in_force) {
@@ -209,11 +235,14 @@ void JobDecision::put(const InForce& in_force) {
   put_text(kInForce, json::serialize(object));
 }
 
-void JobDecision::put(const LastSequence& sequence) { put_text(kSequence, std::to_string(sequence.last)); }
+void JobDecision::put(const LastSequence& sequence) {
+  put_text(kSequence, std::to_string(sequence.last));
+}
 
 void JobDecision::put(const LayoutSpec& spec) {
   const std::string name = spec.name();
-  if (name.find('+') != std::string::npos) put_text(std::string(kSpecs) + name, json::serialize(spec.to_json()));
+  if (name.find('+') != std::string::npos)
+    put_text(std::string(kSpecs) + name, json::serialize(spec.to_json()));
 }
 
 void JobDecision::put(std::string_view checkpoint, const CheckpointEntry& entry) {
@@ -228,7 +257,9 @@ void JobDecision::forget_looked_over(std::string_view id) {
   transaction_.deletes.push_back(key(kLookedOver).append(id));
 }
 
-void JobDecision::put_attributes(const JobAttributes& attributes) { put_text(kAttributes, attributes.to_text()); }
+void JobDecision::put_attributes(const JobAttributes& attributes) {
+  put_text(kAttributes, attributes.to_text());
+}
 
 void JobDecision::put_rules(std::string_view text) { put_text(kRules, std::string(text)); }
 
@@ -236,7 +267,8 @@ void JobDecision::remove_rules() { transaction_.deletes.push_back(key(kRules)); 
 
 void JobDecision::remove(std::string_view checkpoint, const CheckpointEntry& entry) {
   transaction_.deletes.push_back(key(kCheckpoints).append(checkpoint));
-  transaction_.puts.emplace_back(removed_checkpoint_key(entry.id), removed_checkpoint_text(job_, std::string(checkpoint)));
+  transaction_.puts.emplace_back(removed_checkpoint_key(entry.id),
+                                 removed_checkpoint_text(job_, std::string(checkpoint)));
 }
 
 }  // namespace ptc

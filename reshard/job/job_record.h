@@ -1,9 +1,10 @@
-// What is agreed on of a job: the keys under jobs/<job>/ as one value, and decisions, which change it. Only here are these
-// keys and their texts known.
+// What is agreed on of a job: the keys under jobs/<job>/ as one value, and decisions, which change
+// it. Only here are these keys and their texts known.
 //
 //   jobs/<job>                         that it exists, and its id
 //   jobs/<job>/layout                  LayoutEdit       layout.json as it was saved last
-//   jobs/<job>/in_force                InForce          the layout that files have, and where `current` points
+//   jobs/<job>/in_force                InForce          the layout that files have, and where
+//                                      `current` points
 //   jobs/<job>/sequence                LastSequence
 //   jobs/<job>/rules                   rules.json
 //   jobs/<job>/attributes              JobAttributes
@@ -38,7 +39,8 @@ struct Agreed : Value {
 struct LayoutEdit {
   std::string text;
   Layout layout;         // what it says
-  int64_t revision = 0;  // grows with each edit; saving the same text again puts the key again, with the same revision
+  int64_t revision = 0;  // grows with each edit; saving the same text again puts the key again,
+                         // with the same revision
 };
 
 struct InForce {
@@ -56,13 +58,15 @@ struct AttributesInForce {
 };
 
 struct CheckpointEntry {
-  std::string id;                       // directory under checkpoints/
-  int64_t sequence = 0;                 // order of commits: each has its own
-  int64_t generation = 0;               // of where its bytes lie
-  std::string stored;                   // file below it that says so: of one decision, and no other has the name
+  std::string id;          // directory under checkpoints/
+  int64_t sequence = 0;    // order of commits: each has its own
+  int64_t generation = 0;  // of where its bytes lie
+  std::string stored;      // file below it that says so: of one decision, and no other has the name
   bool pinned = false;
-  int64_t mended = 0;                   // how often damaged bytes were mended where they lie: what was read before may be wrong
-  std::vector<std::string> nodes = {};  // in a cluster: on which its bytes lie, said where nothing else of it can be read
+  int64_t mended =
+      0;  // how often damaged bytes were mended where they lie: what was read before may be wrong
+  std::vector<std::string> nodes =
+      {};  // in a cluster: on which its bytes lie, said where nothing else of it can be read
   friend bool operator==(const CheckpointEntry&, const CheckpointEntry&) = default;
 };
 
@@ -83,11 +87,12 @@ struct JobRecord {
   Agreed<LastSequence> sequence;
   Agreed<AttributesInForce> attributes;
   std::optional<std::string> rules_text;
-  std::map<std::string, LayoutSpec, std::less<>> custom_specs;                  // by name
-  std::map<std::string, Agreed<CheckpointEntry>, std::less<>> checkpoints;     // by name
-  std::map<std::string, LookedOver> looked_over;                               // by CheckpointEntry::id
+  std::map<std::string, LayoutSpec, std::less<>> custom_specs;              // by name
+  std::map<std::string, Agreed<CheckpointEntry>, std::less<>> checkpoints;  // by name
+  std::map<std::string, LookedOver> looked_over;  // by CheckpointEntry::id
 
-  /// Errors: kNotFound: there is no such job; kCorrupt, with the key: not what a decision wrote; kUnavailable.
+  /// Errors: kNotFound: there is no such job; kCorrupt, with the key: not what a decision wrote;
+  /// kUnavailable.
   static Result<JobRecord> read(MetaClient& meta, std::string_view job);
   static Result<Agreed<AttributesInForce>> read_attributes(MetaClient& meta, std::string_view job);
 };
@@ -95,8 +100,8 @@ struct JobRecord {
 /// The value of the key in_force, as somebody sees it who knows no more of the job.
 Result<InForce> parse_in_force(std::string_view text);
 
-/// A decision about a job: what it rests on, and what it changes. It comes to be when the transaction is committed, and
-/// not where anything that it rests on is not what it was.
+/// A decision about a job: what it rests on, and what it changes. It comes to be when the
+/// transaction is committed, and not where anything that it rests on is not what it was.
 class JobDecision {
  public:
   explicit JobDecision(std::string_view job) : job_(job) {}

@@ -1,4 +1,5 @@
-// What a job does in the background: brings the newest checkpoint into the layout wanted, then flips.
+// What a job does in the background: brings the newest checkpoint into the layout wanted, then
+// flips.
 #include <spdlog/spdlog.h>
 
 #include <boost/json/object.hpp>
@@ -14,7 +15,8 @@
 namespace ptc {
 
 std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) {
-  // Checkpoints that are too many but in use, and parts without a decision, are looked at again after this time.
+  // Checkpoints that are too many but in use, and parts without a decision, are looked at again
+  // after this time.
   constexpr auto kRetryRemoval = std::chrono::seconds(2);
   constexpr auto kAnotherLeads = std::chrono::milliseconds(100);
   CheckpointRef newest;
@@ -23,7 +25,8 @@ std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) 
   bool work = false;
   {
     std::lock_guard lock(mutex);
-    if (services.cluster != nullptr && std::chrono::steady_clock::now() < others_first) return others_first;
+    if (services.cluster != nullptr && std::chrono::steady_clock::now() < others_first)
+      return others_first;
     work = has_work();
     if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
     wanted = saved.layout;
@@ -46,7 +49,8 @@ std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) 
 }
 
 /// This node leads; then no more.
-void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted, int64_t wanted_revision) {
+void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted,
+                           int64_t wanted_revision) {
   constexpr auto kTryAgain = std::chrono::seconds(1);
   constexpr auto kAfterAnother = std::chrono::milliseconds(100);
   {
@@ -69,17 +73,20 @@ void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted, in
   const bool abandoned = result.has_error() && (result.error().code() == Code::kCancelled ||
                                                 result.error().code() == Code::kConflict);
   // A node that does not answer is gone soon, and then the plan is another one.
-  const bool again = services.cluster != nullptr && result.has_error() &&
-                     (result.error().code() == Code::kUnavailable || result.error().code() == Code::kInDoubt);
-  if (abandoned && services.cluster != nullptr) {  // there may be more to do than the newer edit says
+  const bool again =
+      services.cluster != nullptr && result.has_error() &&
+      (result.error().code() == Code::kUnavailable || result.error().code() == Code::kInDoubt);
+  if (abandoned &&
+      services.cluster != nullptr) {  // there may be more to do than the newer edit says
     look = true;
     others_first = std::chrono::steady_clock::now() + kAfterAnother;
   }
   if (again) {
     look = true;
     others_first = std::chrono::steady_clock::now() + kTryAgain;
-    last_error = {"reshard to " + wanted.spec.name() + " is tried again: " +
-                      result.error().message(), now_ns()};
+    last_error = {
+        "reshard to " + wanted.spec.name() + " is tried again: " + result.error().message(),
+        now_ns()};
     spdlog::warn("job {}: {}", job->name(), last_error->what);
   }
   at_work = false;
@@ -102,17 +109,19 @@ void Job::Impl::settle_all(const CheckpointRef& newest, const Layout& wanted, in
   changed.notify_all();
 }
 
-/// In a cluster one node at a time decides what a job's nodes do: the one that put the key, under its
-/// lease. A flip names it, as all that it was based on: a later leader has the nodes throw away the parts of others.
-/// This names no fence: nothing is put under a lease that has ended, and one that a former life of this node left can
-/// decide nothing, for what it would decide names its fence.
+/// In a cluster one node at a time decides what a job's nodes do: the one that put the key, under
+/// its lease. A flip names it, as all that it was based on: a later leader has the nodes throw away
+/// the parts of others. This names no fence: nothing is put under a lease that has ended, and one
+/// that a former life of this node left can decide nothing, for what it would decide names its
+/// fence.
 bool Job::Impl::lead() {
   if (services.cluster == nullptr) return true;
   const std::shared_ptr<const MetaLease> lease = services.cluster->lease();
   if (lease == nullptr) return false;
   // One of this node's own is left where it could not be deleted: nobody leads by it.
   const auto held = services.meta->get(leader_key());
-  if (held.has_error() || (held.value() && held.value()->value != services.cluster->self())) return false;
+  if (held.has_error() || (held.value() && held.value()->value != services.cluster->self()))
+    return false;
   MetaTransaction transaction;
   transaction.compares = {{leader_key(), held.value() ? held.value()->revision : 0}};
   transaction.leased_puts = {{leader_key(), services.cluster->self()}};
@@ -152,7 +161,8 @@ std::vector<std::string> Job::Impl::nodes_in_service() const {
 }
 
 Error no_node_in_service() {
-  return make_error(Code::kUnavailable, "no node is in service: all that are there are being drained (ptc "
+  return make_error(Code::kUnavailable,
+                    "no node is in service: all that are there are being drained (ptc "
                     "drain NODE --cancel)");
 }
 
@@ -178,12 +188,13 @@ Result<> Job::Impl::settle(const CheckpointRef& checkpoint, const Layout& wanted
     {
       std::lock_guard lock(mutex);
       const CheckpointRecord* newest = latest();
-      if (saved.revision != wanted_revision || newest == nullptr || newest->checkpoint != checkpoint)
+      if (saved.revision != wanted_revision || newest == nullptr ||
+          newest->checkpoint != checkpoint)
         return Error(Code::kCancelled, "a newer edit came");
       record = *newest;
       // Under the lock: an edit that comes after the look at the revision finds it, and stops it.
-      activity = activities.begin({Activity::Kind::kReshard, checkpoint->name(), checkpoint->stored()->spec.name(),
-                                   wanted.spec.name()});
+      activity = activities.begin({Activity::Kind::kReshard, checkpoint->name(),
+                                   checkpoint->stored()->spec.name(), wanted.spec.name()});
     }
     if (activity->stop_token().stop_requested()) return Error(Code::kCancelled, "shutting down");
     PTC_TRY(auto state, wanted_state(*checkpoint, wanted, nodes_in_service()));
@@ -228,7 +239,9 @@ void Job::Impl::undo_unless_decided(const Error& error, const CheckpointRecord& 
                                     std::shared_ptr<const StoredState> made) {
   const int64_t epoch = leader_epoch;
   if (error.code() != Code::kInDoubt) return give_up(record, *made, epoch);
-  doubts.add([this, record, made, epoch] { give_up(record, *made, epoch); });  // but for what is named by then
+  doubts.add([this, record, made, epoch] {
+    give_up(record, *made, epoch);
+  });  // but for what is named by then
   housekeeping.wake();
 }
 
@@ -240,13 +253,13 @@ Result<std::shared_ptr<const StoredState>> Job::Impl::move_or_repair(const Check
   if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
   Result<Findings> found = repair(record.checkpoint->name());
   if (found.has_error() || found.value().replaceable.empty()) return moved;
-  return make_error(Code::kCancelled, "damaged copies were taken out: what is made of the others comes next");
+  return make_error(Code::kCancelled,
+                    "damaged copies were taken out: what is made of the others comes next");
 }
 
 Result<std::shared_ptr<const StoredState>> Job::Impl::move(const CheckpointRecord& record,
                                                            const WantedState& wanted,
-                                                           Activity& activity,
-                                                           Fences& fences) {
+                                                           Activity& activity, Fences& fences) {
   auto start = std::chrono::steady_clock::now();
   const Checkpoint& checkpoint = *record.checkpoint;
   std::shared_ptr<const StoredState> stored = checkpoint.stored();
@@ -293,7 +306,8 @@ Result<bool> Job::Impl::flip(const CheckpointRef& checkpoint, const LayoutSpec& 
   {
     std::lock_guard lock(mutex);
     const CheckpointRecord* newest = latest();
-    if (saved.revision != wanted_revision || (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
+    if (saved.revision != wanted_revision ||
+        (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
       return false;
     if (newest != nullptr) record = *newest;
     next = in_force;
@@ -342,7 +356,8 @@ Result<> Job::Impl::put_stored(CheckpointRecord& record, const StoredState& move
   // Others may think that they lead, and write their own: the name is this decision's alone.
   PTC_TRY(auto unique, random_id());
   record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
-  const std::string plan_file = plan_file_of(record.stored), directory = checkpoint_dir(record.id) + "/";
+  const std::string plan_file = plan_file_of(record.stored),
+                    directory = checkpoint_dir(record.id) + "/";
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved.to_text()));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
   if (services.cluster != nullptr) {
@@ -416,7 +431,8 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     record = it != checkpoints.end() ? it->second : unreadable->second.record;
     if (record.pinned)
       return Error(Code::kPermissionDenied,
-                   fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off", name, job->name(), name),
+                   fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off",
+                               name, job->name(), name),
                    EPERM);
     if (only_unused && (record.checkpoint->in_use() || in_force.current == name))
       return make_error(Code::kBusy, "checkpoint {} is being read", name);
@@ -436,7 +452,9 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     std::lock_guard lock(mutex);
     if (record.checkpoint != nullptr) services.removed->note(record.id, record.checkpoint);
     checkpoints.erase(name);
-    if (const auto one = damaged.find(name); one != damaged.end() && one->second.record.id == record.id) damaged.erase(one);
+    if (const auto one = damaged.find(name);
+        one != damaged.end() && one->second.record.id == record.id)
+      damaged.erase(one);
     if (was_current) in_force = {next, meta_revision};
     failed.reset();
     if (listener != nullptr) listener->names_changed();
@@ -448,7 +466,8 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     PTC_TRY(remove_damaged(record.id));
   }
   // Of a store that is alone: it is carried out. (Else at the next start.)
-  if (services.cluster == nullptr) (void)services.meta->commit({.deletes = {removed_checkpoint_key(record.id)}});
+  if (services.cluster == nullptr)
+    (void)services.meta->commit({.deletes = {removed_checkpoint_key(record.id)}});
   spdlog::info("job {}: checkpoint {} removed", job->name(), name);
   return ok();
 }

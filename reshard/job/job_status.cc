@@ -13,8 +13,14 @@ std::optional<ReshardProgress> Job::own_progress() const {
   std::lock_guard lock(impl_->mutex);
   if (const std::optional<Activity::Progress> own = impl_->activities.reshard()) {
     const Activity::Subject& subject = own->subject;
-    return ReshardProgress{subject.kind == Activity::Kind::kReshard, own->phase, subject.checkpoint, subject.from,
-                           subject.to, own->bytes_done, own->bytes_total, own->seconds};
+    return ReshardProgress{subject.kind == Activity::Kind::kReshard,
+                           own->phase,
+                           subject.checkpoint,
+                           subject.from,
+                           subject.to,
+                           own->bytes_done,
+                           own->bytes_total,
+                           own->seconds};
   }
   for (const auto& [id, finished] : impl_->finished_parts)  // it counts until all are done
     if (finished.epoch != 0) return finished.done;
@@ -53,12 +59,13 @@ std::string Job::status_json() const {
                                    {"seconds", commit.seconds}});
   status["commits"] = std::move(commits);
   if (const std::optional<LastReshard>& last = impl.last_reshard) {
-    status["last_reshard"] = json::object{{"checkpoint", last->checkpoint},
-                                          {"from", last->from},
-                                          {"to", last->to},
-                                          {"bytes_kept", last->totals.kept_bytes},
-                                          {"bytes_written", last->totals.total_bytes - last->totals.kept_bytes},
-                                          {"seconds", last->seconds}};
+    status["last_reshard"] =
+        json::object{{"checkpoint", last->checkpoint},
+                     {"from", last->from},
+                     {"to", last->to},
+                     {"bytes_kept", last->totals.kept_bytes},
+                     {"bytes_written", last->totals.total_bytes - last->totals.kept_bytes},
+                     {"seconds", last->seconds}};
   } else {
     status["last_reshard"] = nullptr;
   }
@@ -75,22 +82,24 @@ std::string Job::status_json() const {
         impl.saved.layout.replicas)));
   if (impl.services.cluster != nullptr)
     if (const auto why = impl.services.cluster->distrusted())
-      warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " + *why));
+      warnings.push_back(
+          json::value("nothing is decided, for the agreement store is not believed: " + *why));
   for (const std::string& what : impl.unnamed)
     warnings.push_back(json::value(what + " is kept, though no checkpoint of the job is in it"));
   json::array unreadable;
   for (const auto& [name, one] : impl.damaged) {
-    warnings.push_back(json::value(fmt::format("checkpoint {} {}: {}", name, one.lost ? "cannot be read" : "is damaged", one.why)));
-    unreadable.push_back(json::object{{"name", name},
-                                      {"why", one.why},
-                                      {"nodes", json::array(one.record.nodes.begin(), one.record.nodes.end())}});
+    warnings.push_back(json::value(fmt::format(
+        "checkpoint {} {}: {}", name, one.lost ? "cannot be read" : "is damaged", one.why)));
+    unreadable.push_back(
+        json::object{{"name", name},
+                     {"why", one.why},
+                     {"nodes", json::array(one.record.nodes.begin(), one.record.nodes.end())}});
   }
   status["unreadable"] = std::move(unreadable);
   std::vector<const CheckpointRecord*> records;
   for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
-  std::stable_sort(records.begin(), records.end(), [](const auto* a, const auto* b) {
-    return a->sequence < b->sequence;
-  });
+  std::stable_sort(records.begin(), records.end(),
+                   [](const auto* a, const auto* b) { return a->sequence < b->sequence; });
   json::array checkpoints;
   for (const CheckpointRecord* record : records) {
     const Checkpoint& checkpoint = *record->checkpoint;
@@ -104,14 +113,16 @@ std::string Job::status_json() const {
                         {"looked_over", nullptr}};
     if (const auto looked = impl.looked_over.find(record->id); looked != impl.looked_over.end()) {
       const LookedOver& found = looked->second;
-      object["looked_over"] = json::object{{"time", time_text(found.time_ns)},
-                                           {"damaged", json::array(found.found.begin(), found.found.end())},
-                                           {"mended", json::array(found.mended.begin(), found.mended.end())}};
+      object["looked_over"] =
+          json::object{{"time", time_text(found.time_ns)},
+                       {"damaged", json::array(found.found.begin(), found.found.end())},
+                       {"mended", json::array(found.mended.begin(), found.mended.end())}};
       for (const std::string& what : found.found)
-        warnings.push_back(json::value(fmt::format("checkpoint {} is damaged: {}; no other copy has it right",
-                                                   checkpoint.name(), what)));
+        warnings.push_back(json::value(fmt::format(
+            "checkpoint {} is damaged: {}; no other copy has it right", checkpoint.name(), what)));
     }
-    if (const uint64_t missing = bytes_of_missing_copies(checkpoint, impl.saved.layout.replicas); missing > 0)
+    if (const uint64_t missing = bytes_of_missing_copies(checkpoint, impl.saved.layout.replicas);
+        missing > 0)
       object["missing_copy_bytes"] = missing;
     std::vector<std::string> lost = checkpoint.lost_tensors();
     if (!lost.empty()) {
@@ -122,9 +133,11 @@ std::string Job::status_json() const {
     }
     for (const CheckpointFacts::LeftOut& one : checkpoint.left_out())
       if (one.same_names)
-        warnings.push_back(json::value(fmt::format(
-            "checkpoint {}: {} tensors of {} have the names of others with other values: hf/ is without them; if they are "
-            "parts of the same tensors, each part belongs to a rank of its own", checkpoint.name(), one.tensors, one.file)));
+        warnings.push_back(json::value(
+            fmt::format("checkpoint {}: {} tensors of {} have the names of others with other "
+                        "values: hf/ is without them; if they are "
+                        "parts of the same tensors, each part belongs to a rank of its own",
+                        checkpoint.name(), one.tensors, one.file)));
     checkpoints.push_back(std::move(object));
   }
   status["warnings"] = std::move(warnings);

@@ -32,15 +32,19 @@ namespace {
 constexpr unsigned kMostReshards = 64, kMostHashing = 8;  // at once, of all jobs
 
 Result<> check_job_name(std::string_view name) {
-  if (name.empty() || name[0] == '.' || name.size() > 255 || name.find('/') != std::string_view::npos)
+  if (name.empty() || name[0] == '.' || name.size() > 255 ||
+      name.find('/') != std::string_view::npos)
     return invalid_argument("'{}' is no name for a job", name);
   if (!is_utf8(name))
-    return invalid_argument("the name of the job, {}, is not UTF-8, and could not be written in "
-                            "status.json", quoted(name));
+    return invalid_argument(
+        "the name of the job, {}, is not UTF-8, and could not be written in "
+        "status.json",
+        quoted(name));
   return ok();
 }
 
-/// Of the file system that a directory lies on: the machine since its last boot, and the number that it has there.
+/// Of the file system that a directory lies on: the machine since its last boot, and the number
+/// that it has there.
 std::string memory_id_of(const std::string& directory) {
   Result<std::string> boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 64);
   struct stat status = {};
@@ -65,14 +69,27 @@ struct JobStore::Impl {
   std::unique_ptr<RemovedCheckpoints> removed;
   std::unique_ptr<NodeReports> reports;
   // A reshard waits for other nodes most of the time, hashing for the memory.
-  StepPool reshards{kMostReshards}, hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
+  StepPool reshards{kMostReshards},
+      hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
   Pace pace;
   JobTable jobs;
   std::unique_ptr<StoreContents> contents;
 
   JobServices services() {
-    return {meta, images.get(), executor.get(), results.get(), removed.get(), reports.get(), &reshards, &hashing, node,
-            cluster, &pace, [this] { if (scrubber != nullptr) scrubber->wake(); },
+    return {meta,
+            images.get(),
+            executor.get(),
+            results.get(),
+            removed.get(),
+            reports.get(),
+            &reshards,
+            &hashing,
+            node,
+            cluster,
+            &pace,
+            [this] {
+              if (scrubber != nullptr) scrubber->wake();
+            },
             [this] { return follower != nullptr && follower->catch_up(); }};
   }
   JobRef make_job(const std::string& name, const std::string& id) {
@@ -82,8 +99,9 @@ struct JobStore::Impl {
   std::unique_ptr<AgreementFollower> follower;  // in a cluster
   std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
 
-  /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares` hold. By the others there is
-  /// no such job: what belongs to one that was made meanwhile stays, and who made it has removed the rest.
+  /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares`
+  /// hold. By the others there is no such job: what belongs to one that was made meanwhile stays,
+  /// and who made it has removed the rest.
   Result<> delete_keys(const std::string& job_key, const std::vector<std::string>& keys,
                        std::vector<std::pair<std::string, std::string>> puts,
                        std::vector<MetaTransaction::Compare> compares) {
@@ -141,12 +159,14 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   // A daemon that was just unmounted needs a moment to end.
   PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
   if (!locked)
-    return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon", impl->directory);
+    return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon",
+                      impl->directory);
   std::unique_ptr<StoreMembership> belongs;
   impl->cluster = options.cluster.cluster;
   impl->meta = options.cluster.meta;
   if (impl->cluster != nullptr) {
-    MembershipOptions membership{impl->directory, impl->node, options.cluster.name, options.cluster.where,
+    MembershipOptions membership{impl->directory,      impl->node,
+                                 options.cluster.name, options.cluster.where,
                                  options.cluster.join, options.cluster.begin};
     PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
   } else {
@@ -164,11 +184,14 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
       threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 
-  StoreContents& contents = *(impl->contents = std::make_unique<StoreContents>(impl->directory, *impl->images));
+  StoreContents& contents =
+      *(impl->contents = std::make_unique<StoreContents>(impl->directory, *impl->images));
   if (impl->cluster != nullptr)
     impl->follower = std::make_unique<AgreementFollower>(
         *impl->meta, *impl->cluster, std::move(belongs), impl->jobs, contents, listener,
-        [store = impl.get()](const std::string& name, const std::string& id) { return store->make_job(name, id); });
+        [store = impl.get()](const std::string& name, const std::string& id) {
+          return store->make_job(name, id);
+        });
 
   PTC_TRY(auto entries, impl->meta->list("jobs/"));
   PTC_TRY(auto removed, read_tombstones(*impl->meta));
@@ -178,7 +201,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     PTC_TRY(contents.open_job_directory(name, id, removed));
     JobRef job = impl->make_job(name, id);
     Result<> loaded = job->load();
-    if (loaded.has_error() && loaded.error().code() == Code::kNotFound) continue;  // removed by another node just now
+    if (loaded.has_error() && loaded.error().code() == Code::kNotFound)
+      continue;  // removed by another node just now
     PTC_TRY(std::move(loaded));
     for (const std::string& what : job->kept())
       contents.keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");
@@ -190,7 +214,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
     PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));
   }
-  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace, [store = impl.get()] { return store->jobs.list(); });
+  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace,
+                                              [store = impl.get()] { return store->jobs.list(); });
   for (const JobRef& job : impl->jobs.list()) job->start();
   if (impl->follower != nullptr) {
     PTC_TRY(impl->follower->start());
@@ -207,7 +232,8 @@ std::optional<std::string> JobStore::distrusted() const { return impl_->distrust
 std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 
 /// Each node has an incoming/ of its own.
-Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const std::string& name) const {
+Result<std::string> JobStore::Impl::user_file_on(const std::string& on,
+                                                 const std::string& name) const {
   if (cluster != nullptr && on != cluster->self())
     return cluster->call(on, "job/holds", name + "\n", std::chrono::seconds(10));
   PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
@@ -219,7 +245,8 @@ Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
   for (const std::string& other : cluster->alive()) {
     if (other == cluster->self()) continue;
     PTC_TRY(auto file, user_file_on(other, name));
-    if (!file.empty()) return make_error(Code::kBusy, "job {} holds {} on node {}", name, file, other);
+    if (!file.empty())
+      return make_error(Code::kBusy, "job {} holds {} on node {}", name, file, other);
   }
   return ok();
 }
@@ -307,7 +334,8 @@ NodeNumbers JobStore::numbers() const {
   NodeNumbers numbers;
   if (auto space = impl_->images->space()) {
     numbers.memory_total_bytes = space.value().total_bytes;
-    numbers.memory_used_bytes = space.value().total_bytes - std::min(space.value().total_bytes, space.value().free_bytes);
+    numbers.memory_used_bytes =
+        space.value().total_bytes - std::min(space.value().total_bytes, space.value().free_bytes);
   }
   numbers.memory_id = impl_->memory_id;
   for (const PeerNumbers& peer : traffic()) numbers.add(peer);
@@ -321,7 +349,8 @@ std::vector<PeerNumbers> JobStore::traffic() const {
 std::string JobStore::Impl::numbers_text(const JobStore& store) const {
   NodeAnswer own{store.numbers(), {}};
   for (const JobRef& job : jobs.list())
-    if (auto progress = job->own_progress()) own.reshards.emplace(job->name(), *std::move(progress));
+    if (auto progress = job->own_progress())
+      own.reshards.emplace(job->name(), *std::move(progress));
   return own.to_text();
 }
 
@@ -354,7 +383,8 @@ void JobStore::Impl::add_what_others_say(std::map<std::string, NodeReport>& by_n
   for (const Cluster::Seen& seen : cluster->seen()) {
     NodeReport& report = by_name.try_emplace(seen.node, NodeReport{seen.node}).first->second;
     const bool up = std::string_view(report.state) == "up";
-    if (up == seen.there) report.since_ns = seen.since_ns;  // else it has just changed, and that is heard of soon
+    if (up == seen.there)
+      report.since_ns = seen.since_ns;  // else it has just changed, and that is heard of soon
   }
   const auto now = std::chrono::steady_clock::now();
   for (auto& [name, heard] : reports->heard()) {
@@ -385,7 +415,8 @@ Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes
 
 Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
   std::lock_guard change(jobs.changes);
-  if (jobs.find(name) != nullptr) return make_error(Code::kAlreadyExists, "job {} exists already", name);
+  if (jobs.find(name) != nullptr)
+    return make_error(Code::kAlreadyExists, "job {} exists already", name);
   PTC_TRY(auto id, random_id());
   PTC_TRY(contents->open_job_directory(name, id, {}, /*is_new=*/true));
   const std::string prefix = "jobs/" + name;
@@ -414,7 +445,8 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
 Result<> JobStore::remove_job(std::string_view name, bool force) {
   PTC_TRY(check_member(impl_->cluster));
   if (impl_->cluster != nullptr) {
-    (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the decision compares all
+    (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the
+                          // decision compares all
     tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
   }
   PTC_TRY(impl_->remove(name, force));
@@ -434,10 +466,12 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
   if (!force) {
     size_t count = job->checkpoints().size();
     if (count > 0)
-      return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count, count == 1 ? "" : "s");
+      return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count,
+                        count == 1 ? "" : "s");
     if (const std::vector<std::string> unreadable = job->unreadable(); !unreadable.empty())
-      return make_error(Code::kBusy, "job {} holds {}, which cannot be read here (its status.json says why)", name,
-                        fmt::join(unreadable, ", "));
+      return make_error(Code::kBusy,
+                        "job {} holds {}, which cannot be read here (its status.json says why)",
+                        name, fmt::join(unreadable, ", "));
     PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
     PTC_TRY(check_empty_elsewhere(std::string(name)));
@@ -449,35 +483,43 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     if (!force && !job->checkpoints().empty())
       return make_error(Code::kBusy, "job {} holds a checkpoint", name);
     std::vector<std::string> checkpoints = job->unreadable();
-    for (const CheckpointRef& checkpoint : job->checkpoints()) checkpoints.push_back(checkpoint->name());
+    for (const CheckpointRef& checkpoint : job->checkpoints())
+      checkpoints.push_back(checkpoint->name());
     for (const std::string& checkpoint : checkpoints)
       if (job->is_pinned(checkpoint))
-        return Error(Code::kPermissionDenied,
-                     fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off", checkpoint, name,
-                                 name, checkpoint),
-                     EPERM);
+        return Error(
+            Code::kPermissionDenied,
+            fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
+                        checkpoint, name, name, checkpoint),
+            EPERM);
     const std::string itself = fmt::format("jobs/{}", name);
     PTC_TRY(auto there, meta->get(itself));
     if (!there || job_id_of(there->value) != job->id())  // it, or another of its name
       return make_error(Code::kNotFound, "job {} was removed on another node", name);
     PTC_TRY(auto entries, meta->list(itself + "/"));
-    // Without the first there is no job; the next two each commit compares, and it puts the last of them.
+    // Without the first there is no job; the next two each commit compares, and it puts the last of
+    // them.
     const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
     std::vector<std::string> keys{itself, in_force, sequence};
     int64_t last_commit = 0;
     for (MetaEntry& entry : entries) {
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
-        return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets", name, name);
+        return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets",
+                          name, name);
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/checkpoints/", name)))
-        return make_error(Code::kBusy, "job {} holds a checkpoint, which another node has just committed", name);
+        return make_error(Code::kBusy,
+                          "job {} holds a checkpoint, which another node has just committed", name);
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    return delete_keys(itself, keys, {{tombstone, removed_job_text(name)}}, {{itself, there->revision}, {sequence, last_commit}});
+    return delete_keys(itself, keys, {{tombstone, removed_job_text(name)}},
+                       {{itself, there->revision}, {sequence, last_commit}});
   };
   constexpr int kTries = 5;  // a commit may come in between, on another node
   Result<> forgotten = forget();
-  for (int tries = 1; tries < kTries && forgotten.has_error() && forgotten.error().code() == Code::kConflict; ++tries)
+  for (int tries = 1;
+       tries < kTries && forgotten.has_error() && forgotten.error().code() == Code::kConflict;
+       ++tries)
     forgotten = forget();
   if (forgotten.has_error()) {
     job->reopen();
@@ -486,7 +528,8 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
   job->forget();
   jobs.erase(job->name());
   PTC_TRY(contents->remove_job_directory(job->name()));
-  if (cluster == nullptr) (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
+  if (cluster == nullptr)
+    (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
   spdlog::info("job {} removed", name);
   return ok();
 }

@@ -1,15 +1,19 @@
 // All jobs of a node, over one store directory:
 //
-//   <store>/identity.json                            which store this is, and whose (store_identity.h)
-//   <store>/meta.db                                  what exists (embedded metadata of a store that is alone)
-//   <store>/agreed.jsonl                             in a cluster: a copy of what is agreed on (agreed_facts.h)
+//   <store>/identity.json                            which store this is, and whose
+//     (store_identity.h)
+//   <store>/meta.db                                  what exists (embedded metadata of a store that
+//     is alone)
+//   <store>/agreed.jsonl                             in a cluster: a copy of what is agreed on
+//     (agreed_facts.h)
 //   <store>/images/<id>                              tensor bytes, immutable
 //   <store>/jobs/<job>/id                            which job of that name
 //   <store>/jobs/<job>/files/                        what users write: incoming/, editors' files
 //   <store>/jobs/<job>/checkpoints/<id>/             manifest.json, headers.bin
 //
-// Of these a job, a checkpoint or an image goes when a tombstone says so (tombstones.h), when a later decision has
-// replaced it, or when its own mark says that it never came to a decision. What nothing names is kept, and told of.
+// Of these a job, a checkpoint or an image goes when a tombstone says so (tombstones.h), when a
+// later decision has replaced it, or when its own mark says that it never came to a decision. What
+// nothing names is kept, and told of.
 #pragma once
 
 #include <functional>
@@ -34,25 +38,28 @@ struct ClusterServices {
   std::function<std::unique_ptr<Transport>()> transport;
   std::string name, where;  // of the cluster, and of etcd: for messages
   bool join = false;        // with jobs of its own, though the cluster has some
-  /// Called once the store is known to belong to the cluster, with its id, before anything of it is looked at.
+  /// Called once the store is known to belong to the cluster, with its id, before anything of it is
+  /// looked at.
   std::function<Result<>(const std::string& store)> begin;
 };
 
 struct JobStoreOptions {
   std::string directory;
-  std::string node;          // empty: the host's name
-  unsigned copy_threads = 0;  // 0: as many as cores
+  std::string node;              // empty: the host's name
+  unsigned copy_threads = 0;     // 0: as many as cores
   ClusterServices cluster = {};  // none: a cluster of one, with its metadata in `directory`
-  ScrubRate scrub = {};  // off
-  std::shared_ptr<SharedResults> results = nullptr;  // of several stores in one process; none: the store's own
+  ScrubRate scrub = {};          // off
+  std::shared_ptr<SharedResults> results =
+      nullptr;  // of several stores in one process; none: the store's own
 };
 
 /// Threads: any.
 class JobStore {
  public:
   /// Opens or creates the store; finishes or takes back what a crash left half-done; resumes
-  /// reshards. kBusy when another daemon has it open; kUnavailable, with what to do, when it is not the store of this
-  /// cluster, or what is agreed there is not what it has seen (store_membership.h). `listener` may be null and outlives the store.
+  /// reshards. kBusy when another daemon has it open; kUnavailable, with what to do, when it is not
+  /// the store of this cluster, or what is agreed there is not what it has seen
+  /// (store_membership.h). `listener` may be null and outlives the store.
   static Result<std::unique_ptr<JobStore>> open(const JobStoreOptions& options,
                                                 JobListener* listener);
   ~JobStore();
@@ -68,14 +75,16 @@ class JobStore {
   JobRef find(std::string_view name) const;
   std::vector<JobRef> jobs() const;  // by name
 
-  /// Empties a node, so that it can be stopped without any loss (drain.h): this returns once that is decided.
+  /// Empties a node, so that it can be stopped without any loss (drain.h): this returns once that
+  /// is decided.
   Result<> drain(const std::string& node);
   /// Takes it into service again.
   Result<> cancel_drain(const std::string& node);
   std::vector<std::string> drained() const;  // by name, as of the last change heard of
   /// Bytes of all checkpoints that lie on the node.
   uint64_t bytes_on(std::string_view node) const;
-  /// This node's own; and all nodes by name, those that are away, too. Waits for none but for a moment (NodeReports::heard).
+  /// This node's own; and all nodes by name, those that are away, too. Waits for none but for a
+  /// moment (NodeReports::heard).
   NodeNumbers numbers() const;
   std::vector<NodeReport> node_reports() const;
   /// Of the connections between this node and each other.
@@ -85,19 +94,22 @@ class JobStore {
 
   /// Why nothing is decided or taken over: the agreement store is not what it was.
   std::optional<std::string> distrusted() const;
-  /// What was found at start that neither a decision nor a tombstone names: paths below the directory, and how many
-  /// images. It is left as it is.
+  /// What was found at start that neither a decision nor a tombstone names: paths below the
+  /// directory, and how many images. It is left as it is.
   std::vector<std::string> kept() const;
 
   /// In a cluster: nodes came or went.
   void nodes_changed();
-  /// Answers what another node asks: for "store/space", what is free here; for "store/numbers", NodeAnswer; for
-  /// "job/…", of a job, whose name is the first line of the request.
+  /// Answers what another node asks: for "store/space", what is free here; for "store/numbers",
+  /// NodeAnswer; for "job/…", of a job, whose name is the first line of the request.
   Result<std::string> answer(std::string_view method, std::string_view request);
-  static constexpr const char* kMethods[] = {
-      "job/changed", "job/file", "job/files", "job/part",   "job/drop",  "job/arrived", "job/examine", "job/mend", "job/refresh", "job/uses",
-      "job/take",    "job/hash", "job/adopt", "job/hide",   "job/untake", "job/commit", "job/holds", "job/data_set_changed",
-      "store/space", "store/numbers"};
+  static constexpr const char* kMethods[] = {"job/changed", "job/file",     "job/files",
+                                             "job/part",    "job/drop",     "job/arrived",
+                                             "job/examine", "job/mend",     "job/refresh",
+                                             "job/uses",    "job/take",     "job/hash",
+                                             "job/adopt",   "job/hide",     "job/untake",
+                                             "job/commit",  "job/holds",    "job/data_set_changed",
+                                             "store/space", "store/numbers"};
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

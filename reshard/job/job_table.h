@@ -11,7 +11,8 @@
 
 namespace ptc {
 
-/// Threads: any. Who makes, removes or takes over jobs holds `changes` all the while: then nobody else does.
+/// Threads: any. Who makes, removes or takes over jobs holds `changes` all the while: then nobody
+/// else does.
 class JobTable {
  public:
   std::mutex changes;  // before all locks of jobs

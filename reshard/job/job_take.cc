@@ -1,16 +1,19 @@
-// A node's part in a commit that another node leads (commit_attempt.h), step by step, as it is asked to:
+// A node's part in a commit that another node leads (commit_attempt.h), step by step, as it is
+// asked to:
 //
-//   take    {"id", "incoming", "from", "fence"} → list_files(), or nothing if there is no such directory here
+//   take    {"id", "incoming", "from", "fence"} → list_files(), or nothing if there is no such
+//           directory here
 //   hash    {"id"} '\n' request → hash_files()
 //   adopt   {"id", "files"} → the images that the files became
 //   hide    {"id"}: right before the decision
 //   untake  {"id"}: there will be none; all of it goes back, copies that were made here too
 //   commit  {"id"} → "open", "committed" or "given up"; asked of the node that leads
 //
-// The decision is seen in the metadata (sync): then the directory goes. Who leads may fail in the middle, and untake may
-// be lost. So this node asks how a commit goes of which it has not heard for a while; and where the lease of the node
-// that leads has ended and it has not decided, it never will, for its decision names its key under that lease. Until it
-// is hidden, the directory can be written again here, too: then the commit finds nothing more on this node, and fails.
+// The decision is seen in the metadata (sync): then the directory goes. Who leads may fail in the
+// middle, and untake may be lost. So this node asks how a commit goes of which it has not heard for
+// a while; and where the lease of the node that leads has ended and it has not decided, it never
+// will, for its decision names its key under that lease. Until it is hidden, the directory can be
+// written again here, too: then the commit finds nothing more on this node, and fails.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -30,14 +33,16 @@ namespace {
 
 constexpr auto kUnheard = std::chrono::seconds(5);  // then the one that leads is asked
 constexpr auto kAskTime = std::chrono::seconds(2);
-constexpr auto kRenameTime = std::chrono::seconds(2);  // a mv may wait for it elsewhere for that long
+constexpr auto kRenameTime =
+    std::chrono::seconds(2);  // a mv may wait for it elsewhere for that long
 
 }  // namespace
 
 Result<> Job::Impl::note_commit_elsewhere(const json::object& request, const std::string& id) {
   const json::value* from = request.if_contains("from");
   const json::value* fence = request.if_contains("fence");
-  if (services.cluster == nullptr || from == nullptr || !from->is_string() || fence == nullptr || !fence->is_int64())
+  if (services.cluster == nullptr || from == nullptr || !from->is_string() || fence == nullptr ||
+      !fence->is_int64())
     return invalid_argument("the request does not say who commits");
   const std::string leader(from->as_string());
   const std::string key = services.cluster->fence_of(leader).key;
@@ -50,7 +55,8 @@ Result<> Job::Impl::note_commit_elsewhere(const json::object& request, const std
   return ok();
 }
 
-Result<std::string> Job::Impl::answer_first_take(const json::object& request, const std::string& id) {
+Result<std::string> Job::Impl::answer_first_take(const json::object& request,
+                                                 const std::string& id) {
   const json::value* name = request.if_contains("incoming");
   if (name == nullptr || !name->is_string() || name->as_string().empty() ||
       name->as_string().find('/') != json::string::npos || name->as_string()[0] == '.')
@@ -58,10 +64,13 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
   const std::string incoming(name->as_string());
   const KeyedLock::Held one = takes.hold(incoming);  // it may be asked again before it has answered
   PTC_TRY(note_commit_elsewhere(request, id));
-  const auto given_up = [] { return make_error(Code::kConflict, "the commit was given up"); };  // meanwhile
+  const auto given_up = [] {
+    return make_error(Code::kConflict, "the commit was given up");
+  };  // meanwhile
   std::shared_ptr<CommitShare> share;
   std::string leader;
-  std::vector<std::string> earlier;  // of the same node, which leads one of a directory at a time: decided or given up
+  std::vector<std::string>
+      earlier;  // of the same node, which leads one of a directory at a time: decided or given up
   {
     std::lock_guard lock(mutex);
     const auto own = commits_elsewhere.find(id);
@@ -69,19 +78,23 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
     share = own->second.share;
     leader = own->second.from;
     for (const auto& [other, known] : commits_elsewhere)
-      if (other != id && known.from == own->second.from && known.share != nullptr && known.share->incoming() == incoming)
+      if (other != id && known.from == own->second.from && known.share != nullptr &&
+          known.share->incoming() == incoming)
         earlier.push_back(other);
   }
   for (const std::string& other : earlier) {
     // It may have been decided, and nobody have told this node.
     if (Result<> settled = settle_commit_elsewhere(other, leader, {}); settled.has_error())
-      return make_error(Code::kUnavailable, "what became of the commit of incoming/{} before is not known yet: {}", incoming,
-                        settled.error().message());
+      return make_error(Code::kUnavailable,
+                        "what became of the commit of incoming/{} before is not known yet: {}",
+                        incoming, settled.error().message());
   }
   if (share == nullptr) {
     MakeSeal seal;
     if (listener != nullptr)
-      seal = [this, &incoming](GivesWay gives_way) { return listener->seal(job->name(), incoming, std::move(gives_way)); };
+      seal = [this, &incoming](GivesWay gives_way) {
+        return listener->seal(job->name(), incoming, std::move(gives_way));
+      };
     stop_hashing(incoming);
     auto may_give_way = [this, id, since = Clock::now()] {
       if (Clock::now() - since < kRenameTime) return false;
@@ -96,7 +109,8 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request, co
       if (withdrawn == nullptr) return true;
       if (!withdrawn->withdraw_unless_hidden()) return false;
       std::lock_guard lock(mutex);
-      if (const auto known = commits_elsewhere.find(id); known != commits_elsewhere.end() && known->second.share == withdrawn)
+      if (const auto known = commits_elsewhere.find(id);
+          known != commits_elsewhere.end() && known->second.share == withdrawn)
         known->second.share.reset();
       return true;
     };
@@ -143,10 +157,14 @@ Result<std::string> Job::Impl::answer_take(std::string_view method, const json::
     }
   }
   if (share == nullptr)
-    return make_error(Code::kConflict, "node {} has nothing of this commit any more, as somebody wrote it again: move "
-                      "it once more", services.node);
+    return make_error(
+        Code::kConflict,
+        "node {} has nothing of this commit any more, as somebody wrote it again: move "
+        "it once more",
+        services.node);
   if (method == "hash")
-    return hash_files(share->directory(), rest, *services.executor, hashes, commit_stop.get_token());
+    return hash_files(share->directory(), rest, *services.executor, hashes,
+                      commit_stop.get_token());
   if (method == "hide") {
     PTC_TRY(share->hide());
     return std::string();
@@ -176,7 +194,8 @@ std::string Job::Impl::answer_commit(const std::string& id) const {
   std::lock_guard lock(mutex);
   for (const auto& [incoming, attempt] : attempts)
     if (attempt->id() == id) return std::string(attempt->outcome());
-  const bool committed = std::find(committed_ids.begin(), committed_ids.end(), id) != committed_ids.end();
+  const bool committed =
+      std::find(committed_ids.begin(), committed_ids.end(), id) != committed_ids.end();
   return committed ? "committed" : "given up";
 }
 
@@ -190,7 +209,8 @@ void Job::Impl::untake(const std::string& id) {
     commits_elsewhere.erase(known);
   }
   if (own.share != nullptr) {
-    spdlog::info("job {}: incoming/{} was not committed by node {}", job->name(), own.share->incoming(), own.from);
+    spdlog::info("job {}: incoming/{} was not committed by node {}", job->name(),
+                 own.share->incoming(), own.from);
     own.share->withdraw();  // somebody may still be at it
     own.share.reset();
   }
@@ -212,7 +232,8 @@ Result<std::set<std::string>> Job::Impl::given_up_elsewhere() {
   return given_up;
 }
 
-void Job::Impl::settle_commits_elsewhere(const std::set<std::string>& given_up, const std::set<std::string>& decided) {
+void Job::Impl::settle_commits_elsewhere(const std::set<std::string>& given_up,
+                                         const std::set<std::string>& decided) {
   std::vector<std::shared_ptr<CommitShare>> committed;
   std::vector<std::string> back;
   {
@@ -243,8 +264,10 @@ void Job::Impl::look_after_commits_elsewhere(const std::stop_token& stop) {
   }
 }
 
-Result<> Job::Impl::settle_commit_elsewhere(const std::string& id, const std::string& leader, const std::stop_token& stop) {
-  PTC_TRY(auto outcome, ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
+Result<> Job::Impl::settle_commit_elsewhere(const std::string& id, const std::string& leader,
+                                            const std::stop_token& stop) {
+  PTC_TRY(auto outcome,
+          ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
   if (outcome == "open") return make_error(Code::kBusy, "node {} has not decided yet", leader);
   PTC_TRY(follow());  // what it has decided by now is seen in the metadata
   std::shared_ptr<CommitShare> share;

@@ -1,6 +1,6 @@
-// Whether what is stored is what was committed. Every node reads what lies on it; a part of a tensor that
-// is stored twice and differs is right where the tensor's checksum, a sum over its parts, comes out with it.
-// What is damaged is mended: job_mend.cc.
+// Whether what is stored is what was committed. Every node reads what lies on it; a part of a
+// tensor that is stored twice and differs is right where the tensor's checksum, a sum over its
+// parts, comes out with it. What is damaged is mended: job_mend.cc.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -24,16 +24,19 @@ namespace ptc {
 namespace {
 
 /// What no tensor's checksum covers. Empty: nothing is wrong.
-std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums, std::span<const std::byte> bytes,
-                                   const Checksum* padding) {
+std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums,
+                                   std::span<const std::byte> bytes, const Checksum* padding) {
   const std::span<const std::byte> header = std::as_bytes(std::span(layout.header.text()));
   if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
-  if (!std::ranges::equal(bytes.first(header.size()), header)) return "its header is not what it was";
-  const bool zero = padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes, header.size());
+  if (!std::ranges::equal(bytes.first(header.size()), header))
+    return "its header is not what it was";
+  const bool zero =
+      padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes, header.size());
   return zero ? "" : "its padding is not zero any more";
 }
 
-/// What is in an image without tensors, or with them, read by this thread alone and as slowly as `pace` asks.
+/// What is in an image without tensors, or with them, read by this thread alone and as slowly as
+/// `pace` asks.
 Result<Checksum> read_whole(std::span<const std::byte> bytes, Pace& pace) {
   Checksum sum;
   for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
@@ -43,7 +46,8 @@ Result<Checksum> read_whole(std::span<const std::byte> bytes, Pace& pace) {
   return sum;
 }
 
-Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksum& padding, Pace& pace) {
+Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksum& padding,
+                      Pace& pace) {
   for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
     const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
     PTC_TRY(pace.read(window.size(), [&] {
@@ -72,8 +76,9 @@ Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& c
   return contents;
 }
 
-Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
-                                           Pace* pace, std::stop_token stop) const {
+Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const StoredState& stored,
+                                           uint32_t number, Pace* pace,
+                                           std::stop_token stop) const {
   const Manifest& manifest = checkpoint.manifest();
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const StoredImage& image = stored.images[number];
@@ -97,12 +102,14 @@ Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const S
       PTC_TRY(read_tensors(bytes, sums, padding, *pace));
       PTC_TRY(sums.give_to(ledger));
     } else {
-      PTC_TRY(services.executor->hash_images({{&described, image.image.get()}}, facts, ledger, stop));
+      PTC_TRY(
+          services.executor->hash_images({{&described, image.image.get()}}, facts, ledger, stop));
     }
     ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
       content.sums.push_back({tensor, box, sum});
     });
-    content.problem = problem_beside_tensors(described, sums, bytes, pace != nullptr ? &padding : nullptr);
+    content.problem =
+        problem_beside_tensors(described, sums, bytes, pace != nullptr ? &padding : nullptr);
     return ok();
   };
   if (Result<> done = read(); done.has_error()) {
@@ -112,11 +119,13 @@ Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const S
   return content;
 }
 
-Result<Job::Impl::Seen> Job::Impl::find_stored(const std::string& id, const std::string& stored_file) {
+Result<Job::Impl::Seen> Job::Impl::find_stored(const std::string& id,
+                                               const std::string& stored_file) {
   auto find = [&] {
     std::lock_guard lock(mutex);
     for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.stored == stored_file) return Seen{known, known.checkpoint->stored()};
+      if (known.id == id && known.stored == stored_file)
+        return Seen{known, known.checkpoint->stored()};
     return Seen();
   };
   Seen seen = find();
@@ -146,15 +155,20 @@ Result<std::string> Job::Impl::answer_examine(const json::object& request, const
   return to_text(contents);
 }
 
-Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord& record, const StoredState& stored,
-                                                         const std::map<std::string, std::vector<uint32_t>>& by_node,
-                                                         Pace* pace, std::stop_token stop) {
+Result<std::vector<ImageContent>> Job::Impl::read_images(
+    const CheckpointRecord& record, const StoredState& stored,
+    const std::map<std::string, std::vector<uint32_t>>& by_node, Pace* pace, std::stop_token stop) {
   if (pace != nullptr) stop = pace->stopped();
-  std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(), by_node.end());
+  std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(),
+                                                                       by_node.end());
   std::erase_if(elsewhere, [&](const auto& one) { return one.first == node_key(services); });
-  Answers<std::vector<ImageContent>> answers(elsewhere.size(), [&](size_t i) {
-    return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second, pace != nullptr, stop);
-  }, kAtWorkAtOnce);
+  Answers<std::vector<ImageContent>> answers(
+      elsewhere.size(),
+      [&](size_t i) {
+        return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second,
+                              pace != nullptr, stop);
+      },
+      kAtWorkAtOnce);
   std::vector<ImageContent> contents;
   Result<> read = ok();
   if (const auto own = by_node.find(node_key(services)); own != by_node.end()) {
@@ -163,16 +177,17 @@ Result<std::vector<ImageContent>> Job::Impl::read_images(const CheckpointRecord&
     else read = std::move(here).error();
   }
   for (Result<std::vector<ImageContent>>& theirs : answers.wait()) {
-    if (theirs.has_value()) std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
+    if (theirs.has_value())
+      std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
     else if (read.has_value()) read = std::move(theirs).error();
   }
   PTC_TRY(std::move(read));
   return contents;
 }
 
-Result<std::vector<ImageContent>> Job::Impl::ask_for_images(const CheckpointRecord& record, const StoredState& stored,
-                                                            const std::string& node, std::vector<uint32_t> images, bool paced,
-                                                            const std::stop_token& stop) {
+Result<std::vector<ImageContent>> Job::Impl::ask_for_images(
+    const CheckpointRecord& record, const StoredState& stored, const std::string& node,
+    std::vector<uint32_t> images, bool paced, const std::stop_token& stop) {
   constexpr uint64_t kBatchBytes = 256 << 20;
   if (images.empty())
     for (uint32_t i = 0; i < stored.images.size(); ++i)
@@ -180,12 +195,16 @@ Result<std::vector<ImageContent>> Job::Impl::ask_for_images(const CheckpointReco
   std::vector<ImageContent> contents;
   for (size_t next = 0; next < images.size();) {
     json::array batch;
-    for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes); ++next) {
+    for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes);
+         ++next) {
       batch.emplace_back(images[next]);
       bytes += stored.layouts()[images[next]].bytes;
     }
     if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
-    const json::object request{{"id", record.id}, {"stored", record.stored}, {"paced", paced}, {"images", std::move(batch)}};
+    const json::object request{{"id", record.id},
+                               {"stored", record.stored},
+                               {"paced", paced},
+                               {"images", std::move(batch)}};
     PTC_TRY(auto answer, ask(node, "examine", json::serialize(request), stop));
     PTC_TRY(auto some, contents_from(answer));
     std::move(some.begin(), some.end(), std::back_inserter(contents));
@@ -213,13 +232,15 @@ Result<Job::Impl::Seen> Job::Impl::find_record(std::string_view name) const {
   std::lock_guard lock(mutex);
   const auto known = checkpoints.find(name);
   if (const auto bad = damaged.find(name); known == checkpoints.end() && bad != damaged.end())
-    return make_error(bad->second.lost ? Code::kUnavailable : Code::kCorrupt, "checkpoint {}: {}", name, bad->second.why);
+    return make_error(bad->second.lost ? Code::kUnavailable : Code::kCorrupt, "checkpoint {}: {}",
+                      name, bad->second.why);
   if (known == checkpoints.end())
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
   return Seen{known->second, known->second.checkpoint->stored()};
 }
 
-Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images, bool were_damaged) {
+Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen,
+                                       std::vector<StoredImage> images, bool were_damaged) {
   const Checkpoint& checkpoint = *seen.checkpoint;
   std::shared_ptr<const StoredState> before;
   CheckpointRecord record;
@@ -273,11 +294,13 @@ void Job::Impl::report_missing_images() {
       missing += image.missing;
     }
     Result<bool> done = replace_images(record, std::move(images));
-    if (done.has_error())
-      spdlog::warn("job {}: {}", job->name(), done.error().message());
+    if (done.has_error()) spdlog::warn("job {}: {}", job->name(), done.error().message());
     else if (done.value() && missing > 0)
-      spdlog::warn("job {}: checkpoint {}: {} of the files that lay on this node are missing; what other nodes "
-                   "have of them is copied anew", job->name(), record.checkpoint->name(), missing);
+      spdlog::warn(
+          "job {}: checkpoint {}: {} of the files that lay on this node are missing; what other "
+          "nodes "
+          "have of them is copied anew",
+          job->name(), record.checkpoint->name(), missing);
   }
 }
 
@@ -303,7 +326,8 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
     const Checkpoint& checkpoint = *seen.record.checkpoint;
     if (const auto loss = checkpoint.loss()) return make_error(Code::kCorrupt, "{}", *loss);
     Result<Findings> found = impl_->examine(seen, nullptr, stop);
-    if (found.has_error() && found.error().code() == Code::kBusy && tries < kTries) {  // it is being moved
+    if (found.has_error() && found.error().code() == Code::kBusy &&
+        tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
       continue;
     }

@@ -17,28 +17,30 @@
 namespace ptc {
 namespace {
 
-
 using Jobs = std::map<std::string, MetaEntry>;  // by name
 
 Result<Jobs> jobs_of(MetaClient& meta) {
   PTC_TRY(auto entries, meta.list("jobs/"));
   Jobs jobs;
   for (MetaEntry& entry : entries)
-    if (std::string name = entry.key.substr(5); name.find('/') == std::string::npos) jobs.emplace(name, std::move(entry));
+    if (std::string name = entry.key.substr(5); name.find('/') == std::string::npos)
+      jobs.emplace(name, std::move(entry));
   return jobs;
 }
 
 /// The record of a checkpoint whose bytes all lie on `node`.
-Result<std::string> record_on(const std::string& record, const std::string& job_dir, const std::string& node) {
+Result<std::string> record_on(const std::string& record, const std::string& job_dir,
+                              const std::string& node) {
   PTC_TRY(auto value, parse_json(record));
   json::object* object = value.if_object();
   const json::value* id = object != nullptr ? object->if_contains("id") : nullptr;
   const json::value* stored = object != nullptr ? object->if_contains("stored") : nullptr;
   const json::value* generation = object != nullptr ? object->if_contains("generation") : nullptr;
-  if (id == nullptr || !id->is_string() || stored == nullptr || !stored->is_string() || generation == nullptr ||
-      !generation->is_int64())
+  if (id == nullptr || !id->is_string() || stored == nullptr || !stored->is_string() ||
+      generation == nullptr || !generation->is_int64())
     return make_error(Code::kCorrupt, "the record of a checkpoint is damaged: {}", record);
-  const std::string directory = fmt::format("{}/checkpoints/{}/", job_dir, std::string_view(id->get_string()));
+  const std::string directory =
+      fmt::format("{}/checkpoints/{}/", job_dir, std::string_view(id->get_string()));
   const std::string before(stored->get_string());
   const int64_t next = generation->get_int64() + 1;
   const std::string plan = plan_file_of(before);
@@ -47,7 +49,8 @@ Result<std::string> record_on(const std::string& record, const std::string& job_
   PTC_TRY(auto state, parse_json(text, {.max_bytes = kMaxStoredBytes}));
   boost::system::error_code bad;
   json::value* images = state.find_pointer("/images", bad);
-  if (images == nullptr || !images->is_array()) return make_error(Code::kCorrupt, "{}{} is damaged", directory, before);
+  if (images == nullptr || !images->is_array())
+    return make_error(Code::kCorrupt, "{}{} is damaged", directory, before);
   for (json::value& image : images->get_array())
     if (image.is_object()) image.get_object()["node"] = node;
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + after, json::serialize(state)));
@@ -61,7 +64,8 @@ Result<std::string> record_on(const std::string& record, const std::string& job_
   return json::serialize(*object);
 }
 
-Result<> commit_in_steps(MetaClient& meta, const std::vector<std::pair<std::string, std::string>>& puts,
+Result<> commit_in_steps(MetaClient& meta,
+                         const std::vector<std::pair<std::string, std::string>>& puts,
                          const MetaTransaction::Compare& identity) {
   for (size_t i = 0; i < puts.size();) {
     MetaTransaction transaction;
@@ -86,20 +90,22 @@ Result<ComparedJobs> compare_jobs(MetaClient& own, MetaClient& cluster) {
   for (const auto& [name, entry] : here) {
     const auto same = there.find(name);
     if (same == there.end()) compared.own.push_back(name);
-    else if (job_id_of(same->second.value) != job_id_of(entry.value)) compared.in_both.push_back(name);
+    else if (job_id_of(same->second.value) != job_id_of(entry.value))
+      compared.in_both.push_back(name);
   }
   for (const auto& [name, entry] : there)
     if (!here.contains(name)) compared.others.push_back(name);
   return compared;
 }
 
-Result<> join_jobs(MetaClient& own, MetaClient& cluster, const std::string& directory, const std::string& node,
-                   const MetaTransaction::Compare& identity) {
+Result<> join_jobs(MetaClient& own, MetaClient& cluster, const std::string& directory,
+                   const std::string& node, const MetaTransaction::Compare& identity) {
   PTC_TRY(auto here, jobs_of(own));
   PTC_TRY(auto there, jobs_of(cluster));
   for (const auto& [name, entry] : here) {
     if (there.contains(name)) continue;  // compared before: it is the same
-    const std::string prefix = entry.key + "/", job_dir = fmt::format("{}/jobs/{}", directory, name);
+    const std::string prefix = entry.key + "/",
+                      job_dir = fmt::format("{}/jobs/{}", directory, name);
     PTC_TRY(auto facts, own.list(prefix));
     std::vector<std::pair<std::string, std::string>> puts;
     std::set<std::string> keys;
@@ -108,7 +114,8 @@ Result<> join_jobs(MetaClient& own, MetaClient& cluster, const std::string& dire
       if (fact.key.starts_with(prefix + "checkpoints/")) {
         Result<std::string> record = record_on(fact.value, job_dir, node);
         if (record.has_error())
-          return std::move(record).error().with_context(fmt::format("job {}, {}", name, fact.key.substr(prefix.size())));
+          return std::move(record).error().with_context(
+              fmt::format("job {}, {}", name, fact.key.substr(prefix.size())));
         fact.value = std::move(record).value();
       }
       puts.emplace_back(std::move(fact.key), std::move(fact.value));

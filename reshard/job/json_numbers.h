@@ -27,7 +27,8 @@ inline Dims dims_from(const json::value& value) {
 /// The same for both; throws also where these have not as many axes.
 inline Box box_from(const json::value& offset, const json::value& extent) {
   Box box{dims_from(offset), dims_from(extent)};
-  if (box.offset.size() != box.extent.size()) throw std::out_of_range("a part has two numbers of axes");
+  if (box.offset.size() != box.extent.size())
+    throw std::out_of_range("a part has two numbers of axes");
   return box;
 }
 

@@ -3,7 +3,6 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-
 #include <ctime>
 
 #include "reshard/job/json_numbers.h"
@@ -236,7 +235,8 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
   const json::object& root = value.as_object();
   PTC_TRY(auto format, member<std::string>(root, "format"));
   if (format != "ptc-manifest/1")
-    return make_error(Code::kCorrupt, "manifest: format {} is not known to this version", ptc::quoted(format));
+    return make_error(Code::kCorrupt, "manifest: format {} is not known to this version",
+                      ptc::quoted(format));
   Manifest manifest;
   PTC_TRY(manifest.name, member<std::string>(root, "name"));
   PTC_TRY(manifest.id, member<std::string>(root, "id"));
@@ -291,7 +291,8 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
 }
 
 const SourceIndex& StoredLayouts::index() const {
-  std::call_once(indexed_, [&] { index_ = std::make_unique<SourceIndex>(layouts_, element_bits_); });
+  std::call_once(indexed_,
+                 [&] { index_ = std::make_unique<SourceIndex>(layouts_, element_bits_); });
   return *index_;
 }
 
@@ -301,8 +302,9 @@ int64_t StoredState::best(uint32_t state, std::string_view path, int32_t written
   auto key_of = [](const StoredImage& image) {
     return std::tuple(image.state, std::string_view(image.path), image.written);
   };
-  auto it = std::lower_bound(images.begin(), images.end(), key,
-                             [&](const StoredImage& image, const auto& k) { return key_of(image) < k; });
+  auto it =
+      std::lower_bound(images.begin(), images.end(), key,
+                       [&](const StoredImage& image, const auto& k) { return key_of(image) < k; });
   int64_t found = -1;
   for (; it != images.end() && key_of(*it) == key; ++it) {
     if (it->image != nullptr && it->image->is_here()) return it - images.begin();

@@ -39,13 +39,14 @@ struct WrittenFile {
 
   bool has_tensors = false;
   // With tensors:
-  bool dp_cut = false;         // it has tensors that are cut over dp: of its own dp rank only
-  std::string set;             // a shard of a set: the name of the whole
-  bool boxes = false;          // of a set: its arrays are the parts of tensors that its header says (dcp_boxes())
+  bool dp_cut = false;  // it has tensors that are cut over dp: of its own dp rank only
+  std::string set;      // a shard of a set: the name of the whole
+  bool boxes =
+      false;  // of a set: its arrays are the parts of tensors that its header says (dcp_boxes())
   uint64_t header_bytes = 0;   // the header as it was written, kept in headers.bin …
   uint64_t header_offset = 0;  // … at this offset
   // Without:
-  Checksum checksum;           // of the file as a vector of bytes
+  Checksum checksum;  // of the file as a vector of bytes
   /// nullopt: written when that was not kept. Of replicas that wrote the same: of all of them.
   std::optional<ReadRights> rights;
 };
@@ -78,7 +79,9 @@ struct Manifest {
   /// "model.norm.weight"; padding is "padding of …".
   std::string tensor_name(uint32_t tensor) const;
 
-  ReadRights rights_of(const WrittenFile& file) const { return file.rights.value_or(ReadRights{uid, gid}); }
+  ReadRights rights_of(const WrittenFile& file) const {
+    return file.rights.value_or(ReadRights{uid, gid});
+  }
 
   /// The state of written_spec whose file it is (StateFile::owner).
   uint32_t owner_of(const WrittenFile& file) const;
@@ -101,29 +104,32 @@ std::string key_text(const LayoutSpec& spec);
 struct StateFile {
   std::string path;
   ImageLayout layout;
-  uint32_t owner = 0;  // the state whose file is stored
+  uint32_t owner = 0;                 // the state whose file is stored
   std::vector<uint32_t> states = {};  // that have it; filled by Checkpoint::target_images
 };
 
 /// One image that holds part of a checkpoint. Copies on several nodes are images of their own.
 struct StoredImage {
   std::string id;
-  ImageRef image;      // nullptr: lost, or on a node that is away
-  uint32_t state = 0;  // under the stored spec; its owner (StateFile)
-  std::string path;    // it is exactly this file of that state; empty: no file (padding, a shard)
-  int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written, or it
-                         // is that file and has no tensors
+  ImageRef image;        // nullptr: lost, or on a node that is away
+  uint32_t state = 0;    // under the stored spec; its owner (StateFile)
+  std::string path;      // it is exactly this file of that state; empty: no file (padding, a shard)
+  int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written, or
+                         // it is that file and has no tensors
   std::string node = {};  // that holds it; empty: the only one of a cluster of one
   bool missing = false;   // that node has found its file gone
 };
 
-/// What the images of a stored state hold, in their order; lost ones hold nothing. Immutable; threads: any.
+/// What the images of a stored state hold, in their order; lost ones hold nothing. Immutable;
+/// threads: any.
 class StoredLayouts {
  public:
   /// `key` is no other's. `whole`: with those that are lost.
-  StoredLayouts(std::vector<ImageLayout> layouts, std::vector<uint8_t> element_bits, std::string key,
-                std::shared_ptr<const std::vector<ImageLayout>> whole = nullptr)
-      : layouts_(std::move(layouts)), element_bits_(std::move(element_bits)), key_(std::move(key)),
+  StoredLayouts(std::vector<ImageLayout> layouts, std::vector<uint8_t> element_bits,
+                std::string key, std::shared_ptr<const std::vector<ImageLayout>> whole = nullptr)
+      : layouts_(std::move(layouts)),
+        element_bits_(std::move(element_bits)),
+        key_(std::move(key)),
         whole_(std::move(whole)) {}
 
   const std::vector<ImageLayout>& layouts() const { return layouts_; }
@@ -144,15 +150,15 @@ class StoredLayouts {
 struct StoredState {
   LayoutSpec spec;
   std::vector<StoredImage> images;
-  std::vector<std::string> nodes;    // by name; ImageLayout::node counts in it
-  uint32_t here = 0;                 // this node in it; nodes.size(): it holds nothing
+  std::vector<std::string> nodes;  // by name; ImageLayout::node counts in it
+  uint32_t here = 0;               // this node in it; nodes.size(): it holds nothing
   std::shared_ptr<const StoredLayouts> held;
 
   const std::vector<ImageLayout>& layouts() const { return held->layouts(); }
   const SourceIndex& index() const { return held->index(); }
 
-  /// The image that is exactly this file, the one on this node if there is one, or one that is within
-  /// reach if there is one; −1: there is none.
+  /// The image that is exactly this file, the one on this node if there is one, or one that is
+  /// within reach if there is one; −1: there is none.
   int64_t find(uint32_t state, std::string_view path) const;
   /// The same of a file without tensors, by its index into Manifest::files.
   int64_t find_other(uint32_t file) const;

@@ -98,7 +98,8 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
       asking_ = false;
     }
   }
-  if (!answered_ || now - *answered_ >= kStillTrue) changed_.wait_for(lock, kFirstLook, [&] { return !asking_; });
+  if (!answered_ || now - *answered_ >= kStillTrue)
+    changed_.wait_for(lock, kFirstLook, [&] { return !asking_; });
   return heard_;
 }
 
@@ -107,7 +108,8 @@ std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job) {
   const auto now = std::chrono::steady_clock::now();
   for (const auto& [node, heard] : heard()) {
     const auto found = heard.answer.reshards.find(job);
-    if (found != heard.answer.reshards.end() && now - heard.when < kStillTrue) doing.push_back(found->second);
+    if (found != heard.answer.reshards.end() && now - heard.when < kStillTrue)
+      doing.push_back(found->second);
   }
   return doing;
 }
@@ -117,7 +119,9 @@ void NodeReports::ask_all(const std::stop_token& stop) {
   std::erase(nodes, cluster_->self());
   {
     std::lock_guard lock(mutex_);
-    std::erase_if(heard_, [&](const auto& one) { return std::find(nodes.begin(), nodes.end(), one.first) == nodes.end(); });
+    std::erase_if(heard_, [&](const auto& one) {
+      return std::find(nodes.begin(), nodes.end(), one.first) == nodes.end();
+    });
   }
   auto ask = [&](size_t i) -> Result<> {
     if (stop.stop_requested()) return ok();

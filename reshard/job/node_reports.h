@@ -1,7 +1,8 @@
-// What the nodes of a cluster are and have, as one of them shows it: what is agreed on, and what each says of itself.
+// What the nodes of a cluster are and have, as one of them shows it: what is agreed on, and what
+// each says of itself.
 //
-// What nodes say of themselves is asked of them, at most once a second and only while somebody looks: it is in no key
-// that many nodes write, and costs nothing where nobody wants to know it.
+// What nodes say of themselves is asked of them, at most once a second and only while somebody
+// looks: it is in no key that many nodes write, and costs nothing where nobody wants to know it.
 #pragma once
 
 #include <chrono>
@@ -44,8 +45,8 @@ struct NodeAnswer {
 /// Asked of another node: NodeAnswer::to_text().
 inline constexpr std::string_view kNumbersMethod = "store/numbers";
 
-/// Remembers what the other nodes said last, and asks them again in the background when somebody looks: a node that is
-/// slow or away holds up nobody, what it said is only older. Threads: any.
+/// Remembers what the other nodes said last, and asks them again in the background when somebody
+/// looks: a node that is slow or away holds up nobody, what it said is only older. Threads: any.
 class NodeReports {
  public:
   explicit NodeReports(Cluster* cluster) : cluster_(cluster) {}  // null: there are no others
@@ -55,7 +56,8 @@ class NodeReports {
     NodeAnswer answer;
     std::chrono::steady_clock::time_point when;
   };
-  /// By node, of those that are there. Who looks after a while waits for the answers, 0.3 s at most.
+  /// By node, of those that are there. Who looks after a while waits for the answers, 0.3 s at
+  /// most.
   std::map<std::string, Heard> heard();
   /// What other nodes do for the reshard of a job.
   std::vector<ReshardProgress> reshard_of(const std::string& job);
@@ -75,9 +77,9 @@ class NodeReports {
 /// All that is known of a node.
 struct NodeReport {
   std::string name;
-  const char* state = "away";          // up, away; fenced: this one, cut off from the others
-  int64_t since_ns = 0;                // since the epoch; 0: not known
-  uint64_t stored_bytes = 0;           // of checkpoints, that lie there, within reach or not
+  const char* state = "away";  // up, away; fenced: this one, cut off from the others
+  int64_t since_ns = 0;        // since the epoch; 0: not known
+  uint64_t stored_bytes = 0;   // of checkpoints, that lie there, within reach or not
   bool draining = false;
   std::optional<NodeNumbers> numbers;  // nullopt: it has said nothing yet, or is away
   double age_seconds = 0;              // since it said that

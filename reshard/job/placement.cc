@@ -30,7 +30,8 @@ class HeldBytes {
         all += stored_.index().bytes_of(slot.tensor, piece.global);
         stored_.index().add_held(slot.tensor, piece.global, held);
       }
-    for (uint64_t& bytes : held) bytes = file.bytes - std::min(file.bytes, all - std::min(all, bytes));
+    for (uint64_t& bytes : held)
+      bytes = file.bytes - std::min(file.bytes, all - std::min(all, bytes));
     return held;
   }
 
@@ -53,8 +54,8 @@ std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
 }
 
 /// Of a layout that leaves its devices out.
-Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& checkpoint, const StoredState& stored,
-                                 const std::vector<std::string>& alive);
+Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& checkpoint,
+                                 const StoredState& stored, const std::vector<std::string>& alive);
 
 }  // namespace
 
@@ -81,17 +82,19 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
   if (alive.empty()) return make_error(Code::kUnavailable, "no node is there to place ranks on");
   ResultKey key = checkpoint.key("placement").add(stored.held->key()).add(key_text(layout.spec));
   for (const std::string& node : alive) key.add(node);
-  PTC_TRY(auto placement, checkpoint.results().get<Placement>(key, [&]() -> Result<std::shared_ptr<const Placement>> {
-    PTC_TRY(auto made, make_placement(layout.spec, checkpoint, stored, alive));
-    return std::make_shared<const Placement>(std::move(made));
-  }));
+  PTC_TRY(
+      auto placement,
+      checkpoint.results().get<Placement>(key, [&]() -> Result<std::shared_ptr<const Placement>> {
+        PTC_TRY(auto made, make_placement(layout.spec, checkpoint, stored, alive));
+        return std::make_shared<const Placement>(std::move(made));
+      }));
   return *placement;
 }
 
 namespace {
 
-Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& checkpoint, const StoredState& stored,
-                                 const std::vector<std::string>& alive) {
+Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& checkpoint,
+                                 const StoredState& stored, const std::vector<std::string>& alive) {
   Placement placement;
   const uint64_t world = spec.sizes.world_size();
   placement.node_of_rank.assign(world, alive.front());
@@ -127,7 +130,8 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
       for (uint32_t file : needed) kept[b][node] += held[file][node];
   }
   const std::vector<size_t> node_of_block = best_assignment(kept);
-  for (uint64_t i = 0; i < world; ++i) placement.node_of_rank[ranks[i]] = alive[node_of_block[i / block]];
+  for (uint64_t i = 0; i < world; ++i)
+    placement.node_of_rank[ranks[i]] = alive[node_of_block[i / block]];
   return placement;
 }
 
@@ -135,12 +139,10 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
 
 std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
                                    const Placement& placement, uint32_t replicas,
-                                   const std::vector<std::string>& alive,
-                                   const StoredState& stored, std::vector<std::string>& nodes) {
+                                   const std::vector<std::string>& alive, const StoredState& stored,
+                                   std::vector<std::string>& nodes) {
   std::vector<std::set<uint32_t>> nodes_of_state(state_count(spec));
-  auto is_alive = [&](const std::string& node) {
-    return is_among(alive, node);
-  };
+  auto is_alive = [&](const std::string& node) { return is_among(alive, node); };
   for (uint64_t rank = 0; rank < placement.node_of_rank.size(); ++rank)
     if (is_alive(placement.node_of_rank[rank]))
       nodes_of_state[state_index(spec, state_of(spec, spec.coords(rank)))].insert(

@@ -30,15 +30,17 @@ uint32_t Job::Impl::PlanRelays::node_of(uint32_t target) const {
   return change_.targets[target].layout.node;
 }
 
-Result<ImageRef> Job::Impl::PlanRelays::wait_for(uint32_t target, uint64_t window, std::stop_token stop) {
+Result<ImageRef> Job::Impl::PlanRelays::wait_for(uint32_t target, uint64_t window,
+                                                 std::stop_token stop) {
   const ImageLayout& layout = change_.targets[target].layout;
   const std::string& node = change_.nodes[layout.node];
-  const std::string request = json::serialize(
-      json::object{{"id", plan_.id}, {"plan", plan_.digest}, {"target", target}, {"window", window}});
+  const std::string request = json::serialize(json::object{
+      {"id", plan_.id}, {"plan", plan_.digest}, {"target", target}, {"window", window}});
   for (const Clock::time_point asked = Clock::now();;) {
     Result<std::string> image = job_.ask(node, "arrived", request, stop);
     // Of a node that has just answered, whether or not it still counts as alive here.
-    if (image.has_value()) return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));
+    if (image.has_value())
+      return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));
     if (image.error().code() != Code::kBusy || Clock::now() - asked > kPatience)
       return std::move(image).error();
   }
@@ -57,7 +59,8 @@ Result<std::string> Job::Impl::answer_arrived(const json::object& request, const
   std::pair<uint32_t, uint64_t> window;
   try {
     digest = std::string(request.at("plan").as_string());
-    window = {request.at("target").to_number<uint32_t>(), request.at("window").to_number<uint64_t>()};
+    window = {request.at("target").to_number<uint32_t>(),
+              request.at("window").to_number<uint64_t>()};
   } catch (const std::exception& error) {
     return invalid_argument("the question what of a plan has arrived is damaged: {}", error.what());
   }
@@ -74,7 +77,8 @@ Result<std::string> Job::Impl::answer_arrived(const json::object& request, const
     return !image.empty() || ended || stopping;
   });
   if (!image.empty()) return image;
-  if (ended || stopping) return make_error(Code::kUnavailable, "this node does not make it any more");
+  if (ended || stopping)
+    return make_error(Code::kUnavailable, "this node does not make it any more");
   return make_error(Code::kBusy, "it has not arrived yet");
 }
 

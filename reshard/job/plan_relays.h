@@ -6,9 +6,10 @@
 
 namespace ptc {
 
-/// Of one part, while it is made. A node that is asked answers with the image once the window is there, or
-/// after a second that it is not yet; who asks waits for a few seconds, and then takes it from its source. So
-/// nobody waits for ever, and nobody for one that waits for him: what is relayed came from a source.
+/// Of one part, while it is made. A node that is asked answers with the image once the window is
+/// there, or after a second that it is not yet; who asks waits for a few seconds, and then takes it
+/// from its source. So nobody waits for ever, and nobody for one that waits for him: what is
+/// relayed came from a source.
 class Job::Impl::PlanRelays final : public Relays {
  public:
   PlanRelays(Job::Impl& job, const PlanName& plan, const ChangePlan& change);

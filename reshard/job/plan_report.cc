@@ -1,9 +1,9 @@
 #include "reshard/job/plan_report.h"
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -16,9 +16,12 @@ constexpr uint32_t kMostBlocks = 64;
 
 std::string_view kind_name(PlanPicture::Kind kind) {
   switch (kind) {
-    case PlanPicture::Kind::kKept: return "kept";
-    case PlanPicture::Kind::kLocal: return "local";
-    case PlanPicture::Kind::kMoved: return "moved";
+    case PlanPicture::Kind::kKept:
+      return "kept";
+    case PlanPicture::Kind::kLocal:
+      return "local";
+    case PlanPicture::Kind::kMoved:
+      return "moved";
   }
   return "";
 }
@@ -75,8 +78,7 @@ class Blocks {
     }
     std::vector<std::string> texts;
     for (const Ranks& ranks : of) {
-      if (ranks.count == 1)
-        texts.push_back(fmt::format("rank {}", ranks.first));
+      if (ranks.count == 1) texts.push_back(fmt::format("rank {}", ranks.first));
       else
         texts.push_back(fmt::format("ranks {}, {}{}", ranks.first, ranks.second,
                                     ranks.count == 2   ? ""
@@ -113,7 +115,9 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
   picture.to = to.name();
   picture.sources = from_blocks.blocks();
   picture.targets = to_blocks.blocks();
-  auto source_block = [&](size_t image) { return from_blocks.of_state(stored.images[image].state); };
+  auto source_block = [&](size_t image) {
+    return from_blocks.of_state(stored.images[image].state);
+  };
   for (size_t i = 0; i < stored.images.size(); ++i)
     picture.sources[source_block(i)].bytes += stored.layouts()[i].bytes;
 

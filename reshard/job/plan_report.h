@@ -37,8 +37,8 @@ class PlanReport {
   PlanPicture picture_;
 };
 
-/// The picture of `plan`: a bar for the ranks of each state, which share their files; above 64 states
-/// a bar for each pipeline stage (or for as many neighbouring states as make 64 bars).
+/// The picture of `plan`: a bar for the ranks of each state, which share their files; above 64
+/// states a bar for each pipeline stage (or for as many neighbouring states as make 64 bars).
 PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const ChangePlan& plan);
 
 }  // namespace ptc

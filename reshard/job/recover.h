@@ -1,5 +1,5 @@
-// What was agreed, made anew of what stores have seen of it (agreed_facts.h), where the agreement store lost its data
-// or has those of a backup. No daemon of the cluster runs meanwhile.
+// What was agreed, made anew of what stores have seen of it (agreed_facts.h), where the agreement
+// store lost its data or has those of a backup. No daemon of the cluster runs meanwhile.
 #pragma once
 
 #include <string>
@@ -24,7 +24,8 @@ struct RecoverReport {
     std::string job, name;
     uint64_t bytes = 0;             // that the stores have
     size_t files = 0, missing = 0;  // that lie in these stores, and that should
-    std::vector<std::pair<std::string, size_t>> elsewhere;  // by node: files that nobody has looked at
+    std::vector<std::pair<std::string, size_t>>
+        elsewhere;       // by node: files that nobody has looked at
     bool known = false;  // where its bytes lie
   };
   std::vector<std::string> jobs;
@@ -33,7 +34,8 @@ struct RecoverReport {
   std::vector<std::string> changes;     // what is agreed otherwise there, or not at all: keys
   std::vector<std::string> alive;       // nodes that count as there: recovering is refused
 };
-/// kInvalidArgument: stores of different clusters; kAlreadyExists: another cluster with jobs is there.
+/// kInvalidArgument: stores of different clusters; kAlreadyExists: another cluster with jobs is
+/// there.
 Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClient& meta);
 
 /// Of what the newest of them has seen; how often each store was started, of all.

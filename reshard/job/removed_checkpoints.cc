@@ -19,8 +19,9 @@ constexpr std::chrono::seconds kGone(60);  // a node that may come back with its
 
 }  // namespace
 
-Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node, const std::string& job,
-                                     const std::string& id, std::stop_token stop) {
+Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node,
+                                     const std::string& job, const std::string& id,
+                                     std::stop_token stop) {
   return cluster.call(node, "job/uses", job + "\n" + json::serialize(json::object{{"id", id}}),
                       kCallTime, std::move(stop));
 }
@@ -33,10 +34,12 @@ Result<std::string> checkpoint_asked_of(std::string_view request) {
 }
 
 RemovedCheckpoints::RemovedCheckpoints(Cluster* cluster) : cluster_(cluster) {
-  if (cluster_ != nullptr) thread_ = std::jthread([this](std::stop_token stop) { work(std::move(stop)); });
+  if (cluster_ != nullptr)
+    thread_ = std::jthread([this](std::stop_token stop) { work(std::move(stop)); });
 }
 
-void RemovedCheckpoints::keep(const std::string& job, const std::string& id, std::vector<ImageRef> images) {
+void RemovedCheckpoints::keep(const std::string& job, const std::string& id,
+                              std::vector<ImageRef> images) {
   if (cluster_ == nullptr || images.empty()) return;
   Kept kept{job, id, std::move(images), {}};
   for (const std::string& node : cluster_->alive())
@@ -46,7 +49,8 @@ void RemovedCheckpoints::keep(const std::string& job, const std::string& id, std
   came_.notify_all();
 }
 
-void RemovedCheckpoints::note(const std::string& id, const std::shared_ptr<const Checkpoint>& checkpoint) {
+void RemovedCheckpoints::note(const std::string& id,
+                              const std::shared_ptr<const Checkpoint>& checkpoint) {
   std::lock_guard lock(mutex_);
   std::erase_if(noted_, [](const Noted& one) { return one.files.expired(); });
   if (cluster_ != nullptr) noted_.push_back({id, checkpoint, checkpoint->remote_files()});
@@ -54,7 +58,8 @@ void RemovedCheckpoints::note(const std::string& id, const std::shared_ptr<const
 
 bool RemovedCheckpoints::is_open_here(std::string_view id) {
   std::lock_guard lock(mutex_);
-  return std::any_of(noted_.begin(), noted_.end(), [&](const Noted& one) { return one.id == id && !one.files.expired(); });
+  return std::any_of(noted_.begin(), noted_.end(),
+                     [&](const Noted& one) { return one.id == id && !one.files.expired(); });
 }
 
 void RemovedCheckpoints::nodes_changed() {
@@ -87,7 +92,8 @@ void RemovedCheckpoints::look_for_copies() {
       fewer = true;
     }
     if (!fewer) continue;
-    Result<std::shared_ptr<const StoredState>> left = checkpoint->make_stored(before->spec, std::move(images));
+    Result<std::shared_ptr<const StoredState>> left =
+        checkpoint->make_stored(before->spec, std::move(images));
     if (left.has_error()) continue;
     std::lock_guard lock(files->mutex);
     files->stored = std::move(left).value();
@@ -99,9 +105,11 @@ void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
   const std::vector<std::string> alive = cluster_->alive();
   for (auto node = kept.asked.begin(); node != kept.asked.end() && !stop.stop_requested();) {
     Result<std::string> answer = ask_whether_open(*cluster_, node->first, kept.job, kept.id, stop);
-    const bool there = answer.has_value() || std::find(alive.begin(), alive.end(), node->first) != alive.end();
+    const bool there =
+        answer.has_value() || std::find(alive.begin(), alive.end(), node->first) != alive.end();
     if (there) node->second = Clock::now();
-    const bool done = answer.has_value() ? answer.value() == "no" : Clock::now() - node->second > kGone;
+    const bool done =
+        answer.has_value() ? answer.value() == "no" : Clock::now() - node->second > kGone;
     node = done ? kept.asked.erase(node) : std::next(node);
   }
 }

@@ -20,9 +20,10 @@ namespace ptc {
 class Checkpoint;
 struct RemoteFiles;
 
-/// What is open keeps the bytes of its images on this node by itself; those on others it knows by name. So each node
-/// keeps its images of a removed checkpoint until every other node that was there then has said that no file of it is
-/// open there that needs them, or has been away for a minute. A node that starts anew keeps nothing. Threads: any.
+/// What is open keeps the bytes of its images on this node by itself; those on others it knows by
+/// name. So each node keeps its images of a removed checkpoint until every other node that was
+/// there then has said that no file of it is open there that needs them, or has been away for a
+/// minute. A node that starts anew keeps nothing. Threads: any.
 class RemovedCheckpoints {
  public:
   /// `cluster`, which outlives this, is null in a cluster of one: nothing is kept.
@@ -43,7 +44,8 @@ class RemovedCheckpoints {
   struct Kept {
     std::string job, id;
     std::vector<ImageRef> images;
-    std::map<std::string, Clock::time_point> asked;  // nodes that have not said no; when they were there last
+    std::map<std::string, Clock::time_point>
+        asked;  // nodes that have not said no; when they were there last
   };
   struct Noted {
     std::string id;
@@ -57,15 +59,16 @@ class RemovedCheckpoints {
   Cluster* const cluster_;
   std::mutex mutex_;
   std::condition_variable_any came_;
-  std::vector<Kept> new_;        // guarded by mutex_
-  std::vector<Noted> noted_;     // guarded by mutex_
-  bool nodes_changed_ = false;   // guarded by mutex_
-  std::jthread thread_;          // last: uses all of the above
+  std::vector<Kept> new_;       // guarded by mutex_
+  std::vector<Noted> noted_;    // guarded by mutex_
+  bool nodes_changed_ = false;  // guarded by mutex_
+  std::jthread thread_;         // last: uses all of the above
 };
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".
-Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node, const std::string& job,
-                                     const std::string& id, std::stop_token stop = {});
+Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node,
+                                     const std::string& job, const std::string& id,
+                                     std::stop_token stop = {});
 /// The id of the checkpoint that such a request is about.
 Result<std::string> checkpoint_asked_of(std::string_view request);
 

@@ -15,7 +15,8 @@ Result<ReshardProgress> ReshardProgress::from_json(const json::object& object) {
   ReshardProgress progress;
   auto text = [&](const char* key) {
     const json::value* value = object.if_contains(key);
-    return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
+    return value != nullptr && value->is_string() ? std::string(value->get_string())
+                                                  : std::string();
   };
   progress.phase = text("phase");
   progress.checkpoint = text("checkpoint");
@@ -34,11 +35,13 @@ Result<ReshardProgress> ReshardProgress::from_json(const json::object& object) {
 
 std::optional<ReshardProgress> add_up(const std::vector<ReshardProgress>& nodes) {
   if (nodes.empty()) return std::nullopt;
-  auto leader = std::find_if(nodes.begin(), nodes.end(), [](const ReshardProgress& one) { return one.leads; });
+  auto leader = std::find_if(nodes.begin(), nodes.end(),
+                             [](const ReshardProgress& one) { return one.leads; });
   ReshardProgress whole = leader != nodes.end() ? *leader : nodes.front();
   whole.bytes_done = 0;
   for (const ReshardProgress& one : nodes)
-    if (one.checkpoint == whole.checkpoint && one.to == whole.to) whole.bytes_done += one.bytes_done;  // else of another moment
+    if (one.checkpoint == whole.checkpoint && one.to == whole.to)
+      whole.bytes_done += one.bytes_done;  // else of another moment
   whole.bytes_done = std::min(whole.bytes_done, whole.bytes_total);
   return whole;
 }

@@ -34,7 +34,8 @@ class IdlePriority {
  public:
   IdlePriority() {
     const sched_param none{};
-    given_ = ::sched_getscheduler(0) == SCHED_OTHER && ::sched_setscheduler(0, SCHED_IDLE, &none) == 0;
+    given_ =
+        ::sched_getscheduler(0) == SCHED_OTHER && ::sched_setscheduler(0, SCHED_IDLE, &none) == 0;
   }
   ~IdlePriority() {
     const sched_param none{};
@@ -70,8 +71,10 @@ Result<> Pace::read(uint64_t bytes, const std::function<void()>& read) {
   {
     std::lock_guard lock(mutex_);
     turn = std::max(next_, Clock::now());
-    const double seconds = static_cast<double>(bytes) / static_cast<double>(std::max<uint64_t>(bytes_per_second_, 1));
-    next_ = turn + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const double seconds =
+        static_cast<double>(bytes) / static_cast<double>(std::max<uint64_t>(bytes_per_second_, 1));
+    next_ =
+        turn + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
   PTC_TRY(wait_until(turn));
   const auto began = Clock::now();
@@ -90,8 +93,12 @@ void Pace::stop() {
   stopped_changed_.notify_all();
 }
 
-Scrubber::Scrubber(ScrubRate rate, Pace& pace, std::function<std::vector<std::shared_ptr<Job>>()> jobs)
-    : rate_(rate), started_ns_(now_ns()), pace_(pace), jobs_(std::move(jobs)),
+Scrubber::Scrubber(ScrubRate rate, Pace& pace,
+                   std::function<std::vector<std::shared_ptr<Job>>()> jobs)
+    : rate_(rate),
+      started_ns_(now_ns()),
+      pace_(pace),
+      jobs_(std::move(jobs)),
       thread_([this](std::stop_token stop) { work(std::move(stop)); }) {}
 
 Scrubber::~Scrubber() { pace_.stop(); }
@@ -135,11 +142,13 @@ void Scrubber::look_over_one() {
     what = *next;
   }
   const bool daily = rate_.kind == ScrubRate::Kind::kDaily;
-  pace_.set_rate(daily ? std::max(kLeastBytesPerSecond, stored_bytes / 86400 * 2) : rate_.bytes_per_second);
+  pace_.set_rate(daily ? std::max(kLeastBytesPerSecond, stored_bytes / 86400 * 2)
+                       : rate_.bytes_per_second);
   if (first == nullptr || (daily && what.last_ns >= std::max(started_ns_, now_ns() - kDay))) return;
   Result<> looked = first->look_over(what.checkpoint);
   if (looked.has_error())
-    spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint, looked.error().message());
+    spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint,
+                  looked.error().message());
 }
 
 }  // namespace ptc

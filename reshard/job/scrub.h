@@ -1,4 +1,5 @@
-// A look over everything that is stored, as time permits: what is damaged is found before somebody needs it.
+// A look over everything that is stored, as time permits: what is damaged is found before somebody
+// needs it.
 #pragma once
 
 #include <atomic>
@@ -33,15 +34,16 @@ struct ScrubRate {
   static Result<ScrubRate> parse(std::string_view text);
 };
 
-/// Reads slowly: the thread takes processors that nobody else wants (SCHED_IDLE), so many bytes a second, and stops for
-/// a while when it hardly gets any. Threads: any; all share the rate.
+/// Reads slowly: the thread takes processors that nobody else wants (SCHED_IDLE), so many bytes a
+/// second, and stops for a while when it hardly gets any. Threads: any; all share the rate.
 class Pace {
  public:
   static constexpr uint64_t kWindowBytes = 1 << 20;
   explicit Pace(uint64_t bytes_per_second = UINT64_MAX) : bytes_per_second_(bytes_per_second) {}
   void set_rate(uint64_t bytes_per_second) { bytes_per_second_ = bytes_per_second; }
 
-  /// Waits until it is time for so many bytes, then calls `read`. kCancelled once stop() was called.
+  /// Waits until it is time for so many bytes, then calls `read`. kCancelled once stop() was
+  /// called.
   Result<> read(uint64_t bytes, const std::function<void()>& read);
   void stop();
   std::stop_token stopped() const { return stop_.get_token(); }
@@ -56,9 +58,10 @@ class Pace {
   Clock::time_point next_;  // when the next bytes may be read; guarded
 };
 
-/// The thread of a node that looks over its jobs' checkpoints, one at a time, the one longest not looked at first; a
-/// checkpoint on several nodes is seen to by the first of these that is there, which asks the others to read what lies on them.
-/// It also sees to caches on this node that hold what was mended elsewhere. Threads: any.
+/// The thread of a node that looks over its jobs' checkpoints, one at a time, the one longest not
+/// looked at first; a checkpoint on several nodes is seen to by the first of these that is there,
+/// which asks the others to read what lies on them. It also sees to caches on this node that hold
+/// what was mended elsewhere. Threads: any.
 class Scrubber {
  public:
   /// All outlive it. Of a rate that is off, the caches alone are seen to, when woken.
@@ -77,8 +80,8 @@ class Scrubber {
   const std::function<std::vector<std::shared_ptr<Job>>()> jobs_;
   std::mutex mutex_;
   std::condition_variable_any woken_;
-  bool wake_ = false;     // guarded
-  std::jthread thread_;   // last
+  bool wake_ = false;    // guarded
+  std::jthread thread_;  // last
 };
 
 }  // namespace ptc

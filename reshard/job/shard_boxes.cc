@@ -16,14 +16,18 @@ constexpr std::string_view kShardName = "shard-";  // what the writer calls the 
 std::string directory_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
 
 bool begins_elsewhere(const Box& box) {
-  return std::any_of(box.offset.begin(), box.offset.end(), [](uint64_t offset) { return offset > 0; });
+  return std::any_of(box.offset.begin(), box.offset.end(),
+                     [](uint64_t offset) { return offset > 0; });
 }
 
 /// Whether the files hold parts of tensors.
 bool are_shards(const std::vector<Found*>& files) {
   std::unordered_set<std::string_view> names;
   for (const Found* file : files) {
-    if (std::string_view(file->path).substr(directory_of(file->path).size()).starts_with(kShardName)) return true;
+    if (std::string_view(file->path)
+            .substr(directory_of(file->path).size())
+            .starts_with(kShardName))
+      return true;
     if (std::any_of(file->boxes.begin(), file->boxes.end(), begins_elsewhere)) return true;
     for (const TensorEntry& tensor : file->tensors)
       if (!names.insert(tensor.name).second) return true;
@@ -35,10 +39,12 @@ bool are_shards(const std::vector<Found*>& files) {
 Result<> check_tiling(std::vector<Box> boxes, const Box& region) {
   if (boxes.size() == 1) {
     if (boxes.front() == region) return ok();
-    return invalid_argument("nothing holds {} of it", subtract(region, boxes.front()).front().to_string());
+    return invalid_argument("nothing holds {} of it",
+                            subtract(region, boxes.front()).front().to_string());
   }
   for (size_t axis = 0; axis < region.axes(); ++axis) {
-    std::sort(boxes.begin(), boxes.end(), [&](const Box& a, const Box& b) { return a.offset[axis] < b.offset[axis]; });
+    std::sort(boxes.begin(), boxes.end(),
+              [&](const Box& a, const Box& b) { return a.offset[axis] < b.offset[axis]; });
     // Slabs that no box crosses.
     uint64_t end = region.offset[axis];
     std::vector<std::pair<size_t, uint64_t>> slabs;  // of each the first box, and where it begins
@@ -61,11 +67,14 @@ Result<> check_tiling(std::vector<Box> boxes, const Box& region) {
       Box slab = region;
       slab.offset[axis] = slabs[s].second;
       slab.extent[axis] = (last ? region_end : slabs[s + 1].second) - slab.offset[axis];
-      PTC_TRY(check_tiling({boxes.begin() + slabs[s].first, last ? boxes.end() : boxes.begin() + slabs[s + 1].first}, slab));
+      PTC_TRY(check_tiling(
+          {boxes.begin() + slabs[s].first, last ? boxes.end() : boxes.begin() + slabs[s + 1].first},
+          slab));
     }
     return ok();
   }
-  return invalid_argument("{} and {} overlap, or do not lie in a grid", boxes[0].to_string(), boxes[1].to_string());
+  return invalid_argument("{} and {} overlap, or do not lie in a grid", boxes[0].to_string(),
+                          boxes[1].to_string());
 }
 
 }  // namespace
@@ -78,8 +87,11 @@ Result<> find_box_sets(std::vector<Found>& found) {
     if (file.boxes.empty()) continue;
     if (!file.set.empty()) {
       if (std::any_of(file.boxes.begin(), file.boxes.end(), begins_elsewhere))
-        return invalid_argument("{} holds parts of tensors (DCP_SHARDING_INFO), and {} says it has all of them: remove the "
-                                "index", file.source(), file.set_index);
+        return invalid_argument(
+            "{} holds parts of tensors (DCP_SHARDING_INFO), and {} says it has all of them: remove "
+            "the "
+            "index",
+            file.source(), file.set_index);
       file.boxes.clear();
       continue;
     }
@@ -92,7 +104,8 @@ Result<> find_box_sets(std::vector<Found>& found) {
     }
     const std::string set = where.second + std::string(kSetName);
     if (paths.contains({where.first, set}))
-      return invalid_argument("{} is a shard of {}, which is there too: remove one", files.front()->source(), set);
+      return invalid_argument("{} is a shard of {}, which is there too: remove one",
+                              files.front()->source(), set);
     for (Found* file : files) file->set = set;
   }
   return ok();
@@ -101,7 +114,8 @@ Result<> find_box_sets(std::vector<Found>& found) {
 Result<Box> union_of_boxes(std::vector<Box> boxes) {
   const size_t axes = boxes.front().axes();
   for (const Box& box : boxes)
-    if (box.axes() != axes) return invalid_argument("its parts have {} axes and {}", axes, box.axes());
+    if (box.axes() != axes)
+      return invalid_argument("its parts have {} axes and {}", axes, box.axes());
   const Box empty = boxes.front();
   std::erase_if(boxes, [](const Box& box) { return box.empty(); });
   if (boxes.empty()) return empty;
@@ -116,7 +130,8 @@ Result<Box> union_of_boxes(std::vector<Box> boxes) {
   Box all = boxes.front();
   for (const Box& box : boxes)
     for (size_t axis = 0; axis < axes; ++axis) {
-      const uint64_t end = std::max(all.offset[axis] + all.extent[axis], box.offset[axis] + box.extent[axis]);
+      const uint64_t end =
+          std::max(all.offset[axis] + all.extent[axis], box.offset[axis] + box.extent[axis]);
       all.offset[axis] = std::min(all.offset[axis], box.offset[axis]);
       all.extent[axis] = end - all.offset[axis];
     }
@@ -136,12 +151,14 @@ Result<SubTensor> part_of_box(const SubTensor& part, const Box& whole, const Box
     if (part.flat || intersect(piece.global, box) != box) continue;
     bool same_place = true;
     for (size_t axis = 0; axis < box.axes(); ++axis)
-      same_place = same_place && box.offset[axis] - piece.global.offset[axis] + piece.local_offset[axis] ==
-                                     box.offset[axis] - whole.offset[axis];
+      same_place =
+          same_place && box.offset[axis] - piece.global.offset[axis] + piece.local_offset[axis] ==
+                            box.offset[axis] - whole.offset[axis];
     if (same_place) return box_alone(box);
   }
-  return invalid_argument("it was saved as {} of the whole tensor, but this rank holds {}", box.to_string(),
-                          part.pieces.empty() || part.flat ? "another part" : part.pieces.front().global.to_string());
+  return invalid_argument(
+      "it was saved as {} of the whole tensor, but this rank holds {}", box.to_string(),
+      part.pieces.empty() || part.flat ? "another part" : part.pieces.front().global.to_string());
 }
 
 }  // namespace ptc

@@ -21,8 +21,8 @@ bool leads_down(const std::string& path) {
          *whole.begin() != ".." && *whole.begin() != ".";
 }
 
-/// What Boost.JSON's parser calls, token by token. A member that returns false ends the parsing; `why`
-/// says why, unless the text is no JSON.
+/// What Boost.JSON's parser calls, token by token. A member that returns false ends the parsing;
+/// `why` says why, unless the text is no JSON.
 class IndexHandler {
  public:
   static constexpr size_t max_object_size = size_t(-1), max_array_size = size_t(-1);
@@ -77,8 +77,11 @@ class IndexHandler {
     return false;
   }
   bool no_file(std::string_view what, Code& code) {
-    return fail(invalid_argument("tensor {} is said to be in {}, which is not the name of a file beside "
-                                 "the index", ptc::quoted(key_), ptc::quoted(what)), code);
+    return fail(
+        invalid_argument("tensor {} is said to be in {}, which is not the name of a file beside "
+                         "the index",
+                         ptc::quoted(key_), ptc::quoted(what)),
+        code);
   }
   /// A value that is neither the map nor a file in it: wrong only where one of these must be.
   bool other_value(Code& code) {
@@ -113,9 +116,10 @@ Result<ShardIndex> parse_shard_index(std::string_view text) {
   if (handler.why) return std::move(*handler.why);
   if (!code && used < text.size()) code = json::error::extra_data;
   if (code)
-    return invalid_argument("line {}: not valid JSON: {}",
-                            1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(used), '\n'),
-                            json_problem(text, used, code));
+    return invalid_argument(
+        "line {}: not valid JSON: {}",
+        1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(used), '\n'),
+        json_problem(text, used, code));
   if (!handler.has_map) return invalid_argument("there is no 'weight_map'");
   return std::move(handler.index);
 }

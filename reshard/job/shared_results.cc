@@ -11,7 +11,9 @@ namespace {
 
 constexpr size_t kLong = 1024;
 
-std::string hex_of(std::string_view text) { return checksum_of_run(std::as_bytes(std::span(text)), 0).to_hex(); }
+std::string hex_of(std::string_view text) {
+  return checksum_of_run(std::as_bytes(std::span(text)), 0).to_hex();
+}
 
 }  // namespace
 
@@ -26,9 +28,7 @@ ResultKey& ResultKey::add(uint64_t number) {
   return *this;
 }
 
-std::string ResultKey::digest() const {
-  return fmt::format("{}-{}", hex_of(all_), all_.size());
-}
+std::string ResultKey::digest() const { return fmt::format("{}-{}", hex_of(all_), all_.size()); }
 
 std::shared_ptr<const void> SharedResults::find(const std::string& digest) const {
   std::shared_lock lock(mutex_);
@@ -36,7 +36,8 @@ std::shared_ptr<const void> SharedResults::find(const std::string& digest) const
   return known != results_.end() ? known->second.lock() : nullptr;
 }
 
-std::shared_ptr<const void> SharedResults::add(const std::string& digest, std::shared_ptr<const void> made) {
+std::shared_ptr<const void> SharedResults::add(const std::string& digest,
+                                               std::shared_ptr<const void> made) {
   std::shared_ptr<const void> oldest;  // goes without the lock
   std::lock_guard lock(mutex_);
   std::weak_ptr<const void>& slot = results_[digest];

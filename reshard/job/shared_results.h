@@ -1,6 +1,7 @@
-// Large results of pure functions, shared by all who ask for the same while somebody still has it: what a checkpoint
-// is, where its bytes lie, the files of a layout, the plan of a change. Jobs of one node ask again when other nodes
-// come or go; where many nodes live in one process (tests/sim), each of them asks.
+// Large results of pure functions, shared by all who ask for the same while somebody still has it:
+// what a checkpoint is, where its bytes lie, the files of a layout, the plan of a change. Jobs of
+// one node ask again when other nodes come or go; where many nodes live in one process (tests/sim),
+// each of them asks.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace ptc {
 
-/// What a result depends on: a kind, then texts and numbers in order. Equal keys are of equal inputs but for 2⁻⁶²
-/// (store/tensor/checksum.h).
+/// What a result depends on: a kind, then texts and numbers in order. Equal keys are of equal
+/// inputs but for 2⁻⁶² (store/tensor/checksum.h).
 class ResultKey {
  public:
   explicit ResultKey(std::string_view kind) { add(kind); }
@@ -35,11 +36,13 @@ class SharedResults {
   /// So many of the last are kept although nobody has them any more.
   explicit SharedResults(size_t kept = 0) : kept_(kept) {}
 
-  /// `make` gives a Result<std::shared_ptr<const T>>; with one key always of the same T. An error is not kept.
+  /// `make` gives a Result<std::shared_ptr<const T>>; with one key always of the same T. An error
+  /// is not kept.
   template <class T, class Make>
   Result<std::shared_ptr<const T>> get(const ResultKey& key, Make&& make) {
     const std::string digest = key.digest();
-    if (std::shared_ptr<const void> known = find(digest)) return std::static_pointer_cast<const T>(std::move(known));
+    if (std::shared_ptr<const void> known = find(digest))
+      return std::static_pointer_cast<const T>(std::move(known));
     Result<std::shared_ptr<const T>> made = make();
     if (made.has_error()) return made;
     return std::static_pointer_cast<const T>(add(digest, made.value()));

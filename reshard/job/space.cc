@@ -14,7 +14,8 @@ Result<uint64_t> free_on(const std::string& node, Cluster& cluster, ImageStore& 
   }
   PTC_TRY(auto answer, cluster.call(node, kSpaceMethod, "", kDeadline));
   PTC_TRY(auto space, parse_json(answer));
-  if (!space.is_object()) return make_error(Code::kCorrupt, "node {} does not say what is free", node);
+  if (!space.is_object())
+    return make_error(Code::kCorrupt, "node {} does not say what is free", node);
   PTC_TRY(auto free, json_uint(space.as_object(), "free", INT64_MAX));
   return free.value_or(0);
 }
@@ -30,11 +31,13 @@ void add_bytes(const ChangePlan& change, const StoredState& stored,
     bytes[change.nodes[copy.node]] += stored.layouts()[copy.source_image].bytes;
 }
 
-Result<> check_space(Cluster& cluster, ImageStore& own, const std::map<std::string, uint64_t>& needed) {
+Result<> check_space(Cluster& cluster, ImageStore& own,
+                     const std::map<std::string, uint64_t>& needed) {
   for (const auto& [node, bytes] : needed) {
     PTC_TRY(uint64_t free, free_on(node, cluster, own));
     if (bytes > free)
-      return make_error(Code::kNoSpace, "not enough memory on node {}: {} would come there, {} are free; "
+      return make_error(Code::kNoSpace,
+                        "not enough memory on node {}: {} would come there, {} are free; "
                         "remove checkpoints (ptc rm), or give its store more (ptcfs --memory)",
                         node, format_size(bytes), format_size(free));
   }

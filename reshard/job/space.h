@@ -20,7 +20,9 @@ constexpr std::string_view kSpaceMethod = "store/space";
 void add_bytes(const ChangePlan& change, const StoredState& stored,
                std::map<std::string, uint64_t>& bytes);
 
-/// kNoSpace says which node lacks how much, and what to do. kUnavailable: one of them does not answer.
-Result<> check_space(Cluster& cluster, ImageStore& own, const std::map<std::string, uint64_t>& needed);
+/// kNoSpace says which node lacks how much, and what to do. kUnavailable: one of them does not
+/// answer.
+Result<> check_space(Cluster& cluster, ImageStore& own,
+                     const std::map<std::string, uint64_t>& needed);
 
 }  // namespace ptc

@@ -24,7 +24,8 @@ bool holds_anything(const std::string& directory) {
 /// The directory of a job in which nobody has put anything: its making was cut off.
 bool is_bare(const std::string& job_dir) {
   std::error_code error;
-  for (std::filesystem::directory_iterator it(job_dir, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(job_dir, error), end; !error && it != end;
+       it.increment(error)) {
     const std::string name = it->path().filename();
     if (name == "files" || name == "id") continue;
     if (holds_anything(it->path())) return false;
@@ -54,8 +55,10 @@ Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
   if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
   for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
     if (it->path().filename() == "dataset") {
-      if (!std::filesystem::is_empty(it->path(), error)) return std::optional<std::string>("dataset/");
-    } else if (it->path().filename() != "incoming") return std::optional(it->path().filename().string());
+      if (!std::filesystem::is_empty(it->path(), error))
+        return std::optional<std::string>("dataset/");
+    } else if (it->path().filename() != "incoming")
+      return std::optional(it->path().filename().string());
   if (error) return errno_error(error.value(), "reading " + files_dir);
   return std::optional<std::string>();
 }
@@ -66,7 +69,8 @@ std::vector<std::string> StoreContents::kept() const {
 }
 
 void StoreContents::keep(const std::string& what, const std::string& why) {
-  spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory_, what, why);
+  spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory_,
+               what, why);
   std::lock_guard lock(mutex_);
   kept_.push_back(what);
 }
@@ -148,7 +152,8 @@ void StoreContents::settle_found_images(const std::vector<JobRef>& jobs, bool at
     bytes += std::filesystem::file_size(images_.directory() + "/" + id.text, error);
   }
   if (count > 0)
-    keep("images", fmt::format("{} in {} of its files are named by no checkpoint", format_size(bytes), count));
+    keep("images", fmt::format("{} in {} of its files are named by no checkpoint",
+                               format_size(bytes), count));
 }
 
 }  // namespace ptc

@@ -24,7 +24,8 @@ int64_t number_in(const json::object& object, std::string_view key) {
 
 Result<json::object> object_of(std::string_view text, std::string_view what) {
   auto value = parse_json(text);
-  if (value.has_error() || !value.value().is_object()) return make_error(Code::kCorrupt, "{} is damaged", what);
+  if (value.has_error() || !value.value().is_object())
+    return make_error(Code::kCorrupt, "{} is damaged", what);
   return std::move(value.value().get_object());
 }
 
@@ -32,7 +33,8 @@ Result<json::object> object_of(std::string_view text, std::string_view what) {
 
 Result<std::optional<StoreIdentity>> read_store_identity(const std::string& directory) {
   Result<std::string> text = read_text_file(AT_FDCWD, path_of(directory), kMaxBytes);
-  if (text.has_error() && text.error().code() == Code::kNotFound) return std::optional<StoreIdentity>();
+  if (text.has_error() && text.error().code() == Code::kNotFound)
+    return std::optional<StoreIdentity>();
   if (text.has_error()) return std::move(text).error();
   PTC_TRY(auto object, object_of(text.value(), path_of(directory)));
   StoreIdentity identity;
@@ -41,7 +43,8 @@ Result<std::optional<StoreIdentity>> read_store_identity(const std::string& dire
   identity.starts = number_in(object, "starts");
   if (identity.store.empty() || json_text(object, "format") != kFormat)
     return make_error(Code::kCorrupt, "{} is damaged, or of a newer ptcfs", path_of(directory));
-  if (const json::value* cluster = object.if_contains("cluster"); cluster != nullptr && cluster->is_object()) {
+  if (const json::value* cluster = object.if_contains("cluster");
+      cluster != nullptr && cluster->is_object()) {
     identity.cluster = json_text(cluster->get_object(), "id");
     identity.cluster_name = json_text(cluster->get_object(), "name");
     identity.history = number_in(cluster->get_object(), "history");
@@ -66,7 +69,8 @@ std::string ClusterIdentity::to_text() const {
   if (recovering) object["recovering"] = true;
   json::array list;
   for (const Recovered& one : recovered)
-    list.push_back(json::object{{"history", one.history}, {"store", one.store}, {"revision", one.revision}});
+    list.push_back(
+        json::object{{"history", one.history}, {"store", one.store}, {"revision", one.revision}});
   if (!list.empty()) object["recovered"] = std::move(list);
   return json::serialize(object);
 }
@@ -80,12 +84,15 @@ Result<std::optional<ClusterIdentity>> read_cluster_identity(MetaClient& meta) {
   identity.history = number_in(object, "history");
   identity.recovering = object.contains("recovering");
   identity.meta_revision = entry->revision;
-  if (const json::value* list = object.if_contains("recovered"); list != nullptr && list->is_array())
+  if (const json::value* list = object.if_contains("recovered");
+      list != nullptr && list->is_array())
     for (const json::value& one : list->get_array())
       if (one.is_object())
-        identity.recovered.push_back({number_in(one.get_object(), "history"), json_text(one.get_object(), "store"),
+        identity.recovered.push_back({number_in(one.get_object(), "history"),
+                                      json_text(one.get_object(), "store"),
                                       number_in(one.get_object(), "revision")});
-  if (identity.id.empty()) return make_error(Code::kCorrupt, "the identity of the cluster is damaged");
+  if (identity.id.empty())
+    return make_error(Code::kCorrupt, "the identity of the cluster is damaged");
   return std::optional(std::move(identity));
 }
 

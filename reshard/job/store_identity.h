@@ -1,13 +1,16 @@
 // Which store this is, and which cluster it belongs to: both know it of each other.
 //
-//   <store>/identity.json   {"format": "ptc-store/1", "store": "<16 hex>", "node": "w1", "starts": 7,
-//                            "cluster": {"id": "<16 hex>", "name": "ptcfs", "history": 1}}     alone: without "cluster"
+//   <store>/identity.json   {"format": "ptc-store/1", "store": "<16 hex>", "node": "w1", "starts":
+//                           7,
+//                            "cluster": {"id": "<16 hex>", "name": "ptcfs", "history": 1}}
+//                              alone: without "cluster"
 // and among what is agreed on:
 //   identity                {"id": "<16 hex>", "history": 1, …}    made once, with the cluster
-//   stores/<store>          {"node": "w1", "done": 31, "starts": 7}    up to which revision it has carried out tombstones
+//   stores/<store>          {"node": "w1", "done": 31, "starts": 7}    up to which revision it has
+//                           carried out tombstones
 //
-// `history` grows when what was agreed was lost and made anew (recover.h); `starts` with each start, first in the file, so
-// that the file of an older copy of a store is behind.
+// `history` grows when what was agreed was lost and made anew (recover.h); `starts` with each
+// start, first in the file, so that the file of an older copy of a store is behind.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +44,8 @@ struct ClusterIdentity {
   std::string id;
   int64_t history = 1;
   bool recovering = false;  // what was agreed is being made anew, and not all of it is there yet
-  /// Of each history but the first: of which store's knowledge it was made, and of what revision that was.
+  /// Of each history but the first: of which store's knowledge it was made, and of what revision
+  /// that was.
   struct Recovered {
     int64_t history = 0;
     std::string store;

@@ -9,15 +9,18 @@
 namespace ptc {
 namespace {
 
-void tell(Cluster* cluster, const std::string& job, const char* method, std::chrono::milliseconds time) {
+void tell(Cluster* cluster, const std::string& job, const char* method,
+          std::chrono::milliseconds time) {
   if (cluster == nullptr) return;
   std::vector<std::string> nodes = cluster->alive();
   std::erase(nodes, cluster->self());
-  Answers<std::string> told(nodes.size(), [&](size_t i) { return cluster->call(nodes[i], method, job + "\n", time); });
+  Answers<std::string> told(
+      nodes.size(), [&](size_t i) { return cluster->call(nodes[i], method, job + "\n", time); });
   const std::vector<Result<std::string>> answers = told.wait();
   for (size_t i = 0; i < nodes.size(); ++i)
     if (answers[i].has_error())
-      spdlog::info("job {}: node {} will see what changed a moment later: {}", job, nodes[i], answers[i].error().message());
+      spdlog::info("job {}: node {} will see what changed a moment later: {}", job, nodes[i],
+                   answers[i].error().message());
 }
 
 }  // namespace

@@ -20,7 +20,9 @@ constexpr std::string_view kJobs = "removed/jobs/", kCheckpoints = "removed/chec
 }  // namespace
 
 std::string removed_job_key(std::string_view id) { return fmt::format("{}{}", kJobs, id); }
-std::string removed_checkpoint_key(std::string_view id) { return fmt::format("{}{}", kCheckpoints, id); }
+std::string removed_checkpoint_key(std::string_view id) {
+  return fmt::format("{}{}", kCheckpoints, id);
+}
 
 std::string removed_job_text(std::string_view name) {
   return json::serialize(json::object{{"name", name}, {"time", time_text(now_ns())}});
@@ -35,9 +37,11 @@ Result<Tombstones> read_tombstones(MetaClient& meta) {
   PTC_TRY(found.entries, meta.list(kTombstones));
   for (const MetaEntry& entry : found.entries) {
     found.revision = std::max(found.revision, entry.revision);
-    if (entry.key.starts_with(kJobs)) found.jobs.emplace(entry.key.substr(kJobs.size()), json_text(entry.value, "name"));
+    if (entry.key.starts_with(kJobs))
+      found.jobs.emplace(entry.key.substr(kJobs.size()), json_text(entry.value, "name"));
     if (entry.key.starts_with(kCheckpoints))
-      found.checkpoints.emplace(entry.key.substr(kCheckpoints.size()), json_text(entry.value, "job"));
+      found.checkpoints.emplace(entry.key.substr(kCheckpoints.size()),
+                                json_text(entry.value, "job"));
   }
   return found;
 }
@@ -58,7 +62,8 @@ std::vector<ImageId> images_named_in(const std::string& stored_file) {
   if (text.has_error()) return ids;
   auto value = parse_json(text.value(), {.max_bytes = kMaxStoredBytes});
   boost::system::error_code bad;
-  const json::value* images = value.has_value() ? value.value().find_pointer("/images", bad) : nullptr;
+  const json::value* images =
+      value.has_value() ? value.value().find_pointer("/images", bad) : nullptr;
   if (images == nullptr || !images->is_array()) return ids;
   for (const json::value& image : images->get_array())
     if (const json::value* id = image.find_pointer("/id", bad); id != nullptr && id->is_string())
@@ -68,7 +73,8 @@ std::vector<ImageId> images_named_in(const std::string& stored_file) {
 
 Result<> remove_checkpoint_directory(ImageStore& images, const std::string& directory) {
   std::error_code error;
-  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error))
     if (it->path().filename().string().starts_with("stored-"))
       for (const ImageId& id : images_named_in(it->path())) (void)images.remove(id);
   return remove_tree(AT_FDCWD, directory);
@@ -76,8 +82,8 @@ Result<> remove_checkpoint_directory(ImageStore& images, const std::string& dire
 
 Result<> remove_job_directory(ImageStore& images, const std::string& directory) {
   std::error_code error;
-  for (std::filesystem::directory_iterator it(directory + "/checkpoints", error), end; !error && it != end;
-       it.increment(error)) {
+  for (std::filesystem::directory_iterator it(directory + "/checkpoints", error), end;
+       !error && it != end; it.increment(error)) {
     PTC_TRY(remove_checkpoint_directory(images, it->path()));
   }
   return remove_tree(AT_FDCWD, directory);

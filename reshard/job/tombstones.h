@@ -1,7 +1,8 @@
-// What was removed. A job or a checkpoint leaves a node's store because a tombstone names it, never because nothing
-// does: an agreement store that lost its data names nothing.
+// What was removed. A job or a checkpoint leaves a node's store because a tombstone names it, never
+// because nothing does: an agreement store that lost its data names nothing.
 //
-//   removed/jobs/<id>           {"name": "llama", "time": …}     put by the transaction that takes the keys away
+//   removed/jobs/<id>           {"name": "llama", "time": …}     put by the transaction that takes
+//                               the keys away
 //   removed/checkpoints/<id>    {"job": "llama", "name": "base", "time": …}
 //
 // Each store carries them out and says up to which revision (store_identity.h); then they go.

@@ -14,8 +14,8 @@ std::vector<size_t> best_assignment(const std::vector<std::vector<uint64_t>>& va
   auto cost = [&](size_t row, size_t column) {
     return -(Cost{values[row][column]} * static_cast<int64_t>(rows + 1) + (row == column));
   };
-  // Column `columns` is where a row waits that has none yet. A cost less the potentials of its row and its column
-  // is never negative, and is 0 where the row has the column.
+  // Column `columns` is where a row waits that has none yet. A cost less the potentials of its row
+  // and its column is never negative, and is 0 where the row has the column.
   const size_t none = rows;
   std::vector<Cost> of_row(rows), of_column(columns + 1);
   std::vector<size_t> row_of(columns + 1, none), came_from(columns + 1);

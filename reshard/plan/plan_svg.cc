@@ -57,7 +57,8 @@ size_t xml_character(std::string_view text) {
     code = code << 6 | (byte(i) & 0x3f);
   }
   const bool shortest = code >= (length == 4 ? 0x10000u : length == 3 ? 0x800u : 0x80u);
-  const bool allowed = code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) && (code & 0xfffe) != 0xfffe;
+  const bool allowed =
+      code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) && (code & 0xfffe) != 0xfffe;
   return shortest && allowed ? length : 0;
 }
 
@@ -73,7 +74,7 @@ std::string cut(std::string_view text, size_t most) {
 
 struct Bar {
   double y = 0, height = 0;
-  double used = 0;   // by the flows placed so far
+  double used = 0;     // by the flows placed so far
   double squeeze = 1;  // < 1: thin flows, each with its least width, take more than the bar has
 };
 
@@ -82,9 +83,12 @@ struct Kind {
 };
 Kind kind_of(PlanPicture::Kind kind) {
   switch (kind) {
-    case PlanPicture::Kind::kKept: return {"kept", "stays as it is"};
-    case PlanPicture::Kind::kLocal: return {"local", "copied within its node"};
-    case PlanPicture::Kind::kMoved: return {"moved", "moved between nodes"};
+    case PlanPicture::Kind::kKept:
+      return {"kept", "stays as it is"};
+    case PlanPicture::Kind::kLocal:
+      return {"local", "copied within its node"};
+    case PlanPicture::Kind::kMoved:
+      return {"moved", "moved between nodes"};
   }
   return {};
 }
@@ -97,7 +101,8 @@ class Drawing {
     place();
     const double height = kTop + column_ + kBottom;
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" "
-        "viewBox=\"0 0 {:.0f} {:.0f}\">\n", kWidth, height, kWidth, height);
+        "viewBox=\"0 0 {:.0f} {:.0f}\">\n",
+        kWidth, height, kWidth, height);
     out_ += kStyle;
     add("<title>{}</title>\n<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
         xml_escaped(title()));
@@ -132,14 +137,14 @@ class Drawing {
     std::string what = cut(picture_.job, kMaxTitle);
     if (!picture_.checkpoint.empty()) what += " / " + cut(picture_.checkpoint, kMaxTitle);
     if (picture_.from.empty()) return what;
-    return fmt::format("{}: {} → {}", what, cut(picture_.from, kMaxTitle), cut(picture_.to, kMaxTitle));
+    return fmt::format("{}: {} → {}", what, cut(picture_.from, kMaxTitle),
+                       cut(picture_.to, kMaxTitle));
   }
   std::string summary() const {
     return fmt::format("{} in {} files of the new layout, {} of them kept and {} written{}{}",
-                       format_size(total_bytes_),
-                       picture_.kept_files + picture_.written_files, picture_.kept_files,
-                       picture_.written_files, picture_.remark.empty() ? "" : " · ",
-                       cut(picture_.remark, kMaxTitle));
+                       format_size(total_bytes_), picture_.kept_files + picture_.written_files,
+                       picture_.kept_files, picture_.written_files,
+                       picture_.remark.empty() ? "" : " · ", cut(picture_.remark, kMaxTitle));
   }
 
   /// Gives every block a bar as high as what it holds, or as what flows out of it if that is more
@@ -150,16 +155,17 @@ class Drawing {
       out[flow.source] += flow.bytes;
       in[flow.target] += flow.bytes;
     }
-    auto weights = [](const std::vector<PlanPicture::Block>& blocks, std::vector<uint64_t> flowing) {
+    auto weights = [](const std::vector<PlanPicture::Block>& blocks,
+                      std::vector<uint64_t> flowing) {
       for (size_t i = 0; i < blocks.size(); ++i) flowing[i] = std::max(flowing[i], blocks[i].bytes);
       return flowing;
     };
     const std::vector<uint64_t> left = weights(picture_.sources, out);
     const std::vector<uint64_t> right = weights(picture_.targets, in);
     for (const PlanPicture::Block& block : picture_.targets) total_bytes_ += block.bytes;
-    const uint64_t most = std::max({std::accumulate(left.begin(), left.end(), uint64_t{0}),
-                                    std::accumulate(right.begin(), right.end(), uint64_t{0}),
-                                    uint64_t{1}});
+    const uint64_t most =
+        std::max({std::accumulate(left.begin(), left.end(), uint64_t{0}),
+                  std::accumulate(right.begin(), right.end(), uint64_t{0}), uint64_t{1}});
     const size_t rows = std::max(left.size(), right.size());
     scale_ = std::max(kMinColumn, static_cast<double>(rows) * kMinBar) / static_cast<double>(most);
     left_ = stack(left);
@@ -225,9 +231,8 @@ class Drawing {
     for (Band& band : bands)
       take(right_[band.flow->target], width_of(*band.flow), band.to, band.to_width);
     // Wide ones first, so that thin ones lie on top of them.
-    std::stable_sort(bands.begin(), bands.end(), [](const Band& a, const Band& b) {
-      return a.flow->bytes > b.flow->bytes;
-    });
+    std::stable_sort(bands.begin(), bands.end(),
+                     [](const Band& a, const Band& b) { return a.flow->bytes > b.flow->bytes; });
 
     const double x0 = kLeft + kBar, x1 = kRight - kBar, middle = (x0 + x1) / 2;
     for (const Band& band : bands) {
@@ -248,9 +253,10 @@ class Drawing {
     const double x = left ? kLeft : kRight - kBar;
     for (size_t i = 0; i < blocks.size(); ++i) {
       add("<rect class=\"bar\" x=\"{:.1f}\" y=\"{:.2f}\" width=\"{:.0f}\" height=\"{:.2f}\" "
-          "rx=\"2\"/>\n", x, bars[i].y, kBar, bars[i].height);
-      const std::string rest = (blocks[i].detail.empty() ? "" : blocks[i].detail + " · ") +
-                               format_size(blocks[i].bytes);
+          "rx=\"2\"/>\n",
+          x, bars[i].y, kBar, bars[i].height);
+      const std::string rest =
+          (blocks[i].detail.empty() ? "" : blocks[i].detail + " · ") + format_size(blocks[i].bytes);
       add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"><tspan class=\"strong\">{}</tspan>"
           "<tspan class=\"weak\" dx=\"8\">{}</tspan></text>\n",
           left ? x - 8 : x + kBar + 8, bars[i].y + bars[i].height / 2 + 4.2, left ? "end" : "start",
@@ -268,9 +274,10 @@ class Drawing {
     };
     entry("kept", fmt::format("{} stay as they are", format_size(picture_.kept_bytes)), 230);
     entry("local", fmt::format("{} copied within a node", format_size(picture_.local_bytes)), 260);
-    entry("moved", fmt::format("{} moved between nodes; {} is the least possible",
-                               format_size(picture_.moved_bytes),
-                               format_size(picture_.minimum_bytes)), 0);
+    entry("moved",
+          fmt::format("{} moved between nodes; {} is the least possible",
+                      format_size(picture_.moved_bytes), format_size(picture_.minimum_bytes)),
+          0);
   }
 
   const PlanPicture& picture_;
@@ -287,12 +294,23 @@ std::string xml_escaped(std::string_view text) {
   while (!text.empty()) {
     const size_t length = xml_character(text);
     switch (length == 1 ? text[0] : 0) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out += length == 0 ? "\xef\xbf\xbd" : text.substr(0, length);
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += length == 0 ? "\xef\xbf\xbd" : text.substr(0, length);
     }
     text.remove_prefix(std::max<size_t>(length, 1));
   }

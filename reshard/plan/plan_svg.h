@@ -11,14 +11,18 @@ namespace ptc {
 
 /// What is drawn. Texts may be anything: they are escaped, and cut where they are too long.
 struct PlanPicture {
-  /// The files of some ranks, as one bar. With more than about 64 a side the labels get small; callers
-  /// put several together before that.
+  /// The files of some ranks, as one bar. With more than about 64 a side the labels get small;
+  /// callers put several together before that.
   struct Block {
     std::string label;   // "ranks 0, 4"
     std::string detail;  // "tp 0, pp 1"
     uint64_t bytes = 0;
   };
-  enum class Kind : uint8_t { kKept, kLocal, kMoved };  // stays; copied within a node; between nodes
+  enum class Kind : uint8_t {
+    kKept,
+    kLocal,
+    kMoved
+  };  // stays; copied within a node; between nodes
   struct Flow {
     uint32_t source = 0;  // into sources
     uint32_t target = 0;  // into targets
@@ -35,8 +39,8 @@ struct PlanPicture {
   uint32_t kept_files = 0, written_files = 0;
 };
 
-/// An SVG document of its own, legible on light and on dark. Without sources and targets it says that
-/// nothing was ever moved.
+/// An SVG document of its own, legible on light and on dark. Without sources and targets it says
+/// that nothing was ever moved.
 std::string plan_svg(const PlanPicture& picture);
 
 /// `text` inside XML: markup escaped; what XML cannot hold (control characters, what is not UTF-8)

@@ -31,7 +31,8 @@ bool same_image(const ImageLayout& a, const ImageLayout& b) {
 }
 
 /// Of those targets that count: others are where they shall be.
-uint64_t least_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> targets, auto&& counts) {
+uint64_t least_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> targets,
+                           auto&& counts) {
   struct Need {
     uint32_t node, tensor;
     const Box* box;
@@ -44,12 +45,14 @@ uint64_t least_moved_bytes(const SourceIndex& source, std::span<const ImageLayou
       for (const Piece& piece : slot.part.pieces)
         if (!piece.global.empty()) needs.push_back({targets[i].node, slot.tensor, &piece.global});
   }
-  std::stable_sort(needs.begin(), needs.end(), [](const Need& a, const Need& b) { return a.place() < b.place(); });
+  std::stable_sort(needs.begin(), needs.end(),
+                   [](const Need& a, const Need& b) { return a.place() < b.place(); });
   uint64_t bytes = 0;
   std::vector<Box> boxes;
   for (auto first = needs.begin(); first != needs.end();) {
     boxes.clear();
-    const auto last = std::find_if(first, needs.end(), [&](const Need& need) { return need.place() != first->place(); });
+    const auto last = std::find_if(
+        first, needs.end(), [&](const Need& need) { return need.place() != first->place(); });
     for (auto need = first; need != last; ++need)
       if (boxes.empty() || !(boxes.back() == *need->box)) boxes.push_back(*need->box);
     if (boxes.size() > 1) {
@@ -80,7 +83,8 @@ SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_
   for_each_holder([&](uint32_t tensor, const Holder&) { ++next[tensor + 1]; });
   for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) next[tensor + 1] += next[tensor];
   holders_.resize(next.back());
-  for_each_holder([&](uint32_t tensor, const Holder& holder) { holders_[next[tensor]++] = holder; });
+  for_each_holder(
+      [&](uint32_t tensor, const Holder& holder) { holders_[next[tensor]++] = holder; });
   uint32_t begin = 0;
   for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
     index_tensor(tensors_[tensor], std::span(holders_).subspan(begin, next[tensor] - begin), begin);
@@ -139,9 +143,11 @@ bool SourceIndex::on_node(const Held& held, uint32_t node) const {
 void SourceIndex::for_each_overlapping(uint32_t tensor, const Box& wanted, auto&& visit) const {
   const Tensor& index = tensors_[tensor];
   const Interval at = interval(index, wanted);
-  size_t i = std::upper_bound(index.reach.begin(), index.reach.end(), at.begin) - index.reach.begin();
+  size_t i =
+      std::upper_bound(index.reach.begin(), index.reach.end(), at.begin) - index.reach.begin();
   for (; i < index.held.size() && index.held[i].begin < at.end; ++i)
-    if (const std::optional<Box> common = intersect(box(index.held[i]), wanted)) visit(index.held[i], *common);
+    if (const std::optional<Box> common = intersect(box(index.held[i]), wanted))
+      visit(index.held[i], *common);
 }
 
 Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target) const {
@@ -179,8 +185,8 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
       const Piece& target_piece = target_slot.part.pieces[piece_number];
       if (target_piece.global.empty()) continue;
       // Takes from one source piece what it has of `wanted`, and says how much that is.
-      auto take = [&](uint32_t source_image, const ArraySlot& source,
-                      const Piece& source_piece, auto&& taken) -> Result<> {
+      auto take = [&](uint32_t source_image, const ArraySlot& source, const Piece& source_piece,
+                      auto&& taken) -> Result<> {
         left.clear();
         for (const Box& box : wanted) {
           std::optional<Box> common = intersect(box, source_piece.global);
@@ -188,13 +194,14 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
             left.push_back(box);
             continue;
           }
-          PTC_TRY(auto copy, make_strided_copy(array_at(source.part, source.byte_offset),
-                                               plus_minus(common->offset, source_piece.local_offset,
-                                                          source_piece.global.offset),
-                                               target_array,
-                                               plus_minus(common->offset, target_piece.local_offset,
-                                                          target_piece.global.offset),
-                                               common->extent, bits));
+          PTC_TRY(
+              auto copy,
+              make_strided_copy(
+                  array_at(source.part, source.byte_offset),
+                  plus_minus(common->offset, source_piece.local_offset, source_piece.global.offset),
+                  target_array,
+                  plus_minus(common->offset, target_piece.local_offset, target_piece.global.offset),
+                  common->extent, bits));
           transfers.push_back({source_image, copy});
           taken(*common);
           if (*common == box) continue;
@@ -205,9 +212,9 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
       };
       auto take_held = [&](const Held* held) -> Result<> {
         const auto all = holders(*held);
-        const Holder& holder = *std::min_element(
-            all.begin(), all.end(),
-            [&](const Holder& a, const Holder& b) { return load(a) < load(b); });
+        const Holder& holder =
+            *std::min_element(all.begin(), all.end(),
+                              [&](const Holder& a, const Holder& b) { return load(a) < load(b); });
         const uint32_t node = images_[holder.image].node;
         return take(holder.image, slot(holder), piece(holder), [&](const Box& common) {
           if (state == nullptr) return;
@@ -223,9 +230,9 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
       candidates.clear();
       for_each_overlapping(target_slot.tensor, target_piece.global,
                            [&](const Held& held, const Box&) { candidates.push_back(&held); });
-      const auto remote = std::stable_partition(
-          candidates.begin(), candidates.end(),
-          [&](const Held* held) { return on_node(*held, target.node); });
+      const auto remote =
+          std::stable_partition(candidates.begin(), candidates.end(),
+                                [&](const Held* held) { return on_node(*held, target.node); });
       for (auto it = candidates.begin(); it != remote && !wanted.empty(); ++it) {
         PTC_TRY(take_held(*it));
       }
@@ -233,8 +240,8 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
         const PlanState::Arrival arrival = (*arrivals)[i];
         const ArraySlot& source = targets[arrival.target].arrays[arrival.slot];
         const Piece& whole = source.part.pieces[arrival.piece];
-        const Piece part{arrival.box, plus_minus(arrival.box.offset, whole.local_offset,
-                                                 whole.global.offset)};
+        const Piece part{arrival.box,
+                         plus_minus(arrival.box.offset, whole.local_offset, whole.global.offset)};
         PTC_TRY(take(static_cast<uint32_t>(images_.size() + arrival.target), source, part,
                      [](const Box&) {}));
       }
@@ -277,7 +284,8 @@ uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
   return missing_if(tensor, wanted, [&](const Held& held) { return on_node(held, node); });
 }
 
-void SourceIndex::add_held(uint32_t tensor, const Box& wanted, std::vector<uint64_t>& by_node) const {
+void SourceIndex::add_held(uint32_t tensor, const Box& wanted,
+                           std::vector<uint64_t>& by_node) const {
   if (wanted.empty()) return;
   std::vector<uint32_t> nodes;
   for_each_overlapping(tensor, wanted, [&](const Held& held, const Box& common) {
@@ -354,8 +362,9 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
     const uint32_t to = target[i].node;
     for (const Transfer& transfer : plan.images[i].transfers) {
       const uint32_t from = transfer.relay ? target[*transfer.relay].node
-                            : transfer.source_image < images.size() ? images[transfer.source_image].node
-                                                                    : to;
+                            : transfer.source_image < images.size()
+                                ? images[transfer.source_image].node
+                                : to;
       const uint64_t bytes = transfer.bytes();
       pairs[{from, to}] += bytes;
       (from == to ? plan.totals.local_bytes : plan.totals.moved_bytes) += bytes;

@@ -4,12 +4,12 @@
 // boxes that source images hold: the box is intersected with what a source has, and what is left of
 // it is looked for further on. Every target byte is written exactly once; bytes that no source is
 // asked for are padding. Boxes that the target's own node holds come first, then those that came to
-// it for another target, so that no byte is moved to a node twice; of the holders of one box the one
-// that was asked for the fewest bytes so far, so that the load spreads over all of them.
+// it for another target, so that no byte is moved to a node twice; of the holders of one box the
+// one that was asked for the fewest bytes so far, so that the load spreads over all of them.
 //
-// Cost: O(n log n) in the boxes held and wanted, and their overlaps. Boxes are found by the interval
-// of their elements' numbers in C order: what tp (on the first axis), FSDP and ZeRO-1 cut are
-// intervals that hardly overlap.
+// Cost: O(n log n) in the boxes held and wanted, and their overlaps. Boxes are found by the
+// interval of their elements' numbers in C order: what tp (on the first axis), FSDP and ZeRO-1 cut
+// are intervals that hardly overlap.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,8 @@ struct Transfer {
   /// Of what the copy writes, what lies in [begin, end) of the target image.
   uint64_t begin = 0, end = UINT64_MAX;
   /// A target on another node, by its place among the targets, that gets the same bytes at the same
-  /// place from the source image: to be taken from there (plan/relay.h), and from the source where that fails.
+  /// place from the source image: to be taken from there (plan/relay.h), and from the source where
+  /// that fails.
   std::optional<uint32_t> relay = {};
 
   bool has_window() const { return end != UINT64_MAX; }
@@ -61,7 +62,7 @@ struct Transfer {
 
 /// How one target image comes into being.
 struct ImagePlan {
-  std::optional<uint32_t> kept;     // this source image is it already, on the same node
+  std::optional<uint32_t> kept;      // this source image is it already, on the same node
   SharedVector<Transfer> transfers;  // by target offset; empty when kept
 };
 
@@ -115,7 +116,9 @@ class SourceIndex {
   Result<std::vector<Transfer>> plan_image(std::span<const ImageLayout> targets, uint32_t image,
                                            PlanState& state) const;
 
-  uint64_t bytes_of(uint32_t tensor, const Box& box) const { return box.volume() * element_bits_[tensor] / 8; }
+  uint64_t bytes_of(uint32_t tensor, const Box& box) const {
+    return box.volume() * element_bits_[tensor] / 8;
+  }
   /// Bytes of `wanted` (disjoint boxes of the tensor) that no image on `node` holds.
   uint64_t missing_on_node(uint32_t tensor, uint32_t node, const std::vector<Box>& wanted) const;
   /// … that no image holds at all.
@@ -141,9 +144,9 @@ class SourceIndex {
     uint32_t holders;
   };
   struct Tensor {
-    Dims strides;  // of element numbers
-    std::vector<Held> held;        // by begin
-    std::vector<uint64_t> reach;   // greatest end of held[0 … i]
+    Dims strides;                 // of element numbers
+    std::vector<Held> held;       // by begin
+    std::vector<uint64_t> reach;  // greatest end of held[0 … i]
   };
   struct Interval {
     uint64_t begin, end;
@@ -174,7 +177,8 @@ class SourceIndex {
 /// no source on it holds, every byte once per node.
 uint64_t minimum_moved_bytes(const SourceIndex& source, std::span<const ImageLayout> target);
 
-/// The whole plan, with relays. Target images that are source images already, on the same node, are kept.
+/// The whole plan, with relays. Target images that are source images already, on the same node, are
+/// kept.
 Result<TransferPlan> plan_transfers(const SourceIndex& source, std::span<const ImageLayout> target);
 
 }  // namespace ptc

@@ -14,11 +14,12 @@ constexpr uint64_t kMostWindows = 1024;
 constexpr ptrdiff_t kMostInGroup = 32;  // each takes from all others at the same time
 
 /// Equal transfers put the same bytes at the same places of images of one size.
-std::strong_ordering compare(const Transfer& a, uint64_t a_bytes, const Transfer& b, uint64_t b_bytes) {
+std::strong_ordering compare(const Transfer& a, uint64_t a_bytes, const Transfer& b,
+                             uint64_t b_bytes) {
   auto key = [](const Transfer& transfer, uint64_t bytes) {
     const StridedCopy& copy = transfer.copy;
-    return std::tuple(bytes, transfer.source_image, copy.target_offset, copy.source_offset, copy.run_bytes,
-                      copy.level_count);
+    return std::tuple(bytes, transfer.source_image, copy.target_offset, copy.source_offset,
+                      copy.run_bytes, copy.level_count);
   };
   if (const auto order = key(a, a_bytes) <=> key(b, b_bytes); order != 0) return order;
   for (uint32_t level = 0; level < a.copy.level_count; ++level) {
@@ -81,7 +82,8 @@ void plan_relays(std::span<const ImageLayout> sources, std::span<const ImageLayo
     if (group.size() < 2) continue;
     const StridedCopy& copy = at(group[0]).copy;
     const uint64_t step = relay_window_bytes(targets[group[0].target].bytes);
-    const size_t turn = group[0].target / group.size();  // small images have one window, of many owners
+    const size_t turn =
+        group[0].target / group.size();  // small images have one window, of many owners
     for (uint64_t window = copy.target_offset / step; window * step < copy.target_end(); ++window) {
       const uint32_t owner = group[(window + turn) % group.size()].target;
       for (const Place& place : group) {
@@ -94,7 +96,8 @@ void plan_relays(std::span<const ImageLayout> sources, std::span<const ImageLayo
     }
     whole.insert(whole.end(), group.begin(), group.end());
   }
-  for (const Place& place : whole) plan.images[place.target].transfers.own()[place.transfer].end = 0;
+  for (const Place& place : whole)
+    plan.images[place.target].transfers.own()[place.transfer].end = 0;
   for (auto& [target, parts] : cut) {
     std::vector<Transfer>& all = plan.images[target].transfers.own();
     std::erase_if(all, [](const Transfer& transfer) { return transfer.end == 0; });

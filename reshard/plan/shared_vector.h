@@ -17,7 +17,8 @@ template <class T>
 class SharedVector {
  public:
   SharedVector() = default;
-  SharedVector(std::vector<T> elements) : elements_(std::make_shared<std::vector<T>>(std::move(elements))) {}
+  SharedVector(std::vector<T> elements)
+      : elements_(std::make_shared<std::vector<T>>(std::move(elements))) {}
   SharedVector(std::initializer_list<T> elements) : SharedVector(std::vector<T>(elements)) {}
 
   size_t size() const { return elements_ != nullptr ? elements_->size() : 0; }
@@ -62,7 +63,9 @@ class SharedText {
   const char* data() const { return text().data(); }
   void clear() { text_.reset(); }
 
-  friend bool operator==(const SharedText& a, const SharedText& b) { return a.text_ == b.text_ || a.text() == b.text(); }
+  friend bool operator==(const SharedText& a, const SharedText& b) {
+    return a.text_ == b.text_ || a.text() == b.text();
+  }
 
  private:
   std::shared_ptr<const std::string> text_;

@@ -57,9 +57,7 @@ std::string ranges(const std::set<uint32_t>& numbers) {
   return text;
 }
 
-json::array shape_json(const Shape& shape) {
-  return json::array(shape.begin(), shape.end());
-}
+json::array shape_json(const Shape& shape) { return json::array(shape.begin(), shape.end()); }
 
 /// What the ranks of a tensor's stage and expert group hold. All tp ranks hold the same shape.
 Result<json::array> local_shapes(const Model& model, uint32_t tensor, const LayoutSpec& spec) {
@@ -118,8 +116,11 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
       const Template other = template_of(how.substr(word.size(), end - word.size()), std::nullopt);
       how = std::string(word) + other.text + how.substr(end);
     }
-    json::object entry{{"names", name.text}, {"count", 0}, {"file", info.file},
-                       {"dtype", dtype_name(info.dtype)}, {"shape", shape_json(info.shape)},
+    json::object entry{{"names", name.text},
+                       {"count", 0},
+                       {"file", info.file},
+                       {"dtype", dtype_name(info.dtype)},
+                       {"shape", shape_json(info.shape)},
                        {"how", std::move(how)}};
     entry["rule"] = match ? json::value(pattern_of(model, *match->rule, info.name)) : json::value();
     auto shapes = local_shapes(model, t, spec);
@@ -142,7 +143,8 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
       found[known->second][i].insert(name.numbers[i]);
   }
   if (entries.empty() && !names.empty())
-    return make_error(Code::kNotFound, "no tensor has '{}' in its name", fmt::join(names, "' or '"));
+    return make_error(Code::kNotFound, "no tensor has '{}' in its name",
+                      fmt::join(names, "' or '"));
   for (size_t e = 0; e < entries.size(); ++e) {
     std::string text = templates[e].text;
     for (const std::set<uint32_t>& numbers : found[e]) {

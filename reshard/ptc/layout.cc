@@ -15,18 +15,21 @@ constexpr std::string_view kLayoutFormat = "ptc-layout/1";
 constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one value of the metadata
 constexpr uint64_t kMaxDeviceIndex = 9999;
 
-const std::vector<std::string> kKeys = {"format", "tp",     "pp",        "dp",       "ep",  "cp",
-                                        "order",  "devices", "stages",   "naming",   "optimizer",
-                                        "replicas", "keep"};
+const std::vector<std::string> kKeys = {"format",    "tp",       "pp",      "dp",     "ep",
+                                        "cp",        "order",    "devices", "stages", "naming",
+                                        "optimizer", "replicas", "keep"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";
 }
 std::string_view optimizer_name(OptimizerCut cut) {
   switch (cut) {
-    case OptimizerCut::kZero1: return "zero1";
-    case OptimizerCut::kFsdp: return "fsdp";
-    case OptimizerCut::kReplicated: break;
+    case OptimizerCut::kZero1:
+      return "zero1";
+    case OptimizerCut::kFsdp:
+      return "fsdp";
+    case OptimizerCut::kReplicated:
+      break;
   }
   return "replicated";
 }
@@ -79,8 +82,8 @@ bool is_device(std::string_view text) {
   const std::string_view node = text.substr(0, colon);
   const std::string_view index = text.substr(colon + 1);
   const bool plain = std::all_of(node.begin(), node.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '.' || c == '-' || c == '_';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '-' || c == '_';
   });
   if (!plain || index.empty() || (index.size() > 1 && index[0] == '0')) return false;
   uint64_t number = 0;
@@ -143,8 +146,7 @@ class LayoutParser : JsonSettings {
     if (optimizer) {
       const auto parsed = parse_optimizer(*optimizer);
       if (!parsed) {
-        return error({"optimizer"},
-                     "'optimizer' must be \"replicated\", \"zero1\" or \"fsdp\"");
+        return error({"optimizer"}, "'optimizer' must be \"replicated\", \"zero1\" or \"fsdp\"");
       }
       spec.optimizer = *parsed;
     }
@@ -284,7 +286,8 @@ Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t 
   }
   if (sum != layers) {
     return invalid_argument("'stages' [{}] adds up to {} layers, but the model has {}",
-                            printable(fmt::format("{}", fmt::join(spec.stages, ", ")), 200), sum, layers);
+                            printable(fmt::format("{}", fmt::join(spec.stages, ", ")), 200), sum,
+                            layers);
   }
   return boundaries;
 }

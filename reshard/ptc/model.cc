@@ -95,9 +95,12 @@ bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {
   const Bound& bound = bound_[tensor];
   if (bound.one_element || tensors_[tensor].shape.empty()) return false;
   switch (spec.optimizer) {
-    case OptimizerCut::kZero1: return !is_parameter(tensor);
-    case OptimizerCut::kFsdp: return !bound.rule || !bound.rule->buffer;
-    case OptimizerCut::kReplicated: break;
+    case OptimizerCut::kZero1:
+      return !is_parameter(tensor);
+    case OptimizerCut::kFsdp:
+      return !bound.rule || !bound.rule->buffer;
+    case OptimizerCut::kReplicated:
+      break;
   }
   return false;
 }
@@ -113,8 +116,8 @@ Result<> Model::check_whole_bytes(uint32_t tensor, const SubTensor& part) const 
   auto bits = num_bits(part.local_shape, dtype_bits(info.dtype));
   if (!bits) return std::move(bits).error().with_context(info.name);
   if (bits.value() % 8 != 0)
-    return invalid_argument("{}: a part {} of {} elements of {} bits is not of whole bytes", info.name,
-                            part.local_shape.to_string(), info.shape.to_string(),
+    return invalid_argument("{}: a part {} of {} elements of {} bits is not of whole bytes",
+                            info.name, part.local_shape.to_string(), info.shape.to_string(),
                             dtype_bits(info.dtype));
   for (const Piece& piece : part.pieces) {
     auto copy = make_strided_copy({0, info.shape}, piece.global.offset, array_at(part, 0),
@@ -164,10 +167,14 @@ bool Model::on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) co
   const uint32_t last = spec.sizes.pp - 1;
   if (!bound.rule || last == 0) return true;
   switch (bound.rule->stage) {
-    case StagePlace::kFirst: return stage == 0 || (bound.tied_copy && stage == last);
-    case StagePlace::kLast: return stage == last;
-    case StagePlace::kAll: return true;
-    case StagePlace::kLayer: break;
+    case StagePlace::kFirst:
+      return stage == 0 || (bound.tied_copy && stage == last);
+    case StagePlace::kLast:
+      return stage == last;
+    case StagePlace::kAll:
+      return true;
+    case StagePlace::kLayer:
+      break;
   }
   return stage_of_layer(spec, layers_, bound.name.layer.value_or(0)) == stage;
 }
@@ -188,12 +195,14 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks
     const std::string& fact = rule_cut.missing_fact;
     const std::string by_hand =
         RuleSet::builtin(rules_->family())
-            ? fmt::format("{{\"format\": \"ptc-rules/1\", \"extends\": \"{}\", \"facts\": {{\"{}\": …}}}}",
-                          rules_->family(), fact)
+            ? fmt::format(
+                  "{{\"format\": \"ptc-rules/1\", \"extends\": \"{}\", \"facts\": {{\"{}\": …}}}}",
+                  rules_->family(), fact)
             : fmt::format("\"facts\": {{\"{}\": …}}", fact);
     return invalid_argument(
         "{} is not known: put the model's config.json into rank/0 of the checkpoint, or {} into "
-        "rules.json", fact_in_words(fact), by_hand);
+        "rules.json",
+        fact_in_words(fact), by_hand);
   }
   if (rule_cut.cut->vocab_multiple == 0 || info.vocab_multiple == 0) {
     return slice_axis(*rule_cut.cut, extent, rank, ranks);
@@ -205,8 +214,7 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks
   return slice_axis(vocabulary, extent, rank, ranks);
 }
 
-Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank,
-                            uint32_t ranks) const {
+Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const {
   const Bound& bound = bound_[tensor];
   if (bound.cut == kNone || (ranks == 1 && !bound.rule->cut->vocab_multiple)) return ok();
   const uint32_t axis = bound.rule->cut->axis;
@@ -224,8 +232,7 @@ Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank,
   return ok();
 }
 
-Result<> Model::cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank,
-                            uint32_t ranks) const {
+Result<> Model::cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const {
   const std::optional<uint32_t>& axis = bound_[tensor].rule->expert_axis;
   if (!axis || ranks == 1) return ok();
   const Shape& shape = tensors_[tensor].shape;
@@ -338,10 +345,10 @@ std::string Model::describe(uint32_t tensor) const {
       std::vector<std::string> parts;
       for (const ResolvedCut::Part& part : rule_cut.cut->parts) {
         if (part.size == 0) continue;
-        parts.push_back(part.heads == 0 ? "elements"
-                                        : fmt::format("{} heads{}", part.heads,
-                                                      part.share ? " (shared when tp is more)"
-                                                                 : ""));
+        parts.push_back(part.heads == 0
+                            ? "elements"
+                            : fmt::format("{} heads{}", part.heads,
+                                          part.share ? " (shared when tp is more)" : ""));
       }
       text += fmt::format(", by {}", fmt::join(parts, " + "));
     }
@@ -354,9 +361,15 @@ std::string Model::describe(uint32_t tensor) const {
     case StagePlace::kFirst:
       text += bound.tied_copy ? "; first stage, and last (tied head)" : "; first stage";
       break;
-    case StagePlace::kLast: text += "; last stage"; break;
-    case StagePlace::kAll: text += "; all stages"; break;
-    case StagePlace::kLayer: text += "; its layer's stage"; break;
+    case StagePlace::kLast:
+      text += "; last stage";
+      break;
+    case StagePlace::kAll:
+      text += "; all stages";
+      break;
+    case StagePlace::kLayer:
+      text += "; its layer's stage";
+      break;
   }
   if (!bound.rule->description.empty()) text += fmt::format(" ({})", bound.rule->description);
   return text;

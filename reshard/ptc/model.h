@@ -23,7 +23,7 @@ struct TensorInfo {
   std::string file;  // of a rank's files the one it is in, under every layout: "model.safetensors"
   std::string name;  // global
   DType dtype = DType::kF32;
-  Shape shape;       // global, without padding
+  Shape shape;  // global, without padding
   // How a padded vocabulary was found to be padded (0: by its rule).
   uint64_t vocab_multiple = 0;
   bool pad_single_rank = false;
@@ -49,7 +49,7 @@ struct WrittenTensor {
   std::string file;
   std::string name;  // as written: stage-local if the layout says so
   DType dtype = DType::kF32;
-  Shape shape;       // local
+  Shape shape;  // local
 };
 struct WrittenRank {
   uint64_t global_rank = 0;
@@ -74,8 +74,8 @@ class Model {
   /// The model that `ranks` wrote under `spec`: finds global names and shapes, and checks that each
   /// rank wrote what it holds under `spec`: nothing missing, nothing else, shapes as cut, the same
   /// dtype everywhere, all states that have tensors written at least once (replicas may be
-  /// missing, or have written no tensors). Errors are kInvalidArgument, one sentence with rank, file, tensor, found and
-  /// expected.
+  /// missing, or have written no tensors). Errors are kInvalidArgument, one sentence with rank,
+  /// file, tensor, found and expected.
   struct Inferred;
   static Result<Inferred> infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                                 const LayoutSpec& spec, const std::vector<WrittenRank>& ranks);
@@ -132,7 +132,7 @@ class Model {
   };
   struct RuleCut {
     std::optional<ResolvedCut> cut;
-    std::string missing_fact;    // the fact without which cut is not known
+    std::string missing_fact;  // the fact without which cut is not known
   };
   static bool needs_rules(const LayoutSpec& spec);
   bool covered(const Bound& bound) const { return bound.rule != nullptr || bound.one_element; }
@@ -152,7 +152,7 @@ class Model {
   std::vector<Bound> bound_;  // by tensor
   std::shared_ptr<const std::vector<RuleCut>> cuts_;
   uint32_t layers_ = 0;
-  uint32_t experts_ = 0;      // per-expert tensors: number of experts
+  uint32_t experts_ = 0;  // per-expert tensors: number of experts
 };
 
 struct Model::Inferred {

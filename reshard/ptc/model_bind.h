@@ -1,4 +1,5 @@
-// How Model::bind finds what binds each tensor. For model.cc and model_infer.cc only, but find_masters().
+// How Model::bind finds what binds each tensor. For model.cc and model_infer.cc only, but
+// find_masters().
 #pragma once
 
 #include <memory>
@@ -32,13 +33,14 @@ class Model::Binder {
 
   Model& model_;
   ParameterNames parameters_;
-  std::vector<bool> masters_;            // by tensor
-  std::vector<bool> one_element_;        // by tensor
+  std::vector<bool> masters_;      // by tensor
+  std::vector<bool> one_element_;  // by tensor
   struct Stretch {
     size_t begin = 0, length = 0;
   };
-  std::vector<Stretch> parameter_at_;    // by tensor that follows one: the parameter's name in its own
-  std::vector<uint32_t> cut_of_rule_;    // by rule: index in cuts
+  std::vector<Stretch>
+      parameter_at_;  // by tensor that follows one: the parameter's name in its own
+  std::vector<uint32_t> cut_of_rule_;  // by rule: index in cuts
   std::vector<RuleCut> cuts_;
 };
 

@@ -1,9 +1,9 @@
 // Model::infer: from what every rank wrote to the global tensors.
 //
-// Global names come first (stage-local layer numbers are shifted), then the shapes before dp cut them
-// (model_infer_dp.cc). Then a model is bound as if these local shapes were global, which tells the cut
-// of each tensor; inverting the cuts gives the global shapes. Whatever that guessed wrong shows in the
-// last step, which cuts the model found and compares with what was written.
+// Global names come first (stage-local layer numbers are shifted), then the shapes before dp cut
+// them (model_infer_dp.cc). Then a model is bound as if these local shapes were global, which tells
+// the cut of each tensor; inverting the cuts gives the global shapes. Whatever that guessed wrong
+// shows in the last step, which cuts the model found and compares with what was written.
 
 #include <algorithm>
 #include <numeric>
@@ -137,8 +137,10 @@ Error Model::Inference::wrote_nothing(const StateCoords& state) const {
   const uint64_t rank = spec_.order.global_rank(
       spec_.sizes, {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
   return invalid_argument(
-      "rank {} ({}) of layout {} wrote nothing, nor did any replica of it; if it was saved under another layout, put a "
-      "layout.json beside rank/ that says which; if the rank holds no tensors, save a file without tensors there",
+      "rank {} ({}) of layout {} wrote nothing, nor did any replica of it; if it was saved under "
+      "another layout, put a "
+      "layout.json beside rank/ that says which; if the rank holds no tensors, save a file without "
+      "tensors there",
       rank, state_text(spec_, state), spec_.name());
 }
 
@@ -278,11 +280,11 @@ Result<> Model::Inference::collect() {
         }
       }
       if (shape != tensors_[index].shape) {
-        return invalid_argument("{} has shape {}, but {} on rank {}, and all ranks' parts of a "
-                                "tensor have one shape",
-                                place(ranks_[rank], tensor), tensor.shape.to_string(),
-                                tensors_[index].shape.to_string(),
-                                ranks_[first.rank].global_rank);
+        return invalid_argument(
+            "{} has shape {}, but {} on rank {}, and all ranks' parts of a "
+            "tensor have one shape",
+            place(ranks_[rank], tensor), tensor.shape.to_string(),
+            tensors_[index].shape.to_string(), ranks_[first.rank].global_rank);
       }
     }
   }
@@ -410,11 +412,12 @@ Result<size_t> Model::Inference::compare_state(size_t begin, std::vector<bool>& 
 Error Model::Inference::lacks(uint32_t rank, uint32_t tensor, size_t count) const {
   const StateCoords state = state_of(spec_, ranks_[rank].coords);
   return invalid_argument(
-      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives it "
+      "rank {} ({}) lacks {} in {} ({} tensor{} in all), which rank {} wrote and layout {} gives "
+      "it "
       "too",
-      ranks_[rank].global_rank, state_text(spec_, state), model_.local_name(tensor, spec_, state.pp),
-      model_.tensors_[tensor].file, count, count == 1 ? "" : "s",
-      ranks_[first_writer_[tensor].rank].global_rank, spec_.name());
+      ranks_[rank].global_rank, state_text(spec_, state),
+      model_.local_name(tensor, spec_, state.pp), model_.tensors_[tensor].file, count,
+      count == 1 ? "" : "s", ranks_[first_writer_[tensor].rank].global_rank, spec_.name());
 }
 
 /// What the rank wrote is what it holds, and of each file all or nothing.
@@ -436,9 +439,8 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
     }
     if (found->second->local_shape != writer.tensors[i].shape) {
       return invalid_argument("{} has shape {}, but under layout {} it should be {} of {}",
-                              place(writer, writer.tensors[i]),
-                              writer.tensors[i].shape.to_string(), spec_.name(),
-                              found->second->local_shape.to_string(),
+                              place(writer, writer.tensors[i]), writer.tensors[i].shape.to_string(),
+                              spec_.name(), found->second->local_shape.to_string(),
                               model_.tensors_[tensor].shape.to_string());
     }
     expected.erase(found);

@@ -8,9 +8,9 @@
 
 namespace ptc {
 
-/// Replaces the shapes of what one dp rank wrote by those that a rank would have without the cut over
-/// dp. `dp_rows`, by tensor: the rows that all `ranks` dp ranks wrote. Of ZeRO-1's rows of elements
-/// the shape is that of the parameter they follow; FSDP's rows add up.
+/// Replaces the shapes of what one dp rank wrote by those that a rank would have without the cut
+/// over dp. `dp_rows`, by tensor: the rows that all `ranks` dp ranks wrote. Of ZeRO-1's rows of
+/// elements the shape is that of the parameter they follow; FSDP's rows add up.
 ///
 /// Tensors of one element may be scalars or ends of cut ones: they are what other tensors of their
 /// kind (`exp_avg.<parameter>`) are. A shape that no cut explains stays, and will not fit later.

@@ -75,9 +75,10 @@ class NamePattern::Parser {
       return ok();
     }
     if (inside.find(',') == std::string_view::npos) {
-      return error(fmt::format("has {}, which is neither {{layer}} nor {{expert}} nor a list "
-                               "of alternatives such as {{weight,bias}}",
-                               quoted(fmt::format("{{{}}}", inside))));
+      return error(
+          fmt::format("has {}, which is neither {{layer}} nor {{expert}} nor a list "
+                      "of alternatives such as {{weight,bias}}",
+                      quoted(fmt::format("{{{}}}", inside))));
     }
     if (inside.find_first_of("{*") != std::string_view::npos) {
       return error("has '*' or '{' inside of alternatives, which hold plain characters only");

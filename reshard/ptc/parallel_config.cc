@@ -42,22 +42,32 @@ Result<RankOrder> RankOrder::parse(std::string_view text) {
 
 uint32_t& RankOrder::of(RankCoords& coords, Dim dim) {
   switch (dim) {
-    case Dim::kTp: return coords.tp;
-    case Dim::kCp: return coords.cp;
-    case Dim::kEp: return coords.ep;
-    case Dim::kDp: return coords.dp;
-    case Dim::kPp: break;
+    case Dim::kTp:
+      return coords.tp;
+    case Dim::kCp:
+      return coords.cp;
+    case Dim::kEp:
+      return coords.ep;
+    case Dim::kDp:
+      return coords.dp;
+    case Dim::kPp:
+      break;
   }
   return coords.pp;
 }
 
 uint32_t RankOrder::size_of(const ParallelConfig& sizes, Dim dim) {
   switch (dim) {
-    case Dim::kTp: return sizes.tp;
-    case Dim::kCp: return sizes.cp;
-    case Dim::kEp: return sizes.ep;
-    case Dim::kDp: return sizes.dp;
-    case Dim::kPp: break;
+    case Dim::kTp:
+      return sizes.tp;
+    case Dim::kCp:
+      return sizes.cp;
+    case Dim::kEp:
+      return sizes.ep;
+    case Dim::kDp:
+      return sizes.dp;
+    case Dim::kPp:
+      break;
   }
   return sizes.pp;
 }

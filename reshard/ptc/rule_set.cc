@@ -52,9 +52,9 @@ Result<std::shared_ptr<const RuleSet>> parse_builtin(std::string_view family, in
 }
 
 Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth) {
-  return RuleSetParser(text, [depth](std::string_view family) {
-           return parse_builtin(family, depth + 1);
-         }).parse();
+  return RuleSetParser(
+             text, [depth](std::string_view family) { return parse_builtin(family, depth + 1); })
+      .parse();
 }
 
 using Builtins = std::vector<Result<std::shared_ptr<const RuleSet>>>;

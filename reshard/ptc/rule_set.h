@@ -23,9 +23,9 @@ using RuleNumber = std::variant<uint64_t, std::string>;
 
 /// One of several blocks that lie behind each other on the axis that is cut.
 struct CutPart {
-  RuleNumber size = uint64_t{1};          // relative to the other parts; 0: no such part
-  std::optional<RuleNumber> heads;        // indivisible units in this part; absent: its elements
-  bool share = false;                     // more ranks than heads: neighbours hold the same head
+  RuleNumber size = uint64_t{1};    // relative to the other parts; 0: no such part
+  std::optional<RuleNumber> heads;  // indivisible units in this part; absent: its elements
+  bool share = false;               // more ranks than heads: neighbours hold the same head
 };
 
 /// How tensor parallelism cuts one axis. No parts: replicated.
@@ -46,16 +46,16 @@ enum class StagePlace {
 
 struct Rule {
   std::vector<NamePattern> names;
-  std::optional<TensorCut> cut;          // nullopt: replicated over tp
-  std::optional<uint32_t> expert_axis;   // stacked experts: cut over ep on this axis
+  std::optional<TensorCut> cut;         // nullopt: replicated over tp
+  std::optional<uint32_t> expert_axis;  // stacked experts: cut over ep on this axis
   StagePlace stage = StagePlace::kLayer;
   // Also on the last stage, where the model's head is tied, no tensor matches tied_head, and some
   // tensor matches tied_when if there is one.
   std::optional<NamePattern> tied_head;
   std::optional<NamePattern> tied_when;
-  bool inputs_first = false;             // a weight stored [in, out]: Conv1D, embeddings
-  bool buffer = false;                   // no parameter: FSDP does not cut it
-  std::string description;               // one line for people: `ptc rules`
+  bool inputs_first = false;  // a weight stored [in, out]: Conv1D, embeddings
+  bool buffer = false;        // no parameter: FSDP does not cut it
+  std::string description;    // one line for people: `ptc rules`
 };
 
 /// Scales of block-wise quantised weights: tensor `P<suffix>` has one element for each block of
@@ -66,8 +66,8 @@ struct BlockScales {
 };
 
 /// Low-rank adapters beside a weight, PEFT's LoRA: tensor `<module>.<in>…` is [rank, in], tensor
-/// `<module>.<out>…` is [out, rank] or [out]. Each is cut as `<module>.weight` is on the axis of its
-/// inputs or outputs, and replicated where that is not cut.
+/// `<module>.<out>…` is [out, rank] or [out]. Each is cut as `<module>.weight` is on the axis of
+/// its inputs or outputs, and replicated where that is not cut.
 struct Adapters {
   std::string prefix;                 // of all names, before the family's own
   std::vector<std::string> wrappers;  // components put between a module and its parameters' names

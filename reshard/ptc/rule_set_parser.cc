@@ -54,8 +54,8 @@ Result<> RuleSetParser::known_keys(const json::object& object, const Path& path,
     const std::string key(member.key());
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     const auto nearest = nearest_name(key, keys);
-    return invalid_argument("{}: unknown key {}{}",
-                            json_place(text_, path / key, JsonPart::kKey), ptc::quoted(key),
+    return invalid_argument("{}: unknown key {}{}", json_place(text_, path / key, JsonPart::kKey),
+                            ptc::quoted(key),
                             nearest ? fmt::format(" (did you mean '{}'?)", *nearest)
                                     : fmt::format("; known are {}", fmt::join(keys, ", ")));
   }
@@ -100,8 +100,10 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(rules(object));
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
   if (set_->text_.size() > JsonLimits().max_bytes) {
-    return error({"extends"}, fmt::format("with what it extends the rule set has {} bytes; at most {} are "
-                                          "allowed", set_->text_.size(), JsonLimits().max_bytes));
+    return error({"extends"},
+                 fmt::format("with what it extends the rule set has {} bytes; at most {} are "
+                             "allowed",
+                             set_->text_.size(), JsonLimits().max_bytes));
   }
   return std::shared_ptr<const RuleSet>(std::move(set_));
 }
@@ -314,9 +316,9 @@ Result<StagePlace> RuleSetParser::stage(const json::object& object, const Path& 
 Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path) const {
   if (!value.is_object()) return error(path, "'cut' must be an object");
   const json::object& object = value.get_object();
-  PTC_TRY(known_keys(object, path,
-                     {"axis", "heads", "share", "parts", "block", "vocab_multiple",
-                      "pad_single_rank"}));
+  PTC_TRY(known_keys(
+      object, path,
+      {"axis", "heads", "share", "parts", "block", "vocab_multiple", "pad_single_rank"}));
   TensorCut cut;
   PTC_TRY(const auto axis, whole(object, "axis", path, 0, 7));
   if (!axis) return error(path, "'cut' needs 'axis'");
@@ -394,7 +396,8 @@ Result<RuleNumber> RuleSetParser::rule_number(const json::value& value, const Pa
     uint32_t number = 0;
     auto [last, failed] = std::from_chars(factor.data(), factor.data() + factor.size(), number);
     if (failed == std::errc() && last == factor.data() + factor.size() && number > 0) continue;
-    if (set_->fixed_facts_.contains(factor) || set_->fact_keys_.contains(std::string(factor))) continue;
+    if (set_->fixed_facts_.contains(factor) || set_->fact_keys_.contains(std::string(factor)))
+      continue;
     std::vector<std::string> known;
     for (const auto& fact : set_->fact_keys_) known.push_back(fact.first);
     for (const auto& fact : set_->fixed_facts_) known.push_back(fact.first);
@@ -413,8 +416,8 @@ Result<std::optional<uint64_t>> RuleSetParser::whole(const json::object& object,
   if (!value) return std::optional<uint64_t>();
   const auto number = whole_number(*value);
   if (!number || *number < min || *number > max) {
-    return error(path / key, fmt::format("'{}' must be a whole number from {} to {}", key, min,
-                                         max));
+    return error(path / key,
+                 fmt::format("'{}' must be a whole number from {} to {}", key, min, max));
   }
   return number;
 }

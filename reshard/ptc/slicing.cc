@@ -185,8 +185,8 @@ Result<uint64_t> global_extent(ResolvedCut& cut, uint64_t local_extent, uint32_t
   Wide weight = 0;
   for (const ResolvedCut::Part& part : cut.parts) weight += part.size * (common / distinct(part));
   const Wide unit = Wide{local_extent} * total;
-  const Wide divisor = weight / std::gcd(static_cast<uint64_t>(weight % common),
-                                         static_cast<uint64_t>(common));
+  const Wide divisor =
+      weight / std::gcd(static_cast<uint64_t>(weight % common), static_cast<uint64_t>(common));
   const Wide factor = common / (weight / divisor);
   if (unit % divisor != 0) {
     return invalid_argument("local length {} of axis {} does not fit its {} parts on tp = {} ranks",
@@ -212,8 +212,8 @@ Result<AxisSlice> slice_of_blocks(const AxisSlice& weight, uint64_t weight_exten
   slice.local_extent = (weight.local_extent + block - 1) / block;
   for (const AxisSegment& segment : weight.segments) {
     const uint64_t end = segment.global_offset + segment.extent;
-    const bool last = end == weight_extent &&
-                      segment.local_offset + segment.extent == weight.local_extent;
+    const bool last =
+        end == weight_extent && segment.local_offset + segment.extent == weight.local_extent;
     if (segment.global_offset % block != 0 || segment.local_offset % block != 0 ||
         (end % block != 0 && !last)) {
       return invalid_argument("its weight is cut at [{}:{}], off the grid of blocks of {}",

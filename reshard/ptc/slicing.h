@@ -3,9 +3,9 @@
 // An axis of n elements has parts p of length L_p = n · size_p / Σ size. Of h_p heads over tp
 // ranks, rank r holds [r·L_p/tp, (r+1)·L_p/tp) when tp ≤ h_p (tp must divide h_p), and, when heads
 // are shared, head ⌊r·h_p/tp⌋ when tp > h_p (h_p must divide tp). The local axis is the parts'
-// stretches behind each other; two ranks' stretches are equal or disjoint, never merged with those of
-// the next part. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r
-// holds the rows of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
+// stretches behind each other; two ranks' stretches are equal or disjoint, never merged with those
+// of the next part. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r holds the rows
+// of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
 //
 // Over D dp ranks what a rank of tp holds is cut once more. FSDP: rank d has rows [d·c, (d+1)·c) of
 // it with c = ⌈rows/D⌉, fewer or none at the end. ZeRO-1: elements [d·c, (d+1)·c) of it as one row
@@ -45,8 +45,8 @@ struct ResolvedCut {
   };
   uint32_t axis = 0;
   std::vector<Part> parts;
-  uint64_t vocab_multiple = 0;    // 0: no vocabulary
-  bool pad_single_rank = false;   // vocabulary: padded with tp = 1 too
+  uint64_t vocab_multiple = 0;   // 0: no vocabulary
+  bool pad_single_rank = false;  // vocabulary: padded with tp = 1 too
   uint64_t block = 1;
 };
 
@@ -73,8 +73,8 @@ void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice);
 /// them.
 void cut_rows(SubTensor& part, uint64_t begin, uint64_t rows);
 
-/// Cuts what is held so far again: `count` elements from number `begin` on of the local array as one
-/// row. Those behind its end are padding.
+/// Cuts what is held so far again: `count` elements from number `begin` on of the local array as
+/// one row. Those behind its end are padding.
 void cut_flat(SubTensor& part, uint64_t begin, uint64_t count);
 
 /// The slice of the scales of an axis: `weight` in blocks of `block` elements. kInvalidArgument

@@ -1,4 +1,5 @@
-// Numbers and texts in frames and in files of our own: little-endian, texts with their length before them.
+// Numbers and texts in frames and in files of our own: little-endian, texts with their length
+// before them.
 #pragma once
 
 #include <concepts>
@@ -9,7 +10,8 @@
 
 namespace ptc {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "numbers are copied as they lie in memory");
 
 class ByteWriter {
  public:
@@ -27,7 +29,8 @@ class ByteWriter {
   std::string text_;
 };
 
-/// Reads from bytes of strangers. What is not there is 0 or empty, and then done() is false for good.
+/// Reads from bytes of strangers. What is not there is 0 or empty, and then done() is false for
+/// good.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : rest_(bytes) {}

@@ -20,6 +20,8 @@ size_t reserved_descriptors() { return std::min(size_t{8192}, descriptor_limit()
 
 size_t descriptors_for_peers() { return std::max(size_t{1}, reserved_descriptors() / 2); }
 
-size_t descriptors_for_images() { return std::clamp(descriptor_limit() / 8, size_t{1}, size_t{1024}); }
+size_t descriptors_for_images() {
+  return std::clamp(descriptor_limit() / 8, size_t{1}, size_t{1024});
+}
 
 }  // namespace ptc

@@ -33,7 +33,8 @@ enum class Code {
   kCorrupt,           // EIO, bytes are not what their checksum says
   kCancelled,         // EINTR: superseded or shut down
   kInternal,          // EIO, an error that should not happen
-  kInDoubt,           // EAGAIN: a decision that may or may not have been made; what it was for stays until that is known
+  kInDoubt,  // EAGAIN: a decision that may or may not have been made; what it was for stays until
+             // that is known
 };
 
 std::string_view code_name(Code code);
@@ -62,8 +63,9 @@ class [[nodiscard]] Error {
 };
 
 template <class T = void>
-using Result = BOOST_OUTCOME_V2_NAMESPACE::basic_result<
-    T, Error, BOOST_OUTCOME_V2_NAMESPACE::policy::terminate>;
+using Result =
+    BOOST_OUTCOME_V2_NAMESPACE::basic_result<T, Error,
+                                             BOOST_OUTCOME_V2_NAMESPACE::policy::terminate>;
 
 inline auto ok() { return BOOST_OUTCOME_V2_NAMESPACE::success(); }
 

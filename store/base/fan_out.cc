@@ -7,7 +7,8 @@ namespace ptc {
 FanOut::FanOut(size_t count, std::function<void(size_t)> body, size_t most_threads)
     : count_(count), body_(std::move(body)) {
   try {
-    while (threads_.size() < std::min(count_, most_threads)) threads_.emplace_back([this] { work(); });
+    while (threads_.size() < std::min(count_, most_threads))
+      threads_.emplace_back([this] { work(); });
   } catch (const std::exception&) {  // fewer, then
   }
 }
@@ -21,6 +22,8 @@ void FanOut::work() {
   for (size_t i; (i = next_++) < count_;) body_(i);
 }
 
-Error not_asked(const char* why) { return make_error(Code::kUnavailable, "it could not be asked: {}", why); }
+Error not_asked(const char* why) {
+  return make_error(Code::kUnavailable, "it could not be asked: {}", why);
+}
 
 }  // namespace ptc

@@ -1,4 +1,5 @@
-// The same work for several others at the same time, such as a question to each node, by a bounded number of threads.
+// The same work for several others at the same time, such as a question to each node, by a bounded
+// number of threads.
 #pragma once
 
 #include <atomic>
@@ -17,12 +18,14 @@ namespace ptc {
 inline constexpr size_t kAskedAtOnce = 64;
 /// Of what takes long, and where none waits for another.
 inline constexpr size_t kAtWorkAtOnce = 256;
-/// Where they wait for each other, as the parts of a plan do, one that has not begun would hold up all others.
+/// Where they wait for each other, as the parts of a plan do, one that has not begun would hold up
+/// all others.
 inline constexpr size_t kAllAtOnce = SIZE_MAX;
 
-/// Runs body(0) … body(count − 1), each once, on up to `most_threads` threads, from the constructor on. Where there are no
-/// threads to be had there are fewer; what then has not begun when finish() is called is done by its caller.
-/// Threads: constructed, finished and destroyed by one. `body` throws nothing.
+/// Runs body(0) … body(count − 1), each once, on up to `most_threads` threads, from the constructor
+/// on. Where there are no threads to be had there are fewer; what then has not begun when finish()
+/// is called is done by its caller. Threads: constructed, finished and destroyed by one. `body`
+/// throws nothing.
 class FanOut {
  public:
   FanOut(size_t count, std::function<void(size_t)> body, size_t most_threads = kAskedAtOnce);
@@ -45,19 +48,24 @@ class FanOut {
 /// Why there is no answer of one that could not even be asked, as of a node that cannot be reached.
 Error not_asked(const char* why);
 
-/// Results of ask(0) … ask(count − 1), by their numbers; an exception, as where there is no memory, is kUnavailable.
+/// Results of ask(0) … ask(count − 1), by their numbers; an exception, as where there is no memory,
+/// is kUnavailable.
 template <class T>
 class Answers {
  public:
   Answers(size_t count, std::function<Result<T>(size_t)> ask, size_t most_threads = kAskedAtOnce)
-      : results_(count), ask_(std::move(ask)), all_(count, [this](size_t i) { answer(i); }, most_threads) {}
+      : results_(count),
+        ask_(std::move(ask)),
+        all_(
+            count, [this](size_t i) { answer(i); }, most_threads) {}
 
   /// Once.
   std::vector<Result<T>> wait() {
     all_.finish();
     std::vector<Result<T>> results;
     results.reserve(results_.size());
-    for (std::optional<Result<T>>& one : results_) results.push_back(one ? *std::move(one) : Result<T>(not_asked("no memory")));
+    for (std::optional<Result<T>>& one : results_)
+      results.push_back(one ? *std::move(one) : Result<T>(not_asked("no memory")));
     return results;
   }
 

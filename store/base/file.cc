@@ -2,10 +2,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/random.h>
 #include <limits.h>
 #include <linux/openat2.h>
+#include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -66,8 +66,9 @@ Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_
   how.mode = (flags & O_CREAT) != 0 ? mode : 0;
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
   for (;;) {
-    int fd = beneath ? static_cast<int>(::syscall(SYS_openat2, dir_fd, path.c_str(), &how, sizeof how))
-                     : ::openat(dir_fd, path.c_str(), flags | O_CLOEXEC, mode);
+    int fd = beneath
+                 ? static_cast<int>(::syscall(SYS_openat2, dir_fd, path.c_str(), &how, sizeof how))
+                 : ::openat(dir_fd, path.c_str(), flags | O_CLOEXEC, mode);
     if (fd >= 0) return UniqueFd(fd);
     if (beneath && errno == ENOSYS) {
       beneath = false;  // before Linux 5.6
@@ -81,8 +82,8 @@ Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_
 Result<> read_exactly(int fd, std::span<std::byte> buffer, uint64_t offset) {
   size_t done = 0;
   while (done < buffer.size()) {
-    ssize_t got = ::pread(fd, buffer.data() + done, buffer.size() - done,
-                          static_cast<off_t>(offset + done));
+    ssize_t got =
+        ::pread(fd, buffer.data() + done, buffer.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_error(errno, fmt::format("reading at byte {}", offset + done));
     if (got == 0) {
@@ -106,20 +107,23 @@ Result<> write_exactly(int fd, std::span<const std::byte> data, uint64_t offset)
   return ok();
 }
 
-Result<> write_exactly(int fd, std::span<const std::span<const std::byte>> pieces, uint64_t offset) {
+Result<> write_exactly(int fd, std::span<const std::span<const std::byte>> pieces,
+                       uint64_t offset) {
   std::vector<iovec> left;
   left.reserve(pieces.size());
   for (std::span<const std::byte> piece : pieces)
     if (!piece.empty()) left.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
   for (size_t i = 0; i < left.size();) {
     const size_t count = std::min<size_t>(left.size() - i, IOV_MAX);
-    const ssize_t put = ::pwritev(fd, &left[i], static_cast<int>(count), static_cast<off_t>(offset));
+    const ssize_t put =
+        ::pwritev(fd, &left[i], static_cast<int>(count), static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return errno_error(errno, fmt::format("writing at byte {}", offset));
     offset += static_cast<size_t>(put);
     size_t done = static_cast<size_t>(put);
     while (i < left.size() && done >= left[i].iov_len) done -= left[i++].iov_len;
-    if (done > 0) left[i] = {static_cast<std::byte*>(left[i].iov_base) + done, left[i].iov_len - done};
+    if (done > 0)
+      left[i] = {static_cast<std::byte*>(left[i].iov_base) + done, left[i].iov_len - done};
   }
   return ok();
 }
@@ -127,8 +131,9 @@ Result<> write_exactly(int fd, std::span<const std::span<const std::byte>> piece
 Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit,
                                    FileKind kind) {
   // Not blocking: the name may turn out to be a pipe's.
-  PTC_TRY(auto fd, open_file(dir_fd, path,
-                             kind == FileKind::kOwn ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK : O_RDONLY));
+  PTC_TRY(auto fd,
+          open_file(dir_fd, path,
+                    kind == FileKind::kOwn ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK : O_RDONLY));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
   if (kind == FileKind::kOwn && !S_ISREG(info.st_mode))

@@ -36,8 +36,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// openat(2) with O_CLOEXEC; the error names `path`. With O_NOFOLLOW and a directory, no component of
-/// the path may be a symbolic link, and none may lead out of the directory.
+/// openat(2) with O_CLOEXEC; the error names `path`. With O_NOFOLLOW and a directory, no component
+/// of the path may be a symbolic link, and none may lead out of the directory.
 Result<UniqueFd> open_file(int dir_fd, const std::string& path, int flags, mode_t mode = 0600);
 
 /// Reads exactly `buffer.size()` bytes at `offset`; a short file is kCorrupt.

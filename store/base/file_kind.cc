@@ -12,9 +12,12 @@ struct Kind {
   std::string_view begins, what;
 };
 constexpr Kind kKinds[] = {
-    {"version https://git-lfs.github.com/"sv, "it is a git-lfs pointer, not the file that it stands for: git lfs pull"sv},
-    {"PK\3\4"sv, "it is a zip archive, as torch.save writes it: save with safetensors.torch.save_file"sv},
-    {"\x80\2"sv, "it is a pickle, as torch.save once wrote it: save with safetensors.torch.save_file"sv},
+    {"version https://git-lfs.github.com/"sv,
+     "it is a git-lfs pointer, not the file that it stands for: git lfs pull"sv},
+    {"PK\3\4"sv,
+     "it is a zip archive, as torch.save writes it: save with safetensors.torch.save_file"sv},
+    {"\x80\2"sv,
+     "it is a pickle, as torch.save once wrote it: save with safetensors.torch.save_file"sv},
     {"\x1f\x8b"sv, "it is compressed (gzip): gunzip it"sv},
     {"\x28\xb5\x2f\xfd"sv, "it is compressed (zstd): unzstd it"sv},
     {"GGUF"sv, "it is a GGUF file, which is for inference alone"sv},
@@ -23,8 +26,9 @@ constexpr Kind kKinds[] = {
 
 bool begins_without_case(std::string_view text, std::string_view beginning) {
   return text.size() >= beginning.size() &&
-         std::equal(beginning.begin(), beginning.end(), text.begin(),
-                    [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); });
+         std::equal(beginning.begin(), beginning.end(), text.begin(), [](char a, char b) {
+           return a == std::tolower(static_cast<unsigned char>(b));
+         });
 }
 
 }  // namespace
@@ -36,7 +40,8 @@ std::string_view other_kind_of(std::string_view beginning) {
   beginning.remove_prefix(std::min(beginning.find_first_not_of(" \t\r\n"), beginning.size()));
   for (const std::string_view html : {"<!doctype html"sv, "<html"sv, "<head"sv})
     if (begins_without_case(beginning, html))
-      return "it is an HTML page, perhaps what a server said in place of the file: download it again";
+      return "it is an HTML page, perhaps what a server said in place of the file: download it "
+             "again";
   if (beginning.starts_with("<?xml"))
     return "it is an XML text, perhaps what a server said in place of the file: download it again";
   return {};

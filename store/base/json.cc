@@ -19,9 +19,10 @@ std::string place_of_offset(std::string_view text, size_t offset) {
   auto line = 1 + std::count(text.begin(), text.end(), '\n');
   size_t line_start = text.rfind('\n');
   if (line_start != std::string_view::npos) text.remove_prefix(line_start + 1);
-  auto column = 1 + std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not the rest of a UTF-8 character
-  });
+  auto column =
+      1 + std::count_if(text.begin(), text.end(), [](char c) {
+        return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not the rest of a UTF-8 character
+      });
   return fmt::format("line {}, column {}", line, column);
 }
 
@@ -36,9 +37,7 @@ class Scanner {
   void advance() { ++at_; }
 
   /// To the next byte that is neither space nor ',' nor ':'.
-  void skip_filler() {
-    at_ = std::min(text_.find_first_not_of(" \t\r\n,:", at_), text_.size());
-  }
+  void skip_filler() { at_ = std::min(text_.find_first_not_of(" \t\r\n,:", at_), text_.size()); }
 
   /// At a '"': moves past the string and returns it with its quotes.
   std::string_view take_string() {
@@ -232,8 +231,9 @@ Result<json::value> parse_json(std::string_view text, const JsonLimits& limits) 
   size_t used = parser.write_some(text.data(), text.size(), error);
   if (!error && used < text.size()) error = json::error::extra_data;
   if (error) {
-    std::string reason = error == json::error::too_deep ? fmt::format("nested deeper than {}", limits.max_depth)
-                                                        : json_problem(text, used, error);
+    std::string reason = error == json::error::too_deep
+                             ? fmt::format("nested deeper than {}", limits.max_depth)
+                             : json_problem(text, used, error);
     return invalid_argument("{}: not valid JSON: {}", place_of_offset(text, used), reason);
   }
   json::value value = parser.release();
@@ -242,8 +242,7 @@ Result<json::value> parse_json(std::string_view text, const JsonLimits& limits) 
   return value;
 }
 
-std::string json_place(std::string_view text, const std::vector<std::string>& path,
-                       JsonPart part) {
+std::string json_place(std::string_view text, const std::vector<std::string>& path, JsonPart part) {
   Scanner scanner(text);
   scanner.skip_filler();
   size_t place = scanner.offset();
@@ -284,7 +283,9 @@ std::string json_text(const json::object& object, std::string_view key) {
 
 std::string json_text(std::string_view object, std::string_view key) {
   Result<json::value> parsed = parse_json(object);
-  return parsed.has_value() && parsed.value().is_object() ? json_text(parsed.value().get_object(), key) : "";
+  return parsed.has_value() && parsed.value().is_object()
+             ? json_text(parsed.value().get_object(), key)
+             : "";
 }
 
 Result<std::optional<uint64_t>> json_uint(const json::object& object, std::string_view key,

@@ -8,14 +8,18 @@
 
 namespace ptc {
 
-std::string json_problem(std::string_view text, size_t offset, const boost::json::error_code& error) {
+std::string json_problem(std::string_view text, size_t offset,
+                         const boost::json::error_code& error) {
   if (const std::string_view kind = other_kind_of(text); !kind.empty()) return std::string(kind);
   if (error == boost::json::error::incomplete) return "the text ends too early";
-  const std::string_view read = text.substr(0, offset), left = text.substr(std::min(offset, text.size()));
+  const std::string_view read = text.substr(0, offset),
+                         left = text.substr(std::min(offset, text.size()));
   const size_t before = read.find_last_not_of(" \t\r\n");
-  if ((left.starts_with('}') || left.starts_with(']')) && before != std::string_view::npos && read[before] == ',')
+  if ((left.starts_with('}') || left.starts_with(']')) && before != std::string_view::npos &&
+      read[before] == ',')
     return fmt::format("the comma before this '{}' is one too many", left.front());
-  if (left.starts_with("//") || left.starts_with("/*") || left.starts_with('#')) return "JSON has no comments";
+  if (left.starts_with("//") || left.starts_with("/*") || left.starts_with('#'))
+    return "JSON has no comments";
   if (error == boost::json::error::extra_data) return "more text after the end";
   return error.message();
 }

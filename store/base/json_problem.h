@@ -8,6 +8,7 @@
 namespace ptc {
 
 /// `text` was parsed up to `offset`, where Boost.JSON found `error`.
-std::string json_problem(std::string_view text, size_t offset, const boost::json::error_code& error);
+std::string json_problem(std::string_view text, size_t offset,
+                         const boost::json::error_code& error);
 
 }  // namespace ptc

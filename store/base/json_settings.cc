@@ -13,13 +13,15 @@ Result<> JsonSettings::check_keys(const std::vector<std::string>& known) const {
     const std::string key(member.key());
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const auto nearest = nearest_name(key, known);
-    return invalid_argument("{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), ptc::quoted(key),
-                            nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
+    return invalid_argument(
+        "{}: unknown key {}{}", json_place(text_, {key}, JsonPart::kKey), ptc::quoted(key),
+        nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : std::string());
   }
   return ok();
 }
 
-Result<std::optional<uint64_t>> JsonSettings::whole(const std::string& key, uint64_t min, uint64_t max) const {
+Result<std::optional<uint64_t>> JsonSettings::whole(const std::string& key, uint64_t min,
+                                                    uint64_t max) const {
   const json::value* value = object_.if_contains(key);
   if (!value) return std::optional<uint64_t>();
   const std::optional<uint64_t> found = whole_number(*value);

@@ -1,4 +1,5 @@
-// Files of settings that people write: one JSON object of known keys; every error says its line and column.
+// Files of settings that people write: one JSON object of known keys; every error says its line and
+// column.
 #pragma once
 
 #include <optional>

@@ -1,13 +1,13 @@
 // Lines that strangers can cause: some of them are logged, and how many were not.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
-
-#include <fmt/format.h>
 
 namespace ptc {
 

@@ -56,7 +56,8 @@ Result<uint64_t> parse_size(std::string_view text) {
     }
   }
   Wide bytes = (digits << shift) / scale;
-  if (too_large || bytes >> 64 != 0) return invalid_argument("size '{}' does not fit into 64 bits", text);
+  if (too_large || bytes >> 64 != 0)
+    return invalid_argument("size '{}' does not fit into 64 bits", text);
   return static_cast<uint64_t>(bytes);
 }
 

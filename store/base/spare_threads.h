@@ -1,4 +1,5 @@
-// Threads for work that may wait long: as many as there is such work at the same time, kept for a while.
+// Threads for work that may wait long: as many as there is such work at the same time, kept for a
+// while.
 #pragma once
 
 #include <condition_variable>
@@ -10,8 +11,8 @@
 
 namespace ptc {
 
-/// Work that waits for other work of the same threads, perhaps over another node, never waits for a thread: so there is no
-/// limit but what makes them. Threads: any.
+/// Work that waits for other work of the same threads, perhaps over another node, never waits for a
+/// thread: so there is no limit but what makes them. Threads: any.
 class SpareThreads {
  public:
   /// `name`: of each, as `top` shows it.

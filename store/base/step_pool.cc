@@ -24,11 +24,14 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
 
   explicit Shared(unsigned most) : most_threads(std::max(most, 1u)) {}
 
-  void begin_thread() { threads.emplace_back([self = shared_from_this()] { self->work(); }); }  // mutex held
+  void begin_thread() {
+    threads.emplace_back([self = shared_from_this()] { self->work(); });
+  }                                // mutex held
   void begin_another() noexcept {  // mutex held
     try {
       begin_thread();
-    } catch (const std::exception&) {  // no more threads on this machine: those that are there go on
+    } catch (
+        const std::exception&) {  // no more threads on this machine: those that are there go on
     }
   }
   void put(const LoopRef& loop, Time due) {  // mutex held
@@ -88,8 +91,9 @@ void StepPool::Shared::work() {
 }
 
 bool StepPool::Shared::is_spare(std::unique_lock<std::mutex>& lock) {
-  auto self = std::find_if(threads.begin(), threads.end(),
-                           [](const std::thread& one) { return one.get_id() == std::this_thread::get_id(); });
+  auto self = std::find_if(threads.begin(), threads.end(), [](const std::thread& one) {
+    return one.get_id() == std::this_thread::get_id();
+  });
   if (self == threads.end()) return false;  // the pool ends, and joins it
   std::vector<std::thread> before = std::exchange(ended, {});
   ended.push_back(std::move(*self));
@@ -112,7 +116,8 @@ StepPool::~StepPool() {
     shared_->stopping = true;
     shared_->queue.clear();
     threads = std::exchange(shared_->threads, {});
-    for (std::thread& thread : std::exchange(shared_->ended, {})) threads.push_back(std::move(thread));
+    for (std::thread& thread : std::exchange(shared_->ended, {}))
+      threads.push_back(std::move(thread));
     shared_->due_changed.notify_all();
   }
   for (std::thread& thread : threads) thread.join();

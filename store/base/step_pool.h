@@ -1,4 +1,5 @@
-// A few threads for very many loops: each loop is a function that takes one step and says when the next is due.
+// A few threads for very many loops: each loop is a function that takes one step and says when the
+// next is due.
 #pragma once
 
 #include <chrono>
@@ -9,13 +10,14 @@
 
 namespace ptc {
 
-/// Runs steps of loops, each loop's one after the other, those that are due first as they came due. There is a thread
-/// for each step that runs, up to a limit, and one that waits; a loop that waits costs none.
-/// Threads: any. Outlives its loops' stop().
+/// Runs steps of loops, each loop's one after the other, those that are due first as they came due.
+/// There is a thread for each step that runs, up to a limit, and one that waits; a loop that waits
+/// costs none. Threads: any. Outlives its loops' stop().
 class StepPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  /// Returns when it is to be called again, unless woken before; nullopt: only when woken. Throws nothing.
+  /// Returns when it is to be called again, unless woken before; nullopt: only when woken. Throws
+  /// nothing.
   using Step = std::function<std::optional<Time>(const std::stop_token&)>;
 
   /// At most so many steps at once.
@@ -42,9 +44,11 @@ class Loop {
 
   /// From now on `step` is called; at once for the first time. Once.
   void start(StepPool& pool, StepPool::Step step);
-  /// A step is taken soon; one that is being taken now is followed by another. Before start() and after stop(): nothing.
+  /// A step is taken soon; one that is being taken now is followed by another. Before start() and
+  /// after stop(): nothing.
   void wake();
-  /// Asks a step that is being taken to stop, and waits for its end; none is taken any more. Not from within a step.
+  /// Asks a step that is being taken to stop, and waits for its end; none is taken any more. Not
+  /// from within a step.
   void stop();
 
  private:

@@ -63,7 +63,8 @@ void become_own() {
   PTC_CHECK(back);  // it would go on as somebody else
 }
 
-/// To less than the process can do from it: the way back is open. False, and as before: it has no right to.
+/// To less than the process can do from it: the way back is open. False, and as before: it has no
+/// right to.
 bool become(const User& user) {
   if (!set_groups(user.groups)) return false;
   if (set_ids(user.uid, user.gid)) return true;
@@ -118,7 +119,8 @@ std::optional<std::vector<gid_t>> groups_of_process(pid_t pid, uid_t uid, gid_t 
 
 std::string User::to_text() const {
   std::string text = fmt::format("{} {} ", uid, gid);
-  for (size_t i = 0; i < groups.size(); ++i) fmt::format_to(std::back_inserter(text), "{}{}", i == 0 ? "" : ",", groups[i]);
+  for (size_t i = 0; i < groups.size(); ++i)
+    fmt::format_to(std::back_inserter(text), "{}{}", i == 0 ? "" : ",", groups[i]);
   return text;
 }
 
@@ -137,7 +139,8 @@ Result<User> User::from_text(std::string_view text) {
     user.gid = take(words[1]);
     for (const std::string_view group : groups) user.groups.push_back(take(group));
   }
-  if (!good) return make_error(Code::kCorrupt, "'{}' does not name a user and groups", text.substr(0, 100));
+  if (!good)
+    return make_error(Code::kCorrupt, "'{}' does not name a user and groups", text.substr(0, 100));
   return user;
 }
 
@@ -146,13 +149,15 @@ User user_by_database(uid_t uid, gid_t gid) {
   std::vector<char> buffer(64 << 10);
   passwd entry{};
   passwd* found = nullptr;
-  if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) return user;
+  if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr)
+    return user;
   int count = 64;
   do {
     user.groups.resize(static_cast<size_t>(count));
   } while (::getgrouplist(found->pw_name, gid, user.groups.data(), &count) < 0 &&
            count > static_cast<int>(user.groups.size()) && count <= static_cast<int>(kMostGroups));
-  user.groups.resize(static_cast<size_t>(std::clamp<int>(count, 0, static_cast<int>(user.groups.size()))));
+  user.groups.resize(
+      static_cast<size_t>(std::clamp<int>(count, 0, static_cast<int>(user.groups.size()))));
   std::sort(user.groups.begin(), user.groups.end());
   return user;
 }
@@ -169,7 +174,8 @@ Result<ActingAs> ActingAs::user(const User& user) {
   as.before_ = acting;
   const User& own = own_user();
   const User& now = acting != nullptr ? *acting : own;
-  // Root is root whatever its groups are; a process without rights of root has the groups that it has.
+  // Root is root whatever its groups are; a process without rights of root has the groups that it
+  // has.
   const bool same = now.uid == user.uid && (now == user || user.uid == 0 || own.uid != 0);
   if (same) return as;
   if (acting == nullptr && own.uid == 0 && capabilities_follow()) {
@@ -179,8 +185,10 @@ Result<ActingAs> ActingAs::user(const User& user) {
       return as;
     }
   }
-  return Error(Code::kPermissionDenied,
-               fmt::format("ptcfs runs as uid {} here and may not read as uid {}", own.uid, user.uid), EACCES);
+  return Error(
+      Code::kPermissionDenied,
+      fmt::format("ptcfs runs as uid {} here and may not read as uid {}", own.uid, user.uid),
+      EACCES);
 }
 
 ActingAs::ActingAs(ActingAs&& other) noexcept

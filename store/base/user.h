@@ -23,15 +23,16 @@ struct User {
   static Result<User> from_text(std::string_view text);
 };
 
-/// The user of a process that waits for an answer, so that it is there as long as this takes. Where it cannot be
-/// seen, or changes its identity meanwhile, the groups are those that the machine's user database has.
+/// The user of a process that waits for an answer, so that it is there as long as this takes. Where
+/// it cannot be seen, or changes its identity meanwhile, the groups are those that the machine's
+/// user database has.
 User user_of(pid_t pid, uid_t uid, gid_t gid);
 User user_by_database(uid_t uid, gid_t gid);
 
-/// As long as it lives, this thread opens, lists and looks up files as that user: file system ids and supplementary
-/// groups, no others. The capabilities that overrule permissions are off meanwhile, but for root. Threads that
-/// are started meanwhile would keep all that: start none. Within one of the same user another one costs nothing.
-/// The user outlives it.
+/// As long as it lives, this thread opens, lists and looks up files as that user: file system ids
+/// and supplementary groups, no others. The capabilities that overrule permissions are off
+/// meanwhile, but for root. Threads that are started meanwhile would keep all that: start none.
+/// Within one of the same user another one costs nothing. The user outlives it.
 class ActingAs {
  public:
   /// kPermissionDenied: this process may not become somebody else.

@@ -10,8 +10,9 @@ namespace {
 /// Bytes of the character that `text` begins with; 0 when it is no UTF-8, or a control character.
 size_t printable_character(std::string_view text) {
   const size_t length = utf8_character(text);
-  const bool control = (length == 1 && (static_cast<unsigned char>(text[0]) < 0x20 || text[0] == 0x7F)) ||
-                       (length == 2 && text[0] == '\xC2' && static_cast<unsigned char>(text[1]) < 0xA0);
+  const bool control =
+      (length == 1 && (static_cast<unsigned char>(text[0]) < 0x20 || text[0] == 0x7F)) ||
+      (length == 2 && text[0] == '\xC2' && static_cast<unsigned char>(text[1]) < 0xA0);
   return control ? 0 : length;
 }
 
@@ -22,7 +23,11 @@ size_t utf8_character(std::string_view text) {
   if (text.empty()) return 0;
   const unsigned first = byte(0), second = byte(1);
   if (first < 0x80) return 1;
-  const size_t length = first >= 0xF5 ? 0 : first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC2 ? 2 : 0;
+  const size_t length = first >= 0xF5   ? 0
+                        : first >= 0xF0 ? 4
+                        : first >= 0xE0 ? 3
+                        : first >= 0xC2 ? 2
+                                        : 0;
   for (size_t i = 1; i < length; ++i)
     if ((byte(i) & 0xC0) != 0x80) return 0;
   const bool long_form = (first == 0xE0 && second < 0xA0) || (first == 0xF0 && second < 0x90);

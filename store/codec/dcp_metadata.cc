@@ -13,11 +13,13 @@
 namespace ptc {
 namespace {
 
-/// Finds two boxes that have an element in common. Boxes that were cut from one, again and again along whole faces,
-/// are told apart by sorting; what is left and not so is compared each with each, if it is not too much.
+/// Finds two boxes that have an element in common. Boxes that were cut from one, again and again
+/// along whole faces, are told apart by sorting; what is left and not so is compared each with
+/// each, if it is not too much.
 class OverlapFinder {
  public:
-  explicit OverlapFinder(const std::vector<const Box*>& boxes) : boxes_(boxes), order_(boxes.size()) {
+  explicit OverlapFinder(const std::vector<const Box*>& boxes)
+      : boxes_(boxes), order_(boxes.size()) {
     std::iota(order_.begin(), order_.end(), 0u);
   }
 
@@ -36,8 +38,11 @@ class OverlapFinder {
     if (end - begin < 2 || found_) return ok();
     if (depth < kMostDepth) {
       for (size_t tried = 0; tried < axes; ++tried, axis = (axis + 1) % axes) {
-        auto first = order_.begin() + static_cast<ptrdiff_t>(begin), last = order_.begin() + static_cast<ptrdiff_t>(end);
-        auto before = [&](uint32_t a, uint32_t b) { return boxes_[a]->offset[axis] < boxes_[b]->offset[axis]; };
+        auto first = order_.begin() + static_cast<ptrdiff_t>(begin),
+             last = order_.begin() + static_cast<ptrdiff_t>(end);
+        auto before = [&](uint32_t a, uint32_t b) {
+          return boxes_[a]->offset[axis] < boxes_[b]->offset[axis];
+        };
         if (!std::is_sorted(first, last, before)) std::sort(first, last, before);
         // A cut is where all before it have ended.
         size_t from = begin;
@@ -57,7 +62,8 @@ class OverlapFinder {
     }
     for (size_t i = begin; i < end && !found_; ++i) {
       for (size_t k = i + 1; k < end; ++k) {
-        if (++pairs_ > kMostPairs) return invalid_argument("its {} chunks are too entangled", boxes_.size());
+        if (++pairs_ > kMostPairs)
+          return invalid_argument("its {} chunks are too entangled", boxes_.size());
         if (!intersect(*boxes_[order_[i]], *boxes_[order_[k]])) continue;
         found_ = std::pair(order_[i], order_[k]);
         break;
@@ -78,23 +84,35 @@ class DcpParser {
 
   Result<DcpMetadata> run() {
     const PickleId root = pickle_.root();
-    if (!is_class(root, "Metadata")) return invalid_argument("it is not the metadata of a distributed checkpoint, but {}", pickle_.describe(root));
-    const auto tensors = attribute(root, "state_dict_metadata"), items = attribute(root, "storage_data"),
-               paths = attribute(root, "planner_data"), version = attribute(root, "version");
-    if (!tensors || !pickle_.is(*tensors, Kind::kDict)) return invalid_argument("its state_dict_metadata is missing");
-    if (!items || !pickle_.is(*items, Kind::kDict)) return invalid_argument("its storage_data is missing");
-    if (version && pickle_.is(*version, Kind::kText)) metadata_.version = pickle_.text(*version).substr(0, 100);
-    PTC_TRY(pickle_.for_pairs(*tensors, [&](PickleId name, PickleId value) { return add_value(name, value); }));
-    PTC_TRY(pickle_.for_pairs(*items, [&](PickleId index, PickleId info) { return add_item(index, info); }));
+    if (!is_class(root, "Metadata"))
+      return invalid_argument("it is not the metadata of a distributed checkpoint, but {}",
+                              pickle_.describe(root));
+    const auto tensors = attribute(root, "state_dict_metadata"),
+               items = attribute(root, "storage_data"), paths = attribute(root, "planner_data"),
+               version = attribute(root, "version");
+    if (!tensors || !pickle_.is(*tensors, Kind::kDict))
+      return invalid_argument("its state_dict_metadata is missing");
+    if (!items || !pickle_.is(*items, Kind::kDict))
+      return invalid_argument("its storage_data is missing");
+    if (version && pickle_.is(*version, Kind::kText))
+      metadata_.version = pickle_.text(*version).substr(0, 100);
+    PTC_TRY(pickle_.for_pairs(
+        *tensors, [&](PickleId name, PickleId value) { return add_value(name, value); }));
+    PTC_TRY(pickle_.for_pairs(
+        *items, [&](PickleId index, PickleId info) { return add_item(index, info); }));
     if (paths && pickle_.is(*paths, Kind::kDict)) {
-      PTC_TRY(pickle_.for_pairs(*paths, [&](PickleId name, PickleId path) { return add_path(name, path); }));
+      PTC_TRY(pickle_.for_pairs(
+          *paths, [&](PickleId name, PickleId path) { return add_path(name, path); }));
     }
     for (DcpTensor& tensor : metadata_.tensors) {
       auto checked = check_tensor(tensor);
-      if (!checked) return std::move(checked).error().with_context(fmt::format("tensor {}", quoted(tensor.name)));
+      if (!checked)
+        return std::move(checked).error().with_context(
+            fmt::format("tensor {}", quoted(tensor.name)));
     }
     for (const DcpValue& value : metadata_.values)
-      if (value.item.file == DcpItem::kNone) return invalid_argument("value {}: nobody says in which file it is", quoted(value.name));
+      if (value.item.file == DcpItem::kNone)
+        return invalid_argument("value {}: nobody says in which file it is", quoted(value.name));
     PTC_TRY(check_items());
     return std::move(metadata_);
   }
@@ -108,8 +126,10 @@ class DcpParser {
 
   /// Whether it is an object of a class of torch.distributed.checkpoint.
   bool is_class(PickleId id, std::string_view name) {
-    if (!pickle_.is(id, Kind::kObject) || !pickle_.is(pickle_.called(id), Kind::kGlobal)) return false;
-    return pickle_.name(pickle_.called(id)) == name && pickle_.module(pickle_.called(id)).starts_with("torch.distributed.");
+    if (!pickle_.is(id, Kind::kObject) || !pickle_.is(pickle_.called(id), Kind::kGlobal))
+      return false;
+    return pickle_.name(pickle_.called(id)) == name &&
+           pickle_.module(pickle_.called(id)).starts_with("torch.distributed.");
   }
 
   /// Calls f(key, value) for the attributes that an object was given.
@@ -138,7 +158,10 @@ class DcpParser {
   Result<> charge(uint64_t bytes) {
     taken_ += bytes;
     if (taken_ > most())
-      return invalid_argument("what it says takes more memory than metadata of {} bytes may: it uses few values very often", pickle_.length_bytes());
+      return invalid_argument(
+          "what it says takes more memory than metadata of {} bytes may: it uses few values very "
+          "often",
+          pickle_.length_bytes());
     return ok();
   }
   uint64_t most() const {
@@ -147,28 +170,35 @@ class DcpParser {
   }
 
   Result<> add_value(PickleId name_id, PickleId value) {
-    if (!pickle_.is(name_id, Kind::kText)) return invalid_argument("a name in it is {}", pickle_.describe(name_id));
+    if (!pickle_.is(name_id, Kind::kText))
+      return invalid_argument("a name in it is {}", pickle_.describe(name_id));
     const std::string_view name = pickle_.text(name_id);
     const bool is_tensor = is_class(value, "TensorStorageMetadata");
     if (!is_tensor && !is_class(value, "BytesStorageMetadata"))
-      return invalid_argument("value {}: it is neither a tensor nor bytes, but {}", quoted(name), pickle_.describe(value));
+      return invalid_argument("value {}: it is neither a tensor nor bytes, but {}", quoted(name),
+                              pickle_.describe(value));
     PTC_TRY(charge(2 * sizeof(DcpTensor) + 2 * name.size() + 100));
-    const Named named{is_tensor, static_cast<uint32_t>(is_tensor ? metadata_.tensors.size() : metadata_.values.size())};
-    if (!names_.try_emplace(name, named).second) return invalid_argument("value {}: it is there twice", quoted(name));
+    const Named named{is_tensor, static_cast<uint32_t>(is_tensor ? metadata_.tensors.size()
+                                                                 : metadata_.values.size())};
+    if (!names_.try_emplace(name, named).second)
+      return invalid_argument("value {}: it is there twice", quoted(name));
     if (!is_tensor) return metadata_.values.push_back({std::string(name), {}, {}}), ok();
     DcpTensor& tensor = metadata_.tensors.emplace_back();
     tensor.name = name;
     auto added = add_tensor(value, tensor);
-    if (!added) return std::move(added).error().with_context(fmt::format("tensor {}", quoted(name)));
+    if (!added)
+      return std::move(added).error().with_context(fmt::format("tensor {}", quoted(name)));
     return ok();
   }
 
   Result<> add_tensor(PickleId value, DcpTensor& tensor) {
-    const auto properties = attribute(value, "properties"), size = attribute(value, "size"), chunks = attribute(value, "chunks");
+    const auto properties = attribute(value, "properties"), size = attribute(value, "size"),
+               chunks = attribute(value, "chunks");
     std::optional<PickleId> type;
     if (properties && pickle_.is(*properties, Kind::kObject)) {
       PTC_TRY(pickle_.for_states(*properties, [&](PickleId state) -> Result<> {
-        if (pickle_.is(state, Kind::kTuple) && pickle_.tuple_size(state) > 0) type = pickle_.element(state, 0);
+        if (pickle_.is(state, Kind::kTuple) && pickle_.tuple_size(state) > 0)
+          type = pickle_.element(state, 0);
         return ok();
       }));
       if (!type) type = attribute(*properties, "dtype");
@@ -179,14 +209,17 @@ class DcpParser {
     tensor.dtype = *dtype;
     PTC_TRY(tensor.shape, dims(size, "size"));
     PTC_TRY(array_bytes(tensor.shape, tensor.dtype));
-    if (!chunks || !pickle_.is(*chunks, Kind::kList)) return invalid_argument("its list of chunks is missing");
+    if (!chunks || !pickle_.is(*chunks, Kind::kList))
+      return invalid_argument("its list of chunks is missing");
     size_t count = 0;
-    for (Pickle::Changes changes = pickle_.changes(*chunks); changes.more(); changes.next()) count += (*changes).count;
+    for (Pickle::Changes changes = pickle_.changes(*chunks); changes.more(); changes.next())
+      count += (*changes).count;
     PTC_TRY(charge(count * sizeof(DcpChunk)));
     tensor.chunks.reserve(count);
     return pickle_.for_items(*chunks, [&](PickleId chunk) -> Result<> {
       std::optional<PickleId> offsets, sizes;
-      if (!pickle_.is(chunk, Kind::kObject)) return invalid_argument("a chunk of it is {}", pickle_.describe(chunk));
+      if (!pickle_.is(chunk, Kind::kObject))
+        return invalid_argument("a chunk of it is {}", pickle_.describe(chunk));
       PTC_TRY(for_attributes(chunk, [&](std::string_view key, PickleId attribute) {
         if (key == "offsets") offsets = attribute;
         else if (key == "sizes") sizes = attribute;
@@ -195,10 +228,13 @@ class DcpParser {
       PTC_TRY(box.offset, dims(offsets, "offsets"));
       PTC_TRY(box.extent, dims(sizes, "sizes"));
       if (box.offset.size() != tensor.shape.size() || box.extent.size() != tensor.shape.size())
-        return invalid_argument("a chunk of it has {} axes, the tensor {}", box.extent.size(), tensor.shape.size());
+        return invalid_argument("a chunk of it has {} axes, the tensor {}", box.extent.size(),
+                                tensor.shape.size());
       for (size_t axis = 0; axis < box.axes(); ++axis) {
-        if (box.offset[axis] > tensor.shape[axis] || box.extent[axis] > tensor.shape[axis] - box.offset[axis])
-          return invalid_argument("its chunk {} is not within {}", box.to_string(), tensor.shape.to_string());
+        if (box.offset[axis] > tensor.shape[axis] ||
+            box.extent[axis] > tensor.shape[axis] - box.offset[axis])
+          return invalid_argument("its chunk {} is not within {}", box.to_string(),
+                                  tensor.shape.to_string());
       }
       tensor.chunks.push_back({box, {}});
       return ok();
@@ -214,7 +250,8 @@ class DcpParser {
 
   Result<> add_item(PickleId index, PickleId info) {
     if (!is_class(index, "MetadataIndex") || !is_class(info, "_StorageInfo"))
-      return invalid_argument("its storage_data has {} for {}", pickle_.describe(info), pickle_.describe(index));
+      return invalid_argument("its storage_data has {} for {}", pickle_.describe(info),
+                              pickle_.describe(index));
     std::optional<PickleId> fqn, offset, hint, path, begin, length, transforms;
     PTC_TRY(for_attributes(index, [&](std::string_view key, PickleId value) {
       if (key == "fqn") fqn = value;
@@ -227,13 +264,20 @@ class DcpParser {
       else if (key == "length") length = value;
       else if (key == "transform_descriptors") transforms = value;
     }));
-    if (!fqn || !pickle_.is(*fqn, Kind::kText)) return invalid_argument("its storage_data has an entry without a name");
+    if (!fqn || !pickle_.is(*fqn, Kind::kText))
+      return invalid_argument("its storage_data has an entry without a name");
     const std::string_view name = pickle_.text(*fqn);
-    auto error = [&](std::string_view what) { return invalid_argument("value {}: {}", quoted(name), what); };
+    auto error = [&](std::string_view what) {
+      return invalid_argument("value {}: {}", quoted(name), what);
+    };
     DcpItem item;
-    const auto offset_bytes = begin ? count_of(*begin) : std::nullopt, length_bytes = length ? count_of(*length) : std::nullopt;
-    if (!path || !pickle_.is(*path, Kind::kText) || !offset_bytes || !length_bytes) return error("where it is stored is not said as torch does");
-    if (transforms && !pickle_.is(*transforms, Kind::kNone)) return error("a storage extension has transformed its bytes, which cannot be read by offsets");
+    const auto offset_bytes = begin ? count_of(*begin) : std::nullopt,
+               length_bytes = length ? count_of(*length) : std::nullopt;
+    if (!path || !pickle_.is(*path, Kind::kText) || !offset_bytes || !length_bytes)
+      return error("where it is stored is not said as torch does");
+    if (transforms && !pickle_.is(*transforms, Kind::kNone))
+      return error(
+          "a storage extension has transformed its bytes, which cannot be read by offsets");
     item.offset = *offset_bytes;
     item.length = *length_bytes;
     if (item.offset > INT64_MAX - item.length) return error("it would end beyond 2^63 bytes");
@@ -252,8 +296,11 @@ class DcpParser {
       if (!offset) return error("it is stored without saying which chunk of it");
       auto place = dims(offset, "offset");
       if (!place) return error(place.error().message());
-      PTC_TRY(target, find_chunk(metadata_.tensors[last_.number], place.value(), hint ? count_of(*hint) : std::nullopt));
-      if (target == nullptr) return error(fmt::format("a chunk at {} is stored, but not described", place.value().to_string()));
+      PTC_TRY(target, find_chunk(metadata_.tensors[last_.number], place.value(),
+                                 hint ? count_of(*hint) : std::nullopt));
+      if (target == nullptr)
+        return error(
+            fmt::format("a chunk at {} is stored, but not described", place.value().to_string()));
     }
     if (target->file != DcpItem::kNone) return error("it, or a chunk of it, is stored twice");
     *target = item;
@@ -263,13 +310,15 @@ class DcpParser {
   /// The chunk that begins there, rather one that is not empty; nullptr: none does.
   Result<DcpItem*> find_chunk(DcpTensor& tensor, const Dims& offset, std::optional<uint64_t> hint) {
     std::vector<DcpChunk>& chunks = tensor.chunks;
-    if (hint && *hint < chunks.size() && chunks[*hint].box.offset == offset) return &chunks[*hint].item;
+    if (hint && *hint < chunks.size() && chunks[*hint].box.offset == offset)
+      return &chunks[*hint].item;
     auto& table = tables_[last_.number];
     if (table.empty()) {
       PTC_TRY(charge(chunks.size() * 120));
       for (const bool empty : {false, true}) {
         for (uint32_t i = 0; i < chunks.size(); ++i)
-          if (chunks[i].box.empty() == empty) table.try_emplace(chunks[i].box.offset.to_string(), i);
+          if (chunks[i].box.empty() == empty)
+            table.try_emplace(chunks[i].box.offset.to_string(), i);
       }
     }
     const auto found = table.find(offset.to_string());
@@ -279,10 +328,12 @@ class DcpParser {
   Result<uint32_t> file(PickleId id) {
     if (id == last_file_id_) return last_file_;
     const std::string_view name = pickle_.text(id);
-    if (name.empty() || name.size() > 255 || name == "." || name == ".." || name.find('/') != std::string_view::npos ||
-        name.find('\0') != std::string_view::npos)
-      return invalid_argument("{} is no name of a file in the checkpoint's directory", quoted(name));
-    const auto [found, is_new] = files_.try_emplace(name, static_cast<uint32_t>(metadata_.files.size()));
+    if (name.empty() || name.size() > 255 || name == "." || name == ".." ||
+        name.find('/') != std::string_view::npos || name.find('\0') != std::string_view::npos)
+      return invalid_argument("{} is no name of a file in the checkpoint's directory",
+                              quoted(name));
+    const auto [found, is_new] =
+        files_.try_emplace(name, static_cast<uint32_t>(metadata_.files.size()));
     if (is_new) {
       PTC_TRY(charge(2 * sizeof(std::string) + name.size() + 100));
       metadata_.files.emplace_back(name);
@@ -295,7 +346,9 @@ class DcpParser {
     if (!pickle_.is(name_id, Kind::kText) || !pickle_.is(path, Kind::kTuple)) return ok();
     const auto found = names_.find(pickle_.text(name_id));
     if (found == names_.end()) return ok();
-    std::vector<TorchStep>& steps = found->second.is_tensor ? metadata_.tensors[found->second.number].path : metadata_.values[found->second.number].path;
+    std::vector<TorchStep>& steps = found->second.is_tensor
+                                        ? metadata_.tensors[found->second.number].path
+                                        : metadata_.values[found->second.number].path;
     steps.clear();
     for (size_t i = 0; i < pickle_.tuple_size(path); ++i) {
       const PickleId step = pickle_.element(path, i);
@@ -306,7 +359,8 @@ class DcpParser {
       } else if (const auto index = count_of(step)) {
         steps.push_back({TorchStep::Kind::kListIndex, {}, static_cast<int64_t>(*index)});
       } else {
-        return invalid_argument("value {}: a step of its path is {}", quoted(pickle_.text(name_id)), pickle_.describe(step));
+        return invalid_argument("value {}: a step of its path is {}", quoted(pickle_.text(name_id)),
+                                pickle_.describe(step));
       }
     }
     return ok();
@@ -319,19 +373,24 @@ class DcpParser {
     for (const DcpChunk& chunk : tensor.chunks) {
       const uint64_t volume = chunk.box.volume();
       if (volume == 0) continue;
-      if (chunk.item.file == DcpItem::kNone) return invalid_argument("nobody says in which file its chunk {} is", chunk.box.to_string());
+      if (chunk.item.file == DcpItem::kNone)
+        return invalid_argument("nobody says in which file its chunk {} is", chunk.box.to_string());
       if (chunk.item.length / item_bytes < volume)
-        return invalid_argument("its chunk {} has {} bytes in {}, too few for {} elements", chunk.box.to_string(), chunk.item.length,
+        return invalid_argument("its chunk {} has {} bytes in {}, too few for {} elements",
+                                chunk.box.to_string(), chunk.item.length,
                                 quoted(metadata_.files[chunk.item.file]), volume);
-      if (__builtin_add_overflow(elements, volume, &elements)) return invalid_argument("its chunks overlap");
+      if (__builtin_add_overflow(elements, volume, &elements))
+        return invalid_argument("its chunks overlap");
       boxes.push_back(&chunk.box);
     }
     OverlapFinder finder(boxes);
     PTC_TRY(auto overlap, finder.run());
     if (overlap)
-      return invalid_argument("its chunks {} and {} overlap", boxes[overlap->first]->to_string(), boxes[overlap->second]->to_string());
+      return invalid_argument("its chunks {} and {} overlap", boxes[overlap->first]->to_string(),
+                              boxes[overlap->second]->to_string());
     PTC_TRY(auto all, num_elements(tensor.shape));
-    if (elements != all) return invalid_argument("its chunks hold {} of its {} elements", elements, all);
+    if (elements != all)
+      return invalid_argument("its chunks hold {} of its {} elements", elements, all);
     return ok();
   }
 
@@ -345,15 +404,20 @@ class DcpParser {
     for (const DcpTensor& tensor : metadata_.tensors) count += tensor.chunks.size();
     spans.reserve(count);
     auto add = [&](const DcpItem& item) {
-      if (item.file != DcpItem::kNone && item.length > 0) spans.push_back({item.file, item.offset, item.offset + item.length});
+      if (item.file != DcpItem::kNone && item.length > 0)
+        spans.push_back({item.file, item.offset, item.offset + item.length});
     };
     for (const DcpTensor& tensor : metadata_.tensors)
       for (const DcpChunk& chunk : tensor.chunks) add(chunk.item);
     for (const DcpValue& value : metadata_.values) add(value.item);
-    std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; });
+    std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+      return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+    });
     for (size_t i = 1; i < spans.size(); ++i) {
       if (spans[i].file == spans[i - 1].file && spans[i].offset < spans[i - 1].end)
-        return invalid_argument("file {}: the items at bytes {} and {} overlap", quoted(metadata_.files[spans[i].file]), spans[i - 1].offset, spans[i].offset);
+        return invalid_argument("file {}: the items at bytes {} and {} overlap",
+                                quoted(metadata_.files[spans[i].file]), spans[i - 1].offset,
+                                spans[i].offset);
     }
     return ok();
   }
@@ -382,9 +446,12 @@ Result<> check_dcp_files(const DcpMetadata& metadata, std::span<const uint64_t> 
   if (file_bytes.size() != metadata.files.size())
     return invalid_argument("{} lengths for {} files", file_bytes.size(), metadata.files.size());
   auto check = [&](const std::string& name, const DcpItem& item) -> Result<> {
-    if (item.file == DcpItem::kNone || (item.offset <= file_bytes[item.file] && item.length <= file_bytes[item.file] - item.offset)) return ok();
-    return invalid_argument("file {} has {} bytes, but {} should be in bytes {} to {}", quoted(metadata.files[item.file]),
-                            file_bytes[item.file], quoted(name), item.offset, item.offset + item.length);
+    if (item.file == DcpItem::kNone || (item.offset <= file_bytes[item.file] &&
+                                        item.length <= file_bytes[item.file] - item.offset))
+      return ok();
+    return invalid_argument("file {} has {} bytes, but {} should be in bytes {} to {}",
+                            quoted(metadata.files[item.file]), file_bytes[item.file], quoted(name),
+                            item.offset, item.offset + item.length);
   };
   for (const DcpTensor& tensor : metadata.tensors) {
     for (const DcpChunk& chunk : tensor.chunks) {
@@ -397,13 +464,16 @@ Result<> check_dcp_files(const DcpMetadata& metadata, std::span<const uint64_t> 
   return ok();
 }
 
-Result<DcpArray> find_dcp_array(const ReadAt& file, const DcpItem& item, DType dtype, const Shape& shape) {
+Result<DcpArray> find_dcp_array(const ReadAt& file, const DcpItem& item, DType dtype,
+                                const Shape& shape) {
   PTC_TRY(auto archive, TorchFile::read(read_from(file, item.offset), item.length));
-  if (archive.tensors().size() != 1 || !archive.tensors()[0].name.empty() || !archive.opaque().empty())
+  if (archive.tensors().size() != 1 || !archive.tensors()[0].name.empty() ||
+      !archive.opaque().empty())
     return invalid_argument("it does not hold one tensor");
   const TorchTensor& tensor = archive.tensors()[0];
   if (tensor.dtype != dtype || tensor.shape != shape)
-    return invalid_argument("it holds {} {}, but should hold {} {}", dtype_name(tensor.dtype), tensor.shape.to_string(), dtype_name(dtype), shape.to_string());
+    return invalid_argument("it holds {} {}, but should hold {} {}", dtype_name(tensor.dtype),
+                            tensor.shape.to_string(), dtype_name(dtype), shape.to_string());
   if (!tensor.contiguous) return invalid_argument("its elements are not in C order");
   return DcpArray{item.offset + tensor.offset, tensor.bytes};
 }

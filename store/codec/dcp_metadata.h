@@ -1,5 +1,5 @@
-// What PyTorch's distributed checkpointing keeps in `.metadata`: which boxes of which tensors lie in which of its
-// files (`__0_0.distcp` …), and where. No I/O but of one item's own header.
+// What PyTorch's distributed checkpointing keeps in `.metadata`: which boxes of which tensors lie
+// in which of its files (`__0_0.distcp` …), and where. No I/O but of one item's own header.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,14 @@ struct DcpItem {
 };
 
 struct DcpChunk {
-  Box box;  // of the whole tensor
+  Box box;       // of the whole tensor
   DcpItem item;  // of an empty box there may be none
 };
 
 struct DcpTensor {
   std::string name;  // "model.layers.0.weight": keys joined by dots
-  /// Where it was in the nested state, if the planner says so: keys and indices of lists; else empty.
+  /// Where it was in the nested state, if the planner says so: keys and indices of lists; else
+  /// empty.
   std::vector<TorchStep> path;
   DType dtype = DType::kF32;
   Shape shape;
@@ -52,23 +53,27 @@ struct DcpMetadata {
   std::string version;             // "1.0.0"; of torch before 2.6: empty
 };
 
-/// Parses a whole `.metadata`. kInvalidArgument, with the tensor's name: it is no such pickle; a tensor whose type is
-/// not supported, or whose chunks overlap, do not fill it, lie outside of it, or are too entangled to tell; a chunk
-/// or value of which nobody says in which file it is, or that is in two; a file that would not be in the directory;
-/// items too short for what they hold, or that overlap in their file; items that a storage extension has transformed
-/// (compressed, encrypted). Time: as the pickle's bytes, times the logarithm of a tensor's chunks. Memory: at most 40
-/// bytes for one and 4 MiB.
+/// Parses a whole `.metadata`. kInvalidArgument, with the tensor's name: it is no such pickle; a
+/// tensor whose type is not supported, or whose chunks overlap, do not fill it, lie outside of it,
+/// or are too entangled to tell; a chunk or value of which nobody says in which file it is, or that
+/// is in two; a file that would not be in the directory; items too short for what they hold, or
+/// that overlap in their file; items that a storage extension has transformed (compressed,
+/// encrypted). Time: as the pickle's bytes, times the logarithm of a tensor's chunks. Memory: at
+/// most 40 bytes for one and 4 MiB.
 Result<DcpMetadata> parse_dcp_metadata(std::string_view bytes);
 
-/// Checks that all items lie within files of these lengths, by number of file. kInvalidArgument names the file.
+/// Checks that all items lie within files of these lengths, by number of file. kInvalidArgument
+/// names the file.
 Result<> check_dcp_files(const DcpMetadata& metadata, std::span<const uint64_t> file_bytes);
 
-/// Where in its file the array of a chunk is: [offset, offset + bytes), in C order. Reads the header of the archive
-/// that the item is. kInvalidArgument: it is none, or holds something else than that one tensor.
+/// Where in its file the array of a chunk is: [offset, offset + bytes), in C order. Reads the
+/// header of the archive that the item is. kInvalidArgument: it is none, or holds something else
+/// than that one tensor.
 struct DcpArray {
   uint64_t offset = 0;
   uint64_t bytes = 0;
 };
-Result<DcpArray> find_dcp_array(const ReadAt& file, const DcpItem& item, DType dtype, const Shape& shape);
+Result<DcpArray> find_dcp_array(const ReadAt& file, const DcpItem& item, DType dtype,
+                                const Shape& shape);
 
 }  // namespace ptc

@@ -13,15 +13,18 @@ constexpr const char* kOffsets = "saved_offsets";
 
 Result<Box> box_of(const TensorEntry& tensor, const json::object& info) {
   const json::value* entry = info.if_contains(tensor.name);
-  const json::value* offsets = entry != nullptr && entry->is_object() ? entry->get_object().if_contains(kOffsets) : nullptr;
-  if (offsets == nullptr || !offsets->is_array() || offsets->get_array().size() != tensor.shape.size())
-    return invalid_argument("{} does not say where tensor {}, of {} axes, begins", kInfo, quoted(tensor.name),
-                            tensor.shape.size());
+  const json::value* offsets =
+      entry != nullptr && entry->is_object() ? entry->get_object().if_contains(kOffsets) : nullptr;
+  if (offsets == nullptr || !offsets->is_array() ||
+      offsets->get_array().size() != tensor.shape.size())
+    return invalid_argument("{} does not say where tensor {}, of {} axes, begins", kInfo,
+                            quoted(tensor.name), tensor.shape.size());
   Box box{Dims(tensor.shape.size()), tensor.shape};
   for (size_t axis = 0; axis < box.axes(); ++axis) {
     const std::optional<uint64_t> offset = whole_number(offsets->get_array()[axis]);
     if (!offset || *offset > INT64_MAX - std::min<uint64_t>(tensor.shape[axis], INT64_MAX))
-      return invalid_argument("{} of tensor {}: an offset is no number of elements", kInfo, quoted(tensor.name));
+      return invalid_argument("{} of tensor {}: an offset is no number of elements", kInfo,
+                              quoted(tensor.name));
     box.offset[axis] = *offset;
   }
   return box;

@@ -152,9 +152,10 @@ Result<TensorEntry> parse_npy(std::span<const std::byte> prefix, uint64_t file_b
   uint32_t dict_bytes = 0;
   std::memcpy(&dict_bytes, text.data() + kMagic.size() + 2, length_bytes);
   if (dict_bytes > text.size() - dict_begin) {
-    return invalid_argument("the npy header has {} bytes, but the file has {}, and at most {} of a "
-                            "header are read",
-                            dict_bytes, file_bytes, kMaxNpyHeaderBytes);
+    return invalid_argument(
+        "the npy header has {} bytes, but the file has {}, and at most {} of a "
+        "header are read",
+        dict_bytes, file_bytes, kMaxNpyHeaderBytes);
   }
   PTC_TRY(auto dict, DictParser(text.substr(dict_begin, dict_bytes)).parse());
 
@@ -185,21 +186,18 @@ std::string write_npy_header(DType dtype, const Shape& shape) {
   uint32_t bits = dtype_bits(dtype);
   if (bits % 8 != 0) {
     size_t axes = shape.size();
-    if (axes > 0 && shape[axes - 1] * bits % 8 == 0)
-      written[axes - 1] = shape[axes - 1] * bits / 8;
-    else
-      written = {Box::whole(shape).volume() * bits / 8};
+    if (axes > 0 && shape[axes - 1] * bits % 8 == 0) written[axes - 1] = shape[axes - 1] * bits / 8;
+    else written = {Box::whole(shape).volume() * bits / 8};
   }
-  std::string dict =
-      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}",
-                  dtype_npy_descr(dtype), fmt::join(written.begin(), written.end(), ", "),
-                  written.size() == 1 ? "," : "");
+  std::string dict = fmt::format(
+      "{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", dtype_npy_descr(dtype),
+      fmt::join(written.begin(), written.end(), ", "), written.size() == 1 ? "," : "");
   size_t unpadded = kMagic.size() + 4 + dict.size() + 1;
   dict.append((kAlign - unpadded % kAlign) % kAlign, ' ');
   dict += '\n';
   std::string header(kMagic);
-  header += {'\x01', '\x00', static_cast<char>(dict.size() & 0xFF),
-             static_cast<char>(dict.size() >> 8)};
+  header +=
+      {'\x01', '\x00', static_cast<char>(dict.size() & 0xFF), static_cast<char>(dict.size() >> 8)};
   return header + dict;
 }
 

@@ -12,7 +12,10 @@ namespace {
 class PickleCopier {
  public:
   PickleCopier(const Pickle& pickle, const PickleReplace& replace)
-      : pickle_(pickle), replace_(replace), memo_(pickle.size(), kUnwritten), shared_(pickle.size()) {}
+      : pickle_(pickle),
+        replace_(replace),
+        memo_(pickle.size(), kUnwritten),
+        shared_(pickle.size()) {}
 
   Result<std::string> run() {
     count_uses();
@@ -25,11 +28,21 @@ class PickleCopier {
           PTC_TRY(value(task.a));
           break;
         }
-        case Task::kOpcode: writer_.opcode(static_cast<char>(task.a)); break;
-        case Task::kDone: done(task.a); break;
-        case Task::kChanges: changes(task.a); break;
-        case Task::kElements: elements(task.a, task.b); break;
-        case Task::kChildren: children(task.a, task.b); break;
+        case Task::kOpcode:
+          writer_.opcode(static_cast<char>(task.a));
+          break;
+        case Task::kDone:
+          done(task.a);
+          break;
+        case Task::kChanges:
+          changes(task.a);
+          break;
+        case Task::kElements:
+          elements(task.a, task.b);
+          break;
+        case Task::kChildren:
+          children(task.a, task.b);
+          break;
       }
     }
     return std::move(writer_).finish();
@@ -55,12 +68,18 @@ class PickleCopier {
     use(pickle_.root());
     for (PickleId id = 0; id < pickle_.size(); ++id) {
       switch (pickle_.kind(id)) {
-        case Kind::kTuple: case Kind::kFrozenSet:
+        case Kind::kTuple:
+        case Kind::kFrozenSet:
           for (size_t i = 0; i < pickle_.tuple_size(id); ++i) use(pickle_.element(id, i));
           break;
-        case Kind::kObject: use(pickle_.called(id)), use(pickle_.arguments(id)); break;
-        case Kind::kPersistent: use(pickle_.arguments(id)); break;
-        default: break;
+        case Kind::kObject:
+          use(pickle_.called(id)), use(pickle_.arguments(id));
+          break;
+        case Kind::kPersistent:
+          use(pickle_.arguments(id));
+          break;
+        default:
+          break;
       }
       for (Pickle::Changes changes = pickle_.changes(id); changes.more(); changes.next())
         for (uint32_t i = 0; i < (*changes).count; ++i) use(pickle_.value((*changes).first + i));
@@ -71,19 +90,38 @@ class PickleCopier {
 
   Result<> value(PickleId id) {
     switch (pickle_.kind(id)) {
-      case Kind::kNone: writer_.none(); return ok();
-      case Kind::kFalse: writer_.boolean(false); return ok();
-      case Kind::kTrue: writer_.boolean(true); return ok();
-      case Kind::kInt: writer_.integer(pickle_.integer(id)); return ok();
-      case Kind::kFloat: writer_.number(pickle_.number(id)); return ok();
-      default: break;
+      case Kind::kNone:
+        writer_.none();
+        return ok();
+      case Kind::kFalse:
+        writer_.boolean(false);
+        return ok();
+      case Kind::kTrue:
+        writer_.boolean(true);
+        return ok();
+      case Kind::kInt:
+        writer_.integer(pickle_.integer(id));
+        return ok();
+      case Kind::kFloat:
+        writer_.number(pickle_.number(id));
+        return ok();
+      default:
+        break;
     }
-    if (memo_[id] == kOpen) return invalid_argument("{} contains itself; only lists, dicts and states can", pickle_.describe(id));
+    if (memo_[id] == kOpen)
+      return invalid_argument("{} contains itself; only lists, dicts and states can",
+                              pickle_.describe(id));
     if (memo_[id] != kUnwritten) return writer_.get(memo_[id]), ok();
     switch (pickle_.kind(id)) {
-      case Kind::kText: writer_.text(pickle_.text(id)); break;
-      case Kind::kLong: long_number(id); break;
-      case Kind::kBytes: writer_.bytes(pickle_.text(id)); break;
+      case Kind::kText:
+        writer_.text(pickle_.text(id));
+        break;
+      case Kind::kLong:
+        long_number(id);
+        break;
+      case Kind::kBytes:
+        writer_.bytes(pickle_.text(id));
+        break;
       case Kind::kByteArray:
         writer_.known_global("__builtin__", "bytearray");
         writer_.bytes(pickle_.text(id));
@@ -94,12 +132,14 @@ class PickleCopier {
         PTC_TRY(writer_.global(pickle_.module(id), pickle_.name(id)));
         break;
       }
-      case Kind::kList: case Kind::kDict:
+      case Kind::kList:
+      case Kind::kDict:
         writer_.opcode(pickle_.is(id, Kind::kList) ? ']' : '}');
         done(id);
         later(Task::kChanges, id);
         return ok();
-      case Kind::kSet: case Kind::kFrozenSet:  // set([…])
+      case Kind::kSet:
+      case Kind::kFrozenSet:  // set([…])
         writer_.known_global("__builtin__", pickle_.is(id, Kind::kSet) ? "set" : "frozenset");
         writer_.opcode(']');
         memo_[id] = kOpen;
@@ -114,15 +154,18 @@ class PickleCopier {
           later(Task::kElements, id);
         }
         return ok();
-      case Kind::kTuple: return tuple(id);
-      case Kind::kObject: return object(id);
+      case Kind::kTuple:
+        return tuple(id);
+      case Kind::kObject:
+        return object(id);
       case Kind::kPersistent:
         memo_[id] = kOpen;
         later(Task::kDone, id);
         later(Task::kOpcode, 'Q');
         later(Task::kValue, pickle_.arguments(id));
         return ok();
-      default: return ok();
+      default:
+        return ok();
     }
     done(id);
     return ok();
@@ -165,8 +208,12 @@ class PickleCopier {
     later(Task::kDone, id);
     const PickleId arguments = pickle_.arguments(id);
     switch (pickle_.call(id)) {
-      case PickleCall::kReduce: later(Task::kOpcode, 'R'); break;
-      case PickleCall::kNew: later(Task::kOpcode, 0x81); break;
+      case PickleCall::kReduce:
+        later(Task::kOpcode, 'R');
+        break;
+      case PickleCall::kNew:
+        later(Task::kOpcode, 0x81);
+        break;
       case PickleCall::kNewKeyed:
         later(Task::kOpcode, 0x92);
         later(Task::kElements, arguments);
@@ -220,7 +267,8 @@ class PickleCopier {
     }
     const uint32_t size = static_cast<uint32_t>(bytes.size());
     writer_.opcode(size < 256 ? '\x8a' : '\x8b');
-    for (unsigned i = 0; i < (size < 256 ? 1u : 4u); ++i) writer_.opcode(static_cast<char>(size >> 8 * i));
+    for (unsigned i = 0; i < (size < 256 ? 1u : 4u); ++i)
+      writer_.opcode(static_cast<char>(size >> 8 * i));
     for (const char c : bytes) writer_.opcode(c);
   }
 
@@ -270,7 +318,9 @@ void PickleWriter::bytes(std::string_view value) {
   std::string text;
   for (const char c : value) {
     if (c >= 0) text += c;
-    else text += {static_cast<char>(0xC0 | static_cast<unsigned char>(c) >> 6), static_cast<char>(0x80 | (c & 0x3F))};
+    else
+      text += {static_cast<char>(0xC0 | static_cast<unsigned char>(c) >> 6),
+               static_cast<char>(0x80 | (c & 0x3F))};
   }
   this->text(text);
   this->text("latin1");
@@ -280,7 +330,8 @@ void PickleWriter::bytes(std::string_view value) {
 
 Result<> PickleWriter::global(std::string_view module, std::string_view name) {
   if (module.find('\n') != std::string_view::npos || name.find('\n') != std::string_view::npos)
-    return invalid_argument("the name {} has a line break", quoted(fmt::format("{}.{}", module, name)));
+    return invalid_argument("the name {} has a line break",
+                            quoted(fmt::format("{}.{}", module, name)));
   opcode('c');
   out_.append(module).append("\n").append(name).append("\n");
   return ok();
@@ -319,6 +370,8 @@ std::string PickleWriter::finish() && {
   return std::move(out_);
 }
 
-Result<std::string> copy_pickle(const Pickle& pickle, const PickleReplace& replace) { return PickleCopier(pickle, replace).run(); }
+Result<std::string> copy_pickle(const Pickle& pickle, const PickleReplace& replace) {
+  return PickleCopier(pickle, replace).run();
+}
 
 }  // namespace ptc

@@ -49,7 +49,8 @@ struct PickleReplacement {
   enum class Kind : uint8_t {
     kKeep,   // writes it
     kOther,  // writes another value of the pickle in its place
-    kTuple,  // it is a tuple: the writer was given a MARK and values, and now come its own from number `from` on
+    kTuple,  // it is a tuple: the writer was given a MARK and values, and now come its own from
+             // number `from` on
   } kind = Kind::kKeep;
   PickleId other = 0;
   size_t from = 0;
@@ -57,9 +58,9 @@ struct PickleReplacement {
 /// Asked once for each tuple and object.
 using PickleReplace = std::function<Result<PickleReplacement>(PickleId id, PickleWriter& writer)>;
 
-/// Writes what `pickle` holds: the same values, and each once, as there; texts and numbers to the last bit.
-/// kInvalidArgument: tuples or arguments that contain themselves, names with line breaks. No recursion; memory: what
-/// it writes, and 6 bytes for each value.
+/// Writes what `pickle` holds: the same values, and each once, as there; texts and numbers to the
+/// last bit. kInvalidArgument: tuples or arguments that contain themselves, names with line breaks.
+/// No recursion; memory: what it writes, and 6 bytes for each value.
 Result<std::string> copy_pickle(const Pickle& pickle, const PickleReplace& replace = {});
 
 }  // namespace ptc

@@ -40,11 +40,11 @@ Result<> check_tiling(const std::vector<TensorEntry>& tensors, uint64_t data_byt
 
 /// The place of each dtype in the order of the reference writer, which puts high ones first.
 constexpr std::array kWriterOrder = {
-    DType::kBool,   DType::kF4,     DType::kF6E2M3,     DType::kF6E3M2,     DType::kU8,
-    DType::kI8,     DType::kF8E5M2, DType::kF8E4M3,     DType::kF8E8M0,     DType::kF8E4M3Fnuz,
-    DType::kF8E5M2Fnuz, DType::kI16, DType::kU16,       DType::kF16,        DType::kBF16,
-    DType::kI32,    DType::kU32,    DType::kF32,        DType::kC64,        DType::kF64,
-    DType::kI64,    DType::kU64};
+    DType::kBool,       DType::kF4,     DType::kF6E2M3, DType::kF6E3M2, DType::kU8,
+    DType::kI8,         DType::kF8E5M2, DType::kF8E4M3, DType::kF8E8M0, DType::kF8E4M3Fnuz,
+    DType::kF8E5M2Fnuz, DType::kI16,    DType::kU16,    DType::kF16,    DType::kBF16,
+    DType::kI32,        DType::kU32,    DType::kF32,    DType::kC64,    DType::kF64,
+    DType::kI64,        DType::kU64};
 
 size_t writer_rank(DType dtype) {
   return static_cast<size_t>(std::find(kWriterOrder.begin(), kWriterOrder.end(), dtype) -
@@ -148,7 +148,10 @@ Result<std::string> write_safetensors_header(std::vector<TensorEntry>& tensors,
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end >= uint64_t{1} << 63)
       return invalid_argument("the tensors up to {} have more than 2^63 bytes", quoted(entry.name));
-    text.append(separator).append(name_token).append(":{\"dtype\":\"").append(dtype_name(entry.dtype));
+    text.append(separator)
+        .append(name_token)
+        .append(":{\"dtype\":\"")
+        .append(dtype_name(entry.dtype));
     text += "\",\"shape\":[";
     for (size_t axis = 0; axis < entry.shape.size(); ++axis)
       text.append(axis == 0 ? "" : ",").append(fmt::format_int(entry.shape[axis]).c_str());

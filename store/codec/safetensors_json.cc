@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxMetadata = 1 << 16;  // entries; each takes more memory than text
 
-/// What Boost.JSON's parser calls, token by token. A member that returns false ends the parsing; `why()`
-/// says why, unless the text is no JSON.
+/// What Boost.JSON's parser calls, token by token. A member that returns false ends the parsing;
+/// `why()` says why, unless the text is no JSON.
 class HeaderHandler {
  public:
   static constexpr size_t max_object_size = size_t(-1), max_array_size = size_t(-1);
@@ -64,7 +64,8 @@ class HeaderHandler {
     on_key_part(part, 0, code);
     if (depth_ > kMember) return true;
     std::string key = std::exchange(text_, {});
-    return checked(depth_ == kHeader ? begin_member(std::move(key)) : begin_field(std::move(key)), code);
+    return checked(depth_ == kHeader ? begin_member(std::move(key)) : begin_field(std::move(key)),
+                   code);
   }
   bool on_string_part(Text part, size_t, Code&) {
     if (!skipping()) text_.append(part.data(), part.size());
@@ -175,8 +176,8 @@ class HeaderHandler {
     entry.bytes = bytes.value();
     if (entry.bytes != end - begin) {
       return in_tensor(invalid_argument("{} {} takes {} bytes, but data_offsets [{}, {}] span {}",
-                                        dtype_name(entry.dtype), entry.shape.to_string(), entry.bytes,
-                                        begin, end, end - begin));
+                                        dtype_name(entry.dtype), entry.shape.to_string(),
+                                        entry.bytes, begin, end, end - begin));
     }
     header_.tensors.push_back(std::move(entry));
     return ok();
@@ -185,12 +186,14 @@ class HeaderHandler {
   /// What is there where something else must be.
   Error wrong_value() const {
     if (is_metadata_) {
-      if (depth_ <= kHeader || key_.empty()) return invalid_argument("__metadata__ must be an object");
+      if (depth_ <= kHeader || key_.empty())
+        return invalid_argument("__metadata__ must be an object");
       return invalid_argument("__metadata__ {} must be a string", quoted(key_));
     }
     if (depth_ == kHeader) return in_tensor(invalid_argument("it must be an object"));
     switch (field_) {
-      case Field::kDtype: return in_tensor(invalid_argument("'dtype' must be a string"));
+      case Field::kDtype:
+        return in_tensor(invalid_argument("'dtype' must be a string"));
       case Field::kShape:
         if (shape_ && shape_->size() > kMaxAxes)
           return in_tensor(invalid_argument("tensors of at most {} axes are supported", kMaxAxes));
@@ -210,7 +213,7 @@ class HeaderHandler {
   std::string text_;  // of a key or string that comes in parts
   std::string name_;  // of the member of the header
   bool is_metadata_ = false, had_metadata_ = false;
-  std::string key_;   // in __metadata__
+  std::string key_;  // in __metadata__
   Field field_ = Field::kShape;
   unsigned seen_ = 0;  // fields, as bits
   std::optional<DType> dtype_;
@@ -240,10 +243,10 @@ Result<> parse_safetensors_json(std::string_view text, SafetensorsHeader& header
   if (!code && used < text.size()) code = json::error::extra_data;
   if (code) {
     return invalid_argument("safetensors header, byte {}: not valid JSON: {}", used + 1,
-                            code == json::error::incomplete ? "the text ends too early"
+                            code == json::error::incomplete   ? "the text ends too early"
                             : code == json::error::extra_data ? "more text after the end"
-                            : code == json::error::too_deep ? "nested deeper than 32"
-                                                            : code.message());
+                            : code == json::error::too_deep   ? "nested deeper than 32"
+                                                              : code.message());
   }
   return check_names(header.tensors);
 }

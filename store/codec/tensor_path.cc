@@ -37,20 +37,18 @@ Result<std::string> tensor_path(std::string_view tensor_name) {
   for (size_t i = 0; i < tensor_name.size(); ++i) {
     char c = tensor_name[i];
     auto byte = static_cast<unsigned char>(c);
-    if (is_separator(tensor_name, i))
-      path += '/';
-    else if (is_escaped(c))
-      (path += '%') += {kHex[byte >> 4], kHex[byte & 15]};
-    else
-      path += c;
+    if (is_separator(tensor_name, i)) path += '/';
+    else if (is_escaped(c)) (path += '%') += {kHex[byte >> 4], kHex[byte & 15]};
+    else path += c;
   }
   path += kSuffix;
   for (size_t begin = 0; begin < path.size();) {
     size_t end = std::min(path.find('/', begin), path.size());
     if (end - begin > kMaxComponent) {
-      return invalid_argument("a part of a tensor's name makes a file name of {} bytes, but at "
-                              "most {} are allowed: {}",
-                              end - begin, kMaxComponent, ptc::quoted(path.substr(begin, 200)));
+      return invalid_argument(
+          "a part of a tensor's name makes a file name of {} bytes, but at "
+          "most {} are allowed: {}",
+          end - begin, kMaxComponent, ptc::quoted(path.substr(begin, 200)));
     }
     begin = end + 1;
   }

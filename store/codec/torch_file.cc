@@ -13,7 +13,15 @@ namespace ptc {
 
 /// What is known of a global that a pickle would call.
 enum class TorchCallable : uint8_t {
-  kOther, kTensor, kTensorV2, kTensorV3, kParameter, kParameterWithState, kFromType, kWrapper, kMapping
+  kOther,
+  kTensor,
+  kTensorV2,
+  kTensorV3,
+  kParameter,
+  kParameterWithState,
+  kFromType,
+  kWrapper,
+  kMapping
 };
 
 namespace {
@@ -46,7 +54,8 @@ constexpr NamedType kTorchTypes[] = {
     {"float8_e5m2fnuz", {}, DType::kF8E5M2Fnuz},
 };
 
-constexpr std::string_view kOldMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
+constexpr std::string_view kOldMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",
+                                     14);
 constexpr std::string_view kSaveAgain = "load it and torch.save it again";
 
 Callable callable(const Pickle& pickle, PickleId id) {
@@ -61,7 +70,8 @@ Callable callable(const Pickle& pickle, PickleId id) {
     if (name == "_rebuild_wrapper_subclass") return Callable::kWrapper;
   } else if (module == "torch._tensor" && name == "_rebuild_from_type_v2") {
     return Callable::kFromType;
-  } else if (module == "collections" && (name == "OrderedDict" || name == "defaultdict" || name == "Counter")) {
+  } else if (module == "collections" &&
+             (name == "OrderedDict" || name == "defaultdict" || name == "Counter")) {
     return Callable::kMapping;
   }
   return Callable::kOther;
@@ -72,7 +82,8 @@ std::optional<uint64_t> count_of(const Pickle& pickle, PickleId id) {
   return static_cast<uint64_t>(pickle.integer(id));
 }
 
-/// The value under a key of a state: of a dict, or of one of a pair of dicts (plain attributes and slots).
+/// The value under a key of a state: of a dict, or of one of a pair of dicts (plain attributes and
+/// slots).
 std::optional<PickleId> state_value(const Pickle& pickle, PickleId state, std::string_view key) {
   std::optional<PickleId> found;
   auto look = [&](PickleId dict) {
@@ -84,7 +95,8 @@ std::optional<PickleId> state_value(const Pickle& pickle, PickleId state, std::s
     PTC_CHECK(done.has_value());
   };
   look(state);
-  if (pickle.is(state, PickleKind::kTuple) && pickle.tuple_size(state) == 2) look(pickle.element(state, 0)), look(pickle.element(state, 1));
+  if (pickle.is(state, PickleKind::kTuple) && pickle.tuple_size(state) == 2)
+    look(pickle.element(state, 0)), look(pickle.element(state, 1));
   return found;
 }
 std::optional<PickleId> attribute(const Pickle& pickle, PickleId object, std::string_view key) {
@@ -100,14 +112,23 @@ std::optional<PickleId> attribute(const Pickle& pickle, PickleId object, std::st
 
 /// Whole numbers of a list or tuple, also of tuples in it; false: there is something else.
 bool take_numbers(const Pickle& pickle, PickleId id, std::vector<uint64_t>& out, int depth = 3) {
-  if (const auto number = count_of(pickle, id)) return out.push_back(*number), out.size() <= (1 << 20);
-  if (depth == 0 || (!pickle.is(id, PickleKind::kTuple) && !pickle.is(id, PickleKind::kList))) return false;
-  return pickle.for_items(id, [&](PickleId item) -> Result<> {
-    return take_numbers(pickle, item, out, depth - 1) ? Result<>(ok()) : Result<>(invalid_argument("no number"));
-  }).has_value();
+  if (const auto number = count_of(pickle, id))
+    return out.push_back(*number), out.size() <= (1 << 20);
+  if (depth == 0 || (!pickle.is(id, PickleKind::kTuple) && !pickle.is(id, PickleKind::kList)))
+    return false;
+  return pickle
+      .for_items(id,
+                 [&](PickleId item) -> Result<> {
+                   return take_numbers(pickle, item, out, depth - 1)
+                              ? Result<>(ok())
+                              : Result<>(invalid_argument("no number"));
+                 })
+      .has_value();
 }
 
-std::span<std::byte> writable(std::vector<char>& text) { return std::as_writable_bytes(std::span(text)); }
+std::span<std::byte> writable(std::vector<char>& text) {
+  return std::as_writable_bytes(std::span(text));
+}
 
 }  // namespace
 
@@ -130,13 +151,16 @@ std::optional<DType> torch_storage_dtype(const Pickle& pickle, PickleId id) {
 Result<std::optional<Dims>> torch_dims(const Pickle& pickle, PickleId id) {
   if (pickle.is(id, PickleKind::kObject) && pickle.is_global(pickle.called(id), "torch", "Size")) {
     const PickleId arguments = pickle.arguments(id);
-    if (!pickle.is(arguments, PickleKind::kTuple) || pickle.tuple_size(arguments) > 1) return std::optional<Dims>();
+    if (!pickle.is(arguments, PickleKind::kTuple) || pickle.tuple_size(arguments) > 1)
+      return std::optional<Dims>();
     if (pickle.tuple_size(arguments) == 0) return std::optional(Dims());
     id = pickle.element(arguments, 0);
   }
   Dims dims;
   if (pickle.is(id, PickleKind::kTuple)) {
-    if (pickle.tuple_size(id) > kMaxAxes) return invalid_argument("it has {} axes; at most {} are supported", pickle.tuple_size(id), kMaxAxes);
+    if (pickle.tuple_size(id) > kMaxAxes)
+      return invalid_argument("it has {} axes; at most {} are supported", pickle.tuple_size(id),
+                              kMaxAxes);
     for (size_t i = 0; i < pickle.tuple_size(id); ++i) {
       const auto count = count_of(pickle, pickle.element(id, i));
       if (!count) return std::optional<Dims>();
@@ -149,7 +173,8 @@ Result<std::optional<Dims>> torch_dims(const Pickle& pickle, PickleId id) {
   PTC_TRY(pickle.for_items(id, [&](PickleId item) -> Result<> {
     const auto count = count_of(pickle, item);
     if (!count) return numbers = false, ok();
-    if (dims.size() == kMaxAxes) return invalid_argument("it has more than {} axes, which are not supported", kMaxAxes);
+    if (dims.size() == kMaxAxes)
+      return invalid_argument("it has more than {} axes, which are not supported", kMaxAxes);
     dims.push_back(*count);
     return ok();
   }));
@@ -186,17 +211,26 @@ class TorchFileReader {
     const std::string_view text(beginning.data(), beginning.size());
     if (text.starts_with("PK\3\4")) return ok();
     if (text.starts_with(kOldMagic))
-      return invalid_argument("it has the form that torch.save wrote before torch 1.6 (or still, with "
-                              "_use_new_zipfile_serialization=False), in which tensors have no places: {}", kSaveAgain);
+      return invalid_argument(
+          "it has the form that torch.save wrote before torch 1.6 (or still, with "
+          "_use_new_zipfile_serialization=False), in which tensors have no places: {}",
+          kSaveAgain);
     if (text.size() > 262 && text.substr(257, 5) == "ustar")
-      return invalid_argument("it is a tar, as torch.save wrote before torch 0.1.10: {}", kSaveAgain);
-    if (text.starts_with('\x80')) return invalid_argument("it is a plain pickle, and has no tensors by offsets: {}", kSaveAgain);
+      return invalid_argument("it is a tar, as torch.save wrote before torch 0.1.10: {}",
+                              kSaveAgain);
+    if (text.starts_with('\x80'))
+      return invalid_argument("it is a plain pickle, and has no tensors by offsets: {}",
+                              kSaveAgain);
     return invalid_argument("it is no zip archive, as torch.save writes it");
   }
 
   Result<std::vector<char>> content(const ZipMember& member, uint64_t most) {
-    if (!member.stored()) return invalid_argument("zip member {} is {}; torch stores members as they are", quoted(member.name), zip_method_text(member.method));
-    if (member.bytes > most) return invalid_argument("zip member {} has {} bytes; at most {} are read", quoted(member.name), member.bytes, most);
+    if (!member.stored())
+      return invalid_argument("zip member {} is {}; torch stores members as they are",
+                              quoted(member.name), zip_method_text(member.method));
+    if (member.bytes > most)
+      return invalid_argument("zip member {} has {} bytes; at most {} are read",
+                              quoted(member.name), member.bytes, most);
     std::vector<char> bytes(member.bytes);
     PTC_TRY(read_(member.data_offset, writable(bytes)));
     return bytes;
@@ -206,19 +240,27 @@ class TorchFileReader {
     constexpr std::string_view kPickle = "/data.pkl";
     const ZipMember* found = nullptr;
     for (const ZipMember& member : file_.directory_->members()) {
-      if (!member.name.ends_with(kPickle) || member.name.find('/') != member.name.size() - kPickle.size()) continue;
-      if (found != nullptr) return invalid_argument("the zip archive has both {} and {}", quoted(found->name), quoted(member.name));
+      if (!member.name.ends_with(kPickle) ||
+          member.name.find('/') != member.name.size() - kPickle.size())
+        continue;
+      if (found != nullptr)
+        return invalid_argument("the zip archive has both {} and {}", quoted(found->name),
+                                quoted(member.name));
       found = &member;
     }
-    if (found == nullptr) return invalid_argument("the zip archive has no data.pkl in a directory: torch.save did not write it");
+    if (found == nullptr)
+      return invalid_argument(
+          "the zip archive has no data.pkl in a directory: torch.save did not write it");
     file_.root_ = found->name.substr(0, found->name.size() - kPickle.size());
     member_ = std::string(file_.root_) + "/";
     if (file_.directory_->find(member_ + "constants.pkl") != nullptr)
-      return invalid_argument("it is a TorchScript program (torch.jit.save), not a state that torch.save wrote");
+      return invalid_argument(
+          "it is a TorchScript program (torch.jit.save), not a state that torch.save wrote");
     if (const ZipMember* order = file_.directory_->find(member_ + "byteorder")) {
       PTC_TRY(auto text, content(*order, 64));
       if (const std::string_view byte_order(text.data(), text.size()); byte_order != "little")
-        return invalid_argument("its bytes are in the order {}; only little-endian files are read", quoted(byte_order));
+        return invalid_argument("its bytes are in the order {}; only little-endian files are read",
+                                quoted(byte_order));
     }
     PTC_TRY(auto bytes, content(*found, INT32_MAX));
     file_.bytes_ = std::make_unique<std::vector<char>>(std::move(bytes));
@@ -228,8 +270,11 @@ class TorchFileReader {
 
   Result<> charge(uint64_t bytes) {
     if (bytes > budget_)
-      return invalid_argument("the names of the values in it take more memory than a pickle of {} bytes may: it uses few "
-                              "values very often", file_.pickle_bytes().size());
+      return invalid_argument(
+          "the names of the values in it take more memory than a pickle of {} bytes may: it uses "
+          "few "
+          "values very often",
+          file_.pickle_bytes().size());
     budget_ -= bytes;
     return ok();
   }
@@ -295,9 +340,16 @@ class TorchFileReader {
   }
   bool is_leaf(PickleId id) const {
     switch (pickle_->kind(id)) {
-      case Kind::kTuple: case Kind::kList: case Kind::kDict: case Kind::kSet: case Kind::kFrozenSet: case Kind::kObject:
-      case Kind::kPersistent: return false;
-      default: return true;
+      case Kind::kTuple:
+      case Kind::kList:
+      case Kind::kDict:
+      case Kind::kSet:
+      case Kind::kFrozenSet:
+      case Kind::kObject:
+      case Kind::kPersistent:
+        return false;
+      default:
+        return true;
     }
   }
   Callable called(PickleId object) {
@@ -306,25 +358,35 @@ class TorchFileReader {
     return last_callable_;
   }
   bool is_mapping(PickleId id) {
-    return pickle_->is(id, Kind::kDict) || (pickle_->is(id, Kind::kObject) && called(id) == Callable::kMapping);
+    return pickle_->is(id, Kind::kDict) ||
+           (pickle_->is(id, Kind::kObject) && called(id) == Callable::kMapping);
   }
 
   Result<> visit(PickleId id, uint32_t place, size_t depth) {
     PTC_TRY(count_steps());
     switch (pickle_->kind(id)) {
-      case Kind::kDict: return visit_pairs(id, place, depth);
-      case Kind::kTuple: case Kind::kList: return visit_items(id, place, depth);
-      case Kind::kObject: return visit_object(id, place, depth);
-      case Kind::kPersistent: return add_opaque(id, place, "it is a storage without a tensor");
-      case Kind::kSet: case Kind::kFrozenSet: break;
-      default: return add_literal(id, place);
+      case Kind::kDict:
+        return visit_pairs(id, place, depth);
+      case Kind::kTuple:
+      case Kind::kList:
+        return visit_items(id, place, depth);
+      case Kind::kObject:
+        return visit_object(id, place, depth);
+      case Kind::kPersistent:
+        return add_opaque(id, place, "it is a storage without a tensor");
+      case Kind::kSet:
+      case Kind::kFrozenSet:
+        break;
+      default:
+        return add_literal(id, place);
     }
     PTC_TRY(auto holds, holds_storage(id));
     return holds ? add_opaque(id, place, "tensors in a set have no names") : add_literal(id, place);
   }
 
   Result<> too_deep() {
-    return invalid_argument("value {}: it is nested deeper than {}", quoted(name_), TorchFile::kMaxDepth);
+    return invalid_argument("value {}: it is nested deeper than {}", quoted(name_),
+                            TorchFile::kMaxDepth);
   }
 
   Result<> visit_pairs(PickleId id, uint32_t parent, size_t depth) {
@@ -345,11 +407,14 @@ class TorchFileReader {
         PTC_TRY(auto in_key, holds_storage(key));
         PTC_TRY(auto in_value, holds_storage(value));
         if (in_key || in_value) {
-          PTC_TRY(add_opaque(value, parent, fmt::format("its key, {}, is neither a text nor a whole number", pickle_->describe(key))));
+          PTC_TRY(add_opaque(value, parent,
+                             fmt::format("its key, {}, is neither a text nor a whole number",
+                                         pickle_->describe(key))));
         }
         return ok();
       }
-      PTC_TRY(auto place, this->place(parent, key, text ? TorchStep::Kind::kKey : TorchStep::Kind::kNumberKey));
+      PTC_TRY(auto place,
+              this->place(parent, key, text ? TorchStep::Kind::kKey : TorchStep::Kind::kNumberKey));
       PTC_TRY(visit(value, place, depth + 1));
       name_.resize(length);
       return ok();
@@ -366,7 +431,8 @@ class TorchFileReader {
     PTC_TRY(auto holds, holds_storage(id));
     if (depth == TorchFile::kMaxDepth) return holds ? too_deep() : add_literal(id, parent);
     if (!mappings && !holds) return add_literal(id, parent);
-    const auto kind = pickle_->is(id, Kind::kTuple) ? TorchStep::Kind::kTupleIndex : TorchStep::Kind::kListIndex;
+    const auto kind =
+        pickle_->is(id, Kind::kTuple) ? TorchStep::Kind::kTupleIndex : TorchStep::Kind::kListIndex;
     uint32_t index = 0;
     return pickle_->for_items(id, [&](PickleId item) -> Result<> {
       const size_t length = name_.size();
@@ -384,10 +450,13 @@ class TorchFileReader {
     const size_t count = pickle_->is(arguments, Kind::kTuple) ? pickle_->tuple_size(arguments) : 0;
     const bool changed = pickle_->changes(id).more();
     switch (called(id)) {
-      case Callable::kTensor: case Callable::kTensorV2: case Callable::kTensorV3:
+      case Callable::kTensor:
+      case Callable::kTensorV2:
+      case Callable::kTensorV3:
         if (!changed) return add_tensor(id, called(id), arguments, place);
         break;
-      case Callable::kParameter: case Callable::kParameterWithState:
+      case Callable::kParameter:
+      case Callable::kParameterWithState:
         if (count < 3 || changed) break;
         if (count > 3) {
           PTC_TRY(auto holds, holds_storage(pickle_->element(arguments, 3)));
@@ -400,7 +469,8 @@ class TorchFileReader {
         break;
       case Callable::kMapping: {
         PTC_TRY(auto holds, holds_storage(arguments));
-        for (Pickle::Changes changes = pickle_->changes(id); changes.more() && !holds; changes.next()) {
+        for (Pickle::Changes changes = pickle_->changes(id); changes.more() && !holds;
+             changes.next()) {
           const Pickle::Change change = *changes;
           if (change.kind == Pickle::Change::Kind::kPairs) continue;
           for (uint32_t i = 0; i < change.count && !holds; ++i) {
@@ -410,27 +480,36 @@ class TorchFileReader {
         if (!holds) return visit_pairs(id, place, depth);
         break;
       }
-      default: break;
+      default:
+        break;
     }
     PTC_TRY(auto holds, holds_storage(id));
     if (!holds) return add_literal(id, place);
-    return add_opaque(id, place, fmt::format("its tensors are in an object of a kind that is not known: {}", pickle_->describe(id)));
+    return add_opaque(id, place,
+                      fmt::format("its tensors are in an object of a kind that is not known: {}",
+                                  pickle_->describe(id)));
   }
 
   /// torch._tensor._rebuild_from_type_v2(function, type, arguments, state).
   Result<> visit_typed(PickleId id, PickleId arguments, uint32_t place) {
     const PickleId type = pickle_->element(arguments, 1), state = pickle_->element(arguments, 3);
     const Callable function = callable(*pickle_, pickle_->element(arguments, 0));
-    const bool is_tensor = function == Callable::kTensor || function == Callable::kTensorV2 || function == Callable::kTensorV3;
-    if (is_tensor && (pickle_->is_global(type, "torch", "Tensor") || pickle_->is_global(type, "torch.nn.parameter", "Parameter"))) {
+    const bool is_tensor = function == Callable::kTensor || function == Callable::kTensorV2 ||
+                           function == Callable::kTensorV3;
+    if (is_tensor && (pickle_->is_global(type, "torch", "Tensor") ||
+                      pickle_->is_global(type, "torch.nn.parameter", "Parameter"))) {
       PTC_TRY(auto holds, holds_storage(state));
       if (!holds) return add_tensor(id, function, pickle_->element(arguments, 2), place);
     }
-    if (function == Callable::kWrapper && pickle_->is(type, Kind::kGlobal) && pickle_->name(type) == "DTensor")
+    if (function == Callable::kWrapper && pickle_->is(type, Kind::kGlobal) &&
+        pickle_->name(type) == "DTensor")
       return add_dtensor(id, state, place);
-    if (function == Callable::kWrapper && pickle_->is(type, Kind::kGlobal) && pickle_->name(type) == "ShardedTensor")
+    if (function == Callable::kWrapper && pickle_->is(type, Kind::kGlobal) &&
+        pickle_->name(type) == "ShardedTensor")
       return add_sharded_tensor(id, state, place);
-    return add_opaque(id, place, fmt::format("it is a tensor of a type that is not known: {}", pickle_->describe(type)));
+    return add_opaque(
+        id, place,
+        fmt::format("it is a tensor of a type that is not known: {}", pickle_->describe(type)));
   }
 
   Result<> add_literal(PickleId id, uint32_t place) {
@@ -463,10 +542,15 @@ class TorchFileReader {
     return ok();
   }
 
-  Result<> read_tensor(Callable function, PickleId arguments, TorchTensor& tensor, std::string& unknown) {
-    const auto damaged = [] { return invalid_argument("what should rebuild it is not as torch writes it"); };
+  Result<> read_tensor(Callable function, PickleId arguments, TorchTensor& tensor,
+                       std::string& unknown) {
+    const auto damaged = [] {
+      return invalid_argument("what should rebuild it is not as torch writes it");
+    };
     const size_t count = pickle_->is(arguments, Kind::kTuple) ? pickle_->tuple_size(arguments) : 0;
-    const size_t least = function == Callable::kTensor ? 4 : function == Callable::kTensorV2 ? 6 : 7;
+    const size_t least = function == Callable::kTensor     ? 4
+                         : function == Callable::kTensorV2 ? 6
+                                                           : 7;
     if (count < least || count > least + 1) return damaged();
     auto argument = [&](size_t i) { return pickle_->element(arguments, i); };
     const auto offset = count_of(*pickle_, argument(1));
@@ -483,7 +567,11 @@ class TorchFileReader {
         set = set || !pickle_->is(value, Kind::kFalse);
         return ok();
       }));
-      if (set) return unknown = "its bytes are not its values: it is a lazy conjugate or negative (resolve_conj, resolve_neg)", ok();
+      if (set)
+        return unknown =
+                   "its bytes are not its values: it is a lazy conjugate or negative "
+                   "(resolve_conj, resolve_neg)",
+               ok();
     }
 
     std::optional<DType> dtype;
@@ -493,7 +581,9 @@ class TorchFileReader {
       const PickleId type = argument(6);
       if (type != last_dtype_) last_dtype_ = type, last_known_dtype_ = torch_dtype(*pickle_, type);
       dtype = last_known_dtype_;
-      if (!dtype) return unknown = fmt::format("its type is not supported: {}", pickle_->describe(type)), ok();
+      if (!dtype)
+        return unknown = fmt::format("its type is not supported: {}", pickle_->describe(type)),
+               ok();
     }
     if (!dtype) return damaged();
     tensor.dtype = *dtype;
@@ -513,7 +603,8 @@ class TorchFileReader {
       if (n > 1 && stride != expected) tensor.contiguous = false;
       expected *= n;
       uint64_t reach = 0;
-      overflow = overflow || __builtin_mul_overflow(n - 1, stride, &reach) || __builtin_add_overflow(last, reach, &last);
+      overflow = overflow || __builtin_mul_overflow(n - 1, stride, &reach) ||
+                 __builtin_add_overflow(last, reach, &last);
     }
     const uint64_t items = storage.bytes / item;
     if (elements == 0) {
@@ -521,9 +612,10 @@ class TorchFileReader {
       return ok();
     }
     if (overflow || last >= items)
-      return invalid_argument("its elements, {} with strides {} from {} on, do not lie in its storage {} of {} bytes",
-                              tensor.shape.to_string(), tensor.strides.to_string(), tensor.storage_offset,
-                              quoted(storage.key), storage.bytes);
+      return invalid_argument(
+          "its elements, {} with strides {} from {} on, do not lie in its storage {} of {} bytes",
+          tensor.shape.to_string(), tensor.strides.to_string(), tensor.storage_offset,
+          quoted(storage.key), storage.bytes);
     tensor.offset = storage.offset + tensor.storage_offset * item;
     tensor.bytes = (last + 1 - tensor.storage_offset) * item;
     return ok();
@@ -535,19 +627,25 @@ class TorchFileReader {
     if (!pickle_->is(persistent, Kind::kPersistent)) return damaged();
     const PickleId id = pickle_->arguments(persistent);
     if (!pickle_->is(id, Kind::kTuple) || pickle_->tuple_size(id) != 5) return damaged();
-    const PickleId what = pickle_->element(id, 0), type = pickle_->element(id, 1), key_id = pickle_->element(id, 2);
+    const PickleId what = pickle_->element(id, 0), type = pickle_->element(id, 1),
+                   key_id = pickle_->element(id, 2);
     const auto count = count_of(*pickle_, pickle_->element(id, 4));
-    if (!pickle_->is(what, Kind::kText) || pickle_->text(what) != "storage" || !pickle_->is(key_id, Kind::kText) || !count)
+    if (!pickle_->is(what, Kind::kText) || pickle_->text(what) != "storage" ||
+        !pickle_->is(key_id, Kind::kText) || !count)
       return damaged();
     uint64_t bytes = *count;
     if (type != last_storage_type_) {
       last_storage_type_ = type;
       last_storage_dtype_ = torch_storage_dtype(*pickle_, type);
-      untyped_ = pickle_->is_global(type, "torch.storage", "UntypedStorage") || pickle_->is_global(type, "torch", "UntypedStorage");
+      untyped_ = pickle_->is_global(type, "torch.storage", "UntypedStorage") ||
+                 pickle_->is_global(type, "torch", "UntypedStorage");
     }
     if (!untyped_) {
       dtype = last_storage_dtype_;
-      if (!dtype) return unknown = fmt::format("the type of its storage is not supported: {}", pickle_->describe(type)), 0;
+      if (!dtype)
+        return unknown = fmt::format("the type of its storage is not supported: {}",
+                                     pickle_->describe(type)),
+               0;
       if (__builtin_mul_overflow(bytes, dtype_bits(*dtype) / 8, &bytes)) return damaged();
     }
     const std::string_view key = pickle_->text(key_id);
@@ -557,32 +655,42 @@ class TorchFileReader {
       const size_t length = member_.size();
       const ZipMember* member = file_.directory_->find(member_.append(key));
       member_.resize(length);
-      if (member == nullptr) return invalid_argument("its storage {} is not in the zip archive", quoted(key));
-      if (!member->stored()) return invalid_argument("its storage {} is {}", quoted(key), zip_method_text(member->method));
+      if (member == nullptr)
+        return invalid_argument("its storage {} is not in the zip archive", quoted(key));
+      if (!member->stored())
+        return invalid_argument("its storage {} is {}", quoted(key),
+                                zip_method_text(member->method));
       file_.storages_.push_back({key, member->data_offset, member->bytes});
     }
     const TorchStorage& storage = file_.storages_[found->second];
     if (storage.bytes != bytes)
-      return invalid_argument("its storage {} should have {} bytes, but the zip archive has {} of it", quoted(key), bytes, storage.bytes);
+      return invalid_argument(
+          "its storage {} should have {} bytes, but the zip archive has {} of it", quoted(key),
+          bytes, storage.bytes);
     return found->second;
   }
 
   /// A DTensor: the local tensor and what is said of the whole.
   Result<> add_dtensor(PickleId id, PickleId state, uint32_t place) {
-    const auto local = state_value(*pickle_, state, "_local_tensor"), spec = state_value(*pickle_, state, "_spec");
+    const auto local = state_value(*pickle_, state, "_local_tensor"),
+               spec = state_value(*pickle_, state, "_spec");
     TorchSharding sharding;
-    const char* what = local && spec && is_plain_tensor(*local) ? nullptr : "_local_tensor or _spec";
+    const char* what =
+        local && spec && is_plain_tensor(*local) ? nullptr : "_local_tensor or _spec";
     if (what == nullptr) {
       PTC_TRY(what, read_spec(*spec, sharding));
     }
-    if (what != nullptr) return add_opaque(id, place, fmt::format("it is a DTensor whose {} is not as expected", what));
+    if (what != nullptr)
+      return add_opaque(id, place,
+                        fmt::format("it is a DTensor whose {} is not as expected", what));
     return add_local(id, *local, place, std::move(sharding));
   }
 
-  /// A ShardedTensor, which came before DTensors: a list of local shards, each with its place, and the size of the
-  /// whole.
+  /// A ShardedTensor, which came before DTensors: a list of local shards, each with its place, and
+  /// the size of the whole.
   Result<> add_sharded_tensor(PickleId id, PickleId state, uint32_t place) {
-    const bool pair = pickle_->is(state, Kind::kTuple) && pickle_->tuple_size(state) >= 2 && pickle_->is(pickle_->element(state, 0), Kind::kList);
+    const bool pair = pickle_->is(state, Kind::kTuple) && pickle_->tuple_size(state) >= 2 &&
+                      pickle_->is(pickle_->element(state, 0), Kind::kList);
     std::vector<PickleId> shards;
     if (pair) {
       PTC_TRY(pickle_->for_items(pickle_->element(state, 0), [&](PickleId shard) -> Result<> {
@@ -590,8 +698,10 @@ class TorchFileReader {
         return count_steps();
       }));
     }
-    if (shards.size() != 1) return add_opaque(id, place, "it is a ShardedTensor that has not one local shard");
-    const auto local = attribute(*pickle_, shards[0], "tensor"), metadata = attribute(*pickle_, shards[0], "metadata"),
+    if (shards.size() != 1)
+      return add_opaque(id, place, "it is a ShardedTensor that has not one local shard");
+    const auto local = attribute(*pickle_, shards[0], "tensor"),
+               metadata = attribute(*pickle_, shards[0], "metadata"),
                size = attribute(*pickle_, pickle_->element(state, 1), "size");
     const auto offsets = metadata ? attribute(*pickle_, *metadata, "shard_offsets") : std::nullopt,
                sizes = metadata ? attribute(*pickle_, *metadata, "shard_sizes") : std::nullopt;
@@ -600,9 +710,11 @@ class TorchFileReader {
     PTC_TRY(auto shape, torch_dims(*pickle_, *size));
     PTC_TRY(auto offset, torch_dims(*pickle_, *offsets));
     PTC_TRY(auto extent, torch_dims(*pickle_, *sizes));
-    bool within = shape && offset && extent && offset->size() == shape->size() && extent->size() == shape->size();
+    bool within = shape && offset && extent && offset->size() == shape->size() &&
+                  extent->size() == shape->size();
     for (size_t axis = 0; within && axis < shape->size(); ++axis)
-      within = (*offset)[axis] <= (*shape)[axis] && (*extent)[axis] <= (*shape)[axis] - (*offset)[axis];
+      within =
+          (*offset)[axis] <= (*shape)[axis] && (*extent)[axis] <= (*shape)[axis] - (*offset)[axis];
     if (!within) return add_opaque(id, place, "it is a ShardedTensor whose shard is not within it");
     TorchSharding sharding;
     sharding.global_shape = *shape;
@@ -613,12 +725,14 @@ class TorchFileReader {
   bool is_plain_tensor(PickleId id) {
     if (!pickle_->is(id, Kind::kObject)) return false;
     const Callable function = callable(*pickle_, pickle_->called(id));
-    return function == Callable::kTensor || function == Callable::kTensorV2 || function == Callable::kTensorV3;
+    return function == Callable::kTensor || function == Callable::kTensorV2 ||
+           function == Callable::kTensorV3;
   }
 
   Result<> add_local(PickleId id, PickleId local, uint32_t place, TorchSharding sharding) {
     const size_t tensors = file_.tensors_.size();
-    PTC_TRY(add_tensor(local, callable(*pickle_, pickle_->called(local)), pickle_->arguments(local), place));
+    PTC_TRY(add_tensor(local, callable(*pickle_, pickle_->called(local)), pickle_->arguments(local),
+                       place));
     if (file_.tensors_.size() == tensors) return ok();
     TorchTensor& tensor = file_.tensors_.back();
     tensor.outer = id;
@@ -632,28 +746,37 @@ class TorchFileReader {
 
   /// nullptr, or the attribute that is not as expected.
   Result<const char*> read_spec(PickleId spec, TorchSharding& sharding) {
-    const auto meta = attribute(*pickle_, spec, "tensor_meta"), placements = attribute(*pickle_, spec, "placements"),
+    const auto meta = attribute(*pickle_, spec, "tensor_meta"),
+               placements = attribute(*pickle_, spec, "placements"),
                mesh = attribute(*pickle_, spec, "mesh");
-    if (!meta || !pickle_->is(*meta, Kind::kObject) || !pickle_->is(pickle_->arguments(*meta), Kind::kTuple) ||
+    if (!meta || !pickle_->is(*meta, Kind::kObject) ||
+        !pickle_->is(pickle_->arguments(*meta), Kind::kTuple) ||
         pickle_->tuple_size(pickle_->arguments(*meta)) < 3)
       return "tensor_meta";
     PTC_TRY(auto shape, torch_dims(*pickle_, pickle_->element(pickle_->arguments(*meta), 0)));
     if (!shape) return "tensor_meta";
     sharding.global_shape = *shape;
-    if (!placements || !pickle_->is(*placements, Kind::kTuple) || pickle_->tuple_size(*placements) > kMaxAxes) return "placements";
+    if (!placements || !pickle_->is(*placements, Kind::kTuple) ||
+        pickle_->tuple_size(*placements) > kMaxAxes)
+      return "placements";
     for (size_t i = 0; i < pickle_->tuple_size(*placements); ++i) {
       const PickleId object = pickle_->element(*placements, i);
       TorchSharding::Placement placement;
-      if (!pickle_->is(object, Kind::kObject) || !pickle_->is(pickle_->called(object), Kind::kGlobal)) return "placements";
+      if (!pickle_->is(object, Kind::kObject) ||
+          !pickle_->is(pickle_->called(object), Kind::kGlobal))
+        return "placements";
       const std::string_view name = pickle_->name(pickle_->called(object));
       using PlacementKind = TorchSharding::Placement::Kind;
       if (name == "Replicate") placement.kind = PlacementKind::kReplicate;
       else if (name == "Shard") placement.kind = PlacementKind::kShard;
       else if (name == "_StridedShard") placement.kind = PlacementKind::kStridedShard;
-      else if (name == "Partial" || name == "_MaskPartial") placement.kind = PlacementKind::kPartial;
+      else if (name == "Partial" || name == "_MaskPartial")
+        placement.kind = PlacementKind::kPartial;
       else return "placements";
-      if (placement.kind == PlacementKind::kShard || placement.kind == PlacementKind::kStridedShard) {
-        const auto axis = attribute(*pickle_, object, "dim"), factor = attribute(*pickle_, object, "split_factor");
+      if (placement.kind == PlacementKind::kShard ||
+          placement.kind == PlacementKind::kStridedShard) {
+        const auto axis = attribute(*pickle_, object, "dim"),
+                   factor = attribute(*pickle_, object, "split_factor");
         const auto number = axis ? count_of(*pickle_, *axis) : std::nullopt;
         if (!number || *number >= shape->size()) return "placements";
         placement.axis = *number;
@@ -685,12 +808,15 @@ class TorchFileReader {
     if (const auto ranks = attribute(*pickle_, mesh, "_flatten_rank_map"))
       if (!take_numbers(*pickle_, *ranks, sharding.mesh_ranks)) return false;
     if (const auto coordinate = attribute(*pickle_, mesh, "_coordinate_on_dim"))
-      if (!pickle_->is(*coordinate, Kind::kNone) && !take_numbers(*pickle_, *coordinate, sharding.coordinate)) return false;
+      if (!pickle_->is(*coordinate, Kind::kNone) &&
+          !take_numbers(*pickle_, *coordinate, sharding.coordinate))
+        return false;
     for (const char* key : {"_mesh_dim_names", "mesh_dim_names"}) {
       const auto names = attribute(*pickle_, mesh, key);
       if (!names || !sharding.mesh_names.empty()) continue;
       auto done = pickle_->for_items(*names, [&](PickleId name) -> Result<> {
-        if (pickle_->is(name, Kind::kText)) sharding.mesh_names.emplace_back(printable(pickle_->text(name), 100));
+        if (pickle_->is(name, Kind::kText))
+          sharding.mesh_names.emplace_back(printable(pickle_->text(name), 100));
         return count_steps();
       });
       if (!done || sharding.mesh_names.size() > kMaxAxes) return false;
@@ -699,9 +825,11 @@ class TorchFileReader {
     if (sharding.mesh_shape.empty()) {
       const auto tensor = attribute(*pickle_, mesh, "mesh");
       if (tensor && pickle_->is(*tensor, Kind::kObject) && called(*tensor) == Callable::kTensorV2 &&
-          pickle_->is(pickle_->arguments(*tensor), Kind::kTuple) && pickle_->tuple_size(pickle_->arguments(*tensor)) > 3) {
+          pickle_->is(pickle_->arguments(*tensor), Kind::kTuple) &&
+          pickle_->tuple_size(pickle_->arguments(*tensor)) > 3) {
         const auto shape = torch_dims(*pickle_, pickle_->element(pickle_->arguments(*tensor), 2));
-        if (shape && shape.value()) sharding.mesh_shape.assign(shape.value()->begin(), shape.value()->end());
+        if (shape && shape.value())
+          sharding.mesh_shape.assign(shape.value()->begin(), shape.value()->end());
       }
     }
     const size_t axes = sharding.placements.size();
@@ -711,23 +839,28 @@ class TorchFileReader {
 
   Result<> find_box(const TorchTensor& tensor, TorchSharding& sharding) {
     if (tensor.shape.size() != sharding.global_shape.size())
-      return invalid_argument("its local part has {} axes, the whole {}", tensor.shape.size(), sharding.global_shape.size());
+      return invalid_argument("its local part has {} axes, the whole {}", tensor.shape.size(),
+                              sharding.global_shape.size());
     Box box = sharding.box.value_or(Box::whole(sharding.global_shape));
     for (size_t i = 0; i < sharding.placements.size(); ++i) {
       const TorchSharding::Placement& placement = sharding.placements[i];
       if (placement.kind == TorchSharding::Placement::Kind::kReplicate) continue;
-      if (placement.kind != TorchSharding::Placement::Kind::kShard || sharding.coordinate.empty() || sharding.mesh_shape.empty())
+      if (placement.kind != TorchSharding::Placement::Kind::kShard || sharding.coordinate.empty() ||
+          sharding.mesh_shape.empty())
         return ok();
-      const uint64_t ranks = sharding.mesh_shape[i], rank = sharding.coordinate[i], n = box.extent[placement.axis];
-      if (ranks == 0 || rank >= ranks) return invalid_argument("its rank {} is not in a mesh of {}", rank, ranks);
+      const uint64_t ranks = sharding.mesh_shape[i], rank = sharding.coordinate[i],
+                     n = box.extent[placement.axis];
+      if (ranks == 0 || rank >= ranks)
+        return invalid_argument("its rank {} is not in a mesh of {}", rank, ranks);
       const uint64_t step = n / ranks + (n % ranks != 0);
       const uint64_t begin = step == 0 || rank > n / step ? n : std::min(n, rank * step);
       box.offset[placement.axis] += begin;
       box.extent[placement.axis] = std::min(step, n - begin);
     }
     if (box.extent != tensor.shape)
-      return invalid_argument("its local part is {}, but should be {} of the whole {}", tensor.shape.to_string(),
-                              box.to_string(), sharding.global_shape.to_string());
+      return invalid_argument("its local part is {}, but should be {} of the whole {}",
+                              tensor.shape.to_string(), box.to_string(),
+                              sharding.global_shape.to_string());
     sharding.box = box;
     return ok();
   }
@@ -737,7 +870,9 @@ class TorchFileReader {
     names.reserve(file_.tensors_.size());
     for (const TorchTensor& tensor : file_.tensors_) {
       if (!names.insert(tensor.name).second)
-        return invalid_argument("two tensors are at {}: their keys differ, but not when they are joined by dots", quoted(tensor.name));
+        return invalid_argument(
+            "two tensors are at {}: their keys differ, but not when they are joined by dots",
+            quoted(tensor.name));
     }
     return ok();
   }
@@ -750,7 +885,7 @@ class TorchFileReader {
   std::string name_;    // of the value that is visited
   uint64_t budget_ = 0, steps_left_ = 0;
   std::unordered_map<std::string_view, uint32_t> by_key_;
-  std::vector<bool> clean_;  // by value: there is no storage in it
+  std::vector<bool> clean_;            // by value: there is no storage in it
   std::deque<PickleId> stack_, seen_;  // of holds_storage(); these grow without a copy
   PickleId last_called_ = UINT32_MAX, last_dtype_ = UINT32_MAX, last_storage_type_ = UINT32_MAX;
   Callable last_callable_ = Callable::kOther;
@@ -758,7 +893,9 @@ class TorchFileReader {
   bool untyped_ = false;
 };
 
-Result<TorchFile> TorchFile::read(const ReadAt& read, uint64_t file_bytes) { return TorchFileReader(read, file_bytes).run(); }
+Result<TorchFile> TorchFile::read(const ReadAt& read, uint64_t file_bytes) {
+  return TorchFileReader(read, file_bytes).run();
+}
 
 const ZipMember* TorchFile::storage_member(std::string_view key) const {
   return directory_->find(fmt::format("{}/data/{}", root_, key));
@@ -769,9 +906,14 @@ std::vector<TorchStep> TorchFile::path(uint32_t place) const {
   for (; place != 0; place = places_[place].parent) {
     const Place& at = places_[place];
     switch (at.kind) {
-      case TorchStep::Kind::kKey: path.push_back({at.kind, std::string(pickle_->text(at.key)), 0}); break;
-      case TorchStep::Kind::kNumberKey: path.push_back({at.kind, {}, pickle_->integer(at.key)}); break;
-      default: path.push_back({at.kind, {}, at.key});
+      case TorchStep::Kind::kKey:
+        path.push_back({at.kind, std::string(pickle_->text(at.key)), 0});
+        break;
+      case TorchStep::Kind::kNumberKey:
+        path.push_back({at.kind, {}, pickle_->integer(at.key)});
+        break;
+      default:
+        path.push_back({at.kind, {}, at.key});
     }
   }
   std::reverse(path.begin(), path.end());

@@ -1,6 +1,6 @@
-// What torch.save writes (.pt, .pth, .bin, .ckpt): a zip archive with a pickle, and one member for each storage. Read
-// by offsets: of the file only the zip directory and the pickle are looked at, the tensors' bytes stay where they
-// are.
+// What torch.save writes (.pt, .pth, .bin, .ckpt): a zip archive with a pickle, and one member for
+// each storage. Read by offsets: of the file only the zip directory and the pickle are looked at,
+// the tensors' bytes stay where they are.
 #pragma once
 
 #include <cstdint>
@@ -28,27 +28,34 @@ struct TorchStorage {
   uint64_t bytes = 0;
 };
 
-/// How a tensor of one rank lies in that of all ranks (DTensor; ShardedTensor, of which only the box is known).
+/// How a tensor of one rank lies in that of all ranks (DTensor; ShardedTensor, of which only the
+/// box is known).
 struct TorchSharding {
   struct Placement {
-    enum class Kind : uint8_t { kShard, kReplicate, kPartial, kStridedShard } kind = Kind::kReplicate;
+    enum class Kind : uint8_t {
+      kShard,
+      kReplicate,
+      kPartial,
+      kStridedShard
+    } kind = Kind::kReplicate;
     uint64_t axis = 0;          // of kShard and kStridedShard
     uint64_t split_factor = 1;  // of kStridedShard
   };
   Shape global_shape;
-  std::vector<Placement> placements;    // one for each axis of the mesh; none of a ShardedTensor
+  std::vector<Placement> placements;  // one for each axis of the mesh; none of a ShardedTensor
   std::vector<uint64_t> mesh_shape;
   std::vector<uint64_t> mesh_ranks;     // in C order; empty where the pickle does not say
   std::vector<std::string> mesh_names;  // of the axes, where they have some
-  std::vector<uint64_t> coordinate;     // of the rank that saved it; empty where the pickle does not say
-  /// What of the whole tensor the local one is, where that follows from the above: shards as torch.chunk cuts them,
-  /// no partial sums. Its extent is then the local shape.
+  std::vector<uint64_t>
+      coordinate;  // of the rank that saved it; empty where the pickle does not say
+  /// What of the whole tensor the local one is, where that follows from the above: shards as
+  /// torch.chunk cuts them, no partial sums. Its extent is then the local shape.
   std::optional<Box> box;
 };
 
 struct TorchTensor {
-  std::string name;  // as torch_path.h says; no two tensors of a file have the same
-  uint32_t place;    // for TorchFile::path()
+  std::string name;    // as torch_path.h says; no two tensors of a file have the same
+  uint32_t place;      // for TorchFile::path()
   PickleId node;       // the object in the pickle that would have become the tensor
   PickleId outer;      // the one that holds it, which is at `place`: a DTensor; else the same
   PickleId arguments;  // the tuple: storage, offset, shape, strides, and more
@@ -57,22 +64,24 @@ struct TorchTensor {
   Dims strides;                 // in elements
   uint32_t storage = 0;         // number in TorchFile::storages(); two tensors may have the same
   uint64_t storage_offset = 0;  // in elements
-  /// The file's bytes from its first element to its last. Not contiguous (a transpose, a slice of columns): they hold
-  /// other elements, too, or in another order; `shape`, `strides` say which, and who cannot gather must refuse.
+  /// The file's bytes from its first element to its last. Not contiguous (a transpose, a slice of
+  /// columns): they hold other elements, too, or in another order; `shape`, `strides` say which,
+  /// and who cannot gather must refuse.
   uint64_t offset = 0, bytes = 0;
   bool contiguous = true;
   uint32_t sharding = kNone;  // number in TorchFile::shardings()
   static constexpr uint32_t kNone = UINT32_MAX;
 };
 
-/// A value that is no tensor, and in which there is none: a number, a text, an empty dict, a list of such, any
-/// object.
+/// A value that is no tensor, and in which there is none: a number, a text, an empty dict, a list
+/// of such, any object.
 struct TorchLiteral {
   uint32_t place;
   PickleId node;
 };
 
-/// A value with tensors in it that cannot be told apart, or a tensor that this file system has no type for.
+/// A value with tensors in it that cannot be told apart, or a tensor that this file system has no
+/// type for.
 struct TorchOpaque {
   std::string name;
   std::string reason;
@@ -82,20 +91,25 @@ struct TorchOpaque {
 
 class TorchFile {
  public:
-  /// Reads what a file of `file_bytes` has. kInvalidArgument, with the tensor's or member's name: not a zip archive
-  /// (older files of torch are pickles or tars, and refused as such); big-endian; TorchScript; members that are
-  /// compressed; storages that are not there or have another size than the pickle says; tensors that lie outside of
-  /// their storage, have more than kMaxAxes axes or the same name as another; values nested deeper than kMaxDepth
-  /// with tensors in them; a pickle that has so many names for so few values that with them it takes more than 28
-  /// bytes of memory for each of its own, and 1 MiB.
+  /// Reads what a file of `file_bytes` has. kInvalidArgument, with the tensor's or member's name:
+  /// not a zip archive (older files of torch are pickles or tars, and refused as such); big-endian;
+  /// TorchScript; members that are compressed; storages that are not there or have another size
+  /// than the pickle says; tensors that lie outside of their storage, have more than kMaxAxes axes
+  /// or the same name as another; values nested deeper than kMaxDepth with tensors in them; a
+  /// pickle that has so many names for so few values that with them it takes more than 28 bytes of
+  /// memory for each of its own, and 1 MiB.
   static Result<TorchFile> read(const ReadAt& read, uint64_t file_bytes);
   TorchFile(TorchFile&&) noexcept = default;
   TorchFile& operator=(TorchFile&&) noexcept = default;
 
   static constexpr size_t kMaxDepth = 64;
 
-  const std::vector<TorchTensor>& tensors() const { return tensors_; }     // in the order of the pickle
-  const std::vector<TorchLiteral>& literals() const { return literals_; }  // in the order of the pickle
+  const std::vector<TorchTensor>& tensors() const {
+    return tensors_;
+  }  // in the order of the pickle
+  const std::vector<TorchLiteral>& literals() const {
+    return literals_;
+  }  // in the order of the pickle
   const std::vector<TorchOpaque>& opaque() const { return opaque_; }
   const std::vector<TorchStorage>& storages() const { return storages_; }
   const std::vector<TorchSharding>& shardings() const { return shardings_; }
@@ -130,9 +144,11 @@ class TorchFile {
 };
 
 /// Says what a torch.save'd object is that a pickle rebuilds: for readers of other files, too.
-std::optional<DType> torch_dtype(const Pickle& pickle, PickleId global);          // torch.bfloat16 …
-std::optional<DType> torch_storage_dtype(const Pickle& pickle, PickleId global);  // torch.BFloat16Storage …
-/// A tuple, list or torch.Size of whole numbers, none negative; nullopt: something else. kInvalidArgument: too many.
+std::optional<DType> torch_dtype(const Pickle& pickle, PickleId global);  // torch.bfloat16 …
+std::optional<DType> torch_storage_dtype(const Pickle& pickle,
+                                         PickleId global);  // torch.BFloat16Storage …
+/// A tuple, list or torch.Size of whole numbers, none negative; nullopt: something else.
+/// kInvalidArgument: too many.
 Result<std::optional<Dims>> torch_dims(const Pickle& pickle, PickleId id);
 
 }  // namespace ptc

@@ -13,15 +13,22 @@ namespace {
 class TorchWriter {
  public:
   TorchWriter(const TorchFile& file, std::span<const TorchNewTensor> tensors, std::string_view root)
-      : file_(file), pickle_(file.pickle()), tensors_(tensors), root_(root), layout_{{}, std::vector<TorchLayout::Place>(tensors.size()), {}} {}
+      : file_(file),
+        pickle_(file.pickle()),
+        tensors_(tensors),
+        root_(root),
+        layout_{{}, std::vector<TorchLayout::Place>(tensors.size()), {}} {}
 
   Result<TorchLayout> run() {
     if (tensors_.size() != file_.tensors().size())
-      return invalid_argument("{} new tensors for a file of {}", tensors_.size(), file_.tensors().size());
+      return invalid_argument("{} new tensors for a file of {}", tensors_.size(),
+                              file_.tensors().size());
     if (root_.empty() || root_.find('/') != std::string::npos || root_.size() > 255)
       return invalid_argument("{} is no name for the directory in a torch file", quoted(root_));
     PTC_TRY(find_tensors());
-    PTC_TRY(auto text, copy_pickle(pickle_, [this](PickleId id, PickleWriter& writer) { return replace(id, writer); }));
+    PTC_TRY(auto text, copy_pickle(pickle_, [this](PickleId id, PickleWriter& writer) {
+              return replace(id, writer);
+            }));
     ZipWriter zip;
     zip.add(root_ + "/data.pkl", text);
     zip.add(root_ + "/.format_version", "1");
@@ -32,8 +39,10 @@ class TorchWriter {
       const Storage& storage = storages_[i];
       if (__builtin_add_overflow(sum, storage.bytes, &sum) || sum >= uint64_t{1} << 62)
         return invalid_argument("the tensors have more than 2^62 bytes");
-      const uint64_t offset = zip.add_later(root_ + "/data/" + std::to_string(i), storage.bytes, storage.crc32);
-      if (storage.tensor == TorchTensor::kNone) layout_.copies.push_back({offset, storage.bytes, storage.source_offset});
+      const uint64_t offset =
+          zip.add_later(root_ + "/data/" + std::to_string(i), storage.bytes, storage.crc32);
+      if (storage.tensor == TorchTensor::kNone)
+        layout_.copies.push_back({offset, storage.bytes, storage.source_offset});
       else layout_.tensors[storage.tensor] = {offset, storage.bytes};
     }
     for (size_t i = 0; i < tensors_.size(); ++i) layout_.tensors[i] = layout_.tensors[owner_[i]];
@@ -56,17 +65,22 @@ class TorchWriter {
     for (uint32_t i = 0; i < tensors_.size(); ++i) {
       const TorchTensor& old = file_.tensors()[i];
       const TorchNewTensor& tensor = tensors_[i];
-      const auto error = [&](std::string_view what) { return invalid_argument("tensor {}: {}", quoted(old.name), what); };
+      const auto error = [&](std::string_view what) {
+        return invalid_argument("tensor {}: {}", quoted(old.name), what);
+      };
       auto bytes = array_bytes(tensor.shape, old.dtype);
-      if (!bytes) return std::move(bytes).error().with_context(fmt::format("tensor {}", quoted(old.name)));
+      if (!bytes)
+        return std::move(bytes).error().with_context(fmt::format("tensor {}", quoted(old.name)));
       uint32_t owner = tensor.same_as;
       if (owner == TorchTensor::kNone) {
         const auto [found, is_new] = by_arguments_.try_emplace(old.arguments, i);
         owner = is_new ? i : owner_[found->second];
         if (!is_new && tensors_[owner].shape != tensor.shape)
-          return error(fmt::format("it is the same as {}, and cannot have another shape", quoted(file_.tensors()[owner].name)));
+          return error(fmt::format("it is the same as {}, and cannot have another shape",
+                                   quoted(file_.tensors()[owner].name)));
       } else {
-        if (owner >= i || file_.tensors()[owner].dtype != old.dtype || tensors_[owner].shape != tensor.shape)
+        if (owner >= i || file_.tensors()[owner].dtype != old.dtype ||
+            tensors_[owner].shape != tensor.shape)
           return error("the tensor that it shares bytes with is not before it, or not like it");
         owner = owner_[owner];
         by_arguments_.try_emplace(old.arguments, i);
@@ -83,7 +97,8 @@ class TorchWriter {
     using Kind = PickleReplacement::Kind;
     if (pickle_.is(id, PickleKind::kObject)) {
       const auto found = plain_.find(id);
-      return found == plain_.end() ? PickleReplacement() : PickleReplacement{Kind::kOther, found->second, 0};
+      return found == plain_.end() ? PickleReplacement()
+                                   : PickleReplacement{Kind::kOther, found->second, 0};
     }
     const auto found = by_arguments_.find(id);
     if (found == by_arguments_.end()) return replace_storage(id, writer);
@@ -94,12 +109,15 @@ class TorchWriter {
     const PickleId old = pickle_.arguments(pickle_.element(id, 0));
     const bool untyped = !torch_storage_dtype(pickle_, pickle_.element(old, 1));
     writer.opcode('(');
-    PTC_TRY(write_storage(old, storage_[number], untyped ? storage.bytes : storage.bytes / (dtype_bits(tensor.dtype) / 8), writer));
+    PTC_TRY(write_storage(old, storage_[number],
+                          untyped ? storage.bytes : storage.bytes / (dtype_bits(tensor.dtype) / 8),
+                          writer));
     writer.opcode('Q');
     const Shape& shape = tensors_[number].shape;
     std::array<uint64_t, kMaxAxes> strides{};
     uint64_t stride = 1;
-    for (size_t axis = shape.size(); axis-- > 0; stride *= std::max<uint64_t>(shape[axis], 1)) strides[axis] = stride;
+    for (size_t axis = shape.size(); axis-- > 0; stride *= std::max<uint64_t>(shape[axis], 1))
+      strides[axis] = stride;
     writer.integer(0);
     writer.numbers(shape.begin(), shape.end());
     writer.numbers(strides.data(), strides.data() + shape.size());
@@ -109,14 +127,17 @@ class TorchWriter {
   /// The id of a storage that belongs to no tensor that is known: its bytes are copied.
   Result<PickleReplacement> replace_storage(PickleId id, PickleWriter& writer) {
     if (pickle_.tuple_size(id) != 5 || !pickle_.is(pickle_.element(id, 0), PickleKind::kText) ||
-        pickle_.text(pickle_.element(id, 0)) != "storage" || !pickle_.is(pickle_.element(id, 1), PickleKind::kGlobal) ||
-        !pickle_.is(pickle_.element(id, 2), PickleKind::kText) || !pickle_.is(pickle_.element(id, 4), PickleKind::kInt))
+        pickle_.text(pickle_.element(id, 0)) != "storage" ||
+        !pickle_.is(pickle_.element(id, 1), PickleKind::kGlobal) ||
+        !pickle_.is(pickle_.element(id, 2), PickleKind::kText) ||
+        !pickle_.is(pickle_.element(id, 4), PickleKind::kInt))
       return PickleReplacement();
     const std::string_view key = pickle_.text(pickle_.element(id, 2));
     const ZipMember* member = file_.storage_member(key);
     if (member == nullptr || !member->stored()) return PickleReplacement();
     const auto [found, is_new] = copied_.try_emplace(key, static_cast<uint32_t>(storages_.size()));
-    if (is_new) storages_.push_back({member->bytes, member->crc32, TorchTensor::kNone, member->data_offset});
+    if (is_new)
+      storages_.push_back({member->bytes, member->crc32, TorchTensor::kNone, member->data_offset});
     writer.opcode('(');
     PTC_TRY(write_id(id, found->second, writer));
     return PickleReplacement{PickleReplacement::Kind::kTuple, 0, 4};
@@ -124,7 +145,8 @@ class TorchWriter {
 
   Result<> write_id(PickleId old, uint32_t storage, PickleWriter& writer) {
     writer.text("storage");
-    PTC_TRY(writer.global(pickle_.module(pickle_.element(old, 1)), pickle_.name(pickle_.element(old, 1))));
+    PTC_TRY(writer.global(pickle_.module(pickle_.element(old, 1)),
+                          pickle_.name(pickle_.element(old, 1))));
     writer.text(std::to_string(storage));
     const PickleId location = pickle_.element(old, 3);
     writer.text(pickle_.is(location, PickleKind::kText) ? pickle_.text(location) : "cpu");
@@ -166,14 +188,17 @@ std::vector<TorchNewTensor> same_tensors(const TorchFile& file) {
     const auto [found, is_new] = first.try_emplace(hash, i);
     if (is_new) continue;
     const TorchTensor& other = file.tensors()[found->second];
-    if (other.storage == tensor.storage && other.storage_offset == tensor.storage_offset && other.dtype == tensor.dtype &&
-        other.shape == tensor.shape && other.strides == tensor.strides)
+    if (other.storage == tensor.storage && other.storage_offset == tensor.storage_offset &&
+        other.dtype == tensor.dtype && other.shape == tensor.shape &&
+        other.strides == tensor.strides)
       made.same_as = found->second;
   }
   return tensors;
 }
 
-Result<TorchLayout> lay_out_torch_file(const TorchFile& file, std::span<const TorchNewTensor> tensors, std::string_view root) {
+Result<TorchLayout> lay_out_torch_file(const TorchFile& file,
+                                       std::span<const TorchNewTensor> tensors,
+                                       std::string_view root) {
   return TorchWriter(file, tensors, root).run();
 }
 

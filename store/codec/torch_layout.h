@@ -1,4 +1,5 @@
-// A file of torch.save's made anew with tensors of other shapes: everything else in it stays what it was.
+// A file of torch.save's made anew with tensors of other shapes: everything else in it stays what
+// it was.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,11 @@ namespace ptc {
 /// What is to be in the place of a tensor of the file.
 struct TorchNewTensor {
   Shape shape;
-  /// Shares the bytes of this tensor, which comes before it and has the same type and shape (tied weights).
+  /// Shares the bytes of this tensor, which comes before it and has the same type and shape (tied
+  /// weights).
   uint32_t same_as = TorchTensor::kNone;
-  /// Of a DTensor: leaves a plain tensor, instead of the DTensor with what it said of mesh and placements.
+  /// Of a DTensor: leaves a plain tensor, instead of the DTensor with what it said of mesh and
+  /// placements.
   bool plain = false;
   uint32_t crc32 = 0;  // of its bytes, for who checks; torch does not
 };
@@ -38,11 +41,12 @@ struct TorchLayout {
   std::vector<Copy> copies;    // storages of what is opaque
 };
 
-/// Lays out a file in which tensor number i is as `tensors[i]` says: contiguous, in a storage of its own, at a
-/// multiple of 64. torch.load(mmap=True, weights_only=True) takes it if it took the file that was read.
-/// kInvalidArgument: not one for each tensor; two names of one tensor that shall differ; a tensor shares the bytes of
-/// one that is not like it; more than 2^63 bytes.
-Result<TorchLayout> lay_out_torch_file(const TorchFile& file, std::span<const TorchNewTensor> tensors,
+/// Lays out a file in which tensor number i is as `tensors[i]` says: contiguous, in a storage of
+/// its own, at a multiple of 64. torch.load(mmap=True, weights_only=True) takes it if it took the
+/// file that was read. kInvalidArgument: not one for each tensor; two names of one tensor that
+/// shall differ; a tensor shares the bytes of one that is not like it; more than 2^63 bytes.
+Result<TorchLayout> lay_out_torch_file(const TorchFile& file,
+                                       std::span<const TorchNewTensor> tensors,
                                        std::string_view root = "archive");
 
 }  // namespace ptc

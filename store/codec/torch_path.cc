@@ -18,11 +18,13 @@ Result<TorchStep> parse_step(std::string_view text) {
   auto bad = [&] { return invalid_argument("{} is no step of a path", quoted(text)); };
   if (text == "%") return TorchStep{};
   if (text.empty()) return bad();
-  for (const auto kind : {TorchStep::Kind::kNumberKey, TorchStep::Kind::kListIndex, TorchStep::Kind::kTupleIndex}) {
+  for (const auto kind :
+       {TorchStep::Kind::kNumberKey, TorchStep::Kind::kListIndex, TorchStep::Kind::kTupleIndex}) {
     if (text.size() < 3 || text[0] != '%' || text[1] != kLetters[static_cast<int>(kind)]) continue;
     TorchStep step{kind, {}, 0};
     const std::string_view digits = text.substr(2);
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step.number);
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), step.number);
     if (error != std::errc() || std::to_string(step.number) != digits) return bad();
     if (kind != TorchStep::Kind::kNumberKey && step.number < 0) return bad();
     return step;
@@ -65,7 +67,8 @@ void append_torch_key(std::string& text, std::string_view key, bool first) {
 std::string torch_name(std::span<const TorchStep> path) {
   std::string name;
   for (const TorchStep& step : path)
-    append_torch_name(name, step.kind == TorchStep::Kind::kKey ? step.key : std::to_string(step.number));
+    append_torch_name(name,
+                      step.kind == TorchStep::Kind::kKey ? step.key : std::to_string(step.number));
   return name;
 }
 
@@ -74,7 +77,10 @@ std::string torch_path_text(std::span<const TorchStep> path) {
   bool first = true;
   for (const TorchStep& step : path) {
     if (step.kind == TorchStep::Kind::kKey) append_torch_key(text, step.key, first);
-    else text.append(first ? "%" : ".%").append(1, kLetters[static_cast<int>(step.kind)]).append(std::to_string(step.number));
+    else
+      text.append(first ? "%" : ".%")
+          .append(1, kLetters[static_cast<int>(step.kind)])
+          .append(std::to_string(step.number));
     first = false;
   }
   return text;

@@ -18,13 +18,14 @@ struct TorchStep {
   friend bool operator==(const TorchStep&, const TorchStep&) = default;
 };
 
-/// Two texts of a path. The *name* is the one that PyTorch's distributed checkpointing gives: keys and numbers joined
-/// by dots, as they are: {"model": {"a.b": {0: [x]}}} has x at "model.a.b.0.0". Two paths can have the same name.
+/// Two texts of a path. The *name* is the one that PyTorch's distributed checkpointing gives: keys
+/// and numbers joined by dots, as they are: {"model": {"a.b": {0: [x]}}} has x at "model.a.b.0.0".
+/// Two paths can have the same name.
 ///
-/// The *exact* text is different for different paths, and parse_torch_path() reads it. Steps are joined by dots, too.
-/// In keys these are written as %XX: '%', '.', '/', control characters; the empty key is a lone "%". A key that is a
-/// number is "%i7", an element of a list "%l7", one of a tuple "%t7": the x above is at "model.a%2Eb.%i0.%l0". No
-/// steps: the empty text.
+/// The *exact* text is different for different paths, and parse_torch_path() reads it. Steps are
+/// joined by dots, too. In keys these are written as %XX: '%', '.', '/', control characters; the
+/// empty key is a lone "%". A key that is a number is "%i7", an element of a list "%l7", one of a
+/// tuple "%t7": the x above is at "model.a%2Eb.%i0.%l0". No steps: the empty text.
 std::string torch_name(std::span<const TorchStep> path);
 std::string torch_path_text(std::span<const TorchStep> path);
 /// kInvalidArgument for what torch_path_text never returns.

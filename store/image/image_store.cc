@@ -67,8 +67,7 @@ Image::~Image() {
 }
 
 Result<std::span<const std::byte>> Image::map() const {
-  if (!is_here())
-    return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node_);
+  if (!is_here()) return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node_);
   std::lock_guard lock(mutex_);
   PTC_TRY(const FileInUse file, file_->use());
   struct stat info {};
@@ -89,17 +88,21 @@ Result<std::span<const std::byte>> Image::map() const {
 }
 
 Result<ImageMender> ImageMender::open(const Image& image) {
-  if (!image.is_here()) return make_error(Code::kUnavailable, "image {} is on node {}", image.id().text, image.node());
-  // By its descriptor: it may have no name any more. An image is nobody's to write, its owner's neither.
+  if (!image.is_here())
+    return make_error(Code::kUnavailable, "image {} is on node {}", image.id().text, image.node());
+  // By its descriptor: it may have no name any more. An image is nobody's to write, its owner's
+  // neither.
   PTC_TRY(const FileInUse file, image.file().use());
-  const std::string name = "image " + image.id().text, path = fmt::format("/proc/self/fd/{}", file.fd());
+  const std::string name = "image " + image.id().text,
+                    path = fmt::format("/proc/self/fd/{}", file.fd());
   struct stat info {};
   if (::fstat(file.fd(), &info) != 0) return errno_error(errno, "fstat of " + name);
   Result<UniqueFd> fd = open_file(AT_FDCWD, path, O_RDWR);
   if (fd.has_error() && fd.error().code() == Code::kPermissionDenied) {
     if (::fchmod(file.fd(), 0600) != 0) return errno_error(errno, "chmod of " + name);
     fd = open_file(AT_FDCWD, path, O_RDWR);
-    if (::fchmod(file.fd(), info.st_mode & 07777) != 0) return errno_error(errno, "chmod of " + name);
+    if (::fchmod(file.fd(), info.st_mode & 07777) != 0)
+      return errno_error(errno, "chmod of " + name);
   }
   if (fd.has_error()) return std::move(fd).error();
   return ImageMender(std::move(fd).value(), image.bytes(), name);
@@ -112,7 +115,8 @@ Result<> ImageMender::write(uint64_t offset, std::span<const std::byte> right) {
     const std::span<const std::byte> block = right.subspan(at, std::min(kBlock, right.size() - at));
     const ssize_t got = ::pread(fd_.get(), held, block.size(), static_cast<off_t>(offset + at));
     if (got < 0) return errno_error(errno, "reading " + name_);
-    if (static_cast<size_t>(got) == block.size() && std::equal(block.begin(), block.end(), held)) continue;
+    if (static_cast<size_t>(got) == block.size() && std::equal(block.begin(), block.end(), held))
+      continue;
     PTC_TRY(write_exactly(fd_.get(), block, offset + at));
   }
   return ok();
@@ -121,7 +125,8 @@ Result<> ImageMender::write(uint64_t offset, std::span<const std::byte> right) {
 Result<> ImageMender::finish() {
   struct stat info {};
   if (::fstat(fd_.get(), &info) != 0) return errno_error(errno, "fstat of " + name_);
-  if (static_cast<uint64_t>(info.st_size) > bytes_ && ::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0)
+  if (static_cast<uint64_t>(info.st_size) > bytes_ &&
+      ::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0)
     return errno_error(errno, "size of " + name_);
   if (::fsync(fd_.get()) != 0) return errno_error(errno, "fsync of " + name_);
   return ok();
@@ -176,7 +181,8 @@ Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
   return allocate(file.fd(), begin, end - begin, "image " + id_.text);
 }
 
-Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir, const ImageStoreOptions& options) {
+Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir,
+                                                     const ImageStoreOptions& options) {
   PTC_TRY(make_directory(AT_FDCWD, dir));
   PTC_TRY(auto fd, open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY));
   auto files = std::make_shared<LazyFiles>(std::move(fd), dir, options.most_open);
@@ -193,7 +199,8 @@ Result<std::vector<std::string>> ImageStore::file_names() const {
   std::vector<std::string> names;
   errno = 0;
   while (dirent* entry = ::readdir(stream.get())) {
-    if (is_image_id(std::string_view(entry->d_name).substr(0, kIdDigits))) names.emplace_back(entry->d_name);
+    if (is_image_id(std::string_view(entry->d_name).substr(0, kIdDigits)))
+      names.emplace_back(entry->d_name);
     errno = 0;
   }
   if (errno != 0) return errno_error(errno, "reading directory " + dir_);
@@ -205,8 +212,10 @@ Result<> ImageStore::find_drafts() {
   for (const std::string& name : names) {
     const std::string_view rest = std::string_view(name).substr(kIdDigits);
     if (rest == kDraftSuffix) drafts_.insert(name.substr(0, kIdDigits));
-    const bool is_left = rest == kRemovedSuffix || rest == std::string(kPartSuffix) + std::string(kRemovedSuffix);
-    if ((rest == kPartSuffix || is_left) && ::unlinkat(directory_fd(), name.c_str(), 0) != 0 && errno != ENOENT)
+    const bool is_left =
+        rest == kRemovedSuffix || rest == std::string(kPartSuffix) + std::string(kRemovedSuffix);
+    if ((rest == kPartSuffix || is_left) && ::unlinkat(directory_fd(), name.c_str(), 0) != 0 &&
+        errno != ENOENT)
       return errno_error(errno, fmt::format("removing {} from {}", name, dir_));
   }
   return ok();
@@ -295,7 +304,8 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   }();
   if (shown != nullptr) {
     PTC_TRY(shown->file().rename(name));
-  } else if (::renameat(directory_fd(), part_name(writer.id_).c_str(), directory_fd(), name.c_str()) != 0) {
+  } else if (::renameat(directory_fd(), part_name(writer.id_).c_str(), directory_fd(),
+                        name.c_str()) != 0) {
     return errno_error(errno, "publishing image " + name);
   }
   writer.store_ = nullptr;
@@ -304,8 +314,8 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
 
 Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   PTC_TRY(auto id, new_id());
-  // Opened first and linked by its descriptor: the directories on the way may be somebody else's, who
-  // could put another file there meanwhile. Not blocking: the file may turn out to be a pipe.
+  // Opened first and linked by its descriptor: the directories on the way may be somebody else's,
+  // who could put another file there meanwhile. Not blocking: the file may turn out to be a pipe.
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);

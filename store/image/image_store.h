@@ -24,9 +24,9 @@ struct ImageId {
   friend bool operator==(const ImageId&, const ImageId&) = default;
 };
 
-/// An image that exists, here or on another node. The bytes of one that is here stay readable through this object even
-/// after the image was removed from the store, and go when the last holder lets go; at rest it takes no descriptor. One
-/// that is elsewhere is a name; a transport reads it.
+/// An image that exists, here or on another node. The bytes of one that is here stay readable
+/// through this object even after the image was removed from the store, and go when the last holder
+/// lets go; at rest it takes no descriptor. One that is elsewhere is a name; a transport reads it.
 /// Threads: any.
 class Image {
  public:
@@ -45,8 +45,9 @@ class Image {
   LazyFile& file() const { return *file_; }
   /// From now on not even its owner may write the file.
   Result<> make_read_only() const { return file_->set_mode(0400); }
-  /// The whole image in memory, mapped when first asked for, until the object goes: that takes no descriptor. Each call
-  /// uses the file, to see that it is whole. Empty image: empty span. kUnavailable of an image elsewhere.
+  /// The whole image in memory, mapped when first asked for, until the object goes: that takes no
+  /// descriptor. Each call uses the file, to see that it is whole. Empty image: empty span.
+  /// kUnavailable of an image elsewhere.
   Result<std::span<const std::byte>> map() const;
 
  private:
@@ -62,23 +63,24 @@ using ImageRef = std::shared_ptr<const Image>;
 /// An image being written: of its full size from the start, filled with zeros. Removed again unless
 /// published. Between two writes it may have no descriptor either.
 ///
-/// What comes from memory is written by pwrite: the kernel then need not clear the fresh pages that are
-/// filled at once, which saves a pass over memory. What comes in small runs, or from a socket, goes into
-/// the mapping. Threads: any, for bytes that do not overlap.
+/// What comes from memory is written by pwrite: the kernel then need not clear the fresh pages that
+/// are filled at once, which saves a pass over memory. What comes in small runs, or from a socket,
+/// goes into the mapping. Threads: any, for bytes that do not overlap.
 class ImageWriter {
  public:
   ImageWriter(ImageWriter&&) noexcept;
   ImageWriter& operator=(ImageWriter&&) = delete;
   ~ImageWriter();
 
-  /// Pieces that follow each other from `offset` on; best as many as the cache holds. All of it lies
-  /// within the image.
+  /// Pieces that follow each other from `offset` on; best as many as the cache holds. All of it
+  /// lies within the image.
   Result<> write(uint64_t offset, std::span<const std::span<const std::byte>> pieces);
   Result<> write(uint64_t offset, std::span<const std::byte> bytes);
-  /// The whole image as memory that can be written, until it is published. A page that has no space yet may only be
-  /// touched after take_space().
+  /// The whole image as memory that can be written, until it is published. A page that has no space
+  /// yet may only be touched after take_space().
   Result<std::span<std::byte>> map();
-  /// Of an image that was created without: for these bytes, which write() then finds, and those that map() gives.
+  /// Of an image that was created without: for these bytes, which write() then finds, and those
+  /// that map() gives.
   Result<> take_space(uint64_t begin, uint64_t end);
   const ImageId& id() const { return id_; }
 
@@ -89,15 +91,17 @@ class ImageWriter {
   class ImageStore* store_ = nullptr;
   ImageId id_;
   std::unique_ptr<LazyFile> file_;
-  /// A page of it, never touched: the kernel keeps the file in memory, and with it what went wrong when bytes were
-  /// written behind our back, so that an fsync() tells it though the descriptor was opened later.
+  /// A page of it, never touched: the kernel keeps the file in memory, and with it what went wrong
+  /// when bytes were written behind our back, so that an fsync() tells it though the descriptor was
+  /// opened later.
   void* inode_ = nullptr;
   uint64_t size_ = 0;
   std::byte* mapping_ = nullptr;
 };
 
-/// Puts bytes of an image right that are known to be wrong, in its very file: nobody was promised the wrong ones, and all
-/// who have it open or mapped, the kernel for them, see the right ones. Threads: one.
+/// Puts bytes of an image right that are known to be wrong, in its very file: nobody was promised
+/// the wrong ones, and all who have it open or mapped, the kernel for them, see the right ones.
+/// Threads: one.
 class ImageMender {
  public:
   /// Of one that is here.
@@ -108,7 +112,8 @@ class ImageMender {
   Result<> finish();
 
  private:
-  ImageMender(UniqueFd fd, uint64_t bytes, std::string name) : fd_(std::move(fd)), bytes_(bytes), name_(std::move(name)) {}
+  ImageMender(UniqueFd fd, uint64_t bytes, std::string name)
+      : fd_(std::move(fd)), bytes_(bytes), name_(std::move(name)) {}
   UniqueFd fd_;
   uint64_t bytes_;
   std::string name_;
@@ -119,21 +124,24 @@ struct ImageStoreOptions {
   size_t most_open = descriptors_for_images();
 };
 
-/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`, see LazyFile). An image
-/// is a draft, with a mark of its own (`<dir>/<id>.draft`), from before it has its name until confirm().
-/// Threads: any. Crash: open() removes `.part` and `.removed` files. What becomes of a draft that is found then, the
-/// owner of the metadata knows; an image without the mark was decided on once, and is never rubbish because nothing names it.
+/// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`,
+/// see LazyFile). An image is a draft, with a mark of its own (`<dir>/<id>.draft`), from before it
+/// has its name until confirm(). Threads: any. Crash: open() removes `.part` and `.removed` files.
+/// What becomes of a draft that is found then, the owner of the metadata knows; an image without
+/// the mark was decided on once, and is never rubbish because nothing names it.
 class ImageStore {
  public:
   /// Creates `dir` if need be. No other process has it open.
-  static Result<std::unique_ptr<ImageStore>> open(const std::string& dir, const ImageStoreOptions& options = {});
+  static Result<std::unique_ptr<ImageStore>> open(const std::string& dir,
+                                                  const ImageStoreOptions& options = {});
 
-  /// kNoSpace before anything is written when the file system has less than `bytes` free. Taking the space of a large
-  /// image takes a while: `kLater`, whoever fills it does that bit by bit, and all of it before it is published.
+  /// kNoSpace before anything is written when the file system has less than `bytes` free. Taking
+  /// the space of a large image takes a while: `kLater`, whoever fills it does that bit by bit, and
+  /// all of it before it is published.
   enum class TakeSpace { kNow, kLater };
   Result<ImageWriter> create(uint64_t bytes, TakeSpace when = TakeSpace::kNow);
-  /// Makes the image readable under its id before it is whole, as long as the result is held: for those who
-  /// know which bytes are there already.
+  /// Makes the image readable under its id before it is whole, as long as the result is held: for
+  /// those who know which bytes are there already.
   Result<ImageRef> show(const ImageWriter& writer);
   /// Makes the bytes durable and read-only, and visible under the id (the name lasts after sync()).
   Result<ImageRef> publish(ImageWriter writer);
@@ -148,10 +156,11 @@ class ImageStore {
   Result<ImageRef> open(const ImageId& id, uint64_t expected_bytes);
   Result<ImageRef> open(const ImageId& id);  // of whatever size
 
-  /// Takes the name away; holders keep reading, and as long as there is one open() finds it: other nodes read it by
-  /// its id. Not there: ok.
+  /// Takes the name away; holders keep reading, and as long as there is one open() finds it: other
+  /// nodes read it by its id. Not there: ok.
   Result<> remove(const ImageId& id);
-  /// A damaged one that cannot be mended: nobody finds it any more, as if its last holder had let go.
+  /// A damaged one that cannot be mended: nobody finds it any more, as if its last holder had let
+  /// go.
   void withdraw(const ImageId& id);
   /// A decision names it now: it is a draft no more.
   void confirm(const ImageId& id);
@@ -174,7 +183,8 @@ class ImageStore {
  private:
   friend class ImageWriter;
 
-  ImageStore(std::string dir, LazyFilesRef files) : dir_(std::move(dir)), files_(std::move(files)) {}
+  ImageStore(std::string dir, LazyFilesRef files)
+      : dir_(std::move(dir)), files_(std::move(files)) {}
   int directory_fd() const { return files_->directory(); }
   Result<std::vector<std::string>> file_names() const;
   Result<> find_drafts();
@@ -188,8 +198,9 @@ class ImageStore {
   mutable std::mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<const Image>> open_;  // guarded by mutex_
   std::unordered_set<std::string> withdrawn_;                         // guarded by mutex_
-  std::unordered_multiset<std::string> losing_names_;                 // guarded by mutex_: remove_name() is at them
-  std::unordered_set<std::string> drafts_;                            // guarded by mutex_
+  std::unordered_multiset<std::string>
+      losing_names_;                        // guarded by mutex_: remove_name() is at them
+  std::unordered_set<std::string> drafts_;  // guarded by mutex_
 };
 
 }  // namespace ptc

@@ -10,13 +10,14 @@
 namespace ptc {
 namespace {
 
-/// So many files the clock looks at when another one is opened: what that takes does not grow with how many are in use.
+/// So many files the clock looks at when another one is opened: what that takes does not grow with
+/// how many are in use.
 constexpr size_t kLookedAt = 32;
 
 constexpr unsigned kIdentity = STATX_TYPE | STATX_INO | STATX_SIZE | STATX_BTIME;
 
-/// A file system that knows no time of birth may be one that gives a file new inode numbers (FUSE): then any is taken
-/// for it.
+/// A file system that knows no time of birth may be one that gives a file new inode numbers (FUSE):
+/// then any is taken for it.
 std::tuple<uint64_t, int64_t, uint32_t> identity_of(const struct statx& info) {
   if ((info.stx_mask & STATX_BTIME) == 0) return {};
   return {info.stx_ino, info.stx_btime.tv_sec, info.stx_btime.tv_nsec};
@@ -63,7 +64,8 @@ UniqueFd LazyFiles::close_next(size_t looked_at) {
     if (hand_ >= open_.size()) hand_ = 0;
     LazyFile& file = *open_[hand_];
     if (!file.used_again_.exchange(false, std::memory_order_relaxed))
-      if (UniqueFd closed = try_close(file); closed.valid()) return closed;  // the last one is in its place now
+      if (UniqueFd closed = try_close(file); closed.valid())
+        return closed;  // the last one is in its place now
     ++hand_;
   }
   return {};
@@ -71,7 +73,8 @@ UniqueFd LazyFiles::close_next(size_t looked_at) {
 
 UniqueFd LazyFiles::try_close(LazyFile& file) {
   uint32_t unused = LazyFile::kOpen;
-  if (file.position_ == LazyFile::kNowhere || !file.users_.compare_exchange_strong(unused, 0, std::memory_order_acq_rel))
+  if (file.position_ == LazyFile::kNowhere ||
+      !file.users_.compare_exchange_strong(unused, 0, std::memory_order_acq_rel))
     return {};
   take_out(file);
   return UniqueFd(std::exchange(file.fd_, -1));
@@ -109,24 +112,31 @@ FileInUse::~FileInUse() {
 }
 
 LazyFile::LazyFile(LazyFilesRef files, std::string name, Access access, const struct statx& found)
-    : files_(std::move(files)), access_(access), bytes_(found.stx_size), identity_(identity_of(found)), name_(std::move(name)) {}
+    : files_(std::move(files)),
+      access_(access),
+      bytes_(found.stx_size),
+      identity_(identity_of(found)),
+      name_(std::move(name)) {}
 
 LazyFile::~LazyFile() {
   files_->forget(*this);
   if (removed_) ::unlinkat(files_->directory(), name_.c_str(), 0);  // else a start sees to it
 }
 
-Result<std::unique_ptr<LazyFile>> LazyFile::find(LazyFilesRef files, std::string name, Access access) {
+Result<std::unique_ptr<LazyFile>> LazyFile::find(LazyFilesRef files, std::string name,
+                                                 Access access) {
   struct statx info {};
   if (::statx(files->directory(), name.c_str(), AT_SYMLINK_NOFOLLOW, kIdentity, &info) != 0)
     return errno_error(errno, fmt::format("{} in {}", name, files->path()));
-  if (!S_ISREG(info.stx_mode)) return make_error(Code::kCorrupt, "{} in {} is not a regular file", name, files->path());
+  if (!S_ISREG(info.stx_mode))
+    return make_error(Code::kCorrupt, "{} in {} is not a regular file", name, files->path());
   return std::unique_ptr<LazyFile>(new LazyFile(std::move(files), std::move(name), access, info));
 }
 
 Result<FileInUse> LazyFile::use() {
   if ((users_.fetch_add(1, std::memory_order_acquire) & kOpen) != 0) {
-    if (!used_again_.load(std::memory_order_relaxed)) used_again_.store(true, std::memory_order_relaxed);
+    if (!used_again_.load(std::memory_order_relaxed))
+      used_again_.store(true, std::memory_order_relaxed);
     return FileInUse(this, fd_);
   }
   users_.fetch_sub(1, std::memory_order_relaxed);
@@ -147,24 +157,31 @@ Result<UniqueFd> LazyFile::open() const {
   const auto what = [&] { return fmt::format("{} in {}", name_, files_->path()); };
   const int how = access_ == Access::kWrite ? O_RDWR : O_RDONLY;
   for (;;) {
-    UniqueFd fd(::openat(files_->directory(), name_.c_str(), how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    UniqueFd fd(
+        ::openat(files_->directory(), name_.c_str(), how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!fd.valid()) {
       const int reason = errno;
       if (reason == EINTR || (is_no_descriptor_left(reason) && files_->close_any())) continue;
       if (reason == ENOENT || reason == ELOOP || reason == ENXIO)
-        return make_error(Code::kCorrupt, "{} was taken away or replaced from outside; take it from another copy", what());
+        return make_error(Code::kCorrupt,
+                          "{} was taken away or replaced from outside; take it from another copy",
+                          what());
       return errno_error(reason, "opening " + what());
     }
     struct statx info {};
-    if (::statx(fd.get(), "", AT_EMPTY_PATH, kIdentity, &info) != 0) return errno_error(errno, what());
+    if (::statx(fd.get(), "", AT_EMPTY_PATH, kIdentity, &info) != 0)
+      return errno_error(errno, what());
     if (!S_ISREG(info.stx_mode) || identity_of(info) != identity_)
-      return make_error(Code::kCorrupt, "{} was replaced from outside by another file; take it from another copy", what());
+      return make_error(Code::kCorrupt,
+                        "{} was replaced from outside by another file; take it from another copy",
+                        what());
     return fd;
   }
 }
 
 void LazyFile::release() {
-  if (users_.fetch_sub(1, std::memory_order_release) == (kOpen | 1) && files_->over_.load(std::memory_order_relaxed))
+  if (users_.fetch_sub(1, std::memory_order_release) == (kOpen | 1) &&
+      files_->over_.load(std::memory_order_relaxed))
     files_->close_unused(*this);
 }
 
@@ -182,7 +199,8 @@ Result<> LazyFile::set_mode(mode_t mode) {
   if (!is_open) {
     PTC_TRY(own, open());
   }
-  if (::fchmod(is_open ? fd_ : own.get(), mode) != 0) return errno_error(errno, "chmod of " + name_);
+  if (::fchmod(is_open ? fd_ : own.get(), mode) != 0)
+    return errno_error(errno, "chmod of " + name_);
   return ok();
 }
 
@@ -206,7 +224,8 @@ Result<> LazyFile::remove() {
       removed_ = true;
       return ok();
     }
-    if (errno != ENOENT) return errno_error(errno, fmt::format("removing {} from {}", name_, files_->path()));
+    if (errno != ENOENT)
+      return errno_error(errno, fmt::format("removing {} from {}", name_, files_->path()));
   } else if (::unlinkat(files_->directory(), name_.c_str(), 0) != 0 && errno != ENOENT) {
     return errno_error(errno, fmt::format("removing {} from {}", name_, files_->path()));
   }

@@ -1,4 +1,5 @@
-// Files of one directory that are known for long, and open only while they are used and for a while after.
+// Files of one directory that are known for long, and open only while they are used and for a while
+// after.
 #pragma once
 
 #include <sys/stat.h>
@@ -24,8 +25,9 @@ class LazyFile;
 /// Of a name under which a file is kept that was removed while it was in use.
 inline constexpr std::string_view kRemovedSuffix = ".removed";
 
-/// The directory, and those of its files that are open: besides those in use `most_open`, which are closed in the order
-/// of a clock with a second chance. Threads: any. What is open already is used without its mutex.
+/// The directory, and those of its files that are open: besides those in use `most_open`, which are
+/// closed in the order of a clock with a second chance. Threads: any. What is open already is used
+/// without its mutex.
 class LazyFiles {
  public:
   /// `path` is the directory's, for messages.
@@ -64,7 +66,8 @@ using LazyFilesRef = std::shared_ptr<LazyFiles>;
 /// A descriptor, lent. The file outlives it.
 class FileInUse {
  public:
-  FileInUse(FileInUse&& other) noexcept : file_(std::exchange(other.file_, nullptr)), fd_(other.fd_) {}
+  FileInUse(FileInUse&& other) noexcept
+      : file_(std::exchange(other.file_, nullptr)), fd_(other.fd_) {}
   FileInUse& operator=(FileInUse&&) = delete;
   ~FileInUse();
   int fd() const { return fd_; }
@@ -83,23 +86,26 @@ class LazyFile {
  public:
   enum class Access { kRead, kWrite };  // kWrite: reads, too
   /// A regular file, and its size; takes no descriptor. kNotFound; kCorrupt: it is something else.
-  static Result<std::unique_ptr<LazyFile>> find(LazyFilesRef files, std::string name, Access access = Access::kRead);
+  static Result<std::unique_ptr<LazyFile>> find(LazyFilesRef files, std::string name,
+                                                Access access = Access::kRead);
   ~LazyFile();
   LazyFile(const LazyFile&) = delete;
   LazyFile& operator=(const LazyFile&) = delete;
 
   uint64_t bytes() const { return bytes_; }  // when it was found
-  /// Open until the result goes. kCorrupt: its name is gone, or another file has it. Where no descriptor is to be had, one
-  /// of a file that is not in use is closed; if there is none, the error has EMFILE or ENFILE.
+  /// Open until the result goes. kCorrupt: its name is gone, or another file has it. Where no
+  /// descriptor is to be had, one of a file that is not in use is closed; if there is none, the
+  /// error has EMFILE or ENFILE.
   Result<FileInUse> use();
-  /// `fd` is of this very file, and may do what this may; the file was not used before. Spares the first use an open.
+  /// `fd` is of this very file, and may do what this may; the file was not used before. Spares the
+  /// first use an open.
   void open_as(UniqueFd fd);
   /// chmod(2), errors as of use(); does not count as a use of it.
   Result<> set_mode(mode_t mode);
   /// It has another name from now on.
   Result<> rename(const std::string& to);
-  /// It has no name any more, and can be used as before: it stays open, or where enough do, or no descriptor is left, has
-  /// the name <name>.removed as long as this object lives. Not there: ok.
+  /// It has no name any more, and can be used as before: it stays open, or where enough do, or no
+  /// descriptor is left, has the name <name>.removed as long as this object lives. Not there: ok.
   Result<> remove();
 
  private:
@@ -116,8 +122,10 @@ class LazyFile {
   const LazyFilesRef files_;
   const Access access_;
   const uint64_t bytes_;
-  const std::tuple<uint64_t, int64_t, uint32_t> identity_;  // inode, second and nanosecond of its birth; zeros: not known
-  /// Users, and kOpen while fd_ is a descriptor. Only from kOpen and no user it goes to 0, with files_->mutex_ held.
+  const std::tuple<uint64_t, int64_t, uint32_t>
+      identity_;  // inode, second and nanosecond of its birth; zeros: not known
+  /// Users, and kOpen while fd_ is a descriptor. Only from kOpen and no user it goes to 0, with
+  /// files_->mutex_ held.
   std::atomic<uint32_t> users_{0};
   std::atomic<bool> used_again_{false};  // since the clock's hand came by
   int fd_ = -1;                          // guarded by files_->mutex_; read by its users, too

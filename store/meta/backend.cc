@@ -23,12 +23,17 @@ Result<> check_size(const MetaTransaction& transaction) {
   for (const auto* puts : {&transaction.puts, &transaction.leased_puts})
     for (const auto& [key, value] : *puts) bytes += key.size() + value.size();
   for (const std::string& key : transaction.deletes) bytes += key.size();
-  for (const auto& compare : transaction.compares) bytes += 2 * compare.key.size();  // it is read, too, when it fails
-  const size_t writes = transaction.puts.size() + transaction.leased_puts.size() + transaction.deletes.size();
-  if (writes > kMaxTransactionKeys || transaction.compares.size() > kMaxTransactionKeys || bytes > kMaxTransactionBytes)
-    return invalid_argument("a change of {} keys and {} bytes that compares {} is too large: it may have {} keys, {} "
-                            "compares and {} bytes", writes, bytes, transaction.compares.size(), kMaxTransactionKeys,
-                            kMaxTransactionKeys, kMaxTransactionBytes);
+  for (const auto& compare : transaction.compares)
+    bytes += 2 * compare.key.size();  // it is read, too, when it fails
+  const size_t writes =
+      transaction.puts.size() + transaction.leased_puts.size() + transaction.deletes.size();
+  if (writes > kMaxTransactionKeys || transaction.compares.size() > kMaxTransactionKeys ||
+      bytes > kMaxTransactionBytes)
+    return invalid_argument(
+        "a change of {} keys and {} bytes that compares {} is too large: it may have {} keys, {} "
+        "compares and {} bytes",
+        writes, bytes, transaction.compares.size(), kMaxTransactionKeys, kMaxTransactionKeys,
+        kMaxTransactionBytes);
   return ok();
 }
 
@@ -44,9 +49,10 @@ Result<> check_transaction(const MetaTransaction& transaction) {
     for (const auto& [key, value] : *puts) {
       PTC_TRY(check_key(key));
       if (value.size() > kMaxValueBytes)
-        return invalid_argument("the value of '{}' has {} bytes, but at most {} are allowed; put it "
-                                "into a file and its name here",
-                                key, value.size(), kMaxValueBytes);
+        return invalid_argument(
+            "the value of '{}' has {} bytes, but at most {} are allowed; put it "
+            "into a file and its name here",
+            key, value.size(), kMaxValueBytes);
       written.push_back(key);
     }
   }
@@ -59,7 +65,8 @@ Result<> check_transaction(const MetaTransaction& transaction) {
     return invalid_argument("a transaction writes the key '{}' twice", *twice);
   if (!transaction.leased_puts.empty()) {
     const std::string& key = transaction.leased_puts[0].first;
-    if (transaction.lease == nullptr) return invalid_argument("no lease is given for the key '{}'", key);
+    if (transaction.lease == nullptr)
+      return invalid_argument("no lease is given for the key '{}'", key);
     if (!transaction.lease->alive()) return lease_ended(key);
   }
   return ok();
@@ -72,7 +79,8 @@ Result<> check_ttl(std::chrono::seconds ttl) {
 }
 
 Error lease_ended(std::string_view key) {
-  return make_error(Code::kConflict, "the lease for the key '{}' has ended: this node was taken for dead", key);
+  return make_error(Code::kConflict,
+                    "the lease for the key '{}' has ended: this node was taken for dead", key);
 }
 
 Error compare_failed(std::string_view key, int64_t expected_revision, int64_t found_revision) {
@@ -105,7 +113,7 @@ std::vector<std::string> LeasedKeys::of(int64_t lease) const {
 
 struct WatchHub::State {
   std::mutex mutex;
-  std::condition_variable changed;  // the queue, `stopping` or `running`
+  std::condition_variable changed;               // the queue, `stopping` or `running`
   std::list<std::shared_ptr<Watcher>> watchers;  // guarded by mutex, as all below
   std::deque<MetaEvent> queue;
   uint64_t next_event = 0;  // number of the next event to be published

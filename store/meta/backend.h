@@ -1,4 +1,5 @@
-// What MetaClient backends share: the rules of a transaction, watches, and leases that need no store.
+// What MetaClient backends share: the rules of a transaction, watches, and leases that need no
+// store.
 #pragma once
 
 #include <condition_variable>
@@ -16,8 +17,8 @@
 
 namespace ptc {
 
-/// kInvalidArgument for an empty or overlong key, a value over 1 MiB, a key written twice, more than a transaction may
-/// have, no lease for leased puts; kConflict when the lease has ended.
+/// kInvalidArgument for an empty or overlong key, a value over 1 MiB, a key written twice, more
+/// than a transaction may have, no lease for leased puts; kConflict when the lease has ended.
 Result<> check_transaction(const MetaTransaction& transaction);
 
 /// kConflict that names the key; 0 stands for a key that does not exist.

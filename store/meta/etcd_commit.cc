@@ -18,7 +18,8 @@ json::object put_of(std::string_view key, std::string_view value, const MetaLeas
 }
 
 json::object absent(std::string_view key) {
-  return {{"key", to_base64(key)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
+  return {
+      {"key", to_base64(key)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
 }
 
 Result<int64_t> revision_of(const json::object& answer) {
@@ -54,7 +55,8 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
     PTC_TRY(Marker marker, new_marker());
     std::vector<std::string> known = take_known();
     bool sent = false;
-    auto answer = gateway_.call_once("kv/txn", request_of(transaction, marker, known), deadline, sent);
+    auto answer =
+        gateway_.call_once("kv/txn", request_of(transaction, marker, known), deadline, sent);
     if (answer && true_field(answer.value(), "succeeded")) {
       add_known({marker.key});
       return revision_of(answer.value());
@@ -72,7 +74,8 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
     if (!done) {
       std::lock_guard lock(mutex_);
       doubtful_.push_back(std::move(marker));
-      return make_error(Code::kInDoubt, "this change may or may not have been done: {}", answer.error().message());
+      return make_error(Code::kInDoubt, "this change may or may not have been done: {}",
+                        answer.error().message());
     }
     if (done.value()) {
       add_known({marker.key});
@@ -82,7 +85,9 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
   }
 }
 
-Result<> EtcdCommitter::settle() { return settle_until(EtcdGateway::Clock::now() + gateway_.patience()); }
+Result<> EtcdCommitter::settle() {
+  return settle_until(EtcdGateway::Clock::now() + gateway_.patience());
+}
 
 Result<EtcdCommitter::Marker> EtcdCommitter::new_marker() {
   std::unique_lock lock(mutex_);
@@ -127,8 +132,8 @@ json::array EtcdCommitter::compares_of(const MetaTransaction& transaction) const
 json::array EtcdCommitter::reads_of(const MetaTransaction& transaction) const {
   json::array reads;
   for (const auto& compare : transaction.compares)
-    reads.push_back(json::object{{"request_range",
-                                  {{"key", to_base64(key_prefix_ + compare.key)}, {"keys_only", true}}}});
+    reads.push_back(json::object{
+        {"request_range", {{"key", to_base64(key_prefix_ + compare.key)}, {"keys_only", true}}}});
   return reads;
 }
 
@@ -159,7 +164,8 @@ Result<int64_t> EtcdCommitter::read_only(const MetaTransaction& transaction) {
   return revision_of(answer);
 }
 
-Error EtcdCommitter::conflict(const MetaTransaction& transaction, const json::object& answer) const {
+Error EtcdCommitter::conflict(const MetaTransaction& transaction,
+                              const json::object& answer) const {
   for (size_t i = 0; i < transaction.compares.size(); ++i) {
     auto found = found_by(answer, i);
     if (!found) return std::move(found).error();
@@ -170,13 +176,11 @@ Error EtcdCommitter::conflict(const MetaTransaction& transaction, const json::ob
   return make_error(Code::kConflict, "etcd refused a change whose compares hold");
 }
 
-Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker,
-                                                     Deadline deadline) {
+Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker, Deadline deadline) {
   json::object read{{"request_range", {{"key", to_base64(marker.key)}}}};
-  json::object request{
-      {"compare", json::array{absent(marker.key)}},
-      {"success", json::array{put_of(marker.key, kForbidden, marker.lease.get())}},
-      {"failure", json::array{std::move(read)}}};
+  json::object request{{"compare", json::array{absent(marker.key)}},
+                       {"success", json::array{put_of(marker.key, kForbidden, marker.lease.get())}},
+                       {"failure", json::array{std::move(read)}}};
   deadline = std::max(deadline, EtcdGateway::Clock::now() + std::chrono::seconds(1));
   PTC_TRY(json::object answer, gateway_.call("kv/txn", request, deadline));
   if (true_field(answer, "succeeded")) return std::optional<int64_t>();
@@ -184,8 +188,8 @@ Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker,
   return found.value == kDone ? std::optional(found.revision) : std::nullopt;
 }
 
-/// A marker that cannot be written any more, as its lease is gone, settles it too: then the transaction, which puts it
-/// under that lease, can not be done any more either.
+/// A marker that cannot be written any more, as its lease is gone, settles it too: then the
+/// transaction, which puts it under that lease, can not be done any more either.
 Result<> EtcdCommitter::settle_until(Deadline deadline) {
   std::lock_guard one(settling_);
   std::vector<Marker> doubtful;
@@ -195,8 +199,10 @@ Result<> EtcdCommitter::settle_until(Deadline deadline) {
   }
   for (const Marker& marker : doubtful) {
     auto done = forbid(marker, deadline);
-    if (!done && done.error().code() != Code::kNotFound)  // it forbids nothing: etcd is full, or lets nobody write
-      return make_error(Code::kUnavailable, "whether it was done cannot be settled yet: {}", done.error().message());
+    if (!done && done.error().code() !=
+                     Code::kNotFound)  // it forbids nothing: etcd is full, or lets nobody write
+      return make_error(Code::kUnavailable, "whether it was done cannot be settled yet: {}",
+                        done.error().message());
     std::lock_guard lock(mutex_);
     std::erase_if(doubtful_, [&](const Marker& known) { return known.key == marker.key; });
     if (done && done.value()) known_.push_back(marker.key);

@@ -1,11 +1,11 @@
 // Transactions of etcd whose outcome is known, even when an answer is lost.
 //
-// Every transaction that writes also puts a marker, "<cluster>/txn/<client>/<number>", which nobody else
-// writes, if it does not exist yet, under a lease of the client. When the answer is lost, the client
-// puts the marker itself, if it does not exist: if it did, the transaction is done, and its revision is
-// the marker's; if not, the transaction can never be done any more, however late it arrives. Nor can
-// it once the lease, and so the marker, is gone. Markers of what is done go with a later transaction;
-// those that forbid stay for as long as the lease, that is the client.
+// Every transaction that writes also puts a marker, "<cluster>/txn/<client>/<number>", which nobody
+// else writes, if it does not exist yet, under a lease of the client. When the answer is lost, the
+// client puts the marker itself, if it does not exist: if it did, the transaction is done, and its
+// revision is the marker's; if not, the transaction can never be done any more, however late it
+// arrives. Nor can it once the lease, and so the marker, is gone. Markers of what is done go with a
+// later transaction; those that forbid stay for as long as the lease, that is the client.
 #pragma once
 
 #include <memory>

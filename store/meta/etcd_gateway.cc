@@ -13,13 +13,20 @@ namespace {
 
 constexpr JsonLimits kAnswerLimits{.max_bytes = 256 << 20};
 constexpr size_t kMaxIdle = 8;
-constexpr std::chrono::milliseconds kPauseOfEndpoints{50};  // after all endpoints were tried in vain
-constexpr std::chrono::seconds kMoment{1};  // that an election or a new start may take without a word in the log
+constexpr std::chrono::milliseconds kPauseOfEndpoints{
+    50};  // after all endpoints were tried in vain
+constexpr std::chrono::seconds kMoment{
+    1};  // that an election or a new start may take without a word in the log
 
 // gRPC's status codes.
 enum : int64_t {
-  kGrpcInvalidArgument = 3, kGrpcNotFound = 5, kGrpcPermissionDenied = 7, kGrpcExhausted = 8,
-  kGrpcFailedPrecondition = 9, kGrpcOutOfRange = 11, kGrpcUnauthenticated = 16,
+  kGrpcInvalidArgument = 3,
+  kGrpcNotFound = 5,
+  kGrpcPermissionDenied = 7,
+  kGrpcExhausted = 8,
+  kGrpcFailedPrecondition = 9,
+  kGrpcOutOfRange = 11,
+  kGrpcUnauthenticated = 16,
 };
 
 bool token_refused(const EtcdFailure& failure) {
@@ -33,11 +40,13 @@ bool token_refused(const EtcdFailure& failure) {
 Result<> EtcdHistory::saw(int64_t revision, int64_t asked_at, std::string_view endpoint) {
   if (revision < asked_at) {
     std::lock_guard lock(mutex_);
-    set_back_ = fmt::format("{} went back from revision {} to {}: its data were lost, or are of a backup", endpoint,
-                            asked_at, revision);
+    set_back_ =
+        fmt::format("{} went back from revision {} to {}: its data were lost, or are of a backup",
+                    endpoint, asked_at, revision);
     return make_error(Code::kUnavailable, "{}", *set_back_);
   }
-  for (int64_t known = revision_; known < revision && !revision_.compare_exchange_weak(known, revision);) {
+  for (int64_t known = revision_;
+       known < revision && !revision_.compare_exchange_weak(known, revision);) {
   }
   return ok();
 }
@@ -74,7 +83,8 @@ Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& option
   }
   if (access->endpoints[0].tls) {
     PTC_TRY(access->tls,
-            TlsSource::open({options.ca_file, options.certificate_file, options.key_file}, TlsUse::kClient));
+            TlsSource::open({options.ca_file, options.certificate_file, options.key_file},
+                            TlsUse::kClient));
   } else if (!(options.ca_file + options.certificate_file + options.key_file).empty()) {
     return invalid_argument("TLS files are given, but the endpoints of etcd are http://");
   }
@@ -94,24 +104,31 @@ Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& option
 EtcdGateway::EtcdGateway(std::shared_ptr<const EtcdAccess> access)
     : access_(std::move(access)), idle_(access_->endpoints.size()) {}
 
-Result<json::object> EtcdGateway::call(std::string method, json::object request, Deadline deadline) {
-  return run_here(
-      [&](IoExecutor) { return ask(std::move(method), std::move(request), deadline, stop_.get_token()); });
-}
-
-Result<json::object> EtcdGateway::call_once(std::string method, json::object request, Deadline deadline, bool& sent) {
+Result<json::object> EtcdGateway::call(std::string method, json::object request,
+                                       Deadline deadline) {
   return run_here([&](IoExecutor) {
-    return ask_in_turn(std::move(method), std::move(request), deadline, stop_.get_token(), false, sent);
+    return ask(std::move(method), std::move(request), deadline, stop_.get_token());
   });
 }
 
-Task<json::object> EtcdGateway::ask(std::string method, json::object request, Deadline deadline, std::stop_token stop) {
-  bool sent = false;
-  co_return co_await ask_in_turn(std::move(method), std::move(request), deadline, std::move(stop), true, sent);
+Result<json::object> EtcdGateway::call_once(std::string method, json::object request,
+                                            Deadline deadline, bool& sent) {
+  return run_here([&](IoExecutor) {
+    return ask_in_turn(std::move(method), std::move(request), deadline, stop_.get_token(), false,
+                       sent);
+  });
 }
 
-Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object request, Deadline deadline,
-                                            std::stop_token stop, bool twice, bool& sent) {
+Task<json::object> EtcdGateway::ask(std::string method, json::object request, Deadline deadline,
+                                    std::stop_token stop) {
+  bool sent = false;
+  co_return co_await ask_in_turn(std::move(method), std::move(request), deadline, std::move(stop),
+                                 true, sent);
+}
+
+Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object request,
+                                            Deadline deadline, std::stop_token stop, bool twice,
+                                            bool& sent) {
   std::vector<std::string> tried(access_->endpoints.size());
   sent = false;
   const auto began = Clock::now();
@@ -132,7 +149,8 @@ Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object req
       leave(endpoint);
       behind += answer.error().message() == access_->history->set_back();
       // What an attempt says that ran out of time says less than what an earlier one found.
-      if (tried[endpoint].empty() || Clock::now() < deadline) tried[endpoint] = answer.error().message();
+      if (tried[endpoint].empty() || Clock::now() < deadline)
+        tried[endpoint] = answer.error().message();
       if (reach == Reach::kSent && !twice) {
         sent = true;
         co_return std::move(answer).error();
@@ -148,8 +166,8 @@ Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object req
   co_return make_error(Code::kUnavailable, "etcd does not answer: {}", fmt::join(tried, "; "));
 }
 
-Task<json::object> EtcdGateway::ask_at(size_t endpoint, const std::string& method, const json::object& request,
-                                       Until until, Reach& reach) {
+Task<json::object> EtcdGateway::ask_at(size_t endpoint, const std::string& method,
+                                       const json::object& request, Until until, Reach& reach) {
   bool is_new = false;
   Connection connection = take_connection(endpoint, is_new);
   auto connected = co_await connection->connect(until);
@@ -171,14 +189,16 @@ Task<json::object> EtcdGateway::ask_at(size_t endpoint, const std::string& metho
   co_return answer;
 }
 
-Task<json::object> EtcdGateway::ask_over(HttpConnection& connection, size_t endpoint, const std::string& method,
-                                         const json::object& request, Until until, Reach& reach) {
+Task<json::object> EtcdGateway::ask_over(HttpConnection& connection, size_t endpoint,
+                                         const std::string& method, const json::object& request,
+                                         Until until, Reach& reach) {
   for (bool again = !access_->user.empty();; again = false) {
     PTC_CO_TRY(auto with, co_await headers(connection, endpoint, until, reach));
     reach = Reach::kSent;
     const int64_t asked_at = access_->history->revision();
     std::string target = "/v3/" + method, body = json::serialize(request);
-    PTC_CO_TRY(auto response, co_await connection.post(std::move(target), std::move(with), std::move(body), until));
+    PTC_CO_TRY(auto response, co_await connection.post(std::move(target), std::move(with),
+                                                       std::move(body), until));
     PTC_CO_TRY(json::object answer, parse(endpoint, response.status, response.body));
     auto failure = failure_of(answer);
     if (!failure) {
@@ -193,7 +213,8 @@ Task<json::object> EtcdGateway::ask_over(HttpConnection& connection, size_t endp
   }
 }
 
-Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size_t endpoint, Until until, Reach& reach) {
+Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size_t endpoint,
+                                                Until until, Reach& reach) {
   Headers headers;
   if (access_->user.empty()) co_return headers;
   std::string token;
@@ -205,8 +226,8 @@ Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size
     const json::object who{{"name", access_->user}, {"password", access_->password}};
     std::string target = "/v3/auth/authenticate", body = json::serialize(who);
     Headers none;
-    PTC_CO_TRY(auto response,
-               co_await connection.post(std::move(target), std::move(none), std::move(body), std::move(until)));
+    PTC_CO_TRY(auto response, co_await connection.post(std::move(target), std::move(none),
+                                                       std::move(body), std::move(until)));
     PTC_CO_TRY(json::object answer, parse(endpoint, response.status, response.body));
     if (auto failure = failure_of(answer)) {
       Error error = error_of(endpoint, *failure, reach);
@@ -238,14 +259,25 @@ Result<json::object> EtcdGateway::parse(size_t endpoint, unsigned status,
 Error EtcdGateway::error_of(size_t endpoint, const EtcdFailure& failure, Reach& reach) const {
   Code code = Code::kUnavailable;  // no leader, a timeout, shutting down: another may know better
   switch (failure.grpc_code) {
-    case kGrpcInvalidArgument: case kGrpcFailedPrecondition: code = Code::kInvalidArgument; break;
-    case kGrpcNotFound: code = Code::kNotFound; break;
-    case kGrpcPermissionDenied: case kGrpcUnauthenticated: code = Code::kPermissionDenied; break;
-    case kGrpcOutOfRange: code = Code::kConflict; break;
+    case kGrpcInvalidArgument:
+    case kGrpcFailedPrecondition:
+      code = Code::kInvalidArgument;
+      break;
+    case kGrpcNotFound:
+      code = Code::kNotFound;
+      break;
+    case kGrpcPermissionDenied:
+    case kGrpcUnauthenticated:
+      code = Code::kPermissionDenied;
+      break;
+    case kGrpcOutOfRange:
+      code = Code::kConflict;
+      break;
     case kGrpcExhausted:
       if (failure.message.find("space") != std::string::npos) code = Code::kNoSpace;
       break;
-    default: break;
+    default:
+      break;
   }
   if (token_refused(failure)) code = Code::kPermissionDenied;
   if (code != Code::kUnavailable) reach = Reach::kAnswered;
@@ -258,12 +290,13 @@ Result<> EtcdGateway::check_cluster(size_t endpoint, const json::object& answer)
   std::lock_guard lock(mutex_);
   if (cluster_id_.empty()) cluster_id_ = id->get_string();
   if (cluster_id_ == id->get_string()) return ok();
-  return make_error(Code::kUnavailable, "{} belongs to another etcd cluster than the endpoints before it",
+  return make_error(Code::kUnavailable,
+                    "{} belongs to another etcd cluster than the endpoints before it",
                     access_->endpoints[endpoint].text);
 }
 
-Result<> EtcdGateway::check_history(size_t endpoint, std::string_view method, const json::object& answer,
-                                    int64_t asked_at) {
+Result<> EtcdGateway::check_history(size_t endpoint, std::string_view method,
+                                    const json::object& answer, int64_t asked_at) {
   if (!method.starts_with("kv/")) return ok();  // others answer with what one member has got to
   PTC_TRY(int64_t revision, number_field(object_field(answer, "header"), "revision"));
   return access_->history->saw(revision, asked_at, access_->endpoints[endpoint].text);
@@ -291,7 +324,8 @@ void EtcdGateway::give_back(size_t endpoint, Connection connection, bool good) {
   else if (idle_[endpoint].size() < kMaxIdle) idle_[endpoint].push_back(std::move(connection));
 }
 
-Task<std::unique_ptr<EtcdGateway::Stream>> EtcdGateway::stream(std::string method, json::object request) {
+Task<std::unique_ptr<EtcdGateway::Stream>> EtcdGateway::stream(std::string method,
+                                                               json::object request) {
   const size_t endpoint = good_;
   auto made = std::make_unique<HttpConnection>(access_->endpoints[endpoint], access_->tls);
   auto stream = std::make_unique<Stream>(*this, endpoint, std::move(made));
@@ -300,9 +334,11 @@ Task<std::unique_ptr<EtcdGateway::Stream>> EtcdGateway::stream(std::string metho
   Reach ignored = Reach::kNotSent;
   auto with = co_await headers(connection, endpoint, until, ignored);
   if (with) {
-    with.value().emplace_back("Grpc-Metadata-hasleader", "true");  // ends it when the member is cut off
+    with.value().emplace_back("Grpc-Metadata-hasleader",
+                              "true");  // ends it when the member is cut off
     std::string target = "/v3/" + method, body = json::serialize(request);
-    auto started = co_await connection.start(std::move(target), std::move(with).value(), std::move(body), until);
+    auto started = co_await connection.start(std::move(target), std::move(with).value(),
+                                             std::move(body), until);
     if (started) co_return stream;
     with = std::move(started).error();
   }

@@ -11,8 +11,8 @@
 
 namespace ptc {
 
-/// What a client has seen of etcd: its revision only grows. One that answers with an earlier one has lost data, or has
-/// those of a backup, and is not used. Threads: any.
+/// What a client has seen of etcd: its revision only grows. One that answers with an earlier one
+/// has lost data, or has those of a backup, and is not used. Threads: any.
 class EtcdHistory {
  public:
   int64_t revision() const { return revision_; }
@@ -27,7 +27,8 @@ class EtcdHistory {
   std::optional<std::string> set_back_;  // guarded
 };
 
-/// What the log says when etcd is silent for longer than a moment, and when it answers again: once each. Threads: any.
+/// What the log says when etcd is silent for longer than a moment, and when it answers again: once
+/// each. Threads: any.
 class EtcdSilence {
  public:
   void unanswered(const std::vector<std::string>& why);
@@ -49,10 +50,10 @@ struct EtcdAccess {
 };
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options);
 
-/// Threads: any. What returns a Task is for coroutines; the rest waits for the network on the calling thread itself.
-/// Errors: kUnavailable (nobody answered; it says what each endpoint did), kCancelled
-/// after stop(), else what etcd said: kNotFound (a lease), kInvalidArgument, kPermissionDenied,
-/// kNoSpace (its quota), kConflict (a compacted revision).
+/// Threads: any. What returns a Task is for coroutines; the rest waits for the network on the
+/// calling thread itself. Errors: kUnavailable (nobody answered; it says what each endpoint did),
+/// kCancelled after stop(), else what etcd said: kNotFound (a lease), kInvalidArgument,
+/// kPermissionDenied, kNoSpace (its quota), kConflict (a compacted revision).
 class EtcdGateway {
  public:
   using Clock = std::chrono::steady_clock;
@@ -62,18 +63,21 @@ class EtcdGateway {
   /// Posts to /v3/`method` and returns the answer. For requests that may be made twice: tries one
   /// endpoint after another, from the last good one, until one answers or the deadline is over.
   /// `stop`: ends this one, in the place of stop().
-  Task<json::object> ask(std::string method, json::object request, Deadline deadline, std::stop_token stop);
+  Task<json::object> ask(std::string method, json::object request, Deadline deadline,
+                         std::stop_token stop);
   Task<json::object> ask(std::string method, json::object request) {
-    return ask(std::move(method), std::move(request), Clock::now() + access_->patience, stop_.get_token());
+    return ask(std::move(method), std::move(request), Clock::now() + access_->patience,
+               stop_.get_token());
   }
   Result<json::object> call(std::string method, json::object request, Deadline deadline);
   Result<json::object> call(std::string method, json::object request) {
     return call(std::move(method), std::move(request), Clock::now() + access_->patience);
   }
 
-  /// For requests that must not be made twice: tries endpoints until one was sent the request. After an
-  /// error, `sent` says whether it was acted upon perhaps, or may still be.
-  Result<json::object> call_once(std::string method, json::object request, Deadline deadline, bool& sent);
+  /// For requests that must not be made twice: tries endpoints until one was sent the request.
+  /// After an error, `sent` says whether it was acted upon perhaps, or may still be.
+  Result<json::object> call_once(std::string method, json::object request, Deadline deadline,
+                                 bool& sent);
 
   /// An answer that comes in lines, from the endpoint that is good for now.
   class Stream {
@@ -81,8 +85,8 @@ class EtcdGateway {
     Stream(EtcdGateway& gateway, size_t endpoint, std::unique_ptr<HttpConnection> connection)
         : gateway_(gateway), endpoint_(endpoint), connection_(std::move(connection)) {}
     Stream(const Stream&) = delete;
-    /// The next "result"; nullopt: none within `patience`. After an error the next stream begins with
-    /// another endpoint.
+    /// The next "result"; nullopt: none within `patience`. After an error the next stream begins
+    /// with another endpoint.
     Task<std::optional<json::object>> next(std::chrono::milliseconds patience);
     /// A call at the stream's own endpoint, to learn whether that still serves.
     Task<> probe(std::string method, json::object request);
@@ -110,30 +114,34 @@ class EtcdGateway {
 
   Connection take_connection(size_t endpoint, bool& is_new);
   void give_back(size_t endpoint, Connection connection, bool good);
-  Task<json::object> ask_in_turn(std::string method, json::object request, Deadline deadline, std::stop_token stop, bool twice,
-                                 bool& sent);
-  Task<json::object> ask_at(size_t endpoint, const std::string& method, const json::object& request, Until until,
-                            Reach& reach);
-  Task<json::object> ask_over(HttpConnection& connection, size_t endpoint, const std::string& method,
-                              const json::object& request, Until until, Reach& reach);
+  Task<json::object> ask_in_turn(std::string method, json::object request, Deadline deadline,
+                                 std::stop_token stop, bool twice, bool& sent);
+  Task<json::object> ask_at(size_t endpoint, const std::string& method, const json::object& request,
+                            Until until, Reach& reach);
+  Task<json::object> ask_over(HttpConnection& connection, size_t endpoint,
+                              const std::string& method, const json::object& request, Until until,
+                              Reach& reach);
   Task<Headers> headers(HttpConnection& connection, size_t endpoint, Until until, Reach& reach);
   void forget_token();
   Result<json::object> parse(size_t endpoint, unsigned status, std::string_view text) const;
   Error error_of(size_t endpoint, const EtcdFailure& failure, Reach& reach) const;
   Result<> check_cluster(size_t endpoint, const json::object& answer);
   /// Of a call that reads what is agreed on: `asked_at` is what was known of its revision before.
-  Result<> check_history(size_t endpoint, std::string_view method, const json::object& answer, int64_t asked_at);
+  Result<> check_history(size_t endpoint, std::string_view method, const json::object& answer,
+                         int64_t asked_at);
   /// The next call begins with another endpoint.
   void leave(size_t endpoint);
-  Deadline attempt(Deadline deadline) const { return std::min(deadline, Clock::now() + access_->request_timeout); }
+  Deadline attempt(Deadline deadline) const {
+    return std::min(deadline, Clock::now() + access_->request_timeout);
+  }
 
   std::shared_ptr<const EtcdAccess> access_;
   std::atomic<size_t> good_ = 0;  // the endpoint to begin with
   std::stop_source stop_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;                           // guards all below
   std::vector<std::vector<Connection>> idle_;  // of each endpoint
-  std::string token_;       // of the user; empty: to be asked for
-  std::string cluster_id_;  // of the first that answered
+  std::string token_;                          // of the user; empty: to be asked for
+  std::string cluster_id_;                     // of the first that answered
 };
 
 }  // namespace ptc

@@ -21,7 +21,8 @@ namespace {
 constexpr uint64_t kMaxAnswerBytes = 128 << 20;
 constexpr size_t kReadBytes = 64 << 10;
 constexpr int kSilenceSeconds = 5;  // then TCP asks whether the other side is there, three times
-constexpr auto kNoSilence = std::chrono::hours(24);  // until then the deadline is over, or TCP has found out
+constexpr auto kNoSilence =
+    std::chrono::hours(24);  // until then the deadline is over, or TCP has found out
 
 void keep_alive(int socket) {
   int yes = 1, seconds = kSilenceSeconds, interval = 1, tries = 3;
@@ -49,7 +50,8 @@ Result<HttpEndpoint> parse_endpoint(std::string_view text) {
   rest.remove_prefix(std::min(rest.size(), host_end + brackets));
   endpoint.port = rest.empty() ? "2379" : std::string(rest.substr(1));
   if (endpoint.host.empty() || (!rest.empty() && rest[0] != ':') || endpoint.port.empty() ||
-      endpoint.port.size() > 5 || endpoint.port.find_first_not_of("0123456789") != std::string::npos)
+      endpoint.port.size() > 5 ||
+      endpoint.port.find_first_not_of("0123456789") != std::string::npos)
     return wrong();
   return endpoint;
 }
@@ -67,8 +69,10 @@ struct HttpConnection::Impl {
     lines.reset();
     stream.reset();
     buffer.clear();
-    if (error.code() == Code::kCancelled) return Error(Code::kCancelled, endpoint.text + ": stopped");
-    return make_error(Code::kUnavailable, "{}: {}{}{}", endpoint.text, doing, doing.empty() ? "" : ": ", error.message());
+    if (error.code() == Code::kCancelled)
+      return Error(Code::kCancelled, endpoint.text + ": stopped");
+    return make_error(Code::kUnavailable, "{}: {}{}{}", endpoint.text, doing,
+                      doing.empty() ? "" : ": ", error.message());
   }
   Error failed(std::string_view doing, const boost::system::error_code& error) {
     return failed(doing, Error(Code::kUnavailable, error.message()));
@@ -142,7 +146,8 @@ struct HttpConnection::Impl {
     co_return ok();
   }
 
-  Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience, std::stop_token stop) {
+  Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience,
+                                             std::stop_token stop) {
     const Deadline until = std::chrono::steady_clock::now() + patience;
     Until wait{Deadline::max(), std::move(stop)};
     co_await wake(std::move(wait));
@@ -153,10 +158,12 @@ struct HttpConnection::Impl {
         text.erase(0, end + 1);
         co_return std::optional(std::move(line));
       }
-      if (lines->is_done() && !text.empty()) co_return std::optional(std::exchange(text, std::string()));
+      if (lines->is_done() && !text.empty())
+        co_return std::optional(std::exchange(text, std::string()));
       if (lines->is_done()) co_return failed("reading", http::error::end_of_stream);
       if (text.size() > kMaxAnswerBytes) co_return failed("reading", http::error::body_limit);
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
       auto came = co_await stream->wait_to_receive(std::max(left, std::chrono::milliseconds(0)));
       if (!came) co_return failed("reading", came.error());
       if (!came.value()) co_return std::optional<std::string>();
@@ -183,8 +190,10 @@ void HttpConnection::rest() {
 
 Task<> HttpConnection::connect(Until until) { return impl_->connect(std::move(until)); }
 
-Task<HttpConnection::Response> HttpConnection::post(std::string target, Headers headers, std::string body, Until until) {
-  PTC_CO_TRY(co_await impl_->send(std::move(target), std::move(headers), std::move(body), std::move(until)));
+Task<HttpConnection::Response> HttpConnection::post(std::string target, Headers headers,
+                                                    std::string body, Until until) {
+  PTC_CO_TRY(co_await impl_->send(std::move(target), std::move(headers), std::move(body),
+                                  std::move(until)));
   Impl::Parser parser;
   parser.body_limit(kMaxAnswerBytes);
   PTC_CO_TRY(co_await impl_->receive(parser, false));
@@ -193,15 +202,18 @@ Task<HttpConnection::Response> HttpConnection::post(std::string target, Headers 
   co_return response;
 }
 
-Task<unsigned> HttpConnection::start(std::string target, Headers headers, std::string body, Until until) {
-  PTC_CO_TRY(co_await impl_->send(std::move(target), std::move(headers), std::move(body), std::move(until)));
+Task<unsigned> HttpConnection::start(std::string target, Headers headers, std::string body,
+                                     Until until) {
+  PTC_CO_TRY(co_await impl_->send(std::move(target), std::move(headers), std::move(body),
+                                  std::move(until)));
   impl_->lines = std::make_unique<Impl::Parser>();
   impl_->lines->body_limit(boost::none);
   PTC_CO_TRY(co_await impl_->receive(*impl_->lines, true));
   co_return impl_->lines->get().result_int();
 }
 
-Task<std::optional<std::string>> HttpConnection::read_line(std::chrono::milliseconds patience, std::stop_token stop) {
+Task<std::optional<std::string>> HttpConnection::read_line(std::chrono::milliseconds patience,
+                                                           std::stop_token stop) {
   return impl_->read_line(patience, std::move(stop));
 }
 

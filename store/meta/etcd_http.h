@@ -25,7 +25,8 @@ Result<HttpEndpoint> parse_endpoint(std::string_view text);
 
 /// One connection, which waits on the executor of the coroutine that uses it, and rests in between.
 /// Threads: one coroutine at a time.
-/// Errors: kUnavailable with the endpoint and the reason, after which it must be connected again; kCancelled.
+/// Errors: kUnavailable with the endpoint and the reason, after which it must be connected again;
+/// kCancelled.
 class HttpConnection {
  public:
   using Headers = std::vector<std::pair<std::string, std::string>>;
@@ -48,11 +49,12 @@ class HttpConnection {
   /// One request and its answer. After an error nobody knows whether the request was acted upon.
   Task<Response> post(std::string target, Headers headers, std::string body, Until until);
 
-  /// A request whose answer comes in lines, for as long as the other side likes. First its status; the
-  /// lines of an answer other than 200 are the error. No other request may follow.
+  /// A request whose answer comes in lines, for as long as the other side likes. First its status;
+  /// the lines of an answer other than 200 are the error. No other request may follow.
   Task<unsigned> start(std::string target, Headers headers, std::string body, Until until);
   /// The next line; nullopt: none within `patience`, ask again.
-  Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience, std::stop_token stop);
+  Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience,
+                                             std::stop_token stop);
 
   /// No coroutine uses it for now; the next one may be of another thread.
   void rest();

@@ -112,7 +112,8 @@ json::object range_of(std::string_view prefix) {
 }
 
 std::optional<EtcdFailure> failure_of(const json::object& answer) {
-  // {"error", "message", "code"} or, from etcd 3.6 on, {"message", "code"}; in a stream, {"error": {…}}.
+  // {"error", "message", "code"} or, from etcd 3.6 on, {"message", "code"}; in a stream, {"error":
+  // {…}}.
   const json::value* error = answer.if_contains("error");
   if (error == nullptr && !answer.contains("message")) return std::nullopt;
   const json::object& fields =

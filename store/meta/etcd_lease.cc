@@ -9,7 +9,8 @@ namespace ptc {
 using Clock = MetaLease::Clock;
 namespace {
 constexpr std::chrono::milliseconds kPauseOfLease{100};
-constexpr Clock::duration kTurn = std::chrono::seconds(1);  // that one try to renew takes at most, and then until the next
+constexpr Clock::duration kTurn =
+    std::chrono::seconds(1);  // that one try to renew takes at most, and then until the next
 }  // namespace
 
 class EtcdLeases::Lease : public MetaLease {
@@ -22,7 +23,8 @@ class EtcdLeases::Lease : public MetaLease {
     renewing_.stop();
     // Else it ends by itself.
     if (deadline() == Clock::time_point::min()) return;
-    (void)gateway_.call("lease/revoke", {{"ID", std::to_string(id_)}}, Clock::now() + std::chrono::seconds(1));
+    (void)gateway_.call("lease/revoke", {{"ID", std::to_string(id_)}},
+                        Clock::now() + std::chrono::seconds(1));
   }
 
   int64_t id() const override { return id_; }
@@ -45,7 +47,8 @@ class EtcdLeases::Lease : public MetaLease {
     const auto asked = Clock::now();
     const auto until = asked + std::min(ttl_ / 4, kTurn);
     json::object request{{"ID", std::to_string(id_)}};
-    auto answer = co_await gateway_.ask("lease/keepalive", std::move(request), until, std::move(stop));
+    auto answer =
+        co_await gateway_.ask("lease/keepalive", std::move(request), until, std::move(stop));
     auto seconds = answer ? number_field(object_field(answer.value(), "result"), "TTL")
                           : Result<int64_t>(std::move(answer).error());
     if (!seconds) next_renewal_ = Clock::now() + std::min(ttl_ / 10, kTurn);
@@ -81,7 +84,8 @@ Result<std::unique_ptr<MetaLease>> EtcdLeases::grant(std::chrono::seconds ttl) {
     // is lost ends by itself.
     auto asked = Clock::now();
     bool sent = false;
-    auto answer = gateway_.call_once("lease/grant", {{"TTL", std::to_string(ttl.count())}}, last_ask, sent);
+    auto answer =
+        gateway_.call_once("lease/grant", {{"TTL", std::to_string(ttl.count())}}, last_ask, sent);
     if (!answer && sent && Clock::now() < last_ask) {
       std::this_thread::sleep_for(kPauseOfLease);
       continue;

@@ -13,8 +13,8 @@ namespace ptc {
 using NeededIo = std::function<Result<std::shared_ptr<IoThreads>>()>;
 
 /// Renews every lease when a third of its time is over, through whichever endpoint answers.
-/// A lease whose deadline passed while etcd was away may come alive again: etcd, itself away, did not
-/// end it. One that etcd ended never does.
+/// A lease whose deadline passed while etcd was away may come alive again: etcd, itself away, did
+/// not end it. One that etcd ended never does.
 class EtcdLeases {
  public:
   EtcdLeases(std::shared_ptr<const EtcdAccess> access, NeededIo io);

@@ -12,7 +12,8 @@ namespace {
 
 class EtcdMeta : public MetaClient {
  public:
-  EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix, std::shared_ptr<IoThreads> io)
+  EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix,
+           std::shared_ptr<IoThreads> io)
       : history_(access->history),
         prefix_(cluster_prefix + "kv/"),
         gateway_(access),
@@ -36,7 +37,9 @@ class EtcdMeta : public MetaClient {
   }
 
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
-    auto listed = [&](IoExecutor) { return list_etcd(gateway_, prefix_ + std::string(prefix), prefix_); };
+    auto listed = [&](IoExecutor) {
+      return list_etcd(gateway_, prefix_ + std::string(prefix), prefix_);
+    };
     PTC_TRY(EtcdListing listing, run_here(listed));
     return std::move(listing.entries);
   }
@@ -65,9 +68,10 @@ class EtcdMeta : public MetaClient {
         watching_ = true;
       }
     }
-    return hub_.watch(std::move(prefix), [before, call = std::move(on_event)](const MetaEvent& event) {
-      if (event.revision > before) call(event);
-    });
+    return hub_.watch(std::move(prefix),
+                      [before, call = std::move(on_event)](const MetaEvent& event) {
+                        if (event.revision > before) call(event);
+                      });
   }
 
  private:
@@ -102,8 +106,9 @@ class EtcdMeta : public MetaClient {
 
 Result<std::unique_ptr<MetaClient>> open_etcd_meta(const EtcdOptions& options) {
   const std::string& cluster = options.cluster;
-  if (cluster.empty() || cluster.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                                   "0123456789._-") != std::string::npos)
+  if (cluster.empty() ||
+      cluster.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                "0123456789._-") != std::string::npos)
     return invalid_argument("the cluster's name may have letters, digits, '.', '_' and '-': {}",
                             quoted(cluster));
   PTC_TRY(auto access, check_access(options));

@@ -5,9 +5,9 @@
 namespace ptc {
 namespace {
 
-constexpr int kPageEntries = 50;  // of up to 1 MiB each
-constexpr std::chrono::milliseconds kSilence{2000};  // after which the member is probed
-constexpr std::chrono::milliseconds kPauseOfWatch{100};     // after a stream that broke
+constexpr int kPageEntries = 50;                         // of up to 1 MiB each
+constexpr std::chrono::milliseconds kSilence{2000};      // after which the member is probed
+constexpr std::chrono::milliseconds kPauseOfWatch{100};  // after a stream that broke
 
 }  // namespace
 
@@ -45,7 +45,8 @@ EtcdWatch::EtcdWatch(std::shared_ptr<const EtcdAccess> access, std::string prefi
 EtcdWatch::~EtcdWatch() { gateway_.stop(); }
 
 Result<> EtcdWatch::start(IoThreads& io) {
-  PTC_TRY(EtcdListing listing, run_here([&](IoExecutor) { return list_etcd(gateway_, prefix_, prefix_); }));
+  PTC_TRY(EtcdListing listing,
+          run_here([&](IoExecutor) { return list_etcd(gateway_, prefix_, prefix_); }));
   complete_ = listing.revision;
   for (const MetaEntry& entry : listing.entries) revisions_[entry.key] = entry.revision;
   following_.start(io.next(), [this](std::stop_token stop) { return run(std::move(stop)); });
@@ -56,10 +57,8 @@ asio::awaitable<void> EtcdWatch::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     try {
       // What went wrong matters to nobody: the next stream begins where this one ended.
-      if (compacted_)
-        (void)co_await list_again();
-      else
-        (void)co_await follow();
+      if (compacted_) (void)co_await list_again();
+      else (void)co_await follow();
     } catch (const std::exception&) {  // no memory: what was not published comes again
     }
     co_await pause(kPauseOfWatch, stop);
@@ -131,9 +130,8 @@ Task<> EtcdWatch::list_again() {
     if (known == revisions_.end() || known->second < entry.revision)
       events.push_back({std::move(entry.key), std::move(entry.value), entry.revision});
   }
-  std::stable_sort(events.begin(), events.end(), [](const MetaEvent& a, const MetaEvent& b) {
-    return a.revision < b.revision;
-  });
+  std::stable_sort(events.begin(), events.end(),
+                   [](const MetaEvent& a, const MetaEvent& b) { return a.revision < b.revision; });
   for (const auto& [key, revision] : revisions_)
     if (!revisions.contains(key)) events.push_back({key, std::nullopt, listing.revision});
   revisions_ = std::move(revisions);

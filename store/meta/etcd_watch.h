@@ -11,15 +11,17 @@
 
 namespace ptc {
 
-/// Everything under `prefix`, in byte order, and the revision it is of. Reads pages of one revision.
+/// Everything under `prefix`, in byte order, and the revision it is of. Reads pages of one
+/// revision.
 struct EtcdListing {
   std::vector<MetaEntry> entries;
   int64_t revision = 0;
 };
 Task<EtcdListing> list_etcd(EtcdGateway& gateway, std::string prefix, std::string strip);
 
-/// Publishes every change under a prefix to a hub, in order of revision, each once. A stream that breaks, or whose member serves no reads any more, is followed by another, from the
-/// next revision on; where that was compacted, everything is listed and compared with what was published.
+/// Publishes every change under a prefix to a hub, in order of revision, each once. A stream that
+/// breaks, or whose member serves no reads any more, is followed by another, from the next revision
+/// on; where that was compacted, everything is listed and compared with what was published.
 class EtcdWatch {
  public:
   /// `prefix` is taken off the keys.

@@ -34,14 +34,16 @@ class MetaLease {
   /// The store's name for it.
   virtual int64_t id() const = 0;
   /// Until then the store cannot have ended it, whatever happened: the moment when the last renewal
-  /// that was answered had been sent, plus the time to live. Past as soon as it is known to be gone.
-  /// (This clock stands still while the machine is suspended: hence the compare of leased_puts.)
+  /// that was answered had been sent, plus the time to live. Past as soon as it is known to be
+  /// gone. (This clock stands still while the machine is suspended: hence the compare of
+  /// leased_puts.)
   virtual Clock::time_point deadline() const = 0;
   /// False: act no more in the name of what is under it.
   bool alive() const { return Clock::now() < deadline(); }
 };
 
-/// What a transaction may have of compares, of keys that it writes, and of bytes: etcd's limits, kept by every backend.
+/// What a transaction may have of compares, of keys that it writes, and of bytes: etcd's limits,
+/// kept by every backend.
 inline constexpr size_t kMaxTransactionKeys = 100, kMaxTransactionBytes = 5 << 18;
 
 /// All or nothing. Every write of a decision names in `compares` what the decision was based on.
@@ -76,16 +78,18 @@ class MetaClient {
   virtual Result<std::optional<MetaEntry>> get(std::string_view key) = 0;
   /// Every key that begins with `prefix`, in byte order.
   virtual Result<std::vector<MetaEntry>> list(std::string_view prefix) = 0;
-  /// The new revision; one that may not be new when there was nothing to change. Revisions only grow.
-  /// A key may be written once. kConflict when a compare fails or the lease ended: nothing was written. kInDoubt:
-  /// nobody knows yet, and nothing of what it would need, nor of what it would replace, may be thrown away until
-  /// settle(). Any other error means that nothing was written, and never will be.
+  /// The new revision; one that may not be new when there was nothing to change. Revisions only
+  /// grow. A key may be written once. kConflict when a compare fails or the lease ended: nothing
+  /// was written. kInDoubt: nobody knows yet, and nothing of what it would need, nor of what it
+  /// would replace, may be thrown away until settle(). Any other error means that nothing was
+  /// written, and never will be.
   virtual Result<int64_t> commit(const MetaTransaction& transaction) = 0;
-  /// Finds out what became of every commit() that failed with kInDoubt before this call. ok(): get() and list() say
-  /// it from now on, and none of them can be done later. kUnavailable: not now.
+  /// Finds out what became of every commit() that failed with kInDoubt before this call. ok():
+  /// get() and list() say it from now on, and none of them can be done later. kUnavailable: not
+  /// now.
   virtual Result<> settle() { return ok(); }
-  /// Why the store is not what it was, as the last call found: it answers with an earlier revision than before.
-  /// Such answers are kUnavailable, and nothing is written to a store that gives them.
+  /// Why the store is not what it was, as the last call found: it answers with an earlier revision
+  /// than before. Such answers are kUnavailable, and nothing is written to a store that gives them.
   virtual std::optional<std::string> set_back() { return std::nullopt; }
 
   /// A new lease, ended by the store when it has not heard from this process for `ttl` (a store may
@@ -94,14 +98,15 @@ class MetaClient {
 
   /// Calls `on_event` for every change under `prefix` committed after this call, in order of
   /// revision, on a thread of the backend, until the returned handle is destroyed (which waits for
-  /// a running call; so never destroy it inside one). `on_event` may call get and list. A store that
-  /// was out of reach may have forgotten what came in between: then only the last state of each key
-  /// that changed is told, a deletion with a later revision than its own.
+  /// a running call; so never destroy it inside one). `on_event` may call get and list. A store
+  /// that was out of reach may have forgotten what came in between: then only the last state of
+  /// each key that changed is told, a deletion with a later revision than its own.
   using OnEvent = std::function<void(const MetaEvent&)>;
   virtual Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) = 0;
 };
 
-/// The reference: a std::map. Documents the interface; keeps nothing. A lease lasts until destroyed.
+/// The reference: a std::map. Documents the interface; keeps nothing. A lease lasts until
+/// destroyed.
 std::unique_ptr<MetaClient> make_memory_meta();
 
 /// The embedded store of a cluster of one: an SQLite database file, WAL, synchronous=FULL. Several

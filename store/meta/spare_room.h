@@ -1,5 +1,6 @@
-// Room kept back on the file system of a metadata database. When that is full, the database needs a few pages more
-// to say so much as that something was removed, or to be opened again after a kill: they come from here.
+// Room kept back on the file system of a metadata database. When that is full, the database needs a
+// few pages more to say so much as that something was removed, or to be opened again after a kill:
+// they come from here.
 #pragma once
 
 #include <string>

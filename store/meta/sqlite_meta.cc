@@ -34,14 +34,26 @@ struct FinalizeStatement {
 
 Code code_of(int status) {
   switch (status & 0xFF) {
-    case SQLITE_BUSY: case SQLITE_LOCKED: return Code::kBusy;
-    case SQLITE_FULL: case SQLITE_NOMEM: return Code::kNoSpace;
-    case SQLITE_READONLY: return Code::kReadOnly;
-    case SQLITE_PERM: case SQLITE_AUTH: return Code::kPermissionDenied;
-    case SQLITE_CANTOPEN: return Code::kNotFound;
-    case SQLITE_IOERR: return Code::kUnavailable;
-    case SQLITE_CORRUPT: case SQLITE_NOTADB: return Code::kCorrupt;
-    default: return Code::kInternal;
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return Code::kBusy;
+    case SQLITE_FULL:
+    case SQLITE_NOMEM:
+      return Code::kNoSpace;
+    case SQLITE_READONLY:
+      return Code::kReadOnly;
+    case SQLITE_PERM:
+    case SQLITE_AUTH:
+      return Code::kPermissionDenied;
+    case SQLITE_CANTOPEN:
+      return Code::kNotFound;
+    case SQLITE_IOERR:
+      return Code::kUnavailable;
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return Code::kCorrupt;
+    default:
+      return Code::kInternal;
   }
 }
 
@@ -96,8 +108,8 @@ class Statement {
  public:
   Result<> prepare(const Database& database, const char* text) {
     sqlite3_stmt* prepared = nullptr;
-    int status = sqlite3_prepare_v3(database.get(), text, -1, SQLITE_PREPARE_PERSISTENT, &prepared,
-                                    nullptr);
+    int status =
+        sqlite3_prepare_v3(database.get(), text, -1, SQLITE_PREPARE_PERSISTENT, &prepared, nullptr);
     if (status != SQLITE_OK) return database.error(status);
     statement_.reset(prepared);
     return ok();
@@ -238,7 +250,8 @@ class SqliteMeta : public MetaClient {
 
   Result<int64_t> commit_locked(const MetaTransaction& transaction) {
     auto settled = settle_doubt();
-    if (!settled && settled.error().code() == Code::kNoSpace && spare_.give_up()) settled = settle_doubt();
+    if (!settled && settled.error().code() == Code::kNoSpace && spare_.give_up())
+      settled = settle_doubt();
     PTC_TRY(settled);
     std::vector<MetaEvent> events;
     auto revision = write_or_roll_back(transaction, events);
@@ -254,7 +267,8 @@ class SqliteMeta : public MetaClient {
     return revision;
   }
 
-  Result<int64_t> write_or_roll_back(const MetaTransaction& transaction, std::vector<MetaEvent>& events) {
+  Result<int64_t> write_or_roll_back(const MetaTransaction& transaction,
+                                     std::vector<MetaEvent>& events) {
     PTC_TRY(settle_doubt());
     auto revision = write(transaction, events);
     if (!revision) {
@@ -336,19 +350,22 @@ class SqliteMeta : public MetaClient {
   Result<> roll_back() {
     if (sqlite3_get_autocommit(database_.get()) != 0) return ok();
     auto rolled_back = database_.run("ROLLBACK");
-    if (!rolled_back) return std::move(rolled_back).error().with_context("taking a transaction back");
+    if (!rolled_back)
+      return std::move(rolled_back).error().with_context("taking a transaction back");
     return ok();
   }
 
-  /// A COMMIT that failed, at its fsync for one, has left its pages in the log, where the next start
-  /// would find it done. Whatever is written in their place takes it away.
+  /// A COMMIT that failed, at its fsync for one, has left its pages in the log, where the next
+  /// start would find it done. Whatever is written in their place takes it away.
   Result<> settle_doubt() {
     if (!in_doubt_) return ok();
-    auto written = database_.run("BEGIN IMMEDIATE; UPDATE counter SET revision = revision + 1; COMMIT");
+    auto written =
+        database_.run("BEGIN IMMEDIATE; UPDATE counter SET revision = revision + 1; COMMIT");
     if (!written) {
       PTC_TRY(roll_back());
       return std::move(written).error().with_context(
-          "an earlier change may or may not be found at the next start, and its place cannot be written");
+          "an earlier change may or may not be found at the next start, and its place cannot be "
+          "written");
     }
     in_doubt_ = false;
     return ok();

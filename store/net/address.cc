@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -16,9 +18,6 @@
 #include <system_error>
 #include <thread>
 #include <vector>
-
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "store/base/json.h"
 
@@ -38,8 +37,8 @@ Result<Addresses> resolve(const PeerAddress& address, int flags) {
   return Addresses(found, &::freeaddrinfo);
 }
 
-/// Names that are being looked up. A name server that does not answer keeps getaddrinfo for long, and nothing can stop
-/// it: it waits in a thread of its own, one a name, however many want to know.
+/// Names that are being looked up. A name server that does not answer keeps getaddrinfo for long,
+/// and nothing can stop it: it waits in a thread of its own, one a name, however many want to know.
 class Lookups {
  public:
   /// `known`, now or later, on any thread, once.
@@ -53,9 +52,12 @@ class Lookups {
     waiting.push_back(std::move(known));
     if (waiting.size() > 1) return;
     try {
-      std::thread([all = all, name, address] { all->finish(name, resolve(address, AI_ADDRCONFIG)); }).detach();
+      std::thread([all = all, name, address] {
+        all->finish(name, resolve(address, AI_ADDRCONFIG));
+      }).detach();
     } catch (const std::system_error& error) {
-      for (Known& one : waiting) one(make_error(Code::kUnavailable, "looking up {}: {}", address.host, error.what()));
+      for (Known& one : waiting)
+        one(make_error(Code::kUnavailable, "looking up {}: {}", address.host, error.what()));
       all->waiting_.erase(name);
     }
   }
@@ -74,7 +76,8 @@ class Lookups {
   std::map<std::string, std::vector<Known>> waiting_;  // guarded by mutex_
 };
 
-/// Between a lookup, which may end long after nobody waits any more, and a coroutine, whose executor may be gone then.
+/// Between a lookup, which may end long after nobody waits any more, and a coroutine, whose
+/// executor may be gone then.
 class Answer : public std::enable_shared_from_this<Answer> {
  public:
   Answer(const IoExecutor& executor, Deadline deadline) : known(executor, deadline) {}
@@ -154,7 +157,8 @@ Task<UniqueFd> connect_one(const addrinfo& address, const Patience& patience) {
   int reason = 0;
   socklen_t size = sizeof reason;
   ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &reason, &size);
-  if (reason != 0) co_return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(reason));
+  if (reason != 0)
+    co_return make_error(Code::kUnavailable, "connecting to {}: {}", name, ::strerror(reason));
   co_return socket.release();
 }
 
@@ -172,8 +176,10 @@ Result<PeerAddress> PeerAddress::parse(std::string_view text) {
                      (bracketed || host.find(':') == std::string_view::npos);
   if (host.empty() || port.empty() || error != std::errc() || end != port.data() + port.size() ||
       number > 65535 || !plain || host.size() > NI_MAXHOST)
-    return invalid_argument("{} is no address of a node; it is like w1:7070, 10.0.0.1:7070 or "
-                            "[::1]:7070", quoted(text));
+    return invalid_argument(
+        "{} is no address of a node; it is like w1:7070, 10.0.0.1:7070 or "
+        "[::1]:7070",
+        quoted(text));
   return PeerAddress{std::string(host), std::string(port)};
 }
 
@@ -192,15 +198,18 @@ Result<> check_node_name(std::string_view name) {
   constexpr size_t kMaxLabel = 63;
   auto is_plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
   auto fits = [&](std::string_view text) {
-    return !text.empty() && text.size() <= kMaxLabel && is_plain(text.front()) && is_plain(text.back()) &&
+    return !text.empty() && text.size() <= kMaxLabel && is_plain(text.front()) &&
+           is_plain(text.back()) &&
            std::all_of(text.begin(), text.end(), [&](char c) { return is_plain(c) || c == '-'; });
   };
   if (fits(name)) return ok();
   std::string other(name.substr(0, name.find('.')));
-  for (char& c : other) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c == '_' ? '-' : c;
-  return invalid_argument("{} cannot be the name of a node: it is a DNS label, at most {} of a-z, 0-9 and '-' "
-                          "between them{}",
-                          quoted(name), kMaxLabel, fits(other) ? fmt::format("; {} would do", other) : "");
+  for (char& c : other)
+    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c == '_' ? '-' : c;
+  return invalid_argument(
+      "{} cannot be the name of a node: it is a DNS label, at most {} of a-z, 0-9 and '-' "
+      "between them{}",
+      quoted(name), kMaxLabel, fits(other) ? fmt::format("; {} would do", other) : "");
 }
 
 Task<UniqueFd> connect_to(PeerAddress address, Patience patience) {
@@ -214,7 +223,8 @@ Task<UniqueFd> connect_to(PeerAddress address, Patience patience) {
 Result<Listener> listen_on(const PeerAddress& address) {
   auto failed = [&](const char* what) {
     const int reason = errno;
-    const char* advice = reason == EADDRINUSE      ? "; another program listens there: choose another port"
+    const char* advice = reason == EADDRINUSE
+                             ? "; another program listens there: choose another port"
                          : reason == EACCES        ? "; ports below 1024 are root's: choose another"
                          : reason == EADDRNOTAVAIL ? "; give an address of this machine"
                                                    : "";
@@ -223,8 +233,7 @@ Result<Listener> listen_on(const PeerAddress& address) {
   };
   PTC_TRY(auto found, resolve(address, AI_PASSIVE));
   Listener listener;
-  listener.fd.reset(
-      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener.fd.reset(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.fd.valid()) return failed("socket");
   const int fd = listener.fd.get();
   int one = 1;
@@ -236,9 +245,9 @@ Result<Listener> listen_on(const PeerAddress& address) {
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0)
     return failed("getsockname");
   listener.address = numeric(reinterpret_cast<sockaddr*>(&bound), size);
-  listener.port = ntohs(bound.ss_family == AF_INET6
-                            ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+  listener.port =
+      ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                        : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
   listener.loopback = is_loopback(*found);
   return listener;
 }

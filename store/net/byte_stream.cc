@@ -21,7 +21,8 @@ ByteStream::ByteStream(UniqueFd socket) : socket_(std::move(socket)) {
   ::setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-void ByteStream::count_in(std::atomic<uint64_t>& sent, std::atomic<uint64_t>& received, std::atomic<uint64_t>& damaged) {
+void ByteStream::count_in(std::atomic<uint64_t>& sent, std::atomic<uint64_t>& received,
+                          std::atomic<uint64_t>& damaged) {
   sent_ = &sent;
   received_ = &received;
   damaged_ = &damaged;
@@ -33,7 +34,8 @@ Error ByteStream::tls_error() const {
   return error;
 }
 
-Task<> ByteStream::start_tls(const TlsContext& context, TlsSession::Side side, const std::string& server) {
+Task<> ByteStream::start_tls(const TlsContext& context, TlsSession::Side side,
+                             const std::string& server) {
   tls_ = std::make_unique<TlsSession>(context, socket_.fd(), side);
   if (!server.empty()) {
     PTC_CO_TRY(tls_->expect_server(server));
@@ -42,8 +44,9 @@ Task<> ByteStream::start_tls(const TlsContext& context, TlsSession::Side side, c
     const int done = tls_->handshake();
     if (done > 0) co_return ok();
     if (done == 0)
-      co_return Error(Code::kUnavailable,
-                      "the peer closed the connection in the TLS handshake; has it certificates, too?");
+      co_return Error(
+          Code::kUnavailable,
+          "the peer closed the connection in the TLS handshake; has it certificates, too?");
     if (tls_->events() == 0) co_return tls_error();
     PTC_CO_TRY(co_await wait(tls_->events()));
   }
@@ -53,7 +56,8 @@ Task<> ByteStream::wait(short events) {
   return socket_.wait(events == POLLOUT ? Socket::For::kWriting : Socket::For::kReading);
 }
 
-/// Moves what can be moved now of the pieces, which it uses up. False: the socket must be waited for.
+/// Moves what can be moved now of the pieces, which it uses up. False: the socket must be waited
+/// for.
 Result<bool> ByteStream::move_some(std::span<iovec>& pieces, bool out, short& wait_for) {
   while (!pieces.empty()) {
     if (pieces.front().iov_len == 0) {
@@ -64,10 +68,10 @@ Result<bool> ByteStream::move_some(std::span<iovec>& pieces, bool out, short& wa
     message.msg_iov = pieces.data();
     message.msg_iovlen = std::min(pieces.size(), kMaxPieces);
     ssize_t moved = 0;
-    if (tls_)
-      moved = out ? tls_->send(pieces.front()) : tls_->receive(pieces.front());
+    if (tls_) moved = out ? tls_->send(pieces.front()) : tls_->receive(pieces.front());
     else
-      moved = out ? ::sendmsg(socket_.fd(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.fd(), &message, 0);
+      moved = out ? ::sendmsg(socket_.fd(), &message, MSG_NOSIGNAL)
+                  : ::recvmsg(socket_.fd(), &message, 0);
     if (moved == 0) return Error(Code::kUnavailable, "the peer closed the connection");
     if (moved < 0 && tls_) {
       wait_for = tls_->events();
@@ -77,7 +81,8 @@ Result<bool> ByteStream::move_some(std::span<iovec>& pieces, bool out, short& wa
     if (moved < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN)
-        return make_error(Code::kUnavailable, "{}: {}", out ? "sending" : "receiving", ::strerror(errno));
+        return make_error(Code::kUnavailable, "{}: {}", out ? "sending" : "receiving",
+                          ::strerror(errno));
       wait_for = out ? POLLOUT : POLLIN;
       return false;
     }
@@ -109,7 +114,8 @@ Task<> ByteStream::transfer(std::span<iovec> pieces, bool out) {
 Task<size_t> ByteStream::receive_some(std::span<char> space) {
   const iovec piece{space.data(), space.size()};
   for (;;) {
-    const ssize_t got = tls_ ? tls_->receive(piece) : ::recv(socket_.fd(), space.data(), space.size(), 0);
+    const ssize_t got =
+        tls_ ? tls_->receive(piece) : ::recv(socket_.fd(), space.data(), space.size(), 0);
     if (got >= 0) {
       if (received_ != nullptr) *received_ += static_cast<uint64_t>(got);
       if (got > 0) last_received_ = std::chrono::steady_clock::now();

@@ -17,8 +17,8 @@ namespace ptc {
 
 /// It waits on the executor it is attached to; attached to none, it rests.
 /// Threads: as of a Socket.
-/// Errors, after each of which it is good for nothing more: kUnavailable (broken, closed, silent, deadline), kCancelled,
-/// and those of TLS: kPermissionDenied, kCorrupt.
+/// Errors, after each of which it is good for nothing more: kUnavailable (broken, closed, silent,
+/// deadline), kCancelled, and those of TLS: kPermissionDenied, kCorrupt.
 class ByteStream {
  public:
   explicit ByteStream(UniqueFd socket);
@@ -29,9 +29,10 @@ class ByteStream {
   const Patience& patience() const { return socket_.patience(); }
   int fd() const { return socket_.fd(); }
 
-  /// Before anything else is sent. `server`: of a client, whose certificate it must be, by name or address; empty: who it
-  /// is is asked later, with peer_is().
-  Task<> start_tls(const TlsContext& context, TlsSession::Side side, const std::string& server = {});
+  /// Before anything else is sent. `server`: of a client, whose certificate it must be, by name or
+  /// address; empty: who it is is asked later, with peer_is().
+  Task<> start_tls(const TlsContext& context, TlsSession::Side side,
+                   const std::string& server = {});
   bool has_tls() const { return tls_ != nullptr; }
   bool peer_is(const std::string& node) const { return tls_->peer_is(node); }  // has_tls()
 
@@ -43,8 +44,10 @@ class ByteStream {
   /// Whether there is something to receive, a close for one; false: not within that time.
   Task<bool> wait_to_receive(std::chrono::milliseconds time);
 
-  /// Counted there from now on; they outlive it. Bytes are those without what TLS adds; `damaged`: what TLS refused.
-  void count_in(std::atomic<uint64_t>& sent, std::atomic<uint64_t>& received, std::atomic<uint64_t>& damaged);
+  /// Counted there from now on; they outlive it. Bytes are those without what TLS adds; `damaged`:
+  /// what TLS refused.
+  void count_in(std::atomic<uint64_t>& sent, std::atomic<uint64_t>& received,
+                std::atomic<uint64_t>& damaged);
   /// When the last byte came.
   Deadline last_received() const { return last_received_; }
   /// Nothing has come, and neither side has closed, as far as one can see. Any thread.

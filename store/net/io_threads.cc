@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/executor_work_guard.hpp>
 #include <exception>
 #include <thread>
 #include <vector>
-
-#include <boost/asio/executor_work_guard.hpp>
 
 namespace ptc {
 
@@ -46,6 +45,8 @@ Result<std::shared_ptr<IoThreads>> IoThreads::start() try {
   return make_error(Code::kUnavailable, "threads for the network: {}", error.what());
 }
 
-IoExecutor IoThreads::next() { return impl_->loops[impl_->turn++ % impl_->loops.size()]->context.get_executor(); }
+IoExecutor IoThreads::next() {
+  return impl_->loops[impl_->turn++ % impl_->loops.size()]->context.get_executor();
+}
 
 }  // namespace ptc

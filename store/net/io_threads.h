@@ -10,12 +10,13 @@ namespace ptc {
 /// Threads: any. It is destroyed when nothing runs on it any more.
 class IoThreads {
  public:
-  /// As many as there are cores, from 2 to 8. kUnavailable: this machine lacks threads or descriptors.
+  /// As many as there are cores, from 2 to 8. kUnavailable: this machine lacks threads or
+  /// descriptors.
   static Result<std::shared_ptr<IoThreads>> start();
   ~IoThreads();
 
-  /// That of one of the threads, each in turn: for a connection, or a stream and its connection. No thread ever wakes
-  /// another one (a shared queue cost a stream a tenth of its speed).
+  /// That of one of the threads, each in turn: for a connection, or a stream and its connection. No
+  /// thread ever wakes another one (a shared queue cost a stream a tenth of its speed).
   IoExecutor next();
 
  private:

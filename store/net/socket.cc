@@ -2,11 +2,10 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-
-#include <algorithm>
 
 namespace ptc {
 namespace {
@@ -65,7 +64,8 @@ void Socket::set_patience(Patience patience) {
   when_stopped_.reset();
   patience_ = std::move(patience);
   if (!waiter_ || !patience_.stop.stop_possible()) return;
-  std::function<void()> stop = [held = std::weak_ptr(waiter_), executor = waiter_->descriptor.get_executor()] {
+  std::function<void()> stop = [held = std::weak_ptr(waiter_),
+                                executor = waiter_->descriptor.get_executor()] {
     asio::post(executor, [held] {
       if (auto waiter = held.lock()) waiter->descriptor.cancel();
     });
@@ -89,7 +89,8 @@ Task<> Socket::wait(For what, std::chrono::milliseconds silence) {
   if (patience_.stop.stop_requested()) co_return cancelled();
   late_ = error && waiter->ended_it;
   if (late_) co_return late();
-  if (error) co_return make_error(Code::kUnavailable, "waiting for the network: {}", error.message());
+  if (error)
+    co_return make_error(Code::kUnavailable, "waiting for the network: {}", error.message());
   co_return ok();
 }
 

@@ -1,4 +1,5 @@
-// A socket of which every wait has an end. The only place where a coroutine of ours waits for a peer.
+// A socket of which every wait has an end. The only place where a coroutine of ours waits for a
+// peer.
 #pragma once
 
 #include <chrono>
@@ -22,9 +23,10 @@ struct Patience {
   std::stop_token stop;
 };
 
-/// A non-blocking socket. It waits on the executor that it is attached to, and between two uses, attached to none, costs
-/// its descriptor only. One timer looks after all its waits: a wait that bytes end sets none.
-/// Threads: those of its executor, one at a time; between detach() and attach() any. cut(): any.
+/// A non-blocking socket. It waits on the executor that it is attached to, and between two uses,
+/// attached to none, costs its descriptor only. One timer looks after all its waits: a wait that
+/// bytes end sets none. Threads: those of its executor, one at a time; between detach() and
+/// attach() any. cut(): any.
 class Socket {
  public:
   enum class For { kReading, kWriting };

@@ -1,9 +1,8 @@
 #include "store/net/task.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-
-#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,7 +11,9 @@ namespace ptc {
 
 asio::awaitable<void> pause(std::chrono::milliseconds time, std::stop_token stop) {
   auto timer = std::make_shared<asio::steady_timer>(co_await asio::this_coro::executor, time);
-  std::function<void()> end = [timer] { asio::post(timer->get_executor(), [timer] { timer->cancel(); }); };
+  std::function<void()> end = [timer] {
+    asio::post(timer->get_executor(), [timer] { timer->cancel(); });
+  };
   std::stop_callback<std::function<void()>> cancel(std::move(stop), std::move(end));
   co_await timer->async_wait(kTuple);
 }
@@ -25,7 +26,8 @@ struct Background::State {
   bool ended = false;  // guarded
 };
 
-void Background::start(const IoExecutor& executor, std::function<asio::awaitable<void>(std::stop_token)> work) {
+void Background::start(const IoExecutor& executor,
+                       std::function<asio::awaitable<void>(std::stop_token)> work) {
   state_ = std::make_shared<State>();
   state_->work = std::move(work);
   auto end = [state = state_](std::exception_ptr) {  // no memory: it ends
@@ -56,11 +58,14 @@ struct internal::Lanes {
   }
 };
 
-asio::awaitable<void> for_each_of(size_t count, size_t at_once, std::function<asio::awaitable<void>(size_t)> work) {
+asio::awaitable<void> for_each_of(size_t count, size_t at_once,
+                                  std::function<asio::awaitable<void>(size_t)> work) {
   const IoExecutor executor = co_await asio::this_coro::executor;
   const size_t lanes = std::min(count, at_once);
   if (lanes == 0) co_return;
-  internal::Lanes shared{std::move(work), 0, count, lanes, {}, asio::steady_timer(executor, asio::steady_timer::time_point::max())};
+  internal::Lanes shared{
+      std::move(work), 0,  count,
+      lanes,           {}, asio::steady_timer(executor, asio::steady_timer::time_point::max())};
   std::function<void(std::exception_ptr)> end = [&shared](std::exception_ptr thrown) {
     if (thrown) {
       shared.thrown = thrown;

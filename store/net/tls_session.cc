@@ -64,10 +64,8 @@ TlsSession::TlsSession(const TlsContext& context, int socket, Side side)
   PTC_CHECK(session_ != nullptr);
   BIO* bio = new_socket_bio(socket);
   ::SSL_set_bio(session_.get(), bio, bio);
-  if (side == Side::kClient)
-    ::SSL_set_connect_state(session_.get());
-  else
-    ::SSL_set_accept_state(session_.get());
+  if (side == Side::kClient) ::SSL_set_connect_state(session_.get());
+  else ::SSL_set_accept_state(session_.get());
 }
 
 Result<> TlsSession::expect_server(const std::string& host) {
@@ -76,8 +74,11 @@ Result<> TlsSession::expect_server(const std::string& host) {
   if (::X509_VERIFY_PARAM_set1_ip_asc(::SSL_get0_param(session), host.c_str()) == 1) return ok();
   forget_errors();
   ::SSL_set_hostflags(session, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
-  if (::SSL_set_tlsext_host_name(session, host.c_str()) == 1 && ::SSL_set1_host(session, host.c_str()) == 1) return ok();
-  return make_error(Code::kInvalidArgument, "TLS: {} is no name of a server: {}", quoted(host), last_tls_error());
+  if (::SSL_set_tlsext_host_name(session, host.c_str()) == 1 &&
+      ::SSL_set1_host(session, host.c_str()) == 1)
+    return ok();
+  return make_error(Code::kInvalidArgument, "TLS: {} is no name of a server: {}", quoted(host),
+                    last_tls_error());
 }
 
 int TlsSession::handshake() {
@@ -102,15 +103,21 @@ ssize_t TlsSession::outcome(int result) {
   const int reason = errno;
   events_ = 0;
   switch (::SSL_get_error(session_.get(), result)) {
-    case SSL_ERROR_WANT_READ: events_ = POLLIN; return -1;
-    case SSL_ERROR_WANT_WRITE: events_ = POLLOUT; return -1;
-    case SSL_ERROR_ZERO_RETURN: return 0;
+    case SSL_ERROR_WANT_READ:
+      events_ = POLLIN;
+      return -1;
+    case SSL_ERROR_WANT_WRITE:
+      events_ = POLLOUT;
+      return -1;
+    case SSL_ERROR_ZERO_RETURN:
+      return 0;
     case SSL_ERROR_SYSCALL:
       if (reason == 0) return 0;  // closed without a word
       code_ = Code::kUnavailable;
       message_ = fmt::format("TLS: {}", ::strerror(reason));
       return -1;
-    default: break;
+    default:
+      break;
   }
   const unsigned long error = ::ERR_peek_error();
   const int detail = ERR_GET_REASON(error);

@@ -49,7 +49,8 @@ Task<> Connection::send(FrameType type, uint64_t request, std::span<const iovec>
   size_t bytes = 0;
   for (const iovec& piece : body) bytes += piece.iov_len;
   PTC_CHECK(bytes <= max_body_bytes(type));
-  FrameHeaderBytes header = encode({type, request, static_cast<uint32_t>(bytes), checksum_of(body)});
+  FrameHeaderBytes header =
+      encode({type, request, static_cast<uint32_t>(bytes), checksum_of(body)});
   std::vector<iovec> pieces{{header.data(), header.size()}};
   pieces.insert(pieces.end(), body.begin(), body.end());
   co_return co_await stream_.send(pieces);

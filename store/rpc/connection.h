@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/net/byte_stream.h"
 #include "store/rpc/frame.h"
 #include "store/rpc/peer_numbers.h"
-#include "store/net/byte_stream.h"
 
 namespace ptc {
 
 /// It speaks and listens on the executor it is attached to; attached to none, it rests.
 /// Threads: as of a Socket; looks_alive(): any.
-/// Errors, after each of which the connection is good for nothing more: kUnavailable (broken, silent, deadline),
-/// kCorrupt (damage or nonsense), kCancelled.
+/// Errors, after each of which the connection is good for nothing more: kUnavailable (broken,
+/// silent, deadline), kCorrupt (damage or nonsense), kCancelled.
 class Connection {
  public:
   /// `dialed`: the address it was made to, where it was made from here.
@@ -29,7 +29,9 @@ class Connection {
   void detach() { stream_.detach(); }
 
   /// Before anything else is sent. kPermissionDenied: a certificate is not of the authority.
-  Task<> start_tls(const TlsContext& context, TlsSession::Side side) { return stream_.start_tls(context, side); }
+  Task<> start_tls(const TlsContext& context, TlsSession::Side side) {
+    return stream_.start_tls(context, side);
+  }
   /// Whether the peer may say that it is this node: by its certificate, or because there is no TLS.
   bool may_be(const std::string& node) const { return !stream_.has_tls() || stream_.peer_is(node); }
 
@@ -48,8 +50,8 @@ class Connection {
   /// Fills the pieces, which are as long as the body; kCorrupt when its checksum is another.
   Task<> receive_body(FrameHeader header, std::span<const iovec> body);
   Task<std::string> receive_body(FrameHeader header);
-  /// The next frame, which must be of this type and request. An error frame comes back as the error in
-  /// it, error_was_said().
+  /// The next frame, which must be of this type and request. An error frame comes back as the error
+  /// in it, error_was_said().
   Task<FrameHeader> expect_header(FrameType type, uint64_t request);
   Task<std::string> expect(FrameType type, uint64_t request);  // and its body
   /// `bytes` in data frames; the memory grows as they come.
@@ -61,8 +63,8 @@ class Connection {
   Task<bool> wait_for_request(std::chrono::milliseconds patience);
   /// Whether it is idle and open as far as one can see.
   bool looks_alive() const { return stream_.is_idle(); }
-  /// Says no more, and takes for a moment what still comes: closing at once would make the kernel send a
-  /// reset, which can overtake the last words.
+  /// Says no more, and takes for a moment what still comes: closing at once would make the kernel
+  /// send a reset, which can overtake the last words.
   asio::awaitable<void> linger();
   /// Ends both directions; whoever waits on it gets kUnavailable.
   void cut() { stream_.cut(); }

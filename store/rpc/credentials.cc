@@ -14,10 +14,12 @@ Result<std::shared_ptr<const Credentials>> Credentials::load(const PeerAuth& aut
   auto credentials = std::make_shared<Credentials>();
   if (!auth.secret_file.empty()) {
     auto read = [path = auth.secret_file] { return read_secret(path); };
-    PTC_TRY(credentials->secret_, FollowedFiles<SharedSecret>::open({auth.secret_file}, "secrets", std::move(read)));
+    PTC_TRY(credentials->secret_,
+            FollowedFiles<SharedSecret>::open({auth.secret_file}, "secrets", std::move(read)));
   }
   if (!auth.ca_file.empty() || !auth.cert_file.empty() || !auth.key_file.empty()) {
-    PTC_TRY(credentials->tls_, TlsSource::open({auth.ca_file, auth.cert_file, auth.key_file}, TlsUse::kMutual));
+    PTC_TRY(credentials->tls_,
+            TlsSource::open({auth.ca_file, auth.cert_file, auth.key_file}, TlsUse::kMutual));
   }
   return std::shared_ptr<const Credentials>(std::move(credentials));
 }

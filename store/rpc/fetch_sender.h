@@ -10,14 +10,15 @@
 
 namespace ptc {
 
-/// Chunks cross from one part into the next. Runs of a page and more are sent from the mapped image, the
-/// others gathered first; one chunk is in memory at a time. For one request. Threads: one.
+/// Chunks cross from one part into the next. Runs of a page and more are sent from the mapped
+/// image, the others gathered first; one chunk is in memory at a time. For one request. Threads:
+/// one.
 class FetchSender {
  public:
   FetchSender(Connection& connection, ImageStore& images);
 
-  /// Errors are the connection's. One about an image (kNotFound, kCorrupt: shorter than its runs) is told to
-  /// the peer behind the bytes before it, and ends the answer.
+  /// Errors are the connection's. One about an image (kNotFound, kCorrupt: shorter than its runs)
+  /// is told to the peer behind the bytes before it, and ends the answer.
   Task<> send(uint64_t request, const FetchRequest& fetch);
 
  private:

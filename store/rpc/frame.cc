@@ -17,14 +17,20 @@ uint32_t max_body_bytes(FrameType type) {
   switch (type) {
     case FrameType::kHello:
     case FrameType::kWelcome:
-    case FrameType::kProof: return 4 << 10;
+    case FrameType::kProof:
+      return 4 << 10;
     case FrameType::kReady:
-    case FrameType::kPing: return 0;
-    case FrameType::kError: return 64 << 10;
+    case FrameType::kPing:
+      return 0;
+    case FrameType::kError:
+      return 64 << 10;
     case FrameType::kCall:
-    case FrameType::kReply: return 1 << 10;
-    case FrameType::kData: return kMaxDataBytes;
-    case FrameType::kFetch: return kMaxFetchBytes;
+    case FrameType::kReply:
+      return 1 << 10;
+    case FrameType::kData:
+      return kMaxDataBytes;
+    case FrameType::kFetch:
+      return kMaxFetchBytes;
   }
   return 0;
 }

@@ -36,16 +36,16 @@ uint32_t max_body_bytes(FrameType type);
 
 struct FrameHeader {
   FrameType type{};
-  uint64_t request = 0;      // an answer carries its request's
+  uint64_t request = 0;  // an answer carries its request's
   uint32_t body_bytes = 0;
-  uint32_t body_crc = 0;     // crc32c of the body; 0 of none
+  uint32_t body_crc = 0;  // crc32c of the body; 0 of none
 };
 
 using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 FrameHeaderBytes encode(const FrameHeader& header);
 
-/// kCorrupt, with what is wrong with it: another program, another version, damage, an unknown type, or a
-/// length beyond max_body_bytes.
+/// kCorrupt, with what is wrong with it: another program, another version, damage, an unknown type,
+/// or a length beyond max_body_bytes.
 Result<FrameHeader> decode_frame_header(std::span<const std::byte, kFrameHeaderBytes> bytes);
 
 }  // namespace ptc

@@ -21,9 +21,10 @@ std::string proven(std::string_view role, const Hello& client, const Hello& serv
   ByteWriter out;
   out.text("ptcfs node connection");
   out.number(kProtocolVersion);
-  for (std::string_view text : {role, std::string_view(client.cluster), std::string_view(client.node),
-                                std::string_view(client.nonce), std::string_view(server.cluster),
-                                std::string_view(server.node), std::string_view(server.nonce)})
+  for (std::string_view text :
+       {role, std::string_view(client.cluster), std::string_view(client.node),
+        std::string_view(client.nonce), std::string_view(server.cluster),
+        std::string_view(server.node), std::string_view(server.nonce)})
     out.text(text);
   return out.take();
 }
@@ -50,14 +51,17 @@ Task<> greet(Connection& connection, const Identity& self, const std::string& ot
   PTC_CO_TRY(auto body, co_await connection.expect(FrameType::kWelcome, 0));
   PTC_CO_TRY(auto theirs, decode_hello(body));
   if (theirs.cluster != self.cluster)
-    co_return make_error(Code::kPermissionDenied, "it is of cluster {}, this node of {}", theirs.cluster, self.cluster);
+    co_return make_error(Code::kPermissionDenied, "it is of cluster {}, this node of {}",
+                         theirs.cluster, self.cluster);
   if (theirs.node != other)
     co_return make_error(Code::kUnavailable, "there is node {} now, not {}", theirs.node, other);
   if (!connection.may_be(other))
     co_return make_error(Code::kPermissionDenied, "its certificate is not for {} (SAN)", other);
-  const std::string_view wrong = self.credentials->fault(theirs.proof, proven("server", mine, theirs));
+  const std::string_view wrong =
+      self.credentials->fault(theirs.proof, proven("server", mine, theirs));
   if (!wrong.empty()) co_return make_error(Code::kPermissionDenied, "{}", wrong);
-  PTC_CO_TRY(co_await connection.send(FrameType::kProof, 0, self.credentials->proof(proven("client", mine, theirs))));
+  PTC_CO_TRY(co_await connection.send(FrameType::kProof, 0,
+                                      self.credentials->proof(proven("client", mine, theirs))));
   PTC_CO_TRY(co_await connection.expect(FrameType::kReady, 0));
   co_return ok();
 }
@@ -69,18 +73,21 @@ Task<std::string> admit(Connection& connection, const Identity& self) {
   Hello mine{self.cluster, self.node, {}, {}};
   PTC_CO_TRY(mine.nonce, new_nonce());
   if (theirs.cluster != self.cluster)
-    co_return co_await refuse(connection, fmt::format("node {} is of cluster {}, node {} of {}", theirs.node,
-                                                      theirs.cluster, self.node, self.cluster));
+    co_return co_await refuse(connection,
+                              fmt::format("node {} is of cluster {}, node {} of {}", theirs.node,
+                                          theirs.cluster, self.node, self.cluster));
   if (auto label = check_node_name(theirs.node); !label)
     co_return co_await refuse(connection, label.error().message());
   if (!connection.may_be(theirs.node))
-    co_return co_await refuse(connection, fmt::format("the certificate is not for node {} (SAN)", theirs.node));
+    co_return co_await refuse(connection,
+                              fmt::format("the certificate is not for node {} (SAN)", theirs.node));
   mine.proof = self.credentials->proof(proven("server", theirs, mine));
   PTC_CO_TRY(co_await connection.send(FrameType::kWelcome, 0, encode(mine)));
   PTC_CO_TRY(auto proof, co_await connection.expect(FrameType::kProof, 0));
   const std::string_view wrong = self.credentials->fault(proof, proven("client", theirs, mine));
   if (!wrong.empty())
-    co_return co_await refuse(connection, fmt::format("node {} is refused: {}", theirs.node, wrong));
+    co_return co_await refuse(connection,
+                              fmt::format("node {} is refused: {}", theirs.node, wrong));
   PTC_CO_TRY(co_await connection.send(FrameType::kReady, 0));
   co_return theirs.node;
 }

@@ -1,4 +1,5 @@
-// The first frames of a connection: who is there, of which cluster, and the proof of it. See PROTOCOL.md.
+// The first frames of a connection: who is there, of which cluster, and the proof of it. See
+// PROTOCOL.md.
 #pragma once
 
 #include <memory>
@@ -15,8 +16,8 @@ struct Identity {
   std::shared_ptr<const Credentials> credentials;
 };
 
-/// The side that connected, to node `other`. kPermissionDenied: another cluster, secret or authority; kUnavailable: another
-/// node listens there now.
+/// The side that connected, to node `other`. kPermissionDenied: another cluster, secret or
+/// authority; kUnavailable: another node listens there now.
 Task<> greet(Connection& connection, const Identity& self, const std::string& other);
 
 /// The side that listens; the peer's name. The peer is told why it is refused.

@@ -37,7 +37,8 @@ Error malformed(std::string_view what) {
 }
 
 bool is_name(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
 }
 
 /// The levels of a part, its target offsets filled in; false when a number is impossible.

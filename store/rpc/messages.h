@@ -16,7 +16,8 @@ inline constexpr size_t kMaxNameBytes = 255;  // nodes, clusters, methods
 inline constexpr size_t kNonceBytes = 32;
 inline constexpr size_t kMaxFetchItems = 1 << 16;
 
-/// Who speaks; of a Welcome with the proof that it knows the secret. Names are printable ASCII without blanks.
+/// Who speaks; of a Welcome with the proof that it knows the secret. Names are printable ASCII
+/// without blanks.
 struct Hello {
   std::string cluster, node, nonce, proof;
 };
@@ -46,7 +47,8 @@ struct FetchRequest {
   std::vector<FetchPart> parts;
 };
 std::string encode(const FetchRequest& request);
-/// Nothing in it overflows: all products and sums of a part fit into 64 bits, begin ≤ end ≤ its bytes.
+/// Nothing in it overflows: all products and sums of a part fit into 64 bits, begin ≤ end ≤ its
+/// bytes.
 Result<FetchRequest> decode_fetch(std::string_view body);
 
 }  // namespace ptc

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
@@ -14,9 +16,6 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
-
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "store/base/json.h"
 #include "store/base/log_rate.h"
@@ -54,15 +53,14 @@ struct PeerServer::Impl {
     Connection* connection;
     std::string host;
   };
-  bool accepting = false;                                            // guarded by mutex, and below
+  bool accepting = false;  // guarded by mutex, and below
   std::set<Connection*> open;
-  std::list<Stranger> strangers;  // of those the ones that are not let in yet, as they came
+  std::list<Stranger> strangers;   // of those the ones that are not let in yet, as they came
   std::set<Connection*> admitted;  // those that are, and were not cut since
   std::list<Connection*> idle;     // of these the ones between two requests, longest first
   std::unordered_map<Connection*, std::list<Connection*>::iterator> idle_at;
   std::map<std::string, std::shared_ptr<const Handler>> handlers;
   SpareThreads calls{"ptcfs-call"};  // answers them
-
 
   bool stopping() const { return stop.stop_requested(); }
   asio::awaitable<void> accept_all();
@@ -77,8 +75,8 @@ struct PeerServer::Impl {
   asio::awaitable<void> serve(Connection& connection);
   Task<> serve_requests(Connection& connection, const std::string& from_node);
   Task<> serve_call(Connection& connection, FrameHeader header, const std::string& from_node);
-  Task<std::string> run(Connection& connection, uint64_t request, const std::string& method, std::string body,
-                        const std::string& from_node);
+  Task<std::string> run(Connection& connection, uint64_t request, const std::string& method,
+                        std::string body, const std::string& from_node);
   std::shared_ptr<const Handler> handler_of(const std::string& method) const;
 };
 
@@ -104,8 +102,8 @@ void PeerServer::Impl::take_in(UniqueFd socket) {
     if (admitted.size() >= options.max_connections && !longest_idle()) {
       ++refused;
       if (const auto more = told.pass())
-        spdlog::warn("peers: {} is refused, {} connections are open, and none is idle{}", connection->peer_address(),
-                     admitted.size(), *more);
+        spdlog::warn("peers: {} is refused, {} connections are open, and none is idle{}",
+                     connection->peer_address(), admitted.size(), *more);
       return;
     }
     if (strangers.size() >= options.max_strangers) cut_a_stranger();
@@ -140,7 +138,8 @@ void PeerServer::Impl::has_ended(Connection* connection) {
   one_less.notify_all();
 }
 
-/// Under `mutex`. One that has just got a request is none; where the next few are none, too, nobody looks at all the others.
+/// Under `mutex`. One that has just got a request is none; where the next few are none, too, nobody
+/// looks at all the others.
 std::optional<Connection*> PeerServer::Impl::longest_idle() {
   constexpr int kLookedAt = 8;
   for (int looked = 0; looked < kLookedAt && !idle.empty(); ++looked) {
@@ -163,7 +162,8 @@ void PeerServer::Impl::let_in(Connection& connection) {
   is_no_stranger(&connection);
   std::lock_guard lock(mutex);
   if (admitted.size() >= options.max_connections) {
-    if (const auto gives_way = longest_idle()) {  // else there are as many more as were strangers at once
+    if (const auto gives_way =
+            longest_idle()) {  // else there are as many more as were strangers at once
       (*gives_way)->cut();
       is_not_idle(*gives_way);
       admitted.erase(*gives_way);
@@ -175,7 +175,8 @@ void PeerServer::Impl::let_in(Connection& connection) {
 void PeerServer::Impl::set_idle(Connection& connection, bool is_idle) {
   std::lock_guard lock(mutex);
   is_not_idle(&connection);
-  if (is_idle && admitted.contains(&connection)) idle_at[&connection] = idle.insert(idle.end(), &connection);
+  if (is_idle && admitted.contains(&connection))
+    idle_at[&connection] = idle.insert(idle.end(), &connection);
 }
 
 /// Whoever holds connections open and says nothing takes the places of its own: under `mutex`.
@@ -202,7 +203,8 @@ asio::awaitable<void> PeerServer::Impl::serve(Connection& connection) {
     is_no_stranger(&connection);
     ++refused;
     if (const auto more = stopping() ? std::nullopt : told.pass())
-      spdlog::warn("peers: {} was not let in: {}{}", connection.peer_address(), from_node.error().message(), *more);
+      spdlog::warn("peers: {} was not let in: {}{}", connection.peer_address(),
+                   from_node.error().message(), *more);
     co_return co_await connection.linger();
   }
   let_in(connection);
@@ -238,27 +240,32 @@ Task<> PeerServer::Impl::serve_requests(Connection& connection, const std::strin
   }
 }
 
-Task<> PeerServer::Impl::serve_call(Connection& connection, FrameHeader header, const std::string& from_node) {
+Task<> PeerServer::Impl::serve_call(Connection& connection, FrameHeader header,
+                                    const std::string& from_node) {
   PTC_CO_TRY(auto announced, co_await connection.receive_body(header));
   PTC_CO_TRY(auto call, decode_call(announced));
-  if (call.body_bytes > kMaxCallBytes) co_return make_error(Code::kCorrupt, "a call of {} bytes", call.body_bytes);
+  if (call.body_bytes > kMaxCallBytes)
+    co_return make_error(Code::kCorrupt, "a call of {} bytes", call.body_bytes);
   PTC_CO_TRY(auto body, co_await connection.receive_data(header.request, call.body_bytes));
   auto answer = co_await run(connection, header.request, call.method, std::move(body), from_node);
   if (answer && answer.value().size() > kMaxCallBytes)
-    answer = make_error(Code::kInternal, "the answer to {} has {} bytes, more than {}",
-                        call.method, answer.value().size(), kMaxCallBytes);
-  if (!answer) co_return co_await connection.send(FrameType::kError, header.request, encode(answer.error()));
+    answer = make_error(Code::kInternal, "the answer to {} has {} bytes, more than {}", call.method,
+                        answer.value().size(), kMaxCallBytes);
+  if (!answer)
+    co_return co_await connection.send(FrameType::kError, header.request, encode(answer.error()));
   const CallHeader reply{"", answer.value().size()};
   PTC_CO_TRY(co_await connection.send(FrameType::kReply, header.request, encode(reply)));
   co_return co_await connection.send_data(header.request, answer.value());
 }
 
 /// Runs the handler on another thread; meanwhile the peer hears that this node lives.
-Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request, const std::string& method,
-                                        std::string body, const std::string& from_node) {
+Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request,
+                                        const std::string& method, std::string body,
+                                        const std::string& from_node) {
   auto handler = handler_of(method);
   if (!handler)
-    co_return make_error(Code::kUnavailable, "node {} does not answer {}, or not yet", self.node, quoted(method));
+    co_return make_error(Code::kUnavailable, "node {} does not answer {}, or not yet", self.node,
+                         quoted(method));
   std::optional<Result<std::string>> answer;  // written on this executor
   asio::steady_timer woken(co_await asio::this_coro::executor);
   std::function<void()> work = [&] {
@@ -279,7 +286,8 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
   try {
     calls.run(std::move(work));
   } catch (const std::system_error& error) {
-    co_return make_error(Code::kUnavailable, "node {} has no thread for {}: {}", self.node, quoted(method), error.what());
+    co_return make_error(Code::kUnavailable, "node {} has no thread for {}: {}", self.node,
+                         quoted(method), error.what());
   }
   for (bool listening = true; !answer;) {
     woken.expires_after(kPingEvery);
@@ -313,7 +321,8 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
           "listening for nodes on {}, where others than this machine can connect, needs a shared "
           "secret or certificates, or the word that it may be without",
           listener.address);
-    spdlog::warn("peers: {} takes connections of anybody: there is no authentication", listener.address);
+    spdlog::warn("peers: {} takes connections of anybody: there is no authentication",
+                 listener.address);
   }
   spdlog::debug("peers: listens on {}", listener.address);
   impl->address = std::move(listener.address);

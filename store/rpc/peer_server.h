@@ -12,8 +12,8 @@
 #include "store/base/descriptors.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
-#include "store/rpc/credentials.h"
 #include "store/net/io_threads.h"
+#include "store/rpc/credentials.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {
@@ -23,20 +23,23 @@ struct PeerServerOptions {
   std::string node;     // this node's name
   std::string cluster;  // a peer of another cluster is refused
   PeerAuth auth;
-  ImageStore* images = nullptr;  // what fetches read; outlives the server
+  ImageStore* images = nullptr;             // what fetches read; outlives the server
   std::shared_ptr<IoThreads> io = nullptr;  // null: threads of its own
-  size_t max_connections = descriptors_for_peers();  // that were let in; for a further one an idle one is closed
-  size_t max_strangers = 256;  // connections that are not let in yet, besides
+  size_t max_connections =
+      descriptors_for_peers();  // that were let in; for a further one an idle one is closed
+  size_t max_strangers = 256;   // connections that are not let in yet, besides
   std::chrono::milliseconds handshake{3'000};  // from the accept to a peer that is let in
   std::chrono::milliseconds silence{10'000};   // within a request, or of a peer that does not read
   std::chrono::milliseconds idle{300'000};     // between requests
 };
 
-/// Connections share a few threads; there is a further one for each call that is being answered. Nothing is kept for
-/// a peer but one chunk of a stream, while that lasts: one that does not read stops its own connection only, and is cut
-/// off after a while. Where as many were let in as may be, a further one takes the place of the one that has been idle for
-/// longest, and is closed at once where none is idle. One that speaks nonsense is logged with its address and cut off. Of more strangers than may
-/// be, the oldest is cut off of those addresses that have most of them; what is logged of strangers is limited in rate.
+/// Connections share a few threads; there is a further one for each call that is being answered.
+/// Nothing is kept for a peer but one chunk of a stream, while that lasts: one that does not read
+/// stops its own connection only, and is cut off after a while. Where as many were let in as may
+/// be, a further one takes the place of the one that has been idle for longest, and is closed at
+/// once where none is idle. One that speaks nonsense is logged with its address and cut off. Of
+/// more strangers than may be, the oldest is cut off of those addresses that have most of them;
+/// what is logged of strangers is limited in rate.
 class PeerServer {
  public:
   /// Answers a call of `from_node`: up to kMaxCallBytes, or an Error whose code and message travel.
@@ -54,10 +57,12 @@ class PeerServer {
   /// "127.0.0.1:7070", with the true port.
   std::string address() const;
 
-  /// Threads: any, also while calls come in; those of a method that is not there yet get kUnavailable.
+  /// Threads: any, also while calls come in; those of a method that is not there yet get
+  /// kUnavailable.
   void handle(std::string method, Handler handler);
 
-  /// Of the connections that others made, by the name they proved (or, without authentication, said).
+  /// Of the connections that others made, by the name they proved (or, without authentication,
+  /// said).
   std::vector<PeerNumbers> numbers() const;
   /// Connections that never were let in: nonsense, another cluster, a wrong secret, too slow.
   uint64_t refused() const;

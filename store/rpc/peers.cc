@@ -38,11 +38,12 @@ struct Peers::Impl {
 
   Result<std::string> address_of(const std::string& node);
   std::unique_ptr<Connection> take_kept(const std::string& node);
-  Task<std::unique_ptr<Connection>> connect(const std::string& node, const std::string& address, Deadline deadline,
-                                            std::stop_token stop);
-  Task<std::unique_ptr<Connection>> make(const std::string& node, const std::string& address, Deadline deadline,
-                                         std::stop_token stop);
-  Task<std::string> exchange(Connection& connection, std::string_view method, std::string_view body);
+  Task<std::unique_ptr<Connection>> connect(const std::string& node, const std::string& address,
+                                            Deadline deadline, std::stop_token stop);
+  Task<std::unique_ptr<Connection>> make(const std::string& node, const std::string& address,
+                                         Deadline deadline, std::stop_token stop);
+  Task<std::string> exchange(Connection& connection, std::string_view method,
+                             std::string_view body);
 };
 
 std::unique_ptr<Connection> Peers::Impl::take_kept(const std::string& node) {
@@ -67,8 +68,9 @@ Result<std::string> Peers::Impl::address_of(const std::string& node) {
   return found->second.address;
 }
 
-Task<std::unique_ptr<Connection>> Peers::Impl::make(const std::string& node, const std::string& text,
-                                                    Deadline deadline, std::stop_token stop) {
+Task<std::unique_ptr<Connection>> Peers::Impl::make(const std::string& node,
+                                                    const std::string& text, Deadline deadline,
+                                                    std::stop_token stop) {
   PTC_CO_TRY(auto address, PeerAddress::parse(text));
   deadline = std::min(deadline, std::chrono::steady_clock::now() + options.connect);
   Patience patience{options.connect, deadline, std::move(stop)};
@@ -83,21 +85,25 @@ Task<std::unique_ptr<Connection>> Peers::Impl::make(const std::string& node, con
   co_return connection;
 }
 
-Task<std::unique_ptr<Connection>> Peers::Impl::connect(const std::string& node, const std::string& text,
-                                                       Deadline deadline, std::stop_token stop) {
+Task<std::unique_ptr<Connection>> Peers::Impl::connect(const std::string& node,
+                                                       const std::string& text, Deadline deadline,
+                                                       std::stop_token stop) {
   auto made = co_await make(node, text, deadline, std::move(stop));
-  if (!made) co_return std::move(made).error().with_context(fmt::format("node {} ({})", node, text));
+  if (!made)
+    co_return std::move(made).error().with_context(fmt::format("node {} ({})", node, text));
   co_return made;
 }
 
-Task<std::string> Peers::Impl::exchange(Connection& connection, std::string_view method, std::string_view body) {
+Task<std::string> Peers::Impl::exchange(Connection& connection, std::string_view method,
+                                        std::string_view body) {
   const uint64_t request = next_request++;
   const CallHeader call{std::string(method), body.size()};
   PTC_CO_TRY(co_await connection.send(FrameType::kCall, request, encode(call)));
   PTC_CO_TRY(co_await connection.send_data(request, body));
   PTC_CO_TRY(auto announced, co_await connection.expect(FrameType::kReply, request));
   PTC_CO_TRY(auto reply, decode_call(announced));
-  if (reply.body_bytes > kMaxCallBytes) co_return make_error(Code::kCorrupt, "an answer of {} bytes", reply.body_bytes);
+  if (reply.body_bytes > kMaxCallBytes)
+    co_return make_error(Code::kCorrupt, "an answer of {} bytes", reply.body_bytes);
   co_return co_await connection.receive_data(request, reply.body_bytes);
 }
 
@@ -129,7 +135,8 @@ void Peers::remove(const std::string& node) {
   impl_->peers.erase(node);
 }
 
-Task<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline deadline, std::stop_token stop) {
+Task<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline deadline,
+                                              std::stop_token stop) {
   if (auto kept = impl_->take_kept(node)) {
     kept->attach(co_await asio::this_coro::executor);
     co_return kept;
@@ -139,7 +146,8 @@ Task<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline 
 }
 
 Result<> Peers::meet(const std::string& node, const std::string& address) {
-  auto met = run_here([&](IoExecutor) { return impl_->connect(node, address, Deadline::max(), {}); });
+  auto met =
+      run_here([&](IoExecutor) { return impl_->connect(node, address, Deadline::max(), {}); });
   if (!met) return std::move(met).error();
   met.value()->detach();
   return ok();
@@ -156,10 +164,11 @@ void Peers::give_back(const std::string& node, std::unique_ptr<Connection> conne
     kept.push_back({std::move(connection), std::chrono::steady_clock::now() + kKeep});
 }
 
-Task<std::string> Peers::ask(const std::string& node, std::string_view method, std::string_view body,
-                             Deadline deadline, std::stop_token stop) {
+Task<std::string> Peers::ask(const std::string& node, std::string_view method,
+                             std::string_view body, Deadline deadline, std::stop_token stop) {
   if (body.size() > kMaxCallBytes || method.empty() || method.size() > kMaxNameBytes)
-    co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method), body.size(), kMaxCallBytes);
+    co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method),
+                               body.size(), kMaxCallBytes);
   PTC_CO_TRY(auto connection, co_await take(node, deadline, stop));
   connection->set_patience({impl_->options.silence, deadline, stop});
   auto answer = co_await impl_->exchange(*connection, method, body);
@@ -169,20 +178,23 @@ Task<std::string> Peers::ask(const std::string& node, std::string_view method, s
   }
   if (answer.error().code() == Code::kCancelled) co_return answer;
   ++counters(node)->broken_connections;
-  co_return make_error(Code::kUnavailable, "node {} ({}): {}; whether it has done {} is not known", node,
-                       connection->peer_address(), answer.error().message(), quoted(method));
+  co_return make_error(Code::kUnavailable, "node {} ({}): {}; whether it has done {} is not known",
+                       node, connection->peer_address(), answer.error().message(), quoted(method));
 }
 
-Result<std::string> Peers::call(const std::string& node, std::string_view method, std::string_view body,
-                                std::chrono::milliseconds timeout, std::stop_token stop) {
+Result<std::string> Peers::call(const std::string& node, std::string_view method,
+                                std::string_view body, std::chrono::milliseconds timeout,
+                                std::stop_token stop) {
   const Deadline deadline = std::chrono::steady_clock::now() + timeout;
   return run_here([&](IoExecutor) { return ask(node, method, body, deadline, stop); });
 }
 
-std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls, std::chrono::milliseconds timeout,
+std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls,
+                                                 std::chrono::milliseconds timeout,
                                                  std::stop_token stop) {
   const Deadline deadline = std::chrono::steady_clock::now() + timeout;
-  std::vector<Result<std::string>> answers(calls.size(), Error(Code::kUnavailable, "was not asked"));
+  std::vector<Result<std::string>> answers(calls.size(),
+                                           Error(Code::kUnavailable, "was not asked"));
   auto one = [&](size_t i) -> asio::awaitable<void> {
     answers[i] = co_await ask(calls[i].node, calls[i].method, calls[i].body, deadline, stop);
   };

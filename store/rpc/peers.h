@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "store/base/error.h"
-#include "store/rpc/credentials.h"
 #include "store/net/io_threads.h"
+#include "store/rpc/credentials.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {
@@ -18,7 +18,7 @@ namespace ptc {
 class Connection;
 
 struct PeersOptions {
-  std::string node;     // this node's name
+  std::string node;  // this node's name
   std::string cluster;
   PeerAuth auth;
   std::shared_ptr<IoThreads> io = nullptr;   // null: threads of its own
@@ -26,8 +26,9 @@ struct PeersOptions {
   std::chrono::milliseconds silence{5'000};  // until a peer that says nothing counts as dead
 };
 
-/// Threads: any. Whoever calls waits for the network itself; only streams of several nodes at once use the shared threads.
-/// Connections are made when needed, used by one call or stream at a time, and kept for the next for a minute.
+/// Threads: any. Whoever calls waits for the network itself; only streams of several nodes at once
+/// use the shared threads. Connections are made when needed, used by one call or stream at a time,
+/// and kept for the next for a minute.
 class Peers {
  public:
   static Result<std::unique_ptr<Peers>> create(PeersOptions options);
@@ -37,13 +38,14 @@ class Peers {
   void set(const std::string& node, const std::string& address);
   void remove(const std::string& node);
 
-  /// Asks a node and waits for the answer. It is asked once at most: after kUnavailable of a connection
-  /// that broke in the middle, whether it did what was asked is not known, and the message says so.
+  /// Asks a node and waits for the answer. It is asked once at most: after kUnavailable of a
+  /// connection that broke in the middle, whether it did what was asked is not known, and the
+  /// message says so.
   ///
   /// Cancellation: at once, kCancelled; the node goes on with what it does.
-  /// Errors: what the handler said, as it said it; kUnavailable (no address, nobody listens, silent for
-  /// `silence`, deadline over, broken); kPermissionDenied (another cluster, or a secret that differs);
-  /// kInvalidArgument (larger than kMaxCallBytes).
+  /// Errors: what the handler said, as it said it; kUnavailable (no address, nobody listens, silent
+  /// for `silence`, deadline over, broken); kPermissionDenied (another cluster, or a secret that
+  /// differs); kInvalidArgument (larger than kMaxCallBytes).
   Result<std::string> call(const std::string& node, std::string_view method, std::string_view body,
                            std::chrono::milliseconds timeout, std::stop_token stop = {});
 
@@ -51,16 +53,19 @@ class Peers {
   struct Call {
     std::string node, method, body;
   };
-  std::vector<Result<std::string>> call_all(const std::vector<Call>& calls, std::chrono::milliseconds timeout,
+  std::vector<Result<std::string>> call_all(const std::vector<Call>& calls,
+                                            std::chrono::milliseconds timeout,
                                             std::stop_token stop = {});
 
-  /// Connects anew to `address`, where `node` shall be, and both prove who they are. Nothing is kept.
-  /// Errors: kPermissionDenied (another cluster, secret, authority, or name in the certificate); kUnavailable.
+  /// Connects anew to `address`, where `node` shall be, and both prove who they are. Nothing is
+  /// kept. Errors: kPermissionDenied (another cluster, secret, authority, or name in the
+  /// certificate); kUnavailable.
   Result<> meet(const std::string& node, const std::string& address);
 
-  /// For a transport: a connection that was let in and has nothing under way, kept or new, attached to the executor of
-  /// the coroutine that asks.
-  Task<std::unique_ptr<Connection>> take(const std::string& node, std::chrono::steady_clock::time_point deadline,
+  /// For a transport: a connection that was let in and has nothing under way, kept or new, attached
+  /// to the executor of the coroutine that asks.
+  Task<std::unique_ptr<Connection>> take(const std::string& node,
+                                         std::chrono::steady_clock::time_point deadline,
                                          std::stop_token stop);
   /// Keeps it for the next; only with nothing under way.
   void give_back(const std::string& node, std::unique_ptr<Connection> connection);

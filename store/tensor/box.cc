@@ -25,9 +25,7 @@ bool operator==(const Dims& a, const Dims& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-std::string Dims::to_string() const {
-  return fmt::format("[{}]", fmt::join(begin(), end(), ", "));
-}
+std::string Dims::to_string() const { return fmt::format("[{}]", fmt::join(begin(), end(), ", ")); }
 
 Result<uint64_t> num_elements(const Shape& shape) {
   // A zero does not excuse the other counts: strides are computed from them.

@@ -68,8 +68,8 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 /// What is left of `from` without `hole`, as at most 2·axes disjoint boxes.
 std::vector<Box> subtract(const Box& from, const Box& hole);
 
-/// The elements [begin, end) of a C-order array of this shape, as at most 2·axes − 1 disjoint boxes in
-/// growing order.
+/// The elements [begin, end) of a C-order array of this shape, as at most 2·axes − 1 disjoint boxes
+/// in growing order.
 std::vector<Box> boxes_of_run(const Shape& shape, uint64_t begin, uint64_t end);
 
 /// A box of a global tensor and where it lies in a local one: same extent, other offset.
@@ -83,8 +83,9 @@ struct Piece {
 /// tensor. Pieces are disjoint in both. Elements of the local array that no piece covers are
 /// padding and hold zero.
 struct SubTensor {
-  /// Of a flat cut: a C-order array of shape `of` is cut as one row of elements, and the local array
-  /// (one axis) is its elements from number `begin` on. The pieces' local offsets are in `of`.
+  /// Of a flat cut: a C-order array of shape `of` is cut as one row of elements, and the local
+  /// array (one axis) is its elements from number `begin` on. The pieces' local offsets are in
+  /// `of`.
   struct Flat {
     Shape of;
     uint64_t begin = 0;

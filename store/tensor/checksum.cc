@@ -33,7 +33,7 @@ constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
 
 // Persisted: never change. T[lane][i] is the upper half of output 1024·lane + i of splitmix64 from
 // this seed, made odd; M(lane, b) is output b of splitmix64 from the lane's seed, made odd.
-constexpr uint64_t kTableSeed = 0x7074636673313032;  // "ptcfs102"
+constexpr uint64_t kTableSeed = 0x7074636673313032;                          // "ptcfs102"
 constexpr uint64_t kMixSeeds[2] = {0x243f6a8885a308d3, 0x13198a2e03707344};  // digits of pi
 
 using Table = std::array<uint32_t, kBlockWords>;
@@ -142,9 +142,9 @@ Checksum checksum_of_run(std::span<const std::byte> bytes, uint64_t logical_offs
   while (left >= kWordBytes) {
     uint64_t i = index % kBlockWords;
     size_t count = std::min<size_t>(kBlockWords - i, left / kWordBytes);
-    add_block_sum(sum, index / kBlockWords,
-                  sum_words(reinterpret_cast<const AnyWord*>(at), &kTables[0][i], &kTables[1][i],
-                            count));
+    add_block_sum(
+        sum, index / kBlockWords,
+        sum_words(reinterpret_cast<const AnyWord*>(at), &kTables[0][i], &kTables[1][i], count));
     at += count * kWordBytes;
     left -= count * kWordBytes;
     index += count;
@@ -164,9 +164,8 @@ Result<Checksum> checksum_of_sub_tensor(const SubTensor& local, const Shape& glo
   }
   Checksum sum;
   for (const Piece& piece : local.pieces) {
-    PTC_TRY(auto copy, make_strided_copy(array_at(local, 0), piece.local_offset,
-                                         {0, global_shape}, piece.global.offset,
-                                         piece.global.extent, element_bits));
+    PTC_TRY(auto copy, make_strided_copy(array_at(local, 0), piece.local_offset, {0, global_shape},
+                                         piece.global.offset, piece.global.extent, element_bits));
     for_each_run(copy, [&](uint64_t source, uint64_t target, uint64_t bytes) {
       sum += checksum_of_run(local_bytes.subspan(source, bytes), target);
     });
@@ -185,7 +184,8 @@ Result<Checksum> Checksum::from_hex(std::string_view text) {
     if (good) sum.lane[i / 16] = sum.lane[i / 16] << 4 | digit;
   }
   if (!good)
-    return invalid_argument("{} is not a checksum of 32 hexadecimal digits", quoted(text.substr(0, 40)));
+    return invalid_argument("{} is not a checksum of 32 hexadecimal digits",
+                            quoted(text.substr(0, 40)));
   return sum;
 }
 

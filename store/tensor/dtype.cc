@@ -85,11 +85,13 @@ Result<DType> dtype_of_npy_descr(std::string_view descr) {
           quoted(descr));
     }
     if (kind[0] == 'O')
-      return invalid_argument("{} is an array of Python objects, which is never loaded", quoted(descr));
+      return invalid_argument("{} is an array of Python objects, which is never loaded",
+                              quoted(descr));
     if (kind[0] == 'S' || kind[0] == 'U' || kind[0] == 'a')
       return invalid_argument("{} is an array of text; only numbers are stored", quoted(descr));
   }
-  return invalid_argument("NumPy type {} has no tensor type that equals it", quoted(descr.substr(0, 40)));
+  return invalid_argument("NumPy type {} has no tensor type that equals it",
+                          quoted(descr.substr(0, 40)));
 }
 
 }  // namespace ptc

@@ -53,7 +53,8 @@ bool mapped_copy(std::byte* target, const std::byte* source, size_t bytes, bool 
   Copy copy;
   copy.source = reinterpret_cast<uintptr_t>(source);
   copy.bytes = bytes;
-  if (sigsetjmp(copy.back, 0) != 0) {  // to save the mask of signals each time would be a system call
+  if (sigsetjmp(copy.back, 0) !=
+      0) {  // to save the mask of signals each time would be a system call
     under_way = nullptr;
     unblock();
     return false;

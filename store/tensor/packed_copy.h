@@ -1,4 +1,5 @@
-// The bytes of a StridedCopy's runs as one string, one run behind the other: what goes over the wire.
+// The bytes of a StridedCopy's runs as one string, one run behind the other: what goes over the
+// wire.
 #pragma once
 
 #include <cstdint>

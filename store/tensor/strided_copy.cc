@@ -43,15 +43,24 @@ void copy_innermost(const StridedCopy& copy, uint64_t count, const std::byte* so
     copy_runs<kRun>(count, copy.run_bytes, source, loop.source_stride, target, loop.target_stride);
   };
   switch (copy.run_bytes) {
-    case 1: return run.operator()<1>();
-    case 2: return run.operator()<2>();
-    case 4: return run.operator()<4>();
-    case 8: return run.operator()<8>();
-    case 12: return run.operator()<12>();
-    case 16: return run.operator()<16>();
-    case 32: return run.operator()<32>();
-    case 64: return run.operator()<64>();
-    default: return run.operator()<0>();
+    case 1:
+      return run.operator()<1>();
+    case 2:
+      return run.operator()<2>();
+    case 4:
+      return run.operator()<4>();
+    case 8:
+      return run.operator()<8>();
+    case 12:
+      return run.operator()<12>();
+    case 16:
+      return run.operator()<16>();
+    case 32:
+      return run.operator()<32>();
+    case 64:
+      return run.operator()<64>();
+    default:
+      return run.operator()<0>();
   }
 }
 
@@ -89,9 +98,8 @@ class WindowCopy {
     uint64_t last = std::min(loop.count, (end_ - target - 1) / loop.target_stride + 1);
     uint64_t whole_begin =
         begin_ > target ? (begin_ - target + loop.target_stride - 1) / loop.target_stride : 0;
-    uint64_t whole_end = end_ - target >= inner_span
-                             ? (end_ - target - inner_span) / loop.target_stride + 1
-                             : 0;
+    uint64_t whole_end =
+        end_ - target >= inner_span ? (end_ - target - inner_span) / loop.target_stride + 1 : 0;
     whole_end = std::min(whole_end, last);
     whole_begin = std::min(whole_begin, last);
     if (whole_begin >= whole_end) return copy_each(level, source, target, first, last);

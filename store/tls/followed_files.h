@@ -1,5 +1,5 @@
-// What is made of small files, made anew when one of them changes: keys, certificates and secrets are exchanged
-// while the daemon runs.
+// What is made of small files, made anew when one of them changes: keys, certificates and secrets
+// are exchanged while the daemon runs.
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -14,7 +14,8 @@
 
 namespace ptc {
 
-/// Another text when one of the files is another: inode, size, time. Files that are not there count, too.
+/// Another text when one of the files is another: inode, size, time. Files that are not there
+/// count, too.
 std::string stamp_of_files(const std::vector<std::string>& paths);
 
 /// Threads: any.
@@ -25,7 +26,8 @@ class FollowedFiles {
   using Make = std::function<Result<Made>()>;
 
   /// Errors: those of `make`. `what`: how the log calls them, as in "certificates".
-  static Result<std::shared_ptr<const FollowedFiles>> open(std::vector<std::string> paths, std::string what, Make make) {
+  static Result<std::shared_ptr<const FollowedFiles>> open(std::vector<std::string> paths,
+                                                           std::string what, Make make) {
     auto followed = std::make_shared<FollowedFiles>();
     followed->stamp_ = stamp_of_files(paths);
     PTC_TRY(followed->value_, make());
@@ -35,7 +37,8 @@ class FollowedFiles {
     return std::shared_ptr<const FollowedFiles>(std::move(followed));
   }
 
-  /// Of the files as they are now; of the last good ones while these cannot be used, which is logged once.
+  /// Of the files as they are now; of the last good ones while these cannot be used, which is
+  /// logged once.
   Made value() const {
     const std::string stamp = stamp_of_files(paths_);
     std::lock_guard lock(mutex_);

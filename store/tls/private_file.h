@@ -8,8 +8,8 @@
 
 namespace ptc {
 
-/// The text of a regular file that only its owner may read, at most `limit` bytes; kInvalidArgument of
-/// another.
+/// The text of a regular file that only its owner may read, at most `limit` bytes; kInvalidArgument
+/// of another.
 Result<std::string> read_private_file(const std::string& path, size_t limit);
 
 }  // namespace ptc

@@ -26,7 +26,8 @@ Result<> use_key(SSL_CTX* context, const std::string& path) {
     return invalid_argument("{} holds no private key in PEM without a passphrase: {}", path,
                             last_tls_error());
   if (::SSL_CTX_use_PrivateKey(context, key.get()) != 1)
-    return invalid_argument("the key {} is not that of the certificate: {}", path, last_tls_error());
+    return invalid_argument("the key {} is not that of the certificate: {}", path,
+                            last_tls_error());
   return ok();
 }
 
@@ -39,8 +40,10 @@ std::string last_tls_error() {
 }
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files, TlsUse use) {
-  if (use == TlsUse::kMutual && (files.ca.empty() || files.certificate.empty() || files.key.empty()))
-    return invalid_argument("TLS between nodes wants three files: the authority, the certificate and its key");
+  if (use == TlsUse::kMutual &&
+      (files.ca.empty() || files.certificate.empty() || files.key.empty()))
+    return invalid_argument(
+        "TLS between nodes wants three files: the authority, the certificate and its key");
   if (files.certificate.empty() != files.key.empty())
     return invalid_argument("a TLS certificate and its key are given together or not at all");
   auto result = std::make_shared<TlsContext>();
@@ -55,13 +58,13 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files
   // Nothing is resumed; a ticket would make an idle connection look as if something had come.
   ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   ::SSL_CTX_set_num_tickets(context, 0);
-  if (files.ca.empty())
-    ::SSL_CTX_set_default_verify_paths(context);
+  if (files.ca.empty()) ::SSL_CTX_set_default_verify_paths(context);
   else if (::SSL_CTX_load_verify_file(context, files.ca.c_str()) != 1)
     return invalid_argument("{} holds no certificates in PEM: {}", files.ca, last_tls_error());
   if (files.certificate.empty()) return std::shared_ptr<const TlsContext>(std::move(result));
   if (::SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1)
-    return invalid_argument("{} holds no certificate in PEM: {}", files.certificate, last_tls_error());
+    return invalid_argument("{} holds no certificate in PEM: {}", files.certificate,
+                            last_tls_error());
   PTC_TRY(use_key(context, files.key));
   return std::shared_ptr<const TlsContext>(std::move(result));
 }

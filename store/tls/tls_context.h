@@ -11,15 +11,16 @@ struct ssl_ctx_st;
 
 namespace ptc {
 
-/// PEM files: the authority to believe, this side's certificate (with the chain to its authority), and its
-/// key, which nobody else may read.
+/// PEM files: the authority to believe, this side's certificate (with the chain to its authority),
+/// and its key, which nobody else may read.
 struct TlsFiles {
   std::string ca, certificate, key;
 };
 
 enum class TlsUse {
   kMutual,  // either side of a connection between equals: all three files; both show certificates
-  kClient,  // of a server: without `ca` the system's authorities; a certificate only where one is given
+  kClient,  // of a server: without `ca` the system's authorities; a certificate only where one is
+            // given
 };
 
 /// TLS 1.2 or later. Nothing changes it: connections share it. Threads: any.
@@ -37,8 +38,8 @@ class TlsContext {
 class TlsSource {
  public:
   static Result<std::shared_ptr<const TlsSource>> open(TlsFiles files, TlsUse use);
-  /// For a new connection: of the files as they are now; of the last good ones while these cannot be used,
-  /// which is logged once.
+  /// For a new connection: of the files as they are now; of the last good ones while these cannot
+  /// be used, which is logged once.
   std::shared_ptr<const TlsContext> context() const { return files_->value(); }
 
  private:

@@ -12,8 +12,7 @@ void FileRuns::add(uint64_t offset, std::span<const std::byte> run) {
   if (pieces_.empty()) begin_ = end_ = offset;
   if (!pieces_.empty() && pieces_.back().data() + pieces_.back().size() == run.data())
     pieces_.back() = {pieces_.back().data(), pieces_.back().size() + run.size()};
-  else
-    pieces_.push_back(run);
+  else pieces_.push_back(run);
   end_ += run.size();
 }
 

@@ -1,5 +1,5 @@
-// Bytes that go into a fresh file by pwrite: the kernel need not clear a page that is filled at once, nor take a
-// fault for it, which together cost more than the copy.
+// Bytes that go into a fresh file by pwrite: the kernel need not clear a page that is filled at
+// once, nor take a fault for it, which together cost more than the copy.
 #pragma once
 
 #include <cstddef>

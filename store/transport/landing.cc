@@ -14,9 +14,7 @@ namespace {
 
 constexpr size_t kDirect = SIZE_MAX;
 
-uint64_t bytes_of(const FetchItem& item) {
-  return bytes_between(item.copy, item.begin, item.end);
-}
+uint64_t bytes_of(const FetchItem& item) { return bytes_between(item.copy, item.begin, item.end); }
 
 void advance(FetchItem& item, uint64_t to) {
   item.target_at_begin += to - item.begin;
@@ -95,7 +93,8 @@ Result<> Landing::accept() {
 Result<> Landing::scatter(const FetchItem& item, uint64_t target_end, const std::byte* from) {
   const bool by_writer =
       item.writer != nullptr &&
-      (item.copy.run_bytes >= kLongRun || bytes_between(item.copy, item.begin, target_end) == target_end - item.begin);
+      (item.copy.run_bytes >= kLongRun ||
+       bytes_between(item.copy, item.begin, target_end) == target_end - item.begin);
   std::optional<FileRuns> file;
   if (by_writer) {
     file.emplace(*item.writer);

@@ -1,4 +1,5 @@
-// The receiving side of a fetch: the string of bytes that comes over the wire, put where each item wants it.
+// The receiving side of a fetch: the string of bytes that comes over the wire, put where each item
+// wants it.
 #pragma once
 
 #include <sys/uio.h>
@@ -12,8 +13,9 @@
 
 namespace ptc {
 
-/// The string is the runs of all items, one behind the other. Long runs are received into the target memory;
-/// others, and all that has a writer, into a buffer, and scattered when they are good. Threads: one.
+/// The string is the runs of all items, one behind the other. Long runs are received into the
+/// target memory; others, and all that has a writer, into a buffer, and scattered when they are
+/// good. Threads: one.
 class Landing {
  public:
   /// Of those items that have bytes to come; the others are finished at once.
@@ -29,13 +31,15 @@ class Landing {
 
   /// Where the next `bytes` ≤ bytes_left() go. Until accept() they count as not received.
   std::span<const iovec> place(uint64_t bytes);
-  /// They came and are good: scatters, and moves `begin` of the items. Errors: of writing to a file.
+  /// They came and are good: scatters, and moves `begin` of the items. Errors: of writing to a
+  /// file.
   Result<> accept();
 
  private:
   Result<> scatter(const FetchItem& item, uint64_t target_end, const std::byte* from);
 
-  struct Cut {  // of one item: the next bytes of its string, and where the window ends that they fill
+  struct Cut {  // of one item: the next bytes of its string, and where the window ends that they
+                // fill
     FetchItem* item;
     uint64_t target_end, bytes;
     size_t buffered;  // where they are in buffer_; kDirect

@@ -23,9 +23,10 @@ Result<> copy(const FetchItem& item, std::span<const std::byte> source) {
   }
   FileRuns runs(*item.writer);
   if (item.copy.run_bytes >= kLongRun) {
-    for_each_run(item.copy, item.begin, item.end, [&](uint64_t at, uint64_t target, uint64_t bytes) {
-      runs.add(target, source.subspan(at, bytes));
-    });
+    for_each_run(item.copy, item.begin, item.end,
+                 [&](uint64_t at, uint64_t target, uint64_t bytes) {
+                   runs.add(target, source.subspan(at, bytes));
+                 });
     return runs.finish();
   }
   thread_local const std::unique_ptr<std::byte[]> buffer(new std::byte[kGatheredAtOnce]);
@@ -40,7 +41,8 @@ Result<> copy(const FetchItem& item, std::span<const std::byte> source) {
 
 class LoopbackTransport final : public Transport {
  public:
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
+                 std::chrono::milliseconds) override {
     const Image* mapped = nullptr;
     std::span<const std::byte> source;  // of `mapped`; many small items in a row are of one image
     for (FetchItem& item : items) {

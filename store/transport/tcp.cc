@@ -18,7 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kAttempts = 5;  // without one good chunk
-constexpr int kAttemptsOfOneOfMany = 2;  // the kept connection may be that to a daemon before this one
+constexpr int kAttemptsOfOneOfMany =
+    2;  // the kept connection may be that to a daemon before this one
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
 
 /// All items of one node, until they are there or the node is given up.
@@ -43,7 +44,8 @@ class NodeFetch {
       if (error.code() == Code::kCancelled || final_ || no_place_) co_return streamed;
       if (landing_.bytes_left() < left) failures_ = 0;
       if (++failures_ >= attempts_ || Clock::now() - since_ >= silence_)
-        co_return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(), failures_);
+        co_return make_error(Code::kUnavailable, "{}; given up after {} attempts", error.message(),
+                             failures_);
       ++counters_->retries;
       const bool damaged = error.code() == Code::kCorrupt;
       spdlog::log(damaged ? spdlog::level::warn : spdlog::level::debug,
@@ -55,7 +57,8 @@ class NodeFetch {
   }
 
  private:
-  /// One request and what comes of it. Sets final_ of an error that another connection would not mend.
+  /// One request and what comes of it. Sets final_ of an error that another connection would not
+  /// mend.
   Task<> stream() {
     auto taken = co_await peers_.take(node_, since_ + silence_, stop_);
     if (!taken) {
@@ -76,7 +79,8 @@ class NodeFetch {
     }
     if (received) co_return ok();
     Error error = std::move(received).error().with_context(from);
-    if (final_ && error.code() != Code::kCorrupt) co_return Error(Code::kUnavailable, error.message());
+    if (final_ && error.code() != Code::kCorrupt)
+      co_return Error(Code::kUnavailable, error.message());
     co_return error;
   }
 
@@ -143,7 +147,8 @@ class TcpTransport final : public Transport {
   TcpTransport(Peers& peers, std::unique_ptr<Transport> local)
       : peers_(peers), local_(std::move(local)) {}
 
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds silence) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
+                 std::chrono::milliseconds silence) override {
     std::map<std::string, std::vector<FetchItem*>> nodes;
     std::vector<FetchItem*> here;
     for (FetchItem& item : items)

@@ -22,21 +22,22 @@ struct FetchItem {
   uint64_t begin = 0;
   uint64_t end = 0;
   std::byte* target_at_begin = nullptr;  // where target byte `begin` goes
-  /// Whose mapping the target is, if it is one: long runs may go the cheaper way, by its write(), and before anything
-  /// goes into the mapping space is taken.
+  /// Whose mapping the target is, if it is one: long runs may go the cheaper way, by its write(),
+  /// and before anything goes into the mapping space is taken.
   ImageWriter* writer = nullptr;
 };
 
-/// One call carries the whole list, whatever nodes its images are on, so that a transport over a network
-/// sends one request to each node and receives one long stream from it.
+/// One call carries the whole list, whatever nodes its images are on, so that a transport over a
+/// network sends one request to each node and receives one long stream from it.
 ///
 /// Threads: any; calls run at the same time.
 /// Lifetime: images and target memory outlive the call.
 /// Cancellation: asked between runs; what arrived stays.
-/// Errors: kUnavailable (a node does not answer, or has the image no more: another holder may), kCorrupt
-/// (an image is shorter than its runs), kCancelled. Then `begin` of each item, and target_at_begin with
-/// it, has moved behind what has arrived: the same items can be handed in once more, with other sources
-/// of the same bytes where need be, and nothing is sent twice. After success begin = end.
+/// Errors: kUnavailable (a node does not answer, or has the image no more: another holder may),
+/// kCorrupt (an image is shorter than its runs), kCancelled. Then `begin` of each item, and
+/// target_at_begin with it, has moved behind what has arrived: the same items can be handed in once
+/// more, with other sources of the same bytes where need be, and nothing is sent twice. After
+/// success begin = end.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -46,7 +47,8 @@ class Transport {
     return fetch(items, std::move(stop), kUsualSilence);
   }
   /// For who has other holders to ask: gives a node up that has said nothing for `silence`.
-  virtual Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds silence) = 0;
+  virtual Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
+                         std::chrono::milliseconds silence) = 0;
 };
 
 /// The reference: every image is on this node. A memcpy for every run.

@@ -47,7 +47,8 @@ int main(int count, char** arguments) {
   const std::string what = count > 3 ? arguments[1] : "";
   const bool to_file = what == "copy-to";
   if ((what != "copy" && what != "hash" && !to_file) || count != (to_file ? 5 : 4)) {
-    std::fputs("usage: ptc_baseline copy|hash MIB THREADS, or copy-to MIB THREADS DIRECTORY\n", stderr);
+    std::fputs("usage: ptc_baseline copy|hash MIB THREADS, or copy-to MIB THREADS DIRECTORY\n",
+               stderr);
     return 2;
   }
   const size_t bytes = std::strtoull(arguments[2], nullptr, 10) << 20;
@@ -55,11 +56,12 @@ int main(int count, char** arguments) {
   std::byte* source = memory(bytes, -1);
   std::memset(source, 0x5a, bytes);
   if (what == "hash") {
-    std::printf("%.6f\n", seconds(bytes, threads, [&](size_t from, size_t to) {
-      // In the end nobody may say that the sum was not wanted.
-      volatile uint64_t lane = ptc::checksum_of_run({source + from, to - from}, from).lane[0];
-      (void)lane;
-    }));
+    std::printf(
+        "%.6f\n", seconds(bytes, threads, [&](size_t from, size_t to) {
+          // In the end nobody may say that the sum was not wanted.
+          volatile uint64_t lane = ptc::checksum_of_run({source + from, to - from}, from).lane[0];
+          (void)lane;
+        }));
     return 0;
   }
   int fd = to_file ? open(arguments[4], O_TMPFILE | O_RDWR, 0600) : -1;
@@ -70,6 +72,6 @@ int main(int count, char** arguments) {
   std::byte* target = memory(bytes, fd);
   if (!to_file) std::memset(target, 0, bytes);
   std::printf("%.6f\n", seconds(bytes, threads, [&](size_t from, size_t to) {
-    std::memcpy(target + from, source + from, to - from);
-  }));
+                std::memcpy(target + from, source + from, to - from);
+              }));
 }

@@ -1,5 +1,5 @@
-// What a lookup in a shuffled order costs, against reading a shuffled table of all samples in memory:
-// positions one after the other (as ranks read them), 10⁸ samples.
+// What a lookup in a shuffled order costs, against reading a shuffled table of all samples in
+// memory: positions one after the other (as ranks read them), 10⁸ samples.
 //
 //   ptc_order_bench
 #include <fmt/format.h>
@@ -33,7 +33,8 @@ void compare() {
   for (const char* name : {"global", "block:100", "none"}) {
     const auto start = std::chrono::steady_clock::now();
     const SampleOrder order(kSamples, Shuffle::parse(name).value(), 1, 0);
-    const std::chrono::duration<double, std::micro> begun = std::chrono::steady_clock::now() - start;
+    const std::chrono::duration<double, std::micro> begun =
+        std::chrono::steady_clock::now() - start;
     const double time = nanoseconds([&](uint64_t p) { return order.at(p); });
     fmt::print("{}: {:.1f} ns a lookup, {:.1f} µs to begin\n", name, time, begun.count());
   }

@@ -1,6 +1,7 @@
 // How long a plan takes: Llama-3.1-405B with Adam's moments, 16 384 ranks, tp8-pp16-dp128 ->
 // tp4-pp16-dp256, and halves and quarters of its depth; with fsdp at the end, where every rank has
-// parts of its own. Ratios: time for each (tensor, distinct shard), of the smallest = 1; memory beside.
+// parts of its own. Ratios: time for each (tensor, distinct shard), of the smallest = 1; memory
+// beside.
 //
 //   ptc_plan_bench
 #include <fmt/format.h>
@@ -41,15 +42,15 @@ std::vector<ImageLayout> images_of(const Model& model, const LayoutSpec& spec) {
 
 Timing plan(const Model& model, const char* from, const char* to, OptimizerCut cut) {
   auto start = std::chrono::steady_clock::now();
-  LayoutSpec before = LayoutSpec::from_name(from).value(), after = LayoutSpec::from_name(to).value();
+  LayoutSpec before = LayoutSpec::from_name(from).value(),
+             after = LayoutSpec::from_name(to).value();
   before.optimizer = after.optimizer = cut;
   std::vector<ImageLayout> held = images_of(model, before), wanted = images_of(model, after);
   std::vector<uint8_t> bits;
   for (const TensorInfo& tensor : model.tensors()) bits.push_back(dtype_bits(tensor.dtype));
   TransferPlan plan = plan_transfers(SourceIndex(held, bits), wanted).value();
   Timing timing;
-  timing.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  timing.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   timing.totals = plan.totals;
   for (const auto* images : {&held, &wanted})
     for (const ImageLayout& image : *images) timing.arrays += image.arrays.size();
@@ -59,7 +60,8 @@ Timing plan(const Model& model, const char* from, const char* to, OptimizerCut c
 std::string llama_405b(int layers) {
   return fmt::format(R"({{"model_type": "llama", "hidden_size": 16384, "num_hidden_layers": {},
     "num_attention_heads": 128, "num_key_value_heads": 8, "intermediate_size": 53248,
-    "vocab_size": 128256, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}})", layers);
+    "vocab_size": 128256, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}})",
+                     layers);
 }
 
 double peak_gib() {

@@ -1,7 +1,9 @@
-// Samples a second out of the trees of a data set, and how long its index takes, against reading the source's shards
-// from front to back with pread, in the same round. Everything lies in the page cache: what is timed is the work.
+// Samples a second out of the trees of a data set, and how long its index takes, against reading
+// the source's shards from front to back with pread, in the same round. Everything lies in the page
+// cache: what is timed is the work.
 //
-//   ptc_samples_bench [MIB [DIRECTORY [ROUNDS]]]     256 MiB a format, in a directory of its own below /dev/shm, 5 rounds
+//   ptc_samples_bench [MIB [DIRECTORY [ROUNDS]]]     256 MiB a format, in a directory of its own
+//     below /dev/shm, 5 rounds
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -46,16 +48,29 @@ void write_source(const Case& which, const std::string& dir, uint64_t bytes) {
     std::vector<std::string> sequences;
     samples.clear();
     for (uint64_t size = 0; size < kShardBytes; size += which.sample_bytes, ++serial) {
-      const std::string data = payload.substr(random() % 100, (which.sample_bytes / 2 + random() % which.sample_bytes) & ~uint64_t{1});
+      const std::string data = payload.substr(
+          random() % 100, (which.sample_bytes / 2 + random() % which.sample_bytes) & ~uint64_t{1});
       switch (which.format) {
         case SourceFormat::kTar:
-          text += tar_member(fmt::format("{:08}.cls", serial), "7") + tar_member(fmt::format("{:08}.jpg", serial), data);
+          text += tar_member(fmt::format("{:08}.cls", serial), "7") +
+                  tar_member(fmt::format("{:08}.jpg", serial), data);
           break;
-        case SourceFormat::kTfrecord: text += tfrecord(data); break;
-        case SourceFormat::kJsonl: text += "{\"text\": \"" + data + "\"}\n"; break;
-        case SourceFormat::kMegatron: sequences.push_back(data); text += data; break;
-        case SourceFormat::kMds: samples.push_back({"", {{"cls", "7"}, {"jpg", data}}}); break;
-        case SourceFormat::kFiles: write_test_file(fmt::format("{}/{:03}/{:08}.jpg", dir, shard, serial), data); break;
+        case SourceFormat::kTfrecord:
+          text += tfrecord(data);
+          break;
+        case SourceFormat::kJsonl:
+          text += "{\"text\": \"" + data + "\"}\n";
+          break;
+        case SourceFormat::kMegatron:
+          sequences.push_back(data);
+          text += data;
+          break;
+        case SourceFormat::kMds:
+          samples.push_back({"", {{"cls", "7"}, {"jpg", data}}});
+          break;
+        case SourceFormat::kFiles:
+          write_test_file(fmt::format("{}/{:03}/{:08}.jpg", dir, shard, serial), data);
+          break;
       }
     }
     const std::string stem = fmt::format("{}/{:05}", dir, shard);
@@ -83,7 +98,8 @@ double seconds(const std::function<void()>& action) {
 void read_shards(const SampleSource& source, std::vector<std::byte>& buffer) {
   for (uint64_t shard = 0; shard < source.shards(); ++shard) {
     const UniqueFd fd(::open(source.shard_path(shard).c_str(), O_RDONLY));
-    while (::read(fd.get(), buffer.data(), buffer.size()) > 0) {}
+    while (::read(fd.get(), buffer.data(), buffer.size()) > 0) {
+    }
   }
 }
 
@@ -95,7 +111,8 @@ void read_tree(TreeKind kind, const SampleSourceRef& source, const std::vector<u
                std::vector<std::byte>& buffer) {
   if (kind == TreeKind::kMegatron) {
     read_file(*make_megatron_bin(source).value(), buffer);
-    return read_file(*make_megatron_idx(source, ids.size(), [&](uint64_t i) { return ids[i]; }).value(), buffer);
+    return read_file(
+        *make_megatron_idx(source, ids.size(), [&](uint64_t i) { return ids[i]; }).value(), buffer);
   }
   if (kind == TreeKind::kFiles) {
     for (const uint64_t id : ids) {
@@ -106,7 +123,8 @@ void read_tree(TreeKind kind, const SampleSourceRef& source, const std::vector<u
   }
   for (size_t at = 0; at < ids.size(); at += kBatch) {
     const auto begin = ids.begin() + static_cast<ptrdiff_t>(at);
-    const std::vector<uint64_t> batch(begin, begin + static_cast<ptrdiff_t>(std::min(kBatch, ids.size() - at)));
+    const std::vector<uint64_t> batch(
+        begin, begin + static_cast<ptrdiff_t>(std::min(kBatch, ids.size() - at)));
     read_file(*make_shard(kind, source, batch).value(), buffer);
   }
 }
@@ -142,12 +160,16 @@ void measure(const Case& which, const std::string& dir, uint64_t bytes, int roun
     }
   }
   const auto samples = static_cast<double>(source->samples());
-  fmt::print("{} of about {} bytes: {:.0f} samples, {:.2f} bytes of index each; read natively {:.0f} samples/s, {:.1f} GB/s\n",
-             format_name(which.format), which.sample_bytes, samples, static_cast<double>(source->index_bytes()) / samples,
-             samples / median(native), static_cast<double>(source->bytes()) / median(native) / 1e9);
+  fmt::print(
+      "{} of about {} bytes: {:.0f} samples, {:.2f} bytes of index each; read natively {:.0f} "
+      "samples/s, {:.1f} GB/s\n",
+      format_name(which.format), which.sample_bytes, samples,
+      static_cast<double>(source->index_bytes()) / samples, samples / median(native),
+      static_cast<double>(source->bytes()) / median(native) / 1e9);
   fmt::print("  {:24} {:6.2f} x\n", "index, one thread", median(index));
   for (const TreeKind kind : trees_of(*source))
-    fmt::print("  {:24} {:6.2f} x   shuffled {:6.2f} x\n", tree_name(kind), median(trees[{kind, false}]), median(trees[{kind, true}]));
+    fmt::print("  {:24} {:6.2f} x   shuffled {:6.2f} x\n", tree_name(kind),
+               median(trees[{kind, false}]), median(trees[{kind, true}]));
 }
 
 }  // namespace
@@ -160,8 +182,10 @@ int main(int argc, char** argv) {
   if (::mkdtemp(dir.data()) == nullptr) return fmt::print(stderr, "cannot make {}\n", dir), 1;
   const int rounds = argc > 3 ? std::max(1, std::atoi(argv[3])) : 5;
   fmt::print("Ratios: time to read the source's shards natively / time taken; more is better.\n");
-  for (const Case which : {Case{SourceFormat::kTar, 100'000}, Case{SourceFormat::kMds, 100'000}, Case{SourceFormat::kTfrecord, 100'000},
-                           Case{SourceFormat::kJsonl, 4'000}, Case{SourceFormat::kMegatron, 4'000}, Case{SourceFormat::kFiles, 100'000}}) {
+  for (const Case which :
+       {Case{SourceFormat::kTar, 100'000}, Case{SourceFormat::kMds, 100'000},
+        Case{SourceFormat::kTfrecord, 100'000}, Case{SourceFormat::kJsonl, 4'000},
+        Case{SourceFormat::kMegatron, 4'000}, Case{SourceFormat::kFiles, 100'000}}) {
     const std::string here = fmt::format("{}/{}", dir, format_name(which.format));
     measure(which, here, bytes, rounds);
     std::filesystem::remove_all(here);

@@ -1,8 +1,10 @@
 // One stream between two nodes, for stream.py to compare with iperf3.
 //
-//   ptc_stream_bench serve DIR MIB     an image of so many MiB; prints "ADDRESS ID", ends with its input
+//   ptc_stream_bench serve DIR MIB     an image of so many MiB; prints "ADDRESS ID", ends with its
+//                                      input
 //   ptc_stream_bench fetch ADDRESS ID MIB RUN
-//     Fetches into memory that was used before, prints seconds. RUN 0: all of it; else every other run of
+//     Fetches into memory that was used before, prints seconds. RUN 0: all of it; else every other
+//       run of
 //     so many bytes, one behind the other.
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -57,7 +59,8 @@ int fetch(const std::string& address, const std::string& id, uint64_t bytes, uin
     copy.levels[0] = {bytes / run / 2, 2 * run, run};
   }
   const uint64_t wanted = copy.total_bytes();
-  auto* target = static_cast<std::byte*>(std::aligned_alloc(kHugePage, wanted + kHugePage - wanted % kHugePage));
+  auto* target = static_cast<std::byte*>(
+      std::aligned_alloc(kHugePage, wanted + kHugePage - wanted % kHugePage));
   madvise(target, wanted, MADV_HUGEPAGE);  // as the memory of images and of gathered files is
   std::memset(target, 1, wanted);
   FetchItem warm_up{&image, copy, 0, 4096, target};

@@ -3,10 +3,13 @@
 //   ptc_codec_dump pickle FILE          its values (pickle_json.h)
 //   ptc_codec_dump zip FILE             its members
 //   ptc_codec_dump torch FILE           tensors, literals, what is opaque
-//   ptc_codec_dump rewrite FILE NEW     lays the file out again; with "half" every tensor keeps half of its first axis;
+//   ptc_codec_dump rewrite FILE NEW     lays the file out again; with "half" every tensor keeps
+//                                       half of its first axis;
 //                                       with "plain" DTensors become tensors
-//   ptc_codec_dump dcp DIRECTORY        what its .metadata says, and where in the files the arrays are
-//   ptc_codec_dump time KIND FILE       {"seconds": of the fastest of five, "bytes": of memory at most}
+//   ptc_codec_dump dcp DIRECTORY        what its .metadata says, and where in the files the arrays
+//                                       are
+//   ptc_codec_dump time KIND FILE       {"seconds": of the fastest of five, "bytes": of memory at
+//                                       most}
 #include <fmt/ranges.h>
 
 #include <boost/json/serialize.hpp>
@@ -28,7 +31,9 @@
 namespace ptc {
 namespace {
 
-std::string text(std::string_view value) { return boost::json::serialize(boost::json::string(value)); }
+std::string text(std::string_view value) {
+  return boost::json::serialize(boost::json::string(value));
+}
 
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -45,7 +50,9 @@ T must(Result<T> result) {
   return std::move(result).value();
 }
 
-std::string numbers(const auto& list) { return fmt::format("[{}]", fmt::join(list.begin(), list.end(), ",")); }
+std::string numbers(const auto& list) {
+  return fmt::format("[{}]", fmt::join(list.begin(), list.end(), ","));
+}
 
 TorchFile torch_of(const std::string& bytes) {
   return must(TorchFile::read(read_at(std::as_bytes(std::span(bytes))), bytes.size()));
@@ -55,11 +62,14 @@ std::string sharding_json(const TorchSharding& sharding) {
   constexpr const char* kKinds[] = {"shard", "replicate", "partial", "strided"};
   std::vector<std::string> placements, names;
   for (const auto& placement : sharding.placements)
-    placements.push_back(fmt::format(R"(["{}",{}])", kKinds[static_cast<int>(placement.kind)], placement.axis));
+    placements.push_back(
+        fmt::format(R"(["{}",{}])", kKinds[static_cast<int>(placement.kind)], placement.axis));
   for (const std::string& name : sharding.mesh_names) names.push_back(text(name));
-  return fmt::format(R"({{"global_shape":{},"placements":{},"mesh_shape":{},"mesh_ranks":{},"names":{},"coordinate":{},"box":{}}})",
-                     numbers(sharding.global_shape), numbers(placements), numbers(sharding.mesh_shape), numbers(sharding.mesh_ranks),
-                     numbers(names), numbers(sharding.coordinate), sharding.box ? text(sharding.box->to_string()) : "null");
+  return fmt::format(
+      R"({{"global_shape":{},"placements":{},"mesh_shape":{},"mesh_ranks":{},"names":{},"coordinate":{},"box":{}}})",
+      numbers(sharding.global_shape), numbers(placements), numbers(sharding.mesh_shape),
+      numbers(sharding.mesh_ranks), numbers(names), numbers(sharding.coordinate),
+      sharding.box ? text(sharding.box->to_string()) : "null");
 }
 
 void dump_torch(const TorchFile& file) {
@@ -67,25 +77,31 @@ void dump_torch(const TorchFile& file) {
   for (const TorchTensor& t : file.tensors()) {
     tensors.push_back(fmt::format(
         R"({{"name":{},"path":{},"dtype":"{}","shape":{},"strides":{},"storage":{},"storage_offset":{},"offset":{},"bytes":{},"contiguous":{},"sharding":{}}})",
-        text(t.name), text(torch_path_text(file.path(t.place))), dtype_name(t.dtype), numbers(t.shape), numbers(t.strides), t.storage,
-        t.storage_offset, t.offset, t.bytes, t.contiguous, t.sharding == TorchTensor::kNone ? "null" : sharding_json(file.shardings()[t.sharding])));
+        text(t.name), text(torch_path_text(file.path(t.place))), dtype_name(t.dtype),
+        numbers(t.shape), numbers(t.strides), t.storage, t.storage_offset, t.offset, t.bytes,
+        t.contiguous,
+        t.sharding == TorchTensor::kNone ? "null" : sharding_json(file.shardings()[t.sharding])));
   }
   for (const TorchLiteral& l : file.literals())
-    literals.push_back(fmt::format(R"({{"name":{},"path":{},"value":{}}})", text(file.name(l.place)), text(torch_path_text(file.path(l.place))),
-                                   pickle_json(file.pickle(), l.node)));
+    literals.push_back(
+        fmt::format(R"({{"name":{},"path":{},"value":{}}})", text(file.name(l.place)),
+                    text(torch_path_text(file.path(l.place))), pickle_json(file.pickle(), l.node)));
   for (const TorchOpaque& o : file.opaque())
     opaque.push_back(fmt::format(R"({{"name":{},"reason":{}}})", text(o.name), text(o.reason)));
-  fmt::print("{{\"tensors\":{},\"literals\":{},\"opaque\":{}}}\n", numbers(tensors), numbers(literals), numbers(opaque));
+  fmt::print("{{\"tensors\":{},\"literals\":{},\"opaque\":{}}}\n", numbers(tensors),
+             numbers(literals), numbers(opaque));
 }
 
 /// The elements of a tensor in C order, as far as `shape` goes.
-void gather(const std::string& bytes, const TorchTensor& tensor, const Shape& shape, size_t axis, uint64_t at, std::string& out) {
+void gather(const std::string& bytes, const TorchTensor& tensor, const Shape& shape, size_t axis,
+            uint64_t at, std::string& out) {
   const uint64_t item = dtype_bits(tensor.dtype) / 8;
   if (axis == shape.size()) {
     out += bytes.substr(at, item);
     return;
   }
-  for (uint64_t i = 0; i < shape[axis]; ++i) gather(bytes, tensor, shape, axis + 1, at + i * tensor.strides[axis] * item, out);
+  for (uint64_t i = 0; i < shape[axis]; ++i)
+    gather(bytes, tensor, shape, axis + 1, at + i * tensor.strides[axis] * item, out);
 }
 
 void rewrite(const std::string& bytes, const std::string& path, std::string_view how) {
@@ -97,17 +113,20 @@ void rewrite(const std::string& bytes, const std::string& path, std::string_view
   }
   std::vector<std::string> contents;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    gather(bytes, file.tensors()[i], tensors[i].shape, 0, file.tensors()[i].offset, contents.emplace_back());
+    gather(bytes, file.tensors()[i], tensors[i].shape, 0, file.tensors()[i].offset,
+           contents.emplace_back());
     tensors[i].crc32 = zip_crc32(contents.back());
   }
   const TorchLayout layout = must(lay_out_torch_file(file, tensors, "made"));
   std::string out(layout.zip.file_bytes, '?');
-  for (const ZipWriter::Piece& piece : layout.zip.pieces) out.replace(piece.offset, piece.bytes.size(), piece.bytes);
+  for (const ZipWriter::Piece& piece : layout.zip.pieces)
+    out.replace(piece.offset, piece.bytes.size(), piece.bytes);
   for (size_t i = 0; i < tensors.size(); ++i) {
     PTC_CHECK(layout.tensors[i].bytes == contents[i].size() && layout.tensors[i].offset % 64 == 0);
     out.replace(layout.tensors[i].offset, contents[i].size(), contents[i]);
   }
-  for (const TorchLayout::Copy& copy : layout.copies) out.replace(copy.offset, copy.bytes, bytes.substr(copy.source_offset, copy.bytes));
+  for (const TorchLayout::Copy& copy : layout.copies)
+    out.replace(copy.offset, copy.bytes, bytes.substr(copy.source_offset, copy.bytes));
   std::ofstream(path, std::ios::binary) << out;
   dump_torch(torch_of(out));
 }
@@ -127,17 +146,24 @@ void dump_dcp(const std::string& directory) {
     std::vector<std::string> chunks;
     for (const DcpChunk& chunk : tensor.chunks) {
       if (chunk.item.file == DcpItem::kNone) continue;
-      const DcpArray array = must(find_dcp_array(read_at(std::as_bytes(std::span(files[chunk.item.file]))), chunk.item, tensor.dtype, chunk.box.extent));
-      chunks.push_back(fmt::format(R"({{"offset":{},"extent":{},"file":{},"begin":{},"bytes":{}}})", numbers(chunk.box.offset),
-                                   numbers(chunk.box.extent), chunk.item.file, array.offset, array.bytes));
+      const DcpArray array =
+          must(find_dcp_array(read_at(std::as_bytes(std::span(files[chunk.item.file]))), chunk.item,
+                              tensor.dtype, chunk.box.extent));
+      chunks.push_back(fmt::format(R"({{"offset":{},"extent":{},"file":{},"begin":{},"bytes":{}}})",
+                                   numbers(chunk.box.offset), numbers(chunk.box.extent),
+                                   chunk.item.file, array.offset, array.bytes));
     }
-    tensors.push_back(fmt::format(R"({{"name":{},"path":{},"dtype":"{}","shape":{},"chunks":{}}})", text(tensor.name),
-                                  text(torch_path_text(tensor.path)), dtype_name(tensor.dtype), numbers(tensor.shape), numbers(chunks)));
+    tensors.push_back(fmt::format(R"({{"name":{},"path":{},"dtype":"{}","shape":{},"chunks":{}}})",
+                                  text(tensor.name), text(torch_path_text(tensor.path)),
+                                  dtype_name(tensor.dtype), numbers(tensor.shape),
+                                  numbers(chunks)));
   }
   for (const DcpValue& value : metadata.values)
-    values.push_back(fmt::format(R"({{"name":{},"path":{},"file":{},"offset":{},"length":{}}})", text(value.name),
-                                 text(torch_path_text(value.path)), value.item.file, value.item.offset, value.item.length));
-  fmt::print("{{\"tensors\":{},\"values\":{},\"files\":{},\"version\":{}}}\n", numbers(tensors), numbers(values), numbers(names), text(metadata.version));
+    values.push_back(fmt::format(R"({{"name":{},"path":{},"file":{},"offset":{},"length":{}}})",
+                                 text(value.name), text(torch_path_text(value.path)),
+                                 value.item.file, value.item.offset, value.item.length));
+  fmt::print("{{\"tensors\":{},\"values\":{},\"files\":{},\"version\":{}}}\n", numbers(tensors),
+             numbers(values), numbers(names), text(metadata.version));
 }
 
 void measure(std::string_view kind, const std::string& bytes) {
@@ -165,10 +191,12 @@ int run(const std::vector<std::string>& words) {
     const Pickle pickle = must(Pickle::parse(bytes));
     fmt::print("{}\n", pickle_json(pickle, pickle.root()));
   } else if (words[0] == "zip") {
-    const ZipDirectory directory = must(ZipDirectory::read(read_at(std::as_bytes(std::span(bytes))), bytes.size()));
+    const ZipDirectory directory =
+        must(ZipDirectory::read(read_at(std::as_bytes(std::span(bytes))), bytes.size()));
     std::vector<std::string> members;
     for (const ZipMember& m : directory.members())
-      members.push_back(fmt::format("[{},{},{},{},{}]", text(m.name), m.header_offset, m.data_offset, m.bytes, m.crc32));
+      members.push_back(fmt::format("[{},{},{},{},{}]", text(m.name), m.header_offset,
+                                    m.data_offset, m.bytes, m.crc32));
     fmt::print("{}\n", numbers(members));
   } else if (words[0] == "torch") {
     dump_torch(torch_of(bytes));

@@ -1,5 +1,5 @@
-// mirror_fs DIR MOUNTPOINT: a FUSE file system, in the foreground, that shows a directory read-only. Stopped (SIGSTOP), it is
-// a server that does not answer.
+// mirror_fs DIR MOUNTPOINT: a FUSE file system, in the foreground, that shows a directory
+// read-only. Stopped (SIGSTOP), it is a server that does not answer.
 #define FUSE_USE_VERSION 314
 #include <dirent.h>
 #include <fcntl.h>
@@ -20,10 +20,12 @@ int get_attributes(const char* path, struct stat* stat, fuse_file_info*) {
   return ::lstat(host_path(path).c_str(), stat) == 0 ? 0 : -errno;
 }
 
-int list(const char* path, void* buffer, fuse_fill_dir_t fill, off_t, fuse_file_info*, fuse_readdir_flags) {
+int list(const char* path, void* buffer, fuse_fill_dir_t fill, off_t, fuse_file_info*,
+         fuse_readdir_flags) {
   DIR* stream = ::opendir(host_path(path).c_str());
   if (stream == nullptr) return -errno;
-  while (const dirent* entry = ::readdir(stream)) fill(buffer, entry->d_name, nullptr, 0, fuse_fill_dir_flags{});
+  while (const dirent* entry = ::readdir(stream))
+    fill(buffer, entry->d_name, nullptr, 0, fuse_fill_dir_flags{});
   ::closedir(stream);
   return 0;
 }

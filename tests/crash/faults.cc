@@ -1,8 +1,9 @@
 // Preloaded into the daemon: at the N-th point something befalls it.
 //
 // A point is the moment before a call by which the daemon, or SQLite in it, makes state durable or
-// visible, or tells another process or hears from it; a write has a second one, when half of it is done. PTC_FAULTS names a file that is mapped:
-// it outlives the daemon, and who tests writes it at any time.
+// visible, or tells another process or hears from it; a write has a second one, when half of it is
+// done. PTC_FAULTS names a file that is mapped: it outlives the daemon, and who tests writes it at
+// any time.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,8 +24,8 @@ namespace {
 enum Action : uint64_t { kNothing, kSignal, kFailOnce, kFailFromHereOn };
 
 struct Control {
-  std::atomic<uint64_t> points;    // passed so far
-  std::atomic<uint64_t> at;        // the one where it happens; 0: none
+  std::atomic<uint64_t> points;  // passed so far
+  std::atomic<uint64_t> at;      // the one where it happens; 0: none
   std::atomic<uint64_t> action;
   std::atomic<uint64_t> argument;  // signal or errno
 };
@@ -69,11 +70,11 @@ Result fail(int error) {
 }  // namespace
 
 // glibc declares some of these noexcept and some (cancellation points) not.
-#define POINT(result, name, parameters, arguments, ...)                             \
-  extern "C" result name parameters __VA_ARGS__ {                                   \
-    static auto* real = next(&name, #name);                                         \
-    if (int error = pass()) return fail<result>(error);                             \
-    return real arguments;                                                          \
+#define POINT(result, name, parameters, arguments, ...) \
+  extern "C" result name parameters __VA_ARGS__ {       \
+    static auto* real = next(&name, #name);             \
+    if (int error = pass()) return fail<result>(error); \
+    return real arguments;                              \
   }
 
 POINT(int, fsync, (int fd), (fd))
@@ -113,16 +114,16 @@ extern "C" int posix_fallocate64(int fd, off64_t at, off64_t size) {
   return posix_fallocate(fd, at, size);
 }
 
-#define WRITE_POINTS(name, offset_type)                                             \
-  extern "C" ssize_t name(int fd, const void* data, size_t size, offset_type at) {  \
-    static auto* real = next(&name, #name);                                         \
-    if (int error = pass()) return fail<ssize_t>(error);                            \
-    const size_t half = size / 2;                                                   \
-    ssize_t begun = half == 0 ? 0 : real(fd, data, half, at);                       \
-    if (begun < 0) return begun;                                                    \
-    if (int error = pass()) return fail<ssize_t>(error);                            \
+#define WRITE_POINTS(name, offset_type)                                                        \
+  extern "C" ssize_t name(int fd, const void* data, size_t size, offset_type at) {             \
+    static auto* real = next(&name, #name);                                                    \
+    if (int error = pass()) return fail<ssize_t>(error);                                       \
+    const size_t half = size / 2;                                                              \
+    ssize_t begun = half == 0 ? 0 : real(fd, data, half, at);                                  \
+    if (begun < 0) return begun;                                                               \
+    if (int error = pass()) return fail<ssize_t>(error);                                       \
     ssize_t rest = real(fd, static_cast<const char*>(data) + begun, size - begun, at + begun); \
-    return rest < 0 ? rest : begun + rest;                                          \
+    return rest < 0 ? rest : begun + rest;                                                     \
   }
 
 WRITE_POINTS(pwrite, off_t)

@@ -49,7 +49,10 @@ class DataSetTest : public testing::Test {
   }
   std::unique_ptr<DataSet> open(const std::string& node, DataParallel dp) {
     std::filesystem::create_directory(dir_ + "/" + node);
-    DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/" + node, .pool = &pool_,
+    DataSetOptions options{.job = "llama",
+                           .meta = meta_.get(),
+                           .directory = dir_ + "/" + node,
+                           .pool = &pool_,
                            .dp = dp};
     options.checkpoint_has = [this](uint64_t count) { return checkpoints_.contains(count); };
     auto opened = DataSet::open(std::move(options));
@@ -70,8 +73,12 @@ class DataSetTest : public testing::Test {
   static std::string order(uint64_t batch, std::string_view more = "") {
     return fmt::format("{{\"batch\": {}, \"epochs\": 2{}}}", batch, more);
   }
-  static json::object status_of(const DataSet& set) { return parse_json(set.status_json()).value().as_object(); }
-  static std::string why(const Result<>& result) { return result ? "accepted" : result.error().message(); }
+  static json::object status_of(const DataSet& set) {
+    return parse_json(set.status_json()).value().as_object();
+  }
+  static std::string why(const Result<>& result) {
+    return result ? "accepted" : result.error().message();
+  }
   static std::vector<uint64_t> ids(const DataSet& set, uint64_t generation) {
     const ShownGenerationRef shown = set.generation(generation);
     return shown->cuts.global_ids(shown->cuts.first_epoch(), 0, 100);
@@ -132,7 +139,8 @@ TEST_F(DataSetTest, RefusesAndSaysWhy) {
             "order.json: line 2, column 2: unknown key 'bach' (did you mean 'batch'?)");
   EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("unknown key 'bach'"));
   EXPECT_EQ(set.order_text(), order(6));
-  EXPECT_THAT(why(set.save_order(order(7))), HasSubstr("order.json: line 1, column 11: a global batch of 7 does not divide"));
+  EXPECT_THAT(why(set.save_order(order(7))),
+              HasSubstr("order.json: line 1, column 11: a global batch of 7 does not divide"));
   EXPECT_THAT(why(set.save_source("{}", kSelf)), HasSubstr("source.json: "));
   EXPECT_THAT(why(set.save_consumed("-1")), HasSubstr("consumed: '-1' is not a count"));
   EXPECT_THAT(why(set.save_consumed("")), HasSubstr("is not a count"));
@@ -140,10 +148,12 @@ TEST_F(DataSetTest, RefusesAndSaysWhy) {
   ASSERT_TRUE(set.save_consumed("8"));
   EXPECT_TRUE(status_of(set)["error"].is_null());
   EXPECT_THAT(why(set.save_consumed("7")), HasSubstr("7 is less than the 8 that are consumed"));
-  EXPECT_THAT(why(set.check_dp(2)), HasSubstr("the data set: 8 consumed samples are not whole steps"));
+  EXPECT_THAT(why(set.check_dp(2)),
+              HasSubstr("the data set: 8 consumed samples are not whole steps"));
   EXPECT_THAT(why(set.check_dp(4)), HasSubstr("does not divide among 4"));
   EXPECT_TRUE(set.check_dp(3));
-  EXPECT_THAT(why(set.save_order(order(6, ", \"seed\": 1"))), HasSubstr("neither can change any more"));
+  EXPECT_THAT(why(set.save_order(order(6, ", \"seed\": 1"))),
+              HasSubstr("neither can change any more"));
   EXPECT_THAT(why(set.remove_order()), HasSubstr("8 samples are consumed"));
   EXPECT_THAT(why(set.remove_source()), HasSubstr("8 of its samples are consumed"));
   EXPECT_THAT(set.generations(), ElementsAre(1));
@@ -155,7 +165,8 @@ TEST_F(DataSetTest, ADpThatCameTooSoonWaitsForTheEndOfAStep) {
   set.set_dp({2, 2});
   set.wait_settled();
   EXPECT_THAT(set.generations(), ElementsAre(1));
-  EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("the nearest ends of steps are 6 and 12"));
+  EXPECT_THAT(status_of(set)["error"].as_string(),
+              HasSubstr("the nearest ends of steps are 6 and 12"));
   EXPECT_EQ(status_of(set)["state"], "waiting");
   ASSERT_TRUE(set.save_consumed("12"));
   set.wait_settled();
@@ -167,8 +178,8 @@ TEST_F(DataSetTest, ADpThatCameTooSoonWaitsForTheEndOfAStep) {
 TEST_F(DataSetTest, ANodeThatMayNotDecideSaysWhyAtOnce) {
   begun();
   node_.reset();
-  DataSetOptions options{.job = "llama", .meta = meta_.get(), .directory = dir_ + "/w0", .pool = &pool_,
-                         .dp = {3, 1}};
+  DataSetOptions options{
+      .job = "llama", .meta = meta_.get(), .directory = dir_ + "/w0", .pool = &pool_, .dp = {3, 1}};
   options.may_decide = [] { return make_error(Code::kUnavailable, "cut off"); };
   node_ = DataSet::open(std::move(options));
   ASSERT_TRUE(node_->loaded());
@@ -255,7 +266,8 @@ TEST_F(DataSetTest, OtherContentOfEqualSizeIsNoticed) {
   set.wait_settled();
   EXPECT_THAT(set.generations(), IsEmpty());
   EXPECT_EQ(status_of(set)["state"], "refused");
-  EXPECT_THAT(status_of(set)["error"].as_string(), HasSubstr("are not those of which 6 are consumed"));
+  EXPECT_THAT(status_of(set)["error"].as_string(),
+              HasSubstr("are not those of which 6 are consumed"));
 }
 
 TEST_F(DataSetTest, SavedAgainOnOneNodeItIsIndexedAnewOnAll) {
@@ -279,7 +291,9 @@ TEST_F(DataSetTest, SavedAgainOnOneNodeItIsIndexedAnewOnAll) {
 
 TEST_F(DataSetTest, RefusedIsNeverWithoutAReason) {
   DataSet& set = begun();
-  ASSERT_TRUE(meta_->commit({.compares = {}, .puts = {{"jobs/llama/dataset/order", "{\"batch\": \"of a later version\"}"}}}));
+  ASSERT_TRUE(meta_->commit(
+      {.compares = {},
+       .puts = {{"jobs/llama/dataset/order", "{\"batch\": \"of a later version\"}"}}}));
   for (int i = 0; i < 100; ++i) {
     const auto status = status_of(set);
     if (status.at("state") == "refused") {
@@ -293,12 +307,14 @@ TEST_F(DataSetTest, RefusedIsNeverWithoutAReason) {
 TEST_F(DataSetTest, ABadShardIsNamedAndTriedAgain) {
   node_ = open("w0", {1, 1});
   std::ofstream(dir_ + "/data/bad.tar") << "no tar";
-  const std::string bad = fmt::format("{{\"format\": \"tar\", \"shards\": [\"{}/data/bad.tar\"]}}", dir_);
+  const std::string bad =
+      fmt::format("{{\"format\": \"tar\", \"shards\": [\"{}/data/bad.tar\"]}}", dir_);
   ASSERT_TRUE(node_->save_source(bad, kSelf));
   node_->wait_settled();
   EXPECT_EQ(status_of(*node_)["state"], "refused");
   EXPECT_THAT(status_of(*node_)["error"].as_string(), HasSubstr("bad.tar"));
-  ASSERT_EQ(std::system(fmt::format("tar -C {0}/data -cf {0}/data/bad.tar a.jsonl", dir_).c_str()), 0);
+  ASSERT_EQ(std::system(fmt::format("tar -C {0}/data -cf {0}/data/bad.tar a.jsonl", dir_).c_str()),
+            0);
   ASSERT_TRUE(node_->save_source(bad, kSelf));
   node_->wait_settled();
   EXPECT_EQ(status_of(*node_)["state"], "no order.json");
@@ -344,14 +360,15 @@ TEST_F(DataSetTest, TwoNodesAgree) {
 TEST_F(DataSetTest, FollowsTheLayoutInForce) {
   put_dp("3 1");
   std::filesystem::create_directory(dir_ + "/w0");
-  node_ = DataSet::open({.job = "llama",
-                         .meta = meta_.get(),
-                         .directory = dir_ + "/w0",
-                         .pool = &pool_,
-                         .dp_key = "jobs/llama/in_force",
-                         .dp_of = [](std::string_view text) {
-                           return std::optional(DataParallel{static_cast<uint64_t>(text[0] - '0'), text[2] - '0'});
-                         }});
+  node_ = DataSet::open(
+      {.job = "llama",
+       .meta = meta_.get(),
+       .directory = dir_ + "/w0",
+       .pool = &pool_,
+       .dp_key = "jobs/llama/in_force",
+       .dp_of = [](std::string_view text) {
+         return std::optional(DataParallel{static_cast<uint64_t>(text[0] - '0'), text[2] - '0'});
+       }});
   ASSERT_TRUE(node_->save_source(source(), kSelf));
   ASSERT_TRUE(node_->save_order(order(6)));
   node_->wait_settled();
@@ -398,7 +415,8 @@ TEST_F(DataSetTest, MadeAnewAtOnceItIsIndexedAnewOnAllNodes) {
     EXPECT_EQ(status_of(set)["source"].at("samples"), lines + 8);
     ASSERT_NE(set.generation(1), nullptr);
     EXPECT_EQ(set.generation(1)->cuts.run().samples, static_cast<uint64_t>(lines) + 8);
-    for (int wait = 0; wait < 1000 && other->generation(1) == nullptr; ++wait) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (int wait = 0; wait < 1000 && other->generation(1) == nullptr; ++wait)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     other->wait_settled();
     ASSERT_NE(other->generation(1), nullptr);
     EXPECT_EQ(other->generation(1)->cuts.run().samples, static_cast<uint64_t>(lines) + 8);
@@ -407,7 +425,8 @@ TEST_F(DataSetTest, MadeAnewAtOnceItIsIndexedAnewOnAllNodes) {
 
 TEST_F(DataSetTest, NobodyLooksForShardsThatAreNotAskedForAnyMore) {
   const auto threads = [] {
-    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                         std::filesystem::directory_iterator());
   };
   const auto wait = [&](ptrdiff_t count) {
     while (threads() > count) std::this_thread::sleep_for(std::chrono::milliseconds(5));

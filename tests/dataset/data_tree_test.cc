@@ -24,18 +24,22 @@ class DataTreeTest : public testing::Test {
     dir_ = name;
     std::filesystem::create_directory(dir_ + "/data");
     for (int i = 0; i < 250; ++i) {
-      lines_.push_back(fmt::format("{{\"i\": {}, \"t\": \"{}\"}}\n", i, std::string(i % 7 * 10, 'x')));
+      lines_.push_back(
+          fmt::format("{{\"i\": {}, \"t\": \"{}\"}}\n", i, std::string(i % 7 * 10, 'x')));
       std::ofstream(fmt::format("{}/data/{}.jsonl", dir_, i / 100), std::ios::app) << lines_.back();
     }
-    const SourceSpec spec = parse_source(fmt::format("{{\"shards\": [\"{}/data\"]}}", dir_)).value();
+    const SourceSpec spec =
+        parse_source(fmt::format("{{\"shards\": [\"{}/data\"]}}", dir_)).value();
     IndexProgress progress;
     source_ = open_source(spec, dir_ + "/index", progress).value();
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   DataDirRef tree(const Segment& segment) {
-    const ptc::Run run{.samples = source_->samples(), .fingerprint = source_->fingerprint(), .seed = 3};
-    shown_ = std::make_shared<const ShownGeneration>(ShownGeneration{1, Generation(run, segment), source_});
+    const ptc::Run run{
+        .samples = source_->samples(), .fingerprint = source_->fingerprint(), .seed = 3};
+    shown_ = std::make_shared<const ShownGeneration>(
+        ShownGeneration{1, Generation(run, segment), source_});
     return make_generation_dir(shown_);
   }
   static Result<DataNode> at(const DataDirRef& root, const std::string& path) {
@@ -50,7 +54,8 @@ class DataTreeTest : public testing::Test {
   }
   static std::vector<std::string> names(const DataDirRef& root, const std::string& path) {
     std::vector<std::string> all;
-    const DataNode node = path.empty() ? DataNode{.directory = root, .file = {}} : at(root, path).value();
+    const DataNode node =
+        path.empty() ? DataNode{.directory = root, .file = {}} : at(root, path).value();
     const std::vector<DataDir::Name> listed = node.directory->list().value();
     for (const DataDir::Name& name : listed) {
       all.push_back(name.name);
@@ -85,7 +90,9 @@ TEST_F(DataTreeTest, NamesSortAsNumbersWhateverTheirCount) {
   for (int i = 0; i < 1'100'000; ++i) lines << "1\n";
   lines.close();
   IndexProgress progress;
-  source_ = open_source(parse_source(fmt::format("{{\"shards\": [\"{}/data\"]}}", dir_)).value(), dir_ + "/index", progress).value();
+  source_ = open_source(parse_source(fmt::format("{{\"shards\": [\"{}/data\"]}}", dir_)).value(),
+                        dir_ + "/index", progress)
+                .value();
   const DataDirRef root = tree({.generation = 1, .batch = 1100, .dp = 1100, .epochs = 1001});
   const DataDirRef one = tree({.generation = 1, .batch = 1, .dp = 1, .epochs = 1});
   auto sorted = [&](const DataDirRef& top, const std::string& path, size_t count) {
@@ -94,7 +101,8 @@ TEST_F(DataTreeTest, NamesSortAsNumbersWhateverTheirCount) {
     for (const DataDir::Name& name : listed)
       if (name.name != "README") all.push_back(name.name);
     EXPECT_EQ(all.size(), count) << path;
-    EXPECT_TRUE(std::is_sorted(all.begin(), all.end())) << path << ": " << all.front() << " … " << all.back();
+    EXPECT_TRUE(std::is_sorted(all.begin(), all.end()))
+        << path << ": " << all.front() << " … " << all.back();
     EXPECT_TRUE(at(top, path + "/" + all.back())) << path;
     EXPECT_FALSE(at(top, path + "/0" + all.front())) << path;
   };
@@ -121,20 +129,39 @@ TEST_F(DataTreeTest, Names) {
   EXPECT_EQ(tars.back(), "000012.tar");
   EXPECT_EQ(names(root, "rank-001/tar/e001").size(), 12u);
   EXPECT_THAT(names(root, "rank-000/jsonl/e000"),
-              ElementsAre("00000.jsonl", "00001.jsonl", "00002.jsonl", "00003.jsonl", "00004.jsonl", "00005.jsonl",
-                          "00006.jsonl"));
+              ElementsAre("00000.jsonl", "00001.jsonl", "00002.jsonl", "00003.jsonl", "00004.jsonl",
+                          "00005.jsonl", "00006.jsonl"));
   EXPECT_THAT(names(root, "global/mds/e000"), ElementsAre("index.json", "shard.00000.mds"));
 }
 
 TEST_F(DataTreeTest, NoOtherNames) {
   const DataDirRef root = tree({.generation = 1, .from = 240, .batch = 20, .dp = 2, .epochs = 12});
-  for (const char* path :
-       {"rank-2", "rank-002", "rank-0000", "rank-00", "rank--01", "rank-+01", "rank-00x", "Rank-000", "", "..", "x",
-        "rank-000/e000", "rank-000/tar/e12", "rank-000/tar/e012", "rank-000/tar/e0000", "rank-000/tar/e000/00001.tar",
-        "rank-000/tar/e000/000001.tar", "rank-000/tar/e001/0000000.tar", "rank-000/tar/e001/.tar",
-        "rank-000/files/e001/000/0000000_0.json", "rank-000/files/e001/000/00000000_.json",
-        "rank-000/files/e001/000/00000000", "global/mds/e001/shard.0.mds", "global/mds/e001/shard.99999.mds",
-        "rank-000/tar/e000/18446744073709551616.tar", "global/megatron"}) {
+  for (const char* path : {"rank-2",
+                           "rank-002",
+                           "rank-0000",
+                           "rank-00",
+                           "rank--01",
+                           "rank-+01",
+                           "rank-00x",
+                           "Rank-000",
+                           "",
+                           "..",
+                           "x",
+                           "rank-000/e000",
+                           "rank-000/tar/e12",
+                           "rank-000/tar/e012",
+                           "rank-000/tar/e0000",
+                           "rank-000/tar/e000/00001.tar",
+                           "rank-000/tar/e000/000001.tar",
+                           "rank-000/tar/e001/0000000.tar",
+                           "rank-000/tar/e001/.tar",
+                           "rank-000/files/e001/000/0000000_0.json",
+                           "rank-000/files/e001/000/00000000_.json",
+                           "rank-000/files/e001/000/00000000",
+                           "global/mds/e001/shard.0.mds",
+                           "global/mds/e001/shard.99999.mds",
+                           "rank-000/tar/e000/18446744073709551616.tar",
+                           "global/megatron"}) {
     const auto node = at(root, path);
     ASSERT_FALSE(node) << path;
     EXPECT_EQ(node.error().code(), Code::kNotFound) << path;
@@ -143,7 +170,8 @@ TEST_F(DataTreeTest, NoOtherNames) {
 
 TEST_F(DataTreeTest, EachTreeHasTheRanksSamplesInOrder) {
   for (const Tail tail : {Tail::kCarry, Tail::kShort, Tail::kDrop, Tail::kPad}) {
-    const DataDirRef root = tree({.generation = 1, .from = 36, .batch = 18, .dp = 3, .tail = tail, .epochs = 3});
+    const DataDirRef root =
+        tree({.generation = 1, .from = 36, .batch = 18, .dp = 3, .tail = tail, .epochs = 3});
     for (uint64_t rank = 0; rank < 3; ++rank) {
       SCOPED_TRACE(fmt::format("{} rank {}", tail_name(tail), rank));
       const std::string prefix = fmt::format("rank-{:03}/", rank);
@@ -156,7 +184,8 @@ TEST_F(DataTreeTest, EachTreeHasTheRanksSamplesInOrder) {
       size_t samples = 0;
       for (const char* epoch : {"e000", "e001", "e002"}) {
         const std::string shards = prefix + "jsonl/" + epoch;
-        for (const std::string& name : names(root, shards)) jsonl += bytes(root, shards + "/" + name);
+        for (const std::string& name : names(root, shards))
+          jsonl += bytes(root, shards + "/" + name);
         const std::string directories = prefix + "files/" + epoch;
         for (const std::string& part : names(root, directories)) {
           for (const std::string& name : names(root, directories + "/" + part)) {
@@ -171,7 +200,8 @@ TEST_F(DataTreeTest, EachTreeHasTheRanksSamplesInOrder) {
           EXPECT_EQ(tar.size() % 512, 0u);
           for (size_t p = 0; p + 512 <= tar.size() && tar[p] != '\0';) {
             tar_ids += fmt::format("{} ", std::strtoull(tar.c_str() + p, nullptr, 10));
-            p += 512 + (std::strtoull(tar.substr(p + 124, 11).c_str(), nullptr, 8) + 511) / 512 * 512;
+            p += 512 +
+                 (std::strtoull(tar.substr(p + 124, 11).c_str(), nullptr, 8) + 511) / 512 * 512;
           }
         }
       }
@@ -214,7 +244,8 @@ TEST_F(DataTreeTest, RemembersSomeFiles) {
   ASSERT_TRUE(files.get("large", 1000, make));
   ASSERT_TRUE(files.get("large", 1000, make));
   EXPECT_EQ(made, 5);
-  EXPECT_FALSE(files.get("bad", 1, [] { return Result<VirtualFileRef>(Error(Code::kCorrupt, "no")); }));
+  EXPECT_FALSE(
+      files.get("bad", 1, [] { return Result<VirtualFileRef>(Error(Code::kCorrupt, "no")); }));
 }
 
 }  // namespace

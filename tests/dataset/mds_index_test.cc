@@ -26,7 +26,8 @@ class MdsIndexTest : public testing::Test {
   }
   SampleSourceRef lines(uint64_t count) {
     std::string text;
-    for (uint64_t i = 0; i < count; ++i) text += fmt::format("\"{}\"\n", std::string(i * i % 97, 'x'));
+    for (uint64_t i = 0; i < count; ++i)
+      text += fmt::format("\"{}\"\n", std::string(i * i % 97, 'x'));
     write_test_file(top() + "/lines/0.jsonl", text);
     return open(top() + "/lines");
   }
@@ -39,7 +40,8 @@ class MdsIndexTest : public testing::Test {
   }
   static std::vector<uint64_t> ids(uint64_t shard, uint64_t samples, uint64_t each) {
     std::vector<uint64_t> ids;
-    for (uint64_t i = shard * each; i < std::min(samples, (shard + 1) * each); ++i) ids.push_back(samples - 1 - i);
+    for (uint64_t i = shard * each; i < std::min(samples, (shard + 1) * each); ++i)
+      ids.push_back(samples - 1 - i);
     return ids;
   }
   static std::string read(const VirtualFile& file, uint64_t offset, uint64_t length) {
@@ -107,17 +109,20 @@ TEST_F(MdsIndexTest, AReadAsksForTheSamplesThatItShowsAndOnce) {
 
 TEST_F(MdsIndexTest, WhereAllSamplesAreOfOneSizeNoneIsAskedFor) {
   std::vector<TestSample> samples;
-  for (int i = 0; i < 50; ++i) samples.push_back({std::to_string(i), {{"a", std::string(8, 'a')}, {"b", "bb"}}});
+  for (int i = 0; i < 50; ++i)
+    samples.push_back({std::to_string(i), {{"a", std::string(8, 'a')}, {"b", "bb"}}});
   const std::string shard = mds_shard(samples, {"a", "b"});
   write_test_file(top() + "/mds/0.mds", shard);
-  write_test_file(top() + "/mds/index.json", mds_index_json(samples, {{"0.mds", shard}}, {50}, {"a", "b"}));
+  write_test_file(top() + "/mds/index.json",
+                  mds_index_json(samples, {{"0.mds", shard}}, {50}, {"a", "b"}));
   const SampleSourceRef source = open(top() + "/mds");
   const VirtualFileRef index = make_mds_index(source, backwards(50, 8));
   const json::value value = json::parse(read(*index, 0, index->size()));
   EXPECT_EQ(asked_, 0u);
   for (uint64_t i = 0; i < 7; ++i)
     EXPECT_EQ(value.at("shards").at(i).at("raw_data").at("bytes").to_number<uint64_t>(),
-              make_shard(TreeKind::kMds, source, ids(i, 50, 8)).value()->size()) << i;
+              make_shard(TreeKind::kMds, source, ids(i, 50, 8)).value()->size())
+        << i;
 }
 
 /// Names sort as numbers, in the directory and so here.

@@ -13,7 +13,8 @@ std::string refusal(std::string_view text) {
   return parsed ? "accepted" : parsed.error().message();
 }
 OrderSpec spec_of(std::string_view text) { return OrderSpec::parse(text).value(); }
-std::string refused_check(std::string_view text, uint64_t dp, std::optional<uint64_t> samples = std::nullopt) {
+std::string refused_check(std::string_view text, uint64_t dp,
+                          std::optional<uint64_t> samples = std::nullopt) {
   const auto checked = spec_of(text).check(dp, samples);
   return checked ? "fits" : checked.error().message();
 }
@@ -24,7 +25,8 @@ TEST(OrderSpec, Defaults) {
 }
 
 TEST(OrderSpec, All) {
-  const OrderSpec spec = spec_of(R"({"format": "ptc-order/1", "seed": 18446744073709551615, "batch": 12,
+  const OrderSpec spec =
+      spec_of(R"({"format": "ptc-order/1", "seed": 18446744073709551615, "batch": 12,
     "tail": "pad", "shuffle": "block:64", "assign": "micro:2", "uneven": true, "epochs": 3, "round": "down"})");
   EXPECT_EQ(spec, (OrderSpec{.seed = UINT64_MAX,
                              .batch = 12,
@@ -39,7 +41,8 @@ TEST(OrderSpec, All) {
 TEST(OrderSpec, RefusalsSayWhereAndWhat) {
   EXPECT_EQ(refusal("{\n  \"seed\": 1\n}"),
             "line 1, column 1: 'batch' is missing: the samples of a global batch");
-  EXPECT_EQ(refusal("{\"batch\": 8,\n \"seeds\": 1}"), "line 2, column 2: unknown key 'seeds' (did you mean 'seed'?)");
+  EXPECT_EQ(refusal("{\"batch\": 8,\n \"seeds\": 1}"),
+            "line 2, column 2: unknown key 'seeds' (did you mean 'seed'?)");
   EXPECT_THAT(refusal("[8]"), HasSubstr("line 1, column 1: an order is a JSON object"));
   EXPECT_THAT(refusal("{\"batch\": 8,,}"), HasSubstr("line 1, column 13"));
   EXPECT_THAT(refusal("{\"batch\": 8, \"batch\": 9}"), HasSubstr("batch"));
@@ -70,20 +73,26 @@ TEST(OrderSpec, WhatDoesNotFitTheRanks) {
   EXPECT_EQ(refused_check(R"({"batch": 8})", 4), "fits");
   EXPECT_THAT(refused_check(R"({"batch": 10})", 4), HasSubstr("the nearest that do are 8 and 12"));
   EXPECT_EQ(refused_check(R"({"batch": 10, "uneven": true})", 4), "fits");
-  EXPECT_THAT(refused_check(R"({"batch": 3, "uneven": true})", 4), HasSubstr("less than a sample for each"));
-  EXPECT_THAT(refused_check(R"({"batch": 10, "uneven": true, "assign": "stride"})", 4), HasSubstr("contig"));
+  EXPECT_THAT(refused_check(R"({"batch": 3, "uneven": true})", 4),
+              HasSubstr("less than a sample for each"));
+  EXPECT_THAT(refused_check(R"({"batch": 10, "uneven": true, "assign": "stride"})", 4),
+              HasSubstr("contig"));
   EXPECT_EQ(refused_check(R"({"batch": 12, "assign": "micro:3"})", 4), "fits");
-  EXPECT_THAT(refused_check(R"({"batch": 12, "assign": "micro:2"})", 4), HasSubstr("whole micro-batches of 2"));
+  EXPECT_THAT(refused_check(R"({"batch": 12, "assign": "micro:2"})", 4),
+              HasSubstr("whole micro-batches of 2"));
 }
 
 TEST(OrderSpec, WhatDoesNotFitTheSamples) {
-  EXPECT_THAT(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 1), HasSubstr("at most 1048576"));
-  EXPECT_THAT(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 2000, 20), HasSubstr("repeats at most 1048576"));
+  EXPECT_THAT(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 1),
+              HasSubstr("at most 1048576"));
+  EXPECT_THAT(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 2000, 20),
+              HasSubstr("repeats at most 1048576"));
   EXPECT_EQ(refused_check(R"({"batch": 2000000000, "tail": "pad"})", 2000, 2'000'000'000), "fits");
   EXPECT_EQ(refused_check(R"({"batch": 8, "tail": "drop"})", 4, 8), "fits");
   EXPECT_THAT(refused_check(R"({"batch": 8, "tail": "drop"})", 4, 7), HasSubstr("leaves nothing"));
   EXPECT_EQ(refused_check(R"({"batch": 8})", 4, 7), "fits");
-  EXPECT_THAT(refused_check(R"({"batch": 8, "epochs": 5})", 4, kMaxSamples / 4), HasSubstr("can be counted"));
+  EXPECT_THAT(refused_check(R"({"batch": 8, "epochs": 5})", 4, kMaxSamples / 4),
+              HasSubstr("can be counted"));
 }
 
 }  // namespace

@@ -22,19 +22,24 @@ TEST(OwnFiles, NoPathLeadsIntoAMount) {
   point.replace(point.find(' '), 1, "\\040");
   const std::string mountinfo =
       "24 1 0:22 / /sys rw - sysfs sysfs rw\n"
-      "31 1 0:40 / " + point + " rw,nosuid shared:7 master:1 - fuse.ptcfs ptcfs rw\n"
-      "32 1 0:41 / " + data + "/below rw - fuse.other other rw\n";
+      "31 1 0:40 / " +
+      point +
+      " rw,nosuid shared:7 master:1 - fuse.ptcfs ptcfs rw\n"
+      "32 1 0:41 / " +
+      data + "/below rw - fuse.other other rw\n";
   OwnFiles own(mountinfo);
-  for (const std::string& path : {mount, mount + "/job/x.tar", data + "/link", data + "/link/x.tar", data + "/chain/x",
-                                  data + "/../a mount", data + "/./below/.././../a mount/job", mount + "/"}) {
+  for (const std::string& path :
+       {mount, mount + "/job/x.tar", data + "/link", data + "/link/x.tar", data + "/chain/x",
+        data + "/../a mount", data + "/./below/.././../a mount/job", mount + "/"}) {
     const Result<> refused = own.refuse(path);
     ASSERT_FALSE(refused) << path;
     EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
-    EXPECT_NE(refused.error().message().find(mount), std::string::npos) << refused.error().message();
+    EXPECT_NE(refused.error().message().find(mount), std::string::npos)
+        << refused.error().message();
     EXPECT_FALSE(own.refuse(path)) << "asked again: " << path;
   }
-  for (const std::string& path : {data, data + "/below/x.tar", mount + "s/x", data + "/none/x", data + "/loop/x",
-                                  std::string("/")}) {
+  for (const std::string& path : {data, data + "/below/x.tar", mount + "s/x", data + "/none/x",
+                                  data + "/loop/x", std::string("/")}) {
     EXPECT_TRUE(own.refuse(path)) << path;
     EXPECT_TRUE(own.refuse(path)) << "asked again: " << path;
   }

@@ -26,7 +26,8 @@ std::vector<std::string> expanded(const std::string& text) {
 }
 
 TEST(PathPattern, BracesAreThoseOfWebDataset) {
-  EXPECT_THAT(expanded("/d/{000..003}.tar"), ElementsAre("/d/000.tar", "/d/001.tar", "/d/002.tar", "/d/003.tar"));
+  EXPECT_THAT(expanded("/d/{000..003}.tar"),
+              ElementsAre("/d/000.tar", "/d/001.tar", "/d/002.tar", "/d/003.tar"));
   EXPECT_THAT(expanded("/d/{8..11}"), ElementsAre("/d/8", "/d/9", "/d/10", "/d/11"));
   EXPECT_THAT(expanded("/d/{08..11}"), ElementsAre("/d/08", "/d/09", "/d/10", "/d/11"));
   EXPECT_THAT(expanded("{3..1}{a,b}"), ElementsAre("3a", "3b", "2a", "2b", "1a", "1b"));
@@ -38,7 +39,8 @@ TEST(PathPattern, BracesAreThoseOfWebDataset) {
 }
 
 TEST(PathPattern, OtherBracesStayAsTheyAre) {
-  for (const char* text : {"plain", "{", "}", "{}", "{one}", "{1..}", "{a..10}", "{1..2", "a{b}c", "{1...3}"})
+  for (const char* text :
+       {"plain", "{", "}", "{}", "{one}", "{1..}", "{a..10}", "{1..2", "a{b}c", "{1...3}"})
     EXPECT_THAT(expanded(text), ElementsAre(text)) << text;
   EXPECT_THAT(expanded("{x}{1..2}"), ElementsAre("{x}1", "{x}2"));
 }
@@ -59,18 +61,22 @@ TEST(PathPattern, NoPathIsLongerThanTheKernelTakes) {
   EXPECT_FALSE(BracePattern::literal("/" + std::string(4095, 'x')).has_value());
   EXPECT_TRUE(good("/" + std::string(4080, 'x') + "{0..9}"));
   EXPECT_TRUE(good("/" + std::string(4072, 'x') + "{08..10}{x,y}"));
-  EXPECT_FALSE(good("/" + std::string(2000, 'x') + "{0..9}{{,y},{" + std::string(1000, 'x') + ",z}}" + std::string(1100, 'x')));
-  EXPECT_FALSE(good("/" + std::string(4030, 'x') + "{1..3..000000000001}{000000000000001..1}{1..10}{000000000000001..1}" +
+  EXPECT_FALSE(good("/" + std::string(2000, 'x') + "{0..9}{{,y},{" + std::string(1000, 'x') +
+                    ",z}}" + std::string(1100, 'x')));
+  EXPECT_FALSE(good("/" + std::string(4030, 'x') +
+                    "{1..3..000000000001}{000000000000001..1}{1..10}{000000000000001..1}" +
                     std::string(60, 'x')));
 }
 
 TEST(PathPattern, PathsAreMadeOneByOne) {
   const auto pattern = BracePattern::parse("{a,b}{1..1000}");
   int seen = 0;
-  const auto stopped = pattern.value().each([&](const std::string&) -> Result<bool> { return ++seen < 1500; });
+  const auto stopped =
+      pattern.value().each([&](const std::string&) -> Result<bool> { return ++seen < 1500; });
   EXPECT_FALSE(stopped.value());
   EXPECT_EQ(seen, 1500);
-  EXPECT_FALSE(pattern.value().each([](const std::string&) -> Result<bool> { return invalid_argument("no"); }));
+  EXPECT_FALSE(pattern.value().each(
+      [](const std::string&) -> Result<bool> { return invalid_argument("no"); }));
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 namespace ptc {
 
 struct OracleStep {
-  uint64_t epoch = 0, begin = 0, end = 0;  // end: where positions go on
-  std::vector<uint64_t> positions;         // of G, in order, padding too
+  uint64_t epoch = 0, begin = 0, end = 0;    // end: where positions go on
+  std::vector<uint64_t> positions;           // of G, in order, padding too
   std::vector<std::vector<uint64_t>> ranks;  // positions of each
 };
 
@@ -31,17 +31,20 @@ inline std::vector<OracleStep> oracle_steps(const Run& run, const Segment& segme
   for (uint64_t p = segment.from; p < end;) {
     OracleStep step{.epoch = p / run.samples, .begin = p};
     const uint64_t epoch_end = (step.epoch + 1) * run.samples;
-    while (step.positions.size() < segment.batch && p < (segment.tail == Tail::kCarry ? end : epoch_end)) {
+    while (step.positions.size() < segment.batch &&
+           p < (segment.tail == Tail::kCarry ? end : epoch_end)) {
       step.positions.push_back(p++);
     }
     step.end = p;
-    for (uint64_t pad = 0; segment.tail == Tail::kPad && step.positions.size() < segment.batch; ++pad) {
+    for (uint64_t pad = 0; segment.tail == Tail::kPad && step.positions.size() < segment.batch;
+         ++pad) {
       step.positions.push_back(step.epoch * run.samples + pad % run.samples);
     }
     if (segment.tail == Tail::kDrop && step.positions.size() < segment.batch) continue;
     step.ranks.resize(segment.dp);
     for (uint64_t i = 0; i < step.positions.size(); ++i) {
-      step.ranks[oracle_rank(segment.assign, i, step.positions.size(), segment.dp)].push_back(step.positions[i]);
+      step.ranks[oracle_rank(segment.assign, i, step.positions.size(), segment.dp)].push_back(
+          step.positions[i]);
     }
     steps.push_back(std::move(step));
   }

@@ -18,7 +18,9 @@ namespace {
 class Dice {
  public:
   explicit Dice(uint64_t seed) : engine_(seed) {}
-  uint64_t up_to(uint64_t most) { return std::uniform_int_distribution<uint64_t>(0, most)(engine_); }
+  uint64_t up_to(uint64_t most) {
+    return std::uniform_int_distribution<uint64_t>(0, most)(engine_);
+  }
   uint64_t between(uint64_t least, uint64_t most) { return least + up_to(most - least); }
   bool one_in(uint64_t n) { return up_to(n - 1) == 0; }
 
@@ -27,7 +29,8 @@ class Dice {
 };
 
 /// An order and a dp that fit together and `samples`.
-std::pair<OrderSpec, uint64_t> random_order(Dice& dice, uint64_t samples, uint64_t epochs, const Run* run) {
+std::pair<OrderSpec, uint64_t> random_order(Dice& dice, uint64_t samples, uint64_t epochs,
+                                            const Run* run) {
   OrderSpec order;
   order.epochs = epochs;
   order.seed = run != nullptr ? run->seed : dice.up_to(UINT64_MAX - 1);
@@ -42,9 +45,14 @@ std::pair<OrderSpec, uint64_t> random_order(Dice& dice, uint64_t samples, uint64
   order.round_down = dice.one_in(4);
   const uint64_t dp = dice.between(1, 7);
   switch (dice.up_to(3)) {
-    case 0: order.assign = {.kind = Assign::Kind::kStride}; break;
-    case 1: order.assign = {.kind = Assign::Kind::kMicro, .micro = dice.between(1, 4)}; break;
-    default: order.uneven = dice.one_in(2);
+    case 0:
+      order.assign = {.kind = Assign::Kind::kStride};
+      break;
+    case 1:
+      order.assign = {.kind = Assign::Kind::kMicro, .micro = dice.between(1, 4)};
+      break;
+    default:
+      order.uneven = dice.one_in(2);
   }
   if (order.uneven) {
     order.batch = dice.between(dp, std::max(dp, dice.one_in(3) ? samples * 2 : samples / 2));
@@ -59,8 +67,9 @@ std::pair<OrderSpec, uint64_t> random_order(Dice& dice, uint64_t samples, uint64
 /// Every number a generation gives, against the oracle.
 void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) {
   const Segment& segment = generation.segment();
-  SCOPED_TRACE(fmt::format("N={} from={} B={} D={} {} {} epochs={}", generation.run().samples, segment.from,
-                           segment.batch, segment.dp, tail_name(segment.tail), segment.assign.name(), segment.epochs));
+  SCOPED_TRACE(fmt::format("N={} from={} B={} D={} {} {} epochs={}", generation.run().samples,
+                           segment.from, segment.batch, segment.dp, tail_name(segment.tail),
+                           segment.assign.name(), segment.epochs));
   const std::vector<OracleStep> steps = oracle_steps(generation.run(), segment);
   std::map<uint64_t, std::vector<const OracleStep*>> by_epoch;
   std::vector<std::vector<uint64_t>> all_ids(segment.dp);
@@ -68,9 +77,11 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
   for (uint64_t epoch = 0; epoch < segment.epochs + 2; ++epoch) {
     const auto& expected = by_epoch[epoch];
     ASSERT_EQ(generation.steps(epoch), expected.size()) << "epoch " << epoch;
-    ASSERT_TRUE(expected.empty() || (epoch >= generation.first_epoch() && epoch < generation.end_epoch()));
+    ASSERT_TRUE(expected.empty() ||
+                (epoch >= generation.first_epoch() && epoch < generation.end_epoch()));
     for (uint64_t rank = 0; rank < segment.dp; ++rank) {
-      ASSERT_EQ(generation.local_samples_before(epoch, rank), all_ids[rank].size()) << "epoch " << epoch;
+      ASSERT_EQ(generation.local_samples_before(epoch, rank), all_ids[rank].size())
+          << "epoch " << epoch;
     }
     for (size_t i = 0; i < expected.size(); ++i) {
       const Step step = generation.step(epoch, i);
@@ -86,7 +97,8 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
         const std::vector<uint64_t> positions = generation.local_positions(step, rank);
         ASSERT_EQ(positions, mine);
         ASSERT_TRUE(step.padded > 0 ||  // I4
-                    std::adjacent_find(mine.begin(), mine.end(), std::greater_equal<>()) == mine.end());
+                    std::adjacent_find(mine.begin(), mine.end(), std::greater_equal<>()) ==
+                        mine.end());
         joined.insert(joined.end(), positions.begin(), positions.end());
         const std::vector<uint64_t> local = generation.local_ids(step, rank);
         for (size_t k = 0; k < mine.size(); ++k) ASSERT_EQ(local[k], ids(mine[k]));
@@ -95,7 +107,8 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
           const uint64_t first = dice.up_to(mine.size()), count = dice.up_to(mine.size());
           const auto begin = mine.begin() + static_cast<long>(first);
           ASSERT_EQ(generation.local_positions(step, rank, first, count),
-                    std::vector<uint64_t>(begin, begin + static_cast<long>(std::min(count, mine.size() - first))));
+                    std::vector<uint64_t>(
+                        begin, begin + static_cast<long>(std::min(count, mine.size() - first))));
         }
       }
       const bool contig = segment.assign.kind == Assign::Kind::kContig;
@@ -109,10 +122,12 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
   for (uint64_t rank = 0; rank < segment.dp; ++rank) {
     ASSERT_EQ(generation.local_samples_before(generation.end_epoch(), rank), all_ids[rank].size());
     for (int i = 0; i < 5; ++i) {
-      const uint64_t first = dice.up_to(all_ids[rank].size()), count = dice.up_to(2 * segment.batch);
+      const uint64_t first = dice.up_to(all_ids[rank].size()),
+                     count = dice.up_to(2 * segment.batch);
       const auto begin = all_ids[rank].begin() + static_cast<long>(first);
       ASSERT_EQ(generation.rank_ids(rank, first, count),
-                std::vector<uint64_t>(begin, begin + static_cast<long>(std::min(count, all_ids[rank].size() - first))))
+                std::vector<uint64_t>(begin, begin + static_cast<long>(std::min(
+                                                         count, all_ids[rank].size() - first))))
           << "rank " << rank << " first " << first << " count " << count;
     }
   }
@@ -129,7 +144,8 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
     const uint64_t first = dice.up_to(global.size()), count = dice.up_to(global.size());
     const auto begin = global.begin() + static_cast<long>(first);
     ASSERT_EQ(generation.global_ids(epoch, first, count),
-              std::vector<uint64_t>(begin, begin + static_cast<long>(std::min(count, global.size() - first))));
+              std::vector<uint64_t>(
+                  begin, begin + static_cast<long>(std::min(count, global.size() - first))));
   }
   ASSERT_EQ(generation.global_samples(), index);
   // Ends of steps, and where none is.
@@ -140,20 +156,22 @@ void check_generation(const Generation& generation, OracleIds& ids, Dice& dice) 
     const auto above = std::lower_bound(ends.begin(), ends.end(), p);
     const uint64_t below = *above == p ? p : *(above - 1);
     ASSERT_EQ(generation.boundaries(p), std::pair(below, *above)) << "position " << p;
-    const auto next = std::find_if(steps.begin(), steps.end(), [&](const OracleStep& s) { return s.begin >= p; });
+    const auto next =
+        std::find_if(steps.begin(), steps.end(), [&](const OracleStep& s) { return s.begin >= p; });
     const auto found = generation.step_at(p);
     ASSERT_EQ(found.has_value(), next != steps.end()) << "position " << p;
     ASSERT_TRUE(!found || generation.step(found->first, found->second).begin == next->begin);
   }
 }
 
-/// What a job did: steps, each of some ranks' positions. Goes on in a generation from `consumed`, `count` steps.
+/// What a job did: steps, each of some ranks' positions. Goes on in a generation from `consumed`,
+/// `count` steps.
 struct Story {
   struct Read {
     uint64_t position, id;
   };
-  std::vector<Read> reads;           // without padding
-  std::vector<uint64_t> left_out;    // dropped
+  std::vector<Read> reads;         // without padding
+  std::vector<uint64_t> left_out;  // dropped
   uint64_t consumed = 0;
 
   void back_to(uint64_t position) {
@@ -195,7 +213,8 @@ struct Story {
   }
 };
 
-/// I1 and I3: what was read is [0, consumed) without what was dropped, each once, in the run's order.
+/// I1 and I3: what was read is [0, consumed) without what was dropped, each once, in the run's
+/// order.
 void check_story(const RunPlan& plan, const Story& story, OracleIds& ids) {
   std::vector<uint64_t> positions = story.left_out;
   for (const Story::Read& read : story.reads) {
@@ -234,7 +253,8 @@ void one_round(uint64_t seed) {
     ASSERT_EQ(RunPlan::from_text(plan.to_text()).value(), plan);
 
     if (dice.one_in(4)) epochs = std::max(epochs, dice.between(1, 4));
-    std::tie(order, dp) = random_order(dice, samples, epochs, story.consumed > 0 ? &plan.run() : nullptr);
+    std::tie(order, dp) =
+        random_order(dice, samples, epochs, story.consumed > 0 ? &plan.run() : nullptr);
     const RunPlan before = plan;
     if (dice.one_in(3)) {  // back to a checkpoint
       const uint64_t to = ends_of_steps[dice.up_to(ends_of_steps.size() - 1)];
@@ -254,7 +274,8 @@ void one_round(uint64_t seed) {
         if (cuts.step(at->first, at->second).end() > below) break;
         story.go_on(cuts, 1);
       }
-      for (; story.consumed < below; ++story.consumed) story.left_out.push_back(story.consumed);  // dropped
+      for (; story.consumed < below; ++story.consumed)
+        story.left_out.push_back(story.consumed);  // dropped
       if (below == c || stays) {
         ASSERT_TRUE(changed);
         if (below != c) continue;
@@ -267,7 +288,8 @@ void one_round(uint64_t seed) {
         story.back_to(below);
       } else {
         ASSERT_FALSE(changed);
-        ASSERT_THAT(changed.error().message(), testing::HasSubstr(fmt::format("{} and {}", below, above)));
+        ASSERT_THAT(changed.error().message(),
+                    testing::HasSubstr(fmt::format("{} and {}", below, above)));
         continue;
       }
       ends_of_steps.push_back(story.consumed);
@@ -288,12 +310,14 @@ void one_round(uint64_t seed) {
 }
 
 TEST(PlanProperty, AgainstTheOracle) {
-  if (const char* seed = std::getenv("PTC_SEED")) return one_round(std::strtoull(seed, nullptr, 10));
+  if (const char* seed = std::getenv("PTC_SEED"))
+    return one_round(std::strtoull(seed, nullptr, 10));
   const char* given = std::getenv("PTC_ROUNDS");
   const uint64_t rounds = given != nullptr ? std::strtoull(given, nullptr, 10) : 300;
   const uint64_t first = std::random_device()();
   std::cout << "PTC_SEED=" << first << " and the next " << rounds << "\n";
-  for (uint64_t seed = first; seed < first + rounds && !testing::Test::HasFailure(); ++seed) one_round(seed);
+  for (uint64_t seed = first; seed < first + rounds && !testing::Test::HasFailure(); ++seed)
+    one_round(seed);
 }
 
 }  // namespace

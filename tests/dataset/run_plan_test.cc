@@ -46,7 +46,8 @@ TEST(RunPlan, TheExampleOfItsDescription) {
 TEST(RunPlan, TheSameAgainChangesNothing) {
   const OrderSpec order{.batch = 6};
   const RunPlan plan = begun(order, 20, 3);
-  for (uint64_t consumed : {0, 6, 7, 20}) EXPECT_EQ(plan.change(order, 3, consumed).value().plan, plan);
+  for (uint64_t consumed : {0, 6, 7, 20})
+    EXPECT_EQ(plan.change(order, 3, consumed).value().plan, plan);
 }
 
 TEST(RunPlan, BeforeAnythingIsConsumedAllMayChange) {
@@ -55,7 +56,8 @@ TEST(RunPlan, BeforeAnythingIsConsumedAllMayChange) {
   EXPECT_EQ(other.run().seed, 7u);
   EXPECT_EQ(other.segments().size(), 1u);
   EXPECT_EQ(other.last().generation, 2u);
-  EXPECT_THAT(why(plan.change({.seed = 7, .batch = 6}, 3, 6)), HasSubstr("neither can change any more"));
+  EXPECT_THAT(why(plan.change({.seed = 7, .batch = 6}, 3, 6)),
+              HasSubstr("neither can change any more"));
   EXPECT_THAT(why(plan.change({.batch = 6, .shuffle = {.kind = ShuffleKind::kNone}}, 3, 6)),
               HasSubstr("shuffle global: neither can change"));
 }
@@ -63,9 +65,11 @@ TEST(RunPlan, BeforeAnythingIsConsumedAllMayChange) {
 TEST(RunPlan, AMissedBoundaryNamesTheNearest) {
   const RunPlan plan = begun({.batch = 6, .epochs = 2}, 20, 3);
   EXPECT_THAT(why(plan.change({.batch = 6, .epochs = 2}, 2, 8)),
-              HasSubstr("8 consumed samples are not whole steps of batch 6 from 0 on: the nearest ends of steps are 6 "
+              HasSubstr("8 consumed samples are not whole steps of batch 6 from 0 on: the nearest "
+                        "ends of steps are 6 "
                         "and 12"));
-  EXPECT_THAT(why(plan.change({.batch = 6, .epochs = 2}, 2, 38)), HasSubstr("36 and 40"));  // the end
+  EXPECT_THAT(why(plan.change({.batch = 6, .epochs = 2}, 2, 38)),
+              HasSubstr("36 and 40"));  // the end
   const RunPlan by_epoch = begun({.batch = 6, .tail = Tail::kShort, .epochs = 2}, 20, 3);
   EXPECT_THAT(why(by_epoch.change({.batch = 6, .epochs = 2}, 2, 19)), HasSubstr("18 and 20"));
   EXPECT_EQ(why(by_epoch.change({.batch = 6, .epochs = 2}, 2, 20)), "accepted");
@@ -78,7 +82,8 @@ TEST(RunPlan, RoundedDownSaysWhatIsRepeated) {
   EXPECT_EQ(changed.consumed, 6u);
   EXPECT_EQ(changed.plan.last().from, 6u);
   EXPECT_EQ(changed.plan.last().repeats, 4u);
-  EXPECT_THAT(changed.plan.to_plan_json(6), HasSubstr("\"repeated\": {\n        \"from\": 6,\n        \"to\": 10"));
+  EXPECT_THAT(changed.plan.to_plan_json(6),
+              HasSubstr("\"repeated\": {\n        \"from\": 6,\n        \"to\": 10"));
 }
 
 TEST(RunPlan, AChangeAtTheSamePositionReplaces) {
@@ -111,14 +116,16 @@ TEST(RunPlan, ARollbackTakesLaterSegmentsAway) {
 
 TEST(RunPlan, FewerEpochsThanConsumed) {
   const RunPlan plan = begun({.batch = 5, .epochs = 3}, 20, 1);
-  EXPECT_THAT(why(plan.change({.batch = 5, .epochs = 1}, 1, 25)), HasSubstr("1 epochs of 20 samples are less than"));
+  EXPECT_THAT(why(plan.change({.batch = 5, .epochs = 1}, 1, 25)),
+              HasSubstr("1 epochs of 20 samples are less than"));
   const RunPlan ended = plan.change({.batch = 5, .epochs = 2}, 1, 40).value().plan;
   EXPECT_EQ(ended.end(), 40u);
   EXPECT_FALSE(ended.generation(ended.last()).step_at(40));
 }
 
 TEST(RunPlan, ListsWhatWasDroppedAndPadded) {
-  const OrderSpec drop{.batch = 6, .tail = Tail::kDrop, .shuffle = {.kind = ShuffleKind::kNone}, .epochs = 2};
+  const OrderSpec drop{
+      .batch = 6, .tail = Tail::kDrop, .shuffle = {.kind = ShuffleKind::kNone}, .epochs = 2};
   const RunPlan plan = begun(drop, 20, 3);
   auto value = parse_json(plan.to_plan_json(18)).value().as_object();
   EXPECT_EQ(value["dropped"], (json::array{json::object{{"epoch", 0}, {"ids", {18, 19}}}}));
@@ -136,8 +143,11 @@ TEST(RunPlan, ListsWhatWasDroppedAndPadded) {
 }
 
 TEST(RunPlan, ListsAMillionIdsAtMost) {
-  const OrderSpec drop{.batch = 600'001, .tail = Tail::kDrop, .shuffle = {.kind = ShuffleKind::kNone}, .epochs = 3};
-  const auto value = parse_json(begun(drop, 1'200'000, 1).to_plan_json(3'600'000), {.max_bytes = 64 << 20}).value();
+  const OrderSpec drop{
+      .batch = 600'001, .tail = Tail::kDrop, .shuffle = {.kind = ShuffleKind::kNone}, .epochs = 3};
+  const auto value =
+      parse_json(begun(drop, 1'200'000, 1).to_plan_json(3'600'000), {.max_bytes = 64 << 20})
+          .value();
   EXPECT_EQ(value.at("dropped").as_array().size(), 1u);
   EXPECT_EQ(value.at("ids_left_out"), 2 * 599'999);
 }
@@ -154,7 +164,8 @@ TEST(RunPlan, AsLargeAsCanBeCounted) {
 }
 
 TEST(RunPlan, SurvivesAsText) {
-  OrderSpec order{.seed = UINT64_MAX, .batch = 12, .shuffle = {.kind = ShuffleKind::kBlock, .block = 9}};
+  OrderSpec order{
+      .seed = UINT64_MAX, .batch = 12, .shuffle = {.kind = ShuffleKind::kBlock, .block = 9}};
   RunPlan plan = begun(order, 100, 3);
   order.batch = 13;
   order.tail = Tail::kPad;

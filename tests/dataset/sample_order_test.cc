@@ -13,8 +13,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr uint64_t kSizes[] = {1,    2,    3,    4,    5,    7,     16,    17,    64,     255,  1009,
-                               4095, 4096, 4097, 4099, 5000, 65521, 65536, 65537, 100003, 1000000};
+constexpr uint64_t kSizes[] = {1,    2,    3,     4,     5,     7,      16,
+                               17,   64,   255,   1009,  4095,  4096,   4097,
+                               4099, 5000, 65521, 65536, 65537, 100003, 1000000};
 
 Shuffle shuffle_of(std::string_view text) { return Shuffle::parse(text).value(); }
 
@@ -81,8 +82,8 @@ TEST(SampleOrder, GoldenValuesOfThisVersion) {
   EXPECT_THAT(first(100'000'000, "global", 42, 0),
               ElementsAre(18418261, 12812640, 51687829, 59552764, 23303640));
   EXPECT_THAT(first(uint64_t{1} << 62, "global", 42, 0),
-              ElementsAre(3039048986891975973, 1011428018419023423, 1682802970674190296, 2136574108614169436,
-                          2190182995703969383));
+              ElementsAre(3039048986891975973, 1011428018419023423, 1682802970674190296,
+                          2136574108614169436, 2190182995703969383));
   EXPECT_THAT(first(1000, "block:16", 3, 0), ElementsAre(277, 769, 311, 517, 248));
   EXPECT_THAT(first(1000003, "block:100", 3, 2),
               ElementsAre(942924, 733809, 406287, 813984, 257498));
@@ -109,7 +110,8 @@ TEST(SampleOrder, SeedsAndEpochsGiveOtherPermutations) {
 double chi_score(const std::vector<uint64_t>& counts, double expected) {
   double chi = 0;
   for (uint64_t count : counts) {
-    chi += (static_cast<double>(count) - expected) * (static_cast<double>(count) - expected) / expected;
+    chi += (static_cast<double>(count) - expected) * (static_cast<double>(count) - expected) /
+           expected;
   }
   const auto freedom = static_cast<double>(counts.size() - 1);
   return (chi - freedom) / std::sqrt(2 * freedom);
@@ -179,8 +181,8 @@ TEST(Shuffle, Names) {
   for (const char* name : {"global", "none", "block:1", "block:4294967296"}) {
     EXPECT_EQ(shuffle_of(name).name(), name);
   }
-  for (const char* name : {"", "Global", "block", "block:", "block:0", "block:08", "block:-1", "block:1x",
-                           "block:4294967297", "block:99999999999999999999"}) {
+  for (const char* name : {"", "Global", "block", "block:", "block:0", "block:08", "block:-1",
+                           "block:1x", "block:4294967297", "block:99999999999999999999"}) {
     EXPECT_FALSE(Shuffle::parse(name)) << name;
   }
   EXPECT_THAT(Shuffle::parse("block:0").error().message(), HasSubstr("from 1 to 4294967296"));

@@ -16,20 +16,27 @@ namespace {
 
 class SourceTest : public testing::Test {
  protected:
-  Result<SampleSourceRef> open(std::vector<std::string> shards, std::optional<SourceFormat> format = {},
+  Result<SampleSourceRef> open(std::vector<std::string> shards,
+                               std::optional<SourceFormat> format = {},
                                OnError on_error = OnError::kRefuse, unsigned threads = 2) {
     for (std::string& shard : shards) shard = dir_.file(shard);
     IndexProgress progress;
-    return open_source({format, std::move(shards), on_error}, dir_.file("index"), progress, {}, threads);
+    return open_source({format, std::move(shards), on_error}, dir_.file("index"), progress, {},
+                       threads);
   }
-  void write(const std::string& name, std::string_view content) { write_test_file(dir_.file(name), content); }
+  void write(const std::string& name, std::string_view content) {
+    write_test_file(dir_.file(name), content);
+  }
 
   std::string bytes_of(const SampleSource& source, const Extent& extent) {
     std::string text(extent.bytes, '\0');
-    EXPECT_TRUE(is_ok(source.read(extent.shard, extent.offset, std::as_writable_bytes(std::span(text)))));
+    EXPECT_TRUE(
+        is_ok(source.read(extent.shard, extent.offset, std::as_writable_bytes(std::span(text)))));
     return text;
   }
-  std::string sample(const SampleSource& source, uint64_t id) { return bytes_of(source, source.extent(id)); }
+  std::string sample(const SampleSource& source, uint64_t id) {
+    return bytes_of(source, source.extent(id));
+  }
   /// "name=content name=content"
   std::string fields(const SampleSource& source, uint64_t id) {
     auto found = source.fields(id);
@@ -37,7 +44,8 @@ class SourceTest : public testing::Test {
     std::string text;
     uint64_t sum = source.lacks_newline(id) ? 1 : 0;
     for (const Field& field : found.value()) {
-      text += fmt::format("{}{}={}", text.empty() ? "" : " ", field.name, bytes_of(source, field.extent));
+      text += fmt::format("{}{}={}", text.empty() ? "" : " ", field.name,
+                          bytes_of(source, field.extent));
       sum += field.extent.bytes;
     }
     EXPECT_EQ(sum, source.payload_bytes(id));
@@ -49,7 +57,8 @@ class SourceTest : public testing::Test {
 TEST_F(SourceTest, TarSamplesAreNeighboursOfOneKey) {
   const std::string a = tar_member("d/a.jpg", "JPEG") + tar_member("d/a.seg.png", "PNG");
   const std::string b = tar_member("d/b.jpg", std::string(600, 'b'));
-  const std::string c = tar_member(std::string(150, 'c') + ".jpg", "long", '0', true) + tar_member(std::string(150, 'c') + ".cls", "7");
+  const std::string c = tar_member(std::string(150, 'c') + ".jpg", "long", '0', true) +
+                        tar_member(std::string(150, 'c') + ".cls", "7");
   write("t/0.tar", tar_member("d/", "", '5') + a + tar_member("README", "ignored") + b + tar_end());
   write("t/1.tar", c + tar_end());
   auto opened = open({"t"});
@@ -74,28 +83,35 @@ TEST_F(SourceTest, TarSaysWhichFieldsAllSamplesHave) {
 
 TEST_F(SourceTest, MembersCountAsWebDatasetCountsThem) {
   // As in test_readers.py, where WebDataset says so.
-  write("t/0.tar", tar_member("__top__", "x") + tar_member("__meta__/a.txt", "x") + tar_member("__MACOSX/d/._a.txt", "mac") +
-                       tar_member("d/._a.txt", "mac") + tar_member("d/a.txt", "1") + tar_member("d/._b.txt", "mac") +
-                       tar_member("d/b.txt", "2") + tar_member("._c.txt", "x") + tar_member("c.txt", "3") +
-                       tar_member("v1.0/._e.txt", "x") + tar_member("v1.0/e.txt", "4") + tar_end());
+  write("t/0.tar", tar_member("__top__", "x") + tar_member("__meta__/a.txt", "x") +
+                       tar_member("__MACOSX/d/._a.txt", "mac") + tar_member("d/._a.txt", "mac") +
+                       tar_member("d/a.txt", "1") + tar_member("d/._b.txt", "mac") +
+                       tar_member("d/b.txt", "2") + tar_member("._c.txt", "x") +
+                       tar_member("c.txt", "3") + tar_member("v1.0/._e.txt", "x") +
+                       tar_member("v1.0/e.txt", "4") + tar_end());
   auto opened = open({"t"});
   ASSERT_TRUE(is_ok(opened));
   std::vector<std::string> found;
   for (uint64_t id = 0; id < opened.value()->samples(); ++id) {
-    found.push_back(fmt::format("{}: {}", opened.value()->key(id).value(), fields(*opened.value(), id)));
+    found.push_back(
+        fmt::format("{}: {}", opened.value()->key(id).value(), fields(*opened.value(), id)));
   }
-  EXPECT_EQ(found, (std::vector<std::string>{"__MACOSX/d/: _a.txt=mac", "d/: _a.txt=mac", "d/a: txt=1", "d/: _b.txt=mac",
-                                             "d/b: txt=2", "c: txt=3", "v1.0/e: txt=4"}));
+  EXPECT_EQ(found, (std::vector<std::string>{"__MACOSX/d/: _a.txt=mac", "d/: _a.txt=mac",
+                                             "d/a: txt=1", "d/: _b.txt=mac", "d/b: txt=2",
+                                             "c: txt=3", "v1.0/e: txt=4"}));
   EXPECT_TRUE(opened.value()->keys_repeat());
 }
 
 TEST_F(SourceTest, ContentIsPartOfTheFingerprint) {
   const std::string a(5000, 'a'), b = "b" + a.substr(1);
-  const std::vector<std::pair<std::string, std::function<std::string(const std::string&)>>> formats = {
-      {"s/0.tar", [](const auto& text) { return tar_shard({{"k", {{"txt", text}}}}); }},
-      {"s/0.jsonl", [](const auto& text) { return '"' + text + "\"\n"; }},
-      {"s/0.tfrecord", [](const auto& text) { return tfrecord(text); }},
-      {"s/x.txt", [](const auto& text) { return text; }}};
+  const std::vector<std::pair<std::string, std::function<std::string(const std::string&)>>>
+      formats = {{"s/0.tar",
+                  [](const auto& text) {
+                    return tar_shard({{"k", {{"txt", text}}}});
+                  }},
+                 {"s/0.jsonl", [](const auto& text) { return '"' + text + "\"\n"; }},
+                 {"s/0.tfrecord", [](const auto& text) { return tfrecord(text); }},
+                 {"s/x.txt", [](const auto& text) { return text; }}};
   for (const auto& [name, make] : formats) {
     std::filesystem::remove_all(dir_.file("s"));
     auto indexed_anew = [&] {
@@ -119,16 +135,19 @@ TEST_F(SourceTest, MdsOfMergedDirectories) {
   write("m/part-0/shard.00000.mds", shard);
   write("m/deep/part-1/shard.00000.mds", shard);
   auto index = [&](const std::string& name) {
-    write("m/index.json", mds_index_json(samples, {{"part-0/shard.00000.mds", shard}, {name, shard}}, {2, 2}));
+    write("m/index.json",
+          mds_index_json(samples, {{"part-0/shard.00000.mds", shard}, {name, shard}}, {2, 2}));
   };
   index("deep/part-1/shard.00000.mds");
   auto opened = open({"m"});
   ASSERT_TRUE(is_ok(opened));
   ASSERT_EQ(opened.value()->samples(), 4u);
   EXPECT_EQ(fields(*opened.value(), 3), "x=22");
-  for (const char* bad : {"../m/part-0/shard.00000.mds", "/part-0/shard.00000.mds", "part-0//shard.00000.mds", "part-0/./x.mds", "part-0/"}) {
+  for (const char* bad : {"../m/part-0/shard.00000.mds", "/part-0/shard.00000.mds",
+                          "part-0//shard.00000.mds", "part-0/./x.mds", "part-0/"}) {
     index(bad);
-    EXPECT_TRUE(has_error(open({"m"}), Code::kInvalidArgument, "beside or below index.json")) << bad;
+    EXPECT_TRUE(has_error(open({"m"}), Code::kInvalidArgument, "beside or below index.json"))
+        << bad;
   }
 }
 
@@ -157,12 +176,18 @@ TEST_F(SourceTest, BadTarsAreRefusedWithTheirOffset) {
   EXPECT_TRUE(refused(tar_member("a.txt", "", '1') + tar_end(), "byte 0: 'a.txt' is a hard link"));
   EXPECT_TRUE(refused(tar_member("a.txt", "", 'S') + tar_end(), "sparse"));
   EXPECT_TRUE(refused(tar_member("a.txt", "", 'M') + tar_end(), "unknown type 'M'"));
-  EXPECT_TRUE(refused(tar_member("p", "30 GNU.sparse.size=100000000\n", 'x') + good + tar_end(), "a pax header that is none"));
-  EXPECT_TRUE(refused(tar_member("p", "22 GNU.sparse.major=1\n", 'x') + good + tar_end(), "sparse"));
-  EXPECT_TRUE(refused(tar_member("p", "11 path=zz\n", 'g') + good + tar_end(), "global pax header"));
-  EXPECT_TRUE(refused(tar_member("p", "99999999999999999999 path=zz\n", 'x') + good + tar_end(), "pax"));
-  EXPECT_TRUE(refused(tar_member("p", "26 size=99999999999999999\n", 'x') + good + tar_end(), "99999999999999999 bytes, but only"));
-  EXPECT_TRUE(refused(tar_member("p", "name", 'L') + tar_end(), "byte 0: a long name, and no member"));
+  EXPECT_TRUE(refused(tar_member("p", "30 GNU.sparse.size=100000000\n", 'x') + good + tar_end(),
+                      "a pax header that is none"));
+  EXPECT_TRUE(
+      refused(tar_member("p", "22 GNU.sparse.major=1\n", 'x') + good + tar_end(), "sparse"));
+  EXPECT_TRUE(
+      refused(tar_member("p", "11 path=zz\n", 'g') + good + tar_end(), "global pax header"));
+  EXPECT_TRUE(
+      refused(tar_member("p", "99999999999999999999 path=zz\n", 'x') + good + tar_end(), "pax"));
+  EXPECT_TRUE(refused(tar_member("p", "26 size=99999999999999999\n", 'x') + good + tar_end(),
+                      "99999999999999999 bytes, but only"));
+  EXPECT_TRUE(
+      refused(tar_member("p", "name", 'L') + tar_end(), "byte 0: a long name, and no member"));
   EXPECT_TRUE(refused(tar_member("a." + std::string(200, 'x'), "") + tar_end(), "longer than 128"));
   std::string huge = good + tar_end();
   huge.replace(124, 12, "\x80\x00\x00\x00\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", 12);
@@ -197,7 +222,8 @@ TEST_F(SourceTest, TfrecordsAreFrames) {
   EXPECT_TRUE(refused(one + std::string(40, 'x'), "byte 19: no TFRecord"));
   const std::string length = le(UINT64_MAX);
   const std::string crc = tfrecord(length).substr(20, 4);
-  EXPECT_TRUE(refused(length + crc + std::string(9, 'x'), "byte 0: a record of 18446744073709551615 bytes"));
+  EXPECT_TRUE(refused(length + crc + std::string(9, 'x'),
+                      "byte 0: a record of 18446744073709551615 bytes"));
 }
 
 TEST_F(SourceTest, JsonlLines) {
@@ -216,7 +242,8 @@ TEST_F(SourceTest, JsonlLines) {
   EXPECT_TRUE(source.lacks_newline(3));
 
   write("j/c.jsonl", "{}\n  hello\n");
-  EXPECT_TRUE(has_error(open({"j"}), Code::kInvalidArgument, "c.jsonl': byte 5: no line of JSON: it begins with 'h'"));
+  EXPECT_TRUE(has_error(open({"j"}), Code::kInvalidArgument,
+                        "c.jsonl': byte 5: no line of JSON: it begins with 'h'"));
   write("j/c.jsonl", "\x1F\x8B\x08 and more");
   EXPECT_TRUE(has_error(open({"j"}), Code::kInvalidArgument, "compressed with gzip"));
 }
@@ -224,7 +251,8 @@ TEST_F(SourceTest, JsonlLines) {
 TEST_F(SourceTest, MdsByItsIndex) {
   const std::vector<TestSample> first = {{"", {{"text", "hello"}, {"id", "12345678"}}},
                                          {"", {{"text", ""}, {"id", "abcdefgh"}}}};
-  const std::vector<TestSample> second = {{"", {{"text", std::string(5000, 't')}, {"id", "ABCDEFGH"}}}};
+  const std::vector<TestSample> second = {
+      {"", {{"text", std::string(5000, 't')}, {"id", "ABCDEFGH"}}}};
   const std::string z = mds_shard(first, {"id"}), a = mds_shard(second, {"id"});
   write("m/z.mds", z);
   write("m/a.mds", a);
@@ -247,9 +275,11 @@ TEST_F(SourceTest, MdsByItsIndex) {
   auto replaced = [](std::string text, const std::string& from, const std::string& to) {
     return text.replace(text.find(from), from.size(), to);
   };
-  EXPECT_TRUE(refused(replaced(index, "\"compression\":null", "\"compression\":\"zstd\""), a, "compressed"));
+  EXPECT_TRUE(refused(replaced(index, "\"compression\":null", "\"compression\":\"zstd\""), a,
+                      "compressed"));
   EXPECT_TRUE(refused(replaced(index, "z.mds", "../z.mds"), a, "'basename'"));
-  EXPECT_TRUE(refused(replaced(index, "\"samples\":1", "\"samples\":2"), a, "byte 0: the shard has 1 samples, but"));
+  EXPECT_TRUE(refused(replaced(index, "\"samples\":1", "\"samples\":2"), a,
+                      "byte 0: the shard has 1 samples, but"));
   EXPECT_TRUE(refused(index, a.substr(0, a.size() - 1), "ends here, but index.json says"));
   EXPECT_TRUE(refused("{}", a, "index.json"));
   std::string odd = a;
@@ -274,7 +304,9 @@ TEST_F(SourceTest, MegatronSequences) {
     write("g/x_text_document.idx", bad);
     return has_error(open({"g"}), Code::kInvalidArgument, message);
   };
-  auto with = [&](size_t at, const std::string& bytes) { return std::string(idx).replace(at, bytes.size(), bytes); };
+  auto with = [&](size_t at, const std::string& bytes) {
+    return std::string(idx).replace(at, bytes.size(), bytes);
+  };
   EXPECT_TRUE(refused(idx.substr(0, 20), "too few for its head"));
   EXPECT_TRUE(refused(idx.substr(0, idx.size() - 1), "was cut off, or has modes"));
   EXPECT_TRUE(refused(with(0, "X"), "MMIDIDX"));
@@ -289,7 +321,8 @@ TEST_F(SourceTest, MegatronSequences) {
 }
 
 TEST_F(SourceTest, FilesOfFoldersInTheOrderOfTheirNames) {
-  for (const char* name : {"f/b/2.txt", "f/b.txt", "f/a/x.txt", "f/b/1.txt", "f/.hidden"}) write(name, name);
+  for (const char* name : {"f/b/2.txt", "f/b.txt", "f/a/x.txt", "f/b/1.txt", "f/.hidden"})
+    write(name, name);
   std::filesystem::create_symlink(dir_.file("f/b.txt"), dir_.file("f/link.txt"));
   std::filesystem::create_directory_symlink(dir_.file("f/b"), dir_.file("f/links"));
   auto opened = open({"f"});
@@ -297,12 +330,14 @@ TEST_F(SourceTest, FilesOfFoldersInTheOrderOfTheirNames) {
   const SampleSource& source = *opened.value();
   std::vector<std::string> found;
   for (uint64_t id = 0; id < source.samples(); ++id) found.push_back(fields(source, id));
-  EXPECT_EQ(found, (std::vector<std::string>{"txt=f/a/x.txt", "txt=f/b.txt", "txt=f/b/1.txt", "txt=f/b/2.txt", "txt=f/b.txt"}));
+  EXPECT_EQ(found, (std::vector<std::string>{"txt=f/a/x.txt", "txt=f/b.txt", "txt=f/b/1.txt",
+                                             "txt=f/b/2.txt", "txt=f/b.txt"}));
   EXPECT_EQ(source.field_names(), std::vector<std::string>{"txt"});
   EXPECT_EQ(source.shard_path(2), dir_.file("f/b/1.txt"));
 
   write("f/b/1.txt", "changed");
-  EXPECT_TRUE(has_error(source.read(2, 0, {}), Code::kCorrupt, "1.txt' is not what was indexed: it has 7 bytes and had 9"));
+  EXPECT_TRUE(has_error(source.read(2, 0, {}), Code::kCorrupt,
+                        "1.txt' is not what was indexed: it has 7 bytes and had 9"));
   const auto again = open({"f"}).value();
   std::filesystem::remove(dir_.file("f/a/x.txt"));
   EXPECT_TRUE(has_error(again->read(0, 0, {}), Code::kCorrupt, "it is gone"));
@@ -321,7 +356,8 @@ TEST_F(SourceTest, AShardThatIsCutShortWhileItIsRead) {
   std::filesystem::resize_file(dir_.file("j/0.jsonl"), 9000);
   for (const Stores stores : {Stores::kPlain, Stores::kPastCaches}) {
     std::string text(20003, '\0');
-    EXPECT_TRUE(has_error(source->read(shard, 0, std::as_writable_bytes(std::span(text)), stores), Code::kCorrupt,
+    EXPECT_TRUE(has_error(source->read(shard, 0, std::as_writable_bytes(std::span(text)), stores),
+                          Code::kCorrupt,
                           "0.jsonl' is not what was indexed: it ends at byte 9000"));
     text.resize(5000);
     EXPECT_TRUE(is_ok(source->read(shard, 0, std::as_writable_bytes(std::span(text)), stores)));
@@ -335,16 +371,19 @@ TEST_F(SourceTest, TheFormatIsSeenOrAskedFor) {
   EXPECT_EQ(open({"a"}, SourceFormat::kJsonl).value()->samples(), 1u);
   EXPECT_EQ(open({"a"}, SourceFormat::kFiles).value()->samples(), 2u);
   EXPECT_EQ(open({"a/*.jsonl"}).value()->samples(), 1u);
-  EXPECT_TRUE(has_error(open({"a/x.tar", "a/y.jsonl"}), Code::kInvalidArgument, "looks like jsonl"));
+  EXPECT_TRUE(
+      has_error(open({"a/x.tar", "a/y.jsonl"}), Code::kInvalidArgument, "looks like jsonl"));
   EXPECT_TRUE(has_error(open({"a/y.jsonl", "a/*.jsonl"}), Code::kInvalidArgument, "named twice"));
   write("deep/er/x.jsonl", "{}\n");
   write("deep/notes.txt", "");
-  EXPECT_TRUE(has_error(open({"deep"}), Code::kInvalidArgument, "shards of jsonl lie below the directory"));
+  EXPECT_TRUE(
+      has_error(open({"deep"}), Code::kInvalidArgument, "shards of jsonl lie below the directory"));
   EXPECT_EQ(open({"deep/*/"}).value()->samples(), 1u);
   EXPECT_EQ(open({"deep"}, SourceFormat::kFiles).value()->samples(), 2u);
   EXPECT_TRUE(has_error(open({"nothing"}), Code::kNotFound, "nothing"));
   EXPECT_TRUE(has_error(open({"a/*.tfrecord"}), Code::kNotFound, "no file matches"));
-  EXPECT_TRUE(has_error(open({"a"}, SourceFormat::kTfrecord), Code::kNotFound, "no tfrecord shard"));
+  EXPECT_TRUE(
+      has_error(open({"a"}, SourceFormat::kTfrecord), Code::kNotFound, "no tfrecord shard"));
 }
 
 TEST_F(SourceTest, ABadShardIsRefusedOrSkippedAndCounted) {
@@ -391,7 +430,8 @@ TEST_F(SourceTest, TheIndexIsTheSameOnAnyNumberOfThreads) {
   std::vector<std::string> names;
   for (int i = 0; i < 40; ++i) {
     std::string records;
-    for (int k = 0; k < i * 7 % 200; ++k) records += tfrecord(std::string(static_cast<size_t>(k * i % 300), 'x'));
+    for (int k = 0; k < i * 7 % 200; ++k)
+      records += tfrecord(std::string(static_cast<size_t>(k * i % 300), 'x'));
     write(fmt::format("r/{:03}.tfrecord", i), records);
   }
   (void)open({"r"}, {}, OnError::kRefuse, 1).value();
@@ -416,12 +456,15 @@ TEST_F(SourceTest, TheFingerprintIsThatOfTheDataAndNotOfTheMachine) {
 TEST_F(SourceTest, SixBytesASampleAreEnough) {
   std::string lines, records;
   for (int i = 0; i < 100'000; ++i) lines += "{}\n";
-  for (int i = 0; i < 20'000; ++i) records += tfrecord(std::string(static_cast<size_t>(i % 97 == 0 ? 30000 : 3), 'x'));
+  for (int i = 0; i < 20'000; ++i)
+    records += tfrecord(std::string(static_cast<size_t>(i % 97 == 0 ? 30000 : 3), 'x'));
   write("j/a.jsonl", lines);
   write("r/a.tfrecord", records);
   for (const char* folder : {"j", "r"}) {
     const auto source = open({folder}).value();
-    EXPECT_LE(static_cast<double>(source->index_bytes()), 6.0 * static_cast<double>(source->samples())) << folder;
+    EXPECT_LE(static_cast<double>(source->index_bytes()),
+              6.0 * static_cast<double>(source->samples()))
+        << folder;
   }
 }
 
@@ -430,8 +473,9 @@ TEST_F(SourceTest, BuildingStops) {
   std::stop_source stop;
   stop.request_stop();
   IndexProgress progress;
-  EXPECT_TRUE(has_error(open_source({{}, {dir_.file("r")}, {}}, dir_.file("index"), progress, stop.get_token(), 2),
-                        Code::kCancelled));
+  EXPECT_TRUE(has_error(
+      open_source({{}, {dir_.file("r")}, {}}, dir_.file("index"), progress, stop.get_token(), 2),
+      Code::kCancelled));
 }
 
 }  // namespace

@@ -15,10 +15,17 @@ namespace {
 std::string tar_block(std::string_view name, size_t size, char type) {
   std::string block(512, '\0');
   block.replace(0, std::min<size_t>(name.size(), 100), name.substr(0, 100));
-  block.replace(100, 24, std::string("0000640\0" "0001750\0" "0000144\0", 24));
+  block.replace(100, 24,
+                std::string("0000640\0"
+                            "0001750\0"
+                            "0000144\0",
+                            24));
   block.replace(124, 24, fmt::format("{:011o}{}{:011o}{}", size, '\0', 1'700'000'000, '\0'));
   block[156] = type;
-  block.replace(257, 8, std::string("ustar\0" "00", 8));
+  block.replace(257, 8,
+                std::string("ustar\0"
+                            "00",
+                            8));
   block.replace(148, 8, 8, ' ');
   unsigned sum = 0;
   for (unsigned char c : block) sum += c;
@@ -73,7 +80,8 @@ std::string tar_end() { return std::string(1024, '\0'); }
 std::string tar_shard(const std::vector<TestSample>& samples) {
   std::string shard;
   for (const TestSample& sample : samples)
-    for (const auto& [name, data] : sample.fields) shard += tar_member(sample.key + "." + name, data);
+    for (const auto& [name, data] : sample.fields)
+      shard += tar_member(sample.key + "." + name, data);
   return shard + tar_end();
 }
 
@@ -82,7 +90,8 @@ std::string tfrecord(std::string_view data) {
   return length + le(mask(length)) + std::string(data) + le(mask(data));
 }
 
-std::string mds_shard(const std::vector<TestSample>& samples, const std::vector<std::string>& fixed) {
+std::string mds_shard(const std::vector<TestSample>& samples,
+                      const std::vector<std::string>& fixed) {
   const std::string config = "{\"any\": 1}";
   std::string table, data;
   const size_t begin = 4 + 4 * (samples.size() + 1) + config.size();
@@ -98,7 +107,8 @@ std::string mds_shard(const std::vector<TestSample>& samples, const std::vector<
 
 std::string mds_index_json(const std::vector<TestSample>& samples,
                            const std::vector<std::pair<std::string, std::string>>& shards,
-                           const std::vector<uint64_t>& counts, const std::vector<std::string>& fixed) {
+                           const std::vector<uint64_t>& counts,
+                           const std::vector<std::string>& fixed) {
   std::string names, encodings, sizes, list;
   for (const auto& [name, bytes] : sorted(samples.at(0))) {
     names += fmt::format("{}\"{}\"", names.empty() ? "" : ",", name);
@@ -111,7 +121,8 @@ std::string mds_index_json(const std::vector<TestSample>& samples,
         R"({}{{"column_encodings":[{}],"column_names":[{}],"column_sizes":[{}],"compression":null,)"
         R"("format":"mds","hashes":[],"raw_data":{{"basename":"{}","bytes":{},"hashes":{{}}}},)"
         R"("samples":{},"size_limit":67108864,"version":2,"zip_data":null}})",
-        i == 0 ? "" : ",", encodings, names, sizes, shards[i].first, shards[i].second.size(), counts[i]);
+        i == 0 ? "" : ",", encodings, names, sizes, shards[i].first, shards[i].second.size(),
+        counts[i]);
   }
   return fmt::format(R"({{"shards":[{}],"version":2}})", list);
 }
@@ -131,7 +142,8 @@ std::string megatron_idx(const std::vector<std::string>& sequences) {
 
 void write_test_file(const std::string& path, std::string_view content) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  std::ofstream(path, std::ios::binary).write(content.data(), static_cast<std::streamsize>(content.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(content.data(), static_cast<std::streamsize>(content.size()));
 }
 
 std::string read_test_file(const std::string& path) {

@@ -1,4 +1,5 @@
-// Random samples through each source format and each tree, at random offsets, against what the formats say.
+// Random samples through each source format and each tree, at random offsets, against what the
+// formats say.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -39,7 +40,9 @@ class TreePropertyTest : public testing::Test {
     for (char& c : text) c = static_cast<char>(random_());
     return text;
   }
-  size_t size() { return below(20) == 0 ? below(100'000) : below(4) == 0 ? below(3) * 512 : below(1500); }
+  size_t size() {
+    return below(20) == 0 ? below(100'000) : below(4) == 0 ? below(3) * 512 : below(1500);
+  }
 
   SampleSourceRef open(const std::string& path, std::optional<SourceFormat> format = {}) {
     IndexProgress progress;
@@ -60,8 +63,10 @@ class TreePropertyTest : public testing::Test {
     const uint64_t count = 1 + below(150);
     const bool uniform = below(3) > 0;
     const std::vector<std::string> names = {"jpg", "json", "seg.png"};
-    const size_t fields = format == SourceFormat::kTar || format == SourceFormat::kMds ? 1 + below(3) : 1;
-    const std::vector<std::string> fixed = below(2) ? std::vector<std::string>{"json"} : std::vector<std::string>();
+    const size_t fields =
+        format == SourceFormat::kTar || format == SourceFormat::kMds ? 1 + below(3) : 1;
+    const std::vector<std::string> fixed =
+        below(2) ? std::vector<std::string>{"json"} : std::vector<std::string>();
     std::vector<TestSample> made;
     uint64_t serial = 0;
     std::vector<std::pair<std::string, std::string>> mds;
@@ -71,10 +76,13 @@ class TreePropertyTest : public testing::Test {
       std::vector<std::string> sequences;
       std::string text;
       for (uint64_t i = 0; i < sizes[shard]; ++i, ++serial) {
-        TestSample sample{below(10) == 0 ? std::string(120, 'k') + std::to_string(serial) : fmt::format("k{:04}", serial), {}};
+        TestSample sample{below(10) == 0 ? std::string(120, 'k') + std::to_string(serial)
+                                         : fmt::format("k{:04}", serial),
+                          {}};
         const size_t some = format == SourceFormat::kTar && !uniform ? 1 + below(fields) : fields;
         for (size_t f = 0; f < some; ++f) {
-          const bool constant = format == SourceFormat::kMds && names[f] == "json" && !fixed.empty();
+          const bool constant =
+              format == SourceFormat::kMds && names[f] == "json" && !fixed.empty();
           sample.fields.emplace_back(names[f], bytes(constant ? 10 : size()));
         }
         std::string& first = sample.fields[0].second;
@@ -92,7 +100,8 @@ class TreePropertyTest : public testing::Test {
             expected = {{"bin", first}};
             break;
           case SourceFormat::kJsonl: {
-            const std::string line = fmt::format("{{\"n\": {}, \"x\": \"{}\"}}", serial, std::string(below(300), 'x'));
+            const std::string line =
+                fmt::format("{{\"n\": {}, \"x\": \"{}\"}}", serial, std::string(below(300), 'x'));
             const bool last = i + 1 == sizes[shard] && below(2) == 0;
             text += last ? line : line + "\n";
             raw = line + "\n";
@@ -106,10 +115,13 @@ class TreePropertyTest : public testing::Test {
             expected = {{"bin", first}};
             break;
           case SourceFormat::kFiles:
-            write_test_file(fmt::format("{}/{:02}/{:04}.{}", dir, shard, serial, uniform ? "jpg" : names[serial % 3]), first);
+            write_test_file(fmt::format("{}/{:02}/{:04}.{}", dir, shard, serial,
+                                        uniform ? "jpg" : names[serial % 3]),
+                            first);
             expected = {{uniform ? "jpg" : serial % 3 == 2 ? "png" : names[serial % 3], first}};
             break;
-          case SourceFormat::kMds: break;
+          case SourceFormat::kMds:
+            break;
         }
         world.raw.push_back(raw);
         world.samples.push_back(expected);
@@ -149,9 +161,11 @@ class TreePropertyTest : public testing::Test {
     const std::string all = read(file, 0, file.size() + 100);
     EXPECT_EQ(all.size(), file.size());
     for (int i = 0; i < 40; ++i) {
-      const uint64_t offset = below(file.size() + 10), length = below(i % 2 ? 100 : file.size() + 10);
+      const uint64_t offset = below(file.size() + 10),
+                     length = below(i % 2 ? 100 : file.size() + 10);
       const std::string part = read(file, offset, length);
-      EXPECT_TRUE(part == (offset < all.size() ? all.substr(offset, length) : "")) << offset << " + " << length;
+      EXPECT_TRUE(part == (offset < all.size() ? all.substr(offset, length) : ""))
+          << offset << " + " << length;
       std::string gathered(part.size(), '\0');
       EXPECT_TRUE(is_ok(file.gather(offset, std::as_writable_bytes(std::span(gathered)))));
       EXPECT_TRUE(gathered == part) << offset << " + " << length;
@@ -167,14 +181,16 @@ class TreePropertyTest : public testing::Test {
       const std::vector<Field> fields = source.fields(id).value();
       for (const Field& field : fields) {
         std::string text(field.extent.bytes, '\0');
-        EXPECT_TRUE(is_ok(source.read(field.extent.shard, field.extent.offset, std::as_writable_bytes(std::span(text)))));
+        EXPECT_TRUE(is_ok(source.read(field.extent.shard, field.extent.offset,
+                                      std::as_writable_bytes(std::span(text)))));
         samples.back()[field.name] = text;
       }
     }
     return samples;
   }
 
-  void check(const World& world, TreeKind kind, const std::vector<uint64_t>& ids, const std::string& out) {
+  void check(const World& world, TreeKind kind, const std::vector<uint64_t>& ids,
+             const std::string& out) {
     auto made = make_shard(kind, world.source, ids);
     ASSERT_TRUE(is_ok(made));
     const VirtualFile& file = *made.value();
@@ -199,8 +215,9 @@ class TreePropertyTest : public testing::Test {
         EXPECT_EQ(samples_of(*open(out)), expected);
         break;
       case TreeKind::kMds: {
-        const VirtualFileRef index =
-            make_mds_index(world.source, {ids.size(), std::max<uint64_t>(1, ids.size()), [&](uint64_t) { return ids; }});
+        const VirtualFileRef index = make_mds_index(
+            world.source,
+            {ids.size(), std::max<uint64_t>(1, ids.size()), [&](uint64_t) { return ids; }});
         write_test_file(out + "/shard.00000.mds", all);
         write_test_file(out + "/index.json", read(*index, 0, index->size()));
         if (ids.empty()) break;
@@ -239,7 +256,8 @@ class TreePropertyTest : public testing::Test {
 
   void check_megatron(const World& world, const std::vector<uint64_t>& ids) {
     const std::string bin = whole(*make_megatron_bin(world.source).value());
-    const std::string idx = whole(*make_megatron_idx(world.source, ids.size(), [&](uint64_t i) { return ids[i]; }).value());
+    const std::string idx = whole(
+        *make_megatron_idx(world.source, ids.size(), [&](uint64_t i) { return ids[i]; }).value());
     const std::string canonical = megatron_idx([&] {
       std::vector<std::string> sequences;
       for (uint64_t id : ids) sequences.push_back(world.samples[id].at("bin"));
@@ -264,8 +282,9 @@ class TreePropertyTest : public testing::Test {
 TEST_F(TreePropertyTest, EveryTreeOfEverySource) {
   std::map<std::pair<SourceFormat, TreeKind>, int> seen;
   for (int round = 0; round < 5; ++round) {
-    for (SourceFormat format : {SourceFormat::kTar, SourceFormat::kMds, SourceFormat::kMegatron,
-                                SourceFormat::kTfrecord, SourceFormat::kJsonl, SourceFormat::kFiles}) {
+    for (SourceFormat format :
+         {SourceFormat::kTar, SourceFormat::kMds, SourceFormat::kMegatron, SourceFormat::kTfrecord,
+          SourceFormat::kJsonl, SourceFormat::kFiles}) {
       SCOPED_TRACE(fmt::format("PTC_SEED={} round {} {}", seed_, round, format_name(format)));
       const World world = make(format, dir_.file(fmt::format("{}-{}", round, format_name(format))));
       std::vector<uint64_t> ids(world.samples.size());
@@ -281,25 +300,30 @@ TEST_F(TreePropertyTest, EveryTreeOfEverySource) {
       }
     }
   }
-  for (SourceFormat format : {SourceFormat::kMds, SourceFormat::kMegatron, SourceFormat::kTfrecord, SourceFormat::kJsonl})
+  for (SourceFormat format :
+       {SourceFormat::kMds, SourceFormat::kMegatron, SourceFormat::kTfrecord, SourceFormat::kJsonl})
     EXPECT_EQ((seen[{format, TreeKind::kTar}]), 5);
 }
 
-/// Where epochs meet, or a batch is padded, a tar may hold a sample more than once: no two neighbours have one key.
+/// Where epochs meet, or a batch is padded, a tar may hold a sample more than once: no two
+/// neighbours have one key.
 TEST_F(TreePropertyTest, ASampleThatIsRepeatedHasAnotherKeyInATar) {
   for (int round = 0; round < 4; ++round) {
-    for (SourceFormat format : {SourceFormat::kTar, SourceFormat::kMds, SourceFormat::kTfrecord, SourceFormat::kFiles}) {
+    for (SourceFormat format :
+         {SourceFormat::kTar, SourceFormat::kMds, SourceFormat::kTfrecord, SourceFormat::kFiles}) {
       SCOPED_TRACE(fmt::format("PTC_SEED={} round {} {}", seed_, round, format_name(format)));
       const World world = make(format, dir_.file(fmt::format("{}-{}", round, format_name(format))));
       std::vector<uint64_t> some;
       for (uint64_t id = 0; id < world.samples.size(); ++id) {
-        const bool no_room = format == SourceFormat::kTar && world.raw[id].find(std::string(90, 'k')) != std::string::npos;
+        const bool no_room = format == SourceFormat::kTar &&
+                             world.raw[id].find(std::string(90, 'k')) != std::string::npos;
         if (!no_room) some.push_back(id);
       }
       if (some.empty()) continue;
       some.resize(std::min<size_t>(some.size(), 5));
       std::vector<uint64_t> ids;
-      for (uint64_t i = 0, count = 2 + below(30); i < count; ++i) ids.push_back(some[below(some.size())]);
+      for (uint64_t i = 0, count = 2 + below(30); i < count; ++i)
+        ids.push_back(some[below(some.size())]);
       ids.push_back(ids.back());
       const VirtualFileRef file = make_shard(TreeKind::kTar, world.source, ids).value();
       const std::string all = whole(*file), out = dir_.file("out");
@@ -326,7 +350,8 @@ TEST_F(TreePropertyTest, SamplesOfTwoShardsHaveOneKey) {
     std::string text;
     for (uint64_t i = 0; i < each; ++i) {
       samples.push_back({{"bin", bytes(size())}, {"cls", std::to_string(shard)}});
-      for (const auto& [name, data] : samples.back()) text += tar_member(fmt::format("{:04}.{}", i, name), data, '0', false);
+      for (const auto& [name, data] : samples.back())
+        text += tar_member(fmt::format("{:04}.{}", i, name), data, '0', false);
     }
     write_test_file(fmt::format("{}/{:02}.tar", dir_.file("alike"), shard), text + tar_end());
   }
@@ -352,10 +377,13 @@ TEST_F(TreePropertyTest, SamplesOfTwoShardsHaveOneKey) {
 
 TEST_F(TreePropertyTest, WhatIsNotShownIsRefused) {
   const World world = make(SourceFormat::kTfrecord, dir_.file("r"));
-  EXPECT_TRUE(has_error(make_shard(TreeKind::kJsonl, world.source, {}), Code::kInvalidArgument, "not shown as shards of jsonl"));
+  EXPECT_TRUE(has_error(make_shard(TreeKind::kJsonl, world.source, {}), Code::kInvalidArgument,
+                        "not shown as shards of jsonl"));
   EXPECT_TRUE(has_error(make_shard(TreeKind::kFiles, world.source, {}), Code::kInvalidArgument));
-  EXPECT_TRUE(has_error(make_shard(TreeKind::kTar, world.source, {world.samples.size()}), Code::kInvalidArgument, "there is no sample"));
-  EXPECT_TRUE(has_error(make_megatron_bin(world.source), Code::kInvalidArgument, "not shown as megatron"));
+  EXPECT_TRUE(has_error(make_shard(TreeKind::kTar, world.source, {world.samples.size()}),
+                        Code::kInvalidArgument, "there is no sample"));
+  EXPECT_TRUE(
+      has_error(make_megatron_bin(world.source), Code::kInvalidArgument, "not shown as megatron"));
 }
 
 TEST_F(TreePropertyTest, AShardThatChangedIsNamed) {
@@ -364,9 +392,11 @@ TEST_F(TreePropertyTest, AShardThatChangedIsNamed) {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = i;
   const auto file = make_shard(TreeKind::kTar, world.source, ids).value();
   (void)whole(*file);
-  for (const auto& entry : std::filesystem::directory_iterator(dir_.file("t"))) std::filesystem::resize_file(entry.path(), 1000);
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.file("t")))
+    std::filesystem::resize_file(entry.path(), 1000);
   std::string text(100, '\0');
-  EXPECT_TRUE(has_error(file->read(0, std::as_writable_bytes(std::span(text))), Code::kCorrupt, ".tar' is not what was indexed: it has 1000 bytes"));
+  EXPECT_TRUE(has_error(file->read(0, std::as_writable_bytes(std::span(text))), Code::kCorrupt,
+                        ".tar' is not what was indexed: it has 1000 bytes"));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Writes every tree of a source into ordinary files, for readers of other people: the samples backwards, `per_shard`
-// in each shard.
+// Writes every tree of a source into ordinary files, for readers of other people: the samples
+// backwards, `per_shard` in each shard.
 //
-//   write_trees SOURCE OUT PER_SHARD    makes OUT/tar/000000.tar …  OUT/mds/index.json …  OUT/files/00000000_<id>.<ext>
+//   write_trees SOURCE OUT PER_SHARD    makes OUT/tar/000000.tar …  OUT/mds/index.json …
+//                                       OUT/files/00000000_<id>.<ext>
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -29,15 +30,17 @@ Result<> write(const VirtualFile& file, const std::string& path) {
 }
 
 std::string shard_name(TreeKind kind, size_t i, size_t count) {
-  return kind == TreeKind::kMds ? mds_shard_name(i, count) : fmt::format("{:06}.{}", i, tree_name(kind));
+  return kind == TreeKind::kMds ? mds_shard_name(i, count)
+                                : fmt::format("{:06}.{}", i, tree_name(kind));
 }
 
-Result<> write_shards(TreeKind kind, const SampleSourceRef& source, const std::vector<uint64_t>& ids,
-                      size_t per_shard, const std::string& out) {
+Result<> write_shards(TreeKind kind, const SampleSourceRef& source,
+                      const std::vector<uint64_t>& ids, size_t per_shard, const std::string& out) {
   const size_t count = (ids.size() + per_shard - 1) / per_shard;
   auto ids_of = [&](uint64_t shard) {
     const auto begin = ids.begin() + static_cast<ptrdiff_t>(shard * per_shard);
-    return std::vector<uint64_t>(begin, begin + static_cast<ptrdiff_t>(std::min(per_shard, ids.size() - shard * per_shard)));
+    return std::vector<uint64_t>(
+        begin, begin + static_cast<ptrdiff_t>(std::min(per_shard, ids.size() - shard * per_shard)));
   };
   for (size_t i = 0; i < count; ++i) {
     PTC_TRY(const auto file, make_shard(kind, source, ids_of(i)));
@@ -47,7 +50,8 @@ Result<> write_shards(TreeKind kind, const SampleSourceRef& source, const std::v
   return write(*make_mds_index(source, {ids.size(), per_shard, ids_of}), out + "/index.json");
 }
 
-Result<> write_members(const SampleSourceRef& source, const std::vector<uint64_t>& ids, const std::string& out) {
+Result<> write_members(const SampleSourceRef& source, const std::vector<uint64_t>& ids,
+                       const std::string& out) {
   for (size_t i = 0; i < ids.size(); ++i) {
     PTC_TRY(const auto members, members_of(source, ids[i]));
     for (const Member& member : members) {
@@ -66,7 +70,8 @@ Result<> write_all(const std::string& from, const std::string& out, size_t per_s
     const std::string folder = out + "/" + std::string(tree_name(kind));
     if (kind == TreeKind::kMegatron) {
       PTC_TRY(const auto bin, make_megatron_bin(source));
-      PTC_TRY(const auto idx, make_megatron_idx(source, ids.size(), [&](uint64_t i) { return ids[i]; }));
+      PTC_TRY(const auto idx,
+              make_megatron_idx(source, ids.size(), [&](uint64_t i) { return ids[i]; }));
       PTC_TRY(write(*bin, folder + "/train.bin"));
       PTC_TRY(write(*idx, folder + "/train.idx"));
     } else if (kind == TreeKind::kFiles) {
@@ -83,6 +88,7 @@ Result<> write_all(const std::string& from, const std::string& out, size_t per_s
 
 int main(int argc, char** argv) {
   if (argc != 4) return std::cerr << "usage: write_trees SOURCE OUT PER_SHARD\n", 2;
-  const auto written = ptc::write_all(argv[1], argv[2], static_cast<size_t>(std::max(1, std::atoi(argv[3]))));
+  const auto written =
+      ptc::write_all(argv[1], argv[2], static_cast<size_t>(std::max(1, std::atoi(argv[3]))));
   if (!written) return std::cerr << written.error().message() << "\n", 1;
 }

@@ -30,12 +30,11 @@ TEST_F(CheckpointTest, BytesUnderEveryName) {
   EXPECT_EQ(::access(job("incoming/a").c_str(), F_OK), -1);
   EXPECT_EQ(read_file(job(kRank + "model.safetensors")), tiny_safetensors(4, 8));
   EXPECT_EQ(read_file(job("current/rank/0/model.safetensors")), tiny_safetensors(4, 8));
-  EXPECT_EQ(std::filesystem::read_symlink(job("current")),
-            "checkpoints/a/layouts/tp1-pp1-dp1");
-  EXPECT_NE(read_file(job("checkpoints/a/meta.json")).find("model.norm.weight"),
-            std::string::npos);
+  EXPECT_EQ(std::filesystem::read_symlink(job("current")), "checkpoints/a/layouts/tp1-pp1-dp1");
+  EXPECT_NE(read_file(job("checkpoints/a/meta.json")).find("model.norm.weight"), std::string::npos);
   size_t arrays = 0;
-  for (const auto& file : std::filesystem::recursive_directory_iterator(job("checkpoints/a/model"))) {
+  for (const auto& file :
+       std::filesystem::recursive_directory_iterator(job("checkpoints/a/model"))) {
     arrays += file.path().filename() == "weight.npy" && file.file_size() == 128 + 4 * 8 * 4;
   }
   EXPECT_EQ(arrays, 1u);
@@ -89,7 +88,8 @@ TEST_F(CheckpointTest, RemovalTakesTheNamesFirst) {
 
 /// What rm -r has listed goes, though another layout is materialised by the time it has.
 TEST_F(CheckpointTest, AFlipDoesNotKeepWhatIsBeingRemoved) {
-  const std::string layouts = job("checkpoints/a/layouts/"), before = layouts + "tp1-pp1-dp1", after = "tp1-pp1-dp2";
+  const std::string layouts = job("checkpoints/a/layouts/"), before = layouts + "tp1-pp1-dp1",
+                    after = "tp1-pp1-dp2";
   ASSERT_TRUE(std::filesystem::exists(before + "/rank/0/model.safetensors"));
   ASSERT_EQ(write_file(job("layout.json"), R"({"tp": 1, "pp": 1, "dp": 2})"), 0);
   auto listed = [&] {
@@ -99,7 +99,8 @@ TEST_F(CheckpointTest, AFlipDoesNotKeepWhatIsBeingRemoved) {
   };
   for (int i = 0; i < 500 && !listed(); ++i) ::usleep(10'000);
   ASSERT_TRUE(listed());
-  for (const std::string path : {before, job("checkpoints/a/model"), job("checkpoints/a/hf"), job("checkpoints/a/meta.json")})
+  for (const std::string path : {before, job("checkpoints/a/model"), job("checkpoints/a/hf"),
+                                 job("checkpoints/a/meta.json")})
     EXPECT_EQ(shell("rm -r " + path), 0) << path;
   EXPECT_EQ(errno_of(::rmdir(layouts.c_str())), 0);
   EXPECT_EQ(errno_of(::rmdir(job("checkpoints/a").c_str())), 0);
@@ -118,8 +119,7 @@ TEST_F(CheckpointTest, QuestionsAreAnswered) {
   auto ask = [&](const std::string& question) {
     int fd = ::open((mount_.path() + "/.ptc/ask").c_str(), O_RDWR);
     EXPECT_GE(fd, 0);
-    EXPECT_EQ(::write(fd, question.data(), question.size()),
-              static_cast<ssize_t>(question.size()));
+    EXPECT_EQ(::write(fd, question.data(), question.size()), static_cast<ssize_t>(question.size()));
     std::string answer(1 << 16, '\0');
     ssize_t got = ::read(fd, answer.data(), answer.size());
     ::close(fd);

@@ -28,7 +28,9 @@ class EditableFileTest : public ::testing::Test {
                               },
                               .remove = []() -> Result<> { return ok(); }}) {}
 
-  std::unique_ptr<Handle> open(int flags) { return file_.open(Caller{}, flags, false, nullptr).value(); }
+  std::unique_ptr<Handle> open(int flags) {
+    return file_.open(Caller{}, flags, false, nullptr).value();
+  }
   static FsResult<size_t> write(Handle& handle, std::string_view text, uint64_t offset = 0) {
     return handle.write(std::as_bytes(std::span(text)), offset);
   }
@@ -117,7 +119,8 @@ TEST(EditableFileSpace, DraftsAndTextsAreCountedAndBounded) {
                                     },
                                     .remove = []() -> Result<> { return ok(); },
                                     .take = [&](int64_t more, bool must) -> FsResult<> {
-                                      if (more > 0 && !must && taken + more > most) return Errno{EDQUOT};
+                                      if (more > 0 && !must && taken + more > most)
+                                        return Errno{EDQUOT};
                                       taken += more;
                                       return ok();
                                     }});

@@ -22,7 +22,9 @@ class GatherCacheTest : public testing::Test {
   void SetUp() override {
     if (auto space = ScratchSpace::open(kBytes); !space) GTEST_SKIP() << space.error().message();
   }
-  static GatherCache::Content content(GatherCache::Fill fill) { return {.bytes = kBytes, .fill = std::move(fill)}; }
+  static GatherCache::Content content(GatherCache::Fill fill) {
+    return {.bytes = kBytes, .fill = std::move(fill)};
+  }
   static Result<> good(uint64_t, std::span<std::byte> out) {
     std::memset(out.data(), 7, out.size());
     return ok();

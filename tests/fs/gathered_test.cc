@@ -15,7 +15,7 @@
 namespace ptc {
 namespace {
 
-constexpr int kRows = 700, kColumns = 500;                 // 1.4 MB: more than is read in one request
+constexpr int kRows = 700, kColumns = 500;  // 1.4 MB: more than is read in one request
 constexpr size_t kArrayBytes = sizeof(float) * kRows * kColumns;
 
 class GatheredTest : public MountTest {
@@ -32,7 +32,8 @@ class GatheredTest : public MountTest {
     }
     auto found = std::filesystem::recursive_directory_iterator(job("checkpoints/a/model"));
     for (const auto& entry : found)
-      if (entry.is_regular_file()) array_ = entry.path().string().substr(job("checkpoints/a").size());
+      if (entry.is_regular_file())
+        array_ = entry.path().string().substr(job("checkpoints/a").size());
     ASSERT_FALSE(array_.empty());
   }
 

@@ -121,8 +121,8 @@ TEST_F(HttpServerTest, RubbishIsABadRequest) {
   EXPECT_THAT(ask(get("/", "X: " + std::string(20000, 'x') + "\r\n")), StartsWith("HTTP/1.1 431 "));
 }
 
-// Bytes are changed, cut out and put in; whatever comes, the server answers in HTTP or not at all, and
-// goes on. PTC_SEED=<seed> replays one run.
+// Bytes are changed, cut out and put in; whatever comes, the server answers in HTTP or not at all,
+// and goes on. PTC_SEED=<seed> replays one run.
 TEST_F(HttpServerTest, AnyBytesAreSurvived) {
   start();
   const char* given = std::getenv("PTC_SEED");
@@ -139,9 +139,14 @@ TEST_F(HttpServerTest, AnyBytesAreSurvived) {
     for (uint64_t change = random() % 4; change-- > 0;) {
       const size_t at = random() % (text.size() + 1);
       switch (random() % 3) {
-        case 0: text.insert(at, 1, static_cast<char>(random())); break;
-        case 1: text.erase(at, random() % 8); break;
-        default: text.insert(at, text.substr(random() % (text.size() + 1), random() % 40));
+        case 0:
+          text.insert(at, 1, static_cast<char>(random()));
+          break;
+        case 1:
+          text.erase(at, random() % 8);
+          break;
+        default:
+          text.insert(at, text.substr(random() % (text.size() + 1), random() % 40));
       }
     }
     UniqueFd fd = connect();

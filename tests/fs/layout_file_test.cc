@@ -69,8 +69,10 @@ TEST_F(LayoutFileTest, WhatIsNoTextIsRefusedWithAReason) {
   };
   ASSERT_EQ(write_file(job("target"), kGood), 0);
   ASSERT_EQ(::symlink("target", job("link").c_str()), 0);
-  EXPECT_NE(reason("link", ECANCELED).find("layout.json refused: link is a symbolic link; save the file "
-                                           "that it leads to"), std::string::npos);
+  EXPECT_NE(reason("link", ECANCELED)
+                .find("layout.json refused: link is a symbolic link; save the file "
+                      "that it leads to"),
+            std::string::npos);
   ASSERT_EQ(::mkfifo(job("pipe").c_str(), 0600), 0);
   EXPECT_NE(reason("pipe", ECANCELED).find("layout.json refused: pipe is no regular file"),
             std::string::npos);
@@ -133,7 +135,8 @@ TEST_F(LayoutFileTest, TooLong) {
   EXPECT_EQ(write_file(layout(), kGood + std::string(1 << 20, ' ')), EFBIG);
   EXPECT_EQ(write_file(layout(), kGood + std::string(500 << 10, '\n')), EINVAL);
   EXPECT_NE(read_file(job("status.json")).find("layout.json refused: 512046 bytes"),
-            std::string::npos) << read_file(job("status.json"));
+            std::string::npos)
+      << read_file(job("status.json"));
   EXPECT_EQ(read_file(layout()), before);
   const std::string longest = kGood + std::string((500 << 10) - kGood.size(), '\n');
   EXPECT_EQ(write_file(layout(), longest), 0);

@@ -42,8 +42,8 @@ class ListingTest : public MountTest {
   /// Asks the daemon, as `ptc` does; the answer.
   std::string ask(const std::string& question) {
     std::string answer = mount_.top() + "/answer";
-    shell("exec 3<>" + mount_.path() + "/.ptc/ask && printf '%s' '" + question + "' >&3 && cat <&3 >" +
-          answer);
+    shell("exec 3<>" + mount_.path() + "/.ptc/ask && printf '%s' '" + question +
+          "' >&3 && cat <&3 >" + answer);
     return read_file(answer);
   }
   void save_layout(const std::string& text) {

@@ -165,7 +165,8 @@ int commit(const std::string& job, const std::string& name) {
   constexpr int kTries = 30;  // the same again while it goes on
   int error = EAGAIN;
   for (int tries = 0; tries < kTries && error == EAGAIN; ++tries)
-    error = errno_of(::rename((job + "/incoming/" + name).c_str(), (job + "/checkpoints/" + name).c_str()));
+    error = errno_of(
+        ::rename((job + "/incoming/" + name).c_str(), (job + "/checkpoints/" + name).c_str()));
   return error;
 }
 

@@ -24,11 +24,14 @@ TEST(MountPoint, KnowsWhatIsMounted) {
 }
 
 TEST(LastingService, IsWhatAUnitWasMadeToStart) {
-  EXPECT_TRUE(is_lasting_service("0::/system.slice/system-ptcfs.slice/ptcfs@mnt-ptc.service\n", "", 7));
+  EXPECT_TRUE(
+      is_lasting_service("0::/system.slice/system-ptcfs.slice/ptcfs@mnt-ptc.service\n", "", 7));
   EXPECT_TRUE(is_lasting_service("1:name=systemd:/system.slice/own.service\n0::/\n", "7", 7));
-  EXPECT_FALSE(is_lasting_service("0::/system.slice/cron.service\n", "6", 7));  // started by what cron started
+  EXPECT_FALSE(is_lasting_service("0::/system.slice/cron.service\n", "6",
+                                  7));  // started by what cron started
   EXPECT_FALSE(is_lasting_service("0::/system.slice/ssh.service\n", "", 7));
-  EXPECT_FALSE(is_lasting_service("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x-terminal.service", "12", 7));
+  EXPECT_FALSE(is_lasting_service(
+      "0::/user.slice/user-1000.slice/user@1000.service/app.slice/x-terminal.service", "12", 7));
   EXPECT_FALSE(is_lasting_service("0::/user.slice/user-0.slice/session-1.scope\n", "7", 7));
   EXPECT_FALSE(is_lasting_service("0::/system.slice/run-u12.service\n", "7", 7));
   EXPECT_FALSE(is_lasting_service("0::/system.slice/ptcfs@mnt.service/of-a-container\n", "", 7));

@@ -125,7 +125,8 @@ class Side {
   }
   std::string utimens(const std::string& name, time_t seconds) {
     timespec times[2] = {{seconds, 5}, {seconds + 1, 7}};
-    if (::utimensat(AT_FDCWD, at(name).c_str(), times, AT_SYMLINK_NOFOLLOW) != 0) return outcome(-1);
+    if (::utimensat(AT_FDCWD, at(name).c_str(), times, AT_SYMLINK_NOFOLLOW) != 0)
+      return outcome(-1);
     struct stat stat;
     if (::lstat(at(name).c_str(), &stat) != 0) return outcome(-1);
     return std::to_string(stat.st_mtim.tv_sec) + "." + std::to_string(stat.st_mtim.tv_nsec);
@@ -188,8 +189,8 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
   ASSERT_EQ(::mkdir(local.c_str(), 0755), 0);
   ASSERT_EQ(::mkdir(ours.c_str(), 0755), 0);
   // Through the page cache of the mount, whole pages are written, and holes may be filled.
-  bool same_holes = read_file(mount_.path() + "/.ptc/stats").find("\"passthrough\": true") !=
-                    std::string::npos;
+  bool same_holes =
+      read_file(mount_.path() + "/.ptc/stats").find("\"passthrough\": true") != std::string::npos;
   Side sides[2] = {Side(local), Side(ours)};
 
   const std::vector<std::string> names = {"a", "b", "c", "d", "a/x", "a/y", "b/x", "b/y", "a/x/z"};
@@ -204,21 +205,30 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
     size_t slot = upto(4);
     unsigned number = upto(20000);
     std::string data(1 + upto(6000), static_cast<char>('a' + upto(26)));
-    std::string where = " of step " + std::to_string(step) + ": " + n + " " + m + " " +
-                        std::to_string(number);
+    std::string where =
+        " of step " + std::to_string(step) + ": " + n + " " + m + " " + std::to_string(number);
     switch (upto(30)) {
-      case 0: case 1: case 2: {
-        const int choices[] = {O_RDONLY, O_RDWR, O_WRONLY, O_RDWR | O_CREAT,
-                               O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
-                               O_RDWR | O_TRUNC, O_WRONLY | O_CREAT | O_APPEND,
-                               O_RDONLY | O_DIRECTORY, O_RDWR | O_NOFOLLOW};
+      case 0:
+      case 1:
+      case 2: {
+        const int choices[] = {O_RDONLY,
+                               O_RDWR,
+                               O_WRONLY,
+                               O_RDWR | O_CREAT,
+                               O_RDWR | O_CREAT | O_EXCL,
+                               O_WRONLY | O_CREAT | O_TRUNC,
+                               O_RDWR | O_TRUNC,
+                               O_WRONLY | O_CREAT | O_APPEND,
+                               O_RDONLY | O_DIRECTORY,
+                               O_RDWR | O_NOFOLLOW};
         int flags = choices[upto(10)];
         mode_t mode = upto(2) != 0 ? 0644 : 04711;
         both("open" + where + " flags " + std::to_string(flags),
              [&](Side& s) { return s.open(slot, n, flags, mode); });
         break;
       }
-      case 3: case 4:
+      case 3:
+      case 4:
         if (!sides[0].is_open(slot)) break;
         both("write" + where, [&](Side& s) { return s.write(slot, data, number); });
         break;
@@ -226,7 +236,8 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
         if (!sides[0].is_open(slot)) break;
         both("append" + where, [&](Side& s) { return s.append(slot, data); });
         break;
-      case 6: case 7:
+      case 6:
+      case 7:
         if (!sides[0].is_open(slot)) break;
         both("read" + where, [&](Side& s) { return s.read(slot, data.size(), number); });
         break;
@@ -260,20 +271,36 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
         both("fallocate" + where, [&](Side& s) { return s.allocate(slot, mode, number, 5000); });
         break;
       }
-      case 14: both("truncate" + where, [&](Side& s) { return s.truncate(n, number); }); break;
-      case 15: case 16: both("mkdir" + where, [&](Side& s) { return s.mkdir(n, 0750); }); break;
-      case 17: both("rmdir" + where, [&](Side& s) { return s.rmdir(n); }); break;
-      case 18: both("unlink" + where, [&](Side& s) { return s.unlink(n); }); break;
-      case 19: case 20: {
+      case 14:
+        both("truncate" + where, [&](Side& s) { return s.truncate(n, number); });
+        break;
+      case 15:
+      case 16:
+        both("mkdir" + where, [&](Side& s) { return s.mkdir(n, 0750); });
+        break;
+      case 17:
+        both("rmdir" + where, [&](Side& s) { return s.rmdir(n); });
+        break;
+      case 18:
+        both("unlink" + where, [&](Side& s) { return s.unlink(n); });
+        break;
+      case 19:
+      case 20: {
         const unsigned choices[] = {0, RENAME_NOREPLACE, RENAME_EXCHANGE};
         unsigned flags = choices[upto(3)];
         both("rename" + where + " flags " + std::to_string(flags),
              [&](Side& s) { return s.rename(n, m, flags); });
         break;
       }
-      case 21: both("link" + where, [&](Side& s) { return s.link(n, m); }); break;
-      case 22: both("symlink" + where, [&](Side& s) { return s.symlink(m, n); }); break;
-      case 23: both("readlink" + where, [&](Side& s) { return s.readlink(n); }); break;
+      case 21:
+        both("link" + where, [&](Side& s) { return s.link(n, m); });
+        break;
+      case 22:
+        both("symlink" + where, [&](Side& s) { return s.symlink(m, n); });
+        break;
+      case 23:
+        both("readlink" + where, [&](Side& s) { return s.readlink(n); });
+        break;
       case 24: {
         mode_t type = upto(2) != 0 ? S_IFIFO : S_IFREG;
         both("mknod" + where, [&](Side& s) { return s.mknod(n, type | 0600); });
@@ -289,7 +316,9 @@ TEST_F(PosixTest, IncomingBehavesLikeALocalDirectory) {
         both("chown" + where, [&](Side& s) { return s.chown(n, number, number + 1); });
         both("stat after chown" + where, [&](Side& s) { return s.stat(n); });
         break;
-      case 27: both("utimens" + where, [&](Side& s) { return s.utimens(n, number); }); break;
+      case 27:
+        both("utimens" + where, [&](Side& s) { return s.utimens(n, number); });
+        break;
       case 28: {
         std::string key = upto(2) != 0 ? "user.one" : "user.two";
         int flags = static_cast<int>(upto(3));

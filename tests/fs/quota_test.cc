@@ -32,7 +32,8 @@ class QuotasTest : public testing::Test {
   }
   Quotas::Seen seen() const { return {.user = kAnn, .amount = {file_bytes_, 1}, .named = named_}; }
   void know(const Quotas::Account& account, bool by_kernel) {
-    quotas_.know_file(account, this, [this] { return seen(); }, by_kernel);
+    quotas_.know_file(
+        account, this, [this] { return seen(); }, by_kernel);
   }
 
   Quotas quotas_;
@@ -71,7 +72,9 @@ TEST_F(QuotasTest, NobodyWaitsWhileAFileOfAnotherIsLookedAt) {
     return seen();
   };
   quotas_.know_file(job, this, slow, /*by_kernel=*/true);
-  std::future<FsResult<>> asked = std::async(std::launch::async, [&] { return quotas_.reserve(job, kAnn, {1, 0}); });
+  std::future<FsResult<>> asked = std::async(std::launch::async, [&] {
+    return quotas_.reserve(job, kAnn, {1, 0});
+  });
   while (looks < 2) std::this_thread::yield();
   std::future<void> other = std::async(std::launch::async, [&] {
     quotas_.add(probe_, kBob, {1, 0});

@@ -38,8 +38,12 @@ TEST(WebMatrix, AddsUpFlowsWithTheSameEndsAndOrdersByNumber) {
 TEST(WebMatrix, IsDenseWithManyColumns) {
   json::array flows;
   for (int i = 0; i < 64; ++i)
-    flows.push_back({{"source", "rank 0"}, {"target", "rank " + std::to_string(i)},
-                     {"kind", "local"}, {"bytes", i == 0 ? 7 : i == 1 ? 1536 : 400000}});
+    flows.push_back({{"source", "rank 0"},
+                     {"target", "rank " + std::to_string(i)},
+                     {"kind", "local"},
+                     {"bytes", i == 0   ? 7
+                               : i == 1 ? 1536
+                                        : 400000}});
   EXPECT_THAT(html_matrix(flows), AllOf(HasSubstr("matrix dense"), HasSubstr(">7</td>"),
                                         HasSubstr(">1.5K</td>"), HasSubstr(">390K</td>")));
 }
@@ -77,19 +81,21 @@ constexpr const char* kDocument = R"({
 
 TEST(WebPage, ShowsAJobThatReshards) {
   const std::string html = web_page(json::parse(kDocument).as_object());
-  for (const char* seen : {"ptcfs on w1", "resharding", "tp2-pp1-dp1, revision 3",
-                           "25 %, 25 B of 100 B, 1.5 s, 4.5 s left",
-                           "<progress max=\"100\" value=\"25\"", "7 found there, 2 computed", "pinned",
-                           "2026-11-21 16:13:39 UTC", "Between nodes", "least possible: 5 B"})
+  for (const char* seen :
+       {"ptcfs on w1", "resharding", "tp2-pp1-dp1, revision 3",
+        "25 %, 25 B of 100 B, 1.5 s, 4.5 s left", "<progress max=\"100\" value=\"25\"",
+        "7 found there, 2 computed", "pinned", "2026-11-21 16:13:39 UTC", "Between nodes",
+        "least possible: 5 B"})
     EXPECT_THAT(html, HasSubstr(seen));
 }
 
 TEST(WebPage, ShowsAllNodes) {
   json::object document = json::parse(kDocument).as_object();
   const std::string html = web_page(document);
-  for (const char* seen : {"512 B of 1.0 KiB used, 768 B of checkpoints", "Copies of 128 B are missing.",
-                           "1.0 KiB out, 2.0 KiB in, 3 damaged, 4 tried again", "<td>up</td>",
-                           "away since 2026-11-21T16:13:39 UTC, draining", "&lt;b&gt;w2"})
+  for (const char* seen :
+       {"512 B of 1.0 KiB used, 768 B of checkpoints", "Copies of 128 B are missing.",
+        "1.0 KiB out, 2.0 KiB in, 3 damaged, 4 tried again", "<td>up</td>",
+        "away since 2026-11-21T16:13:39 UTC, draining", "&lt;b&gt;w2"})
     EXPECT_THAT(html, HasSubstr(seen));
   document["cluster"].as_object()["nodes"].as_array().resize(1);
   EXPECT_THAT(web_page(document), Not(HasSubstr("<h2>Nodes")));

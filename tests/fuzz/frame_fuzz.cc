@@ -12,7 +12,8 @@ namespace {
 std::string frame(FrameType type, std::string_view body) {
   const FrameHeaderBytes header =
       encode(FrameHeader{type, 1, static_cast<uint32_t>(body.size()), 0});
-  return std::string(reinterpret_cast<const char*>(header.data()), header.size()) + std::string(body);
+  return std::string(reinterpret_cast<const char*>(header.data()), header.size()) +
+         std::string(body);
 }
 
 void check_fetch(std::string_view body) {
@@ -36,12 +37,18 @@ void check(std::string_view body, const Decoded& decoded) {
 void check_body(FrameType type, std::string_view body) {
   switch (type) {
     case FrameType::kHello:
-    case FrameType::kWelcome: return check(body, decode_hello(body));
+    case FrameType::kWelcome:
+      return check(body, decode_hello(body));
     case FrameType::kCall:
-    case FrameType::kReply: return check(body, decode_call(body));
-    case FrameType::kFetch: return check_fetch(body);
-    case FrameType::kError: (void)decode_error(body); return;
-    default: return;
+    case FrameType::kReply:
+      return check(body, decode_call(body));
+    case FrameType::kFetch:
+      return check_fetch(body);
+    case FrameType::kError:
+      (void)decode_error(body);
+      return;
+    default:
+      return;
   }
 }
 

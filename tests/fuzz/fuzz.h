@@ -1,9 +1,9 @@
 // What every fuzz target is made of.
 //
-// A target feeds one input to one parser and aborts when the parser breaks a promise. fuzz_main.cc runs it
-// in two ways: under libFuzzer (PTC_FUZZ=ON, clang), or as a plain program that runs the corpus, the
-// large inputs, and mutations of the corpus. Around each input the memory in use is measured: its peak
-// may be kMemoryPerByte times the input and kMemoryAtLeast, no more.
+// A target feeds one input to one parser and aborts when the parser breaks a promise. fuzz_main.cc
+// runs it in two ways: under libFuzzer (PTC_FUZZ=ON, clang), or as a plain program that runs the
+// corpus, the large inputs, and mutations of the corpus. Around each input the memory in use is
+// measured: its peak may be kMemoryPerByte times the input and kMemoryAtLeast, no more.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,14 @@ namespace ptc::fuzz {
 inline constexpr size_t kMemoryPerByte = PTC_MEMORY_PER_BYTE;
 inline constexpr size_t kMemoryAtLeast = 4 << 20;
 
-/// Each target defines these two. `input` is a copy of exactly its size, so that a sanitizer sees a read
-/// past its end.
+/// Each target defines these two. `input` is a copy of exactly its size, so that a sanitizer sees a
+/// read past its end.
 void run(std::string_view input);
 /// About a megabyte each of what is slow or large to read for a careless parser of this kind.
 std::vector<std::string> large_inputs();
 
-/// Aborts unless the error is one that a user can read: kInvalidArgument (kCorrupt for our own files), not
-/// longer than a screen, UTF-8 without control characters.
+/// Aborts unless the error is one that a user can read: kInvalidArgument (kCorrupt for our own
+/// files), not longer than a screen, UTF-8 without control characters.
 void check_error(const Error& error);
 
 /// A large input: `times` times `text` between the two ends.

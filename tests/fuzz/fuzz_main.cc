@@ -19,7 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const size_t most = ptc::fuzz::kMemoryAtLeast + size * ptc::fuzz::kMemoryPerByte;
   if (peak > most) {
-    fmt::print(stderr, "{} bytes of input took {} bytes of memory, more than {}\n", size, peak, most);
+    fmt::print(stderr, "{} bytes of input took {} bytes of memory, more than {}\n", size, peak,
+               most);
     std::abort();
   }
   return 0;
@@ -79,9 +80,9 @@ Inputs read_corpus(int count, char** paths) {
   for (int i = 0; i < count; ++i) {
     std::vector<std::filesystem::path> files;
     if (std::filesystem::is_directory(paths[i]))
-      for (const auto& entry : std::filesystem::directory_iterator(paths[i])) files.push_back(entry);
-    else
-      files.emplace_back(paths[i]);
+      for (const auto& entry : std::filesystem::directory_iterator(paths[i]))
+        files.push_back(entry);
+    else files.emplace_back(paths[i]);
     std::sort(files.begin(), files.end());
     for (const auto& file : files) {
       std::ifstream in(file, std::ios::binary);
@@ -97,18 +98,48 @@ std::string mutate(const Inputs& corpus, uint64_t seed) {
   std::mt19937_64 random(seed);
   auto below = [&](size_t n) { return n == 0 ? size_t{0} : static_cast<size_t>(random() % n); };
   std::string input = corpus[below(corpus.size())].second;
-  static constexpr std::string_view kTokens[] = {
-      "0", "1", "-1", "18446744073709551615", "9223372036854775808", "1e999", "null", "true",
-      "{", "}", "[", "]", "\"", ",", ":", "*", "**", "{layer}", "{a,}", "\\u0000", "\\ud800", "..", "/"};
+  static constexpr std::string_view kTokens[] = {"0",
+                                                 "1",
+                                                 "-1",
+                                                 "18446744073709551615",
+                                                 "9223372036854775808",
+                                                 "1e999",
+                                                 "null",
+                                                 "true",
+                                                 "{",
+                                                 "}",
+                                                 "[",
+                                                 "]",
+                                                 "\"",
+                                                 ",",
+                                                 ":",
+                                                 "*",
+                                                 "**",
+                                                 "{layer}",
+                                                 "{a,}",
+                                                 "\\u0000",
+                                                 "\\ud800",
+                                                 "..",
+                                                 "/"};
   for (size_t n = 1 + below(6); n > 0; --n) {
     const size_t at = below(input.size() + 1);
     const size_t length = 1 + below(std::min<size_t>(64, input.size() - at + 1));
     switch (below(7)) {
-      case 0: if (at < input.size()) input[at] = static_cast<char>(random()); break;
-      case 1: if (at < input.size()) input[at] ^= static_cast<char>(1u << below(8)); break;
-      case 2: input.erase(at, length); break;
-      case 3: input.insert(at, input.substr(at, length)); break;
-      case 4: input.insert(at, kTokens[below(std::size(kTokens))]); break;
+      case 0:
+        if (at < input.size()) input[at] = static_cast<char>(random());
+        break;
+      case 1:
+        if (at < input.size()) input[at] ^= static_cast<char>(1u << below(8));
+        break;
+      case 2:
+        input.erase(at, length);
+        break;
+      case 3:
+        input.insert(at, input.substr(at, length));
+        break;
+      case 4:
+        input.insert(at, kTokens[below(std::size(kTokens))]);
+        break;
       case 5: {
         const std::string& other = corpus[below(corpus.size())].second;
         const size_t from = below(other.size() + 1);
@@ -116,8 +147,9 @@ std::string mutate(const Inputs& corpus, uint64_t seed) {
         break;
       }
       default: {  // a number of 1 to 8 bytes that is at an edge
-        static constexpr uint64_t kEdges[] = {0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF,
-                                              INT64_MAX, UINT64_MAX, 1'000'000'000'000};
+        static constexpr uint64_t kEdges[] = {
+            0,          1,          0x7F,      0xFF,       0x7FFF,           0xFFFF,
+            0x7FFFFFFF, 0xFFFFFFFF, INT64_MAX, UINT64_MAX, 1'000'000'000'000};
         const uint64_t number = kEdges[below(std::size(kEdges))] + below(3) - 1;
         std::memcpy(input.data() + at, &number, std::min<size_t>(1 + below(8), input.size() - at));
       }
@@ -150,8 +182,8 @@ int main(int argc, char** argv) {
   }
   const uint64_t seed = number_of("PTC_SEED", std::random_device()());
   const uint64_t runs = number_of("PTC_FUZZ_RUNS", 5000);
-  fmt::print("{} seeds, {} large inputs; {} mutations from PTC_SEED={}\n", corpus.size(), large.size(),
-             runs, seed);
+  fmt::print("{} seeds, {} large inputs; {} mutations from PTC_SEED={}\n", corpus.size(),
+             large.size(), runs, seed);
   for (uint64_t i = 0; i < runs; ++i)
     run(fmt::format("PTC_SEED={} PTC_FUZZ_RUNS=1", seed + i), mutate(corpus, seed + i));
 }

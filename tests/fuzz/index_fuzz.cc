@@ -9,7 +9,8 @@ void run(std::string_view input) {
   if (!index) return check_error(index.error());
   for (const auto& [file, tensors] : index.value()) {
     PTC_CHECK(!tensors.empty());
-    PTC_CHECK(!file.empty() && file[0] != '/' && ("/" + file + "/").find("/../") == std::string::npos);
+    PTC_CHECK(!file.empty() && file[0] != '/' &&
+              ("/" + file + "/").find("/../") == std::string::npos);
   }
 }
 

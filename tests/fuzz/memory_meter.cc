@@ -38,7 +38,8 @@ void on_malloc(const volatile void*, size_t bytes) { add(bytes); }
 void on_free(const volatile void* block) {
   if (block != nullptr) subtract(__sanitizer_get_allocated_size(block));
 }
-[[maybe_unused]] const int installed = __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
+[[maybe_unused]] const int installed =
+    __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
 #endif
 
 }  // namespace

@@ -5,7 +5,8 @@
 
 namespace ptc::fuzz {
 
-/// From here to peak_bytes(), of all threads; what was allocated before does not count. One at a time.
+/// From here to peak_bytes(), of all threads; what was allocated before does not count. One at a
+/// time.
 class MemoryMeter {
  public:
   MemoryMeter();

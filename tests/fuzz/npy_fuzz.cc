@@ -23,7 +23,8 @@ void run(std::string_view input) {
 std::vector<std::string> large_inputs() {
   auto file = [](const std::string& dict) {
     std::string text = std::string(8, '\0') + "\x93NUMPY" + std::string("\x02\0", 2);
-    const uint32_t length = static_cast<uint32_t>(std::min<size_t>(dict.size(), kMaxNpyHeaderBytes - 12));
+    const uint32_t length =
+        static_cast<uint32_t>(std::min<size_t>(dict.size(), kMaxNpyHeaderBytes - 12));
     text.append(reinterpret_cast<const char*>(&length), sizeof length);
     return text + dict;
   };

@@ -17,8 +17,8 @@ void run(std::string_view input) {
   PTC_CHECK(again.value()->rules().size() == rules.rules().size());
   PTC_CHECK(again.value()->family() == rules.family());
   RuleFinder finder(rules), finder_again(*again.value());
-  for (std::string_view name : {"model.layers.17.self_attn.q_proj.weight", "lm_head.weight", "a.b", "",
-                                "model.layers.3.mlp.experts.5.w1.weight"}) {
+  for (std::string_view name : {"model.layers.17.self_attn.q_proj.weight", "lm_head.weight", "a.b",
+                                "", "model.layers.3.mlp.experts.5.w1.weight"}) {
     const auto match = finder.find(name), match_again = finder_again.find(name);
     const auto slow = rules.find(name);
     PTC_CHECK(match.has_value() == slow.has_value());
@@ -36,12 +36,13 @@ std::vector<std::string> large_inputs() {
   return {
       repeated("", "[", kMegabyte),
       repeated(begin + "\"prefixes\":[\"\"", ",\"\"", kMegabyte / 3 - 100, "]}"),
-      repeated(rules, R"({"names":["**{layer}"]},)", kMegabyte / 25 - 10, R"({"names":["{layer}"]}]})"),
+      repeated(rules, R"({"names":["**{layer}"]},)", kMegabyte / 25 - 10,
+               R"({"names":["{layer}"]}]})"),
       repeated(rules + "{\"names\":[\"{layer}\"", ",\"**{layer}\"", kMegabyte / 12 - 20, "]}]}"),
       repeated(facts, "z*", (kMegabyte - facts.size()) / 2 - 20, "z\"}}]}"),
       repeated(rules + "{\"names\":[\"", "a", kMegabyte - 200, "{layer}\"]}]}"),
-      repeated(begin + R"("extends":"llama","rules":[)", R"({"names":["a.{layer}"]},)", kMegabyte / 25 - 10,
-               R"({"names":["{layer}"]}]})"),
+      repeated(begin + R"("extends":"llama","rules":[)", R"({"names":["a.{layer}"]},)",
+               kMegabyte / 25 - 10, R"({"names":["{layer}"]}]})"),
       repeated(begin + "\"facts\":{\"a\":[\"\"", ",\"\"", kMegabyte / 3 - 50, "]}}"),
   };
 }

@@ -11,7 +11,8 @@ void run(std::string_view input) {
   const uint64_t data_bytes = take_number(input) & (UINT64_MAX >> 1);
   const uint64_t file_bytes = input.size() + data_bytes;
   const auto file = bytes_of(input);
-  auto header_bytes = safetensors_header_bytes(file.first(std::min<size_t>(8, file.size())), file_bytes);
+  auto header_bytes =
+      safetensors_header_bytes(file.first(std::min<size_t>(8, file.size())), file_bytes);
   if (!header_bytes) return check_error(header_bytes.error());
   PTC_CHECK(header_bytes.value() >= 8 && header_bytes.value() <= file_bytes);
   if (header_bytes.value() > file.size()) return;

@@ -1,5 +1,5 @@
-// A shard of a data set: its first byte says of which format, and whether checksums are mended, so that what is
-// behind them is reached as well. What an indexer accepts lies where it says.
+// A shard of a data set: its first byte says of which format, and whether checksums are mended, so
+// that what is behind them is reached as well. What an indexer accepts lies where it says.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -49,7 +49,8 @@ void check_tar_sample(int fd, uint64_t begin, uint64_t end, uint64_t extra) {
     auto member = reader.next();
     PTC_CHECK(member.has_value());
     if (!member.value()) break;
-    if (member.value()->regular && sample_name(member.value()->name)) payload += member.value()->size;
+    if (member.value()->regular && sample_name(member.value()->name))
+      payload += member.value()->size;
   }
   PTC_CHECK(payload + extra == end - begin);
 }
@@ -87,21 +88,27 @@ void run(std::string_view input) {
   const UniqueFd fd = file_of(shard);
   const uint64_t bytes = shard.size();
   switch (format) {
-    case SourceFormat::kTar: return check_facts(index_tar(fd.get(), bytes, {}), fd.get(), bytes, format);
-    case SourceFormat::kTfrecord: return check_facts(index_tfrecord(fd.get(), bytes, {}), fd.get(), bytes, format);
-    case SourceFormat::kJsonl: return check_facts(index_jsonl(fd.get(), bytes, {}), fd.get(), bytes, format);
+    case SourceFormat::kTar:
+      return check_facts(index_tar(fd.get(), bytes, {}), fd.get(), bytes, format);
+    case SourceFormat::kTfrecord:
+      return check_facts(index_tfrecord(fd.get(), bytes, {}), fd.get(), bytes, format);
+    case SourceFormat::kJsonl:
+      return check_facts(index_jsonl(fd.get(), bytes, {}), fd.get(), bytes, format);
     case SourceFormat::kMegatron: {
       std::string_view rest = shard;
       const uint64_t bin_bytes = take_number(rest) & (UINT64_MAX >> 9);
       const UniqueFd idx = file_of(rest);
-      return check_facts(index_megatron(idx.get(), rest.size(), bin_bytes, {}), -1, bin_bytes, format);
+      return check_facts(index_megatron(idx.get(), rest.size(), bin_bytes, {}), -1, bin_bytes,
+                         format);
     }
-    default: break;
+    default:
+      break;
   }
   uint32_t samples = 0;
   std::memcpy(&samples, shard.data(), std::min<size_t>(shard.size(), sizeof samples));
   const std::vector<MdsColumn> columns = {{"a", "bytes", {}}, {"b", "int", 8}, {"c", "str", {}}};
-  check_facts(index_mds(fd.get(), bytes, samples, columns, {}), fd.get(), bytes, SourceFormat::kMds);
+  check_facts(index_mds(fd.get(), bytes, samples, columns, {}), fd.get(), bytes,
+              SourceFormat::kMds);
 }
 
 std::vector<std::string> large_inputs() {

@@ -1,4 +1,5 @@
-// The pickle of a torch file, in an archive with storages "0" to "15", the k-th of 16·(k + 1) bytes.
+// The pickle of a torch file, in an archive with storages "0" to "15", the k-th of 16·(k + 1)
+// bytes.
 #include <unordered_set>
 
 #include "fuzz.h"
@@ -18,19 +19,24 @@ struct Archive {
   explicit Archive(std::string_view pickle) {
     ZipWriter writer;
     writer.add("a/data.pkl", pickle);
-    for (int i = 0; i < kStorages; ++i) writer.add_later("a/data/" + std::to_string(i), 16 * (i + 1), 0);
+    for (int i = 0; i < kStorages; ++i)
+      writer.add_later("a/data/" + std::to_string(i), 16 * (i + 1), 0);
     layout = std::move(writer).finish();
   }
   ReadAt read() const {
     return [this](uint64_t offset, std::span<std::byte> into) -> Result<> {
       for (const ZipWriter::Piece& piece : layout.pieces) {
-        if (offset < piece.offset || offset + into.size() > piece.offset + piece.bytes.size()) continue;
-        std::copy_n(reinterpret_cast<const std::byte*>(piece.bytes.data()) + (offset - piece.offset), into.size(), into.data());
+        if (offset < piece.offset || offset + into.size() > piece.offset + piece.bytes.size())
+          continue;
+        std::copy_n(
+            reinterpret_cast<const std::byte*>(piece.bytes.data()) + (offset - piece.offset),
+            into.size(), into.data());
         return ok();
       }
       // The first bytes are read before it is known how long what they tell of is.
       PTC_CHECK(offset == 0);
-      std::copy_n(reinterpret_cast<const std::byte*>(layout.pieces[0].bytes.data()), std::min(into.size(), layout.pieces[0].bytes.size()), into.data());
+      std::copy_n(reinterpret_cast<const std::byte*>(layout.pieces[0].bytes.data()),
+                  std::min(into.size(), layout.pieces[0].bytes.size()), into.data());
       return ok();
     };
   }
@@ -44,7 +50,8 @@ void check_tensors(const TorchFile& file, uint64_t file_bytes) {
     PTC_CHECK(file.name(tensor.place) == tensor.name);
     const TorchStorage& storage = file.storages()[tensor.storage];
     PTC_CHECK(storage.offset + storage.bytes <= file_bytes);
-    PTC_CHECK(tensor.offset >= storage.offset && tensor.offset + tensor.bytes <= storage.offset + storage.bytes);
+    PTC_CHECK(tensor.offset >= storage.offset &&
+              tensor.offset + tensor.bytes <= storage.offset + storage.bytes);
     const uint64_t bytes = array_bytes(tensor.shape, tensor.dtype).value();
     if (tensor.contiguous) PTC_CHECK(bytes == tensor.bytes);
     const std::vector<TorchStep> path = file.path(tensor.place);
@@ -53,7 +60,8 @@ void check_tensors(const TorchFile& file, uint64_t file_bytes) {
     const TorchSharding& sharding = file.shardings()[tensor.sharding];
     if (sharding.box) PTC_CHECK(sharding.box->extent == tensor.shape);
   }
-  for (const TorchOpaque& opaque : file.opaque()) check_error(invalid_argument("{}", opaque.reason));
+  for (const TorchOpaque& opaque : file.opaque())
+    check_error(invalid_argument("{}", opaque.reason));
 }
 
 }  // namespace
@@ -68,25 +76,35 @@ void run(std::string_view input) {
   auto layout = lay_out_torch_file(file, same_tensors(file));
   if (!layout) return check_error(layout.error());
   for (size_t i = 0; i < file.tensors().size(); ++i)
-    PTC_CHECK(layout.value().tensors[i].offset + layout.value().tensors[i].bytes <= layout.value().zip.file_bytes);
+    PTC_CHECK(layout.value().tensors[i].offset + layout.value().tensors[i].bytes <=
+              layout.value().zip.file_bytes);
 }
 
 std::vector<std::string> large_inputs() {
   using namespace std::string_literals;
-  const std::string tensor = "ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0" "0X\3\0\0\0cpuK\4tQK\0K\4\x85K\1\x85\x89Ntq\2Rq\1"s;
+  const std::string tensor =
+      "ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0"
+      "0X\3\0\0\0cpuK\4tQK\0K\4\x85K\1\x85\x89Ntq\2Rq\1"s;
   std::vector<std::string> inputs;
-  for (const char* more : {"h\1", "N", "K\1", "]", "}", "h\1\x85", "(h\1h\1t", "(h\1h\1l", "cm\nn\nh\1\x85R"})
-    inputs.push_back(repeated("\x80\2]q\0("s + tensor, more, kMegabyte / std::string_view(more).size(), "e."));
+  for (const char* more :
+       {"h\1", "N", "K\1", "]", "}", "h\1\x85", "(h\1h\1t", "(h\1h\1l", "cm\nn\nh\1\x85R"})
+    inputs.push_back(
+        repeated("\x80\2]q\0("s + tensor, more, kMegabyte / std::string_view(more).size(), "e."));
   std::string keys = "\x80\2}("s + tensor, numbers = keys;
-  for (uint32_t i = 0; keys.size() < kMegabyte; ++i) keys += "M"s + static_cast<char>(i) + static_cast<char>(i >> 8) + "h\1";
+  for (uint32_t i = 0; keys.size() < kMegabyte; ++i)
+    keys += "M"s + static_cast<char>(i) + static_cast<char>(i >> 8) + "h\1";
   inputs.push_back("\x80\2}(K\1"s + tensor + keys.substr(4 + tensor.size()) + "u.");
   // Each level is twice the one before.
   std::string twice = "\x80\2" + tensor + "\x85q\3";
-  for (int level = 4; level < 60; ++level) twice += "h"s + static_cast<char>(level - 1) + "h" + static_cast<char>(level - 1) + "\x86q" + static_cast<char>(level);
+  for (int level = 4; level < 60; ++level)
+    twice += "h"s + static_cast<char>(level - 1) + "h" + static_cast<char>(level - 1) + "\x86q" +
+             static_cast<char>(level);
   inputs.push_back(twice + ".");
   // Objects that hold tensors, one in another; and lists of them.
-  inputs.push_back("\x80\2]q\0("s + repeated(tensor, "cm\nn\nh\1\x85R\x85q\1h\1", 10'000, "") + "e.");
-  inputs.push_back(repeated("\x80\2", "]", kMegabyte / 32, tensor + repeated("", "a", kMegabyte / 32, ".")));
+  inputs.push_back("\x80\2]q\0("s + repeated(tensor, "cm\nn\nh\1\x85R\x85q\1h\1", 10'000, "") +
+                   "e.");
+  inputs.push_back(
+      repeated("\x80\2", "]", kMegabyte / 32, tensor + repeated("", "a", kMegabyte / 32, ".")));
   return inputs;
 }
 

@@ -14,8 +14,9 @@ void run(std::string_view input) {
   const ZipDirectory& directory = read.value();
   std::vector<const ZipMember*> members;
   for (const ZipMember& member : directory.members()) members.push_back(&member);
-  std::sort(members.begin(), members.end(),
-            [](const ZipMember* a, const ZipMember* b) { return a->header_offset < b->header_offset; });
+  std::sort(members.begin(), members.end(), [](const ZipMember* a, const ZipMember* b) {
+    return a->header_offset < b->header_offset;
+  });
   uint64_t end = 0;
   for (const ZipMember* member : members) {
     PTC_CHECK(is_utf8(member->name) && directory.find(member->name) == member);

@@ -1,16 +1,17 @@
 // The best assignment against all there are.
+#include "reshard/plan/assignment.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 #include <random>
 
-#include "reshard/plan/assignment.h"
-
 namespace ptc {
 namespace {
 
-uint64_t sum_of(const std::vector<std::vector<uint64_t>>& values, const std::vector<size_t>& columns) {
+uint64_t sum_of(const std::vector<std::vector<uint64_t>>& values,
+                const std::vector<size_t>& columns) {
   uint64_t sum = 0;
   for (size_t row = 0; row < values.size(); ++row) sum += values[row][columns[row]];
   return sum;
@@ -42,8 +43,10 @@ TEST(Assignment, IsTheBestOfAll) {
 }
 
 TEST(Assignment, OfEqualOnesEachHasItsOwnNumber) {
-  EXPECT_EQ(best_assignment(std::vector(3, std::vector<uint64_t>(5, 7))), (std::vector<size_t>{0, 1, 2}));
-  EXPECT_EQ(best_assignment({{0, uint64_t{1} << 62}, {0, uint64_t{1} << 62}}), (std::vector<size_t>{0, 1}));
+  EXPECT_EQ(best_assignment(std::vector(3, std::vector<uint64_t>(5, 7))),
+            (std::vector<size_t>{0, 1, 2}));
+  EXPECT_EQ(best_assignment({{0, uint64_t{1} << 62}, {0, uint64_t{1} << 62}}),
+            (std::vector<size_t>{0, 1}));
   // What is largest goes elsewhere where that is best for all together.
   EXPECT_EQ(best_assignment({{10, 9}, {9, 0}}), (std::vector<size_t>{1, 0}));
   EXPECT_TRUE(best_assignment({}).empty());

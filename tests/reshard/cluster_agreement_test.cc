@@ -1,4 +1,5 @@
-// Nodes whose agreement store refuses some of what they ask, or lets them wait: what is left of it harms nobody.
+// Nodes whose agreement store refuses some of what they ask, or lets them wait: what is left of it
+// harms nobody.
 #include <atomic>
 #include <filesystem>
 #include <thread>
@@ -15,13 +16,15 @@ class AgreementTest : public ClusterTest {
  protected:
   template <class True>
   static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 1000 && !is_true(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return is_true();
   }
   void put(const std::string& key, const std::string& value) {
     ASSERT_TRUE(cluster_.meta().commit({.puts = {{key, value}}}).has_value());
   }
-  /// More than go in one transaction; and one, of a name that every job may have, that comes last of all.
+  /// More than go in one transaction; and one, of a name that every job may have, that comes last
+  /// of all.
   void put_many_keys() {
     for (int i = 0; i < 150; ++i) put(fmt::format("jobs/job/looked_over/{:016x}", i), "{}");
     put("jobs/job/rules", "of the old one");
@@ -48,7 +51,8 @@ TEST_F(AgreementTest, WhatIsRemovedInStepsTakesNothingOfAJobMadeMeanwhile) {
   cluster_.loses = [](const std::string& node, std::string_view method) {
     return node == "w0" && method == "job/changed";  // it is at the removal
   };
-  cluster_.refuses = [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+  cluster_.refuses = [&](const std::string& node,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
     if (node == "w0" && removes_more(transaction) && !made.exchange(true)) {
       EXPECT_TRUE(becomes([&] {
         (void)cluster_.store(1).answer("job/changed", "job\n");
@@ -72,7 +76,8 @@ TEST_F(AgreementTest, WhatARemovalLeftThatWasCutOffGoesWhenTheNameIsUsedAgain) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   put_many_keys();
   std::atomic<bool> away = true;
-  cluster_.refuses = [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+  cluster_.refuses = [&](const std::string& node,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
     if (node != "w0" || !away || !removes_more(transaction)) return std::nullopt;
     return make_error(Code::kUnavailable, "the metadata are away");
   };
@@ -98,12 +103,15 @@ TEST_F(AgreementTest, ALeaderWhoseKeyWasLeftLeadsAgain) {
   commit(0);
   cluster_.wait_settled();
   std::atomic<bool> full = true;
-  cluster_.refuses = [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+  cluster_.refuses = [&](const std::string& node,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
     if (!full || node != "w0" || !is_among(transaction.deletes, "leaders/job")) return std::nullopt;
     return make_error(Code::kNoSpace, "etcd is full");
   };
   auto settles = [&](const std::string& layout) {
-    return becomes([&] { return cluster_.job(1, "job")->current_target() == "checkpoints/base/layouts/" + layout; });
+    return becomes([&] {
+      return cluster_.job(1, "job")->current_target() == "checkpoints/base/layouts/" + layout;
+    });
   };
   edit(0, R"({"tp": 2, "pp": 1, "dp": 1})");
   ASSERT_TRUE(settles("tp2-pp1-dp1"));
@@ -123,7 +131,8 @@ TEST_F(AgreementTest, WhenCheckpointsWereLookedOverThatAreGoneIsForgottenInSteps
   write(0, LayoutSpec());
   commit(0);
   for (int i = 0; i < 120; ++i)
-    put(fmt::format("jobs/job/looked_over/{:016x}", i), LookedOver{.time_ns = 1'000'000'000}.to_text());
+    put(fmt::format("jobs/job/looked_over/{:016x}", i),
+        LookedOver{.time_ns = 1'000'000'000}.to_text());
   cluster_.wait_settled();
   size_t before = count("jobs/job/looked_over/");
   ASSERT_EQ(before, 120u);
@@ -140,7 +149,8 @@ TEST_F(AgreementTest, WhenCheckpointsWereLookedOverThatAreGoneIsForgottenInSteps
 
 /// Nothing can be written for one of its jobs, as where there is no room.
 TEST_F(AgreementTest, AJobThatCannotBeTakenOverHoldsUpNoOther) {
-  for (const char* name : {"a", "job", "z"}) ASSERT_TRUE(cluster_.store(0).create_job(name).has_value());
+  for (const char* name : {"a", "job", "z"})
+    ASSERT_TRUE(cluster_.store(0).create_job(name).has_value());
   for (const char* name : {"a", "job", "z"}) ASSERT_NE(cluster_.job(1, name), nullptr);
   write_file(cluster_.store(1).directory() + "/jobs/job/checkpoints", "");
   write(0, LayoutSpec());

@@ -1,4 +1,5 @@
-// Commits to which several nodes give something: decided once, whoever fails, and nothing is left of those that were not.
+// Commits to which several nodes give something: decided once, whoever fails, and nothing is left
+// of those that were not.
 #include <unistd.h>
 
 #include <atomic>
@@ -15,7 +16,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Neither knows of the other when it is decided: they have the same number, and both are listed, everywhere.
+/// Neither knows of the other when it is decided: they have the same number, and both are listed,
+/// everywhere.
 TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
   std::latch both(2);
   std::atomic<bool> wait = true;
@@ -39,10 +41,12 @@ TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
   cluster_.wait_settled();
   for (unsigned node : {0u, 1u, 2u}) {
     std::vector<std::string> names;
-    for (const CheckpointRef& checkpoint : cluster_.job(node, "job")->checkpoints()) names.push_back(checkpoint->name());
+    for (const CheckpointRef& checkpoint : cluster_.job(node, "job")->checkpoints())
+      names.push_back(checkpoint->name());
     EXPECT_THAT(names, ::testing::UnorderedElementsAre("of0", "of1")) << node;
-    EXPECT_EQ(cluster_.job(node, "job")->current_target(),  // the later of the two, whatever its name
-              "checkpoints/" + names.back() + "/layouts/" + LayoutSpec().name());
+    EXPECT_EQ(
+        cluster_.job(node, "job")->current_target(),  // the later of the two, whatever its name
+        "checkpoints/" + names.back() + "/layouts/" + LayoutSpec().name());
   }
 }
 
@@ -57,7 +61,8 @@ TEST_F(ClusterTest, RanksMayBeWrittenOnAnyNode) {
     for (unsigned node = 0; node < 3; ++node) {
       write(node, spec);
       for (uint64_t rank = 0; rank < 6; ++rank)
-        if (rank / 2 != node) std::filesystem::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
+        if (rank / 2 != node)
+          std::filesystem::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
     }
   };
   write_all();
@@ -95,7 +100,8 @@ TEST_F(ClusterTest, ARankWrittenOnTwoNodesIsRefused) {
 /// Files of all nodes that are in no checkpoint, after a moment.
 class CommitTest : public ClusterTest {
  protected:
-  static constexpr const char* kHalves = R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1, "devices": ["w0:0", "w1:0"]})";
+  static constexpr const char* kHalves =
+      R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 1, "devices": ["w0:0", "w1:0"]})";
   CommitTest() {
     EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
     edit(0, kHalves);
@@ -106,7 +112,8 @@ class CommitTest : public ClusterTest {
     TempDir all;
     write_ranks(sample_, spec_of(kHalves), all.path().string());
     std::filesystem::create_directories(incoming(node) + "/rank");
-    std::filesystem::copy(all.path().string() + "/rank/" + std::to_string(node), incoming(node) + "/rank/" + std::to_string(node),
+    std::filesystem::copy(all.path().string() + "/rank/" + std::to_string(node),
+                          incoming(node) + "/rank/" + std::to_string(node),
                           std::filesystem::copy_options::recursive);
   }
   size_t files_of(unsigned node) {
@@ -121,11 +128,14 @@ class CommitTest : public ClusterTest {
     return std::distance(begin(drafts), end(drafts));
   }
   void expect_nothing_left() {
-    auto left = [&] { return files_of(0) + files_of(1) + files_of(2) + drafts_of(0) + drafts_of(1); };
+    auto left = [&] {
+      return files_of(0) + files_of(1) + files_of(2) + drafts_of(0) + drafts_of(1);
+    };
     for (int i = 0; i < 200 && left() > 0; ++i) usleep(100'000);
     EXPECT_EQ(left(), 0u);
     for (unsigned node : {0u, 1u}) {
-      EXPECT_TRUE(std::filesystem::exists(incoming(node) + "/rank/" + std::to_string(node))) << node;
+      EXPECT_TRUE(std::filesystem::exists(incoming(node) + "/rank/" + std::to_string(node)))
+          << node;
     }
   }
 };
@@ -192,7 +202,8 @@ TEST_F(CommitTest, OneThatFailsMeanwhileIsToldToTheNextCall) {
     return false;
   };
   JobRef job = cluster_.job(0, "job");
-  EXPECT_EQ(job->commit("base", "base", std::chrono::milliseconds(100)).error().errno_value(), EAGAIN);
+  EXPECT_EQ(job->commit("base", "base", std::chrono::milliseconds(100)).error().errno_value(),
+            EAGAIN);
   slow = false;
   while (!std::filesystem::exists(incoming(0) + ".error")) usleep(10'000);
   usleep(100'000);
@@ -203,7 +214,8 @@ TEST_F(CommitTest, OneThatFailsMeanwhileIsToldToTheNextCall) {
   commit(0);
 }
 
-/// One decision is in doubt: what it was for stays, all else goes on, and it is settled when it can be.
+/// One decision is in doubt: what it was for stays, all else goes on, and it is settled when it can
+/// be.
 TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
   for (const bool done : {false, true}) {
     SCOPED_TRACE(done);
@@ -216,17 +228,20 @@ TEST_F(CommitTest, ADoubtIsSettledAndForgotten) {
     const std::string other = cluster_.job(0, "job")->files_dir() + "/incoming/other";
     std::filesystem::create_directories(other + "/rank/0");
     write_file(other + "/rank/0/notes.txt", "no tensor");
-    EXPECT_EQ(cluster_.job(0, "job")->commit("other", "other").error().code(), Code::kInvalidArgument);
+    EXPECT_EQ(cluster_.job(0, "job")->commit("other", "other").error().code(),
+              Code::kInvalidArgument);
     EXPECT_TRUE(std::filesystem::exists(other + "/rank/0/notes.txt"));
     std::filesystem::remove_all(other);
     cluster_.doubt(0, std::nullopt);
     if (!done) {
-      for (int i = 0; i < 100 && !std::filesystem::exists(incoming(0) + "/rank"); ++i) usleep(100'000);
+      for (int i = 0; i < 100 && !std::filesystem::exists(incoming(0) + "/rank"); ++i)
+        usleep(100'000);
       EXPECT_TRUE(std::filesystem::exists(incoming(0) + "/rank/0"));
       expect_nothing_left();
     }
   }
-  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") == nullptr; ++i) usleep(100'000);
+  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") == nullptr; ++i)
+    usleep(100'000);
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(kHalves));
   Result<> again = ok();  // hears of it, once it is settled
@@ -250,7 +265,8 @@ class LateCommitTest : public CommitTest {
       return false;
     };
     EXPECT_EQ(commit_as("base").error().errno_value(), EAGAIN);
-    EXPECT_TRUE(std::filesystem::is_empty(incoming(0)));  // hidden, and its name is found all the time
+    EXPECT_TRUE(
+        std::filesystem::is_empty(incoming(0)));  // hidden, and its name is found all the time
     EXPECT_EQ(commit_as("base").error().errno_value(), EAGAIN);
     *slow = false;
     for (int i = 0; i < 100 && job()->find_checkpoint("base") == nullptr; ++i) usleep(50'000);
@@ -260,7 +276,9 @@ class LateCommitTest : public CommitTest {
     EXPECT_FALSE(std::filesystem::exists(incoming(1)));
   }
   JobRef job() { return cluster_.job(0, "job"); }
-  Result<> commit_as(const std::string& name) { return job()->commit("base", name, std::chrono::milliseconds(1700)); }
+  Result<> commit_as(const std::string& name) {
+    return job()->commit("base", name, std::chrono::milliseconds(1700));
+  }
 };
 
 TEST_F(LateCommitTest, TheSameCallAgainHearsOfIt) {

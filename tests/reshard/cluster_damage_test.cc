@@ -27,12 +27,17 @@ class DamageTest : public ClusterTest {
   std::string image_file(unsigned node, uint64_t rank) {
     const auto stored = cluster_.job(node, "job")->find_checkpoint("base")->stored();
     for (const StoredImage& image : stored->images)
-      if (image.state == rank && image.path == "model.safetensors" && image.node == LocalCluster::name(node))
+      if (image.state == rank && image.path == "model.safetensors" &&
+          image.node == LocalCluster::name(node))
         return cluster_.store(node).images().directory() + "/" + image.id;
     return "";
   }
-  unsigned holder_of(uint64_t rank) { return holders(0, spec_of(spec_text_), rank).front()[1] - '0'; }
-  static void flip_last_byte(const std::string& file) { flip_byte(file, std::filesystem::file_size(file) - 1); }
+  unsigned holder_of(uint64_t rank) {
+    return holders(0, spec_of(spec_text_), rank).front()[1] - '0';
+  }
+  static void flip_last_byte(const std::string& file) {
+    flip_byte(file, std::filesystem::file_size(file) - 1);
+  }
   static void flip_byte(const std::string& file, uint64_t offset) {
     ASSERT_EQ(chmod(file.c_str(), 0600), 0) << file;
     std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
@@ -64,7 +69,8 @@ TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   EXPECT_EQ(image_file(node, 1), file) << "it is mended where it lies, for those who have it open";
   EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_mended, 1u);
   cluster_.wait_settled();
-  for (unsigned each : {0u, 1u, 2u}) EXPECT_EQ(cluster_.job(each, "job")->numbers().mendings, 1u) << "all nodes say so";
+  for (unsigned each : {0u, 1u, 2u})
+    EXPECT_EQ(cluster_.job(each, "job")->numbers().mendings, 1u) << "all nodes say so";
   EXPECT_TRUE(cluster_.job(asked, "job")->verify("base").has_value());
   EXPECT_EQ(holders(0, spec_of(spec_text_), 1).size(), 2u);
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
@@ -124,13 +130,15 @@ TEST_F(DamageTest, ANodeThatComesBackWithoutItsFilesGetsThemAnew) {
   std::filesystem::remove_all(images);
   cluster_.start(node);
   cluster_.wait_settled();
-  for (uint64_t rank = 0; rank < 3; ++rank) EXPECT_GE(holders(node, spec_of(spec_text_), rank).size(), 2u) << rank;
+  for (uint64_t rank = 0; rank < 3; ++rank)
+    EXPECT_GE(holders(node, spec_of(spec_text_), rank).size(), 2u) << rank;
   for (unsigned other = 0; other < 3; ++other)
     EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_value()) << other;
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
-/// As after a start whose store was not mounted yet: what is nowhere else is lost as long as that lasts.
+/// As after a start whose store was not mounted yet: what is nowhere else is lost as long as that
+/// lasts.
 TEST_F(DamageTest, FilesThatWereAwayAreTakenForGoodAgain) {
   commit_with_copies(0);
   const unsigned node = holder_of(1), other = (node + 1) % 3;

@@ -18,9 +18,7 @@ inline LayoutSpec spec_of(const std::string& text) { return Layout::parse(text).
 class ClusterTest : public ::testing::Test {
  protected:
   explicit ClusterTest(unsigned nodes = 3) : cluster_(nodes) {}
-  void write(unsigned node, const LayoutSpec& spec) {
-    write_ranks(sample_, spec, incoming(node));
-  }
+  void write(unsigned node, const LayoutSpec& spec) { write_ranks(sample_, spec, incoming(node)); }
   std::string incoming(unsigned node) {
     return cluster_.job(node, "job")->files_dir() + "/incoming/base";
   }
@@ -48,7 +46,8 @@ class ClusterTest : public ::testing::Test {
       ASSERT_NE(job, nullptr);
       CheckpointRef checkpoint = job->find_checkpoint("base");
       ASSERT_NE(checkpoint, nullptr) << job->status_json();
-      EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name()) << job->status_json();
+      EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name())
+          << job->status_json();
       expect_model(*checkpoint, sample_);
       expect_layout(*checkpoint, sample_, spec);
       auto verified = job->verify("base");

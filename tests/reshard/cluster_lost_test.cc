@@ -1,4 +1,5 @@
-// A checkpoint of which no node that is there has what describes it: it is said, it holds up nothing else, and it can go.
+// A checkpoint of which no node that is there has what describes it: it is said, it holds up
+// nothing else, and it can go.
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -33,7 +34,8 @@ class LostTest : public ClusterTest {
   }
   template <class True>
   static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 1000 && !is_true(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return is_true();
   }
   std::string status(unsigned node) { return cluster_.store(node).find("job")->status_json(); }
@@ -42,9 +44,13 @@ class LostTest : public ClusterTest {
 TEST_F(LostTest, IsSaidWithWhoHadItAndWhatToDo) {
   for (unsigned node : {1u, 2u}) {
     SCOPED_TRACE(node);
-    ASSERT_TRUE(becomes([&] { return status(node).find("ptc rm --force job") != std::string::npos; })) << status(node);
-    EXPECT_THAT(status(node), AllOf(HasSubstr("cannot read checkpoint base: no node that is there has manifest.json"),
-                                    HasSubstr("w0 (away)"), HasSubstr(R"("state": "failed")")));
+    ASSERT_TRUE(becomes([&] {
+      return status(node).find("ptc rm --force job") != std::string::npos;
+    })) << status(node);
+    EXPECT_THAT(
+        status(node),
+        AllOf(HasSubstr("cannot read checkpoint base: no node that is there has manifest.json"),
+              HasSubstr("w0 (away)"), HasSubstr(R"("state": "failed")")));
     EXPECT_TRUE(cluster_.store(node).find("job")->is_settled());
   }
   Result<> refused = cluster_.store(1).remove_job("job", false);
@@ -53,10 +59,13 @@ TEST_F(LostTest, IsSaidWithWhoHadItAndWhatToDo) {
   EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("base"), HasSubstr("cannot be read")));
   cluster_.start(0);
   for (unsigned node : {1u, 2u})
-    ASSERT_TRUE(becomes([&] { return cluster_.store(node).find("job")->find_checkpoint("base") != nullptr; }));
+    ASSERT_TRUE(becomes(
+        [&] { return cluster_.store(node).find("job")->find_checkpoint("base") != nullptr; }));
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, LayoutSpec());
-  for (unsigned node : {1u, 2u}) EXPECT_THAT(status(node), AllOf(HasSubstr(R"("last_error": null)"), HasSubstr(R"("state": "idle")")));
+  for (unsigned node : {1u, 2u})
+    EXPECT_THAT(status(node),
+                AllOf(HasSubstr(R"("last_error": null)"), HasSubstr(R"("state": "idle")")));
 }
 
 TEST_F(LostTest, ItsJobIsRemovedByWhatIsAgreedAlone) {
@@ -100,7 +109,8 @@ TEST_F(LostTest, OthersOfItsJobAreCommittedLookedOverAndMended) {
   ASSERT_EQ(stored->nodes, (std::vector<std::string>{"w1", "w2"}));
   for (const StoredImage& image : stored->images) {
     if (image.node != "w2" || image.path != "model.safetensors") continue;
-    std::fstream file(cluster_.directory(2) + "/images/" + image.id, std::ios::in | std::ios::out | std::ios::binary);
+    std::fstream file(cluster_.directory(2) + "/images/" + image.id,
+                      std::ios::in | std::ios::out | std::ios::binary);
     ASSERT_TRUE(file.seekp(-1, std::ios::end).put('x').good());
   }
   for (unsigned node : {1u, 2u}) {
@@ -115,7 +125,8 @@ TEST_F(LostTest, OthersOfItsJobAreCommittedLookedOverAndMended) {
     EXPECT_TRUE(verified.has_value()) << verified.error().message();
     const Result<std::string> lost = cluster_.job(node, "job")->verify("base");
     ASSERT_TRUE(lost.has_error());
-    EXPECT_THAT(lost.error().message(), AllOf(HasSubstr("w0 (away)"), HasSubstr("ptc rm job/base")));
+    EXPECT_THAT(lost.error().message(),
+                AllOf(HasSubstr("w0 (away)"), HasSubstr("ptc rm job/base")));
   }
 }
 
@@ -132,7 +143,8 @@ TEST_F(LostTest, ADoubtIsSettledAllTheSame) {
   EXPECT_TRUE(cluster_.job(1, "job")->commit("base", "next").has_error());
   cluster_.doubt(1, std::nullopt);
   bool done = false;
-  EXPECT_TRUE(becomes([&] { return done = done || cluster_.job(1, "job")->commit("base", "next").has_value(); }));
+  EXPECT_TRUE(becomes(
+      [&] { return done = done || cluster_.job(1, "job")->commit("base", "next").has_value(); }));
 }
 
 class LostAndPinnedTest : public LostTest {
@@ -142,7 +154,8 @@ class LostAndPinnedTest : public LostTest {
 
 TEST_F(LostAndPinnedTest, ItStaysUntilThePinIsTakenOff) {
   const JobRef job = cluster_.job(1, "job");
-  for (const Result<>& refused : {job->remove_checkpoint("base"), cluster_.store(1).remove_job("job", true)}) {
+  for (const Result<>& refused :
+       {job->remove_checkpoint("base"), cluster_.store(1).remove_job("job", true)}) {
     ASSERT_TRUE(refused.has_error());
     EXPECT_EQ(refused.error().errno_value(), EPERM) << refused.error().message();
   }
@@ -153,7 +166,8 @@ TEST_F(LostAndPinnedTest, ItStaysUntilThePinIsTakenOff) {
 
 /// What the job's data set agrees on changes with each step.
 TEST_F(LostTest, ItIsLookedForAgainWhateverElseIsPut) {
-  ASSERT_TRUE(becomes([&] { return status(1).find("w0 (away)") != std::string::npos; })) << status(1);
+  ASSERT_TRUE(becomes([&] { return status(1).find("w0 (away)") != std::string::npos; }))
+      << status(1);
   const std::jthread puts([&](const std::stop_token& stop) {
     for (int i = 0; !stop.stop_requested(); ++i) {
       (void)cluster_.meta().commit({.puts = {{"jobs/job/dataset/consumed", std::to_string(i)}}});
@@ -161,9 +175,11 @@ TEST_F(LostTest, ItIsLookedForAgainWhateverElseIsPut) {
     }
   });
   // By hand.
-  fs::copy(cluster_.directory(0) + "/jobs/job/checkpoints", cluster_.directory(1) + "/jobs/job/checkpoints",
-           fs::copy_options::recursive);
-  const auto is_there = [&] { return cluster_.store(1).find("job")->find_checkpoint("base") != nullptr; };
+  fs::copy(cluster_.directory(0) + "/jobs/job/checkpoints",
+           cluster_.directory(1) + "/jobs/job/checkpoints", fs::copy_options::recursive);
+  const auto is_there = [&] {
+    return cluster_.store(1).find("job")->find_checkpoint("base") != nullptr;
+  };
   EXPECT_TRUE(becomes(is_there) || becomes(is_there));  // it is lost: not so often
 }
 

@@ -1,4 +1,5 @@
-// Jobs on several nodes: the same state of affairs everywhere, the least moved, nobody's loss matters.
+// Jobs on several nodes: the same state of affairs everywhere, the least moved, nobody's loss
+// matters.
 #include <atomic>
 #include <boost/json/parse.hpp>
 #include <filesystem>
@@ -34,9 +35,10 @@ TEST_F(ClusterTest, TheLeastMoves) {
   write(0, LayoutSpec());
   commit(0);
   cluster_.wait_settled();
-  for (const char* text : {R"({"tp": 2, "pp": 1, "dp": 1, "devices": ["w1:0", "w1:1"]})",
-                           R"({"tp": 2, "pp": 1, "dp": 2, "devices": ["w1:0", "w1:1", "w2:0", "w2:1"]})",
-                           R"({"tp": 1, "pp": 3, "dp": 1})", R"({"tp": 2, "pp": 2, "dp": 1})"}) {
+  for (const char* text :
+       {R"({"tp": 2, "pp": 1, "dp": 1, "devices": ["w1:0", "w1:1"]})",
+        R"({"tp": 2, "pp": 1, "dp": 2, "devices": ["w1:0", "w1:1", "w2:0", "w2:1"]})",
+        R"({"tp": 1, "pp": 3, "dp": 1})", R"({"tp": 2, "pp": 2, "dp": 1})"}) {
     SCOPED_TRACE(text);
     const uint64_t before = cluster_.bytes_moved();
     edit(0, text);
@@ -62,7 +64,8 @@ TEST_F(ClusterTest, TheLeastMoves) {
   EXPECT_EQ(cluster_.job(1, "job")->plan_json(), plan);
 }
 
-/// A node that cannot get the file that says where the bytes lie now shows the checkpoint as it was.
+/// A node that cannot get the file that says where the bytes lie now shows the checkpoint as it
+/// was.
 TEST_F(ClusterTest, ACheckpointStaysWhileItsFilesAreOutOfReach) {
   std::atomic<bool> lost = false;
   cluster_.loses = [&](const std::string& node, std::string_view method) {
@@ -204,7 +207,8 @@ TEST_F(ClusterTest, PartsOfAPlanThatIsGivenUpGoEvenWhenNobodySaysSo) {
   EXPECT_TRUE(becomes([&] { return asked && images() > 0; }));
   edit(0, before);
   cluster_.wait_settled();
-  EXPECT_TRUE(becomes([&] { return images() == 0; })) << images() << " files on w1 are in no checkpoint";
+  EXPECT_TRUE(becomes([&] { return images() == 0; }))
+      << images() << " files on w1 are in no checkpoint";
   expect_everywhere({0, 1, 2}, spec_of(before));
 }
 
@@ -213,8 +217,12 @@ TEST_F(ClusterTest, KeepLeavesWhatAnotherNodeReads) {
   write(0, LayoutSpec());
   commit(0);
   cluster_.wait_settled();
-  FileContentRef reader =
-      cluster_.job(1, "job")->find_checkpoint("base")->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  FileContentRef reader = cluster_.job(1, "job")
+                              ->find_checkpoint("base")
+                              ->rank_files(LayoutSpec(), 0)
+                              .value()
+                              ->open(0)
+                              .value();
   edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "keep": 1})");
   write_ranks(sample_, LayoutSpec(), cluster_.job(0, "job")->files_dir() + "/incoming/next");
   ASSERT_TRUE(cluster_.job(0, "job")->commit("next", "next").has_value());
@@ -226,7 +234,8 @@ TEST_F(ClusterTest, KeepLeavesWhatAnotherNodeReads) {
   std::vector<std::byte> bytes(reader->bytes());
   EXPECT_TRUE(reader->read(0, bytes).has_value());
   reader.reset();
-  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") != nullptr; ++i) usleep(100'000);
+  for (int i = 0; i < 100 && cluster_.job(0, "job")->find_checkpoint("base") != nullptr; ++i)
+    usleep(100'000);
   EXPECT_EQ(cluster_.job(0, "job")->find_checkpoint("base"), nullptr);
 }
 
@@ -264,7 +273,8 @@ TEST_F(ClusterTest, AnOpenFileOfAnotherNodeOutlivesTheCheckpoint) {
   EXPECT_EQ(images(), 0);
   EXPECT_EQ(read(whole), before) << "after the checkpoint was removed";
   ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
-  EXPECT_EQ(read(gathered), gathered_before) << "not read since the bytes were moved, and the job removed since";
+  EXPECT_EQ(read(gathered), gathered_before)
+      << "not read since the bytes were moved, and the job removed since";
 
   // Longer than nodes take to ask whether anybody reads.
   std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -306,7 +316,8 @@ TEST_F(ClusterTest, AReaderOfItsOwnNodeKeepsNothingOnOthers) {
   commit(0);
   cluster_.wait_settled();
   const CheckpointRef checkpoint = cluster_.job(1, "job")->find_checkpoint("base");
-  FileContentRef local = checkpoint->rank_files(checkpoint->stored()->spec, 1).value()->open(0).value();
+  FileContentRef local =
+      checkpoint->rank_files(checkpoint->stored()->spec, 1).value()->open(0).value();
   EXPECT_TRUE(checkpoint->in_use());
   std::optional<ImageId> on_w0;
   for (const StoredImage& image : checkpoint->stored()->images)
@@ -328,8 +339,12 @@ TEST_F(ClusterTest, AnOpenFileOfANodeThatDiesIsReadFromItsCopy) {
   cluster_.wait_settled();
   const std::vector<std::string> on = holders(0, LayoutSpec(), 0);
   const unsigned reader = std::find(on.begin(), on.end(), "w1") == on.end() ? 1 : 2;
-  FileContentRef file =
-      cluster_.job(reader, "job")->find_checkpoint("base")->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  FileContentRef file = cluster_.job(reader, "job")
+                            ->find_checkpoint("base")
+                            ->rank_files(LayoutSpec(), 0)
+                            .value()
+                            ->open(0)
+                            .value();
   std::vector<std::byte> before(file->bytes()), after(file->bytes());
   ASSERT_TRUE(file->read(0, before).has_value());
   cluster_.stop(0);
@@ -370,8 +385,12 @@ TEST_F(ClusterTest, AnOpenFileOfARemovedCheckpointIsReadFromACopy) {
   cluster_.wait_settled();
   const std::vector<std::string> on = holders(0, LayoutSpec(), 0);
   const unsigned reader = std::find(on.begin(), on.end(), "w1") == on.end() ? 1 : 2;
-  FileContentRef file =
-      cluster_.job(reader, "job")->find_checkpoint("base")->rank_files(LayoutSpec(), 0).value()->open(0).value();
+  FileContentRef file = cluster_.job(reader, "job")
+                            ->find_checkpoint("base")
+                            ->rank_files(LayoutSpec(), 0)
+                            .value()
+                            ->open(0)
+                            .value();
   std::vector<std::byte> before(file->bytes()), after(file->bytes());
   ASSERT_TRUE(file->read(0, before).has_value());
   ASSERT_TRUE(cluster_.job(reader, "job")->remove_checkpoint("base").has_value());
@@ -397,7 +416,8 @@ TEST_F(ClusterTest, ADrainedNodeHoldsNothingAndCanGo) {
   ASSERT_TRUE(drained.has_value()) << drained.error().message();
   ASSERT_TRUE(cluster_.store(2).drain("w0").has_value()) << "once more";
   cluster_.wait_settled();
-  // It alone held the older checkpoint, and a third of the newer one, of which the others hold the rest.
+  // It alone held the older checkpoint, and a third of the newer one, of which the others hold the
+  // rest.
   EXPECT_LE(cluster_.bytes_moved() - before, held);
   for (unsigned node = 0; node < 3; ++node) {
     EXPECT_EQ(cluster_.store(node).bytes_on("w0"), 0u) << node;
@@ -434,8 +454,8 @@ TEST_F(ClusterTest, NothingNewIsPlacedOnADrainedNode) {
   for (uint64_t rank = 0; rank < 4; ++rank)
     EXPECT_THAT(holders(0, spec_of(text), rank), ::testing::UnorderedElementsAre("w0", "w2"));
   expect_everywhere({0, 1, 2}, spec_of(text));
-  Result<> named = cluster_.job(2, "job")->save_layout(
-      R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w1:0"]})");
+  Result<> named =
+      cluster_.job(2, "job")->save_layout(R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w1:0"]})");
   ASSERT_TRUE(named.has_error());
   EXPECT_THAT(named.error().message(), HasSubstr("node 'w1' is being drained"));
 
@@ -456,11 +476,14 @@ TEST_F(ClusterTest, WhatIsRemovedWhileOlderOnesGetCopiesIsNoFailure) {
     ASSERT_TRUE(job->commit(name, name).has_value());
   }
   cluster_.wait_settled();
-  auto images_of = [&](const char* name) { return job->find_checkpoint(name)->stored()->images.size(); };
+  auto images_of = [&](const char* name) {
+    return job->find_checkpoint(name)->stored()->images.size();
+  };
   const size_t images = images_of("c");
   std::atomic<bool> removed = false;
   cluster_.loses = [&](const std::string&, std::string_view method) {
-    if (method == "job/part" && images_of("c") > images && !removed.exchange(true)) {  // a is at it, and b comes next
+    if (method == "job/part" && images_of("c") > images &&
+        !removed.exchange(true)) {  // a is at it, and b comes next
       EXPECT_TRUE(job->remove_checkpoint("b").has_value());
     }
     return false;
@@ -515,8 +538,11 @@ TEST_F(ClusterTest, ANodeThatIsCutOffDecidesNothing) {
   Result<JobRef> created = store.create_job("new");
   ASSERT_TRUE(created.has_error());
   const std::vector<Result<>> refused = {
-      created.error(), store.remove_job("job", true), store.drain("w2"),
-      store.cancel_drain("w2"), cluster_.job(1, "job")->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})"),
+      created.error(),
+      store.remove_job("job", true),
+      store.drain("w2"),
+      store.cancel_drain("w2"),
+      cluster_.job(1, "job")->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})"),
       cluster_.job(1, "job")->commit("base", "base")};
   for (const Result<>& one : refused) {
     ASSERT_TRUE(one.has_error());
@@ -544,7 +570,8 @@ TEST_F(ClusterTest, ANodeThatCannotTakeOverDecidesNothing) {
   commit(0);
   for (int i = 0; i < 20; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    ASSERT_EQ(cluster_.job(0, "job")->current_target(), "checkpoints/base/layouts/" + LayoutSpec().name());
+    ASSERT_EQ(cluster_.job(0, "job")->current_target(),
+              "checkpoints/base/layouts/" + LayoutSpec().name());
   }
   std::filesystem::remove(place);
   std::filesystem::rename(aside, place);
@@ -593,7 +620,8 @@ TEST_F(ClusterTest, ProgressIsTheSameOnAllNodes) {
   const std::string thirds = R"({"tp": 1, "pp": 3, "dp": 1, "devices": ["w0:0", "w1:0", "w2:0"]})";
   edit(0, thirds);
   cluster_.wait_settled();
-  std::map<std::string, uint64_t> bytes;  // of files with tensors: others are copied to no other node
+  std::map<std::string, uint64_t>
+      bytes;  // of files with tensors: others are copied to no other node
   uint64_t all = 0;
   const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
   for (size_t i = 0; i < stored->images.size(); ++i)
@@ -637,20 +665,23 @@ TEST_F(ClusterTest, EachNodeReportsAll) {
       EXPECT_GT(one.stored_bytes, 0u);
       EXPECT_EQ(one.stored_bytes, cluster_.job(node, "job")->numbers().stored_bytes);
       EXPECT_GT(one.numbers->memory_total_bytes, one.numbers->memory_used_bytes);
-      EXPECT_EQ(one.numbers->memory_id, report(0, 0).numbers->memory_id) << "one file system of one machine";
+      EXPECT_EQ(one.numbers->memory_id, report(0, 0).numbers->memory_id)
+          << "one file system of one machine";
     }
   EXPECT_EQ(cluster_.job(2, "job")->missing_copy_bytes(), 0u);
   const uint64_t held = report(0, 1).stored_bytes;
   uint64_t only_there = 0;
   const auto stored = cluster_.job(0, "job")->find_checkpoint("base")->stored();
   for (size_t i = 0; i < stored->images.size(); ++i)
-    if (stored->images[i].node == "w1" && stored->images[i].written < 0) only_there += stored->layouts()[i].bytes;
+    if (stored->images[i].node == "w1" && stored->images[i].written < 0)
+      only_there += stored->layouts()[i].bytes;
   cluster_.stop(1);
   EXPECT_EQ(std::string(report(0, 1).state), "away");
   EXPECT_EQ(report(0, 1).stored_bytes, held);
   EXPECT_FALSE(report(0, 1).numbers);
   cluster_.wait_settled();
-  for (unsigned asked : {0u, 2u}) EXPECT_EQ(cluster_.job(asked, "job")->missing_copy_bytes(), only_there);
+  for (unsigned asked : {0u, 2u})
+    EXPECT_EQ(cluster_.job(asked, "job")->missing_copy_bytes(), only_there);
 }
 
 TEST_F(ClusterTest, OfTwoEditorsOneComesFirst) {
@@ -663,8 +694,8 @@ TEST_F(ClusterTest, OfTwoEditorsOneComesFirst) {
   for (unsigned node = 0; node < 3; ++node)
     editors.emplace_back([&, node] {
       for (int i = 0; i < 5; ++i) {
-        const std::string text = fmt::format(R"({{"tp": {}, "pp": {}, "dp": 1, "keep": {}}})", 1 + i % 2,
-                                             1 + node, 10 + i);
+        const std::string text = fmt::format(R"({{"tp": {}, "pp": {}, "dp": 1, "keep": {}}})",
+                                             1 + i % 2, 1 + node, 10 + i);
         Result<> saved = cluster_.job(node, "job")->save_layout(text);
         if (saved.has_value()) ++accepted;
         else EXPECT_EQ(saved.error().code(), Code::kConflict) << saved.error().message();
@@ -673,9 +704,11 @@ TEST_F(ClusterTest, OfTwoEditorsOneComesFirst) {
   editors.clear();
   cluster_.wait_settled();
   std::string text = cluster_.job(0, "job")->layout_text();
-  EXPECT_EQ(boost::json::parse(cluster_.job(1, "job")->status_json()).at("revision").to_number<int>(),
-            1 + accepted);
-  for (unsigned node = 1; node < 3; ++node) EXPECT_EQ(cluster_.job(node, "job")->layout_text(), text);
+  EXPECT_EQ(
+      boost::json::parse(cluster_.job(1, "job")->status_json()).at("revision").to_number<int>(),
+      1 + accepted);
+  for (unsigned node = 1; node < 3; ++node)
+    EXPECT_EQ(cluster_.job(node, "job")->layout_text(), text);
   expect_everywhere({0, 1, 2}, spec_of(text));
 }
 

@@ -1,4 +1,5 @@
-// Nodes that can have no further thread: what they ask others they ask one after the other, and nobody ends of it.
+// Nodes that can have no further thread: what they ask others they ask one after the other, and
+// nobody ends of it.
 #include <filesystem>
 
 #include "tests/reshard/cluster_fixture.h"
@@ -32,7 +33,8 @@ TEST_F(ClusterTest, WhatIsDecidedIsToldWithoutThreads) {
   Result<> committed = cluster_.job(0, "job")->commit("next", "next");
   EXPECT_TRUE(committed.has_value()) << committed.error().message();
   cluster_.wait_settled();
-  for (unsigned node : {0u, 1u, 2u}) EXPECT_NE(cluster_.job(node, "job")->find_checkpoint("next"), nullptr);
+  for (unsigned node : {0u, 1u, 2u})
+    EXPECT_NE(cluster_.job(node, "job")->find_checkpoint("next"), nullptr);
 }
 
 }  // namespace

@@ -29,23 +29,26 @@ class CommitShareTest : public ::testing::Test {
     images_ = ImageStore::open(dir_.path().string() + "/images").value();
   }
   std::shared_ptr<CommitShare> take(GivesWay may_give_way = {}) {
-    auto share = CommitShare::take({dir_.path().string() + "/job", images_.get(), &hashes_}, "id", "base",
-                                   [&](GivesWay gives_way) -> Result<std::unique_ptr<Seal>> {
-                                     gives_way_ = std::move(gives_way);
-                                     return std::make_unique<TestSeal>(sealed_);
-                                   },
-                                   std::move(may_give_way));
+    auto share = CommitShare::take(
+        {dir_.path().string() + "/job", images_.get(), &hashes_}, "id", "base",
+        [&](GivesWay gives_way) -> Result<std::unique_ptr<Seal>> {
+          gives_way_ = std::move(gives_way);
+          return std::make_unique<TestSeal>(sealed_);
+        },
+        std::move(may_give_way));
     EXPECT_TRUE(share.has_value()) << share.error().message();
     return std::move(share).value();
   }
   long images() const {
     long count = 0;
-    for (const auto& entry : fs::directory_iterator(dir_.path().string() + "/images")) count += !entry.path().has_extension();
+    for (const auto& entry : fs::directory_iterator(dir_.path().string() + "/images"))
+      count += !entry.path().has_extension();
     return count;
   }
 
   TempDir dir_;
-  const std::string incoming_ = dir_.path().string() + "/job/files/incoming/base", file_ = incoming_ + "/rank/0/a.txt";
+  const std::string incoming_ = dir_.path().string() + "/job/files/incoming/base",
+                    file_ = incoming_ + "/rank/0/a.txt";
   const std::string hidden_ = dir_.path().string() + "/job/committing/id/base";
   std::unique_ptr<ImageStore> images_;
   HashCache hashes_;
@@ -156,7 +159,8 @@ TEST_F(CommitShareTest, GivesWayToAWriter) {
   EXPECT_TRUE(fs::exists(file_));
 }
 
-/// It is hidden between the question whether it may give way and the answer: a decision may rest on it now.
+/// It is hidden between the question whether it may give way and the answer: a decision may rest on
+/// it now.
 TEST_F(CommitShareTest, WhatIsHiddenMeanwhileDoesNotGiveWay) {
   std::shared_ptr<CommitShare> share;
   share = take([&] { return share->hide().has_value(); });
@@ -169,7 +173,7 @@ TEST_F(CommitShareTest, WhatIsHiddenMeanwhileDoesNotGiveWay) {
 }
 
 TEST_F(CommitShareTest, ALinkIsNoWrite) {
-  struct stat st{};
+  struct stat st {};
   ASSERT_EQ(stat(file_.c_str(), &st), 0);
   hashes_.put(version_of(st), "key", Checksum());
   auto share = take();

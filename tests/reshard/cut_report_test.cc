@@ -12,8 +12,8 @@ namespace ptc {
 namespace {
 
 namespace json = boost::json;
-using ::testing::HasSubstr;
 using ptc::testing::synthetic_model;
+using ::testing::HasSubstr;
 
 const json::object* entry(const json::object& report, std::string_view names) {
   for (const json::value& value : report.at("tensors").as_array())
@@ -40,13 +40,16 @@ TEST(CutReport, WhatIsCutAlikeIsOneEntry) {
   EXPECT_EQ(expert.at("count").to_number<int>(), 18);
   EXPECT_EQ(json::serialize(expert.at("ranks")),
             R"([{"first_dp_rank":0,"last_dp_rank":1,"shape":[2,12]}])");
-  EXPECT_EQ(expert.at("how").as_string(), "tp cuts axis 0, by elements; one of 6 experts; its layer's stage");
+  EXPECT_EQ(expert.at("how").as_string(),
+            "tp cuts axis 0, by elements; one of 6 experts; its layer's stage");
   EXPECT_EQ(expert.at("rule").as_string(),
-            "layers.{layer}.{block_sparse_moe,mlp}.experts.{expert}.{w1,w3,gate_proj,up_proj}.{weight,bias}");
+            "layers.{layer}.{block_sparse_moe,mlp}.experts.{expert}.{w1,w3,gate_proj,up_proj}.{"
+            "weight,bias}");
 
   const json::object& moment = *entry(report, "exp_avg.model.layers.{0-2}.self_attn.k_proj.weight");
-  EXPECT_THAT(std::string(moment.at("how").as_string()),
-              HasSubstr("follows model.layers.{}.self_attn.k_proj.weight: tp cuts axis 0, by 2 heads"));
+  EXPECT_THAT(
+      std::string(moment.at("how").as_string()),
+      HasSubstr("follows model.layers.{}.self_attn.k_proj.weight: tp cuts axis 0, by 2 heads"));
   EXPECT_TRUE(moment.at("rule").is_null());
   EXPECT_EQ(json::serialize(moment.at("ranks")),
             R"([{"first_dp_rank":0,"last_dp_rank":1,"shape":[18]}])");
@@ -71,8 +74,10 @@ TEST(CutReport, SaysWhatDoesNotFit) {
   three.sizes.tp = 3;
   const json::object report = cut_report(model, three, {"o_proj"}).value();
   EXPECT_THAT(std::string(report.at("fits").as_string()), HasSubstr("tp = 3"));
-  EXPECT_THAT(std::string(entry(report, "model.layers.{0-2}.self_attn.o_proj.weight")->at("problem").as_string()),
-              HasSubstr("the 4 heads on axis 1"));
+  EXPECT_THAT(
+      std::string(
+          entry(report, "model.layers.{0-2}.self_attn.o_proj.weight")->at("problem").as_string()),
+      HasSubstr("the 4 heads on axis 1"));
   const auto nothing = cut_report(model, {}, {"c_attn", "wte"});
   ASSERT_TRUE(nothing.has_error());
   EXPECT_EQ(nothing.error().message(), "no tensor has 'c_attn' or 'wte' in its name");

@@ -11,9 +11,10 @@ namespace {
 
 using ptc::testing::synthetic_model;
 
-/// A rank's part: the shape of its array, then which boxes of the whole tensor lie in it, and where if
-/// not at its beginning. What no box covers is padding.
-std::string part(const Model& model, std::string_view name, ParallelConfig sizes, StateCoords state) {
+/// A rank's part: the shape of its array, then which boxes of the whole tensor lie in it, and where
+/// if not at its beginning. What no box covers is padding.
+std::string part(const Model& model, std::string_view name, ParallelConfig sizes,
+                 StateCoords state) {
   for (uint32_t i = 0; i < model.tensors().size(); ++i) {
     if (model.tensors()[i].name != name) continue;
     const auto found = model.slice(i, {.sizes = sizes}, state);
@@ -31,7 +32,8 @@ std::string part(const Model& model, std::string_view name, ParallelConfig sizes
 }
 
 TEST(Families, Qwen3WithExperts) {
-  const std::string config = R"("model_type": "qwen3_moe", "hidden_size": 10, "num_hidden_layers": 3,
+  const std::string config =
+      R"("model_type": "qwen3_moe", "hidden_size": 10, "num_hidden_layers": 3,
       "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 5, "num_experts": 6,
       "moe_intermediate_size": 9, "vocab_size": 301)";
   const Model model = synthetic_model("{" + config + "}");
@@ -44,7 +46,8 @@ TEST(Families, Qwen3WithExperts) {
   EXPECT_EQ(on(attention + "o_proj.weight", {.tp = 2, .ep = 1}), "[10, 10]: [0:10, 20:30]");
   EXPECT_EQ(on(attention + "q_norm.weight", {.tp = 2}), "[5]: [0:5]");
   // Six ranks share three key-value heads, two by two.
-  EXPECT_EQ(part(model, attention + "v_proj.weight", {.tp = 6}, {.tp = 3}), "[5, 10]: [5:10, 0:10]");
+  EXPECT_EQ(part(model, attention + "v_proj.weight", {.tp = 6}, {.tp = 3}),
+            "[5, 10]: [5:10, 0:10]");
 
   EXPECT_EQ(on(mlp + "gate.weight", {.tp = 2, .ep = 1}), "[6, 10]: [0:6, 0:10]");
   EXPECT_EQ(on(mlp + "experts.2.gate_proj.weight", {.tp = 2, .ep = 0}), "[3, 10]: [6:9, 0:10]");
@@ -117,17 +120,20 @@ TEST(Families, MegatronCore) {
   const Model local = synthetic_model(experts + "}");
   const std::string mlp = at + "mlp.";
   const ParallelConfig sizes = {.tp = 3, .ep = 2};
-  EXPECT_EQ(part(local, mlp + "experts.local_experts.2.linear_fc1.weight", sizes, {.tp = 1, .ep = 1}),
-            "[6, 14]: [3:6, 0:14] [12:15, 0:14] at [3, 0]");
-  EXPECT_EQ(part(local, mlp + "experts.local_experts.2.linear_fc2.weight", sizes, {.tp = 1, .ep = 0}),
-            "not here");
+  EXPECT_EQ(
+      part(local, mlp + "experts.local_experts.2.linear_fc1.weight", sizes, {.tp = 1, .ep = 1}),
+      "[6, 14]: [3:6, 0:14] [12:15, 0:14] at [3, 0]");
+  EXPECT_EQ(
+      part(local, mlp + "experts.local_experts.2.linear_fc2.weight", sizes, {.tp = 1, .ep = 0}),
+      "not here");
   EXPECT_EQ(part(local, mlp + "router.weight", sizes, {.tp = 1, .ep = 1}), "[4, 14]: [0:4, 0:14]");
   EXPECT_EQ(part(local, mlp + "shared_experts.linear_fc2.weight", sizes, {.tp = 2, .ep = 1}),
             "[14, 3]: [0:14, 6:9]");
   const Model grouped = synthetic_model(experts + R"(, "stacked_experts": true})");
   EXPECT_EQ(part(grouped, mlp + "experts.linear_fc2.weight3", sizes, {.tp = 1, .ep = 1}),
             "[14, 3]: [0:14, 3:6]");
-  EXPECT_EQ(part(grouped, mlp + "experts.linear_fc1.weight3", sizes, {.tp = 1, .ep = 0}), "not here");
+  EXPECT_EQ(part(grouped, mlp + "experts.linear_fc1.weight3", sizes, {.tp = 1, .ep = 0}),
+            "not here");
 }
 
 TEST(Families, AdaptersFollowWhatTheyAdapt) {
@@ -149,11 +155,14 @@ TEST(Families, AdaptersFollowWhatTheyAdapt) {
   EXPECT_EQ(on(at + "mlp.down_proj.base_layer.weight", {.tp = 2}), "[14, 3]: [0:14, 6:9]");
   EXPECT_EQ(on(at + "mlp.down_proj.lora_A.default.weight", {.tp = 2}), "[4, 3]: [0:4, 6:9]");
   EXPECT_EQ(on(at + "mlp.down_proj.lora_B.default.weight", {.tp = 2}), "[14, 4]: [0:14, 0:4]");
-  EXPECT_EQ(on(at + "mlp.down_proj.lora_magnitude_vector.default.weight", {.tp = 2}), "[14]: [0:14]");
+  EXPECT_EQ(on(at + "mlp.down_proj.lora_magnitude_vector.default.weight", {.tp = 2}),
+            "[14]: [0:14]");
   // An embedding's inputs are the vocabulary.
-  EXPECT_EQ(on("model.embed_tokens.lora_embedding_A.default", {.tp = 2}), "[4, 128]: [0:4, 256:301]");
+  EXPECT_EQ(on("model.embed_tokens.lora_embedding_A.default", {.tp = 2}),
+            "[4, 128]: [0:4, 256:301]");
   EXPECT_EQ(on("model.embed_tokens.lora_embedding_B.default", {.tp = 2}), "[14, 4]: [0:14, 0:4]");
-  for (const char* head : {"lm_head.original_module.weight", "lm_head.modules_to_save.default.weight"}) {
+  for (const char* head :
+       {"lm_head.original_module.weight", "lm_head.modules_to_save.default.weight"}) {
     EXPECT_EQ(on(head, {.tp = 2, .pp = 1}), "[128, 14]: [256:301, 0:14]");
     EXPECT_EQ(on(head, {.tp = 2, .pp = 0}), "not here");
   }

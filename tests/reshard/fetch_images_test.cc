@@ -54,8 +54,8 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
   Executor executor(2, make_loopback_transport());
   ChecksumLedger ledger;
   std::atomic<uint64_t> bytes_done = 0;
-  const auto made = fetch_images(*store_, executor, {{0, &layout, transfers}}, {{source}, {}, nullptr}, facts,
-                                 ledger, bytes_done, {});
+  const auto made = fetch_images(*store_, executor, {{0, &layout, transfers}},
+                                 {{source}, {}, nullptr}, facts, ledger, bytes_done, {});
   ASSERT_TRUE(is_ok(made));
 
   std::string wanted(layout.bytes, '\0');
@@ -63,14 +63,17 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
   wanted.replace(kMiB, kMiB, held, 0, kMiB);
   wanted.replace(3 * kMiB + 5, kMiB, held, kMiB, kMiB);
   const auto bytes = made.value().front()->map().value();
-  EXPECT_TRUE(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()) == wanted);
+  EXPECT_TRUE(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()) ==
+              wanted);
   EXPECT_EQ(bytes_done, 2 * kMiB);
   for (uint32_t tensor = 0; tensor < 2; ++tensor) {
-    EXPECT_EQ(ledger.total(tensor), checksum_of_run(std::as_bytes(std::span(held)).subspan(tensor * kMiB, kMiB), 0));
+    EXPECT_EQ(ledger.total(tensor),
+              checksum_of_run(std::as_bytes(std::span(held)).subspan(tensor * kMiB, kMiB), 0));
   }
   struct stat info {};
   ASSERT_EQ(::fstat(made.value().front()->file().use().value().fd(), &info), 0);
-  EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, layout.bytes) << "holes: a full store would show as SIGBUS";
+  EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, layout.bytes)
+      << "holes: a full store would show as SIGBUS";
 }
 
 }  // namespace

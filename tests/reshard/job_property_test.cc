@@ -48,7 +48,8 @@ void round_trip(uint64_t seed) {
     saved = job->save_layout(layout_json(spec));
     ASSERT_TRUE(saved.has_value()) << saved.error().message();
     job->wait_settled();
-    EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name()) << job->status_json();
+    EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name())
+        << job->status_json();
     auto set = checkpoint->rank_files(spec, 0).value();
     for (size_t i = 0; i < set->entries().size(); ++i)
       EXPECT_NE(set->open(i).value()->image(), nullptr) << set->entries()[i].path;

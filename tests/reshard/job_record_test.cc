@@ -1,4 +1,5 @@
-// What is agreed on of a job: that it is read as it was written, and that a decision fails where what it rests on has changed.
+// What is agreed on of a job: that it is read as it was written, and that a decision fails where
+// what it rests on has changed.
 #include "reshard/job/job_record.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,9 @@ class JobRecordTest : public testing::Test {
     decision.put(InForce{LayoutSpec(), 1, {}});
     ASSERT_TRUE(commit(std::move(decision)).has_value());
   }
-  Result<int64_t> commit(JobDecision decision) { return meta_->commit(std::move(decision).transaction()); }
+  Result<int64_t> commit(JobDecision decision) {
+    return meta_->commit(std::move(decision).transaction());
+  }
   JobRecord read() {
     Result<JobRecord> record = JobRecord::read(*meta_, "job");
     EXPECT_TRUE(record.has_value()) << record.error().message();
@@ -41,7 +44,8 @@ class JobRecordTest : public testing::Test {
 };
 
 TEST_F(JobRecordTest, IsReadAsItWasWritten) {
-  const LayoutSpec custom = edit_of(R"("tp": 1, "pp": 2, "dp": 1, "stages": [1, 3])", 1).layout.spec;
+  const LayoutSpec custom =
+      edit_of(R"("tp": 1, "pp": 2, "dp": 1, "stages": [1, 3])", 1).layout.spec;
   const CheckpointEntry entry{"cafe", 7, 3, "stored-3-beef.json", true, 2, {"a", "b"}};
   const LookedOver looked{17, {"a file"}, {"another"}};
   JobAttributes attributes;
@@ -76,8 +80,9 @@ TEST_F(JobRecordTest, IsReadAsItWasWritten) {
   EXPECT_EQ(record.looked_over.at("cafe"), looked);
   EXPECT_EQ(*record.attributes.all, attributes);
   EXPECT_EQ(record.rules_text, "{}");
-  for (const int64_t known : {record.saved.meta_revision, record.in_force.meta_revision, record.sequence.meta_revision,
-                              record.attributes.meta_revision, record.checkpoints.find("step1")->second.meta_revision})
+  for (const int64_t known :
+       {record.saved.meta_revision, record.in_force.meta_revision, record.sequence.meta_revision,
+        record.attributes.meta_revision, record.checkpoints.find("step1")->second.meta_revision})
     EXPECT_EQ(known, revision.value());
 }
 
@@ -89,16 +94,20 @@ TEST_F(JobRecordTest, ADecisionFailsWhereWhatItRestsOnHasChanged) {
     decision.put_attributes({});
     ASSERT_TRUE(commit(std::move(decision)).has_value());
   }
-  const std::vector<std::pair<const char*, std::function<void(JobDecision&, const JobRecord&)>>> rests = {
-      {"layout", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.saved); }},
-      {"in_force", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.in_force); }},
-      {"sequence", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.sequence); }},
-      {"attributes", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.attributes); }},
-      {"checkpoints/step1",
-       [](JobDecision& d, const JobRecord& r) { d.rests_on("step1", r.checkpoints.find("step1")->second); }},
-      {"checkpoints/step2", [](JobDecision& d, const JobRecord&) { d.rests_on_no_checkpoint("step2"); }},
-      {"", [](JobDecision& d, const JobRecord&) { d.rests_on_key("nodes/a", 0); }},
-  };
+  const std::vector<std::pair<const char*, std::function<void(JobDecision&, const JobRecord&)>>>
+      rests = {
+          {"layout", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.saved); }},
+          {"in_force", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.in_force); }},
+          {"sequence", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.sequence); }},
+          {"attributes", [](JobDecision& d, const JobRecord& r) { d.rests_on(r.attributes); }},
+          {"checkpoints/step1",
+           [](JobDecision& d, const JobRecord& r) {
+             d.rests_on("step1", r.checkpoints.find("step1")->second);
+           }},
+          {"checkpoints/step2",
+           [](JobDecision& d, const JobRecord&) { d.rests_on_no_checkpoint("step2"); }},
+          {"", [](JobDecision& d, const JobRecord&) { d.rests_on_key("nodes/a", 0); }},
+      };
   for (const auto& [changed, unused] : rests) {
     const JobRecord before = read();
     const std::string key = *changed == '\0' ? "nodes/a" : std::string("jobs/job/") + changed;
@@ -109,7 +118,8 @@ TEST_F(JobRecordTest, ADecisionFailsWhereWhatItRestsOnHasChanged) {
       rest(decision, before);
       decision.put_rules("{}");
       const Result<int64_t> done = commit(std::move(decision));
-      EXPECT_EQ(done.has_value(), std::string_view(name) != changed) << name << " after a change of " << key;
+      EXPECT_EQ(done.has_value(), std::string_view(name) != changed)
+          << name << " after a change of " << key;
       if (done.has_error()) {
         EXPECT_EQ(done.error().code(), Code::kConflict);
       }

@@ -33,7 +33,8 @@ class JobTest : public ::testing::Test {
   void open() {
     job_.reset();
     store_.reset();
-    auto store = JobStore::open({.directory = dir_.path(), .node = "n0", .copy_threads = 2}, nullptr);
+    auto store =
+        JobStore::open({.directory = dir_.path(), .node = "n0", .copy_threads = 2}, nullptr);
     ASSERT_TRUE(store.has_value()) << store.error().message();
     store_ = std::move(store).value();
     job_ = store_->find("job");
@@ -71,7 +72,7 @@ class JobTest : public ::testing::Test {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::recursive_directory_iterator(root)) {
       if (!entry.is_regular_file() || entry.is_symlink()) continue;
-      struct stat st{};
+      struct stat st {};
       lstat(entry.path().c_str(), &st);
       files[entry.path().lexically_relative(root)] =
           fmt::format("{:o} ", st.st_mode) + read_file(entry.path());
@@ -96,14 +97,14 @@ class JobTest : public ::testing::Test {
 
 TEST_F(JobTest, ACommitTakesTheFilesThemselves) {
   write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
-  struct stat before{};
+  struct stat before {};
   ASSERT_EQ(stat((incoming("base") / "rank/0/model.safetensors").c_str(), &before), 0);
   commit("base");
   CheckpointRef checkpoint = job_->find_checkpoint("base");
   auto set = checkpoint->rank_files(spec("tp1-pp1-dp1"), 0).value();
   for (size_t i = 0; i < set->entries().size(); ++i) {
     if (set->entries()[i].path != "model.safetensors") continue;
-    struct stat after{};
+    struct stat after {};
     fstat(set->open(i).value()->image()->file().use().value().fd(), &after);
     EXPECT_EQ(after.st_ino, before.st_ino);
     EXPECT_EQ(after.st_nlink, 1u);
@@ -132,7 +133,8 @@ TEST_F(JobTest, ACommitTakesFewDescriptors) {
   EXPECT_LE(descriptors(), before + 8);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   auto set = job_->find_checkpoint("base")->rank_files(spec("tp1-pp1-dp1"), 0).value();
-  for (const uint32_t i : {0u, kFiles - 1}) EXPECT_EQ(read_content(*set, fmt::format("{}.json", i)), bytes_of(i));
+  for (const uint32_t i : {0u, kFiles - 1})
+    EXPECT_EQ(read_content(*set, fmt::format("{}.json", i)), bytes_of(i));
 }
 
 TEST_F(JobTest, ACommitHashesEveryByteOnce) {
@@ -171,7 +173,8 @@ TEST_F(JobTest, ReplicasShareOneImage) {
   auto image_of = [&](uint64_t rank) {
     auto set = checkpoint->rank_files(spec("tp2-pp1-dp3"), rank).value();
     for (size_t i = 0; i < set->entries().size(); ++i)
-      if (set->entries()[i].path == "model.safetensors") return set->open(i).value()->image()->id().text;
+      if (set->entries()[i].path == "model.safetensors")
+        return set->open(i).value()->image()->id().text;
     return std::string();
   };
   EXPECT_EQ(image_of(0), image_of(2));
@@ -209,7 +212,8 @@ TEST_F(JobTest, AnyNamingOrderAndStages) {
       SCOPED_TRACE(text);
       expect_layout(*checkpoint, sample_, spec);  // computed on read, at last stored as written
       set_layout(text);
-      EXPECT_EQ(job_->current_target(), fmt::format("checkpoints/{}/layouts/{}", name, spec.name()));
+      EXPECT_EQ(job_->current_target(),
+                fmt::format("checkpoints/{}/layouts/{}", name, spec.name()));
       expect_layout(*checkpoint, sample_, spec);
     }
     for (const auto& [path, content] : files) {
@@ -239,12 +243,14 @@ TEST_F(JobTest, RefusesLayoutsThatDoNotFit) {
   write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
   commit("base");
   EXPECT_THAT(refused_edit("{\"tp\": 2"), HasSubstr("line 1"));
-  EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1, "ppp": 1})"), HasSubstr("did you mean 'pp'"));
+  EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1, "ppp": 1})"),
+              HasSubstr("did you mean 'pp'"));
   EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1})"), HasSubstr("dp"));
   EXPECT_THAT(refused_edit(R"({"tp": 3, "pp": 1, "dp": 1})"), HasSubstr("_proj"));
   EXPECT_THAT(refused_edit("{\"tp\": 1, \"pp\": 1, \"dp\": 1,\n \"devices\": [\"w9:0\"]}"),
               AllOf(HasSubstr("line 2"), HasSubstr("node 'w9' is not part of this cluster")));
-  EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 2, "devices": ["n0:0"]})"), HasSubstr("devices"));
+  EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 2, "devices": ["n0:0"]})"),
+              HasSubstr("devices"));
   EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 2, "optimizer": "zero3"})"),
               HasSubstr("'optimizer' must be \"replicated\", \"zero1\" or \"fsdp\""));
   EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 2, "dp": 1, "stages": [1, 99]})"), HasSubstr("99"));
@@ -280,8 +286,8 @@ TEST_F(JobTest, RefusesCommitsAndSaysWhy) {
   fresh("x");
   TempDir whole;
   write_ranks(sample_, spec("tp1-pp1-dp1"), whole.path());
-  fs::copy_file(whole.path() / "rank/0/model.safetensors", incoming("x") / "rank/1/model.safetensors",
-                fs::copy_options::overwrite_existing);
+  fs::copy_file(whole.path() / "rank/0/model.safetensors",
+                incoming("x") / "rank/1/model.safetensors", fs::copy_options::overwrite_existing);
   EXPECT_THAT(refusal("x"), HasSubstr("rank 1"));
 
   write_file(fresh("x") / ".." / "notes.txt", "hello");
@@ -313,8 +319,9 @@ TEST_F(JobTest, ReplicasMustBeEqual) {
   std::string file = read_file(incoming("base") / "rank/1/model.safetensors");
   file.back() ^= 1;
   write_file(incoming("base") / "rank/1/model.safetensors", file);
-  EXPECT_THAT(refusal("base"), AllOf(HasSubstr("rank/0/model.safetensors and rank/1/model.safetensors"),
-                                     HasSubstr("replicas must be equal")));
+  EXPECT_THAT(refusal("base"),
+              AllOf(HasSubstr("rank/0/model.safetensors and rank/1/model.safetensors"),
+                    HasSubstr("replicas must be equal")));
   // Only one of them need write.
   fs::remove(incoming("base") / "rank/1/model.safetensors");
   commit("base");
@@ -352,7 +359,8 @@ TEST_F(JobTest, ShardsWithAnIndexAreOneFile) {
   std::vector<std::string> bytes[2];
   std::string map;
   for (size_t i = 0; i < sample_.tensors.size(); ++i) {
-    entries[i % 2].push_back({sample_.tensors[i].name, sample_.tensors[i].dtype, sample_.tensors[i].shape});
+    entries[i % 2].push_back(
+        {sample_.tensors[i].name, sample_.tensors[i].dtype, sample_.tensors[i].shape});
     bytes[i % 2].push_back(sample_.bytes[i]);
     map += fmt::format(R"({}"{}": "model-0000{}-of-00002.safetensors")", i == 0 ? "" : ",",
                        sample_.tensors[i].name, i % 2 + 1);
@@ -476,7 +484,8 @@ TEST_F(JobTest, ALostImageIsSaidAndTheRestStaysReadable) {
   set_layout(R"({"tp": 1, "pp": 2, "dp": 1})");
   write_ranks(sample_, stages, incoming("base"));
   commit("base");
-  const StoredImage image = job_->find_checkpoint("base")->stored()->images.back();  // the last stage
+  const StoredImage image =
+      job_->find_checkpoint("base")->stored()->images.back();  // the last stage
   job_.reset();
   store_.reset();
   fs::resize_file(dir_.path() / "images" / image.id, 100);
@@ -497,7 +506,8 @@ TEST_F(JobTest, ALostImageIsSaidAndTheRestStaysReadable) {
 
 TEST_F(JobTest, AModelWithoutRulesIsKeptButNotCut) {
   std::vector<TensorEntry> entries = {{"thing.alpha", DType::kF32, {4, 6}}};
-  write_file(incoming("base") / "rank/0/w.safetensors", safetensors_file(entries, {std::string(96, 'x')}));
+  write_file(incoming("base") / "rank/0/w.safetensors",
+             safetensors_file(entries, {std::string(96, 'x')}));
   commit("base");
   EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1})"),
               AllOf(HasSubstr("thing.alpha"), HasSubstr("rules.json")));
@@ -510,7 +520,8 @@ TEST_F(JobTest, OneDaemonAStore) {
   EXPECT_EQ(second.error().code(), Code::kBusy);
 }
 
-/// Who hears of it counts by names: a job that comes meanwhile would be taken for the one that has gone.
+/// Who hears of it counts by names: a job that comes meanwhile would be taken for the one that has
+/// gone.
 TEST(JobStoreTest, NoJobIsMadeWhileTheListenerIsToldOfJobs) {
   struct Listener : JobListener {
     std::function<void()> told;
@@ -519,7 +530,8 @@ TEST(JobStoreTest, NoJobIsMadeWhileTheListenerIsToldOfJobs) {
     void jobs_changed() override { told(); }
   } listener;
   TempDir dir;
-  auto store = JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, &listener).value();
+  auto store =
+      JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, &listener).value();
   std::future<bool> made;
   bool meanwhile = true;
   listener.told = [&] {

@@ -10,10 +10,10 @@
 namespace ptc {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ptc::testing::synthetic_model;
 using ptc::testing::written_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr std::string_view kQwen = R"({"model_type": "qwen2", "hidden_size": 16,
   "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
@@ -174,8 +174,10 @@ TEST(InferNone, AnythingInOneState) {
   const LayoutSpec spec{.sizes = {.dp = 2, .cp = 2}};
   std::vector<WrittenRank> ranks;
   for (uint64_t rank = 0; rank < 4; ++rank) {
-    ranks.push_back({rank, spec.coords(rank), {{"a.safetensors", "x", DType::kU8, {0, 7}},
-                                              {"b.safetensors", "x", DType::kF64, {}}}});
+    ranks.push_back(
+        {rank,
+         spec.coords(rank),
+         {{"a.safetensors", "x", DType::kU8, {0, 7}}, {"b.safetensors", "x", DType::kF64, {}}}});
   }
   const auto inferred = Model::infer(RuleSet::none(), {}, spec, ranks);
   ASSERT_TRUE(inferred.has_value()) << inferred.error().message();

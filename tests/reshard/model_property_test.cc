@@ -54,8 +54,8 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
     const RankCoords rank{.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep};
     for (uint32_t tensor = 0; tensor < model.tensors().size(); ++tensor) {
       const TensorInfo& info = model.tensors()[tensor];
-      SCOPED_TRACE(fmt::format("{} tp {} pp {} ep {} dp {}", info.name, state.tp, state.pp, state.ep,
-                               state.dp));
+      SCOPED_TRACE(fmt::format("{} tp {} pp {} ep {} dp {}", info.name, state.tp, state.pp,
+                               state.ep, state.dp));
       const auto expected = oracle.held(info.name, info.shape, spec, rank);
       const auto part = model.slice(tensor, spec, state);
       ASSERT_TRUE(part.has_value()) << part.error().message();

@@ -11,9 +11,9 @@
 namespace ptc {
 namespace {
 
+using ptc::testing::synthetic_model;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ptc::testing::synthetic_model;
 
 LayoutSpec sizes(ParallelConfig config) { return {.sizes = config}; }
 
@@ -91,8 +91,7 @@ TEST(Model, RefusesCutsThroughHeads) {
 
 TEST(Model, FusedQueriesKeysAndValuesAreCutByThemselves) {
   const Model model = synthetic_model(kGpt2);
-  const auto fused =
-      part(model, "transformer.h.7.attn.c_attn.bias", sizes({.tp = 5}), {.tp = 4});
+  const auto fused = part(model, "transformer.h.7.attn.c_attn.bias", sizes({.tp = 5}), {.tp = 4});
   EXPECT_THAT(fused->pieces,
               ElementsAre(Piece{Box{{1280}, {320}}, {0}}, Piece{Box{{2880}, {320}}, {320}},
                           Piece{Box{{4480}, {320}}, {640}}));
@@ -182,16 +181,16 @@ TEST(Model, LayersBehindTheLastAreOnTheLastStage) {
 }
 
 TEST(Model, OptimizerStateFollowsItsParameter) {
-  const Model model = bind(
-      RuleSet::builtin("llama").value(),
-      {tensor("model.layers.0.self_attn.q_proj.weight", {8, 4}),
-       tensor("exp_avg.model.layers.0.self_attn.q_proj.weight", {8, 4}),
-       tensor("optimizer.state.model.layers.0.self_attn.q_proj.weight.exp_avg_sq", {8, 4}),
-       tensor("exp_avg.layers.0.self_attn.q_proj.weight", {8, 4}),  // without the prefix
-       tensor("state.model.layers.0.self_attn.q_proj.weight.step", {}),
-       tensor("row_moment.model.layers.0.self_attn.q_proj.weight", {8}),
-       tensor("model.layers.0.self_attn.xq_proj.weight", {8, 4}), tensor("step", {1})},
-      R"({"num_attention_heads": 4, "num_hidden_layers": 2})");
+  const Model model =
+      bind(RuleSet::builtin("llama").value(),
+           {tensor("model.layers.0.self_attn.q_proj.weight", {8, 4}),
+            tensor("exp_avg.model.layers.0.self_attn.q_proj.weight", {8, 4}),
+            tensor("optimizer.state.model.layers.0.self_attn.q_proj.weight.exp_avg_sq", {8, 4}),
+            tensor("exp_avg.layers.0.self_attn.q_proj.weight", {8, 4}),  // without the prefix
+            tensor("state.model.layers.0.self_attn.q_proj.weight.step", {}),
+            tensor("row_moment.model.layers.0.self_attn.q_proj.weight", {8}),
+            tensor("model.layers.0.self_attn.xq_proj.weight", {8, 4}), tensor("step", {1})},
+           R"({"num_attention_heads": 4, "num_hidden_layers": 2})");
   EXPECT_TRUE(model.is_parameter(0));
   const LayoutSpec spec = sizes({.tp = 2});
   for (uint32_t i : {1u, 2u, 3u}) {
@@ -207,14 +206,13 @@ TEST(Model, OptimizerStateFollowsItsParameter) {
 }
 
 TEST(Model, StateOfOneElementIsWhatItsKindIs) {
-  const Model model = bind(
-      RuleSet::builtin("llama").value(),
-      {tensor("model.layers.0.input_layernorm.weight", {1}),
-       tensor("model.layers.0.mlp.up_proj.weight", {4, 1}),
-       tensor("exp_avg.model.layers.0.input_layernorm.weight", {1}),
-       tensor("state.model.layers.0.input_layernorm.weight.step", {1}),
-       tensor("exp_avg.model.layers.0.mlp.up_proj.weight", {4, 1}),
-       tensor("state.model.layers.0.mlp.up_proj.weight.step", {1})});
+  const Model model = bind(RuleSet::builtin("llama").value(),
+                           {tensor("model.layers.0.input_layernorm.weight", {1}),
+                            tensor("model.layers.0.mlp.up_proj.weight", {4, 1}),
+                            tensor("exp_avg.model.layers.0.input_layernorm.weight", {1}),
+                            tensor("state.model.layers.0.input_layernorm.weight.step", {1}),
+                            tensor("exp_avg.model.layers.0.mlp.up_proj.weight", {4, 1}),
+                            tensor("state.model.layers.0.mlp.up_proj.weight.step", {1})});
   LayoutSpec spec = sizes({.dp = 2});
   spec.optimizer = OptimizerCut::kZero1;
   EXPECT_TRUE(model.is_cut_over_dp(2, spec));
@@ -260,17 +258,18 @@ TEST(Model, NoCutFallsWithinAByte) {
                         "not cut at whole bytes"));
   const Model odd = bind(RuleSet::builtin("llama").value(), {rows});
   EXPECT_EQ(check_error(odd, sizes({.tp = 6})), "accepted");
-  EXPECT_EQ(check_error(odd, sizes({.tp = 4})),
-            "model.layers.0.mlp.up_proj.weight: a part [3, 5] of [12, 5] elements of 4 bits is not of "
-            "whole bytes");
+  EXPECT_EQ(
+      check_error(odd, sizes({.tp = 4})),
+      "model.layers.0.mlp.up_proj.weight: a part [3, 5] of [12, 5] elements of 4 bits is not of "
+      "whole bytes");
   LayoutSpec fsdp = sizes({.dp = 5});
   fsdp.optimizer = OptimizerCut::kFsdp;
   EXPECT_THAT(check_error(odd, fsdp), HasSubstr("within a byte"));
 }
 
 TEST(Model, UncoveredTensorsAreNamed) {
-  const Model model = bind(RuleSet::none(), {tensor("a", {2}), tensor("b", {2}), tensor("c", {2}),
-                                             tensor("d", {2})});
+  const Model model = bind(
+      RuleSet::none(), {tensor("a", {2}), tensor("b", {2}), tensor("c", {2}), tensor("d", {2})});
   EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give "
@@ -295,14 +294,15 @@ TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
   const auto rules = RuleSet::parse(R"({"format": "ptc-rules/1", "facts": {"parts": ["n_parts"]},
       "rules": [{"names": ["w.{layer}"], "cut": {"axis": 0, "heads": "parts"}}]})");
   const Model model = bind(rules.value(), {tensor("w.0", {8})});
-  EXPECT_EQ(check_error(model, sizes({.tp = 2})),
-            "w.0: 'parts' is not known: put the model's config.json into rank/0 of the checkpoint, or "
-            "\"facts\": {\"parts\": …} into rules.json");
+  EXPECT_EQ(
+      check_error(model, sizes({.tp = 2})),
+      "w.0: 'parts' is not known: put the model's config.json into rank/0 of the checkpoint, or "
+      "\"facts\": {\"parts\": …} into rules.json");
 }
 
 TEST(Model, RulesMustFitTheShape) {
-  const Model model = bind(RuleSet::builtin("llama").value(),
-                           {tensor("model.layers.0.mlp.down_proj.weight", {8})});
+  const Model model =
+      bind(RuleSet::builtin("llama").value(), {tensor("model.layers.0.mlp.down_proj.weight", {8})});
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "model.layers.0.mlp.down_proj.weight: its rule cuts axis 1, but its shape is [8]");
 }

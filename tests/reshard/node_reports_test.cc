@@ -51,12 +51,14 @@ TEST(NodeAnswerTest, IsReadAsItWasWritten) {
   EXPECT_EQ(read.value().numbers.checksum_failures, 55);
   EXPECT_EQ(read.value().numbers.memory_id, "0-1:2");
   EXPECT_TRUE(read.value().reshards.at("a \"job\"").leads);
-  for (const char* text : {"", "[]", "{\"retries\": -1}", "{\"reshards\": {\"a\": {\"bytes_done\": \"x\"}}}"})
+  for (const char* text :
+       {"", "[]", "{\"retries\": -1}", "{\"reshards\": {\"a\": {\"bytes_done\": \"x\"}}}"})
     EXPECT_FALSE(NodeAnswer::from_text(text)) << text;
   EXPECT_TRUE(is_ok(NodeAnswer::from_text("{\"reshards\": 1, \"memory_id\": 3, \"more\": 2}")));
 }
 
-/// Nodes of which each says how often it was asked; those that hang say nothing until the question is withdrawn.
+/// Nodes of which each says how often it was asked; those that hang say nothing until the question
+/// is withdrawn.
 class Others final : public Cluster {
  public:
   explicit Others(std::vector<std::string> names) : names_(std::move(names)) {}
@@ -65,8 +67,8 @@ class Others final : public Cluster {
     std::lock_guard lock(mutex_);
     return names_;
   }
-  Result<std::string> call(const std::string& node, std::string_view method, const std::string&, std::chrono::milliseconds,
-                           std::stop_token stop) override {
+  Result<std::string> call(const std::string& node, std::string_view method, const std::string&,
+                           std::chrono::milliseconds, std::stop_token stop) override {
     EXPECT_EQ(method, kNumbersMethod);
     std::unique_lock lock(mutex_);
     const uint64_t count = ++asked_[node];
@@ -96,8 +98,8 @@ class Others final : public Cluster {
   const std::string self_ = "w0";
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<std::string> names_;           // guarded
-  std::map<std::string, uint64_t> asked_;    // guarded
+  std::vector<std::string> names_;         // guarded
+  std::map<std::string, uint64_t> asked_;  // guarded
 };
 
 TEST(NodeReportsTest, HoweverManyLookNodesAreAskedOnceASecond) {

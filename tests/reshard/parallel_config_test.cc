@@ -39,9 +39,9 @@ TEST(RankOrder, EveryOrderMapsRanksAndCoordinatesOneToOne) {
 }
 
 TEST(RankOrder, RefusesWhatIsNotAllFiveDimensionsOnce) {
-  for (const char* text : {"", "tp", "tp-pp-dp-ep", "tp-cp-ep-dp-tp", "tp-cp-ep-dp-pp-",
-                           "tp--ep-dp-pp", "tp-cp-ep-dp-mp", "TP-cp-ep-dp-pp",
-                           "-tp-cp-ep-dp-pp", "tp-cp-ep-dp-pp-tp"}) {
+  for (const char* text :
+       {"", "tp", "tp-pp-dp-ep", "tp-cp-ep-dp-tp", "tp-cp-ep-dp-pp-", "tp--ep-dp-pp",
+        "tp-cp-ep-dp-mp", "TP-cp-ep-dp-pp", "-tp-cp-ep-dp-pp", "tp-cp-ep-dp-pp-tp"}) {
     const auto order = RankOrder::parse(text);
     ASSERT_FALSE(order.has_value()) << text;
     EXPECT_EQ(order.error().code(), Code::kInvalidArgument);

@@ -8,7 +8,8 @@ namespace ptc {
 namespace {
 
 const std::string kManyAxes = "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]";
-const std::string kShapes[] = {kManyAxes, "[-1]", "[1.5]", "[\"1\"]", "7", "null", "[18446744073709551616]"};
+const std::string kShapes[] = {
+    kManyAxes, "[-1]", "[1.5]", "[\"1\"]", "7", "null", "[18446744073709551616]"};
 
 TEST(PeerTexts, PartsOfPlans) {
   auto part = [](const std::string& offset, const std::string& extent) {
@@ -28,11 +29,13 @@ TEST(PeerTexts, PartsOfPlans) {
 
 TEST(PeerTexts, ListsOfFiles) {
   auto list = [](const std::string& shape) {
-    return FilesElsewhere{"w1",
-                          R"({"files": [{"rank": 0, "path": "model.safetensors", "bytes": 8, "index": false, )"
-                          R"("set": "", "set_index": "", "promised": [], "header": 0, )"
-                          R"("tensors": [["a", "F32", )" + shape + ", 0, 8]]}]}\n",
-                          {}};
+    return FilesElsewhere{
+        "w1",
+        R"({"files": [{"rank": 0, "path": "model.safetensors", "bytes": 8, "index": false, )"
+        R"("set": "", "set_index": "", "promised": [], "header": 0, )"
+        R"("tensors": [["a", "F32", )" +
+            shape + ", 0, 8]]}]}\n",
+        {}};
   };
   const FilesElsewhere right = list("[2]");
   Result<std::vector<Found>> found = read_listing(right);

@@ -24,7 +24,8 @@ StoredState stored(const LayoutSpec& spec) {
     stored.images.push_back({.state = state, .path = "model.safetensors"});
     layouts.push_back({.bytes = 1000});
   }
-  stored.held = std::make_shared<const StoredLayouts>(std::move(layouts), std::vector<uint8_t>(), "");
+  stored.held =
+      std::make_shared<const StoredLayouts>(std::move(layouts), std::vector<uint8_t>(), "");
   return stored;
 }
 

@@ -49,9 +49,9 @@ TEST(PlanSvg, ShowsEveryRankEveryFlowAndTheTotals) {
   const ptree tree = parsed(svg);
   EXPECT_EQ(tree.count("path"), 4u);
   EXPECT_EQ(tree.get<std::string>("title"), "llama / base: tp1-pp1-dp1 → tp4-pp1-dp1");
-  for (const char* text : {"rank 3", "tp 3 · 1.0 MiB", "4.0 MiB in 4 files", "running",
-                           "4.0 MiB copied within a node", "0 B moved between nodes",
-                           "rank 0 → rank 2: 1.0 MiB copied within its node"})
+  for (const char* text :
+       {"rank 3", "tp 3 · 1.0 MiB", "4.0 MiB in 4 files", "running", "4.0 MiB copied within a node",
+        "0 B moved between nodes", "rank 0 → rank 2: 1.0 MiB copied within its node"})
     EXPECT_THAT(svg, HasSubstr(text));
 }
 
@@ -60,7 +60,8 @@ TEST(PlanSvg, KeptCopiedAndMovedLookDifferent) {
   three.flows[0].kind = Kind::kKept;
   three.flows[2].kind = Kind::kMoved;
   const std::string svg = plan_svg(three);
-  for (const char* style : {"<path class=\"kept\"", "<path class=\"local\"", "<path class=\"moved\""})
+  for (const char* style :
+       {"<path class=\"kept\"", "<path class=\"local\"", "<path class=\"moved\""})
     EXPECT_THAT(svg, HasSubstr(style));
 }
 
@@ -88,8 +89,8 @@ TEST(PlanSvg, EscapingKeepsCharactersAndReplacesTheRest) {
   const std::string bad = "\xef\xbf\xbd";
   EXPECT_EQ(xml_escaped(std::string("\0", 1)), bad);
   EXPECT_EQ(xml_escaped("\x1b[31m"), bad + "[31m");
-  EXPECT_EQ(xml_escaped("\xc3"), bad);              // cut off
-  EXPECT_EQ(xml_escaped("\xc0\xaf"), bad + bad);    // not the shortest form
+  EXPECT_EQ(xml_escaped("\xc3"), bad);                      // cut off
+  EXPECT_EQ(xml_escaped("\xc0\xaf"), bad + bad);            // not the shortest form
   EXPECT_EQ(xml_escaped("\xed\xa0\x80"), bad + bad + bad);  // a surrogate
   EXPECT_EQ(xml_escaped("\xef\xbf\xbe"), bad + bad + bad);  // U+FFFE
 }

@@ -5,7 +5,6 @@
 
 #include <random>
 
-
 namespace ptc {
 namespace {
 
@@ -20,7 +19,9 @@ ImageLayout image(uint32_t node, const Box& box, uint64_t element_bytes, uint32_
   layout.arrays.push_back({tensor, 16, {box.extent, {{box, Dims(box.axes())}}}});
   return layout;
 }
-Box rows(uint64_t begin, uint64_t end, uint64_t columns) { return {{begin, 0}, {end - begin, columns}}; }
+Box rows(uint64_t begin, uint64_t end, uint64_t columns) {
+  return {{begin, 0}, {end - begin, columns}};
+}
 Box columns(uint64_t begin, uint64_t end, uint64_t row_count) {
   return {{0, begin}, {row_count, end - begin}};
 }
@@ -127,7 +128,8 @@ TEST(Planner, EveryTargetByteIsWrittenOnceWithTheRightByte) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     Shape shape;
-    for (size_t axis = 0, axes = 1 + random() % 4; axis < axes; ++axis) shape.push_back(1 + random() % 7);
+    for (size_t axis = 0, axes = 1 + random() % 4; axis < axes; ++axis)
+      shape.push_back(1 + random() % 7);
     const uint64_t element_bytes = uint64_t{1} << random() % 4;
     // Global byte i of the tensor has the value i, wherever it lies.
     std::vector<ImageLayout> held, wanted;
@@ -143,7 +145,8 @@ TEST(Planner, EveryTargetByteIsWrittenOnceWithTheRightByte) {
       auto copy = make_strided_copy({0, shape}, slot.part.pieces[0].global.offset,
                                     {slot.byte_offset, slot.part.local_shape},
                                     slot.part.pieces[0].local_offset, slot.part.local_shape,
-                                    element_bytes * 8).value();
+                                    element_bytes * 8)
+                      .value();
       for_each_run(copy, [&](uint64_t from, uint64_t to, uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) bytes[to + i] = from + i;
       });

@@ -1,4 +1,5 @@
-// Who passes on what: every byte of a target once, from a source or from one that has it from there.
+// Who passes on what: every byte of a target once, from a source or from one that has it from
+// there.
 #include "reshard/plan/relay.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +23,8 @@ Box rows(uint64_t begin, uint64_t end) { return {{begin, 0}, {end - begin, kRow}
 Box columns(uint64_t begin, uint64_t end) { return {{0, begin}, {kRows, end - begin}}; }
 
 /// Bytes that each node sends; and that everything is as the header of relay.h says.
-std::map<uint32_t, uint64_t> sent(const std::vector<ImageLayout>& held, const std::vector<ImageLayout>& wanted) {
+std::map<uint32_t, uint64_t> sent(const std::vector<ImageLayout>& held,
+                                  const std::vector<ImageLayout>& wanted) {
   const TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
   EXPECT_EQ(plan.totals.moved_bytes, plan.totals.minimum_bytes);
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -73,7 +75,8 @@ TEST(Relay, SmallImagesTakeTurns) {
 
 TEST(Relay, NotWhereTheHoldersSendNoMoreThanOneReceives) {
   const Box all = rows(0, kRows);
-  const auto out = sent({image(0, all), image(1, all)}, {image(0, all), image(1, all), image(2, all), image(3, all)});
+  const auto out = sent({image(0, all), image(1, all)},
+                        {image(0, all), image(1, all), image(2, all), image(3, all)});
   EXPECT_EQ(out.size(), 2u);
 }
 

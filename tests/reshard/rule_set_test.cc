@@ -30,9 +30,8 @@ std::string rule_error(std::string_view rule) {
 }
 
 TEST(BuiltinRules, AllParse) {
-  EXPECT_THAT(RuleSet::builtin_families(),
-              ElementsAre("bert", "deepseek_v3", "gpt2", "gpt_neox", "llama", "megatron",
-                          "mixtral", "peft"));
+  EXPECT_THAT(RuleSet::builtin_families(), ElementsAre("bert", "deepseek_v3", "gpt2", "gpt_neox",
+                                                       "llama", "megatron", "mixtral", "peft"));
   for (const std::string& family : RuleSet::builtin_families()) {
     const auto rules = RuleSet::builtin(family);
     ASSERT_TRUE(rules.has_value()) << rules.error().message();
@@ -58,8 +57,7 @@ TEST(RuleSet, FindsRulesWithAndWithoutPrefix) {
     const auto match = bert->find(name);
     ASSERT_TRUE(match.has_value());
     EXPECT_EQ(match->name.layer, 11u);
-    EXPECT_EQ(name.substr(match->name.layer_begin,
-                          match->name.layer_end - match->name.layer_begin),
+    EXPECT_EQ(name.substr(match->name.layer_begin, match->name.layer_end - match->name.layer_begin),
               "11");
     EXPECT_EQ(match->rule->cut->axis, 0u);
   }
@@ -101,10 +99,17 @@ TEST(RuleFinder, PatternsMayNameNumbers) {
 }
 
 TEST(RuleSet, ChosenByModelType) {
-  for (const auto& [type, family] : std::vector<std::pair<const char*, const char*>>{
-           {"llama", "llama"}, {"mistral", "llama"}, {"qwen2", "llama"}, {"qwen3", "llama"},
-           {"mixtral", "mixtral"}, {"qwen3_moe", "mixtral"}, {"gpt2", "gpt2"},
-           {"gpt_neox", "gpt_neox"}, {"bert", "bert"}, {"deepseek_v3", "deepseek_v3"}}) {
+  for (const auto& [type, family] :
+       std::vector<std::pair<const char*, const char*>>{{"llama", "llama"},
+                                                        {"mistral", "llama"},
+                                                        {"qwen2", "llama"},
+                                                        {"qwen3", "llama"},
+                                                        {"mixtral", "mixtral"},
+                                                        {"qwen3_moe", "mixtral"},
+                                                        {"gpt2", "gpt2"},
+                                                        {"gpt_neox", "gpt_neox"},
+                                                        {"bert", "bert"},
+                                                        {"deepseek_v3", "deepseek_v3"}}) {
     const auto rules = RuleSet::choose(type, {});
     ASSERT_NE(rules, nullptr) << type;
     EXPECT_EQ(rules->family(), family);
@@ -140,9 +145,8 @@ TEST(RuleSet, FactsComeFromTheConfig) {
   const auto facts = llama->facts(R"({"num_attention_heads": 32, "num_key_value_heads": null,
       "num_hidden_layers": 2, "vocab_size": "many", "tie_word_embeddings": true})");
   ASSERT_TRUE(facts.has_value());
-  EXPECT_EQ(facts.value().numbers,
-            (std::map<std::string, uint64_t, std::less<>>{
-                {"heads", 32}, {"kv_heads", 32}, {"layers", 2}}));
+  EXPECT_EQ(facts.value().numbers, (std::map<std::string, uint64_t, std::less<>>{
+                                       {"heads", 32}, {"kv_heads", 32}, {"layers", 2}}));
   EXPECT_EQ(facts.value().tied, true);
   EXPECT_EQ(llama->facts("").value().tied, false);
   EXPECT_TRUE(llama->facts("").value().numbers.empty());
@@ -237,11 +241,13 @@ TEST(RuleSet, IsNoLargerThanItCanBeUsed) {
               HasSubstr("at most 64 prefixes"));
   EXPECT_THAT(parse_error(many(begin + "\"rules\": [", R"({"names": ["{layer}"]})", 4097, "]}")),
               HasSubstr("4097 name patterns; at most 4096"));
-  EXPECT_THAT(rule_error(many(R"({"names": ["{layer}"], "cut": {"axis": 0, "heads": ")", "2", 200, "\"}}")),
-              HasSubstr("at most 256 characters"));
+  EXPECT_THAT(
+      rule_error(many(R"({"names": ["{layer}"], "cut": {"axis": 0, "heads": ")", "2", 200, "\"}}")),
+      HasSubstr("at most 256 characters"));
   // What a checkpoint keeps of it must be readable again.
-  EXPECT_THAT(parse_error(many(begin + R"("extends": "llama", "model_types": [)", "\"a\"", 200'000, "]}")),
-              HasSubstr("the rule set has"));
+  EXPECT_THAT(
+      parse_error(many(begin + R"("extends": "llama", "model_types": [)", "\"a\"", 200'000, "]}")),
+      HasSubstr("the rule set has"));
 }
 
 TEST(ModelType, OfAConfig) {

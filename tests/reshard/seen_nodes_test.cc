@@ -1,4 +1,5 @@
-// Who was there, and since when, as all nodes know it, and what the agreement store is asked for that.
+// Who was there, and since when, as all nodes know it, and what the agreement store is asked for
+// that.
 #include "reshard/cluster/seen_nodes.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +31,9 @@ class CountingMeta final : public MetaClient {
     ++commits;
     return meta_.commit(transaction);
   }
-  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override { return meta_.lease(ttl); }
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    return meta_.lease(ttl);
+  }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     return meta_.watch(std::move(prefix), std::move(on_event));
   }
@@ -65,12 +68,16 @@ class OneNode final : public Cluster {
     for (const MetaEntry& entry : entries) names.push_back(entry.key.substr(kMemberKeys.size()));
     return names;
   }
-  Result<std::string> call(const std::string&, std::string_view, const std::string&, std::chrono::milliseconds,
-                           std::stop_token) override {
+  Result<std::string> call(const std::string&, std::string_view, const std::string&,
+                           std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "");
   }
-  MetaTransaction::Compare fence() const override { return {std::string(kMemberKeys) + name_, revision_}; }
-  MetaTransaction::Compare fence_of(const std::string& node) const override { return {std::string(kMemberKeys) + node, 0}; }
+  MetaTransaction::Compare fence() const override {
+    return {std::string(kMemberKeys) + name_, revision_};
+  }
+  MetaTransaction::Compare fence_of(const std::string& node) const override {
+    return {std::string(kMemberKeys) + node, 0};
+  }
   std::shared_ptr<const MetaLease> lease() const override { return lease_; }
   std::vector<Seen> seen() const override { return seen_nodes_->all(); }
 
@@ -91,7 +98,8 @@ class OneNode final : public Cluster {
 class SeenNodesTest : public ::testing::Test {
  protected:
   SeenNodesTest() {
-    for (int i = 0; i < 9; ++i) nodes_.push_back(std::make_unique<OneNode>(counted_, "w" + std::to_string(i)));
+    for (int i = 0; i < 9; ++i)
+      nodes_.push_back(std::make_unique<OneNode>(counted_, "w" + std::to_string(i)));
   }
   /// What is noted arrives by a watch.
   void until_all_say(const std::string& node, bool there) {

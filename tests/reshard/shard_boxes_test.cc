@@ -11,18 +11,20 @@ namespace {
 Box box(Dims offset, Dims extent) { return {offset, extent}; }
 
 TEST(UnionOfBoxesTest, OfAGrid) {
-  auto whole = union_of_boxes({box({2, 0}, {2, 3}), box({0, 3}, {2, 5}), box({0, 0}, {2, 3}), box({2, 3}, {2, 5})});
+  auto whole = union_of_boxes(
+      {box({2, 0}, {2, 3}), box({0, 3}, {2, 5}), box({0, 0}, {2, 3}), box({2, 3}, {2, 5})});
   ASSERT_TRUE(is_ok(whole));
   EXPECT_EQ(whole.value(), box({0, 0}, {4, 8}));
   EXPECT_EQ(union_of_boxes({box({}, {})}).value(), box({}, {}));
-  EXPECT_EQ(union_of_boxes({box({3}, {2}), box({5}, {0}), box({3}, {2})}).value(), box({3}, {2})) << "copies count once";
+  EXPECT_EQ(union_of_boxes({box({3}, {2}), box({5}, {0}), box({3}, {2})}).value(), box({3}, {2}))
+      << "copies count once";
   EXPECT_EQ(union_of_boxes({box({0, 4}, {0, 4})}).value(), box({0, 4}, {0, 4}));
 }
 
 TEST(UnionOfBoxesTest, OfUnevenCuts) {
   // One row cut in three, the next in two, and a column beside both.
-  auto whole = union_of_boxes({box({0, 0}, {1, 2}), box({0, 2}, {1, 2}), box({0, 4}, {1, 2}), box({1, 0}, {3, 5}),
-                               box({1, 5}, {3, 1}), box({0, 6}, {4, 2})});
+  auto whole = union_of_boxes({box({0, 0}, {1, 2}), box({0, 2}, {1, 2}), box({0, 4}, {1, 2}),
+                               box({1, 0}, {3, 5}), box({1, 5}, {3, 1}), box({0, 6}, {4, 2})});
   ASSERT_TRUE(is_ok(whole));
   EXPECT_EQ(whole.value(), box({0, 0}, {4, 8}));
 }
@@ -31,13 +33,17 @@ TEST(UnionOfBoxesTest, RefusesGapsAndOverlaps) {
   auto refused = [](std::vector<Box> boxes, std::string_view why) {
     return has_error(union_of_boxes(std::move(boxes)), Code::kInvalidArgument, why);
   };
-  EXPECT_TRUE(refused({box({0, 0}, {2, 8}), box({4, 0}, {2, 8})}, "nothing holds [2:4, 0:8] of it"));
-  EXPECT_TRUE(refused({box({0, 0}, {2, 8}), box({2, 0}, {2, 4})}, "nothing holds [2:4, 4:8] of it"));
-  EXPECT_TRUE(refused({box({0, 0}, {2, 8}), box({2, 0}, {2, 2}), box({2, 2}, {2, 2})}, "nothing holds [2:4, 4:8] of it"));
+  EXPECT_TRUE(
+      refused({box({0, 0}, {2, 8}), box({4, 0}, {2, 8})}, "nothing holds [2:4, 0:8] of it"));
+  EXPECT_TRUE(
+      refused({box({0, 0}, {2, 8}), box({2, 0}, {2, 4})}, "nothing holds [2:4, 4:8] of it"));
+  EXPECT_TRUE(refused({box({0, 0}, {2, 8}), box({2, 0}, {2, 2}), box({2, 2}, {2, 2})},
+                      "nothing holds [2:4, 4:8] of it"));
   EXPECT_TRUE(refused({box({0, 0}, {3, 8}), box({2, 0}, {2, 8})}, "overlap"));
   EXPECT_TRUE(refused({box({0, 0}, {2, 2}), box({0, 0}, {4, 4})}, "overlap"));
   EXPECT_TRUE(refused({box({0}, {2}), box({0, 2}, {2, 2})}, "its parts have 1 axes and 2"));
-  EXPECT_TRUE(refused({box({0, 0}, {uint64_t{1} << 40, 1}), box({0, uint64_t{1} << 40}, {1, 1})}, ""));
+  EXPECT_TRUE(
+      refused({box({0, 0}, {uint64_t{1} << 40, 1}), box({0, uint64_t{1} << 40}, {1, 1})}, ""));
 }
 
 TEST(UnionOfBoxesTest, OfManyInAnyOrder) {
@@ -71,12 +77,13 @@ TEST(PartOfBoxTest, IsWhereTheRankHoldsIt) {
   auto part = part_of_box(lower, box({4, 0}, {4, 8}), box({6, 0}, {2, 8}));
   ASSERT_TRUE(is_ok(part));
   EXPECT_EQ(part.value(), box_alone(box({6, 0}, {2, 8})));
-  EXPECT_TRUE(has_error(part_of_box(lower, box({0, 0}, {4, 8}), box({2, 0}, {2, 8})), Code::kInvalidArgument,
-                        "it was saved as [2:4, 0:8] of the whole tensor, but this rank holds [4:8, 0:8]"));
+  EXPECT_TRUE(has_error(
+      part_of_box(lower, box({0, 0}, {4, 8}), box({2, 0}, {2, 8})), Code::kInvalidArgument,
+      "it was saved as [2:4, 0:8] of the whole tensor, but this rank holds [4:8, 0:8]"));
   // Fused: rows 0 to 2 and 4 to 6, behind each other.
   const SubTensor fused{{4, 8}, {{box({0, 0}, {2, 8}), {0, 0}}, {box({4, 0}, {2, 8}), {2, 0}}}};
-  EXPECT_TRUE(has_error(part_of_box(fused, box({0, 0}, {4, 8}), box({0, 0}, {4, 8})), Code::kInvalidArgument,
-                        "it was saved as [0:4, 0:8] of the whole tensor"));
+  EXPECT_TRUE(has_error(part_of_box(fused, box({0, 0}, {4, 8}), box({0, 0}, {4, 8})),
+                        Code::kInvalidArgument, "it was saved as [0:4, 0:8] of the whole tensor"));
 }
 
 }  // namespace

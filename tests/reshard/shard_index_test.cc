@@ -24,10 +24,12 @@ TEST(ShardIndexTest, RefusesAndSaysWhy) {
   EXPECT_TRUE(refused(R"({"weight_map": 1})", "'weight_map' is not an object"));
   EXPECT_TRUE(refused(R"({"weight_map": ["a"]})", "'weight_map' is not an object"));
   EXPECT_TRUE(refused(R"({"weight_map": {"a": 1}})", "'a' is said to be in 'something else'"));
-  EXPECT_TRUE(refused(R"({"weight_map": {"a": {"b": "c"}}})", "'a' is said to be in 'something else'"));
+  EXPECT_TRUE(
+      refused(R"({"weight_map": {"a": {"b": "c"}}})", "'a' is said to be in 'something else'"));
   EXPECT_TRUE(refused(R"({"weight_map": {"a": ""}})", "'a' is said to be in ''"));
   EXPECT_TRUE(refused(R"({"weight_map": {"a")", "line 1: not valid JSON: the text ends too early"));
-  EXPECT_TRUE(refused(R"({"weight_map": {"a": "x/../../b"}})", "not the name of a file beside the index"));
+  EXPECT_TRUE(
+      refused(R"({"weight_map": {"a": "x/../../b"}})", "not the name of a file beside the index"));
   EXPECT_TRUE(refused("{} x", "line 1: not valid JSON"));
   EXPECT_TRUE(refused("[[[[[[[[[[]]]]]]]]]]", "not valid JSON"));
 }

@@ -12,7 +12,8 @@ struct Counter {
   SharedResults& results;
   int made = 0;
   Result<Number> get(const ResultKey& key) {
-    return results.get<int>(key, [&]() -> Result<Number> { return std::make_shared<const int>(++made); });
+    return results.get<int>(
+        key, [&]() -> Result<Number> { return std::make_shared<const int>(++made); });
   }
 };
 
@@ -38,7 +39,10 @@ TEST(SharedResults, TheLastAreKept) {
 
 TEST(SharedResults, AnErrorIsTriedAgain) {
   SharedResults results;
-  auto fails = [&] { return results.get<int>(ResultKey("a"), []() -> Result<Number> { return Error(Code::kBusy, "no"); }); };
+  auto fails = [&] {
+    return results.get<int>(ResultKey("a"),
+                            []() -> Result<Number> { return Error(Code::kBusy, "no"); });
+  };
   EXPECT_TRUE(fails().has_error());
   Counter counter{results};
   EXPECT_EQ(*counter.get(ResultKey("a")).value(), 1);
@@ -47,7 +51,8 @@ TEST(SharedResults, AnErrorIsTriedAgain) {
 TEST(SharedResults, KeysDifferWhereTextsDo) {
   EXPECT_NE(ResultKey("a").add("b").add("").digest(), ResultKey("a").add("").add("b").digest());
   EXPECT_NE(ResultKey("a").add("12").digest(), ResultKey("a").add(uint64_t{12}).digest());
-  EXPECT_NE(ResultKey("a").add(std::string(5000, 'x')).digest(), ResultKey("a").add(std::string(5001, 'x')).digest());
+  EXPECT_NE(ResultKey("a").add(std::string(5000, 'x')).digest(),
+            ResultKey("a").add(std::string(5001, 'x')).digest());
 }
 
 }  // namespace

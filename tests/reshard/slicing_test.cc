@@ -56,8 +56,8 @@ TEST(SliceAxis, FusedPartsAreCutOneByOne) {
                                   {.size = 2, .heads = 2, .share = true}});
   const AxisSlice slice = slice_axis(qkv, 24, 3, 4).value();  // head size 3
   EXPECT_EQ(slice.local_extent, 9u);
-  EXPECT_THAT(slice.segments, ElementsAre(AxisSegment{9, 0, 3}, AxisSegment{15, 3, 3},
-                                          AxisSegment{21, 6, 3}));
+  EXPECT_THAT(slice.segments,
+              ElementsAre(AxisSegment{9, 0, 3}, AxisSegment{15, 3, 3}, AxisSegment{21, 6, 3}));
   EXPECT_THAT(error_of(cut_of({{}, {}, {}}), 10, 2), HasSubstr("not divisible into its 3 parts"));
 }
 
@@ -101,7 +101,8 @@ TEST(SliceAxis, CutsStayOnBlocks) {
 TEST(GlobalExtent, InvertsTheSlice) {
   for (const ResolvedCut& original :
        {cut_of({{}}), cut_of({{.heads = 12}}), cut_of({{.heads = 2, .share = true}}),
-        cut_of({{.size = 12, .heads = 12}, {.size = 2, .heads = 2, .share = true},
+        cut_of({{.size = 12, .heads = 12},
+                {.size = 2, .heads = 2, .share = true},
                 {.size = 2, .heads = 2, .share = true}}),
         cut_of({{.heads = 12}, {.heads = 12}, {.heads = 12}}),
         cut_of({{.size = 0}, {.size = 1}})}) {
@@ -118,7 +119,7 @@ TEST(GlobalExtent, InvertsTheSlice) {
 }
 
 struct Padding {
-  uint64_t vocab;    // 0: not known
+  uint64_t vocab;  // 0: not known
   uint64_t local;
   uint32_t ranks;
   uint64_t extent;
@@ -178,8 +179,8 @@ TEST(Product, CombinesTheAxes) {
   const AxisSlice columns{3, {{3, 0, 3}}};
   const SubTensor part = product({rows, columns});
   EXPECT_EQ(part.local_shape, (Shape{4, 3}));
-  EXPECT_THAT(part.pieces, ElementsAre(Piece{Box{{0, 3}, {2, 3}}, {0, 0}},
-                                       Piece{Box{{6, 3}, {2, 3}}, {2, 0}}));
+  EXPECT_THAT(part.pieces,
+              ElementsAre(Piece{Box{{0, 3}, {2, 3}}, {0, 0}}, Piece{Box{{6, 3}, {2, 3}}, {2, 0}}));
   EXPECT_EQ(product({}).local_shape, Shape{});
   EXPECT_EQ(product({}).pieces.size(), 1u);
 }

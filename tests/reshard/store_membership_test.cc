@@ -1,4 +1,5 @@
-// A store and the cluster that it belongs to: what it joins, what it refuses, and that nothing goes by mistake.
+// A store and the cluster that it belongs to: what it joins, what it refuses, and that nothing goes
+// by mistake.
 #include "reshard/job/store_membership.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,8 @@ using ::testing::HasSubstr;
 /// The only node of its cluster.
 class OneNode final : public Cluster {
  public:
-  OneNode(MetaClient& meta, std::string self) : self_(std::move(self)), lease_(meta.lease(std::chrono::seconds(60)).value()) {
+  OneNode(MetaClient& meta, std::string self)
+      : self_(std::move(self)), lease_(meta.lease(std::chrono::seconds(60)).value()) {
     MetaTransaction join;
     join.leased_puts = {{"nodes/" + self_, "up"}};
     join.lease = lease_.get();
@@ -28,8 +30,8 @@ class OneNode final : public Cluster {
   }
   const std::string& self() const override { return self_; }
   std::vector<std::string> alive() const override { return {self_}; }
-  Result<std::string> call(const std::string& node, std::string_view, const std::string&, std::chrono::milliseconds,
-                           std::stop_token) override {
+  Result<std::string> call(const std::string& node, std::string_view, const std::string&,
+                           std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "there is no node {}", node);
   }
   MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
@@ -53,7 +55,9 @@ class Membership : public ::testing::Test {
     options.copy_threads = 2;
     if (meta != nullptr) {
       cluster_ = std::make_unique<OneNode>(*meta, node);
-      options.cluster = {meta, cluster_.get(), [] { return make_loopback_transport(); }, "ptcfs", "etcd", join, {}};
+      options.cluster = {meta,    cluster_.get(), [] { return make_loopback_transport(); },
+                         "ptcfs", "etcd",         join,
+                         {}};
     }
     PTC_TRY(store_, JobStore::open(options, nullptr));
     return ok();
@@ -96,17 +100,20 @@ class Membership : public ::testing::Test {
     std::map<std::string, uint64_t> found;
     for (const auto& entry : fs::recursive_directory_iterator(dir_.path())) {
       const std::string path = entry.path().lexically_relative(dir_.path());
-      if (entry.is_regular_file() && (path.starts_with("images/") || path.starts_with("jobs/"))) found[path] = entry.file_size();
+      if (entry.is_regular_file() && (path.starts_with("images/") || path.starts_with("jobs/")))
+        found[path] = entry.file_size();
     }
     return found;
   }
   static void remove_all(MetaClient& meta, const std::string& prefix) {
     const std::vector<MetaEntry> entries = meta.list(prefix).value();
-    for (const MetaEntry& entry : entries) ASSERT_TRUE(meta.commit({.deletes = {entry.key}}).has_value());
+    for (const MetaEntry& entry : entries)
+      ASSERT_TRUE(meta.commit({.deletes = {entry.key}}).has_value());
   }
   template <class True>
   static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 1000 && !is_true(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return is_true();
   }
 
@@ -117,11 +124,14 @@ class Membership : public ::testing::Test {
   std::unique_ptr<JobStore> store_;
 };
 
-/// A node that was overlooked when what was agreed was made anew: its key and its lease may have come back with a backup.
+/// A node that was overlooked when what was agreed was made anew: its key and its lease may have
+/// come back with a backup.
 TEST(Decisions, NameTheClusterAsItWasWhenTheNodeJoined) {
   std::unique_ptr<MetaClient> meta = make_memory_meta();
   OneNode cluster(*meta, "w0");
-  auto make_anew = [&] { return meta->commit({.puts = {{std::string(kIdentityKey), "{}"}}}).value(); };
+  auto make_anew = [&] {
+    return meta->commit({.puts = {{std::string(kIdentityKey), "{}"}}}).value();
+  };
   cluster.belongs_to({std::string(kIdentityKey), make_anew()});
   auto decide = [&] { return commit_fenced(*meta, &cluster, {.puts = {{"jobs/a", "{}"}}}); };
   ASSERT_TRUE(decide().has_value());
@@ -137,7 +147,8 @@ class GivesUpWhileItSeals final : public JobListener {
   std::unique_ptr<JobStore> store;
   void names_changed() override {}
   void checkpoint_changed(const std::string&, const std::string&) override {}
-  Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string&, GivesWay) override {
+  Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string&,
+                                     GivesWay) override {
     EXPECT_TRUE(store->find(job)->answer("untake", R"({"id": "one"})").has_value());
     return std::unique_ptr<Seal>();
   }
@@ -151,7 +162,8 @@ TEST(Decisions, WhatIsGivenUpWhileItIsTakenIsTakenByNobody) {
   JobStoreOptions options;
   options.directory = dir.path();
   options.node = "w0";
-  options.cluster = {meta.get(), &cluster, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
+  options.cluster = {
+      meta.get(), &cluster, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
   listener.store = JobStore::open(options, &listener).value();
   JobRef job = listener.store->create_job("job").value();
   write_file(fs::path(job->files_dir()) / "incoming/base/rank/0/notes", "staged");
@@ -185,14 +197,16 @@ TEST_F(Membership, IntoAClusterWithJobsOnlyWhenItIsTold) {
     OneNode first(*meta_, "w1");
     options.directory = elsewhere.path();
     options.node = "w1";
-    options.cluster = {meta_.get(), &first, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
+    options.cluster = {
+        meta_.get(), &first, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
     auto other = JobStore::open(options, nullptr).value();
     ASSERT_TRUE(other->create_job("gpt").has_value());
     ASSERT_TRUE(other->create_job("bert").has_value());
   }
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
-  EXPECT_THAT(refusal(meta_.get()), AllOf(HasSubstr("llama"), HasSubstr("bert, gpt"), HasSubstr("--join")));
+  EXPECT_THAT(refusal(meta_.get()),
+              AllOf(HasSubstr("llama"), HasSubstr("bert, gpt"), HasSubstr("--join")));
   ASSERT_TRUE(open(nullptr).has_value());
   ASSERT_TRUE(store_->create_job("gpt").has_value());
   EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("has gpt of its own, and so has cluster"));
@@ -209,7 +223,9 @@ TEST_F(Membership, NoOtherClusterAndNoneThatForgot) {
   make_job("llama");
   close();
   EXPECT_THAT(refusal(other_.get()), HasSubstr("knows no such cluster"));
-  ASSERT_TRUE(other_->commit({.puts = {{kIdentityKey, R"({"id": "0123456789abcdef", "history": 1})"}}}).has_value());
+  ASSERT_TRUE(
+      other_->commit({.puts = {{kIdentityKey, R"({"id": "0123456789abcdef", "history": 1})"}}})
+          .has_value());
   EXPECT_THAT(refusal(other_.get()), HasSubstr("is another one (0123456789abcdef)"));
   ASSERT_TRUE(open(meta_.get()).has_value());
   expect_job("llama");
@@ -247,7 +263,10 @@ TEST_F(Membership, WhatIsNamedNoMoreIsKeptWhileItRunsAndAtTheNextStart) {
   ASSERT_TRUE(open(meta_.get()).has_value());
   make_job("llama");
   ASSERT_TRUE(becomes([&] {
-    return AgreedFacts::open(agreed_facts_path(dir_.path()), true).value().entries().contains("jobs/llama/in_force");
+    return AgreedFacts::open(agreed_facts_path(dir_.path()), true)
+        .value()
+        .entries()
+        .contains("jobs/llama/in_force");
   }));
   const auto before = files();
   remove_all(*meta_, "jobs/");
@@ -266,7 +285,10 @@ TEST_F(Membership, AStoreThatWasForgottenKeepsWhatNothingNames) {
   ASSERT_TRUE(open(meta_.get()).has_value());
   make_job("llama");
   ASSERT_TRUE(becomes([&] {
-    return AgreedFacts::open(agreed_facts_path(dir_.path()), true).value().entries().contains("jobs/llama/in_force");
+    return AgreedFacts::open(agreed_facts_path(dir_.path()), true)
+        .value()
+        .entries()
+        .contains("jobs/llama/in_force");
   }));
   close();
   const auto before = files();
@@ -298,8 +320,10 @@ TEST_F(Membership, AnOlderCopyOfAStoreIsRefused) {
   close();
   put_copy(dir_.path(), newer.path());
   put_copy(older.path(), dir_.path());
-  EXPECT_THAT(refusal(meta_.get()), AllOf(HasSubstr("is an older copy: it was started 1 times"), HasSubstr("2 times, as node w0")));
-  EXPECT_THAT(refusal(meta_.get()), HasSubstr("2 times, as node w0"));  // a start that was refused is none
+  EXPECT_THAT(refusal(meta_.get()), AllOf(HasSubstr("is an older copy: it was started 1 times"),
+                                          HasSubstr("2 times, as node w0")));
+  EXPECT_THAT(refusal(meta_.get()),
+              HasSubstr("2 times, as node w0"));  // a start that was refused is none
   put_copy(newer.path(), dir_.path());
   Result<> moved = open(meta_.get());
   ASSERT_TRUE(moved.has_value()) << moved.error().message();
@@ -331,7 +355,8 @@ TEST_F(Membership, AnOlderCopyIsRefusedAlsoWhereWhatWasAgreedWasMadeAnew) {
   expect_job("llama");
 }
 
-/// How often the others were started a store knows, too, and of all that are given the one that has seen most is right.
+/// How often the others were started a store knows, too, and of all that are given the one that has
+/// seen most is right.
 TEST_F(Membership, WhatIsMadeAnewKnowsHowOftenEachStoreWasStarted) {
   LocalCluster cluster(2);
   ASSERT_TRUE(cluster.store(0).create_job("llama").has_value());
@@ -350,12 +375,14 @@ TEST_F(Membership, WhatIsMadeAnewKnowsHowOftenEachStoreWasStarted) {
   cluster.stop(1);
   auto starts_after = [&](const std::vector<std::string>& directories) {
     std::vector<SeenStore> stores;
-    for (const std::string& directory : directories) stores.push_back(look_at_store(directory).value());
+    for (const std::string& directory : directories)
+      stores.push_back(look_at_store(directory).value());
     std::unique_ptr<MetaClient> anew = make_memory_meta();
     EXPECT_TRUE(recover(stores, 0, *anew).has_value());
     const std::vector<RegisteredStore> registered = read_stores(*anew).value();
     EXPECT_EQ(registered.size(), 2u);
-    const auto one = std::find_if(registered.begin(), registered.end(), [&](const auto& store) { return store.store == other; });
+    const auto one = std::find_if(registered.begin(), registered.end(),
+                                  [&](const auto& store) { return store.store == other; });
     return one == registered.end() ? 0 : one->starts;
   };
   EXPECT_EQ(starts_after({cluster.directory(0)}), 2);
@@ -374,7 +401,8 @@ TEST_F(Membership, WhatIsMadeAnewKnowsNoStoreThatWasReplaced) {
   ASSERT_TRUE(becomes([&] { return knows(0, replaced); }));
   cluster.stop(0);
   cluster.stop(2);
-  for (const auto& entry : fs::directory_iterator(cluster.directory(2))) fs::remove_all(entry.path());
+  for (const auto& entry : fs::directory_iterator(cluster.directory(2)))
+    fs::remove_all(entry.path());
   cluster.start(2);
   const std::string now = read_store_identity(cluster.directory(2)).value()->store;
   // As a node does that registers before it is there: these here are there first.
@@ -394,7 +422,8 @@ TEST_F(Membership, WhatIsMadeAnewKnowsNoStoreThatWasReplaced) {
   std::set<std::string> registered;
   const std::vector<RegisteredStore> all = read_stores(*anew).value();
   for (const RegisteredStore& store : all) registered.insert(store.store);
-  EXPECT_EQ(registered, (std::set<std::string>{stores[0].identity.store, stores[1].identity.store, now}));
+  EXPECT_EQ(registered,
+            (std::set<std::string>{stores[0].identity.store, stores[1].identity.store, now}));
 }
 
 TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {
@@ -414,7 +443,8 @@ TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {
   EXPECT_TRUE(again.check({{"jobs/a", "1", 3}, {"jobs/b", "2", 4}}, {}, true).has_error());
   EXPECT_TRUE(again.check({{"jobs/b", "5", 10}}, {}, true).has_error());
   EXPECT_TRUE(again.check({{"jobs/b", "5", 10}}, {}, false).has_value());
-  EXPECT_TRUE(again.check({{"jobs/a", "1", 3}, {"jobs/b", "5", 10}, {"jobs/c", "7", 2}}, {}, true).has_error());
+  EXPECT_TRUE(again.check({{"jobs/a", "1", 3}, {"jobs/b", "5", 10}, {"jobs/c", "7", 2}}, {}, true)
+                  .has_error());
 }
 
 }  // namespace

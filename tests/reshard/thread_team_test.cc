@@ -21,7 +21,8 @@ bool is_refused() { return left != INT_MAX && left-- <= 0; }
 
 /// In place of libc's, and of the one that calls it: whichever the work is handed on by.
 extern "C" void* aligned_alloc(size_t alignment, size_t size) {
-  static const auto libcs = reinterpret_cast<decltype(&aligned_alloc)>(dlsym(RTLD_NEXT, "aligned_alloc"));
+  static const auto libcs =
+      reinterpret_cast<decltype(&aligned_alloc)>(dlsym(RTLD_NEXT, "aligned_alloc"));
   return is_refused() ? nullptr : libcs(alignment, size);
 }
 void* operator new(size_t size) {

@@ -16,13 +16,16 @@ std::optional<std::string> difference(const std::string& content,
   if (header_bytes.has_error()) return header_bytes.error().message();
   auto header = parse_safetensors(bytes.first(header_bytes.value()), content.size());
   if (header.has_error()) return header.error().message();
-  if (header.value().tensors.size() != parts.size()) return "it does not hold the tensors that it shall";
+  if (header.value().tensors.size() != parts.size())
+    return "it does not hold the tensors that it shall";
   for (const TensorEntry& entry : header.value().tensors) {
     auto part = parts.find(entry.name);
     if (part == parts.end()) return entry.name + " is none of its tensors";
-    if (!std::equal(entry.shape.begin(), entry.shape.end(), part->second.shape.begin(), part->second.shape.end()))
+    if (!std::equal(entry.shape.begin(), entry.shape.end(), part->second.shape.begin(),
+                    part->second.shape.end()))
       return entry.name + " has another shape";
-    if (content.compare(entry.offset, entry.bytes, part->second.bytes) != 0) return entry.name + " has other bytes";
+    if (content.compare(entry.offset, entry.bytes, part->second.bytes) != 0)
+      return entry.name + " has other bytes";
   }
   return std::nullopt;
 }
@@ -38,15 +41,18 @@ void World::look_at(unsigned node) {
   const std::string& text = *target;  // checkpoints/<name>/layouts/<layout>
   const size_t name_end = text.find('/', 12);
   const std::string name = text.substr(12, name_end - 12), layout = text.substr(name_end + 9);
-  if (!checkpoints_.contains(name)) broken(fmt::format("{} shows checkpoint {}, which nobody committed",
-                                                       SimCluster::name(node), name));
-  if (!layouts_.contains(layout)) broken(fmt::format("{} shows layout {}, which nobody asked for",
-                                                     SimCluster::name(node), layout));
+  if (!checkpoints_.contains(name))
+    broken(fmt::format("{} shows checkpoint {}, which nobody committed", SimCluster::name(node),
+                       name));
+  if (!layouts_.contains(layout))
+    broken(
+        fmt::format("{} shows layout {}, which nobody asked for", SimCluster::name(node), layout));
 }
 
 bool World::all_settled(std::string* why) {
   const auto& agreed = cluster_.agreement().entries();
-  const auto jobs = static_cast<size_t>(std::count_if(agreed.begin(), agreed.end(), [](const auto& entry) { return is_job_key(entry.first); }));
+  const auto jobs = static_cast<size_t>(std::count_if(
+      agreed.begin(), agreed.end(), [](const auto& entry) { return is_job_key(entry.first); }));
   for (unsigned node = 0; node < options_.nodes; ++node) {
     std::string not_yet = "is not up";
     cluster_.on(node, [&](JobStore& store) {
@@ -58,7 +64,8 @@ bool World::all_settled(std::string* why) {
       for (const JobRef& one : store.jobs()) {
         Result<> synced = one->sync();
         if (synced.has_error()) not_yet = "cannot take over: " + synced.error().message();
-        else if (!one->is_settled()) not_yet = "is at work on " + one->name() + ": " + one->status_json();
+        else if (!one->is_settled())
+          not_yet = "is at work on " + one->name() + ": " + one->status_json();
       }
     });
     if (not_yet.empty()) continue;
@@ -92,8 +99,8 @@ bool World::wait_settled(Time limit) {
   return true;
 }
 
-void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
-                       const std::function<bool()>& must_read) {
+void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank,
+                       const std::string& where, const std::function<bool()>& must_read) {
   auto known = checkpoints_.find(checkpoint.name());
   if (known == checkpoints_.end()) return broken(where + ": nobody committed it");
   const std::string what = fmt::format("{}, rank {} of {}", where, rank, spec.name());
@@ -130,7 +137,8 @@ void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uin
   if (files.size() != expected.size()) broken(what + " has not all of its files");
 }
 
-/// What is kept byte for byte: of each rank that was written, under the layout that it was written in.
+/// What is kept byte for byte: of each rank that was written, under the layout that it was written
+/// in.
 void World::check_other_files(const Checkpoint& checkpoint, const std::string& where) {
   const LayoutSpec& written = checkpoint.manifest().written_spec;
   std::set<uint64_t> ranks;
@@ -142,7 +150,8 @@ void World::check_other_files(const Checkpoint& checkpoint, const std::string& w
       if (set.value()->entries()[i].path != "rng.bin") continue;
       auto content = set.value()->open(i);
       std::string text(set.value()->entries()[i].bytes, '\0');
-      if (content.has_value() && content.value()->read(0, std::as_writable_bytes(std::span(text))).has_value() &&
+      if (content.has_value() &&
+          content.value()->read(0, std::as_writable_bytes(std::span(text))).has_value() &&
           text == fmt::format("random state of rank {}", rank))
         continue;
       broken(fmt::format("{}: rng.bin of rank {} is {}", where, rank,
@@ -151,7 +160,8 @@ void World::check_other_files(const Checkpoint& checkpoint, const std::string& w
   }
 }
 
-/// What is needed is there. What was made for a decision that never came may lie on a node until that is started anew, and no longer.
+/// What is needed is there. What was made for a decision that never came may lie on a node until
+/// that is started anew, and no longer.
 void World::check_files(unsigned node, JobStore& store, bool started_anew) {
   std::set<std::string> needed;
   for (const JobRef& job : store.jobs())
@@ -160,15 +170,18 @@ void World::check_files(unsigned node, JobStore& store, bool started_anew) {
       for (const StoredImage& image : stored->images) {
         if (image.node != SimCluster::name(node)) continue;
         needed.insert(image.id);
-        if (!lost_a_directory_ && !std::filesystem::exists(std::filesystem::path(store.images().directory()) / image.id))
-          broken(fmt::format("image {} of {} is not on {} any more", image.id, checkpoint->name(), image.node));
+        if (!lost_a_directory_ &&
+            !std::filesystem::exists(std::filesystem::path(store.images().directory()) / image.id))
+          broken(fmt::format("image {} of {} is not on {} any more", image.id, checkpoint->name(),
+                             image.node));
       }
     }
   for (const auto& entry : std::filesystem::directory_iterator(store.images().directory())) {
     const std::string id = entry.path().filename();
     if (needed.contains(id)) continue;
     if (!started_anew) left_over_.insert(id);
-    else if (left_over_.contains(id)) broken(fmt::format("image {} is left over on {}", id, SimCluster::name(node)));
+    else if (left_over_.contains(id))
+      broken(fmt::format("image {} is left over on {}", id, SimCluster::name(node)));
   }
 }
 
@@ -178,8 +191,8 @@ void World::check_end(bool started_anew) {
     const std::string here = SimCluster::name(node);
     cluster_.on(node, [&](JobStore& store) {
       JobRef job = store.find("job");
-      std::string view = fmt::format("current {}, layout {}, checkpoints", job->current_target().value_or("-"),
-                                     job->layout_text());
+      std::string view = fmt::format("current {}, layout {}, checkpoints",
+                                     job->current_target().value_or("-"), job->layout_text());
       for (const CheckpointRef& checkpoint : job->checkpoints()) view += " " + checkpoint->name();
       for (const JobRef& other : store.jobs()) view += ", job " + other->name();
       if (!first) first = view;
@@ -188,19 +201,23 @@ void World::check_end(bool started_anew) {
       for (const auto& [name, known] : checkpoints_) {
         CheckpointRef checkpoint = job->find_checkpoint(name);
         if (checkpoint == nullptr) {
-          if (known.acknowledged && !known.removing) broken(fmt::format("{} does not have {} any more", here, name));
+          if (known.acknowledged && !known.removing)
+            broken(fmt::format("{} does not have {} any more", here, name));
           continue;
         }
-        if (known.removed && known.tries == 1) broken(fmt::format("{} still has {}, which was removed", here, name));
+        if (known.removed && known.tries == 1)
+          broken(fmt::format("{} still has {}, which was removed", here, name));
         const std::vector<std::string> lost = checkpoint->lost_tensors();
         if (!lost.empty() && !known.may_be_lost) {
-          broken(fmt::format("{} has lost {} tensors of {}, {} among them", here, lost.size(), name, lost.front()));
+          broken(fmt::format("{} has lost {} tensors of {}, {} among them", here, lost.size(), name,
+                             lost.front()));
           continue;
         }
         // In a large cluster each node reads of some.
         if (is_large(options_) && !chance(20)) continue;
         const LayoutSpec spec = checkpoint->stored()->spec;
-        check_rank(*checkpoint, spec, draw(spec.sizes.world_size()), name + " on " + here, lost.empty());
+        check_rank(*checkpoint, spec, draw(spec.sizes.world_size()), name + " on " + here,
+                   lost.empty());
       }
       const JobNumbers numbers = job->numbers();
       const bool may_fail = std::any_of(checkpoints_.begin(), checkpoints_.end(),
@@ -213,7 +230,8 @@ void World::check_end(bool started_anew) {
   check_again();
   // No decision names what its maker has thrown away.
   for (const std::string& line : outcome_.history)
-    if (!lost_a_directory_ && line.find("of the files that lay on this node are missing") != std::string::npos)
+    if (!lost_a_directory_ &&
+        line.find("of the files that lay on this node are missing") != std::string::npos)
       broken("something was lost that was decided on: " + line);
   // All of it, and every checksum, once.
   const unsigned node = some_node();
@@ -223,15 +241,18 @@ void World::check_end(bool started_anew) {
       if (!checkpoint->lost_tensors().empty()) continue;
       const LayoutSpec spec = checkpoint->stored()->spec;
       const std::string where = checkpoint->name() + " on " + SimCluster::name(node);
-      std::set<uint32_t> read;  // states; of a large cluster one rank of those that have the same files
+      std::set<uint32_t>
+          read;  // states; of a large cluster one rank of those that have the same files
       for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank)
-        if (read.insert(state_index(spec, state_of(spec, spec.coords(rank)))).second || !is_large(options_))
+        if (read.insert(state_index(spec, state_of(spec, spec.coords(rank)))).second ||
+            !is_large(options_))
           check_rank(*checkpoint, spec, rank, where, true);
       check_other_files(*checkpoint, where);
       auto verified = job->verify(checkpoint->name());
       // A node that came back with nothing: its images count as copies until ptc verify --repair.
-      const bool known = lost_a_directory_ && verified.has_error() &&
-                         verified.error().message().find("another copy has it right") != std::string::npos;
+      const bool known =
+          lost_a_directory_ && verified.has_error() &&
+          verified.error().message().find("another copy has it right") != std::string::npos;
       if (verified.has_error() && !known) broken(where + ": " + verified.error().message());
     }
   });

@@ -1,4 +1,5 @@
-// What must hold of the metadata after every transaction: each decision is looked at when it is made.
+// What must hold of the metadata after every transaction: each decision is looked at when it is
+// made.
 #include <boost/json/parse.hpp>
 #include <fstream>
 #include <sstream>
@@ -12,8 +13,12 @@ using Entries = std::map<std::string, MetaEntry, std::less<>>;
 
 const std::string kJob = "jobs/job/";
 
-boost::json::object object_of(const std::string& text) { return boost::json::parse(text).as_object(); }
-int64_t number_of(const boost::json::object& object, std::string_view key) { return object.at(key).to_number<int64_t>(); }
+boost::json::object object_of(const std::string& text) {
+  return boost::json::parse(text).as_object();
+}
+int64_t number_of(const boost::json::object& object, std::string_view key) {
+  return object.at(key).to_number<int64_t>();
+}
 std::string text_of(const boost::json::object& object, std::string_view key) {
   const boost::json::value* value = object.if_contains(key);
   return value != nullptr && value->is_string() ? std::string(value->as_string()) : std::string();
@@ -25,12 +30,14 @@ std::optional<boost::json::object> entry(const Entries& entries, const std::stri
   return object_of(found->second.value);
 }
 
-/// nullopt: what is in force from now on is what is wanted, or what it was; and `current` goes forward.
+/// nullopt: what is in force from now on is what is wanted, or what it was; and `current` goes
+/// forward.
 std::optional<std::string> wrong_in_force(const Entries& now, const boost::json::object& before,
                                           const boost::json::object& after) {
   const auto layout = entry(now, kJob + "layout");
   if (!layout) return "there is no layout any more";
-  if (number_of(after, "revision") != number_of(before, "revision") || after.at("spec") != before.at("spec")) {
+  if (number_of(after, "revision") != number_of(before, "revision") ||
+      after.at("spec") != before.at("spec")) {
     if (number_of(after, "revision") != number_of(*layout, "revision"))
       return fmt::format("revision {} comes into force, {} is wanted", number_of(after, "revision"),
                          number_of(*layout, "revision"));
@@ -40,7 +47,8 @@ std::optional<std::string> wrong_in_force(const Entries& now, const boost::json:
       return "another layout comes into force than the one that is wanted";
   }
   const std::string was = text_of(before, "current"), is = text_of(after, "current");
-  const auto old_one = entry(now, kJob + "checkpoints/" + was), new_one = entry(now, kJob + "checkpoints/" + is);
+  const auto old_one = entry(now, kJob + "checkpoints/" + was),
+             new_one = entry(now, kJob + "checkpoints/" + is);
   if (!is.empty() && !new_one) return "current shows " + is + ", which there is not";
   if (was.empty() || was == is || !old_one) return std::nullopt;
   if (!new_one) return "current does not show " + was + " any more, which is there";
@@ -50,10 +58,12 @@ std::optional<std::string> wrong_in_force(const Entries& now, const boost::json:
 }
 
 /// nullopt: no other checkpoint of its job has its place in the order.
-std::optional<std::string> wrong_sequence(const Entries& now, const std::string& key, const boost::json::object& record) {
+std::optional<std::string> wrong_sequence(const Entries& now, const std::string& key,
+                                          const boost::json::object& record) {
   const std::string all = key.substr(0, key.rfind('/') + 1);
   for (auto it = now.lower_bound(all); it != now.end() && it->first.starts_with(all); ++it)
-    if (it->first != key && number_of(object_of(it->second.value), "sequence") == number_of(record, "sequence"))
+    if (it->first != key &&
+        number_of(object_of(it->second.value), "sequence") == number_of(record, "sequence"))
       return "it has the place of " + it->first;
   return std::nullopt;
 }
@@ -64,14 +74,20 @@ int64_t mended_of(const boost::json::object& record) {
 }
 
 /// nullopt: it is the same checkpoint, and this was decided on after what was so before.
-std::optional<std::string> wrong_record(const boost::json::object& before, const boost::json::object& after) {
-  if (after.at("id") != before.at("id")) return "another checkpoint takes the place of one that is there";
-  if (number_of(after, "sequence") != number_of(before, "sequence")) return "a checkpoint gets another place";
+std::optional<std::string> wrong_record(const boost::json::object& before,
+                                        const boost::json::object& after) {
+  if (after.at("id") != before.at("id"))
+    return "another checkpoint takes the place of one that is there";
+  if (number_of(after, "sequence") != number_of(before, "sequence"))
+    return "a checkpoint gets another place";
   const int64_t steps = number_of(after, "generation") - number_of(before, "generation");
-  if (steps < 0 || steps > 1) return fmt::format("where its bytes lie goes on by {} decisions", steps);
-  if ((steps == 0) != (after.at("stored") == before.at("stored"))) return "two decisions on where its bytes lie are one";
+  if (steps < 0 || steps > 1)
+    return fmt::format("where its bytes lie goes on by {} decisions", steps);
+  if ((steps == 0) != (after.at("stored") == before.at("stored")))
+    return "two decisions on where its bytes lie are one";
   if (mended_of(after) < mended_of(before)) return "nobody knows any more that it was mended";
-  if (after.at("pinned") != before.at("pinned") && (steps != 0 || mended_of(after) != mended_of(before)))
+  if (after.at("pinned") != before.at("pinned") &&
+      (steps != 0 || mended_of(after) != mended_of(before)))
     return "whether it is pinned changes with something else";
   return std::nullopt;
 }
@@ -79,32 +95,42 @@ std::optional<std::string> wrong_record(const boost::json::object& before, const
 /// Of jobs/<job>/…
 std::string job_key_of(const std::string& key) { return key.substr(0, key.find('/', 5)); }
 
-std::optional<std::string> wrong_removal(const Entries& now, const std::string& key, const boost::json::object& before) {
+std::optional<std::string> wrong_removal(const Entries& now, const std::string& key,
+                                         const boost::json::object& before) {
   const std::string job = job_key_of(key), name = key.substr(key.rfind('/') + 1);
   if (!now.contains(job)) return std::nullopt;  // with all of it
   if (before.at("pinned").as_bool()) return "it is pinned";
-  if (!now.contains("removed/checkpoints/" + text_of(before, "id"))) return "it is another one than the one that is removed";
+  if (!now.contains("removed/checkpoints/" + text_of(before, "id")))
+    return "it is another one than the one that is removed";
   const auto in_force = entry(now, job + "/in_force");
-  return in_force && text_of(*in_force, "current") == name ? std::optional<std::string>("current shows it when it is removed")
-                                                           : std::nullopt;
+  return in_force && text_of(*in_force, "current") == name
+             ? std::optional<std::string>("current shows it when it is removed")
+             : std::nullopt;
 }
 
-std::optional<std::string> wrong_job(const Entries& now, const MetaEvent& event, const std::optional<MetaEntry>& before) {
-  if (event.value) return before ? std::optional<std::string>("there is one of its name already") : std::nullopt;
-  if (!now.contains("removed/jobs/" + text_of(object_of(before->value), "id"))) return "it is another one than the one that is removed";
+std::optional<std::string> wrong_job(const Entries& now, const MetaEvent& event,
+                                     const std::optional<MetaEntry>& before) {
+  if (event.value)
+    return before ? std::optional<std::string>("there is one of its name already") : std::nullopt;
+  if (!now.contains("removed/jobs/" + text_of(object_of(before->value), "id")))
+    return "it is another one than the one that is removed";
   const std::string checkpoints = event.key + "/checkpoints/";
   const auto left = now.lower_bound(checkpoints);
-  if (left != now.end() && left->first.starts_with(checkpoints)) return left->first + " was committed, and is left";
+  if (left != now.end() && left->first.starts_with(checkpoints))
+    return left->first + " was committed, and is left";
   return std::nullopt;
 }
 
 std::optional<std::string> wrong_drain(const Entries& now, unsigned nodes) {
   unsigned drained = 0;
-  for (auto it = now.lower_bound(kDrainedKeys); it != now.end() && it->first.starts_with(kDrainedKeys); ++it) ++drained;
+  for (auto it = now.lower_bound(kDrainedKeys);
+       it != now.end() && it->first.starts_with(kDrainedKeys); ++it)
+    ++drained;
   return drained == nodes ? std::optional<std::string>("no node is left in service") : std::nullopt;
 }
 
-std::optional<std::string> wrong_layout(const Entries& now, const MetaEvent& event, const std::optional<MetaEntry>& before) {
+std::optional<std::string> wrong_layout(const Entries& now, const MetaEvent& event,
+                                        const std::optional<MetaEntry>& before) {
   const boost::json::object after = object_of(*event.value);
   const std::string text = text_of(after, "text");
   if (before) {
@@ -117,29 +143,39 @@ std::optional<std::string> wrong_layout(const Entries& now, const MetaEvent& eve
   const auto layout = Layout::parse(text);
   if (layout.has_error()) return layout.error().message();
   for (const std::string& device : layout.value().devices)
-    if (const std::string node = device.substr(0, device.find(':')); now.contains("drained/" + node))
+    if (const std::string node = device.substr(0, device.find(':'));
+        now.contains("drained/" + node))
       return node + " is being drained";
   return std::nullopt;
 }
 
-std::optional<std::string> wrong_attributes(const boost::json::object& before, const boost::json::object& after) {
+std::optional<std::string> wrong_attributes(const boost::json::object& before,
+                                            const boost::json::object& after) {
   for (const auto& [name, value] : before)
     if (!after.contains(name)) return fmt::format("those of {} are lost", std::string_view(name));
   return std::nullopt;
 }
 
 /// nullopt: one more than before, of the whole record.
-std::optional<std::string> wrong_data_set(const Entries& now, const MetaEvent& event, const std::optional<MetaEntry>& before) {
+std::optional<std::string> wrong_data_set(const Entries& now, const MetaEvent& event,
+                                          const std::optional<MetaEntry>& before) {
   const int64_t count = std::stoll(*event.value), last = before ? std::stoll(before->value) : 0;
-  if (count != last + 1) return fmt::format("what was saved last was number {}, this is {}", last, count);
+  if (count != last + 1)
+    return fmt::format("what was saved last was number {}, this is {}", last, count);
   const auto source = now.find(event.key.substr(0, event.key.rfind('/')) + "/source");
-  if (source == now.end() || source->second.value != fmt::format("source {}", count)) return "two decisions are mixed";
+  if (source == now.end() || source->second.value != fmt::format("source {}", count))
+    return "two decisions are mixed";
   return std::nullopt;
 }
 
-std::optional<std::string> wrong_leader(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
+std::optional<std::string> wrong_leader(const MetaEvent& event,
+                                        const std::optional<MetaEntry>& before,
+                                        std::optional<unsigned> by) {
   // A key of its own is one that it could not delete.
-  if (event.value) return before && before->value != *event.value ? std::optional<std::string>(before->value + " leads") : std::nullopt;
+  if (event.value)
+    return before && before->value != *event.value
+               ? std::optional<std::string>(before->value + " leads")
+               : std::nullopt;
   if (by && before && before->value != SimCluster::name(*by))
     return fmt::format("{} ends the lead of {}", SimCluster::name(*by), before->value);
   return std::nullopt;
@@ -147,8 +183,10 @@ std::optional<std::string> wrong_leader(const MetaEvent& event, const std::optio
 
 }  // namespace
 
-/// Of a checkpoint of the job: the images that a stored state names, and where they lie. Empty: nobody has the file.
-std::map<std::string, std::string> World::images_in(const std::string& id, const std::string& stored) const {
+/// Of a checkpoint of the job: the images that a stored state names, and where they lie. Empty:
+/// nobody has the file.
+std::map<std::string, std::string> World::images_in(const std::string& id,
+                                                    const std::string& stored) const {
   std::map<std::string, std::string> nodes;
   for (unsigned node = 0; node < options_.nodes && nodes.empty(); ++node) {
     std::ifstream file(cluster_.directory(node) / "jobs/job/checkpoints" / id / stored);
@@ -179,17 +217,20 @@ std::optional<std::string> World::wrong_placement(const MetaEvent& event, bool i
   return wrong;
 }
 
-std::optional<std::string> World::wrong_checkpoint(const MetaEvent& event, const std::optional<MetaEntry>& before) {
+std::optional<std::string> World::wrong_checkpoint(const MetaEvent& event,
+                                                   const std::optional<MetaEntry>& before) {
   const Entries& now = cluster_.agreement().entries();
   if (!event.value) return wrong_removal(now, event.key, object_of(before->value));
   const boost::json::object record = object_of(*event.value);
   if (removed_ids_.contains(text_of(record, "id"))) return "it was removed";
-  std::optional<std::string> wrong = before ? wrong_record(object_of(before->value), record) : wrong_sequence(now, event.key, record);
+  std::optional<std::string> wrong = before ? wrong_record(object_of(before->value), record)
+                                            : wrong_sequence(now, event.key, record);
   if (!wrong && event.key.starts_with(kJob)) wrong = wrong_placement(event, !before);
   return wrong;
 }
 
-void World::look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
+void World::look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before,
+                             std::optional<unsigned> by) {
   constexpr std::string_view kRemoved = "removed/checkpoints/";
   const Entries& now = cluster_.agreement().entries();
   const std::string& key = event.key;
@@ -212,7 +253,8 @@ void World::look_at_decision(const MetaEvent& event, const std::optional<MetaEnt
   } else if (key.starts_with("jobs/") && key.ends_with("/attributes") && event.value && before) {
     wrong = wrong_attributes(object_of(before->value), object_of(*event.value));
   }
-  if (key.ends_with("/dataset/saved") && event.value && !wrong) wrong = wrong_data_set(now, event, before);
+  if (key.ends_with("/dataset/saved") && event.value && !wrong)
+    wrong = wrong_data_set(now, event, before);
   if (key.starts_with(kDrainedKeys) && event.value) wrong = wrong_drain(now, options_.nodes);
   if (wrong) broken(fmt::format("decision on {}: {}", key, *wrong));
 }

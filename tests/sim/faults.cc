@@ -12,7 +12,8 @@ constexpr Time kToEnd = 2min;  // what is under way, once all is healed
 namespace {
 
 /// Of the header or of an array.
-std::optional<uint64_t> some_byte(const Checkpoint& checkpoint, const ImageLayout& image, std::mt19937_64& random) {
+std::optional<uint64_t> some_byte(const Checkpoint& checkpoint, const ImageLayout& image,
+                                  std::mt19937_64& random) {
   if (image.arrays.empty() || random() % 4 == 0) {
     const uint64_t bytes = image.arrays.empty() ? image.bytes : image.header.size();
     return bytes > 0 ? std::optional(random() % bytes) : std::nullopt;
@@ -65,8 +66,8 @@ void World::heal_all() {
   }
 }
 
-/// The last copies are not among what goes: all is settled, everything has copies, and one directory is lost. A copy
-/// of all that it held is there again before the next one may go.
+/// The last copies are not among what goes: all is settled, everything has copies, and one
+/// directory is lost. A copy of all that it held is there again before the next one may go.
 void World::lose_a_directory() {
   const Alone alone(alone_);
   if (!wait_calm_with_copies()) return;
@@ -81,8 +82,8 @@ void World::lose_a_directory() {
   (void)wait_settled(kToEnd);
 }
 
-/// Nobody else is at work, and each image has a copy; one byte of one of them changes. It is found by ptc verify, or
-/// by a change of layout that reads it, and made anew of another.
+/// Nobody else is at work, and each image has a copy; one byte of one of them changes. It is found
+/// by ptc verify, or by a change of layout that reads it, and made anew of another.
 void World::damage_an_image() {
   const Alone alone(alone_);
   if (!wait_calm_with_copies()) return;
@@ -100,7 +101,8 @@ void World::damage_an_image() {
         here.push_back(i);
     if (here.empty()) return;
     const uint32_t number = here[draw(here.size())];
-    const std::optional<uint64_t> byte_of_it = some_byte(*checkpoint, stored->layouts()[number], random_);
+    const std::optional<uint64_t> byte_of_it =
+        some_byte(*checkpoint, stored->layouts()[number], random_);
     if (!byte_of_it) return;
     image = stored->images[number].id;
     const std::filesystem::path path = std::filesystem::path(store.images().directory()) / image;
@@ -115,12 +117,14 @@ void World::damage_an_image() {
   if (image.empty()) return;
   if (chance(50)) {
     edit(some_node());
-    if (!wait_settled(kToEnd)) return broken("a change of layout with a damaged image does not settle");
+    if (!wait_settled(kToEnd))
+      return broken("a change of layout with a damaged image does not settle");
   }
   cluster_.on(some_node(), [&](JobStore& store) {
     for (const CheckpointRef& checkpoint : store.find("job")->checkpoints()) {
       auto repaired = store.find("job")->repair(checkpoint->name());
-      note_answer("repair of " + checkpoint->name(), repaired.has_value() ? Result<>(ok()) : std::move(repaired).error());
+      note_answer("repair of " + checkpoint->name(),
+                  repaired.has_value() ? Result<>(ok()) : std::move(repaired).error());
     }
   });
   if (!wait_settled(kToEnd)) return broken("a damaged image is not made anew");
@@ -128,8 +132,8 @@ void World::damage_an_image() {
   check_end(false);
 }
 
-/// The one that leads stands still just before it writes something down, or hears and says nothing in time; meanwhile
-/// others go on, some of them after its lease has ended.
+/// The one that leads stands still just before it writes something down, or hears and says nothing
+/// in time; meanwhile others go on, some of them after its lease has ended.
 void World::delay_the_leader() {
   if (chance(70)) in_background("edit", some_node(), [this](unsigned n) { edit(n); });
   const Time limit = now() + 2s;
@@ -158,7 +162,8 @@ void World::delay_the_leader() {
       break;
     }
     case 2:
-      if (chance(50)) {  // it still leads, as it believes, when another does; and is a member again before it decides
+      if (chance(50)) {  // it still leads, as it believes, when another does; and is a member again
+                         // before it decides
         say("the network is slow");
         for (unsigned i = 0; i < options_.nodes; ++i) network.set_slow(i, true);
         until(end + std::chrono::milliseconds(draw(5000)), "the network is slow", [this, &network] {
@@ -173,7 +178,8 @@ void World::delay_the_leader() {
     default:
       network.set_slow(node, true);
       say(name + ", which leads, is slow");
-      until(end, name + ", which leads, is slow", [node, &network] { network.set_slow(node, false); });
+      until(end, name + ", which leads, is slow",
+            [node, &network] { network.set_slow(node, false); });
   }
   for (uint64_t more = 1 + draw(3); more > 0; --more) {
     if (chance(60)) sleep(std::chrono::milliseconds(draw(draw(2) == 0 ? 50 : 3000)));
@@ -181,7 +187,8 @@ void World::delay_the_leader() {
   }
 }
 
-/// What one decides reaches the agreement store seconds later, and it hears as late of what others decide; they go on.
+/// What one decides reaches the agreement store seconds later, and it hears as late of what others
+/// decide; they go on.
 void World::decide_behind_the_time() {
   MetaServer& agreement = cluster_.agreement();
   Network& network = cluster_.network();
@@ -199,7 +206,9 @@ void World::decide_behind_the_time() {
   until(now() + std::chrono::milliseconds(5000 + draw(10'000)), what,
         [&agreement, node] { agreement.set_watch_lag(node, Time()); });
   for (uint64_t more = 3 + draw(5); more > 0; --more) {
-    change_something(chance(40) ? node : (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes);
+    change_something(chance(40) ? node
+                                : (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) %
+                                      options_.nodes);
     if (chance(80)) sleep(std::chrono::milliseconds(draw(draw(2) == 0 ? 300 : 2000)));
   }
 }
@@ -211,18 +220,21 @@ void World::come_back_beside_a_slow_node() {
   const std::string what = SimCluster::name(slow) + " is slow, and others come back";
   say(what);
   network.set_slow(slow, true);
-  until(now() + std::chrono::milliseconds(2000 + draw(10'000)), what, [slow, &network] { network.set_slow(slow, false); });
+  until(now() + std::chrono::milliseconds(2000 + draw(10'000)), what,
+        [slow, &network] { network.set_slow(slow, false); });
   for (unsigned i = 1; i <= 2; ++i) {
     const unsigned node = (slow + i) % options_.nodes;
     if (node == slow || !cluster_.is_wanted(node) || network.is_frozen(node)) continue;
     if (chance(50)) cluster_.kill(node, true);
     else cluster_.stop(node);
-    until(now() + std::chrono::milliseconds(draw(8000)), SimCluster::name(node) + " is away", [this, node] { cluster_.start(node); });
+    until(now() + std::chrono::milliseconds(draw(8000)), SimCluster::name(node) + " is away",
+          [this, node] { cluster_.start(node); });
   }
   change_something(slow);
 }
 
-/// All messages take a second or so, and many decide at the same time; one or another is started anew meanwhile.
+/// All messages take a second or so, and many decide at the same time; one or another is started
+/// anew meanwhile.
 void World::crowd_a_slow_network() {
   Network& network = cluster_.network();
   const std::string what = "the network is slow";
@@ -282,9 +294,13 @@ void World::fail() {
       cluster_.stop(node);
       return begin("stop " + name, [this, node] { cluster_.start(node); });
     case 3: {
-      const unsigned other = (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes;
-      if (chance(50)) return cut(fmt::format("cut from {} to {}", name, SimCluster::name(other)), {{node, other}});
-      return cut(fmt::format("cut between {} and {}", name, SimCluster::name(other)), {{node, other}, {other, node}});
+      const unsigned other =
+          (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes;
+      if (chance(50))
+        return cut(fmt::format("cut from {} to {}", name, SimCluster::name(other)),
+                   {{node, other}});
+      return cut(fmt::format("cut between {} and {}", name, SimCluster::name(other)),
+                 {{node, other}, {other, node}});
     }
     case 4: {
       std::vector<std::pair<unsigned, unsigned>> ways;
@@ -301,12 +317,14 @@ void World::fail() {
       const unsigned store = network.store();
       if (chance(30)) return cut("cut from " + name + " to the agreement store", {{node, store}});
       if (chance(40)) return cut("cut from the agreement store to " + name, {{store, node}});
-      return cut("cut between " + name + " and the agreement store", {{node, store}, {store, node}});
+      return cut("cut between " + name + " and the agreement store",
+                 {{node, store}, {store, node}});
     }
     case 6: {
       std::vector<std::pair<unsigned, unsigned>> ways;
       for (unsigned i = 0; i < options_.nodes; ++i)
-        for (const auto& way : {std::pair(i, network.store()), std::pair(network.store(), i)}) ways.push_back(way);
+        for (const auto& way : {std::pair(i, network.store()), std::pair(network.store(), i)})
+          ways.push_back(way);
       return cut("the agreement store is away", ways);
     }
     case 7:
@@ -331,10 +349,12 @@ void World::fail() {
     case 10:
       was_full_ = true;
       cluster_.set_full(node, true);
-      return begin("the store of " + name + " is full", [this, node] { cluster_.set_full(node, false); });
+      return begin("the store of " + name + " is full",
+                   [this, node] { cluster_.set_full(node, false); });
     case 11:
       set_wall_offset(group_of(node), std::chrono::hours(chance(50) ? 72 : -72));
-      return begin("the clock of " + name + " jumps", [node] { set_wall_offset(group_of(node), Time()); });
+      return begin("the clock of " + name + " jumps",
+                   [node] { set_wall_offset(group_of(node), Time()); });
     case 12:
       return damage_an_image();
     case 13:

@@ -23,12 +23,15 @@ Time World::hold_back(unsigned node, Decision decision) {
   say(fmt::format("{}: a decision ({}) comes {} ms late", SimCluster::name(node), name_of(decision),
                   std::chrono::duration_cast<std::chrono::milliseconds>(held).count()));
   const std::string_view with = alone_ ? "p" : focus_ != nullptr ? focus_->beside : kAnything;
-  if (!with.empty() && (!alone_ || focus_ == nullptr || focus_->beside == with)) interfere(node, held / 2, with);
+  if (!with.empty() && (!alone_ || focus_ == nullptr || focus_->beside == with))
+    interfere(node, held / 2, with);
   return held;
 }
 
 void World::note_begin(unsigned node, Decision decision) {
-  if (focus_ == nullptr || focus_->early.empty() || over_ || slept_ >= kMostHeld || !late_.contains(decision) || !chance(50)) return;
+  if (focus_ == nullptr || focus_->early.empty() || over_ || slept_ >= kMostHeld ||
+      !late_.contains(decision) || !chance(50))
+    return;
   ++slept_;
   slow_down_disk(node);  // else it is over at once
   interfere(node, 600ms, focus_->early);
@@ -53,10 +56,12 @@ void World::slow_down_disk(unsigned node) {
   const std::string what = "the disk of " + SimCluster::name(node) + " is slow";
   say(what);
   cluster_.set_slow_disk(node, true);
-  until(now() + std::chrono::milliseconds(draw(8000)), what, [this, node] { cluster_.set_slow_disk(node, false); });
+  until(now() + std::chrono::milliseconds(draw(8000)), what,
+        [this, node] { cluster_.set_slow_disk(node, false); });
 }
 
-/// A machine that sleeps, longer than its lease lasts; its clocks stand still meanwhile, and it goes on where it was.
+/// A machine that sleeps, longer than its lease lasts; its clocks stand still meanwhile, and it
+/// goes on where it was.
 void World::suspend(unsigned node) {
   Network& network = cluster_.network();
   if (!cluster_.is_up(node) || network.is_frozen(node)) return;

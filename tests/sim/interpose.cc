@@ -1,5 +1,6 @@
-// The functions of libc by which threads start, wait, read clocks, draw random bytes, and change files. In a program they come
-// before libc's own. Called by a thread of the scheduler they are its; by any other, libc's.
+// The functions of libc by which threads start, wait, read clocks, draw random bytes, and change
+// files. In a program they come before libc's own. Called by a thread of the scheduler they are
+// its; by any other, libc's.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -26,29 +27,33 @@
 namespace ptc::sim {
 namespace {
 
-// 2026-01-01: what the clock on the wall says at time 0. Far from all times since start, so that a deadline tells
-// by itself which of the clocks it is of.
+// 2026-01-01: what the clock on the wall says at time 0. Far from all times since start, so that a
+// deadline tells by itself which of the clocks it is of.
 constexpr Time kWallAtStart = std::chrono::seconds(1767225600);
 constexpr Time kWallAtLeast = kWallAtStart / 2;  // with any offset
 Time wall() { return now() + kWallAtStart + wall_offset(); }
 
-// libc's own. Not a static that is guarded: of two threads that meet there one may be none of the scheduler's yet,
-// and what this one waits for, the other would tell the scheduler.
-#define PTC_REAL(name)                                                                                     \
-  ([] {                                                                                                    \
-    static constinit std::atomic<void*> of_libc{nullptr};                                                  \
-    void* known = of_libc.load(std::memory_order_relaxed);                                                 \
-    if (known == nullptr) of_libc.store(known = dlsym(RTLD_NEXT, #name), std::memory_order_relaxed);       \
-    return reinterpret_cast<decltype(&::name)>(known);                                                     \
+// libc's own. Not a static that is guarded: of two threads that meet there one may be none of the
+// scheduler's yet, and what this one waits for, the other would tell the scheduler.
+#define PTC_REAL(name)                                                           \
+  ([] {                                                                          \
+    static constinit std::atomic<void*> of_libc{nullptr};                        \
+    void* known = of_libc.load(std::memory_order_relaxed);                       \
+    if (known == nullptr)                                                        \
+      of_libc.store(known = dlsym(RTLD_NEXT, #name), std::memory_order_relaxed); \
+    return reinterpret_cast<decltype(&::name)>(known);                           \
   }())
 
-Time time_of(const timespec& time) { return std::chrono::seconds(time.tv_sec) + Time(time.tv_nsec); }
+Time time_of(const timespec& time) {
+  return std::chrono::seconds(time.tv_sec) + Time(time.tv_nsec);
+}
 Time deadline_of(const timespec& time) {
   const Time read = time_of(time);
   return read >= kWallAtLeast ? read - kWallAtStart - wall_offset() : read;
 }
 timespec timespec_of(Time time) {
-  return {static_cast<time_t>(time.count() / 1'000'000'000), static_cast<long>(time.count() % 1'000'000'000)};
+  return {static_cast<time_t>(time.count() / 1'000'000'000),
+          static_cast<long>(time.count() % 1'000'000'000)};
 }
 bool is_simulated(clockid_t clock) {
   return clock == CLOCK_REALTIME || clock == CLOCK_MONOTONIC || clock == CLOCK_REALTIME_COARSE ||
@@ -64,7 +69,8 @@ int wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, std::optional<Ti
   // Nobody runs between the two: what is signalled after the unlock is not missed.
   PTC_REAL(pthread_mutex_unlock)(mutex);
   wake(mutex, SIZE_MAX);
-  const bool woken = wait(condition, deadline, deadline ? "for a condition, with a deadline" : "for a condition");
+  const bool woken =
+      wait(condition, deadline, deadline ? "for a condition, with a deadline" : "for a condition");
   lock(mutex);
   return woken ? 0 : ETIMEDOUT;
 }
@@ -118,7 +124,8 @@ long simulated_futex(uint32_t* word, int operation, uint32_t value, const timesp
     return -1;
   }
   std::optional<Time> deadline;
-  if (timeout != nullptr) deadline = kind == FUTEX_WAIT ? now() + time_of(*timeout) : deadline_of(*timeout);
+  if (timeout != nullptr)
+    deadline = kind == FUTEX_WAIT ? now() + time_of(*timeout) : deadline_of(*timeout);
   if (wait(word, deadline, "for a futex")) return 0;
   errno = ETIMEDOUT;
   return -1;
@@ -158,12 +165,14 @@ int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex) {
   return wait_for(condition, mutex, std::nullopt);
 }
 
-int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex, const timespec* until) {
+int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
+                           const timespec* until) {
   if (!managed()) return PTC_REAL(pthread_cond_timedwait)(condition, mutex, until);
   return wait_for(condition, mutex, deadline_of(*until));
 }
 
-int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* until) {
+int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const timespec* until) {
   if (!managed()) return PTC_REAL(pthread_cond_clockwait)(condition, mutex, clock, until);
   return wait_for(condition, mutex, deadline_of(*until));
 }
@@ -180,7 +189,8 @@ int pthread_cond_broadcast(pthread_cond_t* condition) {
   return 0;
 }
 
-int pthread_create(pthread_t* id, const pthread_attr_t* attributes, void* (*function)(void*), void* argument) {
+int pthread_create(pthread_t* id, const pthread_attr_t* attributes, void* (*function)(void*),
+                   void* argument) {
   if (!managed()) return PTC_REAL(pthread_create)(id, attributes, function, argument);
   auto start = std::make_unique<Start>(Start{add_thread(), function, argument});
   Thread* thread = start->thread;
@@ -212,7 +222,8 @@ int pthread_detach(pthread_t id) {
 
 int pthread_once(pthread_once_t* control, void (*function)()) {
   if (!managed()) return PTC_REAL(pthread_once)(control, function);
-  while (running_once().contains(control)) wait(control, std::nullopt, "for what another does once");
+  while (running_once().contains(control))
+    wait(control, std::nullopt, "for what another does once");
   struct Running {
     explicit Running(pthread_once_t* of) : control(of) { running_once().insert(control); }
     ~Running() {
@@ -257,8 +268,10 @@ int nanosleep(const timespec* time, timespec* left) {
 }
 
 int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* left) {
-  if (!managed() || !is_simulated(clock)) return PTC_REAL(clock_nanosleep)(clock, flags, time, left);
-  wait(nullptr, (flags & TIMER_ABSTIME) != 0 ? deadline_of(*time) : now() + time_of(*time), "for a time");
+  if (!managed() || !is_simulated(clock))
+    return PTC_REAL(clock_nanosleep)(clock, flags, time, left);
+  wait(nullptr, (flags & TIMER_ABSTIME) != 0 ? deadline_of(*time) : now() + time_of(*time),
+       "for a time");
   return 0;
 }
 
@@ -299,7 +312,9 @@ int renameat(int from_dir, const char* from, int to_dir, const char* to) {
 }
 
 int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
-  return may_change_files(FileCall::kRename) ? PTC_REAL(renameat2)(from_dir, from, to_dir, to, flags) : -1;
+  return may_change_files(FileCall::kRename)
+             ? PTC_REAL(renameat2)(from_dir, from, to_dir, to, flags)
+             : -1;
 }
 
 // std::future, std::atomic::wait, semaphores and statics of functions wait by it.
@@ -310,8 +325,8 @@ long syscall(long number, ...) {
   for (long& argument : a) argument = va_arg(list, long);
   va_end(list);
   if (managed() && number == SYS_futex)
-    return simulated_futex(reinterpret_cast<uint32_t*>(a[0]), static_cast<int>(a[1]), static_cast<uint32_t>(a[2]),
-                           reinterpret_cast<const timespec*>(a[3]));
+    return simulated_futex(reinterpret_cast<uint32_t*>(a[0]), static_cast<int>(a[1]),
+                           static_cast<uint32_t>(a[2]), reinterpret_cast<const timespec*>(a[3]));
   return PTC_REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 

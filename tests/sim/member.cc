@@ -9,7 +9,8 @@ using namespace std::chrono_literals;
 constexpr Time kRetry = 500ms;
 constexpr std::chrono::seconds kLease = 5s;
 
-/// Whoever decides at once looks at the lease, and then at the fence; who asks for that alone will decide later.
+/// Whoever decides at once looks at the lease, and then at the fence; who asks for that alone will
+/// decide later.
 thread_local bool looked_at_lease = false;
 
 }  // namespace
@@ -35,7 +36,8 @@ MetaTransaction::Compare Member::fence() const {
 MetaTransaction::Compare Member::fence_of(const std::string& node) const {
   if (node == name_) return fence();
   const auto known = members_.find(node);
-  const MetaTransaction::Compare theirs{"nodes/" + node, known != members_.end() ? known->second : INT64_MAX};
+  const MetaTransaction::Compare theirs{"nodes/" + node,
+                                        known != members_.end() ? known->second : INT64_MAX};
   note_fence(node, theirs.revision);
   return theirs;
 }

@@ -1,6 +1,6 @@
-// A simulated node as a member of its cluster: what reshard/cluster/cluster_node.h is to a real one, over the
-// simulated agreement store and network. It joins under a lease, follows who is there, and joins again when its
-// lease has ended.
+// A simulated node as a member of its cluster: what reshard/cluster/cluster_node.h is to a real
+// one, over the simulated agreement store and network. It joins under a lease, follows who is
+// there, and joins again when its lease has ended.
 #pragma once
 
 #include <functional>
@@ -18,9 +18,11 @@ namespace ptc::sim {
 class Member final : public Cluster {
  public:
   using Call = std::function<Result<std::string>(const std::string& node, std::string_view method,
-                                                 const std::string& body, Time deadline, const std::stop_token& stop)>;
+                                                 const std::string& body, Time deadline,
+                                                 const std::stop_token& stop)>;
   /// `meta` outlives it.
-  Member(std::string name, MetaClient& meta, Call call) : name_(std::move(name)), meta_(meta), call_(std::move(call)) {}
+  Member(std::string name, MetaClient& meta, Call call)
+      : name_(std::move(name)), meta_(meta), call_(std::move(call)) {}
   ~Member() override { leave(); }
 
   /// Before the store is opened: nobody decides with what a former life of this node had promised.
@@ -31,8 +33,9 @@ class Member final : public Cluster {
 
   const std::string& self() const override { return name_; }
   std::vector<std::string> alive() const override;
-  Result<std::string> call(const std::string& node, std::string_view method, const std::string& body,
-                           std::chrono::milliseconds deadline, std::stop_token stop) override {
+  Result<std::string> call(const std::string& node, std::string_view method,
+                           const std::string& body, std::chrono::milliseconds deadline,
+                           std::stop_token stop) override {
     return call_(node, method, body, deadline, stop);
   }
   MetaTransaction::Compare fence() const override;

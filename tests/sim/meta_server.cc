@@ -20,13 +20,17 @@ MetaLease::Clock::time_point clock_time(Time time) {
 
 class MetaServer::Lease final : public MetaLease {
  public:
-  explicit Lease(MetaServer& server, std::shared_ptr<const Life> life) : server_(server), life_(std::move(life)) {}
+  explicit Lease(MetaServer& server, std::shared_ptr<const Life> life)
+      : server_(server), life_(std::move(life)) {}
   ~Lease() override {
     auto known = server_.leases_.find(id_);
-    const unsigned node = known != server_.leases_.end() ? known->second.node : server_.network_.store();
+    const unsigned node =
+        known != server_.leases_.end() ? known->second.node : server_.network_.store();
     for (auto& [id, state] : server_.leases_)  // of requests whose answer was lost, too
       if (state.lease == this) state.lease = nullptr;
-    if (known != server_.leases_.end() && !life_->dead && !server_.network_.is_cut(node, server_.network_.store())) server_.end_lease(id_);
+    if (known != server_.leases_.end() && !life_->dead &&
+        !server_.network_.is_cut(node, server_.network_.store()))
+      server_.end_lease(id_);
   }
   int64_t id() const override { return id_; }
   Clock::time_point deadline() const override { return clock_time(deadline_); }
@@ -79,14 +83,20 @@ class MetaServer::Client final : public MetaClient {
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
     if (life_->dead) return away();  // it was never sent
-    Request request{transaction, transaction.lease != nullptr ? transaction.lease->id() : 0, server_.decision_of(transaction), node_};
+    Request request{transaction, transaction.lease != nullptr ? transaction.lease->id() : 0,
+                    server_.decision_of(transaction), node_};
     request.transaction.lease = nullptr;
-    if (!may_be_decided(server_.planted_, request.decision)) return make_error(Code::kConflict, "a node is not what it was");
+    if (!may_be_decided(server_.planted_, request.decision))
+      return make_error(Code::kConflict, "a node is not what it was");
     if (server_.holds_back_)
-      if (const Time held = server_.holds_back_(node_, request.decision); held > Time()) sleep(held);
+      if (const Time held = server_.holds_back_(node_, request.decision); held > Time())
+        sleep(held);
     // On its way for as long as the node hears late of others.
-    if (const Time lag = server_.watch_lag_[node_]; lag > Time() && !transaction.compares.empty() && !transaction.puts.empty())
-      sleep(std::chrono::milliseconds(server_.network_.random() % std::chrono::duration_cast<std::chrono::milliseconds>(lag).count()));
+    if (const Time lag = server_.watch_lag_[node_];
+        lag > Time() && !transaction.compares.empty() && !transaction.puts.empty())
+      sleep(std::chrono::milliseconds(
+          server_.network_.random() %
+          std::chrono::duration_cast<std::chrono::milliseconds>(lag).count()));
     std::optional<Result<int64_t>> done;  // on the server, whether or not that is known here
     auto answer = ask([&] {
       settle_doubts();
@@ -98,12 +108,18 @@ class MetaServer::Client final : public MetaClient {
     doubt->done = done && done->has_value();
     doubts_.push_back(doubt);
     if (!done && server_.network_.random() % 2 == 0)
-      server_.late_.push_back({now() + std::chrono::milliseconds(server_.network_.random() % 10'000), request, doubt});
-    return make_error(Code::kInDoubt, "node {} does not know whether a transaction was done", node_);
+      server_.late_.push_back(
+          {now() + std::chrono::milliseconds(server_.network_.random() % 10'000), request, doubt});
+    return make_error(Code::kInDoubt, "node {} does not know whether a transaction was done",
+                      node_);
   }
 
   Result<> settle() override {
-    if (!ask([&] { settle_doubts(); return true; })) return away();
+    if (!ask([&] {
+          settle_doubts();
+          return true;
+        }))
+      return away();
     return ok();
   }
 
@@ -125,15 +141,17 @@ class MetaServer::Client final : public MetaClient {
     auto before = ask([&] { return server_.revision_; });
     if (!before) return away();
     watched_.push_back(prefix);
-    return hub_.watch(std::move(prefix), [before = *before, call = std::move(on_event)](const MetaEvent& event) {
-      if (event.revision > before) call(event);
-    });
+    return hub_.watch(std::move(prefix),
+                      [before = *before, call = std::move(on_event)](const MetaEvent& event) {
+                        if (event.revision > before) call(event);
+                      });
   }
 
   void published(const std::vector<MetaEvent>& events) {
     bool any = false;
     for (const MetaEvent& event : events)
-      if (std::any_of(watched_.begin(), watched_.end(), [&](const std::string& prefix) { return event.key.starts_with(prefix); })) {
+      if (std::any_of(watched_.begin(), watched_.end(),
+                      [&](const std::string& prefix) { return event.key.starts_with(prefix); })) {
         pending_.push_back(event);
         any = true;
       }
@@ -146,7 +164,8 @@ class MetaServer::Client final : public MetaClient {
     return make_error(Code::kUnavailable, "the agreement store does not answer node {}", node_);
   }
 
-  /// Over the network and back, again and again while that does not succeed; nothing: the store was away too long.
+  /// Over the network and back, again and again while that does not succeed; nothing: the store was
+  /// away too long.
   template <class OnServer>
   auto ask(OnServer on_server) -> std::optional<decltype(on_server())> {
     Network& network = server_.network_;
@@ -254,7 +273,8 @@ Result<int64_t> MetaServer::commit(const Request& request) {
     entries_.erase(key);
     events.push_back({key, std::nullopt, revision});
   }
-  for (size_t i = 0; i < events.size() && on_decision_; ++i) on_decision_(events[i], before[i], request.by);
+  for (size_t i = 0; i < events.size() && on_decision_; ++i)
+    on_decision_(events[i], before[i], request.by);
   if (!events.empty()) revision_ = revision;
   publish(events);
   return revision_;
@@ -294,14 +314,16 @@ void MetaServer::end_lease_of(unsigned node) {
   for (const int64_t id : all) end_lease(id);
 }
 
-/// Renews leases in the name of the clients that can reach the store, ends others, and lets late requests arrive.
+/// Renews leases in the name of the clients that can reach the store, ends others, and lets late
+/// requests arrive.
 void MetaServer::keep_house() {
   name_thread("agreement store");
   while (!stopping_) {
     wait_until(this, now() + kHouseTurn);
     std::vector<int64_t> over;
     for (auto& [id, lease] : leases_) {
-      const bool reaches = !lease.life->dead && lease.lease != nullptr && !network_.is_frozen(lease.node) &&
+      const bool reaches = !lease.life->dead && lease.lease != nullptr &&
+                           !network_.is_frozen(lease.node) &&
                            !network_.is_cut(lease.node, network_.store()) &&
                            !network_.is_cut(network_.store(), lease.node);
       if (now() >= lease.ends) {

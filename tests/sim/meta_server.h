@@ -1,5 +1,6 @@
-// The agreement store of a simulated cluster: what etcd is to a real one. One history of transactions, leases that
-// end, watches that come later; and clients that reach it over the network, with all that then can happen.
+// The agreement store of a simulated cluster: what etcd is to a real one. One history of
+// transactions, leases that end, watches that come later; and clients that reach it over the
+// network, with all that then can happen.
 #pragma once
 
 #include <deque>
@@ -22,26 +23,28 @@ class MetaServer {
   explicit MetaServer(Network& network);
   ~MetaServer();
 
-  /// The client of a node, for one life of it: fails as soon as that has ended. The server outlives it.
-  /// A call waits for at most 10 s. A commit whose answer did not come by then may have been done, may yet be
-  /// done, or not: kInDoubt.
+  /// The client of a node, for one life of it: fails as soon as that has ended. The server outlives
+  /// it. A call waits for at most 10 s. A commit whose answer did not come by then may have been
+  /// done, may yet be done, or not: kInDoubt.
   std::unique_ptr<MetaClient> connect(unsigned node, std::shared_ptr<const Life> life);
 
   // What is so, for who checks.
   const std::map<std::string, MetaEntry, std::less<>>& entries() const { return entries_; }
   int64_t revision() const { return revision_; }
-  /// Called for each change that a transaction makes, when all of them are made, with what was there before. `by`: the node;
-  /// nullopt: a lease has ended.
-  using OnDecision =
-      std::function<void(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by)>;
+  /// Called for each change that a transaction makes, when all of them are made, with what was
+  /// there before. `by`: the node; nullopt: a lease has ended.
+  using OnDecision = std::function<void(
+      const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by)>;
   void on_decision(OnDecision hook) { on_decision_ = std::move(hook); }
 
-  /// What the node watches is told so much later, and its decisions come up to so much later. 0: as the network brings them.
+  /// What the node watches is told so much later, and its decisions come up to so much later. 0: as
+  /// the network brings them.
   void set_watch_lag(unsigned node, Time lag) { watch_lag_[node] = lag; }
   /// How much later a decision arrives than what it rests on was read. The node may die meanwhile.
   using HoldsBack = std::function<Time(unsigned node, Decision decision)>;
   void hold_back(HoldsBack how_long) { holds_back_ = std::move(how_long); }
-  /// A node's lease ends at once, as that of a machine that was suspended: its clocks did not tell it.
+  /// A node's lease ends at once, as that of a machine that was suspended: its clocks did not tell
+  /// it.
   void end_lease_of(unsigned node);
   /// Compares that always hold. Outlives it; null: none.
   void plant(const Break* planted) { planted_ = planted; }
@@ -86,7 +89,8 @@ class MetaServer {
   std::map<int64_t, LeaseState> leases_;
   std::vector<Late> late_;
   std::vector<Client*> clients_;  // in the order of their coming
-  std::map<std::pair<std::string, int64_t>, std::string> records_;  // of checkpoints: key, revision → value
+  std::map<std::pair<std::string, int64_t>, std::string>
+      records_;  // of checkpoints: key, revision → value
   OnDecision on_decision_;
   HoldsBack holds_back_;
   const Break* planted_ = nullptr;

@@ -1,5 +1,6 @@
-// Names that are used again: a job is removed and made anew, and so are its checkpoint and the directory in incoming/ that
-// it comes from. Each time other bytes are committed; who reads them by that name must get those of one time, whole.
+// Names that are used again: a job is removed and made anew, and so are its checkpoint and the
+// directory in incoming/ that it comes from. Each time other bytes are committed; who reads them by
+// that name must get those of one time, whole.
 #include <filesystem>
 
 #include "tests/sim/world.h"
@@ -27,7 +28,8 @@ void World::use_names_again() {
   again_.busy = true;
   for (uint64_t rounds = 3 + draw(3); rounds > 0 && !over_; --rounds) {
     const unsigned node = some_node();
-    note_answer(fmt::format("mkdir {} on {}", kAgain, SimCluster::name(node)), ask(node, [&](JobStore& store) -> Result<> {
+    note_answer(fmt::format("mkdir {} on {}", kAgain, SimCluster::name(node)),
+                ask(node, [&](JobStore& store) -> Result<> {
                   if (store.find(kAgain) != nullptr) return ok();
                   PTC_TRY(store.create_job(kAgain));
                   return ok();
@@ -49,10 +51,12 @@ void World::hear_late(unsigned node) {
   say(what);
   note_fault();
   cluster_.network().set_slow(node, true);
-  until(now() + std::chrono::milliseconds(500 + draw(3000)), what, [this, node] { cluster_.network().set_slow(node, false); });
+  until(now() + std::chrono::milliseconds(500 + draw(3000)), what,
+        [this, node] { cluster_.network().set_slow(node, false); });
 }
 
-/// The last time's bytes, as a job does that knows nothing of what was there: away with it, and written anew.
+/// The last time's bytes, as a job does that knows nothing of what was there: away with it, and
+/// written anew.
 bool World::write_again(unsigned node) {
   const uint64_t tp = 1 + draw(2);
   const std::string layout = fmt::format(R"({{"tp": {}, "pp": 1, "dp": 1}})", tp);
@@ -75,7 +79,8 @@ bool World::write_again(unsigned node) {
       return error ? Result<>(make_error(Code::kBusy, "{}", error.message())) : ok();
     });
     written = written && answer && answer->has_value();
-    if (rank < tp) note_answer(fmt::format("writing {} again on {}", kSame, SimCluster::name(other)), answer);
+    if (rank < tp)
+      note_answer(fmt::format("writing {} again on {}", kSame, SimCluster::name(other)), answer);
   }
   fs::remove_all(scratch);
   return written;
@@ -94,14 +99,17 @@ void World::commit_again(unsigned node) {
     if (!answer || answer->has_value() || answer->error().errno_value() != EAGAIN) break;
     sleep(std::chrono::milliseconds(100 + draw(500)));
   }
-  note_answer(fmt::format("commit of {} again, time {}, on {}", kSame, time, SimCluster::name(node)), answer);
+  note_answer(
+      fmt::format("commit of {} again, time {}, on {}", kSame, time, SimCluster::name(node)),
+      answer);
   if (answer && answer->has_value()) {
     again_.in_doubt = false;
     again_.shown = time;
     const uint64_t lives = cluster_.lives(node);
     const std::optional<size_t> here = read_again(node, false);
     if (here && *here != time && !cluster_.died_since(node, lives))
-      broken(fmt::format("{} was committed, time {}, and {} shows time {}", kSame, time, SimCluster::name(node), *here));
+      broken(fmt::format("{} was committed, time {}, and {} shows time {}", kSame, time,
+                         SimCluster::name(node), *here));
   } else if (answer && answer->error().code() == Code::kAlreadyExists) {
     again_.shown = shown_before;
     again_.gone = was_gone;
@@ -128,13 +136,15 @@ void World::remove_again(unsigned node) {
     PTC_TRY(auto job, job_in(store));
     return job->remove_checkpoint(kSame);
   });
-  note_answer(fmt::format("removal of {} on {}", what > 1 ? kAgain : kSame, SimCluster::name(node)), answer);
+  note_answer(fmt::format("removal of {} on {}", what > 1 ? kAgain : kSame, SimCluster::name(node)),
+              answer);
   if (!answer || answer->has_error()) return;
   if (what > 1) again_.in_doubt = false;  // nothing comes into a job that is gone
   again_.gone = !again_.in_doubt;
 }
 
-/// Of which time the checkpoint is that the node shows; nullopt: it shows none, or nobody can read it now.
+/// Of which time the checkpoint is that the node shows; nullopt: it shows none, or nobody can read
+/// it now.
 std::optional<size_t> World::read_again(unsigned node, bool must_read) {
   std::optional<size_t> time;
   const std::string here = fmt::format("{} of {} on {}", kSame, kAgain, SimCluster::name(node));
@@ -163,7 +173,8 @@ std::optional<size_t> World::read_again(unsigned node, bool must_read) {
     size_t tensors = 0;  // none of a stage without layers, which is the same at all times
     auto is_of = [&](const testing::Sample& sample) {
       for (const auto& [path, parts] : testing::slow_rank(sample, spec, rank)) {
-        if (!content.value().contains(path) || difference(content.value().at(path), parts)) return false;
+        if (!content.value().contains(path) || difference(content.value().at(path), parts))
+          return false;
         tensors += parts.size();
       }
       return true;
@@ -174,7 +185,8 @@ std::optional<size_t> World::read_again(unsigned node, bool must_read) {
     if (tensors == 0) time.reset();
     if (!time) return ok();
     for (const auto& [other, of] : again_.time_of)
-      if ((other == id) != (of == *time)) broken(fmt::format("{}: {} has time {}, and {} has time {}", here, id, *time, other, of));
+      if ((other == id) != (of == *time))
+        broken(fmt::format("{}: {} has time {}, and {} has time {}", here, id, *time, other, of));
     again_.time_of.emplace(id, *time);
     return ok();
   });
@@ -192,8 +204,10 @@ void World::check_again() {
       const JobRef job = store.find(kAgain);
       there = job != nullptr && job->find_checkpoint(kSame) != nullptr;
     });
-    if (again_.gone && there) broken(fmt::format("{} still shows {}, which was removed", here, kSame));
-    if (again_.shown && !there) broken(fmt::format("{} does not have {} any more, of time {}", here, kSame, *again_.shown));
+    if (again_.gone && there)
+      broken(fmt::format("{} still shows {}, which was removed", here, kSame));
+    if (again_.shown && !there)
+      broken(fmt::format("{} does not have {} any more, of time {}", here, kSame, *again_.shown));
     if (again_.shown && time && *time != *again_.shown)
       broken(fmt::format("{} shows {} of time {}, not {}", here, kSame, *time, *again_.shown));
   }

@@ -1,5 +1,6 @@
-// The network of a simulated cluster: which way is cut, how long a message takes, what is lost. Nodes are numbered
-// from 0; one more place is the agreement store. Touched by the thread that runs, without a lock.
+// The network of a simulated cluster: which way is cut, how long a message takes, what is lost.
+// Nodes are numbered from 0; one more place is the agreement store. Touched by the thread that
+// runs, without a lock.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct Life {
 
 class Network {
  public:
-  Network(unsigned nodes, uint64_t seed) : slow_(nodes + 1, false), frozen_(nodes + 1, false), random_(seed) {}
+  Network(unsigned nodes, uint64_t seed)
+      : slow_(nodes + 1, false), frozen_(nodes + 1, false), random_(seed) {}
 
   unsigned store() const { return static_cast<unsigned>(slow_.size()) - 1; }
 

@@ -25,20 +25,23 @@ bool is_membership(const std::string& key) { return key == kMembership; }
 struct Looks {
   std::map<std::string, int64_t> promised;
   bool membership = false, nodes = false;
-  bool drained = false, drains = false;  // it has listed these, beside such a look; and then began with that
+  bool drained = false,
+       drains = false;  // it has listed these, beside such a look; and then began with that
   bool away = false;
 };
 thread_local Looks looks;
 
 bool is_of(const Break& planted, Decision decision) {
-  return std::find(planted.decisions.begin(), planted.decisions.end(), decision) != planted.decisions.end();
+  return std::find(planted.decisions.begin(), planted.decisions.end(), decision) !=
+         planted.decisions.end();
 }
 
 void see_nodes_as_promised(bool own, const std::string& self, std::vector<MetaEntry>& listed) {
   for (const auto& [node, revision] : looks.promised) {
     if ((node == self) != own) continue;
     const std::string key = std::string(kMemberKeys) + node;
-    auto entry = std::find_if(listed.begin(), listed.end(), [&](const MetaEntry& one) { return one.key == key; });
+    auto entry = std::find_if(listed.begin(), listed.end(),
+                              [&](const MetaEntry& one) { return one.key == key; });
     if (entry == listed.end()) entry = listed.insert(entry, MetaEntry{key, "", 0});
     looks.away = looks.away || entry->revision != revision;
     entry->revision = revision;
@@ -95,7 +98,8 @@ const Break* planted_break(std::string_view name) {
 }
 
 bool takes_out(const Break* planted, Decision decision, const std::string& compared) {
-  return planted != nullptr && planted->what == Break::What::kKey && is_of(*planted, decision) && planted->takes(compared);
+  return planted != nullptr && planted->what == Break::What::kKey && is_of(*planted, decision) &&
+         planted->takes(compared);
 }
 
 void note_fence(const std::string& node, int64_t revision) { looks.promised[node] = revision; }
@@ -107,8 +111,10 @@ void note_get(std::string_view key) {
   else looks.drained = false;
 }
 
-void look_away(const Break* planted, std::string_view prefix, const std::string& self, std::vector<MetaEntry>& listed) {
-  const bool at_nodes = looks.membership && prefix == kMemberKeys, at_drained = looks.nodes && prefix == kDrainedKeys;
+void look_away(const Break* planted, std::string_view prefix, const std::string& self,
+               std::vector<MetaEntry>& listed) {
+  const bool at_nodes = looks.membership && prefix == kMemberKeys,
+             at_drained = looks.nodes && prefix == kDrainedKeys;
   looks.membership = false;
   looks.nodes = at_nodes;
   if (prefix == kDrainedKeys && !at_drained) looks.drained = true;
@@ -116,8 +122,11 @@ void look_away(const Break* planted, std::string_view prefix, const std::string&
   using What = Break::What;
   if (at_nodes && (planted->what == What::kOtherNodes || planted->what == What::kOwnNode))
     see_nodes_as_promised(planted->what == What::kOwnNode, self, listed);
-  // Whoever saves a layout or drains a node has asked nobody for anything; and the second lists what is drained.
-  const Decision looking = !looks.promised.empty() ? D::kFlip : looks.drains ? D::kDrain : D::kLayout;
+  // Whoever saves a layout or drains a node has asked nobody for anything; and the second lists
+  // what is drained.
+  const Decision looking = !looks.promised.empty() ? D::kFlip
+                           : looks.drains          ? D::kDrain
+                                                   : D::kLayout;
   if (at_drained && planted->what == What::kDrained && is_of(*planted, looking)) listed.clear();
 }
 

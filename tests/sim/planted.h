@@ -1,5 +1,6 @@
-// Compares of decisions that can be taken out, each alone, to see that what it is there for is noticed without it; and the
-// schedule in which that shows: which decisions there are many of, and what others do while these are held back.
+// Compares of decisions that can be taken out, each alone, to see that what it is there for is
+// noticed without it; and the schedule in which that shows: which decisions there are many of, and
+// what others do while these are held back.
 #pragma once
 
 #include <string>
@@ -22,8 +23,8 @@ struct Break {
   What what;
   bool (*takes)(const std::string& key);  // kKey
   // As letters of World::act().
-  std::string_view before;  // so that there are such decisions
-  std::string_view beside;  // while one is held back
+  std::string_view before;      // so that there are such decisions
+  std::string_view beside;      // while one is held back
   std::string_view early = "";  // a moment after one of these nodes began with what it will decide
 };
 
@@ -34,12 +35,15 @@ const Break* planted_break(std::string_view name);
 /// Whether the break takes this compare of a transaction out. Null: none does.
 bool takes_out(const Break* planted, Decision decision, const std::string& compared);
 
-/// commit_fenced() looks at other nodes' keys by three reads of its thread: membership, nodes/ and drained/. With a break of
-/// those, it sees there what it was told before.
-void note_fence(const std::string& node, int64_t revision);  // the thread's decision will rest on it
+/// commit_fenced() looks at other nodes' keys by three reads of its thread: membership, nodes/ and
+/// drained/. With a break of those, it sees there what it was told before.
+void note_fence(const std::string& node,
+                int64_t revision);  // the thread's decision will rest on it
 void note_get(std::string_view key);
-void look_away(const Break* planted, std::string_view prefix, const std::string& self, std::vector<MetaEntry>& listed);
-/// False: it was seen so, but the decision is another than those of the break: it fails, as it does without.
+void look_away(const Break* planted, std::string_view prefix, const std::string& self,
+               std::vector<MetaEntry>& listed);
+/// False: it was seen so, but the decision is another than those of the break: it fails, as it does
+/// without.
 bool may_be_decided(const Break* planted, Decision decision);
 
 }  // namespace ptc::sim

@@ -32,8 +32,9 @@ void run_on_one_processor() {
 }
 
 int run_seed(WorldOptions options, Numbers& result) {
-  const std::filesystem::path below =
-      std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path();
+  const std::filesystem::path below = std::filesystem::is_directory("/dev/shm")
+                                          ? "/dev/shm"
+                                          : std::filesystem::temp_directory_path();
   std::string name = below / "ptcfs-sim-XXXXXX";
   if (mkdtemp(name.data()) == nullptr) return 2;
   options.directory = name;
@@ -42,7 +43,9 @@ int run_seed(WorldOptions options, Numbers& result) {
     run_on_one_processor();
     const Outcome outcome = run_world(options);
     result = {outcome.run.hash, outcome.run.steps,
-              static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(outcome.run.time).count()) - 1000,
+              static_cast<uint64_t>(
+                  std::chrono::duration_cast<std::chrono::seconds>(outcome.run.time).count()) -
+                  1000,
               outcome.history.size()};
     if (!outcome.broken.empty()) report(outcome);
     std::fflush(nullptr);
@@ -52,7 +55,8 @@ int run_seed(WorldOptions options, Numbers& result) {
   waitpid(child, &status, 0);
   std::error_code ignored;
   std::filesystem::remove_all(name, ignored);
-  if (WIFSIGNALED(status)) std::printf("seed %lu: ended by signal %d\n", options.seed, WTERMSIG(status));
+  if (WIFSIGNALED(status))
+    std::printf("seed %lu: ended by signal %d\n", options.seed, WTERMSIG(status));
   return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
 }
 
@@ -64,7 +68,9 @@ int main(int argc, char** argv) {
   WorldOptions options;
   uint64_t seeds = 1;
   bool twice = false, until_caught = false;
-  CLI::App app("A simulated cluster: random operations and faults, a seed each; what breaks can be run again.");
+  CLI::App app(
+      "A simulated cluster: random operations and faults, a seed each; what breaks can be run "
+      "again.");
   app.add_option("--seed", options.seed, "The first seed");
   app.add_option("--seeds", seeds, "How many");
   app.add_option("--nodes", options.nodes, "Nodes of the cluster")->check(CLI::Range(2u, 1000u));
@@ -73,14 +79,20 @@ int main(int argc, char** argv) {
   app.add_flag("--twice", twice, "Each seed twice: the runs must be the same");
   std::vector<std::string> planted;
   for (const Break& one : planted_breaks()) planted.emplace_back(one.name);
-  app.add_option("--without", options.without, "Take a compare out of all decisions, to see that it is noticed")
+  app.add_option("--without", options.without,
+                 "Take a compare out of all decisions, to see that it is noticed")
       ->check(CLI::IsMember(planted));
-  app.add_option("--focus", options.focus, "What --without does, but take nothing out")->check(CLI::IsMember(planted));
-  app.add_flag_callback("--list-planted", [&] {
-    for (const std::string& name : planted) std::printf("%s\n", name.c_str());
-    throw CLI::Success();
-  }, "What --without takes");
-  app.add_flag("--until-caught", until_caught, "End well with the first seed that fails, and not well when none does");
+  app.add_option("--focus", options.focus, "What --without does, but take nothing out")
+      ->check(CLI::IsMember(planted));
+  app.add_flag_callback(
+      "--list-planted",
+      [&] {
+        for (const std::string& name : planted) std::printf("%s\n", name.c_str());
+        throw CLI::Success();
+      },
+      "What --without takes");
+  app.add_flag("--until-caught", until_caught,
+               "End well with the first seed that fails, and not well when none does");
   app.add_flag("--verbose", options.verbose, "Tell what happens");
   CLI11_PARSE(app, argc, argv);
 
@@ -98,9 +110,9 @@ int main(int argc, char** argv) {
     }
     failed += status != 0;
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    std::printf("seed %lu: %s, %lu events, %lu turns, %lu s simulated, %.1f s, %016lx\n", options.seed,
-                status == 0 ? "ok" : "FAILED", first.events, first.steps, first.seconds_simulated, seconds.count(),
-                first.hash);
+    std::printf("seed %lu: %s, %lu events, %lu turns, %lu s simulated, %.1f s, %016lx\n",
+                options.seed, status == 0 ? "ok" : "FAILED", first.events, first.steps,
+                first.seconds_simulated, seconds.count(), first.hash);
     std::fflush(stdout);
     if (until_caught && status != 0) {
       std::printf("caught by seed %lu\n", options.seed);

@@ -20,7 +20,8 @@ namespace ptc::sim {
 
 class Thread {
  public:
-  explicit Thread(uint64_t number_of_it) : number(number_of_it), name("thread " + std::to_string(number_of_it)) {}
+  explicit Thread(uint64_t number_of_it)
+      : number(number_of_it), name("thread " + std::to_string(number_of_it)) {}
 
   const uint64_t number;
   std::string name;
@@ -34,7 +35,8 @@ class Thread {
   bool woken = false;
 
   void stop() {
-    while (may_run_.exchange(0, std::memory_order_acquire) == 0) raw_futex(word(), FUTEX_WAIT_PRIVATE, 0);
+    while (may_run_.exchange(0, std::memory_order_acquire) == 0)
+      raw_futex(word(), FUTEX_WAIT_PRIVATE, 0);
   }
   void go() {
     may_run_.store(1, std::memory_order_release);
@@ -52,7 +54,8 @@ constexpr Time kStep = std::chrono::microseconds(1);  // what one turn costs
 
 /// Touched by the thread that runs alone.
 struct Scheduler {
-  explicit Scheduler(SchedulerOptions given) : options(std::move(given)), turns(options.seed), bits(options.seed + 1) {}
+  explicit Scheduler(SchedulerOptions given)
+      : options(std::move(given)), turns(options.seed), bits(options.seed + 1) {}
 
   SchedulerOptions options;
   std::mt19937_64 turns, bits;  // who is next; what the program draws
@@ -62,7 +65,7 @@ struct Scheduler {
   std::vector<Thread*> ready;
   std::map<int, std::vector<Thread*>> frozen;  // of groups that stand still, those that are ready
   std::unordered_map<const void*, std::vector<Thread*>> waiting;
-  std::map<int, Time> wall_offsets;            // by group
+  std::map<int, Time> wall_offsets;  // by group
   std::function<int(int, FileCall)> on_file_call;
   std::set<std::pair<Time, uint64_t>> deadlines;  // and the thread's number
 
@@ -71,7 +74,9 @@ struct Scheduler {
     threads.emplace(thread->number, thread);
     return thread;
   }
-  void mix(uint64_t value) { result.hash = (result.hash ^ value) * 0x9E3779B97F4A7C15u + (result.hash >> 29); }
+  void mix(uint64_t value) {
+    result.hash = (result.hash ^ value) * 0x9E3779B97F4A7C15u + (result.hash >> 29);
+  }
 
   void make_ready(Thread* thread, bool woken) {
     thread->woken = woken;
@@ -144,7 +149,8 @@ void note(std::string_view text) {
 std::string list_threads() {
   std::string text;
   for (const auto& [number, thread] : scheduler->threads)
-    text += "  " + thread->name + (thread == self ? " runs" : std::string(" waits ") + thread->what) + "\n";
+    text += "  " + thread->name +
+            (thread == self ? " runs" : std::string(" waits ") + thread->what) + "\n";
   return text;
 }
 
@@ -204,8 +210,12 @@ Time wall_offset() {
   const auto known = scheduler->wall_offsets.find(self->group);
   return known != scheduler->wall_offsets.end() ? known->second : Time();
 }
-void on_file_call(std::function<int(int, FileCall)> hook) { scheduler->on_file_call = std::move(hook); }
-int file_call(FileCall call) { return scheduler->on_file_call ? scheduler->on_file_call(self->group, call) : 0; }
+void on_file_call(std::function<int(int, FileCall)> hook) {
+  scheduler->on_file_call = std::move(hook);
+}
+int file_call(FileCall call) {
+  return scheduler->on_file_call ? scheduler->on_file_call(self->group, call) : 0;
+}
 
 void yield() {
   scheduler->be_ready(self);

@@ -1,7 +1,9 @@
-// The scheduler under real std:: threads: one at a time, the same for the same seed, time that jumps.
+// The scheduler under real std:: threads: one at a time, the same for the same seed, time that
+// jumps.
 #include "tests/sim/scheduler.h"
 
 #include <gtest/gtest.h>
+#include <sys/random.h>
 
 #include <atomic>
 #include <boost/asio/post.hpp>
@@ -16,14 +18,14 @@
 #include <thread>
 #include <vector>
 
-#include <sys/random.h>
-
 namespace ptc::sim {
 namespace {
 
 using namespace std::chrono_literals;
 
-RunResult run_seed(uint64_t seed, const std::function<void()>& body) { return run({.seed = seed}, body); }
+RunResult run_seed(uint64_t seed, const std::function<void()>& body) {
+  return run({.seed = seed}, body);
+}
 
 /// In which order some threads get a mutex.
 std::string order_of(uint64_t seed, RunResult* result = nullptr) {
@@ -189,7 +191,8 @@ TEST(SchedulerDeathTest, FindsADeadlock) {
       {
         for (uint64_t seed = 0; seed < 1000; ++seed) lock_both(seed);
       },
-      ::testing::ExitedWithCode(70), "nobody can run:\n  main waits for the end of a thread\n  there waits for a mutex");
+      ::testing::ExitedWithCode(70),
+      "nobody can run:\n  main waits for the end of a thread\n  there waits for a mutex");
 }
 
 }  // namespace

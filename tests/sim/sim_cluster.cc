@@ -12,7 +12,9 @@ constexpr Time kSilence = 5s;  // until a peer that says nothing counts as dead,
 constexpr Time kStartAgain = 1s;
 constexpr size_t kKeptResults = 64;
 
-unsigned number_of(const std::string& name) { return static_cast<unsigned>(std::stoul(name.substr(1))); }
+unsigned number_of(const std::string& name) {
+  return static_cast<unsigned>(std::stoul(name.substr(1)));
+}
 
 Error no_answer(unsigned node, std::string_view why) {
   return make_error(Code::kUnavailable, "node {} {}", SimCluster::name(node), why);
@@ -47,14 +49,17 @@ class SimCluster::Streams final : public Transport {
   Streams(SimCluster& all, unsigned self, std::shared_ptr<const Life> life)
       : all_(all), self_(self), life_(std::move(life)), local_(make_loopback_transport()) {}
 
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
+                 std::chrono::milliseconds) override {
     constexpr size_t kItemsAtOnce = 64;
     std::optional<Error> first_error;
-    std::map<unsigned, size_t> done;  // items of a node
+    std::map<unsigned, size_t> done;          // items of a node
     std::map<const Image*, ImageRef> opened;  // on their nodes, for the items of one request
     for (size_t first = 0, count = 0; first < items.size(); first += count) {
       const Image* source = items[first].source;
-      for (count = 1; first + count < items.size() && count < kItemsAtOnce && items[first + count].source == source;) ++count;
+      for (count = 1; first + count < items.size() && count < kItemsAtOnce &&
+                      items[first + count].source == source;)
+        ++count;
       const std::span<FetchItem> some = items.subspan(first, count);  // of one image
       if (source->is_here()) {
         PTC_TRY(local_->fetch(some, stop));
@@ -80,7 +85,8 @@ class SimCluster::Streams final : public Transport {
     if (travels) {
       network.travel(self_, node);
       const Time asked = now();
-      while (network.is_cut(self_, node) || network.is_cut(node, self_) || network.is_frozen(node)) {
+      while (network.is_cut(self_, node) || network.is_cut(node, self_) ||
+             network.is_frozen(node)) {
         if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
         if (now() - asked > kSilence || life_->dead) return no_answer(node, "says nothing");
         sleep(200ms);
@@ -91,12 +97,14 @@ class SimCluster::Streams final : public Transport {
     if (source == nullptr || life_->dead) return no_answer(node, "is not there");
     if (image == nullptr) {
       source->use();
-      auto opened = source->store->images().open(items.front().source->id(), items.front().source->bytes());
+      auto opened =
+          source->store->images().open(items.front().source->id(), items.front().source->bytes());
       source->leave();
       if (opened.has_error()) return make_error(Code::kUnavailable, "{}", opened.error().message());
       image = std::move(opened).value();
     }
-    for (const FetchItem& item : items) all_.bytes_moved_ += bytes_between(item.copy, item.begin, item.end);
+    for (const FetchItem& item : items)
+      all_.bytes_moved_ += bytes_between(item.copy, item.begin, item.end);
     std::vector<FetchItem> there(items.begin(), items.end());
     for (FetchItem& item : there) item.source = image.get();
     Result<> fetched = local_->fetch(there, stop);
@@ -115,8 +123,12 @@ class SimCluster::Streams final : public Transport {
 
 SimCluster::SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path directory,
                        std::function<void(const std::string&)> failed)
-    : directory_(std::move(directory)), failed_(std::move(failed)), network_(nodes, seed), agreement_(network_),
-      nodes_(nodes), results_(std::make_shared<SharedResults>(kKeptResults)) {
+    : directory_(std::move(directory)),
+      failed_(std::move(failed)),
+      network_(nodes, seed),
+      agreement_(network_),
+      nodes_(nodes),
+      results_(std::make_shared<SharedResults>(kKeptResults)) {
   on_file_call([this](int group, FileCall call) {
     return group > 0 ? before_file_call(static_cast<unsigned>(group) - 1, call) : 0;
   });
@@ -184,8 +196,9 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     instance->meta = agreement_.connect(number, instance->life);
     instance->member = std::make_unique<Member>(
         name(number), *instance->meta,
-        [this, self = instance.get()](const std::string& node, std::string_view method, const std::string& body,
-                                      Time deadline, const std::stop_token& stop) {
+        [this, self = instance.get()](const std::string& node, std::string_view method,
+                                      const std::string& body, Time deadline,
+                                      const std::stop_token& stop) {
           return call(*self, number_of(node), method, body, deadline, stop);
         });
     PTC_TRY(instance->member->begin());
@@ -194,7 +207,8 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     options.node = name(number);
     options.copy_threads = 2;
     options.results = results_;
-    options.cluster = {instance->meta.get(), instance->member.get(), [this, number, life = instance->life] {
+    options.cluster = {instance->meta.get(), instance->member.get(),
+                       [this, number, life = instance->life] {
                          return std::make_unique<Streams>(*this, number, life);
                        }};
     PTC_TRY(instance->store, JobStore::open(options, nullptr));
@@ -208,10 +222,12 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     instance->serving = false;
     const Code code = opened.error().code();
     const bool excused = code == Code::kNoSpace && nodes_[number].full;
-    if (code != Code::kUnavailable && code != Code::kInDoubt && code != Code::kConflict && !excused && !instance->life->dead)
+    if (code != Code::kUnavailable && code != Code::kInDoubt && code != Code::kConflict &&
+        !excused && !instance->life->dead)
       failed_(fmt::format("node {} cannot start: {}", name(number), opened.error().message()));
     instance->member->leave();
-    while (instance->life->users > 1) wait(instance->life.get(), std::nullopt, "until nobody uses the node");
+    while (instance->life->users > 1)
+      wait(instance->life.get(), std::nullopt, "until nobody uses the node");
     instance->store.reset();
     instance->member.reset();
     instance->meta.reset();
@@ -263,8 +279,9 @@ void SimCluster::kill(unsigned number, bool keep_directory) {
   const std::filesystem::path before = directory(number);
   ++node.directory;
   if (keep_directory && std::filesystem::exists(before))
-    std::filesystem::copy(before, directory(number),
-                          std::filesystem::copy_options::recursive | std::filesystem::copy_options::copy_symlinks);
+    std::filesystem::copy(
+        before, directory(number),
+        std::filesystem::copy_options::recursive | std::filesystem::copy_options::copy_symlinks);
   if (instance == nullptr) {
     std::filesystem::remove_all(before);
     return;
@@ -292,10 +309,11 @@ int SimCluster::before_file_call(unsigned number, FileCall call) {
   return node.full && call == FileCall::kWrite ? ENOSPC : 0;
 }
 
-/// As a connection of store/rpc: refused at once by a node that is not there, broken when it dies, and given up when
-/// nothing is heard for a while.
+/// As a connection of store/rpc: refused at once by a node that is not there, broken when it dies,
+/// and given up when nothing is heard for a while.
 Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::string_view method,
-                                     const std::string& body, Time deadline, const std::stop_token& stop) {
+                                     const std::string& body, Time deadline,
+                                     const std::stop_token& stop) {
   struct Reply {
     bool done = false;
     Result<std::string> answer = std::string();
@@ -323,7 +341,8 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::str
       network_.travel(to, self);
       set_group(before);
       // Sent again until it arrives, or the connection is given up.
-      for (const Time sent = now(); network_.is_cut(to, self) && now() - sent < kSilence;) sleep(200ms);
+      for (const Time sent = now(); network_.is_cut(to, self) && now() - sent < kSilence;)
+        sleep(200ms);
       if (network_.is_cut(to, self)) reply->answer = no_answer(to, "says nothing");
       if (network_.breaks()) reply->answer = no_answer(to, "has broken the connection");
       if (target->life->dead) reply->answer = no_answer(to, "is gone");

@@ -1,8 +1,10 @@
-// A cluster of simulated nodes: each is a real JobStore over a directory of its own, with the product's threads;
-// simulated are the agreement store, the calls and streams between nodes, and who is alive.
+// A cluster of simulated nodes: each is a real JobStore over a directory of its own, with the
+// product's threads; simulated are the agreement store, the calls and streams between nodes, and
+// who is alive.
 //
-// A node that is killed leaves its directory as it is at that moment; its threads go on, in vain, over what was
-// theirs, and nobody hears of them any more. Touched by the thread that runs, without a lock.
+// A node that is killed leaves its directory as it is at that moment; its threads go on, in vain,
+// over what was theirs, and nobody hears of them any more. Touched by the thread that runs, without
+// a lock.
 #pragma once
 
 #include <filesystem>
@@ -40,7 +42,8 @@ class SimCluster {
   void stop(unsigned node);
   /// As kill -9. Its directory stays, or is lost.
   void kill(unsigned node, bool keep_directory);
-  /// `happens` before the `n`-th time from now on that the node writes to a file, syncs or renames one; 0: no more.
+  /// `happens` before the `n`-th time from now on that the node writes to a file, syncs or renames
+  /// one; 0: no more.
   void at_write(unsigned node, unsigned n, std::function<void()> happens);
   /// Writing files fails with ENOSPC.
   void set_full(unsigned node, bool full) { nodes_[node].full = full; }
@@ -50,8 +53,8 @@ class SimCluster {
   bool is_up(unsigned node) const;
   bool wait_up(unsigned node, Time limit);
 
-  /// Runs `use` on the store of a node that is up, as a thread of that node; false: it is not up. The node may die
-  /// meanwhile: then what `use` did counts for nothing.
+  /// Runs `use` on the store of a node that is up, as a thread of that node; false: it is not up.
+  /// The node may die meanwhile: then what `use` did counts for nothing.
   bool on(unsigned node, const std::function<void(JobStore&)>& use);
   bool died_since(unsigned node, uint64_t lives) const { return nodes_[node].lives != lives; }
   uint64_t lives(unsigned node) const { return nodes_[node].lives; }
@@ -77,8 +80,8 @@ class SimCluster {
   void open(unsigned node, const std::shared_ptr<Instance>& instance);
   void close(const std::shared_ptr<Instance>& instance);
   int before_file_call(unsigned node, FileCall call);
-  Result<std::string> call(const Instance& from, unsigned to, std::string_view method, const std::string& body,
-                           Time deadline, const std::stop_token& stop);
+  Result<std::string> call(const Instance& from, unsigned to, std::string_view method,
+                           const std::string& body, Time deadline, const std::stop_token& stop);
 
   std::filesystem::path directory_;
   std::function<void(const std::string&)> failed_;

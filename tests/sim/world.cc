@@ -23,7 +23,8 @@ testing::Sample model_of(unsigned tensors, std::mt19937_64& random) {
   return testing::llama_sample(with_optimizer, std::max(2u, (wanted + 5) / 9));
 }
 
-/// What the daemons log, into the history; without a mutex, that would be one more place to switch threads.
+/// What the daemons log, into the history; without a mutex, that would be one more place to switch
+/// threads.
 class HistorySink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
  public:
   explicit HistorySink(Outcome& outcome) : outcome_(outcome) {}
@@ -41,24 +42,30 @@ class HistorySink final : public spdlog::sinks::base_sink<spdlog::details::null_
 void note(Outcome& outcome, const std::string& text) {
   const double seconds = std::chrono::duration<double>(now()).count() - 1000;
   std::string line = fmt::format("{:10.6f} {}", seconds, text);
-  for (size_t at; (at = line.find(outcome.directory)) != std::string::npos;) line.erase(at, outcome.directory.size());
+  for (size_t at; (at = line.find(outcome.directory)) != std::string::npos;)
+    line.erase(at, outcome.directory.size());
   outcome.history.push_back(std::move(line));
   note(outcome.history.back());
   if (outcome.verbose) std::printf("%s\n", outcome.history.back().c_str());
 }
 
 World::World(const WorldOptions& options, Outcome& outcome)
-    : options_(options), outcome_(outcome), random_(options.seed), model_(model_of(options.tensors, random_)),
-      cluster_(options.nodes, options.seed + 1, options.directory, [this](const std::string& what) { broken(what); }) {
+    : options_(options),
+      outcome_(outcome),
+      random_(options.seed),
+      model_(model_of(options.tensors, random_)),
+      cluster_(options.nodes, options.seed + 1, options.directory,
+               [this](const std::string& what) { broken(what); }) {
   layouts_.emplace(LayoutSpec().name(), LayoutSpec());
   MetaServer& agreement = cluster_.agreement();
   agreement.plant(planted_break(options.without));
   focus_ = planted_break(options.focus.empty() ? options.without : options.focus);
   if (focus_ != nullptr) late_.insert(focus_->decisions.begin(), focus_->decisions.end());
-  agreement.hold_back([this](unsigned node, Decision decision) { return hold_back(node, decision); });
-  agreement.on_decision([this](const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by) {
-    look_at_decision(event, before, by);
-  });
+  agreement.hold_back(
+      [this](unsigned node, Decision decision) { return hold_back(node, decision); });
+  agreement.on_decision(
+      [this](const MetaEvent& event, const std::optional<MetaEntry>& before,
+             std::optional<unsigned> by) { look_at_decision(event, before, by); });
 }
 
 void World::say(const std::string& text) { note(outcome_, text); }
@@ -71,7 +78,8 @@ void World::broken(const std::string& what) {
 void World::run() {
   for (unsigned i = 0; i < options_.nodes; ++i) cluster_.start(i);
   for (unsigned i = 0; i < options_.nodes; ++i)
-    if (!cluster_.wait_up(i, kToStart)) return broken("node " + SimCluster::name(i) + " does not start");
+    if (!cluster_.wait_up(i, kToStart))
+      return broken("node " + SimCluster::name(i) + " does not start");
   const std::optional<Result<>> made = ask(0, [](JobStore& store) -> Result<> {
     PTC_TRY(store.create_job("job"));
     return ok();
@@ -79,7 +87,9 @@ void World::run() {
   if (!made || made->has_error()) return broken("the job cannot be made");
   say(fmt::format("{} nodes, {} tensors", options_.nodes, model_.tensors.size()));
 
-  const unsigned steps = is_large(options_) ? std::min<unsigned>(options_.steps, kLargeHistory.size()) : options_.steps;
+  const unsigned steps = is_large(options_)
+                             ? std::min<unsigned>(options_.steps, kLargeHistory.size())
+                             : options_.steps;
   for (unsigned step = 0; step < steps && outcome_.broken.empty(); ++step) {
     heal_what_is_due();
     operate_or_fail(step);
@@ -113,10 +123,14 @@ void World::operate_or_fail(unsigned step) {
   if (!is_large(options_)) return step > 2 && chance(40) ? fail() : operate();
   const unsigned node = some_node();
   switch (kLargeHistory[step]) {
-    case 'c': return in_background("commit", node, [this](unsigned n) { write_and_commit(n); });
-    case 'e': return in_background("edit", node, [this](unsigned n) { edit(n); });
-    case 'r': return in_background("remove", node, [this](unsigned n) { remove(n); });
-    default: return fail();
+    case 'c':
+      return in_background("commit", node, [this](unsigned n) { write_and_commit(n); });
+    case 'e':
+      return in_background("edit", node, [this](unsigned n) { edit(n); });
+    case 'r':
+      return in_background("remove", node, [this](unsigned n) { remove(n); });
+    default:
+      return fail();
   }
 }
 
@@ -136,7 +150,8 @@ void World::go_on_when_freed() {
       Result<> saved = job->save_layout(job->layout_text());
       say("the layout is saved again: " + (saved.has_value() ? "ok" : saved.error().message()));
     });
-  if (gave_up && !wait_settled(kToSettle)) broken("the cluster does not settle when there is room again");
+  if (gave_up && !wait_settled(kToSettle))
+    broken("the cluster does not settle when there is room again");
 }
 
 /// Some as if killed, the others in order.
@@ -148,7 +163,8 @@ void World::start_all_anew() {
     cluster_.start(i);
   }
   for (unsigned i = 0; i < options_.nodes; ++i)
-    if (!cluster_.wait_up(i, kToStart)) return broken("node " + SimCluster::name(i) + " does not start");
+    if (!cluster_.wait_up(i, kToStart))
+      return broken("node " + SimCluster::name(i) + " does not start");
   if (!wait_settled(kToSettle)) broken("the cluster does not settle after a start of all");
   sleep(5s);  // what nobody needs any more goes a moment later
 }
@@ -157,7 +173,8 @@ Outcome run_world(const WorldOptions& options) {
   Outcome outcome;
   outcome.verbose = options.verbose;
   outcome.directory = options.directory;
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>("", std::make_shared<HistorySink>(outcome)));
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("", std::make_shared<HistorySink>(outcome)));
   SchedulerOptions scheduler;
   scheduler.seed = options.seed;
   scheduler.on_deadlock = [&](const std::string& threads) {

@@ -1,7 +1,8 @@
-// One seed: a cluster, a job, what users do on random nodes, and what fails meanwhile; and what must hold of it.
+// One seed: a cluster, a job, what users do on random nodes, and what fails meanwhile; and what
+// must hold of it.
 //
-// What is known to be true is kept beside it: which checkpoints were tried, acknowledged, removed, and which layouts
-// were asked for. An answer of a node that died meanwhile counts as no answer.
+// What is known to be true is kept beside it: which checkpoints were tried, acknowledged, removed,
+// and which layouts were asked for. An answer of a node that died meanwhile counts as no answer.
 #pragma once
 
 #include <filesystem>
@@ -22,11 +23,14 @@ struct WorldOptions {
   uint64_t seed = 0;
   unsigned nodes = 4;
   unsigned tensors = 40;
-  unsigned steps = 25;  // operations and faults; of a large cluster (is_large) at most those of its history
+  unsigned steps =
+      25;  // operations and faults; of a large cluster (is_large) at most those of its history
   std::filesystem::path directory;
   bool verbose = false;  // what happens, as it happens
-  std::string without;   // a compare of decisions that is taken out, by its name in planted.h: it must be noticed
-  std::string focus;     // the same decisions are held back, and others do the same meanwhile; but nothing is taken out
+  std::string without;   // a compare of decisions that is taken out, by its name in planted.h: it
+                         // must be noticed
+  std::string focus;     // the same decisions are held back, and others do the same meanwhile; but
+                         // nothing is taken out
 };
 
 /// The history is a short one, and some reads stand for all.
@@ -44,11 +48,13 @@ void note(Outcome& outcome, const std::string& text);
 /// The history, unless it was told already, and what is broken.
 void report(const Outcome& outcome);
 
-/// Runs the seed. Threads: one at a time in a process. Ends the process on a deadlock, with what was known by then.
+/// Runs the seed. Threads: one at a time in a process. Ends the process on a deadlock, with what
+/// was known by then.
 Outcome run_world(const WorldOptions& options);
 
 /// nullopt: the safetensors file holds these parts, and no others.
-std::optional<std::string> difference(const std::string& content, const std::map<std::string, testing::SlowPart>& parts);
+std::optional<std::string> difference(const std::string& content,
+                                      const std::map<std::string, testing::SlowPart>& parts);
 
 class World {
  public:
@@ -60,8 +66,9 @@ class World {
     testing::Sample sample;
     bool acknowledged = false, removing = false, removed = false;
     bool may_be_lost = false;  // its last copies
-    unsigned tries = 0;  // commits, all of the same bytes
-    std::map<std::pair<std::string, uint64_t>, testing::RankParts> ranks = {};  // by layout and rank: the oracle's answers
+    unsigned tries = 0;        // commits, all of the same bytes
+    std::map<std::pair<std::string, uint64_t>, testing::RankParts> ranks =
+        {};  // by layout and rank: the oracle's answers
   };
   using Op = std::function<void(unsigned node)>;
 
@@ -81,7 +88,11 @@ class World {
   std::optional<Result<>> ask(unsigned node, const std::function<Result<>(JobStore&)>& what);
   void note_answer(const std::string& what, const std::optional<Result<>>& answer);
   std::string random_layout();
-  enum class Write { kAny, kInForce, kSameName };  // in any layout; in the one in force; as another that is under way
+  enum class Write {
+    kAny,
+    kInForce,
+    kSameName
+  };  // in any layout; in the one in force; as another that is under way
   void write_and_commit(unsigned node, Write how = Write::kAny);
   void write_and_commit_elsewhere(unsigned node);
   void edit(unsigned node);
@@ -131,13 +142,18 @@ class World {
   void suspend(unsigned node);
   void slow_down_disk(unsigned node);
   void let_decisions_come_late();
-  unsigned another_node(unsigned node) { return (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes; }
+  unsigned another_node(unsigned node) {
+    return (node + 1 + static_cast<unsigned>(draw(options_.nodes - 1))) % options_.nodes;
+  }
 
   // decisions.cc
-  void look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before, std::optional<unsigned> by);
-  std::optional<std::string> wrong_checkpoint(const MetaEvent& event, const std::optional<MetaEntry>& before);
+  void look_at_decision(const MetaEvent& event, const std::optional<MetaEntry>& before,
+                        std::optional<unsigned> by);
+  std::optional<std::string> wrong_checkpoint(const MetaEvent& event,
+                                              const std::optional<MetaEntry>& before);
   std::optional<std::string> wrong_placement(const MetaEvent& event, bool is_new);
-  std::map<std::string, std::string> images_in(const std::string& id, const std::string& stored) const;
+  std::map<std::string, std::string> images_in(const std::string& id,
+                                               const std::string& stored) const;
   std::optional<unsigned> leader() const;
 
   // checks.cc
@@ -146,10 +162,10 @@ class World {
   bool all_settled(std::string* why);
   bool all_have_copies();
   /// `must_read` is asked when the files are open, before they are read.
-  void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
-                  const std::function<bool()>& must_read);
-  void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank, const std::string& where,
-                  bool must_read) {
+  void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank,
+                  const std::string& where, const std::function<bool()>& must_read);
+  void check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank,
+                  const std::string& where, bool must_read) {
     check_rank(checkpoint, spec, rank, where, [must_read] { return must_read; });
   }
   void check_end(bool started_anew);
@@ -176,7 +192,8 @@ class World {
   } again_;
   std::map<std::string, LayoutSpec> layouts_;  // asked for, by name
   std::set<std::string> left_over_;  // images of no checkpoint, before all nodes were started anew
-  std::map<std::string, std::map<std::string, std::string>> images_of_;  // by checkpoint id, as last decided on: image → node
+  std::map<std::string, std::map<std::string, std::string>>
+      images_of_;                      // by checkpoint id, as last decided on: image → node
   std::set<std::string> removed_ids_;  // of checkpoints
   const Break* focus_ = nullptr;
   std::set<Decision> late_;  // these are held back
@@ -189,7 +206,8 @@ class World {
   unsigned operating_ = 0;
   uint64_t faults_ = 0;
   Time last_fault_{};  // when it came, or went
-  uint32_t replicas_ = 0;  // as the last edit that was accepted, or may have been, asks for; the least of those
+  uint32_t replicas_ =
+      0;  // as the last edit that was accepted, or may have been, asks for; the least of those
   std::multimap<Time, std::pair<std::string, std::function<void()>>> to_heal_;
 };
 

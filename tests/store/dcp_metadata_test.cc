@@ -20,7 +20,8 @@ class Writer {
     p_.text("state_dict_metadata");
     p_.opcode('}'), p_.opcode('(');
   }
-  void tensor(const std::string& name, const Shape& shape, const std::vector<Box>& boxes, const char* dtype = "float32") {
+  void tensor(const std::string& name, const Shape& shape, const std::vector<Box>& boxes,
+              const char* dtype = "float32") {
     p_.text(name);
     object(kModule, "TensorStorageMetadata");
     begin_state();
@@ -50,7 +51,8 @@ class Writer {
     p_.text("storage_data");
     p_.opcode('}'), p_.opcode('(');
   }
-  void item(const std::string& name, const Dims& offset, std::optional<int64_t> index, const std::string& file, int64_t at, int64_t length) {
+  void item(const std::string& name, const Dims& offset, std::optional<int64_t> index,
+            const std::string& file, int64_t at, int64_t length) {
     object(kModule, "MetadataIndex");
     begin_state();
     p_.text("fqn"), p_.text(name);
@@ -87,7 +89,8 @@ Result<DcpMetadata> one(const Shape& shape, const std::vector<Box>& boxes, bool 
   writer.tensor("w", shape, boxes);
   writer.items();
   for (size_t i = 0; i < boxes.size(); ++i)
-    writer.item("w", boxes[i].offset, hints ? std::optional<int64_t>(i) : std::nullopt, "__0_0.distcp", static_cast<int64_t>(i * 10000), 10000);
+    writer.item("w", boxes[i].offset, hints ? std::optional<int64_t>(i) : std::nullopt,
+                "__0_0.distcp", static_cast<int64_t>(i * 10000), 10000);
   return std::move(writer).read();
 }
 
@@ -121,7 +124,8 @@ TEST(DcpMetadata, ChunksThatTileAreTakenAndOthersAreNot) {
     }
     if (boxes.size() < 2) continue;
     std::vector<Box> fewer(boxes.begin() + 1, boxes.end());
-    EXPECT_TRUE(has_error(one(shape, fewer), Code::kInvalidArgument, "tensor 'w': its chunks hold"));
+    EXPECT_TRUE(
+        has_error(one(shape, fewer), Code::kInvalidArgument, "tensor 'w': its chunks hold"));
     // One that reaches into its neighbour: overlap, or hole elsewhere.
     Box& box = boxes[random() % boxes.size()];
     const size_t axis = random() % box.axes();
@@ -133,7 +137,9 @@ TEST(DcpMetadata, ChunksThatTileAreTakenAndOthersAreNot) {
 }
 
 TEST(DcpMetadata, APinwheelIsNoHarm) {  // no face goes through all of it
-  EXPECT_TRUE(is_ok(one({3, 3}, {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}})));
+  EXPECT_TRUE(is_ok(one(
+      {3, 3},
+      {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}})));
 }
 
 TEST(DcpMetadata, EmptyChunksNeedNoFile) {
@@ -156,25 +162,39 @@ TEST(DcpMetadata, RefusesWhatLies) {
   };
   auto good = [](Writer& w) { w.item("w", {0}, 0, "a", 0, 8), w.item("w", {2}, 1, "a", 8, 8); };
   EXPECT_TRUE(is_ok(read(good)));
-  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", 0, 8); }), Code::kInvalidArgument, "nobody says in which file its chunk [2:4] is"));
-  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", 0, 7), w.item("w", {2}, 1, "a", 8, 8); }), Code::kInvalidArgument, "has 7 bytes in 'a'"));
-  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", 0, 9), w.item("w", {2}, 1, "a", 8, 8); }), Code::kInvalidArgument, "items at bytes 0 and 8 overlap"));
-  EXPECT_TRUE(has_error(read([&](Writer& w) { good(w), w.item("w", {2}, 1, "b", 8, 8); }), Code::kInvalidArgument, "is stored twice"));
-  EXPECT_TRUE(has_error(read([&](Writer& w) { good(w), w.item("w", {1}, 1, "b", 8, 8); }), Code::kInvalidArgument, "a chunk at [1] is stored, but not described"));
-  EXPECT_TRUE(has_error(read([&](Writer& w) { good(w), w.item("v", {1}, 1, "b", 8, 8); }), Code::kInvalidArgument, "'v': it is stored, but not described"));
+  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", 0, 8); }),
+                        Code::kInvalidArgument, "nobody says in which file its chunk [2:4] is"));
+  EXPECT_TRUE(has_error(
+      read([](Writer& w) { w.item("w", {0}, 0, "a", 0, 7), w.item("w", {2}, 1, "a", 8, 8); }),
+      Code::kInvalidArgument, "has 7 bytes in 'a'"));
+  EXPECT_TRUE(has_error(
+      read([](Writer& w) { w.item("w", {0}, 0, "a", 0, 9), w.item("w", {2}, 1, "a", 8, 8); }),
+      Code::kInvalidArgument, "items at bytes 0 and 8 overlap"));
+  EXPECT_TRUE(has_error(read([&](Writer& w) { good(w), w.item("w", {2}, 1, "b", 8, 8); }),
+                        Code::kInvalidArgument, "is stored twice"));
+  EXPECT_TRUE(has_error(read([&](Writer& w) { good(w), w.item("w", {1}, 1, "b", 8, 8); }),
+                        Code::kInvalidArgument, "a chunk at [1] is stored, but not described"));
+  EXPECT_TRUE(has_error(read([&](Writer& w) { good(w), w.item("v", {1}, 1, "b", 8, 8); }),
+                        Code::kInvalidArgument, "'v': it is stored, but not described"));
   for (const char* name : {"", ".", "..", "a/b", "/a"})
-    EXPECT_TRUE(has_error(read([&](Writer& w) { w.item("w", {0}, 0, name, 0, 8); }), Code::kInvalidArgument, "no name of a file"));
-  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", -1, 8); }), Code::kInvalidArgument, "not said as torch does"));
-  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", INT64_MAX, 8); }), Code::kInvalidArgument, "beyond 2^63"));
+    EXPECT_TRUE(has_error(read([&](Writer& w) { w.item("w", {0}, 0, name, 0, 8); }),
+                          Code::kInvalidArgument, "no name of a file"));
+  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", -1, 8); }),
+                        Code::kInvalidArgument, "not said as torch does"));
+  EXPECT_TRUE(has_error(read([](Writer& w) { w.item("w", {0}, 0, "a", INT64_MAX, 8); }),
+                        Code::kInvalidArgument, "beyond 2^63"));
   EXPECT_TRUE(has_error(one({4}, {{{0}, {5}}}), Code::kInvalidArgument, "not within"));
   EXPECT_TRUE(has_error(one({4}, {{{5}, {0}}}), Code::kInvalidArgument, "not within"));
-  EXPECT_TRUE(has_error(one({4}, {{{0, 0}, {4, 1}}}), Code::kInvalidArgument, "has 2 axes, the tensor 1"));
-  EXPECT_TRUE(has_error(one({uint64_t{1} << 40, uint64_t{1} << 40}, {}), Code::kInvalidArgument, "shape"));
+  EXPECT_TRUE(
+      has_error(one({4}, {{{0, 0}, {4, 1}}}), Code::kInvalidArgument, "has 2 axes, the tensor 1"));
+  EXPECT_TRUE(
+      has_error(one({uint64_t{1} << 40, uint64_t{1} << 40}, {}), Code::kInvalidArgument, "shape"));
   EXPECT_TRUE(has_error(parse_dcp_metadata("N."), Code::kInvalidArgument, "but None"));
 
   auto metadata = read(good);
   EXPECT_TRUE(is_ok(check_dcp_files(metadata.value(), std::vector<uint64_t>{16})));
-  EXPECT_TRUE(has_error(check_dcp_files(metadata.value(), std::vector<uint64_t>{15}), Code::kInvalidArgument, "file 'a' has 15 bytes, but 'w'"));
+  EXPECT_TRUE(has_error(check_dcp_files(metadata.value(), std::vector<uint64_t>{15}),
+                        Code::kInvalidArgument, "file 'a' has 15 bytes, but 'w'"));
 }
 
 TEST(DcpMetadata, SixteenThousandRanksTakeNoTimeToCheck) {

@@ -49,8 +49,8 @@ TEST(Utf8, TextForPeople) {
 TEST(Utf8, IsToldFromOtherBytes) {
   for (const char* text : {"", "a", "é", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf", "\xed\x9f\xbf"})
     EXPECT_TRUE(is_utf8(text)) << text;
-  for (const char* text : {"\xff", "\x80", "\xc3", "\xc3(", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80",
-                           "\xf4\x90\x80\x80", "\xf0\x9f\x98", "a\xf5"})
+  for (const char* text : {"\xff", "\x80", "\xc3", "\xc3(", "\xc0\xaf", "\xe0\x80\xaf",
+                           "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf0\x9f\x98", "a\xf5"})
     EXPECT_FALSE(is_utf8(text)) << text;
   EXPECT_TRUE(is_utf8(std::string_view("\0a", 2)));
 }
@@ -73,23 +73,25 @@ TEST_P(JsonRefuses, WithThePlace) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Texts, JsonRefuses,
-    testing::Values(BadJson{"", "line 1, column 1: not valid JSON"},
-                    BadJson{"{\"a\": 1,\n \"b\": }", "line 2, column 7"},
-                    BadJson{"{\"é\": x}", "line 1, column 7"}, BadJson{"{\"a\": 1} x", "column 10"},
-                    BadJson{"{\"a\": NaN}", "column 7"}, BadJson{"[1", "too early"},
-                    BadJson{"[[[[[[[[[1]]]]]]]]]", "nested deeper than 8"},
-                    BadJson{std::string(1001, ' '), "1001 bytes of JSON, but at most 1000"},
-                    BadJson{"{\"a\": \"\xff\"}", "line 1, column 8"},
-                    BadJson{"// x\n1", "line 1, column 1: not valid JSON: JSON has no comments"},
-                    BadJson{"{\"a\": 1,\n}", "line 2, column 1: not valid JSON: the comma before this '}' is one too many"},
-                    BadJson{"[1, 2, ]", "column 8: not valid JSON: the comma before this ']' is one too many"},
-                    BadJson{"\n<!doctype HTML>", "it is an HTML page"},
-                    BadJson{"version https://git-lfs.github.com/spec/v1\n", "it is a git-lfs pointer"},
-                    BadJson{"{\"a\": {\"b\": 1, \"c\": \":\",\n  \"b\": 2}}",
-                            "line 2, column 3: the key 'b' is there twice"},
-                    BadJson{R"({"ab": {"a": 1}, "x": [{"ab": 1}], "\u0061b": {}})",
-                            "column 36: the key 'ab' is there twice"},
-                    BadJson{R"({"a\"": 1, "a\"": [{"z": 1}]})", "is there twice"}));
+    testing::Values(
+        BadJson{"", "line 1, column 1: not valid JSON"},
+        BadJson{"{\"a\": 1,\n \"b\": }", "line 2, column 7"},
+        BadJson{"{\"é\": x}", "line 1, column 7"}, BadJson{"{\"a\": 1} x", "column 10"},
+        BadJson{"{\"a\": NaN}", "column 7"}, BadJson{"[1", "too early"},
+        BadJson{"[[[[[[[[[1]]]]]]]]]", "nested deeper than 8"},
+        BadJson{std::string(1001, ' '), "1001 bytes of JSON, but at most 1000"},
+        BadJson{"{\"a\": \"\xff\"}", "line 1, column 8"},
+        BadJson{"// x\n1", "line 1, column 1: not valid JSON: JSON has no comments"},
+        BadJson{"{\"a\": 1,\n}",
+                "line 2, column 1: not valid JSON: the comma before this '}' is one too many"},
+        BadJson{"[1, 2, ]", "column 8: not valid JSON: the comma before this ']' is one too many"},
+        BadJson{"\n<!doctype HTML>", "it is an HTML page"},
+        BadJson{"version https://git-lfs.github.com/spec/v1\n", "it is a git-lfs pointer"},
+        BadJson{"{\"a\": {\"b\": 1, \"c\": \":\",\n  \"b\": 2}}",
+                "line 2, column 3: the key 'b' is there twice"},
+        BadJson{R"({"ab": {"a": 1}, "x": [{"ab": 1}], "\u0061b": {}})",
+                "column 36: the key 'ab' is there twice"},
+        BadJson{R"({"a\"": 1, "a\"": [{"z": 1}]})", "is there twice"}));
 
 TEST(Json, EqualKeysOfDifferentObjectsAreNoDuplicates) {
   EXPECT_TRUE(
@@ -163,10 +165,12 @@ TEST(SizeText, Reads) {
   for (const char* bad : {"", "G", ".", "-1", "1.2.3", "1X", "64GG", "0x10", "1e3", "64 G x",
                           "99999999999999999999999999 x"})
     EXPECT_TRUE(has_error(parse_size(bad), Code::kInvalidArgument)) << bad;
-  for (const char* large : {"18446744073709551616", "16E", "99999999999999999999999999", "99999999999999999999999999G"}) {
+  for (const char* large : {"18446744073709551616", "16E", "99999999999999999999999999",
+                            "99999999999999999999999999G"}) {
     const Result<uint64_t> size = parse_size(large);
     ASSERT_TRUE(has_error(size, Code::kInvalidArgument)) << large;
-    EXPECT_NE(size.error().message().find("does not fit into 64 bits"), std::string::npos) << size.error().message();
+    EXPECT_NE(size.error().message().find("does not fit into 64 bits"), std::string::npos)
+        << size.error().message();
   }
 }
 

@@ -40,7 +40,8 @@ class Counting {
   /// Every number was written once and seen once, in order; those of unknown outcome perhaps.
   void check() {
     finish();
-    for (int i = 0; i < 20 && meta_.settle().has_error(); ++i) std::this_thread::sleep_for(milliseconds(5));
+    for (int i = 0; i < 20 && meta_.settle().has_error(); ++i)
+      std::this_thread::sleep_for(milliseconds(5));
     int last = std::stoi(meta_.get("n").value()->value);
     EXPECT_GE(last, done_);
     EXPECT_LE(last, done_ + unknown_);
@@ -56,12 +57,10 @@ class Counting {
       auto entry = meta_.get("n");
       if (!entry) continue;
       int next = std::stoi(entry.value()->value) + 1;
-      auto committed = meta_.commit({.compares = {{"n", entry.value()->revision}},
-                                     .puts = {{"n", std::to_string(next)}}});
-      if (committed)
-        ++done_;
-      else if (committed.error().code() == Code::kInDoubt)
-        ++unknown_;
+      auto committed = meta_.commit(
+          {.compares = {{"n", entry.value()->revision}}, .puts = {{"n", std::to_string(next)}}});
+      if (committed) ++done_;
+      else if (committed.error().code() == Code::kInDoubt) ++unknown_;
       else if (committed.error().code() != Code::kUnavailable)
         EXPECT_EQ(committed.error().code(), Code::kConflict) << committed.error().message();
       std::this_thread::sleep_for(milliseconds(5));
@@ -92,8 +91,7 @@ class EtcdCluster : public testing::Test {
 
 TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
   auto lease = meta_->lease(seconds(3)).value();
-  int64_t joined =
-      meta_->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
+  int64_t joined = meta_->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
   Counting counting(*meta_);
   counting.wait_for_more(20);
   int leader = servers_->leader(0);
@@ -124,8 +122,8 @@ TEST_F(EtcdCluster, LosesNothingWithItsLeadersAndItsMajority) {
   for (int i = 0; i < 3; ++i) servers_->start(i);
   counting.wait_for_more(20);
   counting.check();
-  // etcd was away, not the node: mostly the lease goes on. On a machine that is too slow it has ended,
-  // and then what rests on it fails.
+  // etcd was away, not the node: mostly the lease goes on. On a machine that is too slow it has
+  // ended, and then what rests on it fails.
   for (int i = 0; i < 100 && !lease->alive(); ++i) std::this_thread::sleep_for(milliseconds(50));
   const bool alive = lease->alive();
   auto fenced = meta_->commit({.compares = {{"node", joined}}, .puts = {{"x", "y"}}});
@@ -148,10 +146,8 @@ TEST_F(EtcdCluster, LosesNothingWhateverGoes) {
     for (int i = 0; i < 3; ++i)
       if (gone >> i & 1) servers_->signal(i, end);
     bool majority = gone != 3 && gone < 5;
-    if (majority)
-      counting.wait_for_more(5);
-    else
-      std::this_thread::sleep_for(milliseconds(random() % 3000));
+    if (majority) counting.wait_for_more(5);
+    else std::this_thread::sleep_for(milliseconds(random() % 3000));
     for (int i = 0; i < 3; ++i)
       if (gone >> i & 1) end == SIGKILL ? servers_->start(i) : servers_->signal(i, SIGCONT);
     counting.wait_for_more(5);
@@ -161,7 +157,8 @@ TEST_F(EtcdCluster, LosesNothingWhateverGoes) {
   counting.check();
 }
 
-/// A member without a majority neither answers from what it remembers nor lets a watch wait for nothing.
+/// A member without a majority neither answers from what it remembers nor lets a watch wait for
+/// nothing.
 TEST_F(EtcdCluster, AMemberThatIsCutOffIsNotBelieved) {
   ASSERT_TRUE(is_ok(meta_->commit({.puts = {{"a", "1"}}})));
   options_.endpoints.resize(1);
@@ -173,7 +170,8 @@ TEST_F(EtcdCluster, AMemberThatIsCutOffIsNotBelieved) {
   servers_->signal(1, SIGKILL);
   servers_->signal(2, SIGKILL);
   Result<std::optional<json::object>> next = std::nullopt;
-  for (int i = 0; i < 20 && next; ++i) next = run_here([&](IoExecutor) { return stream->next(milliseconds(500)); });
+  for (int i = 0; i < 20 && next; ++i)
+    next = run_here([&](IoExecutor) { return stream->next(milliseconds(500)); });
   EXPECT_TRUE(has_error(next, Code::kUnavailable, "no leader"));
   EXPECT_TRUE(has_error(cut_off->get("a"), Code::kUnavailable, options_.endpoints[0]));
   EXPECT_TRUE(has_error(cut_off->commit({.puts = {{"a", "2"}}}), Code::kUnavailable));

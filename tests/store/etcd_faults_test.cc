@@ -102,18 +102,21 @@ TEST_F(EtcdFaults, WhatCannotBeKnownIsSaid) {
   relay_->cut(false);
   EXPECT_TRUE(is_ok(meta_->settle()));
   const std::string settled = meta_->get("a").value()->value;
-  EXPECT_TRUE(has_error(meta_->commit({.compares = {{"a", 1}}, .puts = {{"b", "2"}}}), Code::kConflict));
+  EXPECT_TRUE(
+      has_error(meta_->commit({.compares = {{"a", 1}}, .puts = {{"b", "2"}}}), Code::kConflict));
   std::this_thread::sleep_for(milliseconds(300));
   EXPECT_EQ(meta_->get("a").value()->value, settled);
 }
 
-/// An etcd that is full lets nobody forbid what is in doubt either: it stays so, for it may be done once there is room.
+/// An etcd that is full lets nobody forbid what is in doubt either: it stays so, for it may be done
+/// once there is room.
 TEST(EtcdFull, WhatIsInDoubtIsNotSettled) {
   if (!EtcdServers::installed()) GTEST_SKIP() << "etcd is not installed";
   const EtcdServers etcd(1);
   HttpRelay relay(etcd.endpoints()[0]);
   auto be_full = [&](const char* action) {
-    ASSERT_TRUE(etcd.post("maintenance/alarm", {{"action", action}, {"memberID", "0"}, {"alarm", "NOSPACE"}}));
+    ASSERT_TRUE(etcd.post("maintenance/alarm",
+                          {{"action", action}, {"memberID", "0"}, {"alarm", "NOSPACE"}}));
   };
   EtcdOptions options = etcd_options({relay.url()});
   options.patience = milliseconds(500);
@@ -136,7 +139,8 @@ TEST(EtcdFull, WhatIsInDoubtIsNotSettled) {
   EXPECT_EQ(meta->get("a").value()->value, "1");
 }
 
-/// Threads count a number up through a network that loses what it likes: nothing is done twice or lost.
+/// Threads count a number up through a network that loses what it likes: nothing is done twice or
+/// lost.
 TEST_F(EtcdFaults, HistoryIsTotalOverABadNetwork) {
   const char* given = std::getenv("PTC_SEED");
   uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device{}();
@@ -165,8 +169,8 @@ TEST_F(EtcdFaults, HistoryIsTotalOverABadNetwork) {
         auto entry = meta_->get("n");
         if (!entry) continue;
         int next = std::stoi(entry.value()->value) + 1;
-        auto committed = meta_->commit({.compares = {{"n", entry.value()->revision}},
-                                        .puts = {{"n", std::to_string(next)}}});
+        auto committed = meta_->commit(
+            {.compares = {{"n", entry.value()->revision}}, .puts = {{"n", std::to_string(next)}}});
         if (committed) ++done;
         else if (committed.error().code() != Code::kConflict) ++failed;
       }
@@ -195,9 +199,9 @@ TEST_F(EtcdFaults, AWatchGoesOnWhereItBroke) {
   int64_t four = direct_->commit({.puts = {{"a", "4"}, {"b", "4"}}}).value();
   relay_->cut(false);
   EXPECT_EQ(log.wait_for(5),
-            (std::vector<std::string>{
-                fmt::format("a=1@{}", one), fmt::format("a=2@{}", two), fmt::format("-a@{}", three),
-                fmt::format("a=4@{}", four), fmt::format("b=4@{}", four)}));
+            (std::vector<std::string>{fmt::format("a=1@{}", one), fmt::format("a=2@{}", two),
+                                      fmt::format("-a@{}", three), fmt::format("a=4@{}", four),
+                                      fmt::format("b=4@{}", four)}));
 }
 
 TEST_F(EtcdFaults, AWatchSurvivesCompaction) {
@@ -210,7 +214,8 @@ TEST_F(EtcdFaults, AWatchSurvivesCompaction) {
   // Until the stream is certainly gone.
   std::this_thread::sleep_for(milliseconds(200));
   for (int i = 1; i <= 3; ++i)
-    ASSERT_TRUE(is_ok(direct_->commit({.puts = {{"changed", std::to_string(i)}, {"fleeting", "x"}}})));
+    ASSERT_TRUE(
+        is_ok(direct_->commit({.puts = {{"changed", std::to_string(i)}, {"fleeting", "x"}}})));
   int64_t last = direct_->get("changed").value()->revision;
   int64_t erased = direct_->commit({.deletes = {"gone", "fleeting"}}).value();
   int64_t made = direct_->commit({.puts = {{"new", "1"}}}).value();
@@ -278,8 +283,7 @@ TEST_F(EtcdFaults, AStoppedProcessKnowsThatItsLeaseIsOver) {
   if (child == 0) {
     auto meta = open_etcd_meta(direct_options_).value();
     auto lease = meta->lease(seconds(2)).value();
-    int64_t joined =
-        meta->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
+    int64_t joined = meta->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
     // Says whether it is alive until it is not any more.
     for (;;) {
       auto deadline = lease->deadline();
@@ -287,9 +291,10 @@ TEST_F(EtcdFaults, AStoppedProcessKnowsThatItsLeaseIsOver) {
       PTC_CHECK(::write(pipe_ends[1], &deadline, sizeof deadline) == sizeof deadline);
       std::this_thread::sleep_for(milliseconds(1));
     }
-    bool refused =
-        has_error(meta->commit({.leased_puts = {{"x", "x"}}, .lease = lease.get()}), Code::kConflict) &&
-        has_error(meta->commit({.compares = {{"node", joined}}, .puts = {{"x", "x"}}}), Code::kConflict);
+    bool refused = has_error(meta->commit({.leased_puts = {{"x", "x"}}, .lease = lease.get()}),
+                             Code::kConflict) &&
+                   has_error(meta->commit({.compares = {{"node", joined}}, .puts = {{"x", "x"}}}),
+                             Code::kConflict);
     ::_exit(refused ? 0 : 1);
   }
   ::close(pipe_ends[1]);
@@ -325,7 +330,8 @@ TEST(EtcdSetBack, NothingIsWrittenOnceItsDataAreLost) {
   servers.start(0);
   servers.wait_until_serving(0);
   EXPECT_FALSE(meta->commit({.puts = {{"b", "1"}}}).has_value());  // its connection is gone
-  EXPECT_TRUE(has_error(meta->commit({.puts = {{"b", "1"}}}), Code::kUnavailable, "went back from revision"));
+  EXPECT_TRUE(has_error(meta->commit({.puts = {{"b", "1"}}}), Code::kUnavailable,
+                        "went back from revision"));
   ASSERT_TRUE(meta->set_back());
   EXPECT_TRUE(has_error(meta->list(""), Code::kUnavailable, "went back from revision"));
   auto anew = open_etcd_meta(options).value();  // it knows of no other time

@@ -37,7 +37,8 @@ TEST(EtcdJson, NumbersAreStrings) {
 }
 
 TEST(EtcdJson, RefusesWhatEtcdDoesNotSay) {
-  for (const char* text : {R"({"a": "Zg"})", R"({"a": "Z!=="})", R"({"a": 1})", R"({"a": "Zm9v="})"})
+  for (const char* text :
+       {R"({"a": "Zg"})", R"({"a": "Z!=="})", R"({"a": 1})", R"({"a": "Zm9v="})"})
     EXPECT_TRUE(has_error(bytes_field(parsed(text), "a"), Code::kCorrupt, "'a'")) << text;
   for (const char* text : {R"({"a": "9223372036854775808"})", R"({"a": ""})", R"({"a": "5x"})",
                            R"({"a": []})", R"({"a": 1.5})"})
@@ -52,8 +53,10 @@ TEST(EtcdJson, ErrorsOfEveryVersion) {
     return found ? fmt::format("{} {}", found->grpc_code, found->message) : "none";
   };
   EXPECT_EQ(failure(R"({"header": {"revision": "1"}})"), "none");
-  EXPECT_EQ(failure(R"({"error": "no leader", "message": "no leader", "code": 14})"), "14 no leader");
-  EXPECT_EQ(failure(R"({"code": 5, "message": "lease not found", "details": []})"), "5 lease not found");
+  EXPECT_EQ(failure(R"({"error": "no leader", "message": "no leader", "code": 14})"),
+            "14 no leader");
+  EXPECT_EQ(failure(R"({"code": 5, "message": "lease not found", "details": []})"),
+            "5 lease not found");
   EXPECT_EQ(failure(R"({"error": {"grpc_code": 14, "http_code": 503, "message": "no leader"}})"),
             "14 no leader");
   EXPECT_EQ(failure(R"({"error": {"code": 14, "message": "no leader"}})"), "14 no leader");

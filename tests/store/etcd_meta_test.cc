@@ -11,7 +11,8 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(
     Etcd, MetaConformance,
     testing::Values(MetaBackend{
-        "etcd", []() -> std::unique_ptr<MetaClient> {
+        "etcd",
+        []() -> std::unique_ptr<MetaClient> {
           if (shared_etcd() == nullptr) return nullptr;
           return open_etcd_meta(etcd_options(shared_etcd()->endpoints())).value();
         }}),
@@ -48,8 +49,8 @@ TEST_F(EtcdMeta, ClientsOfOneClusterAgreeAndSeeNothingOfOthers) {
 TEST_F(EtcdMeta, ListsMoreThanOnePage) {
   auto meta = open();
   for (int i = 0; i < 120; ++i)
-    ASSERT_TRUE(is_ok(
-        meta->commit({.puts = {{fmt::format("k{:03}", i), std::string(40000, 'v')}}})));
+    ASSERT_TRUE(
+        is_ok(meta->commit({.puts = {{fmt::format("k{:03}", i), std::string(40000, 'v')}}})));
   std::vector<MetaEntry> entries = meta->list("k").value();
   ASSERT_EQ(entries.size(), 120u);
   for (int i = 0; i < 120; ++i) {
@@ -78,8 +79,8 @@ TEST_F(EtcdMeta, SaysWhatIsWrongWithItsOptions) {
   EtcdOptions wrong = options_;
   wrong.endpoints = {};
   EXPECT_TRUE(refused(wrong, Code::kInvalidArgument, "no endpoint of etcd is given"));
-  for (const char* address : {"127.0.0.1:2379", "http://", "http://:2379", "http://a:b", "http://[::1",
-                              "http://a:", "ftp://a", "http://a:123456"}) {
+  for (const char* address : {"127.0.0.1:2379", "http://", "http://:2379", "http://a:b",
+                              "http://[::1", "http://a:", "ftp://a", "http://a:123456"}) {
     wrong.endpoints = {address};
     EXPECT_TRUE(refused(wrong, Code::kInvalidArgument, "is no address of etcd")) << address;
   }
@@ -93,10 +94,12 @@ TEST_F(EtcdMeta, SaysWhatIsWrongWithItsOptions) {
   EXPECT_TRUE(refused(wrong, Code::kInvalidArgument, "'a/b'"));
   wrong = options_;
   wrong.endpoints = {"http://127.0.0.1:1", "http://127.0.0.1:2"};
-  EXPECT_TRUE(refused(wrong, Code::kUnavailable, "http://127.0.0.1:1: connecting to 127.0.0.1:1: Connection refused; "
-                                                 "http://127.0.0.1:2: connecting to 127.0.0.1:2: Connection refused"));
+  EXPECT_TRUE(refused(wrong, Code::kUnavailable,
+                      "http://127.0.0.1:1: connecting to 127.0.0.1:1: Connection refused; "
+                      "http://127.0.0.1:2: connecting to 127.0.0.1:2: Connection refused"));
   wrong.endpoints = {shared_etcd()->peer_endpoint()};
-  EXPECT_TRUE(refused(wrong, Code::kUnavailable, "answers HTTP 404, but not as etcd's JSON gateway"));
+  EXPECT_TRUE(
+      refused(wrong, Code::kUnavailable, "answers HTTP 404, but not as etcd's JSON gateway"));
   wrong.endpoints.push_back(options_.endpoints[0] + "/");
   EXPECT_TRUE(is_ok(open_etcd_meta(wrong)));
 }

@@ -80,26 +80,37 @@ TEST_F(EtcdSecure, UsersAndPasswords) {
 }
 
 TEST_F(EtcdSecure, Certificates) {
-  if (std::system("command -v openssl > /dev/null") != 0) GTEST_SKIP() << "openssl is not installed";
+  if (std::system("command -v openssl > /dev/null") != 0)
+    GTEST_SKIP() << "openssl is not installed";
   auto openssl = [&](const std::string& arguments) {
-    std::string command = fmt::format("cd {} && openssl {} 2> /dev/null", dir_.file("."), arguments);
+    std::string command =
+        fmt::format("cd {} && openssl {} 2> /dev/null", dir_.file("."), arguments);
     ASSERT_EQ(std::system(command.c_str()), 0) << command;
   };
   write("names", "subjectAltName = IP:127.0.0.1, DNS:localhost\n");
   write("elsewhere", "subjectAltName = IP:127.0.0.2\n");
   for (const char* authority : {"ca", "other-ca"})
-    openssl(fmt::format("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-                        "-subj /O={0} -keyout {0}.key -out {0}.pem", authority));
+    openssl(
+        fmt::format("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+                    "-subj /O={0} -keyout {0}.key -out {0}.pem",
+                    authority));
   auto certificate = [&](const std::string& name, const std::string& names) {
-    openssl(fmt::format("req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /O={0} "
-                        "-keyout {0}.key -out {0}.csr", name));
-    openssl(fmt::format("x509 -req -in {0}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
-                        "-extfile {1} -out {0}.pem", name, names));
+    openssl(
+        fmt::format("req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /O={0} "
+                    "-keyout {0}.key -out {0}.csr",
+                    name));
+    openssl(
+        fmt::format("x509 -req -in {0}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
+                    "-extfile {1} -out {0}.pem",
+                    name, names));
     ::chmod(dir_.file(name + ".key").c_str(), 0600);
   };
   certificate("server", "names");
   certificate("client", "names");
-  auto tls = TlsSource::open({dir_.file("ca.pem"), dir_.file("client.pem"), dir_.file("client.key")}, TlsUse::kClient).value();
+  auto tls =
+      TlsSource::open({dir_.file("ca.pem"), dir_.file("client.pem"), dir_.file("client.key")},
+                      TlsUse::kClient)
+          .value();
   EtcdServers server(1, "https",
                      {"--cert-file", dir_.file("server.pem"), "--key-file", dir_.file("server.key"),
                       "--client-cert-auth", "--trusted-ca-file", dir_.file("ca.pem")},
@@ -131,8 +142,10 @@ TEST_F(EtcdSecure, Certificates) {
   EXPECT_EQ(open_etcd_meta(options).value()->get("a").value()->value.size(), size_t{1 << 20});
   // Another authority: known to who runs as soon as it is in the files.
   const std::string ca = dir_.file("ca.pem");
-  openssl("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /O=next -keyout ca.key "
-          "-out next.pem");
+  openssl(
+      "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /O=next -keyout "
+      "ca.key "
+      "-out next.pem");
   ASSERT_EQ(::rename(dir_.file("next.pem").c_str(), ca.c_str()), 0);
   certificate("server", "names");
   certificate("client", "names");

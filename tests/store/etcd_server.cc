@@ -65,16 +65,29 @@ void EtcdServers::start(int member) {
   std::string cluster;
   for (size_t i = 0; i < members_.size(); ++i)
     cluster += fmt::format("{}m{}={}", i == 0 ? "" : ",", i, members_[i].peer_url);
-  std::vector<std::string> words = {
-      "etcd", "--name", name, "--data-dir", dir_.file(name), "--log-level", "error",
-      "--listen-client-urls", self.client_url, "--advertise-client-urls", self.client_url,
-      "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url,
-      "--initial-cluster", cluster};
+  std::vector<std::string> words = {"etcd",
+                                    "--name",
+                                    name,
+                                    "--data-dir",
+                                    dir_.file(name),
+                                    "--log-level",
+                                    "error",
+                                    "--listen-client-urls",
+                                    self.client_url,
+                                    "--advertise-client-urls",
+                                    self.client_url,
+                                    "--listen-peer-urls",
+                                    self.peer_url,
+                                    "--initial-advertise-peer-urls",
+                                    self.peer_url,
+                                    "--initial-cluster",
+                                    cluster};
   words.insert(words.end(), options_.begin(), options_.end());
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  UniqueFd log = open_file(AT_FDCWD, dir_.file(name + ".log"), O_WRONLY | O_CREAT | O_APPEND).value();
+  UniqueFd log =
+      open_file(AT_FDCWD, dir_.file(name + ".log"), O_WRONLY | O_CREAT | O_APPEND).value();
   self.pid = ::fork();
   if (self.pid != 0) return;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -97,14 +110,16 @@ void EtcdServers::signal(int member, int number) {
   pid = -1;
 }
 
-std::optional<json::object> EtcdServers::post(const std::string& method, const json::object& request,
-                                              int member, std::string token) const {
+std::optional<json::object> EtcdServers::post(const std::string& method,
+                                              const json::object& request, int member,
+                                              std::string token) const {
   HttpConnection connection(parse_endpoint(members_[member].client_url).value(), tls_);
   const HttpConnection::Until until{std::chrono::steady_clock::now() + seconds(3), {}};
   HttpConnection::Headers headers;
   if (!token.empty()) headers.emplace_back("Authorization", token);
-  auto response = run_here(
-      [&](IoExecutor) { return connection.post("/v3/" + method, headers, json::serialize(request), until); });
+  auto response = run_here([&](IoExecutor) {
+    return connection.post("/v3/" + method, headers, json::serialize(request), until);
+  });
   connection.rest();
   if (!response) return std::nullopt;
   return parse_json(response.value().body).value().as_object();
@@ -125,8 +140,8 @@ int EtcdServers::leader(int member) const {
   auto status = post("maintenance/status", {}, member);
   if (!status || !status->contains("leader")) return -1;
   for (size_t i = 0; i < members_.size(); ++i) {
-    auto other = members_[i].pid < 0 ? std::nullopt
-                                     : post("maintenance/status", {}, static_cast<int>(i));
+    auto other =
+        members_[i].pid < 0 ? std::nullopt : post("maintenance/status", {}, static_cast<int>(i));
     if (other && object_field(*other, "header").at("member_id") == status->at("leader"))
       return static_cast<int>(i);
   }
@@ -136,7 +151,8 @@ int EtcdServers::leader(int member) const {
 void EtcdServers::compact() const {
   json::object now = post("kv/range", {{"key", to_base64("none")}}).value();
   json::object answer =
-      post("kv/compaction", {{"revision", object_field(now, "header").at("revision")}, {"physical", true}})
+      post("kv/compaction",
+           {{"revision", object_field(now, "header").at("revision")}, {"physical", true}})
           .value();
   EXPECT_FALSE(answer.contains("error")) << json::serialize(answer);
 }

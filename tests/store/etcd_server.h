@@ -22,7 +22,8 @@ class EtcdServers {
   static bool installed();
 
   /// `options` go to every member; scheme "https" needs those for TLS, and `tls` to talk to them.
-  explicit EtcdServers(int count, std::string scheme = "http", std::vector<std::string> options = {},
+  explicit EtcdServers(int count, std::string scheme = "http",
+                       std::vector<std::string> options = {},
                        std::shared_ptr<const TlsSource> tls = nullptr);
   ~EtcdServers();
 

@@ -32,20 +32,28 @@ TEST(FanOut, DoesAllAtTheSameTimeHoweverManyTheyAre) {
   constexpr size_t kCount = 600;
   std::latch all(kCount);
   std::atomic<size_t> done = 0;
-  FanOut(kCount, [&](size_t) {
-    all.arrive_and_wait();
-    ++done;
-  }, kAllAtOnce).finish();
+  FanOut(
+      kCount,
+      [&](size_t) {
+        all.arrive_and_wait();
+        ++done;
+      },
+      kAllAtOnce)
+      .finish();
   EXPECT_EQ(done, kCount);
 }
 
 TEST(FanOut, TakesNoMoreThreadsThanItMay) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
-  FanOut(200, [&](size_t) {
-    std::lock_guard lock(mutex);
-    threads.insert(std::this_thread::get_id());
-  }, 3).finish();
+  FanOut(
+      200,
+      [&](size_t) {
+        std::lock_guard lock(mutex);
+        threads.insert(std::this_thread::get_id());
+      },
+      3)
+      .finish();
   EXPECT_LE(threads.size(), 4u);  // and the caller's
 }
 
@@ -75,7 +83,9 @@ TEST(Answers, AreInOrderAndWhatThrowsIsNotReached) {
 
 TEST(Answers, ThatNobodyWaitsForAreWaitedForAtTheEnd) {
   auto asked = std::make_shared<std::atomic<int>>(0);
-  { Answers<void> answers(5, [asked](size_t) { return ++*asked, ok(); }); }
+  {
+    Answers<void> answers(5, [asked](size_t) { return ++*asked, ok(); });
+  }
   EXPECT_EQ(*asked, 5);
 }
 

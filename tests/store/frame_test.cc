@@ -14,7 +14,9 @@
 namespace ptc {
 namespace {
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
 
 uint64_t seed() {
   const char* given = std::getenv("PTC_SEED");

@@ -1,11 +1,12 @@
 // Who is let in, and what becomes of those who speak nonsense.
+#include "store/rpc/handshake.h"
+
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +17,6 @@
 #include <sstream>
 
 #include "store/rpc/connection.h"
-#include "store/rpc/handshake.h"
 #include "store/rpc/messages.h"
 #include "tcp_world.h"
 #include "tests/support/sockets.h"
@@ -37,6 +37,7 @@ class Stranger {
     connection_.detach();
     return result;
   }
+
  public:
   explicit Stranger(UniqueFd socket) : connection_(std::move(socket)) {}
 
@@ -68,13 +69,13 @@ class Handshake : public testing::Test {
     return path;
   }
   PeerAuth secret(char letter) {
-    return {.secret_file = secret_file(std::string("secret-") + letter, std::string(40, letter) + "\n")};
+    return {.secret_file =
+                secret_file(std::string("secret-") + letter, std::string(40, letter) + "\n")};
   }
   void start(PeerServerOptions options) {
     server_ = PeerServer::start(std::move(options)).value();
-    server_->handle("who", [](std::string_view, const std::string& from) {
-      return Result<std::string>(from);
-    });
+    server_->handle(
+        "who", [](std::string_view, const std::string& from) { return Result<std::string>(from); });
   }
   PeerServerOptions serving(PeerAuth auth = {}) {
     PeerServerOptions options = world_.server_options(1);
@@ -130,17 +131,22 @@ TEST_F(Handshake, AnotherClusterAndAnotherNodeAreRefused) {
   EXPECT_TRUE(has_error(ask({.cluster = "other", .auth = secret('a')}), Code::kPermissionDenied,
                         "of cluster other"));
   EXPECT_TRUE(comes_to_refuse(*server_, 1));
-  EXPECT_TRUE(has_error(ask({.auth = secret('a')}, "n2"), Code::kUnavailable, "node n1 now, not n2"));
+  EXPECT_TRUE(
+      has_error(ask({.auth = secret('a')}, "n2"), Code::kUnavailable, "node n1 now, not n2"));
 }
 
 TEST_F(Handshake, ASecretThatOthersMayReadIsRefused) {
   auto load = [&](const std::string& path) { return Credentials::load({.secret_file = path}); };
   const std::string good(40, 'x');
   EXPECT_TRUE(is_ok(load(secret_file("good", good))));
-  EXPECT_TRUE(has_error(load(secret_file("read", good, 0640)), Code::kInvalidArgument, "chmod 600"));
-  EXPECT_TRUE(has_error(load(secret_file("short", "short\n")), Code::kInvalidArgument, "openssl rand"));
-  EXPECT_TRUE(has_error(load(secret_file("second", good + "\nshort\n")), Code::kInvalidArgument, "in line 2"));
-  EXPECT_TRUE(has_error(load(secret_file("empty", " \n\n")), Code::kInvalidArgument, "no shared secret"));
+  EXPECT_TRUE(
+      has_error(load(secret_file("read", good, 0640)), Code::kInvalidArgument, "chmod 600"));
+  EXPECT_TRUE(
+      has_error(load(secret_file("short", "short\n")), Code::kInvalidArgument, "openssl rand"));
+  EXPECT_TRUE(has_error(load(secret_file("second", good + "\nshort\n")), Code::kInvalidArgument,
+                        "in line 2"));
+  EXPECT_TRUE(
+      has_error(load(secret_file("empty", " \n\n")), Code::kInvalidArgument, "no shared secret"));
   EXPECT_TRUE(has_error(load(secret_file("long", std::string(5000, 'x'))), Code::kInvalidArgument));
   EXPECT_TRUE(has_error(load(world_.directory()), Code::kInvalidArgument, "regular"));
   EXPECT_TRUE(has_error(load(world_.directory() + "/none"), Code::kNotFound, "none"));
@@ -150,17 +156,21 @@ TEST_F(Handshake, ASecretIsExchangedWhileNodesRun) {
   const std::string old_line(40, 'o'), new_line(40, 'n');
   const std::string path = secret_file("of-the-server", old_line + "\n");
   start(serving({.secret_file = path}));
-  const auto asks_with = [&](const std::string& text) { return ask({.auth = {.secret_file = secret_file("of-the-asker", text)}}); };
+  const auto asks_with = [&](const std::string& text) {
+    return ask({.auth = {.secret_file = secret_file("of-the-asker", text)}});
+  };
   const auto server_has = [&](const std::string& text) {
     const std::string beside = secret_file("beside", text);
     ASSERT_EQ(::rename(beside.c_str(), path.c_str()), 0);
   };
   EXPECT_TRUE(is_ok(asks_with(old_line + "\n" + new_line)));
-  EXPECT_TRUE(has_error(asks_with(new_line + "\n" + old_line), Code::kPermissionDenied, "secret is another"));
+  EXPECT_TRUE(has_error(asks_with(new_line + "\n" + old_line), Code::kPermissionDenied,
+                        "secret is another"));
   server_has("\n" + old_line + " \r\n\n" + new_line);
   EXPECT_TRUE(is_ok(asks_with(new_line + "\n" + old_line)));
   EXPECT_TRUE(is_ok(asks_with(old_line + "\n" + new_line)));
-  EXPECT_TRUE(has_error(asks_with(new_line), Code::kPermissionDenied, "secret is another"));  // the server proves the old one
+  EXPECT_TRUE(has_error(asks_with(new_line), Code::kPermissionDenied,
+                        "secret is another"));  // the server proves the old one
   server_has(new_line + "\n");
   EXPECT_TRUE(is_ok(asks_with(new_line)));
   EXPECT_TRUE(has_error(asks_with(old_line), Code::kPermissionDenied, "secret is another"));
@@ -182,7 +192,8 @@ TEST_F(Handshake, OffLoopbackAListenerWantsAuthentication) {
 
 TEST_F(Handshake, StrangersDoNotKeepOthersOutNorFillTheLog) {
   auto lines = std::make_shared<std::ostringstream>();
-  auto logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_mt>(*lines));
+  auto logger = std::make_shared<spdlog::logger>(
+      "", std::make_shared<spdlog::sinks::ostream_sink_mt>(*lines));
   auto before = spdlog::default_logger();
   spdlog::set_default_logger(logger);
   PeerServerOptions options = serving(secret('a'));
@@ -205,16 +216,21 @@ TEST_F(Handshake, StrangersDoNotKeepOthersOutNorFillTheLog) {
 TEST_F(Handshake, ANameThatIsNoLabelIsRefused) {
   start(serving(secret('a')));
   for (const char* name : {"W1", "w.1", "../w", "-w", "w_1"})
-    EXPECT_TRUE(has_error(ask({.node = name, .auth = secret('a')}), Code::kPermissionDenied, "DNS label"));
-  for (const char* good : {"w1", "0", "a-b", "ip-10-0-0-1"}) EXPECT_TRUE(is_ok(check_node_name(good))) << good;
+    EXPECT_TRUE(
+        has_error(ask({.node = name, .auth = secret('a')}), Code::kPermissionDenied, "DNS label"));
+  for (const char* good : {"w1", "0", "a-b", "ip-10-0-0-1"})
+    EXPECT_TRUE(is_ok(check_node_name(good))) << good;
   EXPECT_TRUE(is_ok(check_node_name(std::string(63, 'x'))));
-  EXPECT_TRUE(has_error(check_node_name(std::string(64, 'x')), Code::kInvalidArgument, "DNS label"));
+  EXPECT_TRUE(
+      has_error(check_node_name(std::string(64, 'x')), Code::kInvalidArgument, "DNS label"));
 }
 
 TEST_F(Handshake, EveryAddressIsNoneToConnectTo) {
   auto wildcard = [](const char* text) { return is_wildcard(PeerAddress::parse(text).value()); };
-  for (const char* all : {"0.0.0.0:1", "0:1", "[::]:1", "[0:0::0]:1", "[::ffff:0.0.0.0]:1"}) EXPECT_TRUE(wildcard(all)) << all;
-  for (const char* one : {"127.0.0.1:1", "[::1]:1", "localhost:1", "w1:1"}) EXPECT_FALSE(wildcard(one)) << one;
+  for (const char* all : {"0.0.0.0:1", "0:1", "[::]:1", "[0:0::0]:1", "[::ffff:0.0.0.0]:1"})
+    EXPECT_TRUE(wildcard(all)) << all;
+  for (const char* one : {"127.0.0.1:1", "[::1]:1", "localhost:1", "w1:1"})
+    EXPECT_FALSE(wildcard(one)) << one;
 }
 
 TEST_F(Handshake, AddressesThatCannotBeListenedOnSayWhatToDo) {
@@ -240,11 +256,12 @@ TEST_F(Handshake, NonsenseIsCutOff) {
   for (const std::string& bytes : {
            std::string("GET / HTTP/1.1\r\nHost: w1:7070\r\n\r\n"), damaged,
            std::string(reinterpret_cast<const char*>(noise.data()), noise.size()),
-           header(FrameType::kHello, UINT32_MAX),            // longer than a greeting may be
-           header(FrameType::kFetch, 100),                   // not before the greeting
+           header(FrameType::kHello, UINT32_MAX),  // longer than a greeting may be
+           header(FrameType::kFetch, 100),         // not before the greeting
            header(static_cast<FrameType>(99), 0),
            header(FrameType::kHello, 100) + std::string(100, '\xff'),
-           header(FrameType::kHello, static_cast<uint32_t>(hello.size())) + hello,  // its checksum is 0
+           header(FrameType::kHello, static_cast<uint32_t>(hello.size())) +
+               hello,  // its checksum is 0
        })
     EXPECT_TRUE(is_cut_off_after(bytes));
   EXPECT_TRUE(comes_to_refuse(*server_, 8));
@@ -294,7 +311,8 @@ TEST_F(Handshake, BeyondTheCapTheOneThatIsIdleForLongestGivesWay) {
   for (size_t i = 0; i < 20; ++i) {
     idle.push_back(stranger());
     ASSERT_TRUE(is_ok(idle.back()->greets("n1"))) << i;
-    while (server_->numbers().empty() || server_->numbers()[0].connections < i + 1) std::this_thread::sleep_for(1ms);
+    while (server_->numbers().empty() || server_->numbers()[0].connections < i + 1)
+      std::this_thread::sleep_for(1ms);
     std::this_thread::sleep_for(5ms);
   }
   auto is_open = [&](size_t i) { return idle[i]->looks_alive(); };
@@ -311,11 +329,12 @@ TEST_F(Handshake, BeyondTheCapOneIsClosedWhenNoneIsIdle) {
   start(options);
   std::promise<void> end;
   std::atomic<int> called = 0;
-  server_->handle("wait", [&, ended = end.get_future().share()](std::string_view, const std::string&) {
-    ++called;
-    ended.wait();
-    return Result<std::string>(std::string());
-  });
+  server_->handle("wait",
+                  [&, ended = end.get_future().share()](std::string_view, const std::string&) {
+                    ++called;
+                    ended.wait();
+                    return Result<std::string>(std::string());
+                  });
   std::vector<std::unique_ptr<Stranger>> busy;
   for (int i = 0; i < 2; ++i) {
     busy.push_back(stranger());
@@ -328,7 +347,8 @@ TEST_F(Handshake, BeyondTheCapOneIsClosedWhenNoneIsIdle) {
   end.set_value();
   for (auto& one : busy) EXPECT_TRUE(is_ok(one->gets(FrameType::kReply, 1)));
   Result<std::string> answer = std::string();
-  do answer = ask({}); while (!answer);  // as soon as one is idle
+  do answer = ask({});
+  while (!answer);  // as soon as one is idle
   EXPECT_EQ(answer.value(), "asker");
 }
 
@@ -361,7 +381,8 @@ TEST_F(Handshake, APeerThatReadsNothingStopsOnlyItself) {
   const Bytes content = random_bytes(32 << 20, random);
   FetchRequest fetch;
   fetch.images = {world_.publish(1, content)->id().text};
-  fetch.parts = {{.image = 0, .runs = whole_copy(content.size()), .begin = 0, .end = content.size()}};
+  fetch.parts = {
+      {.image = 0, .runs = whole_copy(content.size()), .begin = 0, .end = content.size()}};
   auto idle = stranger();
   ASSERT_TRUE(is_ok(idle->greets("n1")));
   ASSERT_TRUE(is_ok(idle->sends(FrameType::kFetch, 1, encode(fetch))));

@@ -42,7 +42,9 @@ class Images : public testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
-  void open_again(size_t most_open) { store_ = ImageStore::open(path_ + "/images", {.most_open = most_open}).value(); }
+  void open_again(size_t most_open) {
+    store_ = ImageStore::open(path_ + "/images", {.most_open = most_open}).value();
+  }
   std::vector<ImageRef> publish_many(size_t count) {
     std::vector<ImageRef> images;
     for (size_t i = 0; i < count; ++i) images.push_back(publish("image " + std::to_string(i)));
@@ -63,7 +65,8 @@ TEST_F(Images, AreMendedWhereTheyLie) {
   const UniqueFd damage = open_file(AT_FDCWD, file(image->id()), O_RDWR).value();
   ASSERT_EQ(::pwrite(damage.get(), "x", 1, 5000), 1);
   EXPECT_EQ(static_cast<char>(mapped[5000]), 'x');
-  struct stat before {}, after {};
+  struct stat before {
+  }, after{};
   ASSERT_EQ(::fstat(image->file().use().value().fd(), &before), 0);
   ImageMender mender = ImageMender::open(*image).value();
   EXPECT_TRUE(is_ok(mender.write(0, std::as_bytes(std::span(right)))));
@@ -208,7 +211,8 @@ TEST_F(Images, AreAdoptedWithoutACopy) {
   ASSERT_EQ(::fstatat(dir.get(), "upload", &old_info, 0), 0);
   ASSERT_EQ(::fstat(image->file().use().value().fd(), &new_info), 0);
   EXPECT_EQ(old_info.st_ino, new_info.st_ino);
-  EXPECT_EQ(old_info.st_mode, new_info.st_mode);  // the file is its owner's until the caller says so
+  EXPECT_EQ(old_info.st_mode,
+            new_info.st_mode);  // the file is its owner's until the caller says so
   EXPECT_EQ(store_->open(image->id(), 3).value(), image);
 }
 
@@ -323,7 +327,9 @@ TEST_F(Images, BeingWrittenTakeNoneEither) {
   open_again(4);
   std::vector<ImageWriter> writers;
   for (size_t i = 0; i < 30; ++i) {
-    writers.push_back(store_->create(10, i % 2 == 0 ? ImageStore::TakeSpace::kNow : ImageStore::TakeSpace::kLater).value());
+    writers.push_back(
+        store_->create(10, i % 2 == 0 ? ImageStore::TakeSpace::kNow : ImageStore::TakeSpace::kLater)
+            .value());
     EXPECT_LE(store_->open_files(), 4u);
   }
   for (size_t i = 0; i < writers.size(); ++i) {
@@ -406,7 +412,8 @@ TEST_F(Images, OfWhichTheNameGoesWhileTheyAreUsedByOthers) {
   stop = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(wrong);
-  for (size_t i = 0; i < images.size(); ++i) EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
+  for (size_t i = 0; i < images.size(); ++i)
+    EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
   EXPECT_EQ(files().size(), 39u);  // one is kept open, as half of those that may be
   for (const std::string& name : files()) EXPECT_TRUE(name.ends_with(".removed")) << name;
   EXPECT_LE(store_->open_files(), 3u);
@@ -439,7 +446,8 @@ TEST_F(Images, AreReadWithTheLastDescriptor) {
   const std::vector<ImageRef> images = publish_many(20);
   for (const ImageRef& image : images) store_->confirm(image->id());
   const DescriptorLimit limit(2);
-  for (size_t i = 0; i < images.size(); ++i) EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
+  for (size_t i = 0; i < images.size(); ++i)
+    EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
   EXPECT_EQ(store_->open_files(), 2u);
   std::vector<FileInUse> used;
   for (size_t i = 0; i < 2; ++i) used.push_back(images[i]->file().use().value());

@@ -56,7 +56,8 @@ TEST_P(MappedCopy, OnManyThreadsWhileItIsCut) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([this] {
       std::vector<std::byte> target(kBytes);
-      for (int round = 0; round < 200; ++round) (void)mapped_copy(target.data(), map_, kBytes, GetParam());
+      for (int round = 0; round < 200; ++round)
+        (void)mapped_copy(target.data(), map_, kBytes, GetParam());
     });
   }
   for (int round = 0; round < 500; ++round) {

@@ -1,5 +1,5 @@
-// What every MetaClient must do. A backend names a way to make an empty client, or null, where what it
-// needs is not installed:
+// What every MetaClient must do. A backend names a way to make an empty client, or null, where what
+// it needs is not installed:
 //
 //   INSTANTIATE_TEST_SUITE_P(Memory, MetaConformance, testing::Values(MetaBackend{"memory",
 //   make}));
@@ -148,7 +148,8 @@ TEST_P(MetaConformance, ATransactionHasASize) {
   EXPECT_TRUE(is_ok(meta_->commit({.puts = {{"a", half}, {"b", half}}})));
   EXPECT_TRUE(refused({.puts = {{"a", half}, {"b", half + "x"}}}, "too large"));
   MetaTransaction keys;  // of compares, too
-  for (size_t i = 0; i < kMaxTransactionKeys; ++i) keys.compares.push_back({std::to_string(i) + std::string(4000, 'k'), 0});
+  for (size_t i = 0; i < kMaxTransactionKeys; ++i)
+    keys.compares.push_back({std::to_string(i) + std::string(4000, 'k'), 0});
   EXPECT_TRUE(is_ok(meta_->commit(keys)));
   keys.puts = {{"a", half}};
   EXPECT_TRUE(refused(keys, "too large"));
@@ -181,8 +182,9 @@ TEST_P(MetaConformance, KeysUnderALeaseGoWithIt) {
   EXPECT_EQ(meta_->get("nodes/1").value(), std::nullopt);
   EXPECT_EQ(meta_->get("nodes/2").value()->value, "too");
   EXPECT_EQ(meta_->get("nodes/kept").value()->value, "without a lease");
-  EXPECT_TRUE(has_error(meta_->commit({.compares = {{"nodes/1", joined}}, .puts = {{"epoch", "3"}}}),
-                        Code::kConflict));
+  EXPECT_TRUE(
+      has_error(meta_->commit({.compares = {{"nodes/1", joined}}, .puts = {{"epoch", "3"}}}),
+                Code::kConflict));
   EXPECT_EQ(meta_->get("epoch").value()->value, "2");
 }
 

@@ -93,9 +93,8 @@ TEST(SqliteMeta, WhatAKilledProcessHadUnderALeaseGoesAtTheNextStart) {
   if (child == 0) {
     auto meta = open_sqlite_meta(dir.file("m")).value();
     auto lease = meta->lease(std::chrono::seconds(10)).value();
-    auto committed = meta->commit({.puts = {{"a", "1"}},
-                                   .leased_puts = {{"b", "2"}, {"c", "3"}},
-                                   .lease = lease.get()});
+    auto committed = meta->commit(
+        {.puts = {{"a", "1"}}, .leased_puts = {{"b", "2"}, {"c", "3"}}, .lease = lease.get()});
     (void)meta->commit({.puts = {{"c", "kept"}}});
     ::_exit(committed ? 0 : 1);
   }

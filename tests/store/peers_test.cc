@@ -28,7 +28,8 @@ TEST(Peers, ACallIsAnsweredWithItsBodyOrItsError) {
   Peers& peers = world.peers();
   EXPECT_EQ(peers.call("n1", "echo", "hello", 10s).value(), "n0:hello");
   EXPECT_EQ(peers.call("n1", "echo", "", 10s).value(), "n0:");
-  EXPECT_TRUE(has_error(peers.call("n1", "refuse", "x", 10s), Code::kNoSpace, "no room for \"it\""));
+  EXPECT_TRUE(
+      has_error(peers.call("n1", "refuse", "x", 10s), Code::kNoSpace, "no room for \"it\""));
   EXPECT_TRUE(has_error(peers.call("n1", "throw", "x", 10s), Code::kInternal, "oh"));
   EXPECT_TRUE(has_error(peers.call("n1", "nothing", "x", 10s), Code::kUnavailable, "'nothing'"));
   EXPECT_TRUE(has_error(peers.call("n7", "echo", "x", 10s), Code::kUnavailable, "n7"));
@@ -68,24 +69,25 @@ TEST(Peers, ManyAreAskedAtTheSameTimeByOneThread) {
   TcpWorld world(4);
   std::atomic<int> inside{0}, most{0};
   for (size_t node : {1, 2, 3}) {
-    world.server(node)->handle("who", [&, node](std::string_view request, const std::string&) -> Result<std::string> {
-      const int now = ++inside;
-      for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {}
-      while (most < 30) std::this_thread::sleep_for(1ms);  // until all are being asked
-      if (node == 2) return Error(Code::kBusy, "not now");
-      return fmt::format("{} {}", node, request);
-    });
+    world.server(node)->handle(
+        "who", [&, node](std::string_view request, const std::string&) -> Result<std::string> {
+          const int now = ++inside;
+          for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+          }
+          while (most < 30) std::this_thread::sleep_for(1ms);  // until all are being asked
+          if (node == 2) return Error(Code::kBusy, "not now");
+          return fmt::format("{} {}", node, request);
+        });
   }
   std::vector<Peers::Call> calls;
-  for (int i = 0; i < 30; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "who", std::to_string(i)});
+  for (int i = 0; i < 30; ++i)
+    calls.push_back({TcpWorld::name(1 + i % 3), "who", std::to_string(i)});
   calls.push_back({"n9", "who", ""});
   const auto answers = world.peers().call_all(calls, 30s);
   ASSERT_EQ(answers.size(), calls.size());
   for (int i = 0; i < 30; ++i) {
-    if (i % 3 == 1)
-      EXPECT_TRUE(has_error(answers[i], Code::kBusy, "not now"));
-    else
-      EXPECT_EQ(answers[i].value(), fmt::format("{} {}", 1 + i % 3, i));
+    if (i % 3 == 1) EXPECT_TRUE(has_error(answers[i], Code::kBusy, "not now"));
+    else EXPECT_EQ(answers[i].value(), fmt::format("{} {}", 1 + i % 3, i));
   }
   EXPECT_TRUE(has_error(answers.back(), Code::kUnavailable, "n9"));
   EXPECT_TRUE(world.peers().call_all({}, 30s).empty());
@@ -103,7 +105,8 @@ TEST(Peers, WhoIsCancelledWaitsNoLonger) {
       return Result<std::string>("");
     });
   std::vector<Peers::Call> calls;
-  for (int i = 0; i < 300; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "wait", ""});  // not all at once
+  for (int i = 0; i < 300; ++i)
+    calls.push_back({TcpWorld::name(1 + i % 3), "wait", ""});  // not all at once
   std::stop_source stop;
   std::thread canceller([&] {
     while (asked < 100) std::this_thread::sleep_for(1ms);
@@ -131,22 +134,23 @@ TEST(Peers, ACallEndsAtItsDeadlineAndWhenItIsCancelled) {
     while (!go) std::this_thread::sleep_for(10ms);
     return Result<std::string>("");
   });
-  EXPECT_TRUE(has_error(world.peers().call("n1", "wait", "", 200ms), Code::kUnavailable, "not known"));
+  EXPECT_TRUE(
+      has_error(world.peers().call("n1", "wait", "", 200ms), Code::kUnavailable, "not known"));
   std::stop_source stop;
   std::thread canceller([&] {
     std::this_thread::sleep_for(100ms);
     stop.request_stop();
   });
-  EXPECT_TRUE(has_error(world.peers().call("n1", "wait", "", 60s, stop.get_token()), Code::kCancelled));
+  EXPECT_TRUE(
+      has_error(world.peers().call("n1", "wait", "", 60s, stop.get_token()), Code::kCancelled));
   canceller.join();
   go = true;
 }
 
 TEST(Peers, ADeadNodeIsNoticed) {
   TcpWorld world(2, {.silence = 1500ms});
-  world.server(1)->handle("wait", [&](std::string_view, const std::string&) {
-    return Result<std::string>("");
-  });
+  world.server(1)->handle(
+      "wait", [&](std::string_view, const std::string&) { return Result<std::string>(""); });
   Relay relay(world.server(1)->address(), [](int) { return Relay::Plan{.stall_after = 300}; });
   world.peers().set("n1", relay.address());
   Result<std::string> answer = std::string();

@@ -96,7 +96,8 @@ void HttpRelay::accept_all() {
     if (::poll(&wanted, 1, kTickMs) <= 0) continue;
     UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (cut_ || !client.valid()) continue;
-    threads_.emplace_back([this, client = std::move(client)]() mutable { serve(std::move(client)); });
+    threads_.emplace_back(
+        [this, client = std::move(client)]() mutable { serve(std::move(client)); });
   }
 }
 

@@ -12,15 +12,16 @@
 
 namespace ptc {
 
-/// Listens on a port of its own and passes requests and answers on, but for those that are to be lost.
-/// Threads: any. The destructor cuts all connections.
+/// Listens on a port of its own and passes requests and answers on, but for those that are to be
+/// lost. Threads: any. The destructor cuts all connections.
 class HttpRelay {
  public:
   enum class Fate {
     kPass,
     kLoseRequest,  // the connection breaks before the server sees it
     kLoseAnswer,   // the connection breaks once the server has answered
-    kDeliverLate,  // the connection breaks at once; the server sees the request after deliver_late()
+    kDeliverLate,  // the connection breaks at once; the server sees the request after
+                   // deliver_late()
   };
   /// Of every request, its head and body as text; called by several threads.
   using Decide = std::function<Fate(const std::string& request)>;

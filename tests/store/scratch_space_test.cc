@@ -44,7 +44,8 @@ TEST_F(Scratch, IsSharedWhileSomebodyHasItOpenOrMapped) {
   auto file = space_->create(kMiB).value();
   EXPECT_TRUE(file->unshared());
   {
-    auto other = open_file(AT_FDCWD, "/proc/self/fd/" + std::to_string(file->fd()), O_RDONLY).value();
+    auto other =
+        open_file(AT_FDCWD, "/proc/self/fd/" + std::to_string(file->fd()), O_RDONLY).value();
     EXPECT_FALSE(file->unshared());
     void* mapping = ::mmap(nullptr, kMiB, PROT_READ, MAP_SHARED, other.get(), 0);
     ASSERT_NE(mapping, MAP_FAILED);

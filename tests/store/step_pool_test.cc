@@ -23,9 +23,15 @@ TEST(StepPool, AStepIsTakenAtTheStartAtItsTimeAndWhenWoken) {
   Loop loop;
   loop.start(pool, [&](const std::stop_token&) -> std::optional<StepPool::Time> {
     switch (++steps) {
-      case 1: first.set_value(); return in(milliseconds(20));
-      case 2: second.set_value(); return std::nullopt;
-      default: third.set_value(); return std::nullopt;
+      case 1:
+        first.set_value();
+        return in(milliseconds(20));
+      case 2:
+        second.set_value();
+        return std::nullopt;
+      default:
+        third.set_value();
+        return std::nullopt;
     }
   });
   first.get_future().get();

@@ -21,7 +21,8 @@ class TcpFaults : public testing::Test {
   static constexpr size_t kBytes = 20 << 20;
 
   /// Patient enough for a machine that is busy with other things.
-  explicit TcpFaults(PeersOptions options = {.connect = 30s, .silence = 60s}) : world_(2, options) {}
+  explicit TcpFaults(PeersOptions options = {.connect = 30s, .silence = 60s})
+      : world_(2, options) {}
   void go_through(Relay::Plans plans) {
     relay_ = std::make_unique<Relay>(world_.server(1)->address(), std::move(plans));
     world_.peers().set("n1", relay_->address());
@@ -31,7 +32,8 @@ class TcpFaults : public testing::Test {
     return world_.transport().fetch(items, stop);
   }
   bool arrived(size_t bytes) {
-    return std::equal(content_.begin(), content_.begin() + static_cast<ptrdiff_t>(bytes), target_.begin());
+    return std::equal(content_.begin(), content_.begin() + static_cast<ptrdiff_t>(bytes),
+                      target_.begin());
   }
 
   TcpWorld world_;
@@ -59,7 +61,8 @@ TEST_F(TcpFaults, AStreamThatIsCutGoesOnWhereItWas) {
   EXPECT_EQ(numbers.retries, 3u);
   EXPECT_EQ(numbers.broken_connections, 3u);
   EXPECT_EQ(numbers.connections, 4u);
-  EXPECT_LT(numbers.bytes_received, kBytes + 4 * (1 << 20)) << "of each stream one chunk came twice";
+  EXPECT_LT(numbers.bytes_received, kBytes + 4 * (1 << 20))
+      << "of each stream one chunk came twice";
 }
 
 TEST_F(TcpFaults, SwappedWordsAreSeenCountedAndAskedForAgain) {
@@ -106,7 +109,8 @@ TEST_F(TcpSilence, AStreamThatStandsStillGoesOnOverAnother) {
 }
 
 TEST_F(TcpSilence, ANodeThatIsSilentForGoodIsUnavailable) {
-  go_through([](int connection) { return Plan{.stall_after = connection == 0 ? uint64_t{5} << 20 : 0}; });
+  go_through(
+      [](int connection) { return Plan{.stall_after = connection == 0 ? uint64_t{5} << 20 : 0}; });
   std::array items{item()};
   EXPECT_TRUE(has_error(fetch(items), Code::kUnavailable, "n1"));
   EXPECT_GT(items[0].begin, 0u);

@@ -1,7 +1,6 @@
 // Nodes of one process that talk over real sockets.
 #pragma once
 
-
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -24,8 +23,9 @@ inline bool comes_to_refuse(const PeerServer& server, uint64_t count) {
 class TcpWorld final : public TransportWorld {
  public:
   using Auth = std::function<PeerAuth(const std::string& node)>;
-  explicit TcpWorld(size_t count = 4, PeersOptions options = {},
-                    Auth auth = [](const std::string&) { return PeerAuth{}; })
+  explicit TcpWorld(
+      size_t count = 4, PeersOptions options = {},
+      Auth auth = [](const std::string&) { return PeerAuth{}; })
       : auth_(std::move(auth)) {
     options.node = "n0";
     options.auth = auth_("n0");

@@ -39,9 +39,8 @@ class Tls : public testing::Test {
   }
   static Result<std::string> ask(TcpWorld& world, PeerAuth auth, const std::string& self = "n0",
                                  const std::string& other = "n1") {
-    world.server(1)->handle("who", [](std::string_view, const std::string& from) {
-      return Result<std::string>(from);
-    });
+    world.server(1)->handle(
+        "who", [](std::string_view, const std::string& from) { return Result<std::string>(from); });
     auto peers = Peers::create({.node = self, .cluster = "test", .auth = auth}).value();
     peers->set(other, world.server(1)->address());
     return peers->call(other, "who", "", 10s);
@@ -51,7 +50,8 @@ class Tls : public testing::Test {
 TEST_F(Tls, TheCertificateMustNameTheNode) {
   TcpWorld world(2, {}, auth_of);
   EXPECT_EQ(ask(world, auth_of("n0")).value(), "n0");
-  EXPECT_TRUE(has_error(ask(world, auth_of("n0"), "n5"), Code::kPermissionDenied, "not for node n5"));
+  EXPECT_TRUE(
+      has_error(ask(world, auth_of("n0"), "n5"), Code::kPermissionDenied, "not for node n5"));
   TcpWorld other(2, {}, [](const std::string& node) {
     return node == "n1" ? authority().issue("impostor", "n7") : auth_of(node);
   });
@@ -77,11 +77,13 @@ TEST_F(Tls, DamageIsSeenAndAskedForAgain) {
   const Bytes content = random_bytes(8 << 20, random);
   ImageRef image = world.seen(1, world.publish(1, content));
   Relay relay(world.server(1)->address(), [](int connection) {
-    return connection < 2 ? Relay::Plan{.swap_at = 3'000'001} : Relay::Plan{.cut_after = 30'000'000};
+    return connection < 2 ? Relay::Plan{.swap_at = 3'000'001}
+                          : Relay::Plan{.cut_after = 30'000'000};
   });
   world.peers().set("n1", relay.address());
   Bytes target(content.size());
-  std::array items{FetchItem{image.get(), whole_copy(content.size()), 0, content.size(), target.data()}};
+  std::array items{
+      FetchItem{image.get(), whole_copy(content.size()), 0, content.size(), target.data()}};
   ASSERT_TRUE(is_ok(world.transport().fetch(items, {})));
   EXPECT_TRUE(target == content);
   EXPECT_EQ(world.numbers(1).checksum_failures, 2u);

@@ -22,11 +22,13 @@ class Saver {
   PickleWriter pickle;
 
   /// Adds a storage and puts a tensor on it on the pickle's stack.
-  void tensor(const std::string& bytes, const char* type, uint64_t item, const Shape& shape, const Shape& strides, uint64_t offset = 0) {
+  void tensor(const std::string& bytes, const char* type, uint64_t item, const Shape& shape,
+              const Shape& strides, uint64_t offset = 0) {
     storages_.push_back(bytes);
     tensor_on(static_cast<uint32_t>(storages_.size() - 1), type, item, shape, strides, offset);
   }
-  void tensor_on(uint32_t storage, const char* type, uint64_t item, const Shape& shape, const Shape& strides, uint64_t offset = 0) {
+  void tensor_on(uint32_t storage, const char* type, uint64_t item, const Shape& shape,
+                 const Shape& strides, uint64_t offset = 0) {
     pickle.known_global("torch._utils", "_rebuild_tensor_v2");
     pickle.opcode('(');
     pickle.opcode('(');
@@ -48,7 +50,8 @@ class Saver {
     ZipWriter zip;
     zip.add("x/data.pkl", std::move(pickle).finish());
     zip.add("x/byteorder", "little");
-    for (size_t i = 0; i < storages_.size(); ++i) zip.add("x/data/" + std::to_string(i), storages_[i]);
+    for (size_t i = 0; i < storages_.size(); ++i)
+      zip.add("x/data/" + std::to_string(i), storages_[i]);
     return std::move(zip).finish().pieces[0].bytes;
   }
 
@@ -56,7 +59,9 @@ class Saver {
   std::vector<std::string> storages_;
 };
 
-Result<TorchFile> read(const std::string& file) { return TorchFile::read(read_at(std::as_bytes(std::span(file))), file.size()); }
+Result<TorchFile> read(const std::string& file) {
+  return TorchFile::read(read_at(std::as_bytes(std::span(file))), file.size());
+}
 
 TEST(TorchFile, TensorsAndLiteralsByTheirNames) {
   Saver saver;
@@ -96,14 +101,18 @@ TEST(TorchFile, RefusesTensorsThatAreNotInTheirStorage) {
     const char* part;
   };
   const uint64_t huge = uint64_t{1} << 62;
-  for (const Case& c : {Case{{7}, {1}, 0, "do not lie in its storage '0' of 24 bytes"}, Case{{6}, {1}, 1, "do not lie"},
-                        Case{{2, 2}, {5, 1}, 0, "do not lie"}, Case{{2}, {huge}, 0, "do not lie"}, Case{{huge}, {huge}, 0, "do not lie"},
-                        Case{{1}, {1}, huge, "do not lie"}, Case{{huge, huge}, {1, 1}, 0, "shape"}, Case{{2, 2}, {1}, 0, "not as torch writes it"}}) {
+  for (const Case& c : {Case{{7}, {1}, 0, "do not lie in its storage '0' of 24 bytes"},
+                        Case{{6}, {1}, 1, "do not lie"}, Case{{2, 2}, {5, 1}, 0, "do not lie"},
+                        Case{{2}, {huge}, 0, "do not lie"}, Case{{huge}, {huge}, 0, "do not lie"},
+                        Case{{1}, {1}, huge, "do not lie"}, Case{{huge, huge}, {1, 1}, 0, "shape"},
+                        Case{{2, 2}, {1}, 0, "not as torch writes it"}}) {
     Saver saver;
     saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, c.shape, c.strides, c.offset);
     EXPECT_TRUE(has_error(read(std::move(saver).file()), Code::kInvalidArgument, c.part));
   }
-  for (const auto& [shape, strides] : {std::pair(Shape{6}, Shape{1}), std::pair(Shape{100}, Shape{0}), std::pair(Shape{0, huge}, Shape{9, 9})}) {
+  for (const auto& [shape, strides] :
+       {std::pair(Shape{6}, Shape{1}), std::pair(Shape{100}, Shape{0}),
+        std::pair(Shape{0, huge}, Shape{9, 9})}) {
     Saver saver;
     saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, shape, strides);
     EXPECT_TRUE(is_ok(read(std::move(saver).file())));
@@ -140,7 +149,8 @@ TEST(TorchFile, RandomFilesAreReadAndLaidOutAgain) {
         uint64_t count = 1;
         for (uint64_t n = random() % 4; n > 0; --n) shape.push_back(random() % 4);
         strides = Dims(shape.size());
-        for (size_t axis = shape.size(); axis-- > 0; count *= shape[axis]) strides[axis] = std::max<uint64_t>(count, 1);
+        for (size_t axis = shape.size(); axis-- > 0; count *= shape[axis])
+          strides[axis] = std::max<uint64_t>(count, 1);
         std::string bytes(2 * count, '\0');
         for (char& c : bytes) c = static_cast<char>(random());
         saver.tensor(bytes, "BFloat16Storage", 2, shape, strides);
@@ -153,7 +163,8 @@ TEST(TorchFile, RandomFilesAreReadAndLaidOutAgain) {
     ASSERT_TRUE(is_ok(file));
     auto contents = [](const TorchFile& f, const std::string& from) {
       std::map<std::string, std::string> found;
-      for (const TorchTensor& tensor : f.tensors()) found[tensor.name] = from.substr(tensor.offset, tensor.bytes);
+      for (const TorchTensor& tensor : f.tensors())
+        found[tensor.name] = from.substr(tensor.offset, tensor.bytes);
       return found;
     };
     ASSERT_EQ(contents(file.value(), bytes), expected);
@@ -162,9 +173,11 @@ TEST(TorchFile, RandomFilesAreReadAndLaidOutAgain) {
     auto layout = lay_out_torch_file(file.value(), same_tensors(file.value()));
     ASSERT_TRUE(is_ok(layout));
     std::string again(layout.value().zip.file_bytes, '?');
-    for (const auto& piece : layout.value().zip.pieces) again.replace(piece.offset, piece.bytes.size(), piece.bytes);
+    for (const auto& piece : layout.value().zip.pieces)
+      again.replace(piece.offset, piece.bytes.size(), piece.bytes);
     for (size_t i = 0; i < file.value().tensors().size(); ++i)
-      again.replace(layout.value().tensors[i].offset, layout.value().tensors[i].bytes, expected[file.value().tensors()[i].name]);
+      again.replace(layout.value().tensors[i].offset, layout.value().tensors[i].bytes,
+                    expected[file.value().tensors()[i].name]);
     auto second = read(again);
     ASSERT_TRUE(is_ok(second));
     ASSERT_EQ(contents(second.value(), again), expected);
@@ -193,18 +206,27 @@ TEST(TorchFile, NewShapesThatCannotBe) {
     return lay_out_torch_file(file.value(), tensors);
   };
   EXPECT_TRUE(is_ok(lay_out([](auto&) {})));
-  EXPECT_TRUE(has_error(lay_out([](auto& t) { t.pop_back(); }), Code::kInvalidArgument, "2 new tensors for a file of 3"));
-  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[1] = {{5}}; }), Code::kInvalidArgument, "tensor '1': it is the same as '0'"));
-  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[2].same_as = 0; }), Code::kInvalidArgument, "tensor '2': the tensor that it shares"));
-  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[0].shape = t[1].shape = {uint64_t{1} << 61, 8}; }), Code::kInvalidArgument, "shape"));
-  EXPECT_TRUE(has_error(lay_out_torch_file(file.value(), same_tensors(file.value()), "a/b"), Code::kInvalidArgument, "no name"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t.pop_back(); }), Code::kInvalidArgument,
+                        "2 new tensors for a file of 3"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[1] = {{5}}; }), Code::kInvalidArgument,
+                        "tensor '1': it is the same as '0'"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) { t[2].same_as = 0; }), Code::kInvalidArgument,
+                        "tensor '2': the tensor that it shares"));
+  EXPECT_TRUE(has_error(lay_out([](auto& t) {
+                          t[0].shape = t[1].shape = {uint64_t{1} << 61, 8};
+                        }),
+                        Code::kInvalidArgument, "shape"));
+  EXPECT_TRUE(has_error(lay_out_torch_file(file.value(), same_tensors(file.value()), "a/b"),
+                        Code::kInvalidArgument, "no name"));
 }
 
 TEST(PickleWriter, NumbersOfAllSizes) {
   for (int bits = 0; bits < 64; ++bits) {
-    for (const int64_t base : {int64_t{1} << bits, -(int64_t{1} << (bits == 63 ? 62 : bits)), INT64_MIN, INT64_MAX}) {
+    for (const int64_t base :
+         {int64_t{1} << bits, -(int64_t{1} << (bits == 63 ? 62 : bits)), INT64_MIN, INT64_MAX}) {
       for (int64_t more : {-1, 0, 1}) {
-        const int64_t number = static_cast<int64_t>(static_cast<uint64_t>(base) + static_cast<uint64_t>(more));
+        const int64_t number =
+            static_cast<int64_t>(static_cast<uint64_t>(base) + static_cast<uint64_t>(more));
         PickleWriter writer;
         writer.integer(number);
         const std::string bytes = std::move(writer).finish();
@@ -225,7 +247,9 @@ TEST(PickleWriter, ValuesThatContainThemselves) {
   EXPECT_TRUE(is_ok(copy("]q\1h\1a.")));
   EXPECT_TRUE(is_ok(copy("cm\nn\n)Rq\1h\1b.")));
   EXPECT_TRUE(is_ok(copy("]q\1(h\1h\1ta.")));
-  EXPECT_TRUE(has_error(copy("]q\1h\1\x85q\2" "0h\1h\2a0h\2."), Code::kInvalidArgument, "a tuple contains itself"));
+  EXPECT_TRUE(has_error(copy("]q\1h\1\x85q\2"
+                             "0h\1h\2a0h\2."),
+                        Code::kInvalidArgument, "a tuple contains itself"));
   std::string deep = std::string(500'000, ']') + std::string(499'999, 'a') + ".";
   EXPECT_TRUE(is_ok(copy(deep)));
 }

@@ -1,6 +1,8 @@
-// What every Transport must do. A backend names a way to make a world of nodes, each with its images:
+// What every Transport must do. A backend names a way to make a world of nodes, each with its
+// images:
 //
-//   INSTANTIATE_TEST_SUITE_P(Loopback, TransportConformance, testing::Values(TransportBackend{"loopback", make}));
+//   INSTANTIATE_TEST_SUITE_P(Loopback, TransportConformance,
+//     testing::Values(TransportBackend{"loopback", make}));
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,8 +27,10 @@ struct TransportBackend {
   friend void PrintTo(const TransportBackend& backend, std::ostream* out) { *out << backend.name; }
 };
 
-/// Some box of some array, so that runs are short, long, or all there is; the image's size comes out.
-inline StridedCopy random_copy(std::mt19937_64& random, uint64_t& image_bytes, uint64_t& target_bytes) {
+/// Some box of some array, so that runs are short, long, or all there is; the image's size comes
+/// out.
+inline StridedCopy random_copy(std::mt19937_64& random, uint64_t& image_bytes,
+                               uint64_t& target_bytes) {
   const size_t axes = 1 + random() % 4;
   Dims extent, from, to;
   ArrayAt source, target;
@@ -90,7 +94,8 @@ class TransportConformance : public testing::TestWithParam<TransportBackend> {
     for (size_t i = 0; i < count; ++i) {
       items[i].source = images[node_of[i]].get();
       if (random() % 2 == 0) {
-        writers[i].emplace(world_->store(0).create(targets[i].size(), ImageStore::TakeSpace::kLater).value());
+        writers[i].emplace(
+            world_->store(0).create(targets[i].size(), ImageStore::TakeSpace::kLater).value());
         ASSERT_TRUE(is_ok(writers[i]->write(0, targets[i])));
         memory[i] = writers[i]->map().value();
         items[i].writer = &*writers[i];
@@ -168,7 +173,8 @@ TEST_P(TransportConformance, AnImageThatIsGoneIsUnavailableAndWhatCameBeforeStay
   const size_t node = world_->nodes() - 1;
   const Bytes content = random_bytes(5000, random_);
   ImageRef image = world_->seen(node, world_->publish(node, content));
-  const Image gone(ImageId{"0123456789abcdef"}, image->is_here() ? "elsewhere" : image->node(), 100);
+  const Image gone(ImageId{"0123456789abcdef"}, image->is_here() ? "elsewhere" : image->node(),
+                   100);
   Bytes target(5100);
   std::vector<FetchItem> items{
       {image.get(), whole_copy(5000), 0, 5000, target.data()},
@@ -202,7 +208,8 @@ TEST_P(TransportConformance, CallsRunAtTheSameTime) {
   std::vector<std::thread> threads;
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("PTC_SEED=" + std::to_string(seed));
-  for (uint64_t i = 0; i < 4; ++i) threads.emplace_back([this, seed, i] { random_round(seed + i); });
+  for (uint64_t i = 0; i < 4; ++i)
+    threads.emplace_back([this, seed, i] { random_round(seed + i); });
   for (std::thread& thread : threads) thread.join();
 }
 

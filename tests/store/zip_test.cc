@@ -15,9 +15,11 @@ Result<ZipDirectory> read(const std::string& file) {
 }
 
 /// A file with the members' bytes in their places.
-std::string file_of(ZipWriter::Layout layout, const std::vector<std::pair<uint64_t, std::string>>& later = {}) {
+std::string file_of(ZipWriter::Layout layout,
+                    const std::vector<std::pair<uint64_t, std::string>>& later = {}) {
   std::string file(layout.file_bytes, '\0');
-  for (const ZipWriter::Piece& piece : layout.pieces) file.replace(piece.offset, piece.bytes.size(), piece.bytes);
+  for (const ZipWriter::Piece& piece : layout.pieces)
+    file.replace(piece.offset, piece.bytes.size(), piece.bytes);
   for (const auto& [offset, bytes] : later) file.replace(offset, bytes.size(), bytes);
   return file;
 }
@@ -63,7 +65,8 @@ TEST(Zip, MembersThatComeLaterHaveTheirPlaces) {
     ZipWriter writer;
     std::vector<std::pair<uint64_t, std::string>> later;
     for (int i = 0; i < 50; ++i) {
-      const std::string bytes(random() % 3 == 0 ? 0 : random() % 500, static_cast<char>('a' + i % 26));
+      const std::string bytes(random() % 3 == 0 ? 0 : random() % 500,
+                              static_cast<char>('a' + i % 26));
       const std::string name = "x/data/" + std::to_string(i);
       if (random() % 2 == 0) writer.add(name, bytes);
       else later.emplace_back(writer.add_later(name, bytes.size(), zip_crc32(bytes)), bytes);
@@ -74,7 +77,9 @@ TEST(Zip, MembersThatComeLaterHaveTheirPlaces) {
     EXPECT_EQ(directory.value().members().size(), 50u);
     for (const ZipMember& member : directory.value().members()) {
       EXPECT_EQ(member.data_offset % 64, 0u);
-      EXPECT_EQ(zip_crc32(std::string_view(file).substr(member.data_offset, member.bytes)), member.crc32) << member.name;
+      EXPECT_EQ(zip_crc32(std::string_view(file).substr(member.data_offset, member.bytes)),
+                member.crc32)
+          << member.name;
     }
   }
 }
@@ -83,19 +88,25 @@ TEST(Zip, ManyGigabytesAndManyMembersAreZip64) {
   ZipWriter writer;
   const uint64_t huge = uint64_t{5} << 30;
   std::vector<uint64_t> places;
-  for (int i = 0; i < 3; ++i) places.push_back(writer.add_later("data/" + std::to_string(i), huge, 7));
-  for (int i = 3; i < 70'000; ++i) places.push_back(writer.add_later("data/" + std::to_string(i), 1, 7));
+  for (int i = 0; i < 3; ++i)
+    places.push_back(writer.add_later("data/" + std::to_string(i), huge, 7));
+  for (int i = 3; i < 70'000; ++i)
+    places.push_back(writer.add_later("data/" + std::to_string(i), 1, 7));
   const ZipWriter::Layout layout = std::move(writer).finish();
   uint64_t bytes_read = 0;
   auto read_pieces = [&](uint64_t offset, std::span<std::byte> into) -> Result<> {
     bytes_read += into.size();
     std::memset(into.data(), 0, into.size());
-    auto piece = std::upper_bound(layout.pieces.begin(), layout.pieces.end(), offset,
-                                  [](uint64_t at, const ZipWriter::Piece& p) { return at < p.offset; });
+    auto piece =
+        std::upper_bound(layout.pieces.begin(), layout.pieces.end(), offset,
+                         [](uint64_t at, const ZipWriter::Piece& p) { return at < p.offset; });
     if (piece != layout.pieces.begin()) --piece;
     for (; piece != layout.pieces.end() && piece->offset < offset + into.size(); ++piece) {
-      const uint64_t begin = std::max(offset, piece->offset), end = std::min(offset + into.size(), piece->offset + piece->bytes.size());
-      if (begin < end) std::memcpy(into.data() + (begin - offset), piece->bytes.data() + (begin - piece->offset), end - begin);
+      const uint64_t begin = std::max(offset, piece->offset),
+                     end = std::min(offset + into.size(), piece->offset + piece->bytes.size());
+      if (begin < end)
+        std::memcpy(into.data() + (begin - offset), piece->bytes.data() + (begin - piece->offset),
+                    end - begin);
     }
     return ok();
   };
@@ -122,7 +133,8 @@ TEST(Zip, ACommentAtTheEndIsNoHarm) {
 TEST(Zip, RefusesWhatIsDamaged) {
   const std::string good = archive();
   ASSERT_TRUE(is_ok(read(good)));
-  const size_t end = good.rfind("PK\5\6"), end64 = good.rfind("PK\6\6"), locator = good.rfind("PK\6\7");
+  const size_t end = good.rfind("PK\5\6"), end64 = good.rfind("PK\6\6"),
+               locator = good.rfind("PK\6\7");
   auto expect = [&](std::string_view part, auto&& change) {
     std::string file = good;
     change(file);
@@ -147,21 +159,26 @@ TEST(Zip, RefusesWhatIsDamaged) {
   expect("does not end at byte", [&](std::string& f) { both(f, 16, 48, 10); });
   expect("does not end at byte", [&](std::string& f) { both(f, 12, 40, 10); });
   auto members = [&](std::string& f, uint64_t value) {
-    patch(f, end + 8, static_cast<uint16_t>(value)), patch(f, end + 10, static_cast<uint16_t>(value));
+    patch(f, end + 8, static_cast<uint16_t>(value)),
+        patch(f, end + 10, static_cast<uint16_t>(value));
     patch(f, end64 + 24, value), patch(f, end64 + 32, value);
   };
   expect("too few for 60000 members", [&](std::string& f) { members(f, 60'000); });
   expect("too few for 5 members", [&](std::string& f) { members(f, 5); });
   expect("belong to none of its 3 members", [&](std::string& f) { members(f, 3); });
   expect("damaged at its member number 2", [&](std::string& f) { f[central(f, 1)] = 'x'; });
-  expect("damaged at its member number 1", [&](std::string& f) { patch(f, central(f, 0) + 28, uint16_t{60'000}); });
+  expect("damaged at its member number 1",
+         [&](std::string& f) { patch(f, central(f, 0) + 28, uint16_t{60'000}); });
   expect("not UTF-8", [&](std::string& f) { f[central(f, 0) + 46] = '\xff'; });
   expect("'a/data.pkl': it is encrypted", [&](std::string& f) { f[central(f, 0) + 8] |= 1; });
   expect("'a/data.pkl': it is encrypted", [&](std::string& f) { f[6] |= 1; });
-  expect("'a/data.pkl': it is in another part", [&](std::string& f) { patch(f, central(f, 0) + 34, uint16_t{3}); });
-  expect("'a/data/0': it is stored in 99 bytes", [&](std::string& f) { patch(f, central(f, 2) + 20, uint32_t{99}); });
+  expect("'a/data.pkl': it is in another part",
+         [&](std::string& f) { patch(f, central(f, 0) + 34, uint16_t{3}); });
+  expect("'a/data/0': it is stored in 99 bytes",
+         [&](std::string& f) { patch(f, central(f, 2) + 20, uint32_t{99}); });
   expect("'a/data/0': its 100000 bytes from", [&](std::string& f) {
-    patch(f, central(f, 2) + 20, uint32_t{100'000}), patch(f, central(f, 2) + 24, uint32_t{100'000});
+    patch(f, central(f, 2) + 20, uint32_t{100'000}),
+        patch(f, central(f, 2) + 24, uint32_t{100'000});
   });
   expect("lie outside", [&](std::string& f) {
     patch(f, central(f, 2) + 20, UINT32_MAX), patch(f, central(f, 2) + 24, UINT32_MAX);
@@ -169,8 +186,10 @@ TEST(Zip, RefusesWhatIsDamaged) {
   expect("'a/byteorder' begins inside of 'a/data.pkl'", [&](std::string& f) {
     patch(f, central(f, 0) + 20, uint32_t{30}), patch(f, central(f, 0) + 24, uint32_t{30});
   });
-  expect("there is no member at byte 5", [&](std::string& f) { patch(f, central(f, 0) + 42, uint32_t{5}); });
-  expect("'a/data.pkl': it lies outside", [&](std::string& f) { patch(f, central(f, 0) + 42, uint32_t{1'000'000}); });
+  expect("there is no member at byte 5",
+         [&](std::string& f) { patch(f, central(f, 0) + 42, uint32_t{5}); });
+  expect("'a/data.pkl': it lies outside",
+         [&](std::string& f) { patch(f, central(f, 0) + 42, uint32_t{1'000'000}); });
   expect("something else than the directory", [&](std::string& f) { f[central(f, 0) + 46] = 'b'; });
   expect("something else than the directory", [&](std::string& f) { f[central(f, 0) + 10] = 8; });
   expect("another size than the directory", [&](std::string& f) {
@@ -198,9 +217,12 @@ TEST(Zip, CompressedMembersAreListed) {
 }
 
 TEST(Zip, AFailedReadIsPassedOn) {
-  EXPECT_TRUE(has_error(ZipDirectory::read([](uint64_t, std::span<std::byte>) -> Result<> {
-                          return make_error(Code::kUnavailable, "gone");
-                        }, 1000), Code::kUnavailable, "gone"));
+  EXPECT_TRUE(has_error(ZipDirectory::read(
+                            [](uint64_t, std::span<std::byte>) -> Result<> {
+                              return make_error(Code::kUnavailable, "gone");
+                            },
+                            1000),
+                        Code::kUnavailable, "gone"));
 }
 
 }  // namespace

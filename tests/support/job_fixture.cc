@@ -63,12 +63,20 @@ Sample llama_sample(bool with_optimizer, uint32_t layers) {
   RandomModel model;
   model.config = fmt::format(R"({{"model_type": "llama", "hidden_size": 12, "num_hidden_layers": {},
       "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "intermediate_size": 24,
-      "vocab_size": 101, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}})", layers);
+      "vocab_size": 101, "tie_word_embeddings": false, "torch_dtype": "bfloat16"}})",
+                             layers);
   model.tensors = synthetic_tensors(model.config);
   if (with_optimizer)
-    for (TensorInfo& tensor : optimizer_tensors(model.tensors)) model.tensors.push_back(std::move(tensor));
-  model.oracle = SlowOracle("llama", {{"heads", 4}, {"kv_heads", 2}, {"head_dim", 3}, {"layers", layers},
-                                      {"experts", 0}, {"tied", 0}, {"head", 1}, {"gated", 1}});
+    for (TensorInfo& tensor : optimizer_tensors(model.tensors))
+      model.tensors.push_back(std::move(tensor));
+  model.oracle = SlowOracle("llama", {{"heads", 4},
+                                      {"kv_heads", 2},
+                                      {"head_dim", 3},
+                                      {"layers", layers},
+                                      {"experts", 0},
+                                      {"tied", 0},
+                                      {"head", 1},
+                                      {"gated", 1}});
   model.widest = {.tp = 4};
   std::mt19937_64 random(7);
   return make_sample(random, std::move(model));
@@ -106,8 +114,10 @@ RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank)
     SlowPart part{held->shape, {}, tensor.dtype};
     part.bytes.reserve(held->elements.size() * element);
     for (const auto& global : held->elements)
-      global ? part.bytes.append(sample.bytes[i], *global * element, element) : part.bytes.append(element, '\0');
-    files[tensor.file].emplace(sample.oracle.local_name(tensor.name, spec, coords.pp), std::move(part));
+      global ? part.bytes.append(sample.bytes[i], *global * element, element)
+             : part.bytes.append(element, '\0');
+    files[tensor.file].emplace(sample.oracle.local_name(tensor.name, spec, coords.pp),
+                               std::move(part));
   }
   return files;
 }
@@ -159,7 +169,8 @@ std::string read_content(const FileSet& set, const std::string& path) {
     for (int n = 0; n < 4 && !text.empty(); ++n) {
       size_t begin = random() % text.size(), length = random() % (text.size() - begin + 1);
       std::string window(length, '\xee');
-      EXPECT_TRUE(content.value()->read(begin, std::as_writable_bytes(std::span(window))).has_value());
+      EXPECT_TRUE(
+          content.value()->read(begin, std::as_writable_bytes(std::span(window))).has_value());
       EXPECT_TRUE(window == text.substr(begin, length)) << path << " [" << begin << ", +" << length;
     }
     return text;
@@ -195,8 +206,8 @@ void expect_layout(const Checkpoint& checkpoint, const Sample& sample, const Lay
     for (auto& [file, parts] : expected) {
       std::string content = read_content(*set.value(), file);
       auto header = parse_safetensors(
-          as_bytes(content).first(safetensors_header_bytes(as_bytes(content).first(8),
-                                                           content.size()).value()),
+          as_bytes(content).first(
+              safetensors_header_bytes(as_bytes(content).first(8), content.size()).value()),
           content.size());
       ASSERT_TRUE(header.has_value()) << where << " " << file << ": " << header.error().message();
       std::set<std::string> names;

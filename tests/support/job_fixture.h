@@ -59,8 +59,8 @@ struct SlowPart {
 using RankParts = std::map<std::string, std::map<std::string, SlowPart>>;
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank);
 
-/// Writes rank/<r>/ of every rank, and config.json into rank/0, as a training job would. Returns the
-/// content of every file by "<r>/<path>".
+/// Writes rank/<r>/ of every rank, and config.json into rank/0, as a training job would. Returns
+/// the content of every file by "<r>/<path>".
 std::map<std::string, std::string> write_ranks(const Sample& sample, const LayoutSpec& spec,
                                                const std::filesystem::path& dir);
 

@@ -12,7 +12,9 @@ namespace ptc::testing {
 class LocalCluster::NodeCluster final : public Cluster {
  public:
   NodeCluster(LocalCluster& all, std::string self)
-      : all_(all), self_(std::move(self)), lease_(all.meta_->lease(std::chrono::seconds(60)).value()) {
+      : all_(all),
+        self_(std::move(self)),
+        lease_(all.meta_->lease(std::chrono::seconds(60)).value()) {
     MetaTransaction join;
     join.puts = {{std::string(kMembership), self_}};
     join.leased_puts = {{"nodes/" + self_, "up"}};
@@ -24,8 +26,9 @@ class LocalCluster::NodeCluster final : public Cluster {
     std::lock_guard lock(all_.mutex_);
     return {all_.running_.begin(), all_.running_.end()};
   }
-  Result<std::string> call(const std::string& node, std::string_view method, const std::string& body,
-                           std::chrono::milliseconds, std::stop_token) override {
+  Result<std::string> call(const std::string& node, std::string_view method,
+                           const std::string& body, std::chrono::milliseconds,
+                           std::stop_token) override {
     const bool lost = all_.loses && all_.loses(node, method);
     const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
@@ -34,7 +37,8 @@ class LocalCluster::NodeCluster final : public Cluster {
   MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
   MetaTransaction::Compare fence_of(const std::string& node) const override {
     auto entry = all_.meta_->get("nodes/" + node);
-    return {"nodes/" + node, entry.has_value() && entry.value() ? entry.value()->revision : INT64_MAX};
+    return {"nodes/" + node,
+            entry.has_value() && entry.value() ? entry.value()->revision : INT64_MAX};
   }
   std::shared_ptr<const MetaLease> lease() const override { return fenced ? nullptr : lease_; }
 
@@ -50,7 +54,8 @@ class LocalCluster::NodeCluster final : public Cluster {
 class LocalCluster::NodeTransport final : public Transport {
  public:
   explicit NodeTransport(LocalCluster& all) : all_(all), local_(make_loopback_transport()) {}
-  Result<> fetch(std::span<FetchItem> items, std::stop_token stop, std::chrono::milliseconds) override {
+  Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
+                 std::chrono::milliseconds) override {
     for (FetchItem& item : items) {
       if (item.source->is_here()) {
         PTC_TRY(local_->fetch(std::span(&item, 1), stop));
@@ -83,14 +88,19 @@ class LocalCluster::NodeTransport final : public Transport {
 /// All nodes' metadata, as one reaches them.
 class LocalCluster::NodeMeta final : public MetaClient {
  public:
-  NodeMeta(LocalCluster& all, std::string self) : all_(all), meta_(*all.meta_), self_(std::move(self)) {}
+  NodeMeta(LocalCluster& all, std::string self)
+      : all_(all), meta_(*all.meta_), self_(std::move(self)) {}
   Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
-  Result<std::vector<MetaEntry>> list(std::string_view prefix) override { return meta_.list(prefix); }
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    return meta_.list(prefix);
+  }
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     if (all_.refuses)
-      if (std::optional<Error> refused = all_.refuses(self_, transaction)) return *std::move(refused);
-    const bool commits = std::any_of(transaction.puts.begin(), transaction.puts.end(),
-                                     [](const auto& put) { return put.first.ends_with("/sequence"); });
+      if (std::optional<Error> refused = all_.refuses(self_, transaction))
+        return *std::move(refused);
+    const bool commits =
+        std::any_of(transaction.puts.begin(), transaction.puts.end(),
+                    [](const auto& put) { return put.first.ends_with("/sequence"); });
     const int doubt = doubt_;
     if (!commits || doubt < 0) return meta_.commit(transaction);
     if (doubt > 0) (void)meta_.commit(transaction);
@@ -100,7 +110,9 @@ class LocalCluster::NodeMeta final : public MetaClient {
     if (doubt_ >= 0) return make_error(Code::kUnavailable, "the metadata are away");
     return ok();
   }
-  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override { return meta_.lease(ttl); }
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    return meta_.lease(ttl);
+  }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     return meta_.watch(std::move(prefix), std::move(on_event));
   }
@@ -159,12 +171,14 @@ void LocalCluster::stop(unsigned i) {
   }
   tell_all();
   // Those who ask it something now have their answers first.
-  while (nodes_[i]->store.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (nodes_[i]->store.use_count() > 1)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   nodes_[i]->store.reset();
   nodes_[i]->cluster.reset();
 }
 
-std::shared_ptr<JobStore> LocalCluster::serving(const std::string& node, const std::string& asking) {
+std::shared_ptr<JobStore> LocalCluster::serving(const std::string& node,
+                                                const std::string& asking) {
   std::lock_guard lock(mutex_);
   if (!running_.contains(node) || !running_.contains(asking)) return nullptr;
   return nodes_[std::stoul(node.substr(1))]->store;

@@ -1,5 +1,6 @@
-// Several nodes of a cluster in one process: their agreement is a memory_meta, their network is calls of
-// functions, and can be cut. For the logic; real processes and sockets are in tests/cluster.
+// Several nodes of a cluster in one process: their agreement is a memory_meta, their network is
+// calls of functions, and can be cut. For the logic; real processes and sockets are in
+// tests/cluster.
 #pragma once
 
 #include <functional>
@@ -35,11 +36,13 @@ class LocalCluster {
   /// The node knows that its lease may have ended; all others still see it.
   void fence(unsigned node, bool fenced);
 
-  /// From now on the node's decisions that commit a checkpoint are in doubt, done or not, and nobody can settle that.
-  /// nullopt: no longer, and it can be settled.
+  /// From now on the node's decisions that commit a checkpoint are in doubt, done or not, and
+  /// nobody can settle that. nullopt: no longer, and it can be settled.
   void doubt(unsigned node, std::optional<bool> done);
 
-  std::string directory(unsigned node) const { return nodes_[node]->dir.path(); }  // of its store, also while it is stopped
+  std::string directory(unsigned node) const {
+    return nodes_[node]->dir.path();
+  }  // of its store, also while it is stopped
 
   /// Until every node that runs has taken over all decisions, and no job has anything to do.
   void wait_settled();
@@ -48,12 +51,14 @@ class LocalCluster {
   uint64_t bytes_moved() const;
   uint64_t bytes_sent(unsigned node) const;
 
-  /// Asked before each call and each item of a fetch ("fetch") to another node: true, and it is lost. Set
-  /// while nothing runs.
+  /// Asked before each call and each item of a fetch ("fetch") to another node: true, and it is
+  /// lost. Set while nothing runs.
   std::function<bool(const std::string& node, std::string_view method)> loses;
 
-  /// Asked before each transaction of a node: with an error, it is not made. Set while nothing runs.
-  std::function<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)> refuses;
+  /// Asked before each transaction of a node: with an error, it is not made. Set while nothing
+  /// runs.
+  std::function<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)>
+      refuses;
   /// What is agreed on, past all nodes.
   MetaClient& meta() { return *meta_; }
 

@@ -14,8 +14,10 @@ std::atomic<int> left = INT_MAX, refusals = 0;
 }  // namespace
 
 /// In place of libc's, for the shared libraries, too.
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
-  static const auto libcs = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*run)(void*), void* argument) {
+  static const auto libcs =
+      reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
   if (left != INT_MAX && left-- <= 0) {
     ++refusals;
     return EAGAIN;

@@ -3,7 +3,8 @@
 
 namespace ptc::testing {
 
-/// While it lives, pthread_create() fails with EAGAIN, in the whole process, once `more` have been made.
+/// While it lives, pthread_create() fails with EAGAIN, in the whole process, once `more` have been
+/// made.
 class NoThreads {
  public:
   explicit NoThreads(int more = 0);

@@ -19,21 +19,46 @@ class Writer {
     }
     --left_;
     switch (pickle_.kind(id)) {
-      case PickleKind::kNone: out += "null"; return;
-      case PickleKind::kFalse: out += "false"; return;
-      case PickleKind::kTrue: out += "true"; return;
-      case PickleKind::kInt: out += std::to_string(pickle_.integer(id)); return;
-      case PickleKind::kLong:
-        tagged("long", pickle_.is_decimal(id) ? std::string(pickle_.text(id)) : hex(pickle_.long_bytes(id)));
+      case PickleKind::kNone:
+        out += "null";
         return;
-      case PickleKind::kFloat: tagged("float", fmt::format("{:016x}", std::bit_cast<uint64_t>(pickle_.number(id)))); return;
-      case PickleKind::kText: text(pickle_.text(id)); return;
-      case PickleKind::kBytes: tagged("bytes", hex(pickle_.text(id))); return;
-      case PickleKind::kByteArray: tagged("bytearray", hex(pickle_.text(id))); return;
-      case PickleKind::kTuple: items("tuple", id, depth); return;
-      case PickleKind::kList: items(nullptr, id, depth); return;
-      case PickleKind::kSet: items("set", id, depth); return;
-      case PickleKind::kFrozenSet: items("frozenset", id, depth); return;
+      case PickleKind::kFalse:
+        out += "false";
+        return;
+      case PickleKind::kTrue:
+        out += "true";
+        return;
+      case PickleKind::kInt:
+        out += std::to_string(pickle_.integer(id));
+        return;
+      case PickleKind::kLong:
+        tagged("long", pickle_.is_decimal(id) ? std::string(pickle_.text(id))
+                                              : hex(pickle_.long_bytes(id)));
+        return;
+      case PickleKind::kFloat:
+        tagged("float", fmt::format("{:016x}", std::bit_cast<uint64_t>(pickle_.number(id))));
+        return;
+      case PickleKind::kText:
+        text(pickle_.text(id));
+        return;
+      case PickleKind::kBytes:
+        tagged("bytes", hex(pickle_.text(id)));
+        return;
+      case PickleKind::kByteArray:
+        tagged("bytearray", hex(pickle_.text(id)));
+        return;
+      case PickleKind::kTuple:
+        items("tuple", id, depth);
+        return;
+      case PickleKind::kList:
+        items(nullptr, id, depth);
+        return;
+      case PickleKind::kSet:
+        items("set", id, depth);
+        return;
+      case PickleKind::kFrozenSet:
+        items("frozenset", id, depth);
+        return;
       case PickleKind::kDict: {
         out += "{\"dict\":[";
         const char* comma = "";
@@ -58,7 +83,9 @@ class Writer {
         write(pickle_.arguments(id), depth - 1);
         out += '}';
         return;
-      case PickleKind::kObject: object(id, depth); return;
+      case PickleKind::kObject:
+        object(id, depth);
+        return;
     }
   }
 
@@ -100,8 +127,11 @@ class Writer {
     std::optional<Pickle::Change::Kind> open;
     for (Pickle::Changes changes = pickle_.changes(id); changes.more(); changes.next()) {
       const Pickle::Change change = *changes;
-      if (open != change.kind || change.kind == Pickle::Change::Kind::kState)  // else more of the same
-        out.append(open ? "],[\"" : "[\"").append(kChanges[static_cast<int>(change.kind)]).append("\"");
+      if (open != change.kind ||
+          change.kind == Pickle::Change::Kind::kState)  // else more of the same
+        out.append(open ? "],[\"" : "[\"")
+            .append(kChanges[static_cast<int>(change.kind)])
+            .append("\"");
       open = change.kind;
       for (uint32_t i = 0; i < change.count; ++i) {
         out += ',';

@@ -12,7 +12,7 @@ namespace ptc::testing {
 namespace {
 
 constexpr const char* kFamilies[] = {
-    "llama", "mistral",  "qwen2", "qwen3",    "mixtral",     "qwen2_moe", "qwen3_moe", "gpt2",
+    "llama", "mistral",  "qwen2", "qwen3",    "mixtral",     "qwen2_moe", "qwen3_moe",  "gpt2",
     "gpt2",  "gpt_neox", "bert",  "megatron", "deepseek_v3", "megatron",  "deepseek_v3"};
 
 uint64_t between(std::mt19937_64& random, uint64_t low, uint64_t high) {
@@ -189,7 +189,8 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
     sizes.tp = divisor(model.widest.tp);
     sizes.ep = divisor(model.widest.ep);
     const auto layers = static_cast<uint32_t>(model.oracle.number("layers"));
-    sizes.pp = static_cast<uint32_t>(between(random, 1, std::clamp(layers, 1u, 4u)));  // each stage has layers
+    sizes.pp = static_cast<uint32_t>(
+        between(random, 1, std::clamp(layers, 1u, 4u)));  // each stage has layers
     sizes.dp = one_of<uint32_t>(random, {1, 1, 2, 3, 5});
     sizes.cp = static_cast<uint32_t>(between(random, 1, 2));
     if (sizes.world_size() > max_ranks) continue;

@@ -15,14 +15,14 @@ struct RandomModel {
   std::string config;               // config.json
   std::vector<TensorInfo> tensors;  // global
   SlowOracle oracle;
-  ParallelConfig widest;            // tp and ep that fit by construction
+  ParallelConfig widest;  // tp and ep that fit by construction
 };
 
 /// One of all families; with_optimizer: and Adam's state.
 RandomModel random_model(std::mt19937_64& random, bool with_optimizer);
 
-/// A layout that the model can be cut by, of at most `max_ranks` ranks. Its naming, order, stages and
-/// optimizer are random too.
+/// A layout that the model can be cut by, of at most `max_ranks` ranks. Its naming, order, stages
+/// and optimizer are random too.
 LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, const Model& bound,
                          uint64_t max_ranks = 1000);
 

@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kTwoWords = 4;
 
-/// Ends a connection by a reset, not in order. By the system call itself: ThreadSanitizer takes connect()
-/// for the birth of the descriptor, which the other direction's thread is using.
+/// Ends a connection by a reset, not in order. By the system call itself: ThreadSanitizer takes
+/// connect() for the birth of the descriptor, which the other direction's thread is using.
 void reset(int socket) {
   const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
   ::syscall(SYS_connect, socket, &nobody, sizeof nobody);
@@ -52,7 +52,8 @@ void Relay::accept_all() {
     pair.target = std::move(target).value();
     const Plan plan = plans_(count_++);
     pair.out = std::thread([this, &pair] { pump(pair.client.get(), pair.target.get(), Plan{}); });
-    pair.back = std::thread([this, &pair, plan] { pump(pair.target.get(), pair.client.get(), plan); });
+    pair.back =
+        std::thread([this, &pair, plan] { pump(pair.target.get(), pair.client.get(), plan); });
   }
 }
 
@@ -71,7 +72,8 @@ void Relay::pump(int from, int to, Plan plan) {
       return;
     }
     if (!comes(from, POLLIN, Deadline::max(), stop)) return;
-    uint64_t most = std::min({plan.cut_after - passed, plan.stall_after - passed, uint64_t{buffer.size()}});
+    uint64_t most =
+        std::min({plan.cut_after - passed, plan.stall_after - passed, uint64_t{buffer.size()}});
     if (passed < plan.swap_at) most = std::min(most, plan.swap_at - passed);
     if (passed == plan.swap_at) {
       most = kTwoWords;

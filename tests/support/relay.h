@@ -20,8 +20,8 @@ class Relay {
   struct Plan {
     uint64_t cut_after = UINT64_MAX;    // so many bytes: both ends get a reset
     uint64_t stall_after = UINT64_MAX;  // … nothing comes any more, and nobody closes
-    uint64_t swap_at = UINT64_MAX;      // the 16-bit words there and behind it change places, as TCP's
-                                        // checksum does not see
+    uint64_t swap_at = UINT64_MAX;  // the 16-bit words there and behind it change places, as TCP's
+                                    // checksum does not see
     std::chrono::milliseconds delay{0};  // before each piece
     size_t piece_bytes = 64 << 10;
   };

@@ -42,9 +42,9 @@ bool is_embedding(const std::string& name) {
   return has_any(name, {"embed_tokens", "wte", "embed_in", "word_embeddings"});
 }
 bool is_vocabulary(const std::string& name) {
-  return is_embedding(name) || has_any(name, {"lm_head", "embed_out", "cls.predictions.decoder",
-                                              "cls.predictions.bias", "shared_head.head",
-                                              "output_layer"});
+  return is_embedding(name) ||
+         has_any(name, {"lm_head", "embed_out", "cls.predictions.decoder", "cls.predictions.bias",
+                        "shared_head.head", "output_layer"});
 }
 bool is_buffer(const std::string& name) {
   return has_any(name, {".attn.bias", "masked_bias", "position_ids", "e_score_correction_bias",
@@ -57,8 +57,8 @@ struct Adapter {
   bool inputs;
 };
 std::optional<Adapter> adapter_of(const std::string& name) {
-  for (const char* word : {".lora_A", ".lora_embedding_A", ".lora_B", ".lora_embedding_B",
-                           ".lora_magnitude_vector"}) {
+  for (const char* word :
+       {".lora_A", ".lora_embedding_A", ".lora_B", ".lora_embedding_B", ".lora_magnitude_vector"}) {
     const size_t at = name.find(word);
     if (at != std::string::npos) {
       return Adapter{name.substr(0, at) + ".weight", std::string_view(word).ends_with("_A")};
@@ -145,14 +145,18 @@ bool SlowOracle::holds(const std::string& name, uint64_t index, uint64_t extent,
     return head == rank * kv_heads / ranks;
   };
   if (has_any(name, {"mixer."})) {
-    const uint64_t mamba_heads = number("mamba_heads"), inner = mamba_heads * number("mamba_head_dim");
+    const uint64_t mamba_heads = number("mamba_heads"),
+                   inner = mamba_heads * number("mamba_head_dim");
     const uint64_t groups = number("mamba_groups"), states = groups * number("mamba_state");
     struct Block {
       uint64_t length, units;
     };
     std::vector<Block> blocks = {{extent, mamba_heads}};
     if (has_any(name, {"in_proj"})) {
-      blocks = {{inner, mamba_heads}, {inner, mamba_heads}, {states, groups}, {states, groups},
+      blocks = {{inner, mamba_heads},
+                {inner, mamba_heads},
+                {states, groups},
+                {states, groups},
                 {mamba_heads, mamba_heads}};
     } else if (has_any(name, {"conv1d"})) {
       blocks = {{inner, mamba_heads}, {states, groups}, {states, groups}};
@@ -204,7 +208,8 @@ std::vector<SlowOracle::AxisIndices> SlowOracle::axes(const std::string& paramet
     weight = adapter->weight;
     const bool inputs_first =
         is_embedding(weight) || (family_ == "gpt2" && has_any(weight, {".c_"}));
-    if (const auto axis = cut_axis(weight); axis && (*axis == 0) == (adapter->inputs == inputs_first)) {
+    if (const auto axis = cut_axis(weight);
+        axis && (*axis == 0) == (adapter->inputs == inputs_first)) {
       cut = adapter->inputs ? 1 : 0;
     }
   } else {
@@ -317,7 +322,8 @@ const SlowOracle::Held* SlowOracle::OfRank::held(const std::string& name, const 
   auto [on_stage, is_new_layer] = on_stage_.try_emplace(layer);
   if (is_new_layer) on_stage->second = oracle_.on_stage(name, spec_, rank_.pp);
   if (!on_stage->second) return nullptr;
-  auto [known, is_new] = known_.try_emplace(name.substr(0, *place) + name.substr(name.find_first_not_of("0123456789", *place)));
+  auto [known, is_new] = known_.try_emplace(
+      name.substr(0, *place) + name.substr(name.find_first_not_of("0123456789", *place)));
   if (is_new || !(known->second.first == shape)) {
     std::optional<Held> held = oracle_.held(name, shape, spec_, rank_);
     if (!held) {

@@ -31,7 +31,8 @@ class SlowOracle {
   /// optimizer_tensors() makes.
   std::optional<Held> held(const std::string& name, const Shape& shape, const LayoutSpec& spec,
                            const RankCoords& rank) const;
-  /// The same of one rank and many tensors: two layers of a stage hold the same of tensors of one shape.
+  /// The same of one rank and many tensors: two layers of a stage hold the same of tensors of one
+  /// shape.
   class OfRank {
    public:
     OfRank(const SlowOracle& oracle, const LayoutSpec& spec, const RankCoords& rank)
@@ -43,7 +44,7 @@ class SlowOracle {
     const SlowOracle& oracle_;
     const LayoutSpec& spec_;
     const RankCoords rank_;
-    std::map<uint64_t, bool> on_stage_;  // by layer
+    std::map<uint64_t, bool> on_stage_;                    // by layer
     std::map<std::string, std::pair<Shape, Held>> known_;  // by the name without the layer's number
     std::optional<Held> last_;
   };

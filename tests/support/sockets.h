@@ -23,7 +23,8 @@ inline bool comes(int fd, short events, Deadline deadline, const std::stop_token
 
 inline Result<UniqueFd> connect_here(PeerAddress address, std::stop_token stop = {}) {
   const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  return run_here([&](IoExecutor) { return connect_to(address, {.deadline = deadline, .stop = stop}); });
+  return run_here(
+      [&](IoExecutor) { return connect_to(address, {.deadline = deadline, .stop = stop}); });
 }
 
 }  // namespace ptc

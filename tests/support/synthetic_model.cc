@@ -258,7 +258,8 @@ class Builder {
 
   void megatron() {
     add("embedding.word_embeddings.weight", {vocab_, hidden_});
-    if (flag("learned_positions", false)) add("embedding.position_embeddings.weight", {16, hidden_});
+    if (flag("learned_positions", false))
+      add("embedding.position_embeddings.weight", {16, hidden_});
     for (uint64_t layer = 0; layer < layers_; ++layer) {
       const std::string at = fmt::format("decoder.layers.{}.", layer);
       if (number({"mamba_num_heads"}) > 0 && layer % 2 == 1) {
@@ -268,7 +269,8 @@ class Builder {
       linear(at + "self_attention.linear_proj", hidden_, heads_ * head_dim_, true);
       add(at + "self_attention.linear_qkv.layer_norm_weight", {hidden_});
       const uint64_t queries = heads_ * (flag("attention_output_gate", false) ? 2 : 1);
-      linear(at + "self_attention.linear_qkv", (queries + 2 * kv_heads_) * head_dim_, hidden_, true);
+      linear(at + "self_attention.linear_qkv", (queries + 2 * kv_heads_) * head_dim_, hidden_,
+             true);
       add(at + "self_attention.q_layernorm.weight", {head_dim_});
       add(at + "self_attention.k_layernorm.weight", {head_dim_});
       megatron_mlp(at);
@@ -291,7 +293,8 @@ class Builder {
     add(at + "mlp.router.expert_bias", {experts}, DType::kF32);
     for (uint64_t e = 0; e < experts; ++e) {
       if (flag("stacked_experts", false)) {  // in Transformer Engine's grouped linear layers
-        add(fmt::format("{}mlp.experts.linear_fc1.weight{}", at, e), {gated * intermediate_, hidden_});
+        add(fmt::format("{}mlp.experts.linear_fc1.weight{}", at, e),
+            {gated * intermediate_, hidden_});
         add(fmt::format("{}mlp.experts.linear_fc2.weight{}", at, e), {hidden_, intermediate_});
       } else {
         const std::string expert = fmt::format("{}mlp.experts.local_experts.{}.", at, e);
@@ -324,25 +327,27 @@ class Builder {
            vocab_ = 0;
 };
 
-/// The model as PEFT wraps it for training: adapters of this rank beside embedding and linear weights
-/// of two axes, the head trained as a whole. `alone`: what PEFT saves of it.
-std::vector<TensorInfo> with_adapters(const std::vector<TensorInfo>& model, uint64_t rank, bool alone) {
+/// The model as PEFT wraps it for training: adapters of this rank beside embedding and linear
+/// weights of two axes, the head trained as a whole. `alone`: what PEFT saves of it.
+std::vector<TensorInfo> with_adapters(const std::vector<TensorInfo>& model, uint64_t rank,
+                                      bool alone) {
   std::vector<TensorInfo> tensors;
   auto add = [&](std::string name, Shape shape, DType dtype) {
     tensors.push_back({alone ? "adapter_model.safetensors" : "model.safetensors",
                        "base_model.model." + std::move(name), dtype, shape});
   };
   auto ends_with_any = [](const std::string& text, std::initializer_list<const char*> ends) {
-    return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return text.ends_with(end); });
+    return std::any_of(ends.begin(), ends.end(),
+                       [&](const char* end) { return text.ends_with(end); });
   };
   const char* adapter = alone ? "" : ".default";
   for (const TensorInfo& info : model) {
     const bool embedding =
         ends_with_any(info.name, {"embed_tokens.weight", "wte.weight", "word_embeddings.weight"});
-    const bool linear = ends_with_any(info.name, {"_proj.weight", ".w1.weight", ".w2.weight",
-                                                  ".c_attn.weight", ".c_fc.weight", ".c_proj.weight",
-                                                  "query_key_value.weight", "dense.weight",
-                                                  "query.weight", "h_to_4h.weight", "4h_to_h.weight"});
+    const bool linear = ends_with_any(
+        info.name, {"_proj.weight", ".w1.weight", ".w2.weight", ".c_attn.weight", ".c_fc.weight",
+                    ".c_proj.weight", "query_key_value.weight", "dense.weight", "query.weight",
+                    "h_to_4h.weight", "4h_to_h.weight"});
     const bool head = ends_with_any(info.name, {"lm_head.weight", "embed_out.weight"});
     const size_t dot = info.name.rfind('.');
     const std::string module = info.name.substr(0, dot), last = info.name.substr(dot);

@@ -12,11 +12,12 @@ namespace ptc::testing {
 /// The tensors of the model of a config.json, as Hugging Face names and shapes them, in the order
 /// of a state_dict, all in file "model.safetensors". model_type: llama, mistral, qwen2, qwen3,
 /// mixtral, qwen2_moe, qwen3_moe, deepseek_v3, gpt2, gpt_neox, bert; or megatron (Megatron-Core's
-/// GPTModel, with "mamba_num_heads" every second layer is one of its MambaModel). Keys beyond those of
-/// the model's own config: "stacked_experts": true stores a layer's experts as one tensor (Megatron:
-/// grouped); "fused": true stores q, k, v and gate, up as one; "prefix": false leaves out the model's
-/// prefix ("bert."); "lora_rank": 8 adds adapters as PEFT names them, and "lora_alone": true leaves
-/// them alone, in "adapter_model.safetensors". Aborts on a config it cannot use.
+/// GPTModel, with "mamba_num_heads" every second layer is one of its MambaModel). Keys beyond those
+/// of the model's own config: "stacked_experts": true stores a layer's experts as one tensor
+/// (Megatron: grouped); "fused": true stores q, k, v and gate, up as one; "prefix": false leaves
+/// out the model's prefix ("bert."); "lora_rank": 8 adds adapters as PEFT names them, and
+/// "lora_alone": true leaves them alone, in "adapter_model.safetensors". Aborts on a config it
+/// cannot use.
 std::vector<TensorInfo> synthetic_tensors(std::string_view config_text);
 
 /// Whether the tensor is one of a module's buffers: no optimizer has state of it.

@@ -15,8 +15,9 @@ using testing::HasSubstr;
 class LogLimitTest : public testing::Test {
  protected:
   LogLimitTest()
-      : logger_("test", std::make_shared<LimitedSink>(std::make_shared<spdlog::sinks::ostream_sink_st>(out_),
-                                                      LimitedSink::Limit{0.001, 10}, LimitedSink::Limit{0.001, 40})) {
+      : logger_("test", std::make_shared<LimitedSink>(
+                            std::make_shared<spdlog::sinks::ostream_sink_st>(out_),
+                            LimitedSink::Limit{0.001, 10}, LimitedSink::Limit{0.001, 40})) {
     logger_.set_pattern("%v");
   }
   size_t lines() const {

@@ -31,7 +31,8 @@ JobStatus resharding(const std::string& name) {
   JobStatus status = job(name);
   status.state = "resharding";
   status.wanted = "tp16-pp8-dp64-ep4+0a1b2c3d";
-  status.raw["progress"] = object(R"({"phase": "moving", "checkpoint": "base", "bytes_done": 1048576,
+  status.raw["progress"] =
+      object(R"({"phase": "moving", "checkpoint": "base", "bytes_done": 1048576,
                                       "bytes_total": 4194304, "seconds": 2})");
   return status;
 }
@@ -42,7 +43,8 @@ TopSample sample() {
   sample.stats = object(R"({"uptime_seconds": 61, "passthrough": true, "operations": {
       "read": {"requests": 10, "bytes": 1048576}, "write": {"requests": 5, "bytes": 2048},
       "lookup": {"requests": 85}}})");
-  sample.nodes = object(R"({"nodes": [{"name": "w1", "state": "up", "memory_total_bytes": 1073741824,
+  sample.nodes =
+      object(R"({"nodes": [{"name": "w1", "state": "up", "memory_total_bytes": 1073741824,
       "memory_used_bytes": 1048576, "materialised_bytes": 512}]})");
   sample.requests = object(R"({"requests": [{}, {}]})");
   sample.taken = std::chrono::steady_clock::time_point(std::chrono::seconds(100));
@@ -72,9 +74,14 @@ TEST(TopView, ShowsNodesThatAreAwayAndMissingCopies) {
        "drain": {"bytes_left": 1048576}}],
       "missing_copies": {"bytes": 2097152}})");
   const auto lines = top_lines(now, nullptr, 200, true);
-  EXPECT_EQ(lines[1], "node      w1 up, 1.0 MiB of 1.0 GiB used, 512 B in checkpoints, 1.0 KiB sent, 2.0 KiB received, "
-                      "3 frames damaged, 4 tried again");
-  EXPECT_THAT(lines[2], testing::MatchesRegex("node      w2 away \\(draining, 1.0 MiB left\\) for .* d, 1.0 MiB in checkpoints"));
+  EXPECT_EQ(lines[1],
+            "node      w1 up, 1.0 MiB of 1.0 GiB used, 512 B in checkpoints, 1.0 KiB sent, 2.0 KiB "
+            "received, "
+            "3 frames damaged, 4 tried again");
+  EXPECT_THAT(
+      lines[2],
+      testing::MatchesRegex(
+          "node      w2 away \\(draining, 1.0 MiB left\\) for .* d, 1.0 MiB in checkpoints"));
   EXPECT_EQ(lines[3], "copies    2.0 MiB are missing");
 }
 

@@ -7,8 +7,8 @@
 namespace ptc::cli {
 
 /// Lets --help of `app`, and of the subcommands that are added to it later, read like the synopsis
-/// and options of a manual page, 80 columns wide. Descriptions are wrapped; footers stand as they are.
-/// A type name "a|b" means these words and no others (and is completed: tools/cli/complete.h).
+/// and options of a manual page, 80 columns wide. Descriptions are wrapped; footers stand as they
+/// are. A type name "a|b" means these words and no others (and is completed: tools/cli/complete.h).
 void set_manual_style(CLI::App& app);
 
 /// Why `app` did not take its command line, in one line: the first word that nobody knows, with the

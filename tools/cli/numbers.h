@@ -6,7 +6,8 @@
 
 namespace ptc::cli {
 
-/// For Option::check(): takes decimal digits alone, from `least` to `most`, and says so of anything else.
+/// For Option::check(): takes decimal digits alone, from `least` to `most`, and says so of anything
+/// else.
 CLI::Validator whole_number(uint64_t least, uint64_t most);
 /// The same with fractions and exponents: "0.5", "1e3".
 CLI::Validator number(double least, double most);

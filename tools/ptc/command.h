@@ -20,8 +20,8 @@ struct Context {
   std::function<Result<int>()> run;  // of the subcommand that was named; returns the exit code
 };
 
-/// Adds a subcommand that does `run(context, options)`. Its options are returned to be filled by the
-/// parser; they live as long as `app`.
+/// Adds a subcommand that does `run(context, options)`. Its options are returned to be filled by
+/// the parser; they live as long as `app`.
 template <class Options, class Run>
 std::pair<CLI::App*, Options*> add_command(CLI::App& app, Context& context, const char* name,
                                            const char* description, Run run) {

@@ -59,8 +59,8 @@ Result<> wait_until_empty(const std::string& mount, const std::string& node, uin
     PTC_TRY(auto why, failure(mount, node));
     if (!why.empty()) {
       bar.finish();
-      return make_error(Code::kUnavailable, "{} are left on node {}: {}", format_size(left.bytes), node,
-                        why);
+      return make_error(Code::kUnavailable, "{} are left on node {}: {}", format_size(left.bytes),
+                        node, why);
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -91,7 +91,8 @@ Result<int> run_drain(const Context& context, const DrainOptions& options) {
   }
   const auto uncommitted = text_list(array_field(answer, "uncommitted"));
   if (uncommitted.empty()) fmt::print("{} is drained: it can be stopped\n", node);
-  else fmt::print("{} is drained, but what is not committed stays there, and goes with it:\n", node);
+  else
+    fmt::print("{} is drained, but what is not committed stays there, and goes with it:\n", node);
   for (const std::string& what : uncommitted) fmt::print("  {}\n", what);
   return kDone;
 }

@@ -84,7 +84,8 @@ Result<> write_layout(const ExportOptions& options) {
                                pretty_json(layout.value()));
 }
 
-/// What hf/ is without. Optimizer state is expected to be missing there, tensors of names that others have are not.
+/// What hf/ is without. Optimizer state is expected to be missing there, tensors of names that
+/// others have are not.
 Result<> check_nothing_missing(const Target& target, const ExportOptions& options) {
   if (options.model || !options.layout.empty()) return ok();
   PTC_TRY(auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
@@ -92,18 +93,22 @@ Result<> check_nothing_missing(const Target& target, const ExportOptions& option
   for (const json::value& value : array_field(meta, "left_out_of_hf")) {
     if (!value.is_object()) continue;
     const json::object& one = value.get_object();
-    std::string what = fmt::format("{} tensors of {}", number_field(one, "tensors"), text_field(one, "file"));
+    std::string what =
+        fmt::format("{} tensors of {}", number_field(one, "tensors"), text_field(one, "file"));
     if (text_field(one, "why") == "optimizer state") {
-      fmt::print(stderr, "ptc: left out: {}, which are optimizer state (--layout has them)\n", what);
+      fmt::print(stderr, "ptc: left out: {}, which are optimizer state (--layout has them)\n",
+                 what);
     } else {
       missing.push_back(std::move(what));
     }
   }
   if (missing.empty()) return ok();
   if (!options.partial)
-    return make_error(Code::kConflict, "{}: nothing is exported, for hf/ is without {}: others have their names, and other "
-                      "values. --model or --layout current exports all, --partial what is in hf/",
-                      target.name(), fmt::join(missing, ", "));
+    return make_error(
+        Code::kConflict,
+        "{}: nothing is exported, for hf/ is without {}: others have their names, and other "
+        "values. --model or --layout current exports all, --partial what is in hf/",
+        target.name(), fmt::join(missing, ", "));
   fmt::print(stderr, "ptc: left out: {}, whose names others have\n", fmt::join(missing, ", "));
   return ok();
 }
@@ -153,7 +158,8 @@ void add_export(CLI::App& app, Context& context) {
   hf->excludes(model)->excludes(layout);
   model->excludes(layout);
   command->add_flag("--force", options->force, "write into a directory that is not empty");
-  command->add_flag("--partial", options->partial, "as Hugging Face files also without tensors whose names others have");
+  command->add_flag("--partial", options->partial,
+                    "as Hugging Face files also without tensors whose names others have");
   command->footer(
       "Examples:\n  ptc export llama /srv/models/llama\n"
       "  ptc export llama/step500 out --layout tp8-pp1-dp1\n"

@@ -124,14 +124,16 @@ bool goes_on(const Target& target, Progress& progress) {
     if (!value.is_object()) continue;
     const json::object& commit = value.get_object();
     if (text_field(commit, "checkpoint") != target.checkpoint) continue;
-    progress.set_label(fmt::format("committing {}: {}", target.name(), text_field(commit, "phase")));
+    progress.set_label(
+        fmt::format("committing {}: {}", target.name(), text_field(commit, "phase")));
     progress.set(number_field(commit, "bytes_done"), number_field(commit, "bytes_total"));
     return true;
   }
   return false;
 }
 
-/// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again completes it.
+/// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again
+/// completes it.
 Result<> commit(const Target& target, const std::string& incoming) {
   constexpr int kTries = 3;  // when none goes on: it may have ended at just that moment
   const Reason reason(target, incoming + ".error");
@@ -146,9 +148,10 @@ Result<> commit(const Target& target, const std::string& incoming) {
   }
   progress.finish();
   return make_error(error == EAGAIN ? Code::kUnavailable : Code::kInvalidArgument,
-                    "{} was not committed: {}\nNothing is lost: {} {} and commit it with\n  mv {} {}/checkpoints/",
-                    target.name(), reason.text(error), error == EAGAIN ? "keep" : "mend", incoming, incoming,
-                    target.job_dir());
+                    "{} was not committed: {}\nNothing is lost: {} {} and commit it with\n  mv {} "
+                    "{}/checkpoints/",
+                    target.name(), reason.text(error), error == EAGAIN ? "keep" : "mend", incoming,
+                    incoming, target.job_dir());
 }
 
 void remove_sources(const CopyList& list) {
@@ -209,7 +212,8 @@ void add_import(CLI::App& app, Context& context) {
   command->add_option("--name", options->name, "name of the checkpoint")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--rank", options->rank, "DIR holds what this rank wrote")->type_name("R")
+  command->add_option("--rank", options->rank, "DIR holds what this rank wrote")
+      ->type_name("R")
       ->check(whole_number(0, kMaxWorldSize - 1));
   command
       ->add_option("--layout", options->layout,

@@ -31,7 +31,9 @@ Result<JobStatus> read_status(const Target& target) {
 }
 
 Reason::Reason(Target target, std::string error_file)
-    : target_(std::move(target)), error_file_(std::move(error_file)), file_before_(file_version()),
+    : target_(std::move(target)),
+      error_file_(std::move(error_file)),
+      file_before_(file_version()),
       error_before_(last_error(true)) {}
 
 std::string Reason::text(int error) const {
@@ -55,7 +57,8 @@ std::string Reason::file_version() const {
 std::string Reason::last_error(bool whole) const {
   auto status = read_status(target_);
   if (!status) return "";
-  return whole ? json::serialize(object_field(status.value().raw, "last_error")) : status.value().last_error;
+  return whole ? json::serialize(object_field(status.value().raw, "last_error"))
+               : status.value().last_error;
 }
 
 Result<std::vector<JobStatus>> read_statuses(const std::string& mount, size_t* hidden) {
@@ -77,8 +80,8 @@ Result<std::vector<JobStatus>> read_statuses(const std::string& mount, size_t* h
 
 void say_hidden(size_t hidden) {
   if (hidden == 0) return;
-  fmt::print(stderr, "{} of other users {} not shown\n", hidden == 1 ? "1 job" : fmt::format("{} jobs", hidden),
-             hidden == 1 ? "is" : "are");
+  fmt::print(stderr, "{} of other users {} not shown\n",
+             hidden == 1 ? "1 job" : fmt::format("{} jobs", hidden), hidden == 1 ? "is" : "are");
 }
 
 std::string phase_text(const json::object& progress) {
@@ -124,7 +127,8 @@ Table job_table(const std::vector<JobStatus>& jobs) {
     }
     const size_t unreadable = array_field(job.raw, "unreadable").size();
     table.add({job.job, job.state, job.layout,
-               fmt::format("{}{}", checkpoints.size(), unreadable == 0 ? "" : fmt::format(" ({} unreadable)", unreadable)),
+               fmt::format("{}{}", checkpoints.size(),
+                           unreadable == 0 ? "" : fmt::format(" ({} unreadable)", unreadable)),
                format_size(bytes), age});
   }
   return table;
@@ -155,7 +159,8 @@ Table checkpoint_table(const JobStatus& status) {
 
 std::optional<std::string> why_unreadable(const JobStatus& status, std::string_view checkpoint) {
   for (const json::value& value : array_field(status.raw, "unreadable"))
-    if (value.is_object() && text_field(value.get_object(), "name") == checkpoint) return text_field(value.get_object(), "why");
+    if (value.is_object() && text_field(value.get_object(), "name") == checkpoint)
+      return text_field(value.get_object(), "why");
   return std::nullopt;
 }
 

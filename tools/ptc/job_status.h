@@ -33,8 +33,8 @@ struct JobStatus {
 };
 
 Result<JobStatus> read_status(const Target& target);
-/// Of all jobs of the mount, by name; without those that this user may not see, which are counted in `hidden`, and those
-/// that are removed meanwhile.
+/// Of all jobs of the mount, by name; without those that this user may not see, which are counted
+/// in `hidden`, and those that are removed meanwhile.
 Result<std::vector<JobStatus>> read_statuses(const std::string& mount, size_t* hidden);
 /// "2 jobs of other users are not shown", on standard error; 0: nothing.
 void say_hidden(size_t hidden);
@@ -44,7 +44,8 @@ class Reason {
  public:
   /// Before it is asked for. `error_file`: where it may be said first; empty: only in status.json.
   explicit Reason(Target target, std::string error_file = "");
-  /// After it was refused with `error`: the job's words, or else what the errno stands for. One line or more.
+  /// After it was refused with `error`: the job's words, or else what the errno stands for. One
+  /// line or more.
   std::string text(int error) const;
 
  private:

@@ -56,11 +56,23 @@ bool LayoutEdit::empty() const {
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
   const char* group = "Layout";
   const CLI::Validator size = whole_number(1, kMaxWorldSize);
-  app.add_option("--tp", edit.tp, "tensor-parallel size")->type_name("N")->check(size)->group(group);
+  app.add_option("--tp", edit.tp, "tensor-parallel size")
+      ->type_name("N")
+      ->check(size)
+      ->group(group);
   app.add_option("--pp", edit.pp, "pipeline stages")->type_name("N")->check(size)->group(group);
-  app.add_option("--dp", edit.dp, "data-parallel replicas")->type_name("N")->check(size)->group(group);
-  app.add_option("--ep", edit.ep, "expert-parallel size")->type_name("N")->check(size)->group(group);
-  app.add_option("--cp", edit.cp, "context-parallel size")->type_name("N")->check(size)->group(group);
+  app.add_option("--dp", edit.dp, "data-parallel replicas")
+      ->type_name("N")
+      ->check(size)
+      ->group(group);
+  app.add_option("--ep", edit.ep, "expert-parallel size")
+      ->type_name("N")
+      ->check(size)
+      ->group(group);
+  app.add_option("--cp", edit.cp, "context-parallel size")
+      ->type_name("N")
+      ->check(size)
+      ->group(group);
   app.add_option("--stages", edit.stages, "layers of each pipeline stage")
       ->type_name("A,B")
       ->expected(1)

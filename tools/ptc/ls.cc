@@ -35,7 +35,8 @@ Result<int> list_checkpoints(const Target& target) {
   for (const json::value& value : unreadable) {
     if (!value.is_object()) continue;
     const std::string name = text_field(value.get_object(), "name");
-    fmt::print("{} cannot be read: {}\n", printable(name), wrapped(text_field(value.get_object(), "why"), 2, terminal_width(1)));
+    fmt::print("{} cannot be read: {}\n", printable(name),
+               wrapped(text_field(value.get_object(), "why"), 2, terminal_width(1)));
   }
   return kDone;
 }

@@ -25,17 +25,19 @@ Result<int> run_pin(const Context& context, const PinOptions& options) {
   if (options.remove) {
     PTC_TRY(auto status, read_status(target));
     if (why_unreadable(status, target.checkpoint)) {
-      PTC_TRY(ask(target.mount, {{"do", "unpin"}, {"job", target.job}, {"checkpoint", target.checkpoint}}));
+      PTC_TRY(ask(target.mount,
+                  {{"do", "unpin"}, {"job", target.job}, {"checkpoint", target.checkpoint}}));
       fmt::print("{} is not pinned\n", target.name());
       return kDone;
     }
   }
   PTC_TRY(target, with_checkpoint(std::move(target)));
   const std::string dir = target.checkpoint_dir();
-  const int result = options.remove ? ::removexattr(dir.c_str(), kPin)
-                                    : ::setxattr(dir.c_str(), kPin, "1", 1, 0);
+  const int result =
+      options.remove ? ::removexattr(dir.c_str(), kPin) : ::setxattr(dir.c_str(), kPin, "1", 1, 0);
   if (result != 0 && errno == EACCES)
-    return make_error(Code::kPermissionDenied, "checkpoint {} belongs to another user", target.name());
+    return make_error(Code::kPermissionDenied, "checkpoint {} belongs to another user",
+                      target.name());
   if (result != 0 && !(options.remove && errno == ENODATA)) return errno_error(errno, dir);
   fmt::print("{} {}\n", target.name(), options.remove ? "is not pinned" : "is pinned");
   return kDone;

@@ -43,12 +43,9 @@ std::string bar_text(double fraction, size_t columns, bool utf8) {
   size_t full = halves / 2;
   std::string bar;
   for (size_t i = 0; i < columns; ++i) {
-    if (i < full)
-      bar += utf8 ? "━" : "#";
-    else if (i == full && halves % 2 == 1 && utf8)
-      bar += "╸";
-    else
-      bar += utf8 ? "─" : ".";
+    if (i < full) bar += utf8 ? "━" : "#";
+    else if (i == full && halves % 2 == 1 && utf8) bar += "╸";
+    else bar += utf8 ? "─" : ".";
   }
   return bar;
 }
@@ -79,8 +76,7 @@ std::string progress_bar(const ProgressView& view, size_t width, bool utf8) {
 
 std::string progress_text(const ProgressView& view) {
   std::string line = view.label + ": ";
-  if (view.total == 0)
-    line += format_size(view.done);
+  if (view.total == 0) line += format_size(view.done);
   else
     line += fmt::format("{}, {} of {}", percent_text(view), format_size(view.done),
                         format_size(view.total));

@@ -1,4 +1,6 @@
 // ptc recover: what the nodes of a cluster had agreed on, made anew of what their stores have seen.
+#include "reshard/job/recover.h"
+
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
@@ -8,7 +10,6 @@
 #include <thread>
 
 #include "fs/mount_point.h"
-#include "reshard/job/recover.h"
 #include "store/base/size_text.h"
 #include "store/meta/etcd_meta.h"
 #include "tools/ptc/command.h"
@@ -27,7 +28,8 @@ struct RecoverOptions {
 std::string store_directory(const std::string& place) {
   std::error_code error;
   if (std::filesystem::exists(place + "/identity.json", error)) return place;
-  const std::string behind = "/run/ptcfs/" + escape_path(std::filesystem::absolute(place, error).string());
+  const std::string behind =
+      "/run/ptcfs/" + escape_path(std::filesystem::absolute(place, error).string());
   return std::filesystem::exists(behind + "/identity.json", error) ? behind : place;
 }
 
@@ -39,22 +41,27 @@ void print_checkpoint(const RecoverReport::Checkpoint& one) {
   }
   fmt::print("{} files here ({})", one.files, format_size(one.bytes));
   if (one.missing > 0) fmt::print(", {} MISSING", one.missing);
-  for (const auto& [node, count] : one.elsewhere) fmt::print(", {} on {} (not looked at)", count, node);
+  for (const auto& [node, count] : one.elsewhere)
+    fmt::print(", {} on {} (not looked at)", count, node);
   fmt::print("\n");
 }
 
 void print_report(const std::vector<SeenStore>& stores, const RecoverReport& report) {
   for (size_t i = 0; i < stores.size(); ++i)
-    fmt::print("{} of node {}, cluster {} ({}), history {}: has seen revision {}{}\n", stores[i].directory,
-               stores[i].identity.node, stores[i].identity.cluster_name, stores[i].identity.cluster,
-               stores[i].identity.history, stores[i].facts.seen(),
+    fmt::print("{} of node {}, cluster {} ({}), history {}: has seen revision {}{}\n",
+               stores[i].directory, stores[i].identity.node, stores[i].identity.cluster_name,
+               stores[i].identity.cluster, stores[i].identity.history, stores[i].facts.seen(),
                stores.size() > 1 && i == report.newest ? " (the latest)" : "");
   for (const RegisteredStore& other : report.others)
-    fmt::print("store {} of node {}: not looked at; if it has seen more (ptc recover --dry-run there), recover from it\n",
-               other.store, other.node);
-  fmt::print("jobs: {}\n", report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
+    fmt::print(
+        "store {} of node {}: not looked at; if it has seen more (ptc recover --dry-run there), "
+        "recover from it\n",
+        other.store, other.node);
+  fmt::print("jobs: {}\n",
+             report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
   for (const RecoverReport::Checkpoint& one : report.checkpoints) print_checkpoint(one);
-  fmt::print("{} of the agreed keys are missing in etcd, or are others there\n", report.changes.size());
+  fmt::print("{} of the agreed keys are missing in etcd, or are others there\n",
+             report.changes.size());
 }
 
 constexpr auto kWaitForLeases = std::chrono::seconds(20);
@@ -81,11 +88,17 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
   std::fflush(stdout);
   if (options.dry_run) return kDone;
   if (!report.alive.empty())
-    fmt::print(stderr, "nodes are there still, or were when etcd was saved: {}; waiting until their leases have ended\n",
+    fmt::print(stderr,
+               "nodes are there still, or were when etcd was saved: {}; waiting until their leases "
+               "have ended\n",
                fmt::join(report.alive, ", "));
-  for (const auto deadline = std::chrono::steady_clock::now() + kWaitForLeases; !report.alive.empty();) {
+  for (const auto deadline = std::chrono::steady_clock::now() + kWaitForLeases;
+       !report.alive.empty();) {
     if (std::chrono::steady_clock::now() > deadline)
-      return make_error(Code::kBusy, "nodes are there: {}. Stop them all first, and wait until their leases have ended", fmt::join(report.alive, ", "));
+      return make_error(
+          Code::kBusy,
+          "nodes are there: {}. Stop them all first, and wait until their leases have ended",
+          fmt::join(report.alive, ", "));
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     PTC_TRY(report, look_at_all(stores, *meta));
   }
@@ -102,16 +115,25 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
 
 void add_recover(CLI::App& app, Context& context) {
   auto [command, options] = add_command<RecoverOptions>(
-      app, context, "recover", "Make what a cluster agreed on anew, when etcd has lost it", run_recover);
+      app, context, "recover", "Make what a cluster agreed on anew, when etcd has lost it",
+      run_recover);
   options->etcd.cluster.clear();
-  command->add_option("STORE", options->stores, "stores of nodes, or their mount points")->required();
-  command->add_option("--etcd", options->etcd.endpoints, "as ptcfs has it")->type_name("URL,…")->delimiter(',')
-      ->allow_extra_args(false)->required();
-  command->add_option("--cluster", options->etcd.cluster, "the cluster's name (default: as the store has it)")
+  command->add_option("STORE", options->stores, "stores of nodes, or their mount points")
+      ->required();
+  command->add_option("--etcd", options->etcd.endpoints, "as ptcfs has it")
+      ->type_name("URL,…")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->required();
+  command
+      ->add_option("--cluster", options->etcd.cluster,
+                   "the cluster's name (default: as the store has it)")
       ->type_name("NAME");
-  command->add_option("--etcd-credentials", options->etcd.credentials_file, "as ptcfs has it")->type_name("FILE");
+  command->add_option("--etcd-credentials", options->etcd.credentials_file, "as ptcfs has it")
+      ->type_name("FILE");
   command->add_option("--etcd-ca", options->etcd.ca_file, "as ptcfs has it")->type_name("FILE");
-  command->add_option("--etcd-cert", options->etcd.certificate_file, "as ptcfs has it")->type_name("FILE");
+  command->add_option("--etcd-cert", options->etcd.certificate_file, "as ptcfs has it")
+      ->type_name("FILE");
   command->add_option("--etcd-key", options->etcd.key_file, "as ptcfs has it")->type_name("FILE");
   command->add_flag("--dry-run", options->dry_run, "only say what is there, and what is missing");
   command->add_flag("-y,--yes", options->yes, "do not ask");

@@ -24,7 +24,8 @@ struct RmOptions {
 Result<std::string> description(Target target) {
   PTC_TRY(auto status, read_status(target));
   if (!target.checkpoint.empty()) {
-    if (why_unreadable(status, target.checkpoint)) return fmt::format("checkpoint {} (cannot be read)", target.name());
+    if (why_unreadable(status, target.checkpoint))
+      return fmt::format("checkpoint {} (cannot be read)", target.name());
     PTC_TRY(target, with_checkpoint(std::move(target)));
   }
   uint64_t bytes = 0, count = 0;
@@ -38,8 +39,8 @@ Result<std::string> description(Target target) {
   if (!target.checkpoint.empty())
     return fmt::format("checkpoint {} ({})", target.name(), format_size(bytes));
   if (const size_t unreadable = array_field(status.raw, "unreadable").size(); unreadable > 0)
-    return fmt::format("job {} with {} checkpoint{} ({}) and {} that cannot be read", target.job, count, count == 1 ? "" : "s",
-                       format_size(bytes), unreadable);
+    return fmt::format("job {} with {} checkpoint{} ({}) and {} that cannot be read", target.job,
+                       count, count == 1 ? "" : "s", format_size(bytes), unreadable);
   if (count == 0) return fmt::format("job {} (no checkpoints)", target.job);
   return fmt::format("job {} with {} checkpoint{} ({})", target.job, count, count == 1 ? "" : "s",
                      format_size(bytes));
@@ -63,9 +64,10 @@ Result<int> run_rm(const Context& context, const RmOptions& options) {
   json::object request{{"do", "remove"}, {"job", target.job}, {"force", options.force}};
   if (!target.checkpoint.empty()) request["checkpoint"] = target.checkpoint;
   auto removed = ask(target.mount, request);
-  if (!removed && removed.error().code() == Code::kBusy && target.checkpoint.empty() && !options.force)
-    return make_error(Code::kBusy, "{}; ptc rm --force {} removes it with all that it holds", removed.error().message(),
-                      target.job);
+  if (!removed && removed.error().code() == Code::kBusy && target.checkpoint.empty() &&
+      !options.force)
+    return make_error(Code::kBusy, "{}; ptc rm --force {} removes it with all that it holds",
+                      removed.error().message(), target.job);
   PTC_TRY(std::move(removed));
   fmt::print("removed {}\n", what);
   return kDone;
@@ -74,8 +76,8 @@ Result<int> run_rm(const Context& context, const RmOptions& options) {
 }  // namespace
 
 void add_rm(CLI::App& app, Context& context) {
-  auto [command, options] = add_command<RmOptions>(
-      app, context, "rm", "Remove a checkpoint or a job", run_rm);
+  auto [command, options] =
+      add_command<RmOptions>(app, context, "rm", "Remove a checkpoint or a job", run_rm);
   command->add_option("JOB[/CHECKPOINT]", options->target, "what to remove")->required();
   command->add_flag("-f,--force", options->force, "also a job that still holds something");
   command->add_flag("-y,--yes", options->yes, "do not ask (it asks on a terminal only)");

@@ -87,7 +87,8 @@ std::string shapes_text(const json::object& tensor) {
     if (ranks.size() == 1) continue;
     const uint64_t first = number_field(part, "first_dp_rank");
     const uint64_t last = number_field(part, "last_dp_rank");
-    text += first == last ? fmt::format(" on dp {}", first) : fmt::format(" on dp {}-{}", first, last);
+    text +=
+        first == last ? fmt::format(" on dp {}", first) : fmt::format(" on dp {}-{}", first, last);
   }
   return text;
 }
@@ -96,8 +97,8 @@ void print_tensor(const json::object& tensor, size_t width) {
   const std::string name = text_field(tensor, "names");
   const std::string shapes = shapes_text(tensor);
   if (2 + text_width(name) + 2 + text_width(shapes) <= width) {
-    fmt::print("  {}{}{}\n", name, std::string(width - 2 - text_width(name) - text_width(shapes), ' '),
-               shapes);
+    fmt::print("  {}{}{}\n", name,
+               std::string(width - 2 - text_width(name) - text_width(shapes), ' '), shapes);
   } else {
     fmt::print("  {}\n      {}\n", name, wrapped(shapes, 6, width));
   }
@@ -108,9 +109,10 @@ void print_tensor(const json::object& tensor, size_t width) {
 
 void print_report(const Target& target, const json::object& report) {
   const size_t width = terminal_width(1);
-  fmt::print("{}\n", wrapped(fmt::format("{} under {}, with the rules of family {}", target.name(),
-                                         text_field(report, "layout"), text_field(report, "family")),
-                             2, width));
+  fmt::print("{}\n",
+             wrapped(fmt::format("{} under {}, with the rules of family {}", target.name(),
+                                 text_field(report, "layout"), text_field(report, "family")),
+                     2, width));
   std::string facts;
   for (const auto& fact : object_field(report, "facts"))
     facts += fmt::format("{}{} {}", facts.empty() ? "" : ", ", std::string(fact.key()),
@@ -139,7 +141,9 @@ void print_report(const Target& target, const json::object& report) {
 Result<int> check_job(const Context& context, const RulesOptions& options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
-  json::object question{{"do", "rules"}, {"job", target.job}, {"checkpoint", target.checkpoint},
+  json::object question{{"do", "rules"},
+                        {"job", target.job},
+                        {"checkpoint", target.checkpoint},
                         {"names", json::array(options.names.begin(), options.names.end())}};
   if (!options.layout.empty()) {
     PTC_TRY(auto layout, layout_of_file_or_name(options.layout));
@@ -178,7 +182,8 @@ void add_rules(CLI::App& app, Context& context) {
   check->add_option("JOB", options->target, "a job, JOB/CHECKPOINT, or a file *.json of rules")
       ->required();
   check->add_option("NAME", options->names, "only tensors with one of these in their name");
-  check->add_option("--layout", options->layout, "a layout.json, or a layout's name; else the job's")
+  check
+      ->add_option("--layout", options->layout, "a layout.json, or a layout's name; else the job's")
       ->type_name("LAYOUT or FILE");
   for (CLI::App* sub : {list, show, check}) sub->fallthrough();
   for (CLI::App* sub : {list, check}) sub->add_flag("--json", options->as_json, "print as JSON");

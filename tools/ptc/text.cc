@@ -182,7 +182,8 @@ std::string Table::to_string(size_t indent, size_t width) const {
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], text_width(row[i]));
   }
-  // Texts give way, the longest first; numbers do not. Where that is not enough, the last columns go.
+  // Texts give way, the longest first; numbers do not. Where that is not enough, the last columns
+  // go.
   constexpr size_t kLeast = 6;
   auto least = [&](size_t i) {
     return columns_[i].align == Align::kRight ? widths[i] : std::min(widths[i], kLeast);
@@ -208,10 +209,8 @@ std::string Table::to_string(size_t indent, size_t width) const {
     for (size_t i = 0; i < widths.size(); ++i) {
       std::string cell = shortened(cell_at(i), widths[i]);
       size_t fill = widths[i] > text_width(cell) ? widths[i] - text_width(cell) : 0;
-      if (columns_[i].align == Align::kRight)
-        line += std::string(fill, ' ') + cell;
-      else
-        line += cell + std::string(fill, ' ');
+      if (columns_[i].align == Align::kRight) line += std::string(fill, ' ') + cell;
+      else line += cell + std::string(fill, ' ');
       line += "  ";
     }
     line.erase(line.find_last_not_of(' ') + 1);

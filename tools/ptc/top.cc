@@ -27,7 +27,8 @@ struct TopOptions {
   bool once = false;
 };
 
-/// The terminal while `ptc top` has it: keys come one by one, and what was on it is back at the end.
+/// The terminal while `ptc top` has it: keys come one by one, and what was on it is back at the
+/// end.
 class Terminal {
  public:
   Terminal() : live_(is_live_terminal(STDOUT_FILENO)) {
@@ -86,7 +87,8 @@ class Terminal {
           return signal.ssi_signo == SIGWINCH;
       }
       char key = 0;
-      if (polled[1].revents != 0 && (::read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q'))
+      if (polled[1].revents != 0 &&
+          (::read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q'))
         return false;
     }
   }
@@ -133,10 +135,12 @@ Result<int> run_top(const Context& context, const TopOptions& options) {
 void add_top(CLI::App& app, Context& context) {
   auto [command, options] = add_command<TopOptions>(
       app, context, "top", "Watch jobs, progress, throughput and memory", run_top);
-  command->add_option("-d,--delay", options->delay_seconds, "seconds between two looks (default: 1)")
+  command
+      ->add_option("-d,--delay", options->delay_seconds, "seconds between two looks (default: 1)")
       ->type_name("S")
       ->check(number(0.05, 86400));
-  command->add_option("-n,--count", options->count, "end after this many looks")->type_name("N")
+  command->add_option("-n,--count", options->count, "end after this many looks")
+      ->type_name("N")
       ->check(whole_number(1, UINT32_MAX));
   command->add_flag("--once", options->once, "one look, no rates; for scripts");
   command->footer(

@@ -80,16 +80,22 @@ class View {
   std::string node_line(const json::object& node) const {
     std::string line = node_text(node);
     const std::string age = format_age(node.if_contains("since"));
-    if (text_field(node, "state") == "away" && !age.empty()) line += age == "just now" ? " since just now" : " for " + age;
+    if (text_field(node, "state") == "away" && !age.empty())
+      line += age == "just now" ? " since just now" : " for " + age;
     if (node.contains("memory_total_bytes"))
       line += fmt::format(", {} of {} used", format_size(number_field(node, "memory_used_bytes")),
                           format_size(number_field(node, "memory_total_bytes")));
-    line += fmt::format(", {} in checkpoints", format_size(number_field(node, "materialised_bytes")));
+    line +=
+        fmt::format(", {} in checkpoints", format_size(number_field(node, "materialised_bytes")));
     const json::object& traffic = object_field(node, "traffic");
-    const uint64_t sent = number_field(traffic, "sent_bytes"), received = number_field(traffic, "received_bytes");
-    if (sent + received > 0) line += fmt::format(", {} sent, {} received", format_size(sent), format_size(received));
-    if (const uint64_t bad = number_field(traffic, "checksum_failures")) line += fmt::format(", {} frames damaged", bad);
-    if (const uint64_t again = number_field(traffic, "retries")) line += fmt::format(", {} tried again", again);
+    const uint64_t sent = number_field(traffic, "sent_bytes"),
+                   received = number_field(traffic, "received_bytes");
+    if (sent + received > 0)
+      line += fmt::format(", {} sent, {} received", format_size(sent), format_size(received));
+    if (const uint64_t bad = number_field(traffic, "checksum_failures"))
+      line += fmt::format(", {} frames damaged", bad);
+    if (const uint64_t again = number_field(traffic, "retries"))
+      line += fmt::format(", {} tried again", again);
     return line;
   }
   void request_lines() {

@@ -217,7 +217,8 @@ struct VerifyOptions {
 
 /// What the daemon finds in what it stores; with `repair`, damaged copies are replaced first.
 void ask_daemon(const Target& target, bool repair, Outcome& outcome) {
-  const json::object request{{"do", "verify"}, {"job", target.job}, {"checkpoint", target.checkpoint}};
+  const json::object request{
+      {"do", "verify"}, {"job", target.job}, {"checkpoint", target.checkpoint}};
   if (repair) {
     json::object mend = request;
     mend["repair"] = true;
@@ -269,7 +270,8 @@ void add_verify(CLI::App& app, Context& context) {
       ->add_option("JOB[/CHECKPOINT]", options->target,
                    "without a checkpoint, the one that 'current' shows")
       ->required();
-  command->add_flag("--repair", options->repair, "first replace damaged copies by what others hold");
+  command->add_flag("--repair", options->repair,
+                    "first replace damaged copies by what others hold");
   command->add_flag("--json", options->as_json, "print the outcome as JSON");
   command->footer(
       "Every tensor is read through the mount; then the daemons of all nodes read every\n"

@@ -30,7 +30,8 @@ Result<int> run_wait(const Context& context, const WaitOptions& options) {
   }
   // Shells do not say that a redirection was refused when the file was closed.
   if (status.last_error.starts_with("layout.json refused")) {
-    fmt::print(stderr, "ptc: {}: {}. {} stays in force.\n", status.job, status.last_error, status.layout);
+    fmt::print(stderr, "ptc: {}: {}. {} stays in force.\n", status.job, status.last_error,
+               status.layout);
     return kFailed;
   }
   fmt::print("{}\n", settled_text(status));
@@ -47,7 +48,8 @@ void add_wait(CLI::App& app, Context& context) {
       ->type_name("S")
       ->check(number(0.001, kMostSeconds));
   command->footer(
-      "Exit status: 0 settled, 1 failed or refused (the reason on standard error),\n124 timed out.\n"
+      "Exit status: 0 settled, 1 failed or refused (the reason on standard error),\n124 timed "
+      "out.\n"
       "\nExample:\n  ptc layout llama set --tp 8 && ptc wait llama && sbatch restart.sh");
 }
 
