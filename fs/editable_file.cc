@@ -185,7 +185,7 @@ FsResult<> EditableFile::rename_over(const std::string& text, const User& by) {
       one = rename_ = std::make_shared<Rename>(Rename{.text = text, .by = by});
       try {
         one->thread = std::jthread([this, one = one.get()] { carry_out(*one); });
-      } catch (const std::system_error&) {
+      } catch (const std::exception&) {  // no thread, no memory
         rename_.reset();
         return Errno{EAGAIN};
       }

@@ -405,8 +405,9 @@ Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
 void Tree::detach() {
   root_.reset();
   table_.forget_all();
+  decltype(views_) ending;  // without the lock: each waits for its renames, which may need it
   std::lock_guard lock(views_mutex_);
-  views_.clear();
+  ending.swap(views_);
 }
 
 void Tree::set_kernel_cache(KernelCache* cache) {

@@ -333,7 +333,9 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   PTC_TRY(impl->io, IoThreads::start());
-  impl->options.etcd.io = impl->io;
+  // Of its own: images are sent from mapped pages, which may have to come from a slow disk, and the
+  // lease of this node waits for nothing.
+  PTC_TRY(impl->options.etcd.io, IoThreads::start(1));
   PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
   PTC_TRY(impl->seen_nodes, SeenNodes::open(*impl->meta));
   PeersOptions peers;

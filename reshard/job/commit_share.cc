@@ -220,7 +220,10 @@ void CommitShare::committed() {
   std::unique_ptr<Seal> seal;
   std::lock_guard lock(mutex_);
   settled_ = true;
-  for (const Adopted& one : adopted_) (void)one.image->make_read_only();  // the user's until now
+  for (const Adopted& one : adopted_)  // the user's until now
+    if (Result<> done = one.image->make_read_only(); done.has_error())
+      spdlog::warn("a committed file can still be written through other hard links: {}",
+                   done.error().message());
   if (seal_ != nullptr) seal_->committed();
   seal = std::move(seal_);
   if (shown_ == nullptr) {

@@ -157,8 +157,15 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
   });
   look_after_attempts();
   look_after_commits_elsewhere(stop);
+  bool count_anew = false;
+  {
+    std::lock_guard lock(mutex);
+    count_anew = std::exchange(space_changed, false);
+  }
+  if (count_anew && listener != nullptr) listener->space_changed(job->name());
   std::lock_guard lock(mutex);
-  if (attempts.empty() && ended_attempts.empty() && commits_elsewhere.empty() && !doubts.any())
+  if (attempts.empty() && ended_attempts.empty() && commits_elsewhere.empty() && !doubts.any() &&
+      !space_changed)
     return std::nullopt;
   return std::chrono::steady_clock::now() + kTurn;
 }

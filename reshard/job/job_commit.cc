@@ -129,7 +129,9 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   if (outcome->has_value()) {
     attempt.value()->answered();
     remove_error_file(incoming);
-    if (listener != nullptr) listener->space_changed(job->name());
+    std::lock_guard lock(mutex);
+    space_changed = true;
+    housekeeping.wake();
     return ok();
   }
   Error error = std::move(*outcome).error();

@@ -191,6 +191,7 @@ struct Job::Impl {
   std::deque<std::string> to_hash;  // closed files, relative to incoming/
   std::string hashing;              // the name in incoming/ of which a file is being hashed
   std::stop_source hash_stop;       // ends that
+  bool space_changed = false;       // in incoming/: what the job takes is to be counted anew
 
   std::stop_source commit_stop;  // hashing for a commit ends with the job
   HashCache hashes;

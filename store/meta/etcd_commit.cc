@@ -74,8 +74,8 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
     if (!done) {
       std::lock_guard lock(mutex_);
       doubtful_.push_back(std::move(marker));
-      return make_error(Code::kInDoubt, "this change may or may not have been done: {}",
-                        answer.error().message());
+      return make_error(Code::kInDoubt, "this change may or may not have been done: {}; then: {}",
+                        answer.error().message(), done.error().message());
     }
     if (done.value()) {
       add_known({marker.key});

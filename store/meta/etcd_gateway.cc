@@ -138,7 +138,9 @@ Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object req
       size_t endpoint = (first + i) % tried.size();
       Reach reach = Reach::kNotSent;
       Until until{attempt(deadline), stop};
+      sent = !twice;  // until it is known, for it may throw
       auto answer = co_await ask_at(endpoint, method, request, std::move(until), reach);
+      sent = !twice && !answer && reach == Reach::kSent;
       if (answer) {
         good_ = endpoint;
         access_->silence->answered();
@@ -151,10 +153,7 @@ Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object req
       // What an attempt says that ran out of time says less than what an earlier one found.
       if (tried[endpoint].empty() || Clock::now() < deadline)
         tried[endpoint] = answer.error().message();
-      if (reach == Reach::kSent && !twice) {
-        sent = true;
-        co_return std::move(answer).error();
-      }
+      if (sent) co_return std::move(answer).error();
       if (Clock::now() >= deadline) break;
     }
     if (behind == tried.size()) break;  // waiting mends nothing
@@ -207,8 +206,9 @@ Task<json::object> EtcdGateway::ask_over(HttpConnection& connection, size_t endp
       reach = Reach::kAnswered;
       co_return answer;
     }
-    if (!again || !token_refused(*failure)) co_return error_of(endpoint, *failure, reach);
-    reach = Reach::kNotSent;
+    const bool refused = token_refused(*failure);
+    if (refused && !access_->user.empty()) reach = Reach::kNotSent;
+    if (!again || !refused) co_return error_of(endpoint, *failure, reach);
     forget_token();
   }
 }
@@ -279,7 +279,9 @@ Error EtcdGateway::error_of(size_t endpoint, const EtcdFailure& failure, Reach& 
     default:
       break;
   }
-  if (token_refused(failure)) code = Code::kPermissionDenied;
+  // A new token may be refused by one that has just started, and then the next one is not.
+  if (token_refused(failure))
+    code = access_->user.empty() ? Code::kPermissionDenied : Code::kUnavailable;
   if (code != Code::kUnavailable) reach = Reach::kAnswered;
   return make_error(code, "{}: {}", access_->endpoints[endpoint].text, failure.message);
 }

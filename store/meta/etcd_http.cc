@@ -21,6 +21,7 @@ namespace {
 constexpr uint64_t kMaxAnswerBytes = 128 << 20;
 constexpr size_t kReadBytes = 64 << 10;
 constexpr int kSilenceSeconds = 5;  // then TCP asks whether the other side is there, three times
+constexpr auto kRest = std::chrono::seconds(2);  // in which what has begun to come comes whole
 constexpr auto kNoSilence =
     std::chrono::hours(24);  // until then the deadline is over, or TCP has found out
 
@@ -149,7 +150,7 @@ struct HttpConnection::Impl {
   Task<std::optional<std::string>> read_line(std::chrono::milliseconds patience,
                                              std::stop_token stop) {
     const Deadline until = std::chrono::steady_clock::now() + patience;
-    Until wait{Deadline::max(), std::move(stop)};
+    Until wait{until + kRest, std::move(stop)};
     co_await wake(std::move(wait));
     for (;;) {
       std::string& text = lines->get().body();

@@ -80,7 +80,9 @@ class Lookups {
 /// executor may be gone then.
 class Answer : public std::enable_shared_from_this<Answer> {
  public:
-  Answer(const IoExecutor& executor, Deadline deadline) : known(executor, deadline) {}
+  Answer(const IoExecutor& executor, Deadline deadline) : executor_(executor) {
+    known.emplace(executor, deadline);
+  }
 
   /// Threads: any.
   void give(Result<Addresses> found) {
@@ -91,18 +93,23 @@ class Answer : public std::enable_shared_from_this<Answer> {
   }
   /// While it is awaited.
   void wake() {
-    asio::post(known.get_executor(), [self = shared_from_this()] { self->known.cancel(); });
+    asio::post(executor_, [self = shared_from_this()] {
+      if (self->known) self->known->cancel();
+    });
   }
-  /// Nobody waits any more.
+  /// Nobody waits any more. On the executor, of which nothing is left here then.
   std::optional<Result<Addresses>> leave() {
     std::lock_guard lock(mutex_);
     awaited_ = false;
+    known.reset();
+    executor_ = {};
     return std::move(found_);
   }
 
-  asio::steady_timer known;
+  std::optional<asio::steady_timer> known;  // used on the executor
 
  private:
+  IoExecutor executor_;
   std::mutex mutex_;
   bool awaited_ = true;                     // guarded by mutex_
   std::optional<Result<Addresses>> found_;  // guarded by mutex_
@@ -117,7 +124,7 @@ Task<Addresses> resolve_until(const PeerAddress& address, const Patience& patien
   {
     std::function<void()> stop = [answer] { answer->wake(); };
     std::stop_callback<std::function<void()>> stopped(patience.stop, std::move(stop));
-    co_await answer->known.async_wait(kTuple);
+    co_await answer->known->async_wait(kTuple);
   }
   if (auto found = answer->leave()) co_return *std::move(found);
   if (patience.stop.stop_requested()) co_return Error(Code::kCancelled, "cancelled");

@@ -34,8 +34,7 @@ Error ByteStream::tls_error() const {
   return error;
 }
 
-Task<> ByteStream::start_tls(const TlsContext& context, TlsSession::Side side,
-                             const std::string& server) {
+Task<> ByteStream::start_tls(const TlsContext& context, TlsSession::Side side, std::string server) {
   tls_ = std::make_unique<TlsSession>(context, socket_.fd(), side);
   if (!server.empty()) {
     PTC_CO_TRY(tls_->expect_server(server));

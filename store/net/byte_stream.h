@@ -31,8 +31,7 @@ class ByteStream {
 
   /// Before anything else is sent. `server`: of a client, whose certificate it must be, by name or
   /// address; empty: who it is is asked later, with peer_is().
-  Task<> start_tls(const TlsContext& context, TlsSession::Side side,
-                   const std::string& server = {});
+  Task<> start_tls(const TlsContext& context, TlsSession::Side side, std::string server = {});
   bool has_tls() const { return tls_ != nullptr; }
   bool peer_is(const std::string& node) const { return tls_->peer_is(node); }  // has_tls()
 

@@ -30,9 +30,12 @@ struct IoThreads::Impl {
 IoThreads::IoThreads(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 IoThreads::~IoThreads() = default;
 
-Result<std::shared_ptr<IoThreads>> IoThreads::start() try {
+Result<std::shared_ptr<IoThreads>> IoThreads::start() {
+  return start(std::clamp(std::thread::hardware_concurrency(), 2u, 8u));
+}
+
+Result<std::shared_ptr<IoThreads>> IoThreads::start(unsigned count) try {
   auto impl = std::make_unique<Impl>();
-  const unsigned count = std::clamp(std::thread::hardware_concurrency(), 2u, 8u);
   for (unsigned i = 0; i < count; ++i) {
     Impl::Loop& loop = *impl->loops.emplace_back(std::make_unique<Impl::Loop>());
     loop.thread = std::thread([&context = loop.context] {

@@ -13,6 +13,7 @@ class IoThreads {
   /// As many as there are cores, from 2 to 8. kUnavailable: this machine lacks threads or
   /// descriptors.
   static Result<std::shared_ptr<IoThreads>> start();
+  static Result<std::shared_ptr<IoThreads>> start(unsigned count);
   ~IoThreads();
 
   /// That of one of the threads, each in turn: for a connection, or a stream and its connection. No

@@ -35,7 +35,12 @@ void Background::start(const IoExecutor& executor,
     state->ended = true;
     state->changed.notify_all();
   };
-  asio::co_spawn(executor, state_->work(state_->stop.get_token()), std::move(end));
+  try {
+    asio::co_spawn(executor, state_->work(state_->stop.get_token()), std::move(end));
+  } catch (...) {  // no memory
+    state_.reset();
+    throw;
+  }
 }
 
 void Background::stop() {

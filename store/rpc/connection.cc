@@ -131,7 +131,8 @@ Task<bool> Connection::wait_for_request(std::chrono::milliseconds patience) {
   PTC_CO_TRY(const bool came, co_await stream_.wait_to_receive(patience));
   if (!came) co_return Error(Code::kUnavailable, "no answer in time");
   char first;
-  co_return ::recv(stream_.fd(), &first, 1, MSG_PEEK) > 0;
+  // Under TLS what comes next may have been taken from the socket already.
+  co_return ::recv(stream_.fd(), &first, 1, MSG_PEEK) > 0 || (stream_.has_tls() && errno == EAGAIN);
 }
 
 asio::awaitable<void> Connection::linger() {

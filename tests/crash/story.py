@@ -36,6 +36,15 @@ def expected(checkpoint, tp, pp, rank):
     return {tensor.name: tensor for tensor in tensors}
 
 
+def is_there(path):
+    """Not as os.path.exists(): a daemon that is dead has not said that there is none."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class Story:
     """Steps with names; `done` are those that have returned."""
 
@@ -63,7 +72,7 @@ class Story:
 
     def make(self, what=""):
         path = self.other.path if what else self.job.path
-        if not os.path.isdir(path):
+        if not is_there(path):
             os.mkdir(path)
 
     @staticmethod
@@ -83,7 +92,7 @@ class Story:
         self.job.wait()
 
     def write(self, name):
-        if os.path.isdir(self.job.checkpoint(name)):
+        if is_there(self.job.checkpoint(name)):
             return
         where = self.job.incoming(name)
         shutil.rmtree(where, ignore_errors=True)
@@ -97,16 +106,16 @@ class Story:
         os.link(where + "/rank/0/config.json", self.job.file("config.json"))
 
     def commit(self, name):
-        if not os.path.isdir(self.job.checkpoint(name)):
+        if not is_there(self.job.checkpoint(name)):
             self.job.commit(name)
-        if name == "c" and os.path.exists(self.job.file("config.json")):
+        if name == "c" and is_there(self.job.file("config.json")):
             os.unlink(self.job.file("config.json"))
 
     def rules(self):
         shutil.copyfile(RULES, self.job.file("rules.json"))
 
     def unrules(self):
-        if os.path.exists(self.job.file("rules.json")):
+        if is_there(self.job.file("rules.json")):
             os.unlink(self.job.file("rules.json"))
 
     def rubbish(self):
@@ -116,18 +125,18 @@ class Story:
         error = mount.error_of(self.job.commit, "bad")
         if error != "ECANCELED":
             raise OSError(error or "rubbish was committed")
-        assert os.path.exists(where), "rubbish that was refused is gone"
+        assert is_there(where), "rubbish that was refused is gone"
 
     def unrubbish(self):
         shutil.rmtree(self.job.incoming("bad"), ignore_errors=True)
-        if os.path.exists(self.job.incoming("bad.error")):
+        if is_there(self.job.incoming("bad.error")):
             os.unlink(self.job.incoming("bad.error"))
 
     def remove(self, what):
         if what == "other":
-            if os.path.isdir(self.other.path):
+            if is_there(self.other.path):
                 os.rmdir(self.other.path)
-        elif os.path.isdir(self.job.checkpoint(what)):
+        elif is_there(self.job.checkpoint(what)):
             shutil.rmtree(self.job.checkpoint(what))
 
     def after(self, step):
@@ -136,7 +145,7 @@ class Story:
     def check(self, settles=True):
         """What must be so, given what had returned. `settles`: the reshard goes on by itself."""
         job = self.job
-        if not os.path.isdir(job.path):
+        if not is_there(job.path):
             assert not self.after("make"), "the job is gone"
             return
         saved = [step for step in LAYOUTS if self.after(step)]
@@ -155,7 +164,7 @@ class Story:
         for name in MODELS:
             self.check_place(name, settles)
         if self.began not in ("make_other", "remove_other"):
-            assert os.path.isdir(self.other.path) == (
+            assert is_there(self.other.path) == (
                 self.after("make_other") and not self.after("remove_other")), "the other job"
         if settles:
             status = job.wait()
@@ -170,13 +179,13 @@ class Story:
         """A checkpoint is in incoming/ or committed, and whole. What could be neither committed nor put
         back waits for a restart."""
         job, commit, gone = self.job, "commit_" + name, "remove_" + name
-        there = os.path.isdir(job.checkpoint(name))
+        there = is_there(job.checkpoint(name))
         if self.after(gone):
             assert not there, f"{name} is back"
         elif self.after(commit) and self.began != gone:
             assert there, f"checkpoint {name} is missing"
         elif self.after("write_" + name) and not self.after(commit):
-            written = os.path.isdir(job.incoming(name))
+            written = is_there(job.incoming(name))
             assert not (there and written), f"{name}: in both places"
             assert there or written or not restarted, f"{name}: in neither place"
             tp, pp = WRITTEN_IN[name]
@@ -190,7 +199,7 @@ class Story:
         """Removes everything; the store must be empty then."""
         for job in (self.job, self.other):
             shutil.rmtree(job.path, ignore_errors=True)
-            if os.path.isdir(job.path):
+            if is_there(job.path):
                 raise AssertionError(f"{job.path} cannot be removed: {os.listdir(job.path)}")
         for directory in ("images", "jobs"):
             left = os.listdir(os.path.join(self.mount.store, directory))

@@ -380,6 +380,9 @@ class Quotas(users.TestCase):
         models.Llama(1).write_hf(job.incoming("a") + "/rank/0")
         os.setxattr(job.path, XATTR, b"1G,100")
         job.commit("a")
+        deadline = time.monotonic() + 30  # counted when nobody waits for it
+        while free()[0] != 100 and time.monotonic() < deadline:
+            time.sleep(0.01)
         self.assertEqual(free()[0], 100)
         self.remove(job.path)
 
