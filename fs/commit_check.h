@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fs/tree.h"
-#include "reshard/job/seal.h"
+#include "reshard/intake/seal.h"
 
 namespace ptc {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "reshard/job/checkpoint.h"
+#include "reshard/checkpoint/checkpoint.h"
 #include "store/base/error.h"
 
 namespace ptc {

@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "fs/version.h"
-#include "reshard/job/manifest.h"
+#include "reshard/checkpoint/manifest.h"
 #include "store/base/json.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 

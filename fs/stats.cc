@@ -12,7 +12,7 @@ constexpr std::array<std::string_view, kOpCount> kNames = {
     "opendir",  "readdir",   "releasedir",  "fsyncdir", "statfs",    "setxattr",
     "getxattr", "listxattr", "removexattr", "create",   "fallocate", "lseek"};
 
-int64_t now_ns() {
+int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -53,7 +53,7 @@ void Stats::add_bytes(Op op, uint64_t bytes) {
 
 std::vector<Stats::Pending> Stats::in_flight() const {
   std::vector<Pending> result;
-  int64_t now = now_ns();
+  int64_t now = steady_ns();
   for (const Slot& slot : slots_) {
     int64_t started = slot.started_ns.load(std::memory_order_acquire);
     if (started <= 1) continue;
@@ -66,7 +66,7 @@ std::vector<Stats::Pending> Stats::in_flight() const {
 }
 
 InFlight::InFlight(Stats& stats, Op op, uint64_t node, uint32_t pid)
-    : stats_(stats), op_(op), started_ns_(now_ns()) {
+    : stats_(stats), op_(op), started_ns_(steady_ns()) {
   stats.counter(op).requests.fetch_add(1, std::memory_order_relaxed);
   // Each thread begins its search at a place of its own, so that it nearly always finds that free.
   const size_t home = this_thread();
@@ -84,7 +84,7 @@ InFlight::InFlight(Stats& stats, Op op, uint64_t node, uint32_t pid)
 }
 
 InFlight::~InFlight() {
-  const int64_t took_ns = now_ns() - started_ns_;
+  const int64_t took_ns = steady_ns() - started_ns_;
   const size_t bucket = static_cast<size_t>(
       std::lower_bound(kDurationBuckets.begin(), kDurationBuckets.end(), took_ns) -
       kDurationBuckets.begin());

@@ -25,7 +25,7 @@
 #include "fs/quota.h"
 #include "fs/stats.h"
 #include "fs/whiteouts.h"
-#include "reshard/job/job_store.h"
+#include "reshard/node/job_store.h"
 
 namespace ptc {
 

@@ -10,8 +10,8 @@
 #include "fs/http_server.h"
 #include "fs/quota.h"
 #include "fs/store_place.h"
-#include "reshard/cluster/cluster_node.h"
 #include "reshard/job/scrub.h"
+#include "reshard/node/cluster_node.h"
 #include "store/base/error.h"
 
 namespace ptc {

@@ -9,10 +9,12 @@
 #include <boost/json/serialize.hpp>
 #include <map>
 
-#include "reshard/job/change.h"
+#include "reshard/move/change.h"
+#include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/utf8.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {

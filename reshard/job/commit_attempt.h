@@ -39,8 +39,8 @@
 #include <thread>
 #include <vector>
 
-#include "reshard/job/commit.h"
-#include "reshard/job/commit_share.h"
+#include "reshard/intake/commit.h"
+#include "reshard/intake/commit_share.h"
 #include "reshard/job/job_impl.h"
 
 namespace ptc {

@@ -8,7 +8,9 @@
 #include <map>
 
 #include "reshard/job/job_impl.h"
-#include "reshard/job/space.h"
+#include "reshard/move/placement.h"
+#include "reshard/move/space.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {

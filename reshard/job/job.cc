@@ -10,23 +10,18 @@
 #include <boost/json/serialize.hpp>
 #include <ctime>
 
-#include "reshard/job/change.h"
+#include "reshard/cluster/tell.h"
 #include "reshard/job/commit_attempt.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
-#include "reshard/job/space.h"
-#include "reshard/job/tell.h"
+#include "reshard/move/change.h"
+#include "reshard/move/space.h"
 #include "store/base/file.h"
 #include "store/base/size_text.h"
 #include "store/base/utf8.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 std::string Job::Impl::meta_key(std::string_view what) const {
   return fmt::format("jobs/{}/{}", job->name(), what);

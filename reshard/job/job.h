@@ -16,14 +16,14 @@
 #include <thread>
 #include <vector>
 
+#include "reshard/checkpoint/checkpoint.h"
+#include "reshard/cluster/cluster.h"
+#include "reshard/cluster/node_reports.h"
 #include "reshard/exec/executor.h"
-#include "reshard/job/checkpoint.h"
-#include "reshard/job/cluster.h"
+#include "reshard/intake/seal.h"
 #include "reshard/job/job_attributes.h"
 #include "reshard/job/job_numbers.h"
-#include "reshard/job/node_reports.h"
 #include "reshard/job/removed_checkpoints.h"
-#include "reshard/job/seal.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
 #include "store/base/step_pool.h"

@@ -14,7 +14,9 @@
 #include "reshard/job/job_impl.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/random_id.h"
 #include "store/base/utf8.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {
@@ -70,12 +72,6 @@ bool changed_since(const std::string& directory, int64_t time_ns) {
 }
 
 }  // namespace
-
-Result<std::string> random_id() {
-  uint64_t bits = 0;
-  if (getrandom(&bits, sizeof bits, 0) != sizeof bits) return errno_error(errno, "getrandom");
-  return fmt::format("{:016x}", bits);
-}
 
 void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
   // The directory is the user's: nothing here may follow what they put there.

@@ -22,25 +22,21 @@
 #include <string>
 #include <thread>
 
+#include "reshard/checkpoint/examine.h"
+#include "reshard/cluster/keyed_lock.h"
+#include "reshard/intake/commit.h"
+#include "reshard/intake/commit_share.h"
 #include "reshard/job/activity.h"
-#include "reshard/job/change.h"
-#include "reshard/job/commit.h"
-#include "reshard/job/commit_share.h"
 #include "reshard/job/doubts.h"
-#include "reshard/job/examine.h"
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
 #include "reshard/job/job_record.h"
-#include "reshard/job/keyed_lock.h"
-#include "reshard/job/last_reshard.h"
-#include "reshard/job/plan_report.h"
+#include "reshard/move/change.h"
+#include "reshard/move/last_reshard.h"
+#include "reshard/move/plan_report.h"
 #include "store/base/json.h"
 
 namespace ptc {
-
-inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;  // of a file that says where bytes lie
-inline constexpr size_t kStepKeys = 64,
-                        kStepBytes = size_t{1} << 20;  // of one transaction of several
 
 /// What is agreed on of a checkpoint, and that.
 struct CheckpointRecord : Agreed<CheckpointEntry> {
@@ -484,14 +480,5 @@ uint64_t stored_bytes(const Checkpoint& checkpoint);
 uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas);
 
 Error no_node_in_service();
-
-/// The file with the plan that led to this stored state; empty: it was a commit.
-std::string plan_file_of(const std::string& stored_file);
-
-/// 16 hexadecimal digits, never used twice.
-Result<std::string> random_id();
-
-/// Nanoseconds since the epoch.
-int64_t now_ns();
 
 }  // namespace ptc

@@ -12,11 +12,14 @@
 #include <filesystem>
 #include <set>
 
+#include "reshard/cluster/tombstones.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
-#include "reshard/job/tombstones.h"
+#include "reshard/move/placement.h"
+#include "reshard/move/plan_report.h"
 #include "store/base/file.h"
 #include "store/base/utf8.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {
@@ -48,12 +51,6 @@ bool was_opened_with(const StoredState& stored, const std::vector<std::string>& 
 }
 
 }  // namespace
-
-std::string plan_file_of(const std::string& stored_file) {
-  const size_t dash = stored_file.find('-'), second = stored_file.find('-', dash + 1);
-  if (dash == std::string::npos || second == std::string::npos) return "";
-  return "plan" + stored_file.substr(dash);
-}
 
 Result<> Job::Impl::load() {
   Result<> known = sync();

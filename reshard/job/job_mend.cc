@@ -19,13 +19,15 @@
 #include <thread>
 #include <unordered_map>
 
+#include "reshard/checkpoint/examine.h"
 #include "reshard/exec/gather.h"
 #include "reshard/exec/image_sums.h"
-#include "reshard/job/examine.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/scrub.h"
+#include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
 #include "store/base/json.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {

@@ -12,10 +12,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/checkpoint/json_numbers.h"
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_impl.h"
-#include "reshard/job/json_numbers.h"
 #include "reshard/job/plan_relays.h"
 #include "store/base/fan_out.h"
 

@@ -3,9 +3,9 @@
 // nothing.
 #include <spdlog/spdlog.h>
 
-#include "reshard/job/change.h"
 #include "reshard/job/job_impl.h"
-#include "reshard/job/space.h"
+#include "reshard/move/change.h"
+#include "reshard/move/space.h"
 
 namespace ptc {
 

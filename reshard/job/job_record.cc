@@ -6,7 +6,7 @@
 #include <boost/json/serialize.hpp>
 #include <charconv>
 
-#include "reshard/job/tombstones.h"
+#include "reshard/cluster/tombstones.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -27,7 +27,7 @@ Result<int64_t> number_of(const json::object& object, std::string_view key) {
   return static_cast<int64_t>(value.value_or(0));
 }
 
-Result<std::string> text_of(const json::object& object, std::string_view key) {
+Result<std::string> text_at(const json::object& object, std::string_view key) {
   const json::value* text = object.if_contains(key);
   if (text == nullptr || !text->is_string())
     return make_error(Code::kCorrupt, "there is no \"{}\"", key);
@@ -45,7 +45,7 @@ Result<LayoutEdit> parse_edit(std::string_view text) {
   PTC_TRY(auto object, parse_object(text));
   LayoutEdit edit;
   PTC_TRY(edit.revision, number_of(object, "revision"));
-  PTC_TRY(edit.text, text_of(object, "text"));
+  PTC_TRY(edit.text, text_at(object, "text"));
   PTC_TRY(edit.layout, Layout::parse(edit.text));
   return edit;
 }
@@ -61,8 +61,8 @@ Result<LastSequence> parse_sequence(std::string_view text) {
 Result<CheckpointEntry> parse_checkpoint(std::string_view text) {
   PTC_TRY(auto object, parse_object(text));
   CheckpointEntry entry;
-  PTC_TRY(entry.id, text_of(object, "id"));
-  PTC_TRY(entry.stored, text_of(object, "stored"));
+  PTC_TRY(entry.id, text_at(object, "id"));
+  PTC_TRY(entry.stored, text_at(object, "stored"));
   PTC_TRY(entry.generation, number_of(object, "generation"));
   PTC_TRY(entry.sequence, number_of(object, "sequence"));
   PTC_TRY(entry.mended, number_of(object, "mended"));

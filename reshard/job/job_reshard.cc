@@ -6,11 +6,14 @@
 #include <boost/json/serialize.hpp>
 #include <unordered_set>
 
-#include "reshard/job/change.h"
+#include "reshard/cluster/tombstones.h"
 #include "reshard/job/job_impl.h"
-#include "reshard/job/tombstones.h"
+#include "reshard/move/change.h"
+#include "reshard/move/plan_report.h"
 #include "store/base/file.h"
+#include "store/base/random_id.h"
 #include "store/base/size_text.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 

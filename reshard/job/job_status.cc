@@ -6,6 +6,7 @@
 
 #include "reshard/job/job_impl.h"
 #include "reshard/job/job_numbers.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 

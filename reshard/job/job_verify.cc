@@ -11,12 +11,13 @@
 #include <thread>
 #include <unordered_map>
 
+#include "reshard/checkpoint/examine.h"
+#include "reshard/cluster/tell.h"
 #include "reshard/exec/image_sums.h"
-#include "reshard/job/change.h"
-#include "reshard/job/examine.h"
 #include "reshard/job/job_impl.h"
 #include "reshard/job/scrub.h"
-#include "reshard/job/tell.h"
+#include "reshard/move/change.h"
+#include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
 
 namespace ptc {

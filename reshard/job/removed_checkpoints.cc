@@ -6,8 +6,8 @@
 #include <chrono>
 #include <utility>
 
-#include "reshard/job/checkpoint.h"
-#include "reshard/job/placement.h"
+#include "reshard/checkpoint/checkpoint.h"
+#include "reshard/move/placement.h"
 #include "store/base/json.h"
 
 namespace ptc {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "reshard/job/cluster.h"
+#include "reshard/cluster/cluster.h"
 #include "store/image/image_store.h"
 
 namespace ptc {

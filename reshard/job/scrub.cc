@@ -10,6 +10,7 @@
 
 #include "reshard/job/job_impl.h"
 #include "store/base/size_text.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {

@@ -1,6 +1,6 @@
 // model.safetensors.index.json.
 #include "fuzz.h"
-#include "reshard/job/shard_index.h"
+#include "reshard/checkpoint/shard_index.h"
 
 namespace ptc::fuzz {
 

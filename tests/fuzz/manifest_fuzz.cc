@@ -1,6 +1,6 @@
 // The manifest of a checkpoint: our own file, but a disk may have changed it.
 #include "fuzz.h"
-#include "reshard/job/manifest.h"
+#include "reshard/checkpoint/manifest.h"
 
 namespace ptc::fuzz {
 

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <thread>
 
+#include "reshard/cluster/keyed_lock.h"
 #include "reshard/job/doubts.h"
-#include "reshard/job/keyed_lock.h"
 
 namespace ptc {
 namespace {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "reshard/job/job_impl.h"
+#include "reshard/move/placement.h"
 #include "tests/reshard/cluster_fixture.h"
 
 namespace ptc::testing {

@@ -4,8 +4,8 @@
 #include <fstream>
 #include <thread>
 
-#include "reshard/job/store_identity.h"
-#include "reshard/job/tombstones.h"
+#include "reshard/cluster/tombstones.h"
+#include "reshard/node/store_identity.h"
 #include "tests/reshard/cluster_fixture.h"
 
 namespace ptc::testing {

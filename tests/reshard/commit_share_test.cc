@@ -1,5 +1,5 @@
 // What a node gives to a commit: taken back whole, unless it was decided.
-#include "reshard/job/commit_share.h"
+#include "reshard/intake/commit_share.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // What nodes tell each other of themselves, and what it costs.
-#include "reshard/job/node_reports.h"
+#include "reshard/cluster/node_reports.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // What other nodes send may be nonsense: then it is refused, and nothing else happens.
 #include <gtest/gtest.h>
 
-#include "reshard/job/found_files.h"
+#include "reshard/intake/found_files.h"
 #include "reshard/job/job_impl.h"
 
 namespace ptc {

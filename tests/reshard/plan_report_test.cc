@@ -1,5 +1,5 @@
 // What of a plan gets a bar in its picture.
-#include "reshard/job/plan_report.h"
+#include "reshard/move/plan_report.h"
 
 #include <gmock/gmock.h>
 

@@ -1,6 +1,6 @@
 // Who was there, and since when, as all nodes know it, and what the agreement store is asked for
 // that.
-#include "reshard/cluster/seen_nodes.h"
+#include "reshard/node/seen_nodes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

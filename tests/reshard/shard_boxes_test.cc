@@ -1,4 +1,4 @@
-#include "reshard/job/shard_boxes.h"
+#include "reshard/checkpoint/shard_boxes.h"
 
 #include <algorithm>
 #include <random>

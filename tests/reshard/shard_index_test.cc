@@ -1,4 +1,4 @@
-#include "reshard/job/shard_index.h"
+#include "reshard/checkpoint/shard_index.h"
 
 #include "tests/store/expect_error.h"
 

@@ -1,5 +1,5 @@
 // What is asked for again is the same object, as long as somebody has it.
-#include "reshard/job/shared_results.h"
+#include "reshard/checkpoint/shared_results.h"
 
 #include <gtest/gtest.h>
 

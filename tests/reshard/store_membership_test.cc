@@ -1,12 +1,12 @@
 // A store and the cluster that it belongs to: what it joins, what it refuses, and that nothing goes
 // by mistake.
-#include "reshard/job/store_membership.h"
+#include "reshard/node/store_membership.h"
 
 #include <gmock/gmock.h>
 
 #include <thread>
 
-#include "reshard/job/recover.h"
+#include "reshard/node/recover.h"
 #include "store/transport/transport.h"
 #include "tests/support/job_fixture.h"
 #include "tests/support/local_cluster.h"

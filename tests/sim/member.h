@@ -1,4 +1,4 @@
-// A simulated node as a member of its cluster: what reshard/cluster/cluster_node.h is to a real
+// A simulated node as a member of its cluster: what reshard/node/cluster_node.h is to a real
 // one, over the simulated agreement store and network. It joins under a lease, follows who is
 // there, and joins again when its lease has ended.
 #pragma once
@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
-#include "reshard/job/cluster.h"
-#include "reshard/job/job_store.h"
+#include "reshard/cluster/cluster.h"
+#include "reshard/node/job_store.h"
 #include "tests/sim/network.h"
 
 namespace ptc::sim {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "reshard/job/cluster.h"
+#include "reshard/cluster/cluster.h"
 
 namespace ptc::sim {
 namespace {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "reshard/job/job_store.h"
+#include "reshard/node/job_store.h"
 #include "tests/sim/meta_server.h"
 #include "tests/sim/network.h"
 

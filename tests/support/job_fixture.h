@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/job/job_store.h"
+#include "reshard/node/job_store.h"
 #include "reshard/ptc/model.h"
 #include "store/codec/safetensors.h"
 #include "tests/support/random_model.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/job/job_store.h"
+#include "reshard/node/job_store.h"
 #include "store/meta/meta_client.h"
 #include "tests/support/job_fixture.h"
 

@@ -1,5 +1,5 @@
 // ptc recover: what the nodes of a cluster had agreed on, made anew of what their stores have seen.
-#include "reshard/job/recover.h"
+#include "reshard/node/recover.h"
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>

@@ -1,0 +1,538 @@
+#include "reshard/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/checkpoint/shard_boxes.h"
+#include "reshard/ptc/model_bind.h"
+#include "store/base/json.h"
+#include "store/base/wall_time.h"
+#include "store/codec/dcp_sharding.h"
+#include "store/codec/npy.h"
+#include "store/codec/safetensors.h"
+#include "store/codec/tensor_path.h"
+
+namespace ptc {
+namespace {
+
+std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+bool is_npy(std::string_view path) { return path.ends_with(".npy"); }
+
+bool is_within(const Box& box, const Shape& shape) {
+  return box.axes() == shape.size() && (box.empty() || intersect(box, Box::whole(shape)) == box);
+}
+
+// A file name as one component of a path under model/.
+std::string escape_slashes(std::string_view path) {
+  std::string escaped;
+  for (char c : path) c == '/' ? escaped += "%2F" : escaped += c;
+  return escaped;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::read(std::string_view text,
+                                                                     std::string headers,
+                                                                     SharedResults& results) {
+  return get(text, std::move(headers), results, [&] { return Manifest::from_text(text); });
+}
+
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::of(Manifest manifest,
+                                                                   std::string_view text,
+                                                                   std::string headers,
+                                                                   SharedResults& results) {
+  return get(text, std::move(headers), results,
+             [&]() -> Result<Manifest> { return std::move(manifest); });
+}
+
+template <class GiveManifest>
+Result<std::shared_ptr<const CheckpointFacts>> CheckpointFacts::get(std::string_view text,
+                                                                    std::string headers,
+                                                                    SharedResults& results,
+                                                                    GiveManifest&& give) {
+  const ResultKey key = ResultKey("checkpoint").add(text).add(headers);
+  return results.get<CheckpointFacts>(key, [&]() -> Result<std::shared_ptr<const CheckpointFacts>> {
+    PTC_TRY(auto manifest, give());
+    return std::make_shared<const CheckpointFacts>(std::move(manifest), std::move(headers),
+                                                   key.digest());
+  });
+}
+
+CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_given,
+                                 std::string key_given)
+    : manifest(std::move(manifest_given)),
+      headers(std::move(headers_given)),
+      key(std::move(key_given)),
+      tensors(manifest.tensor_facts()) {
+  const std::vector<TensorInfo>& infos = manifest.model->tensors();
+  std::vector<bool> parameters =
+      find_masters(infos);  // which no rule may cover; the others, if they are
+  for (uint32_t t = 0; t < infos.size(); ++t)
+    parameters[t] = !parameters[t] && manifest.model->is_parameter(t);
+  find_primary(parameters);
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    std::string prefix = primary[t] ? "" : escape_slashes(infos[t].file) + "/";
+    Result<std::string> path = tensor_path(infos[t].name);
+    PTC_CHECK(path.has_value());  // commit() refuses names without a path
+    model_paths.push_back(prefix + path.value());
+  }
+  find_left_out(parameters);
+  bool first = true;
+  for (const WrittenFile& file : manifest.files) {
+    const ReadRights rights = manifest.rights_of(file);
+    rights_of_all_ = std::exchange(first, false) ? rights : rights_of_all_.narrowed_to(rights);
+    if (!file.has_tensors) continue;
+    const auto [known, fresh] =
+        rights_by_file_.try_emplace(file.set.empty() ? file.path : file.set, rights);
+    if (!fresh) known->second = known->second.narrowed_to(rights);
+  }
+}
+
+// Where two files have a tensor of the same name, a parameter comes before optimizer state, and the
+// model's file first: model.safetensors before optim.safetensors. The others' tensors go under
+// model/<file>/.
+void CheckpointFacts::find_primary(const std::vector<bool>& parameters) {
+  const std::vector<TensorInfo>& infos = manifest.model->tensors();
+  auto weight = [&](uint32_t t) {
+    return std::pair<bool, bool>(parameters[t], infos[t].file.starts_with("model"));
+  };
+  std::unordered_map<std::string_view, uint32_t> owner;
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    auto [it, fresh] = owner.try_emplace(infos[t].name, t);
+    if (!fresh && weight(it->second) < weight(t)) it->second = t;
+  }
+  for (uint32_t t = 0; t < infos.size(); ++t) primary.push_back(owner.at(infos[t].name) == t);
+}
+
+void CheckpointFacts::find_left_out(const std::vector<bool>& parameters) {
+  const std::vector<TensorInfo>& infos = manifest.model->tensors();
+  std::unordered_map<std::string_view, uint32_t> shown;
+  for (uint32_t t = 0; t < infos.size(); ++t)
+    if (primary[t] && parameters[t]) shown.emplace(infos[t].name, t);
+  std::map<std::pair<std::string, bool>, uint64_t> counts;
+  for (uint32_t t = 0; t < infos.size(); ++t) {
+    const auto other = shown.find(infos[t].name);
+    if (other != shown.end() &&
+        (other->second == t || (infos[t].dtype == infos[other->second].dtype &&
+                                infos[t].shape == infos[other->second].shape &&
+                                manifest.checksums[t] == manifest.checksums[other->second])))
+      continue;
+    ++counts[{infos[t].file, parameters[t]}];
+  }
+  for (const auto& [key, count] : counts) left_out.push_back({key.first, key.second, count});
+}
+
+const std::string& CheckpointFacts::meta_json() const {
+  std::call_once(meta_made_, [&] { meta_json_ = make_meta_json(); });
+  return meta_json_;
+}
+
+std::string CheckpointFacts::make_meta_json() const {
+  json::object meta{{"format", "ptc-checkpoint/1"},
+                    {"name", manifest.name},
+                    {"time", time_text(manifest.time_ns)},
+                    {"family", manifest.model->rules().family()},
+                    {"written_as", manifest.written_spec.name()},
+                    {"checksum", "ptc-linear-1"}};
+  if (manifest.consumed) meta["consumed"] = *manifest.consumed;
+  json::array list;
+  for (uint32_t t = 0; t < manifest.model->tensors().size(); ++t) {
+    const TensorInfo& tensor = manifest.model->tensors()[t];
+    json::array shape;
+    for (uint64_t extent : tensor.shape) shape.push_back(extent);
+    list.push_back(json::object{{"name", tensor.name},
+                                {"file", tensor.file},
+                                {"dtype", dtype_name(tensor.dtype)},
+                                {"shape", std::move(shape)},
+                                {"checksum", manifest.checksums[t].to_hex()},
+                                {"path", "model/" + model_paths[t]}});
+  }
+  meta["tensors"] = std::move(list);
+  json::array files;
+  for (const WrittenFile& file : manifest.files) {
+    json::object object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.bytes}};
+    if (!file.has_tensors) object["checksum"] = file.checksum.to_hex();
+    files.push_back(std::move(object));
+  }
+  meta["files"] = std::move(files);
+  json::array without;
+  for (const LeftOut& one : left_out)
+    without.push_back(json::object{{"file", one.file},
+                                   {"tensors", one.tensors},
+                                   {"why", one.same_names ? "same names" : "optimizer state"}});
+  meta["left_out_of_hf"] = std::move(without);
+  return pretty_json(meta);
+}
+
+std::shared_ptr<const StoredState> Checkpoint::stored() const {
+  std::lock_guard lock(mutex_);
+  return stored_;
+}
+
+void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
+  std::lock_guard lock(mutex_);
+  stored_ = std::move(stored);
+  if (remote_files_ == nullptr) return;
+  std::lock_guard remote_lock(remote_files_->mutex);
+  remote_files_->stored = stored_;
+  remote_files_->rest.reset();
+  remote_files_->replaced.notify_all();
+}
+
+void Checkpoint::let_go() {
+  removed_ = true;
+  const std::shared_ptr<const StoredState> before = stored();
+  std::vector<StoredImage> images = before->images;
+  for (StoredImage& image : images) image.image = nullptr;
+  Result<std::shared_ptr<const StoredState>> bare = make_stored(before->spec, std::move(images));
+  std::shared_ptr<const RemoteFiles>
+      last;  // with the images of its stored state: it goes without the lock
+  std::lock_guard lock(mutex_);
+  last = std::move(remote_files_);
+  if (bare.has_value()) stored_ = std::move(bare).value();
+}
+
+std::weak_ptr<RemoteFiles> Checkpoint::remote_files() const {
+  std::lock_guard lock(mutex_);
+  return remote_files_;
+}
+
+std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,
+                                const StateCoords& state) const {
+  const std::string& file = model().tensors()[tensor].file;
+  // An .npy is named after its tensor, and that may be local to the stage.
+  if (!is_npy(file) ||
+      (spec.naming == Naming::kGlobal && manifest().written_spec.naming == Naming::kGlobal))
+    return file;
+  Result<std::string> path = tensor_path(model().local_name(tensor, spec, state.pp));
+  return path.has_value() ? path.value() : file;
+}
+
+Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const LayoutSpec& spec,
+                                                        const StateCoords& state) const {
+  PTC_TRY(auto held, model().hold(spec, state));
+  HeldByName by_name;
+  for (Model::Held& part : held) {
+    std::string file = file_of(part.tensor, spec, state);
+    std::string name = is_npy(file) ? "" : model().local_name(part.tensor, spec, state.pp);
+    by_name.emplace(file + '\0' + name, std::move(part));
+  }
+  return by_name;
+}
+
+Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldByName& held) const {
+  const WrittenFile& file = manifest().files[file_index];
+  const std::string& group = file.set.empty() ? file.path : file.set;
+
+  ImageLayout layout;
+  layout.bytes = file.bytes;
+  if (file.header_offset > facts_->headers.size() ||
+      file.header_bytes > facts_->headers.size() - file.header_offset)
+    return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
+  layout.header = facts_->headers.substr(file.header_offset, file.header_bytes);
+
+  std::vector<TensorEntry> entries;
+  std::optional<std::vector<Box>> boxes;
+  if (is_npy(group)) {
+    auto it = held.find(group + '\0');
+    std::optional<DType> dtype;
+    if (it != held.end()) dtype = model().tensors()[it->second.tensor].dtype;
+    PTC_TRY(auto entry, parse_npy(as_bytes(layout.header), file.bytes, dtype));
+    entries.push_back(std::move(entry));
+  } else {
+    PTC_TRY(auto header, parse_safetensors(as_bytes(layout.header), file.bytes));
+    if (file.boxes) {
+      PTC_TRY(boxes, dcp_boxes(header));
+    }
+    entries = std::move(header.tensors);
+  }
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const TensorEntry& entry = entries[i];
+    auto it = held.find(group + '\0' + entry.name);
+    const bool found = it != held.end() &&
+                       (boxes ? is_within((*boxes)[i], model().tensors()[it->second.tensor].shape)
+                              : it->second.part.local_shape == entry.shape);
+    if (!found)
+      return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
+                        entry.name);
+    layout.arrays.push_back(
+        {it->second.tensor, entry.offset, boxes ? box_alone((*boxes)[i]) : it->second.part});
+  }
+  for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
+    const Padding& pad = manifest().padding[i];
+    if (pad.file != file_index) continue;
+    for (size_t a = 0, count = layout.arrays.size(); a < count; ++a) {
+      if (layout.arrays[a].tensor != pad.tensor) continue;
+      ArraySlot slot = layout.arrays[a];
+      slot.tensor = model().tensors().size() + i;
+      slot.part.pieces = {{Box::whole(pad.local.extent), pad.local.offset}};
+      slot.part.flat.reset();
+      layout.arrays.push_back(std::move(slot));
+    }
+  }
+  return layout;
+}
+
+Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
+                                      const LayoutSpec& spec, const StateCoords& state) const {
+  StateFile file;
+  file.path = path;
+  if (is_npy(path)) {
+    if (held.size() != 1)
+      return make_error(Code::kInternal, "{} would have to hold {} tensors", path, held.size());
+    const Model::Held& part = held.front();
+    const TensorInfo& tensor = model().tensors()[part.tensor];
+    file.layout.header = write_npy_header(tensor.dtype, part.part.local_shape);
+    PTC_TRY(auto bytes, array_bytes(part.part.local_shape, tensor.dtype));
+    file.layout.bytes = file.layout.header.size() + bytes;
+    file.layout.arrays.push_back({part.tensor, file.layout.header.size(), part.part});
+    return file;
+  }
+  std::vector<TensorEntry> entries;
+  std::unordered_map<std::string, Model::Held*> by_name;
+  for (Model::Held& part : held) {
+    TensorEntry entry;
+    entry.name = model().local_name(part.tensor, spec, state.pp);
+    entry.dtype = model().tensors()[part.tensor].dtype;
+    entry.shape = part.part.local_shape;
+    by_name.emplace(entry.name, &part);
+    entries.push_back(std::move(entry));
+  }
+  PTC_TRY(file.layout.header, write_safetensors_header(entries, {{"format", "pt"}}));
+  file.layout.bytes = file.layout.header.size();
+  for (const TensorEntry& entry : entries) {
+    Model::Held* part = by_name.at(entry.name);
+    file.layout.bytes = std::max(file.layout.bytes, entry.offset + entry.bytes);
+    file.layout.arrays.push_back({part->tensor, entry.offset, std::move(part->part)});
+  }
+  return file;
+}
+
+uint32_t Checkpoint::owner_of(const LayoutSpec& spec, StateCoords state,
+                              const std::vector<Model::Held>& held) const {
+  const bool cut = std::any_of(held.begin(), held.end(), [&](const Model::Held& part) {
+    return model().is_cut_over_dp(part.tensor, spec);
+  });
+  if (!cut) state.dp = 0;
+  return state_index(spec, state);
+}
+
+Result<StateFilesRef> Checkpoint::state_files(const LayoutSpec& spec,
+                                              const StateCoords& state) const {
+  const ResultKey of_state = key("state files").add(key_text(spec)).add(state_index(spec, state));
+  return results_->get<std::vector<StateFile>>(of_state, [&]() -> Result<StateFilesRef> {
+    std::vector<StateFile> files;
+    if (const StateFilesRef all =
+            results_->known<std::vector<StateFile>>(key("target images").add(key_text(spec)))) {
+      const uint32_t number = state_index(spec, state);
+      for (const StateFile& file : *all)
+        if (std::find(file.states.begin(), file.states.end(), number) != file.states.end())
+          files.push_back(file);
+    } else {
+      PTC_TRY(files, make_state_files(spec, state));
+    }
+    std::sort(files.begin(), files.end(),
+              [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
+    return std::make_shared<const std::vector<StateFile>>(std::move(files));
+  });
+}
+
+Result<StateFilesRef> Checkpoint::target_images(const LayoutSpec& spec) const {
+  return results_->get<std::vector<StateFile>>(
+      key("target images").add(key_text(spec)), [&]() -> Result<StateFilesRef> {
+        PTC_TRY(auto files, make_target_images(spec));
+        return std::make_shared<const std::vector<StateFile>>(std::move(files));
+      });
+}
+
+Result<std::vector<StateFile>> Checkpoint::make_state_files(const LayoutSpec& spec,
+                                                            const StateCoords& state,
+                                                            const KnownFiles& known) const {
+  std::vector<StateFile> files;
+  const bool as_written = state_key(spec) == state_key(manifest().written_spec);
+  std::unordered_set<std::string> done;
+  if (as_written) {
+    PTC_TRY(auto by_name, held_by_name(manifest().written_spec, state));
+    for (uint32_t i = 0; i < manifest().files.size(); ++i) {
+      const WrittenFile& file = manifest().files[i];
+      if (!file.has_tensors || !file.set.empty()) continue;
+      const uint32_t owner = manifest().owner_of(file);
+      StateCoords holder = state_at(manifest().written_spec, owner);
+      if (!file.dp_cut) holder.dp = state.dp;
+      if (holder != state) continue;
+      files.push_back({file.path, {}, owner});
+      if (!known.contains({owner, file.path})) {
+        PTC_TRY(files.back().layout, written_layout(i, by_name));
+      }
+      done.insert(file.path);
+    }
+  }
+  PTC_TRY(auto held, model().hold(spec, state));
+  std::map<std::string, std::vector<Model::Held>> groups;
+  for (Model::Held& part : held) {
+    std::string path = file_of(part.tensor, spec, state);
+    if (!done.contains(path)) groups[path].push_back(std::move(part));
+  }
+  for (auto& [path, parts] : groups) {
+    const uint32_t owner = owner_of(spec, state, parts);
+    StateFile file{path};
+    if (!known.contains({owner, path})) {
+      PTC_TRY(file, compose(path, std::move(parts), spec, state));
+    }
+    file.owner = owner;
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+ImageLayout Checkpoint::padding_layout() const {
+  ImageLayout layout;
+  for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
+    const Padding& pad = manifest().padding[i];
+    layout.arrays.push_back({static_cast<uint32_t>(model().tensors().size() + i), layout.bytes,
+                             SubTensor::whole(pad.local.extent)});
+    layout.bytes += pad.local.volume() * dtype_bits(model().tensors()[pad.tensor].dtype) / 8;
+  }
+  return layout;
+}
+
+Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& spec) const {
+  std::vector<StateFile> targets;
+  if (!manifest().padding.empty() && state_key(spec) != state_key(manifest().written_spec))
+    targets.push_back({"", padding_layout()});
+  KnownFiles target_of;
+  for (uint32_t state = 0; state < state_count(spec); ++state) {
+    PTC_TRY(auto files, make_state_files(spec, state_at(spec, state), target_of));
+    for (StateFile& file : files) {
+      auto [target, is_new] = target_of.try_emplace({file.owner, file.path}, targets.size());
+      if (is_new) targets.push_back(std::move(file));
+      targets[target->second].states.push_back(state);
+    }
+  }
+  std::sort(targets.begin(), targets.end(), [](const StateFile& a, const StateFile& b) {
+    return std::tie(a.owner, a.path) < std::tie(b.owner, b.path);
+  });
+  return targets;
+}
+
+Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
+    const LayoutSpec& spec, const std::vector<StoredImage>& images,
+    const std::vector<std::string>& nodes) const {
+  std::vector<ImageLayout> layouts;
+  layouts.reserve(images.size());
+  uint32_t held_state = UINT32_MAX;
+  HeldByName held;  // of held_state
+  StateFilesRef targets;
+  for (const StoredImage& image : images) {
+    ImageLayout layout;
+    if (image.written >= 0) {
+      if (static_cast<size_t>(image.written) >= manifest().files.size())
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
+                          image.id);
+      const WrittenFile& file = manifest().files[image.written];
+      if (!file.has_tensors) {
+        layout.bytes = file.bytes;
+      } else if (held_state != image.state) {
+        PTC_TRY(held, held_by_name(manifest().written_spec,
+                                   state_at(manifest().written_spec, image.state)));
+        held_state = image.state;
+      }
+      if (file.has_tensors) {
+        PTC_TRY(layout, written_layout(image.written, held));
+      }
+    } else if (image.path.empty()) {
+      layout = padding_layout();
+    } else {
+      if (targets == nullptr) {
+        PTC_TRY(targets, target_images(spec));
+      }
+      const auto file =
+          std::partition_point(targets->begin(), targets->end(), [&](const StateFile& one) {
+            return std::tie(one.owner, one.path) < std::tie(image.state, image.path);
+          });
+      if (file == targets->end() || file->owner != image.state || file->path != image.path)
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
+                          image.id);
+      layout = file->layout;  // a copy: other nodes may have the same
+    }
+    layout.node = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
+    layouts.push_back(std::move(layout));
+  }
+  return layouts;
+}
+
+Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
+    const LayoutSpec& spec, std::vector<StoredImage> images) const {
+  auto stored = std::make_shared<StoredState>();
+  stored->spec = spec;
+  std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
+    return std::tie(a.state, a.path, a.written, a.node) <
+           std::tie(b.state, b.path, b.written, b.node);
+  });
+  std::vector<std::string>& nodes = stored->nodes;
+  for (const StoredImage& image : images) nodes.push_back(image.node);
+  std::sort(nodes.begin(), nodes.end());
+  nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+  stored->here = nodes.size();
+
+  ResultKey with_lost = key("layouts").add(key_text(spec)),
+            within_reach = key("layouts within reach").add(key_text(spec));
+  for (const StoredImage& image : images) {
+    for (ResultKey* of_images : {&with_lost, &within_reach})
+      of_images->add(image.state)
+          .add(image.path)
+          .add(static_cast<uint32_t>(image.written))
+          .add(image.node);
+    within_reach.add(image.image != nullptr ? 1 : 0);
+    if (image.image != nullptr && image.image->is_here())
+      stored->here = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
+  }
+  auto all_layouts = [&]() -> Result<std::shared_ptr<const std::vector<ImageLayout>>> {
+    PTC_TRY(auto layouts, make_layouts(spec, images, nodes));
+    return std::make_shared<const std::vector<ImageLayout>>(std::move(layouts));
+  };
+  auto layouts_within_reach = [&]() -> Result<std::shared_ptr<const StoredLayouts>> {
+    PTC_TRY(auto whole, results_->get<std::vector<ImageLayout>>(with_lost, all_layouts));
+    std::vector<ImageLayout> layouts = *whole;
+    for (size_t i = 0; i < images.size(); ++i) {
+      if (images[i].image != nullptr) continue;
+      layouts[i].arrays.clear();
+      layouts[i].header.clear();
+    }
+    return std::make_shared<const StoredLayouts>(std::move(layouts), manifest().element_bits(),
+                                                 within_reach.digest(), whole);
+  };
+  PTC_TRY(stored->held, results_->get<StoredLayouts>(within_reach, layouts_within_reach));
+  stored->images = std::move(images);
+  return std::shared_ptr<const StoredState>(std::move(stored));
+}
+
+std::vector<std::string> Checkpoint::lost_tensors() const {
+  std::shared_ptr<const StoredState> now = stored();
+  std::vector<std::string> lost;
+  if (std::all_of(now->images.begin(), now->images.end(),
+                  [](const StoredImage& image) { return image.image != nullptr; }))
+    return lost;
+  for (uint32_t t = 0; t < model().tensors().size(); ++t)
+    if (now->index().missing(t, {Box::whole(model().tensors()[t].shape)}) > 0)
+      lost.push_back(model().tensors()[t].name);
+  return lost;
+}
+
+std::optional<std::string> Checkpoint::loss() const {
+  const std::vector<std::string> lost = lost_tensors();
+  if (lost.empty()) return std::nullopt;
+  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them", name(), lost.size(),
+                     lost.size() == 1 ? "" : "s", lost.front());
+}
+
+}  // namespace ptc

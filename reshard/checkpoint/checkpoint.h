@@ -1,0 +1,268 @@
+// One committed checkpoint, and every file that can be read out of it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "reshard/checkpoint/manifest.h"
+#include "reshard/checkpoint/shared_results.h"
+#include "reshard/ptc/layout.h"
+#include "reshard/ptc/model.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+
+namespace ptc {
+
+/// The bytes of one file: an image as it is, or gathered out of several when read. Holds the images
+/// it needs, so it reads the same bytes whatever happens to the checkpoint meanwhile. Threads: any.
+class FileContent {
+ public:
+  virtual ~FileContent() = default;
+  virtual uint64_t bytes() const = 0;
+  /// Fills `out` from `offset`; both lie within bytes().
+  virtual Result<> read(uint64_t offset, std::span<std::byte> out) const = 0;
+  /// The same into memory that nobody reads soon: past the caches.
+  virtual Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const {
+    return read(offset, out);
+  }
+  /// The image that is exactly this file, to be handed to the kernel; nullptr if there is none.
+  virtual ImageRef image() const { return nullptr; }
+  /// The other nodes that reading it may wait for: "w1", "w1, w3"; empty: none.
+  virtual std::string other_nodes() const { return {}; }
+};
+using FileContentRef = std::shared_ptr<const FileContent>;
+
+/// The files under one directory of a checkpoint. Immutable; threads: any.
+class FileSet {
+ public:
+  struct Entry {
+    std::string path;  // relative, '/' between components; sorted bytewise over the set
+    uint64_t bytes = 0;
+    std::string dtype;  // of a .npy whose type NumPy cannot say (user.ptc.dtype); else empty
+    ReadRights rights;
+  };
+  virtual ~FileSet() = default;
+  const std::vector<Entry>& entries() const { return entries_; }
+  /// The content of entries()[index] as it is stored now.
+  virtual Result<FileContentRef> open(size_t index) const = 0;
+  /// Whether entries()[index] is stored as it is: not computed when read.
+  virtual bool is_stored(size_t index) const = 0;
+  /// Files of one checkpoint with equal keys have equal bytes.
+  std::string content_key(size_t index) const { return key_ + "/" + entries_[index].path; }
+
+ protected:
+  explicit FileSet(std::string key) : key_(std::move(key)) {}
+  std::vector<Entry> entries_;
+
+ private:
+  const std::string key_;
+};
+using FileSetRef = std::shared_ptr<const FileSet>;
+using StateFilesRef = std::shared_ptr<const std::vector<StateFile>>;
+
+/// What of a checkpoint never changes, read out of its files; all that read the same share one.
+/// Threads: any.
+class CheckpointFacts {
+ public:
+  /// `headers` are the headers of the written files, one behind the other; `text` is that of the
+  /// manifest.
+  static Result<std::shared_ptr<const CheckpointFacts>> read(std::string_view text,
+                                                             std::string headers,
+                                                             SharedResults& results);
+  static Result<std::shared_ptr<const CheckpointFacts>> of(Manifest manifest, std::string_view text,
+                                                           std::string headers,
+                                                           SharedResults& results);
+  CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given);
+
+  const Manifest manifest;
+  const std::string headers;
+  const std::string key;  // no other's
+  const std::vector<TensorFacts> tensors;
+  std::vector<std::string> model_paths;  // by tensor: its path under model/
+  std::vector<bool>
+      primary;  // by tensor: of those of its name the one that has it in model/ and hf/
+  /// Tensors that hf/ is without.
+  struct LeftOut {
+    std::string file;
+    bool same_names;  // as parameters of another file, and other bytes; else they are optimizer
+                      // state
+    uint64_t tensors = 0;
+  };
+  std::vector<LeftOut> left_out;  // by file
+  /// What all written files that have the tensor, as far as their name tells, allow.
+  const ReadRights& rights_of(uint32_t tensor) const {
+    return rights_in(manifest.model->tensors()[tensor].file);
+  }
+  /// The same by the name of a file with tensors; of an unknown one: what all files allow.
+  const ReadRights& rights_in(const std::string& file) const {
+    const auto found = rights_by_file_.find(file);
+    return found == rights_by_file_.end() ? rights_of_all_ : found->second;
+  }
+
+  /// meta.json, made when it is first asked for.
+  const std::string& meta_json() const;
+
+ private:
+  template <class GiveManifest>
+  static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text,
+                                                            std::string headers,
+                                                            SharedResults& results,
+                                                            GiveManifest&& give);
+  void find_primary(const std::vector<bool>& parameters);
+  void find_left_out(const std::vector<bool>& parameters);
+  std::string make_meta_json() const;
+  std::unordered_map<std::string, ReadRights> rights_by_file_;
+  ReadRights rights_of_all_;
+  mutable std::once_flag meta_made_;
+  mutable std::string meta_json_;
+};
+
+/// Open files of which some bytes are on other nodes hold it, and find out by it where these lie:
+/// also after they were moved, and as they were last when the checkpoint was removed.
+struct RemoteFiles {
+  using Clock = std::chrono::steady_clock;
+  std::mutex mutex;
+  std::condition_variable replaced;
+  std::shared_ptr<const StoredState> stored;  // guarded
+  std::map<std::string, Clock::time_point>
+      absent;  // nodes that did not answer a read, and until when that counts; guarded
+  /// What is left without some nodes. Made once, for many files lie on the same.
+  struct Rest {
+    std::shared_ptr<const StoredState> of;
+    std::set<std::string> without;
+    std::shared_ptr<const StoredState> stored;
+    Rest(std::shared_ptr<const StoredState> of_given, std::set<std::string> nodes,
+         std::shared_ptr<const StoredState> left)
+        : of(std::move(of_given)), without(std::move(nodes)), stored(std::move(left)) {}
+  };
+  std::shared_ptr<const Rest> rest;  // of `stored`; guarded
+  std::mutex making_rest;            // before `mutex`
+};
+
+/// Threads: any. Everything but where the bytes lie is immutable; that is replaced in one step when
+/// a reshard is committed.
+class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
+ public:
+  /// `transport` and what `catch_up` (JobServices) stands for outlive the checkpoint and everything
+  /// opened from it, `results` the checkpoint. Call replace_stored() before anything is read.
+  Checkpoint(std::shared_ptr<const CheckpointFacts> facts, SharedResults* results,
+             Transport* transport, std::function<bool()> catch_up)
+      : facts_(std::move(facts)),
+        results_(results),
+        transport_(transport),
+        catch_up_(std::move(catch_up)) {}
+
+  const std::string& name() const { return manifest().name; }
+  const Manifest& manifest() const { return facts_->manifest; }
+  const Model& model() const { return *manifest().model; }
+  /// Of its manifest.
+  const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
+
+  const std::vector<CheckpointFacts::LeftOut>& left_out() const { return facts_->left_out; }
+  /// Who may read what is computed of a tensor.
+  const ReadRights& rights_of(uint32_t tensor) const { return facts_->rights_of(tensor); }
+
+  /// meta.json, as it is read.
+  const std::string& meta_json() const { return facts_->meta_json(); }
+
+  /// Results that depend on the checkpoint; `key` begins with what it is.
+  SharedResults& results() const { return *results_; }
+  ResultKey key(std::string_view kind) const { return ResultKey(kind).add(facts_->key); }
+
+  /// model/: one .npy of every tensor. Built when first asked for, then kept while in use.
+  Result<FileSetRef> model_files() const;
+  /// hf/: shards, index, and what else rank 0 wrote.
+  Result<FileSetRef> hf_files() const;
+  /// layouts/<spec>/rank/<r>/ without tensors/: what this rank loads.
+  Result<FileSetRef> rank_files(const LayoutSpec& spec, uint64_t global_rank) const;
+  /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.
+  Result<FileSetRef> rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const;
+
+  /// The files of one state under `spec` with their arrays and headers, as they would be stored:
+  /// the target side of a plan. Pure function of checkpoint and spec.
+  Result<StateFilesRef> state_files(const LayoutSpec& spec, const StateCoords& state) const;
+  /// The files of all states under `spec`, and the padding (path ""), in the order of
+  /// StoredState::images.
+  Result<StateFilesRef> target_images(const LayoutSpec& spec) const;
+
+  /// Where the bytes lie now.
+  std::shared_ptr<const StoredState> stored() const;
+  void replace_stored(std::shared_ptr<const StoredState> stored);
+  /// The checkpoint was removed: holds no image any more, for the kernel may know its names, and so
+  /// this object, for long. What is open keeps its images; to open anything else is kNotFound.
+  void let_go();
+  bool removed() const { return removed_; }
+  /// Completes a description of where bytes lie: what each image holds. Images are put in order.
+  Result<std::shared_ptr<const StoredState>> make_stored(const LayoutSpec& spec,
+                                                         std::vector<StoredImage> images) const;
+
+  /// Tensors of which some part is stored nowhere any more, by name.
+  std::vector<std::string> lost_tensors() const;
+  /// "checkpoint base has lost 2 tensors, lm_head.weight among them"; nullopt: none.
+  std::optional<std::string> loss() const;
+
+  /// What is known of where the bytes lie is brought up to date (JobServices::catch_up); false: it
+  /// was.
+  bool catch_up() const { return catch_up_(); }
+
+  /// True while a file of it is open (its FileContent lives).
+  bool in_use() const { return open_token_.use_count() > 1; }
+  /// After let_go() lives as long as a file is open of which some bytes are on other nodes.
+  std::weak_ptr<RemoteFiles> remote_files() const;
+
+ private:
+  friend class ContentSource;
+  Result<FileSetRef> cached(const std::string& key,
+                            const std::function<Result<FileSetRef>()>& build) const;
+  /// What a state holds, by file and name in it (of an .npy: "").
+  using HeldByName = std::unordered_map<std::string, Model::Held>;
+  Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
+  std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
+  Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
+  uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
+                    const std::vector<Model::Held>& held) const;
+  Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
+                            const LayoutSpec& spec, const StateCoords& state) const;
+  ImageLayout padding_layout() const;
+  std::vector<uint32_t> other_files(const RankCoords& coords) const;
+  /// Those that are `known`, by owner and path, without layout.
+  using KnownFiles = std::map<std::pair<uint32_t, std::string>, size_t>;
+  Result<std::vector<StateFile>> make_state_files(const LayoutSpec& spec, const StateCoords& state,
+                                                  const KnownFiles& known = {}) const;
+  Result<std::vector<StateFile>> make_target_images(const LayoutSpec& spec) const;
+  /// What each image holds, lost or not.
+  Result<std::vector<ImageLayout>> make_layouts(const LayoutSpec& spec,
+                                                const std::vector<StoredImage>& images,
+                                                const std::vector<std::string>& nodes) const;
+
+  const std::shared_ptr<const CheckpointFacts> facts_;
+  SharedResults* const results_;
+  Transport* const transport_;
+  const std::function<bool()> catch_up_;
+  std::atomic<bool> removed_ = false;
+  const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
+  mutable std::mutex mutex_;
+  std::shared_ptr<const StoredState> stored_;  // guarded
+  std::shared_ptr<RemoteFiles> remote_files_ =
+      std::make_shared<RemoteFiles>();  // guarded; null: removed
+  mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
+  static constexpr size_t kFewSets = 64;
+  mutable size_t clean_sets_at_ =
+      kFewSets;  // names in it; those of sets that are gone are forgotten then; guarded
+};
+using CheckpointRef = std::shared_ptr<Checkpoint>;
+
+}  // namespace ptc

@@ -1,0 +1,63 @@
+// What the stored images of a checkpoint really contain, and which of them are damaged.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/checkpoint/checkpoint.h"
+#include "store/base/error.h"
+#include "store/base/json.h"
+
+namespace ptc {
+
+/// What was read of one image.
+struct ImageContent {
+  uint32_t image = 0;   // of StoredState::images
+  std::string problem;  // why it could not be read; empty: the rest holds
+  struct Sum {
+    uint32_t tensor;
+    Box box;
+    Checksum sum;
+  };
+  std::vector<Sum> sums;          // of the pieces of tensors in it
+  std::optional<Checksum> whole;  // of a file without tensors
+};
+
+/// As nodes send it to each other. kCorrupt: it is damaged.
+std::string to_text(const std::vector<ImageContent>& contents);
+Result<std::vector<ImageContent>> contents_from(std::string_view text);
+
+/// A damaged image, and how its bytes would be right.
+struct DamagedImage {
+  uint32_t image = 0;
+  bool all = false;  // it is not known which of its bytes are wrong: `right` has all of its pieces
+  std::vector<ImageContent::Sum> right;  // what the damaged pieces of tensors should sum up to
+};
+json::value to_json(const std::vector<DamagedImage>& images);
+Result<std::vector<DamagedImage>> damaged_images_from(const json::value& value);
+
+struct Findings {
+  uint64_t images = 0, bytes = 0;  // that were read
+  std::vector<std::string> away;   // nodes that hold copies, and were not within reach
+  std::vector<uint32_t>
+      replaceable;  // damaged images; all in them is also held by images that are not
+  std::vector<DamagedImage> damaged;  // these
+  std::vector<std::string> replaced;  // what is wrong with each of these
+  std::vector<std::string> beyond;    // what is wrong and held nowhere else
+  bool good() const { return replaceable.empty() && beyond.empty(); }
+  std::string message() const;
+};
+
+/// Of `stored`, of which `contents` was read: all images within reach. Cost: O(pieces of tensors),
+/// but where many copies of one tensor differ.
+Result<Findings> find_damage(const Checkpoint& checkpoint, const StoredState& stored,
+                             std::vector<ImageContent> contents);
+
+/// The images that stay when those with these numbers (ascending) go.
+std::vector<StoredImage> images_without(const StoredState& stored,
+                                        const std::vector<uint32_t>& numbers);
+
+}  // namespace ptc

@@ -1,0 +1,137 @@
+#include "reshard/cluster/node_reports.h"
+
+#include <algorithm>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+
+#include "store/base/fan_out.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr auto kFresh = std::chrono::seconds(1);
+constexpr auto kStillTrue = std::chrono::seconds(5);
+constexpr auto kAnswersIn = std::chrono::seconds(2);
+constexpr auto kFirstLook = std::chrono::milliseconds(300);
+constexpr size_t kAtOnce = 16;
+
+struct Member {
+  const char* key;
+  uint64_t NodeNumbers::*number;
+};
+constexpr Member kMembers[] = {{"memory_total_bytes", &NodeNumbers::memory_total_bytes},
+                               {"memory_used_bytes", &NodeNumbers::memory_used_bytes},
+                               {"sent_bytes", &NodeNumbers::sent_bytes},
+                               {"received_bytes", &NodeNumbers::received_bytes},
+                               {"broken_connections", &NodeNumbers::broken_connections},
+                               {"checksum_failures", &NodeNumbers::checksum_failures},
+                               {"retries", &NodeNumbers::retries}};
+
+}  // namespace
+
+void NodeNumbers::add(const PeerNumbers& peer) {
+  sent_bytes += peer.bytes_sent;
+  received_bytes += peer.bytes_received;
+  broken_connections += peer.broken_connections;
+  checksum_failures += peer.checksum_failures;
+  retries += peer.retries;
+}
+
+std::string NodeAnswer::to_text() const {
+  json::object text{{"memory_id", numbers.memory_id}}, doing;
+  for (const Member& member : kMembers) text[member.key] = numbers.*member.number;
+  for (const auto& [job, progress] : reshards) {
+    json::object one = progress.to_json();
+    one["leads"] = progress.leads;
+    doing[job] = std::move(one);
+  }
+  text["reshards"] = std::move(doing);
+  return json::serialize(text);
+}
+
+Result<NodeAnswer> NodeAnswer::from_text(std::string_view text) {
+  PTC_TRY(auto value, parse_json(text, {.max_bytes = size_t{16} << 20}));
+  if (!value.is_object()) return make_error(Code::kCorrupt, "a node's numbers are no JSON object");
+  const json::object& object = value.get_object();
+  NodeAnswer answer;
+  for (const Member& member : kMembers) {
+    PTC_TRY(auto number, json_uint(object, member.key));
+    answer.numbers.*member.number = number.value_or(0);
+  }
+  if (const json::value* id = object.if_contains("memory_id"); id != nullptr && id->is_string())
+    answer.numbers.memory_id = std::string(id->get_string());
+  const json::value* doing = object.if_contains("reshards");
+  if (doing == nullptr || !doing->is_object()) return answer;
+  for (const auto& [job, one] : doing->get_object()) {
+    if (!one.is_object()) continue;
+    PTC_TRY(answer.reshards[std::string(job)], ReshardProgress::from_json(one.get_object()));
+  }
+  return answer;
+}
+
+NodeReports::~NodeReports() {
+  std::jthread last;
+  {
+    std::lock_guard lock(mutex_);
+    last = std::move(asker_);
+  }
+}
+
+std::map<std::string, NodeReports::Heard> NodeReports::heard() {
+  if (cluster_ == nullptr) return {};
+  std::unique_lock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (!asking_ && (!asked_ || now - *asked_ >= kFresh)) {
+    asking_ = true;
+    asked_ = now;
+    asker_ = {};  // the one before has ended
+    try {
+      asker_ = std::jthread([this](const std::stop_token& stop) {
+        ask_all(stop);
+        std::lock_guard ended(mutex_);
+        asking_ = false;
+        answered_ = std::chrono::steady_clock::now();
+        changed_.notify_all();
+      });
+    } catch (const std::system_error&) {  // no thread now
+      asking_ = false;
+    }
+  }
+  if (!answered_ || now - *answered_ >= kStillTrue)
+    changed_.wait_for(lock, kFirstLook, [&] { return !asking_; });
+  return heard_;
+}
+
+std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job) {
+  std::vector<ReshardProgress> doing;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [node, heard] : heard()) {
+    const auto found = heard.answer.reshards.find(job);
+    if (found != heard.answer.reshards.end() && now - heard.when < kStillTrue)
+      doing.push_back(found->second);
+  }
+  return doing;
+}
+
+void NodeReports::ask_all(const std::stop_token& stop) {
+  std::vector<std::string> nodes = cluster_->alive();
+  std::erase(nodes, cluster_->self());
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(heard_, [&](const auto& one) {
+      return std::find(nodes.begin(), nodes.end(), one.first) == nodes.end();
+    });
+  }
+  auto ask = [&](size_t i) -> Result<> {
+    if (stop.stop_requested()) return ok();
+    PTC_TRY(auto answer, cluster_->call(nodes[i], kNumbersMethod, "", kAnswersIn, stop));
+    PTC_TRY(auto said, NodeAnswer::from_text(answer));
+    std::lock_guard lock(mutex_);
+    heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};
+    return ok();
+  };
+  (void)Answers<void>(nodes.size(), ask, kAtOnce).wait();
+}
+
+}  // namespace ptc

@@ -1,0 +1,88 @@
+// What the nodes of a cluster are and have, as one of them shows it: what is agreed on, and what
+// each says of itself.
+//
+// What nodes say of themselves is asked of them, at most once a second and only while somebody
+// looks: it is in no key that many nodes write, and costs nothing where nobody wants to know it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "reshard/cluster/cluster.h"
+#include "reshard/cluster/reshard_progress.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// What a node says of itself, in numbers.
+struct NodeNumbers {
+  uint64_t memory_total_bytes = 0, memory_used_bytes = 0;  // of the file system of its store
+  std::string memory_id;  // nodes with the same one have that file system together
+  // With all other nodes, since its daemon was started.
+  uint64_t sent_bytes = 0, received_bytes = 0;
+  uint64_t broken_connections = 0, checksum_failures = 0, retries = 0;
+
+  void add(const PeerNumbers& peer);
+};
+
+/// And what it does.
+struct NodeAnswer {
+  NodeNumbers numbers;
+  std::map<std::string, ReshardProgress> reshards;  // by job
+
+  std::string to_text() const;
+  static Result<NodeAnswer> from_text(std::string_view text);
+};
+
+/// Asked of another node: NodeAnswer::to_text().
+inline constexpr std::string_view kNumbersMethod = "store/numbers";
+
+/// Remembers what the other nodes said last, and asks them again in the background when somebody
+/// looks: a node that is slow or away holds up nobody, what it said is only older. Threads: any.
+class NodeReports {
+ public:
+  explicit NodeReports(Cluster* cluster) : cluster_(cluster) {}  // null: there are no others
+  ~NodeReports();
+
+  struct Heard {
+    NodeAnswer answer;
+    std::chrono::steady_clock::time_point when;
+  };
+  /// By node, of those that are there. Who looks after a while waits for the answers, 0.3 s at
+  /// most.
+  std::map<std::string, Heard> heard();
+  /// What other nodes do for the reshard of a job.
+  std::vector<ReshardProgress> reshard_of(const std::string& job);
+
+ private:
+  void ask_all(const std::stop_token& stop);
+
+  Cluster* const cluster_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Heard> heard_;  // guarded, as all below
+  bool asking_ = false;
+  std::optional<std::chrono::steady_clock::time_point> asked_, answered_;  // the last time
+  std::jthread asker_;
+};
+
+/// All that is known of a node.
+struct NodeReport {
+  std::string name;
+  const char* state = "away";  // up, away; fenced: this one, cut off from the others
+  int64_t since_ns = 0;        // since the epoch; 0: not known
+  uint64_t stored_bytes = 0;   // of checkpoints, that lie there, within reach or not
+  bool draining = false;
+  std::optional<NodeNumbers> numbers;  // nullopt: it has said nothing yet, or is away
+  double age_seconds = 0;              // since it said that
+};
+
+}  // namespace ptc

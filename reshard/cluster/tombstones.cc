@@ -1,0 +1,92 @@
+#include "reshard/cluster/tombstones.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <filesystem>
+
+#include "store/base/file.h"
+#include "store/base/json.h"
+#include "store/base/wall_time.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kJobs = "removed/jobs/", kCheckpoints = "removed/checkpoints/";
+
+}  // namespace
+
+std::string removed_job_key(std::string_view id) { return fmt::format("{}{}", kJobs, id); }
+std::string removed_checkpoint_key(std::string_view id) {
+  return fmt::format("{}{}", kCheckpoints, id);
+}
+
+std::string removed_job_text(std::string_view name) {
+  return json::serialize(json::object{{"name", name}, {"time", time_text(now_ns())}});
+}
+
+std::string removed_checkpoint_text(std::string_view job, std::string_view name) {
+  return json::serialize(json::object{{"job", job}, {"name", name}, {"time", time_text(now_ns())}});
+}
+
+Result<Tombstones> read_tombstones(MetaClient& meta) {
+  Tombstones found;
+  PTC_TRY(found.entries, meta.list(kTombstones));
+  for (const MetaEntry& entry : found.entries) {
+    found.revision = std::max(found.revision, entry.revision);
+    if (entry.key.starts_with(kJobs))
+      found.jobs.emplace(entry.key.substr(kJobs.size()), json_text(entry.value, "name"));
+    if (entry.key.starts_with(kCheckpoints))
+      found.checkpoints.emplace(entry.key.substr(kCheckpoints.size()),
+                                json_text(entry.value, "job"));
+  }
+  return found;
+}
+
+Result<bool> is_removed(MetaClient& meta, const std::string& key) {
+  PTC_TRY(auto entry, meta.get(key));
+  return entry.has_value();
+}
+
+std::string job_id_of(std::string_view value) {
+  std::string id = json_text(value, "id");
+  return id.empty() ? json_text(value, "created") : id;  // of an older ptcfs
+}
+
+std::vector<ImageId> images_named_in(const std::string& stored_file) {
+  std::vector<ImageId> ids;
+  Result<std::string> text = read_text_file(AT_FDCWD, stored_file, kMaxStoredBytes);
+  if (text.has_error()) return ids;
+  auto value = parse_json(text.value(), {.max_bytes = kMaxStoredBytes});
+  boost::system::error_code bad;
+  const json::value* images =
+      value.has_value() ? value.value().find_pointer("/images", bad) : nullptr;
+  if (images == nullptr || !images->is_array()) return ids;
+  for (const json::value& image : images->get_array())
+    if (const json::value* id = image.find_pointer("/id", bad); id != nullptr && id->is_string())
+      ids.push_back({std::string(id->get_string())});
+  return ids;
+}
+
+Result<> remove_checkpoint_directory(ImageStore& images, const std::string& directory) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error))
+    if (it->path().filename().string().starts_with("stored-"))
+      for (const ImageId& id : images_named_in(it->path())) (void)images.remove(id);
+  return remove_tree(AT_FDCWD, directory);
+}
+
+Result<> remove_job_directory(ImageStore& images, const std::string& directory) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory + "/checkpoints", error), end;
+       !error && it != end; it.increment(error)) {
+    PTC_TRY(remove_checkpoint_directory(images, it->path()));
+  }
+  return remove_tree(AT_FDCWD, directory);
+}
+
+}  // namespace ptc

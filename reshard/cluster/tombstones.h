@@ -1,0 +1,49 @@
+// What was removed. A job or a checkpoint leaves a node's store because a tombstone names it, never
+// because nothing does: an agreement store that lost its data names nothing.
+//
+//   removed/jobs/<id>           {"name": "llama", "time": …}     put by the transaction that takes
+//                               the keys away
+//   removed/checkpoints/<id>    {"job": "llama", "name": "base", "time": …}
+//
+// Each store carries them out and says up to which revision (store_identity.h); then they go.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+#include "store/meta/meta_client.h"
+
+namespace ptc {
+
+constexpr std::string_view kTombstones = "removed/";
+inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;  // of a file that says where bytes lie
+
+std::string removed_job_key(std::string_view job_id);
+std::string removed_checkpoint_key(std::string_view checkpoint_id);
+std::string removed_job_text(std::string_view name);
+std::string removed_checkpoint_text(std::string_view job, std::string_view name);
+
+struct Tombstones {
+  std::map<std::string, std::string, std::less<>> jobs, checkpoints;  // id → name of the job
+  std::vector<MetaEntry> entries;
+  int64_t revision = 0;  // of the last one
+};
+Result<Tombstones> read_tombstones(MetaClient& meta);
+Result<bool> is_removed(MetaClient& meta, const std::string& key);
+
+/// The id of a job, of the value of jobs/<name>: another job of its name has another.
+std::string job_id_of(std::string_view value);
+
+/// Ids of the images that a stored state names; an unreadable file names none.
+std::vector<ImageId> images_named_in(const std::string& stored_file);
+/// The images of the store that any stored state in checkpoints/<id>/ names, then the directory.
+Result<> remove_checkpoint_directory(ImageStore& images, const std::string& directory);
+/// The same for all checkpoints of jobs/<name>/, then that.
+Result<> remove_job_directory(ImageStore& images, const std::string& directory);
+
+}  // namespace ptc

@@ -1,0 +1,72 @@
+#include "reshard/intake/box_sets.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kSetName = "model.safetensors";
+constexpr std::string_view kShardName = "shard-";  // what the writer calls the files of its ranks
+
+std::string directory_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
+
+bool begins_elsewhere(const Box& box) {
+  return std::any_of(box.offset.begin(), box.offset.end(),
+                     [](uint64_t offset) { return offset > 0; });
+}
+
+/// Whether the files hold parts of tensors.
+bool are_shards(const std::vector<Found*>& files) {
+  std::unordered_set<std::string_view> names;
+  for (const Found* file : files) {
+    if (std::string_view(file->path)
+            .substr(directory_of(file->path).size())
+            .starts_with(kShardName))
+      return true;
+    if (std::any_of(file->boxes.begin(), file->boxes.end(), begins_elsewhere)) return true;
+    for (const TensorEntry& tensor : file->tensors)
+      if (!names.insert(tensor.name).second) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Result<> find_box_sets(std::vector<Found>& found) {
+  std::map<std::pair<uint64_t, std::string>, std::vector<Found*>> groups;
+  std::set<std::pair<uint64_t, std::string_view>> paths;
+  for (Found& file : found) {
+    paths.emplace(file.rank, file.path);
+    if (file.boxes.empty()) continue;
+    if (!file.set.empty()) {
+      if (std::any_of(file.boxes.begin(), file.boxes.end(), begins_elsewhere))
+        return invalid_argument(
+            "{} holds parts of tensors (DCP_SHARDING_INFO), and {} says it has all of them: remove "
+            "the "
+            "index",
+            file.source(), file.set_index);
+      file.boxes.clear();
+      continue;
+    }
+    groups[{file.rank, directory_of(file.path)}].push_back(&file);
+  }
+  for (auto& [where, files] : groups) {
+    if (!are_shards(files)) {
+      for (Found* file : files) file->boxes.clear();
+      continue;
+    }
+    const std::string set = where.second + std::string(kSetName);
+    if (paths.contains({where.first, set}))
+      return invalid_argument("{} is a shard of {}, which is there too: remove one",
+                              files.front()->source(), set);
+    for (Found* file : files) file->set = set;
+  }
+  return ok();
+}
+
+}  // namespace ptc

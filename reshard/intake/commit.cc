@@ -1,0 +1,720 @@
+#include "reshard/intake/commit.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <map>
+
+#include "reshard/checkpoint/shard_boxes.h"
+#include "reshard/checkpoint/shard_index.h"
+#include "reshard/intake/box_sets.h"
+#include "reshard/intake/found_files.h"
+#include "store/base/fan_out.h"
+#include "store/base/file.h"
+#include "store/base/file_kind.h"
+#include "store/base/json.h"
+#include "store/base/utf8.h"
+#include "store/codec/dcp_sharding.h"
+#include "store/codec/npy.h"
+#include "store/codec/tensor_path.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+std::optional<uint64_t> parse_rank(std::string_view text) {
+  uint64_t rank = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      (text.size() > 1 && text[0] == '0'))
+    return std::nullopt;
+  return rank;
+}
+
+// Names in a directory, sorted.
+Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  DIR* dir = fdopendir(fd.release());
+  if (dir == nullptr) return errno_error(errno, path);
+  std::vector<std::string> names;
+  errno = 0;
+  while (dirent* entry = readdir(dir)) {
+    std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+    errno = 0;
+  }
+  const int reason = errno;
+  closedir(dir);
+  if (reason != 0) return errno_error(reason, "reading " + path);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// What is left to whom of the rights in a directory.
+uint32_t allowed_below(const struct stat& directory) {
+  return 0400u | ((directory.st_mode & S_IXGRP) != 0 ? 040u : 0u) |
+         ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
+}
+
+Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
+              uint32_t allowed, std::vector<Found>& found) {
+  PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
+  for (const std::string& name : names) {
+    std::string path = below.empty() ? name : below + "/" + name;
+    std::string full = root + "/" + path;
+    struct stat st {};
+    if (fstatat(dir_fd, full.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+      return errno_error(errno, full);
+    if (!is_utf8(name)) {
+      return invalid_argument(
+          "the name of {} is not UTF-8, and could not be written in meta.json: rename it",
+          ptc::quoted(full));
+    }
+    if (S_ISDIR(st.st_mode)) {
+      PTC_TRY(walk(dir_fd, root, path, rank, allowed & allowed_below(st), found));
+    } else if (S_ISREG(st.st_mode)) {
+      Found file;
+      file.rank = rank;
+      file.path = std::move(path);
+      file.version = version_of(st);
+      file.links = st.st_nlink;
+      file.rights = ReadRights{st.st_uid, st.st_gid, st.st_mode & allowed};
+      found.push_back(std::move(file));
+    } else if (S_ISLNK(st.st_mode)) {
+      return invalid_argument(
+          "{} is a symbolic link, and a checkpoint holds files: copy what it "
+          "points to (cp -rL)",
+          full);
+    } else {
+      return invalid_argument("{} is no ordinary file", full);
+    }
+  }
+  return ok();
+}
+
+Result<> check_rank(uint64_t rank, const LayoutSpec& spec) {
+  if (rank < spec.sizes.world_size()) return ok();
+  return invalid_argument(
+      "rank/{} does not exist in layout {}, which has {} rank{}; a writer "
+      "with another layout says so in a layout.json beside rank/",
+      rank, spec.name(), spec.sizes.world_size(), spec.sizes.world_size() == 1 ? "" : "s");
+}
+
+}  // namespace
+
+FileVersion version_of(const struct stat& st) {
+  return {st.st_dev, st.st_ino, static_cast<uint64_t>(st.st_size),
+          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec,
+          st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
+}
+
+Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
+  PTC_TRY(auto top, names_in(dir_fd, "."));
+  bool has_ranks = false;
+  for (const std::string& name : top) {
+    if (name == "rank") has_ranks = true;
+    else if (name != "layout.json" && name != kConsumedFile)
+      return invalid_argument(
+          "'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
+          "rank/1/ … (a single process: rank/0/)",
+          name);
+  }
+  if (!has_ranks)
+    return invalid_argument(
+        "there is no rank/ directory: put the files of a single process into "
+        "rank/0/, of several into rank/0/, rank/1/ …");
+  PTC_TRY(auto ranks, names_in(dir_fd, "rank"));
+  std::vector<Found> found;
+  for (const std::string& name : ranks) {
+    std::optional<uint64_t> rank = parse_rank(name);
+    if (!rank) return invalid_argument("rank/{} is not a rank's number", name);
+    if (spec != nullptr) {
+      PTC_TRY(check_rank(*rank, *spec));
+    }
+    uint32_t allowed = 0444;
+    for (const std::string& directory : {std::string("rank"), "rank/" + name}) {
+      struct stat st {};
+      if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno_error(errno, directory);
+      allowed &= allowed_below(st);
+    }
+    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
+  }
+  if (found.empty()) return invalid_argument("rank/ holds no files");
+  std::map<uint64_t, uint64_t> names;  // inode → names in here
+  for (const Found& file : found) ++names[file.version.inode];
+  for (const Found& file : found)
+    if (file.links > names[file.version.inode])
+      return invalid_argument(
+          "{} has another name (hard link) outside the checkpoint, through which "
+          "it could be changed: remove that name first",
+          file.source());
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  return found;
+}
+
+Result<> find_sets(int dir_fd, std::vector<Found>& found) {
+  std::map<std::pair<uint64_t, std::string>, Found*> by_path;
+  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  for (Found& index : found) {
+    if (!index.path.ends_with(kIndexSuffix)) continue;
+    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxShardIndexBytes, FileKind::kOwn));
+    auto parsed = parse_shard_index(text);
+    if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
+    index.index = true;
+    std::string set =
+        index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
+    std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
+    for (auto& [name, tensors] : parsed.value()) {
+      auto it = by_path.find({index.rank, directory + name});
+      if (it == by_path.end())
+        return invalid_argument("{} names the shard {}, which is missing", index.source(),
+                                directory + name);
+      Found& shard = *it->second;
+      if (!shard.set.empty())
+        return invalid_argument("{} is a shard of two sets, of {} and of {}: remove one index",
+                                shard.source(), shard.set_index, index.source());
+      shard.set = set;
+      shard.set_index = index.source();
+      shard.promised = std::move(tensors);
+    }
+  }
+  return ok();
+}
+
+namespace {
+
+// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
+// loads all that its shards hold.
+Result<> check_sets(const std::vector<Found>& found) {
+  std::map<std::pair<std::string_view, std::string_view>, const Found*>
+      holder;  // index, tensor → shard
+  for (const Found& shard : found)
+    if (!shard.set_index.empty())
+      for (const TensorEntry& tensor : shard.tensors)
+        if (auto [it, is_new] = holder.try_emplace({shard.set_index, tensor.name}, &shard); !is_new)
+          return invalid_argument("tensor {} is there twice, in {} and in {}",
+                                  ptc::quoted(tensor.name), it->second->source(), shard.source());
+  for (const Found& shard : found) {
+    for (const std::string& tensor : shard.promised) {
+      auto it = holder.find({shard.set_index, tensor});
+      if (it != holder.end() && it->second == &shard) continue;
+      return invalid_argument(
+          "{} says that tensor {} is in {}, {}", shard.set_index, ptc::quoted(tensor),
+          shard.source(),
+          it == holder.end() ? "but no shard has it" : "but it is in " + it->second->source());
+    }
+  }
+  return ok();
+}
+
+}  // namespace
+
+namespace {
+
+Result<> read_npy_header(int fd, Found& file) {
+  const uint64_t bytes = file.version.bytes;
+  file.header.resize(std::min(bytes, kMaxNpyHeaderBytes));
+  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(file.header)), 0));
+  std::optional<DType> declared;
+  char text[32];
+  ssize_t length = fgetxattr(fd, "user.ptc.dtype", text, sizeof text);
+  if (length > 0) {
+    PTC_TRY(declared, parse_dtype({text, static_cast<size_t>(length)}));
+  }
+  PTC_TRY(auto entry, parse_npy(std::as_bytes(std::span(file.header)), bytes, declared));
+  file.header.resize(entry.offset);
+  auto name = tensor_name_of_path(file.path);
+  entry.name = name.has_value() ? name.value() : file.path.substr(0, file.path.size() - 4);
+  if (!name.has_value()) std::replace(entry.name.begin(), entry.name.end(), '/', '.');
+  file.tensors.push_back(std::move(entry));
+  return ok();
+}
+
+Result<> read_safetensors_header(int fd, Found& file) {
+  const uint64_t bytes = file.version.bytes;
+  std::string first(std::min<uint64_t>(8, bytes), '\0');
+  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(first)), 0));
+  PTC_TRY(auto header_bytes, safetensors_header_bytes(std::as_bytes(std::span(first)), bytes));
+  file.header.resize(header_bytes);
+  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(file.header)), 0));
+  PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), bytes));
+  PTC_TRY(auto boxes, dcp_boxes(header));
+  file.boxes = std::move(boxes).value_or(std::vector<Box>());
+  file.tensors = std::move(header.tensors);
+  return ok();
+}
+
+/// What the file is, if that is known and no array.
+std::string_view other_kind(int fd, const Found& file) {
+  std::string beginning(std::min<uint64_t>(kFileKindBytes, file.version.bytes), '\0');
+  if (!read_exactly(fd, std::as_writable_bytes(std::span(beginning)), 0)) return {};
+  return other_kind_of(beginning);
+}
+
+}  // namespace
+
+Result<> read_header(int dir_fd, Found& file) {
+  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+  Result<> read = file.path.ends_with(".npy") ? read_npy_header(fd.get(), file)
+                                              : read_safetensors_header(fd.get(), file);
+  if (read.has_error() && read.error().code() == Code::kInvalidArgument) {
+    if (const std::string_view kind = other_kind(fd.get(), file); !kind.empty())
+      return invalid_argument("{}", kind);
+  }
+  PTC_TRY(std::move(read));
+  file.header_bytes = file.header.size();
+  for (const TensorEntry& tensor : file.tensors) {
+    PTC_TRY(tensor_path(tensor.name));
+  }
+  return ok();
+}
+
+Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
+  for (const Found& file : found) {
+    PTC_TRY(bool busy, open_for_writing(dir_fd, file.source()));
+    if (busy) return make_error(Code::kBusy, "{} is still open for writing", file.source());
+  }
+  return ok();
+}
+
+namespace {
+
+// config.json of the first rank that has one; empty if none has.
+Result<std::string> find_config(int dir_fd, const std::vector<Found>& found,
+                                const std::vector<FilesElsewhere>& elsewhere) {
+  for (const Found& file : found)
+    if (file.path == "config.json" && file.node == nullptr)
+      return read_text_file(dir_fd, file.source(), kMaxConfigBytes, FileKind::kOwn);
+  for (const FilesElsewhere& node : elsewhere) {
+    PTC_TRY(auto text, text_in_listing(node.listing, "config"));
+    if (text) return *text;
+  }
+  return std::string();
+}
+
+struct Rules {
+  std::shared_ptr<const RuleSet> rules;
+  RuleSet::Facts facts;
+};
+
+Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found>& found,
+                           const std::string& config) {
+  Rules chosen;
+  if (request.rules_text) {
+    auto parsed = RuleSet::parse(*request.rules_text);
+    if (parsed.has_error()) return std::move(parsed).error().with_context("rules.json");
+    chosen.rules = std::move(parsed).value();
+  } else {
+    std::vector<std::string> names;
+    for (const Found& file : found)
+      for (const TensorEntry& tensor : file.tensors) names.push_back(tensor.name);
+    std::optional<std::string> model_type = config.empty() ? std::nullopt : model_type_of(config);
+    chosen.rules = RuleSet::choose(model_type, names);
+    if (chosen.rules == nullptr) chosen.rules = RuleSet::none();
+  }
+  auto facts = chosen.rules->facts(config);
+  if (facts.has_error()) return std::move(facts).error().with_context("config.json");
+  chosen.facts = std::move(facts).value();
+  if (config.empty() && request.known_facts && request.known_family == chosen.rules->family()) {
+    for (const auto& [fact, value] : request.known_facts->numbers)
+      chosen.facts.numbers.try_emplace(fact, value);
+    if (!chosen.facts.tied) chosen.facts.tied = request.known_facts->tied;
+  }
+  return chosen;
+}
+
+Error no_tensors(const std::vector<Found>& found) {
+  static constexpr std::string_view kTorchEndings[] = {".pt", ".pth", ".ckpt", ".bin", ".distcp"};
+  for (const Found& file : found)
+    for (const std::string_view ending : kTorchEndings)
+      if (file.path.ends_with(ending))
+        return invalid_argument(
+            "there is no tensor in it that could be cut: {} is a file of PyTorch's own, which is "
+            "kept "
+            "byte for byte beside .safetensors or .npy files; save the tensors with "
+            "safetensors.torch.save_file",
+            file.source());
+  return invalid_argument("there is no tensor in it: neither .safetensors nor .npy files");
+}
+
+Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
+                                           std::vector<Found>& found, const std::string& config) {
+  PTC_TRY(auto rules, choose_rules(request, found, config));
+  struct Array {
+    Found* file;
+    uint32_t position;  // in its tensors
+  };
+  std::vector<WrittenRank> ranks;
+  std::vector<std::vector<std::vector<Array>>>
+      origin;                                       // by rank and tensor: of a set of boxes several
+  std::unordered_map<std::string, size_t> in_sets;  // of the last rank: set and name → tensor
+  for (Found& file : found) {
+    if (!file.has_tensors) continue;
+    if (ranks.empty() || ranks.back().global_rank != file.rank) {
+      ranks.push_back({file.rank, spec.coords(file.rank), {}});
+      origin.emplace_back();
+      in_sets.clear();
+    }
+    const std::string& path = file.set.empty() ? file.path : file.set;
+    for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+      const TensorEntry& tensor = file.tensors[i];
+      if (!file.boxes.empty()) {
+        const auto [known, is_new] =
+            in_sets.try_emplace(path + '\0' + tensor.name, origin.back().size());
+        if (!is_new) {
+          const Array& first = origin.back()[known->second].front();
+          if (first.file->tensors[first.position].dtype != tensor.dtype)
+            return invalid_argument("tensor {} has another type in {} than in {}",
+                                    ptc::quoted(tensor.name), file.source(), first.file->source());
+          origin.back()[known->second].push_back({&file, i});
+          continue;
+        }
+      }
+      ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
+      origin.back().push_back({{&file, i}});
+    }
+    file.model_tensor.resize(file.tensors.size());
+    file.parts.resize(file.tensors.size());
+  }
+  if (ranks.empty()) return no_tensors(found);
+  std::unordered_map<const WrittenTensor*, Box> wholes;  // of the tensors that are there in boxes
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (size_t i = 0; i < origin[r].size(); ++i) {
+      if (origin[r][i].front().file->boxes.empty()) continue;
+      std::vector<Box> boxes;
+      for (const Array& array : origin[r][i]) boxes.push_back(array.file->boxes[array.position]);
+      WrittenTensor& tensor = ranks[r].tensors[i];
+      auto whole = union_of_boxes(std::move(boxes));
+      if (whole.has_error())
+        return std::move(whole).error().with_context(
+            fmt::format("{} and its like: tensor {}", origin[r][i].front().file->source(),
+                        ptc::quoted(tensor.name)));
+      tensor.shape = whole.value().extent;
+      wholes.emplace(&tensor, whole.value());
+    }
+  }
+  PTC_TRY(auto inferred, Model::infer(rules.rules, rules.facts, spec, ranks));
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (size_t i = 0; i < origin[r].size(); ++i) {
+      const uint32_t tensor = inferred.tensor_of[r][i];
+      PTC_TRY(auto part, inferred.model.slice(tensor, spec, state_of(spec, ranks[r].coords)));
+      PTC_CHECK(part.has_value());
+      const auto whole = wholes.find(&ranks[r].tensors[i]);
+      for (const auto& [file, position] : origin[r][i]) {
+        file->model_tensor[position] = tensor;
+        if (whole == wholes.end()) {
+          file->parts[position] = *part;
+          continue;
+        }
+        auto box = part_of_box(*part, whole->second, file->boxes[position]);
+        if (box.has_error())
+          return invalid_argument(
+              "{}: tensor {}: {} under layout {}, in which it was committed: say the writer's "
+              "layout in "
+              "a layout.json beside rank/",
+              file->source(), ptc::quoted(file->tensors[position].name), box.error().message(),
+              spec.name());
+        file->parts[position] = std::move(box).value();
+      }
+    }
+  }
+  return std::make_shared<const Model>(std::move(inferred.model));
+}
+
+// Hashes all pieces of all files, each node those that it has.
+Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsewhere>& elsewhere,
+                    std::vector<Found>& found, Executor& executor, HashCache& hashes,
+                    std::stop_token stop) {
+  std::vector<std::string> requests;
+  for (const FilesElsewhere& node : elsewhere) requests.push_back(hash_request(model, node, found));
+  Answers<std::string> hashed_elsewhere(
+      elsewhere.size(), [&](size_t i) { return elsewhere[i].hash(requests[i]); }, kAtWorkAtOnce);
+  auto hash_here = [&]() -> Result<> {
+    std::vector<ArrayToHash> arrays;
+    std::vector<Found*> origin;
+    for (Found& file : found) {
+      if (file.node != nullptr) continue;
+      if (!file.has_tensors) {
+        PTC_TRY(file.whole,
+                hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
+        continue;
+      }
+      const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
+      for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+        arrays.push_back({source, i, file.tensors[i], file.parts[i],
+                          model.tensors()[file.model_tensor[i]].shape});
+        origin.push_back(&file);
+        file.padding.emplace_back();
+        if (file.set.empty()) {
+          PTC_TRY(file.padding.back(), find_padding(*source, file.tensors[i], file.parts[i]));
+        }
+      }
+    }
+    PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, stop));
+    for (size_t i = 0; i < arrays.size(); ++i) origin[i]->sums.push_back(std::move(sums[i]));
+    return ok();
+  };
+  Result<> hashed = hash_here();
+  std::vector<Result<std::string>> answers = hashed_elsewhere.wait();
+  for (size_t i = 0; i < elsewhere.size(); ++i) {
+    Result<std::string>& answer = answers[i];
+    if (hashed.has_error()) continue;
+    if (answer.has_error()) hashed = std::move(answer).error();
+    else hashed = take_hashes(elsewhere[i], answer.value(), found);
+  }
+  return hashed;
+}
+
+// Compares what more than one rank holds, and adds up.
+Result<std::vector<Checksum>> add_up(const Model& model, const std::vector<Found>& found) {
+  struct Part {
+    Checksum sum;
+    const Found* file;
+  };
+  std::vector<std::unordered_map<Box, Part, BoxHash>> parts(model.tensors().size());
+  std::vector<Checksum> totals(model.tensors().size());
+  std::vector<uint64_t> elements(model.tensors().size());
+  for (const Found& file : found) {
+    for (size_t i = 0; i < file.tensors.size() && file.has_tensors; ++i) {
+      const uint32_t tensor = file.model_tensor[i];
+      for (size_t p = 0; p < file.parts[i].pieces.size(); ++p) {
+        const Box& box = file.parts[i].pieces[p].global;
+        if (box.empty()) continue;
+        const Checksum& sum = file.sums[i][p];
+        auto [same, is_new] = parts[tensor].try_emplace(box, Part{sum, &file});
+        if (is_new) {
+          totals[tensor] += sum;
+          elements[tensor] += box.volume();
+        } else if (same->second.sum != sum) {
+          return invalid_argument(
+              "{} and {} both hold {} of tensor {}, but with different values: "
+              "replicas must be equal",
+              same->second.file->source(), file.source(), box.to_string(),
+              model.tensors()[tensor].name);
+        }
+      }
+    }
+  }
+  for (uint32_t tensor = 0; tensor < totals.size(); ++tensor) {
+    PTC_TRY(const uint64_t all, num_elements(model.tensors()[tensor].shape));
+    if (elements[tensor] != all)  // parts are equal or disjoint, and nothing is missing, unless
+                                  // shards of replicas differ
+      return invalid_argument(
+          "ranks that hold the same of tensor {} have cut it in different places: keep the files "
+          "of one",
+          ptc::quoted(model.tensors()[tensor].name));
+  }
+  return totals;
+}
+
+/// Of files on other nodes, whose headers these have sent.
+Result<> find_boxes_elsewhere(std::vector<Found>& found) {
+  for (Found& file : found) {
+    if (file.node == nullptr || !file.has_tensors || file.path.ends_with(".npy")) continue;
+    PTC_TRY(auto header,
+            parse_safetensors(std::as_bytes(std::span(file.header)), file.version.bytes));
+    PTC_TRY(auto boxes, dcp_boxes(header));
+    if (boxes && boxes->size() != file.tensors.size())
+      return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
+    file.boxes = std::move(boxes).value_or(std::vector<Box>());
+  }
+  return ok();
+}
+
+Result<LayoutSpec> writer_layout(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere) {
+  std::optional<std::string> text;
+  struct stat st {};
+  if (request.dir_fd >= 0 &&
+      fstatat(request.dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
+    PTC_TRY(text, read_text_file(request.dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
+  }
+  for (const FilesElsewhere& node : elsewhere) {
+    PTC_TRY(auto theirs, text_in_listing(node.listing, "layout"));
+    if (theirs && text && *theirs != *text)
+      return invalid_argument(
+          "layout.json on node {} is another than on the others: the ranks of a "
+          "checkpoint have one layout",
+          node.node);
+    if (theirs) text = theirs;
+  }
+  if (!text) return request.in_force;
+  auto layout = Layout::parse(*text);
+  if (layout.has_error()) return std::move(layout).error().with_context("layout.json");
+  return layout.value().spec;
+}
+
+}  // namespace
+
+Result<bool> open_for_writing(int dir_fd, const std::string& path) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
+  // The kernel grants a read lease only while no description of the file can write; shared writable
+  // mappings keep theirs. Where leases are not to be had (another owner's file without CAP_LEASE,
+  // file systems without them) the caller's own count of open handles must do.
+  if (fcntl(fd.get(), F_SETLEASE, F_RDLCK) == 0) {
+    fcntl(fd.get(), F_SETLEASE, F_UNLCK);
+    return false;
+  }
+  return errno == EAGAIN;
+}
+
+Result<CommitDraft> draft_commit(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
+                                 HashCache& hashes, std::stop_token stop) {
+  PTC_TRY(auto spec, writer_layout(request, elsewhere));
+  std::vector<Found> found;
+  if (request.dir_fd >= 0) {
+    PTC_TRY(found, find_files(request.dir_fd, &spec));
+  }
+  PTC_TRY(check_closed(request.dir_fd, found));
+  PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
+  PTC_TRY(find_sets(request.dir_fd, found));
+  for (const FilesElsewhere& node : elsewhere) {
+    auto theirs = read_listing(node);
+    if (theirs.has_error()) return std::move(theirs).error().with_context("node " + node.node);
+    for (Found& file : theirs.value()) {
+      PTC_TRY(check_rank(file.rank, spec));
+      found.push_back(std::move(file));
+    }
+  }
+  std::erase_if(found, [](const Found& file) { return file.index; });
+  std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  for (size_t i = 1; i < found.size(); ++i)
+    if (found[i].rank == found[i - 1].rank && found[i].path == found[i - 1].path)
+      return invalid_argument("{} was written on two nodes, {} and {}: remove one of them",
+                              found[i].source(),
+                              found[i - 1].node ? found[i - 1].node->node : "this one",
+                              found[i].node ? found[i].node->node : "this one");
+  const bool any_safetensors = std::any_of(found.begin(), found.end(), [](const Found& file) {
+    return file.path.ends_with(".safetensors");
+  });
+  for (Found& file : found)
+    file.has_tensors = any_safetensors ? file.path.ends_with(".safetensors") || !file.set.empty()
+                                       : file.path.ends_with(".npy");
+  PTC_TRY(executor.team().parallel_for(
+      found.size(),
+      [&](size_t i) -> Result<> {
+        if (!found[i].has_tensors || found[i].node != nullptr) return ok();
+        Result<> read = read_header(request.dir_fd, found[i]);
+        if (read.has_error()) return std::move(read).error().with_context(found[i].source());
+        return ok();
+      },
+      stop));
+  PTC_TRY(find_boxes_elsewhere(found));
+  PTC_TRY(find_box_sets(found));
+  PTC_TRY(check_sets(found));
+
+  CommitDraft draft;
+  draft.manifest.written_spec = spec;
+  if (consumed) draft.manifest.consumed = consumed->count;
+  PTC_TRY(auto config, find_config(request.dir_fd, found, elsewhere));
+  PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
+  PTC_TRY(
+      hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
+  PTC_TRY(draft.manifest.checksums, add_up(*draft.manifest.model, found));
+
+  // Of ranks with equal states the files of the first are kept; the others wrote the same.
+  std::map<std::pair<uint32_t, std::string>, size_t> kept;  // index into files
+  for (Found& file : found) {
+    if (file.node == nullptr) draft.looked_at.push_back(file.version);
+    WrittenFile written;
+    written.rank = file.rank;
+    written.dp_cut =
+        std::any_of(file.model_tensor.begin(), file.model_tensor.end(),
+                    [&](uint32_t t) { return draft.manifest.model->is_cut_over_dp(t, spec); });
+    if (file.has_tensors) {
+      const auto [same, first] = kept.try_emplace({draft.manifest.owner_of(written), file.path},
+                                                  draft.manifest.files.size());
+      if (!first) {
+        std::optional<ReadRights>& rights = draft.manifest.files[same->second].rights;
+        if (rights && file.rights) rights = rights->narrowed_to(*file.rights);
+        continue;
+      }
+    }
+    written.rights = file.rights;
+    written.path = file.path;
+    written.bytes = file.version.bytes;
+    written.has_tensors = file.has_tensors;
+    if (file.has_tensors) {
+      written.set = file.set;
+      written.boxes = !file.boxes.empty();
+      written.header_bytes = file.header_bytes;
+      written.header_offset = draft.headers.size();
+      draft.headers += file.header;
+      for (uint32_t i = 0; written.set.empty() && i < file.tensors.size(); ++i) {
+        for (FoundPadding& pad : file.padding[i])
+          draft.manifest.padding.push_back({static_cast<uint32_t>(draft.manifest.files.size()),
+                                            file.model_tensor[i], std::move(pad.local),
+                                            pad.checksum});
+      }
+    } else {
+      written.checksum = file.whole;
+    }
+    draft.sources.push_back(file.source());
+    draft.nodes.push_back(file.node != nullptr ? file.node->node : "");
+    draft.versions.push_back(file.version);
+    draft.manifest.files.push_back(std::move(written));
+  }
+  return draft;
+}
+
+void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
+                      const Model* previous, HashCache& hashes, std::stop_token stop) {
+  Found file;
+  file.rank = rank;
+  file.path = path;
+  struct stat st {};
+  if (fstatat(dir_fd, file.source().c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+      !S_ISREG(st.st_mode) || rank >= spec.sizes.world_size())
+    return;
+  file.version = version_of(st);
+  if (!path.ends_with(".safetensors") && !path.ends_with(".npy")) {
+    (void)hash_file(dir_fd, file.source(), file.version, FileState::kOpen, hashes, stop);
+    return;
+  }
+  if (read_header(dir_fd, file).has_error()) return;
+  const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
+  const Result<UniqueFd> fd = source->open();
+  if (fd.has_error()) return;
+  const StateCoords state = state_of(spec, spec.coords(rank));
+  std::map<std::string, uint32_t> by_name;
+  if (previous != nullptr)
+    for (uint32_t t = 0; t < previous->tensors().size(); ++t)
+      if (previous->on_stage(t, spec, state.pp))
+        by_name.emplace(previous->local_name(t, spec, state.pp), t);
+  for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+    const TensorEntry& tensor = file.tensors[i];
+    SubTensor part = SubTensor::whole(tensor.shape);
+    Shape global = tensor.shape;
+    if (auto it = by_name.find(tensor.name); it != by_name.end() && !file.boxes.empty()) {
+      global = previous->tensors()[it->second].shape;
+      part = box_alone(file.boxes[i]);
+      if (file.boxes[i].axes() != global.size() ||
+          intersect(file.boxes[i], Box::whole(global)) != file.boxes[i])
+        continue;
+    } else if (it != by_name.end()) {
+      auto slice = previous->slice(it->second, spec, state);
+      if (slice.has_error() || !slice.value() || slice.value()->local_shape != tensor.shape)
+        continue;
+      part = *std::move(slice).value();
+      global = previous->tensors()[it->second].shape;
+    } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1 ||
+               spec.optimizer != OptimizerCut::kReplicated) {
+      continue;
+    }
+    (void)hash_array({source, i, tensor, part, global}, fd.value().get(), hashes, stop);
+  }
+}
+
+}  // namespace ptc

@@ -1,0 +1,114 @@
+// From what the ranks wrote to a checkpoint: finds the files, reads their headers, makes sense of
+// them under the writer's layout, and hashes every tensor.
+//
+// The heavy part is hashing. A file that was hashed when it was closed (HashCache) is not read
+// again: then a commit costs the headers only.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "reshard/checkpoint/manifest.h"
+#include "reshard/exec/executor.h"
+#include "reshard/ptc/layout.h"
+#include "reshard/ptc/rule_set.h"
+#include "store/base/error.h"
+#include "store/codec/safetensors.h"
+
+namespace ptc {
+
+/// A file as it was at some moment; changes when the file is written.
+struct FileVersion {
+  uint64_t device = 0, inode = 0, bytes = 0;
+  int64_t mtime_ns = 0;
+  int64_t ctime_ns = 0;
+  friend bool operator==(const FileVersion&, const FileVersion&) = default;
+};
+FileVersion version_of(const struct stat& st);
+
+/// Checksums of files in incoming/, made before they are committed. Threads: any.
+class HashCache {
+ public:
+  /// `key` says of what in the file: which bytes of which array, and as what part of which tensor.
+  std::optional<Checksum> find(const FileVersion& file, const std::string& key) const;
+  void put(const FileVersion& file, const std::string& key, const Checksum& sum);
+  void count(uint64_t bytes) { bytes_ += bytes; }
+  uint64_t bytes() const { return bytes_; }  // hashed ever
+  /// The file got another name or lost one, by us, and nobody has written it.
+  void renew(const FileVersion& before, const FileVersion& now);
+  /// Forgets files whose name is gone; called after a commit with the files it took.
+  void forget(const FileVersion& file);
+
+ private:
+  struct Entry {
+    FileVersion version;
+    std::unordered_map<std::string, Checksum> sums;
+  };
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, Entry> files_;  // by inode; guarded
+  std::atomic<uint64_t> bytes_ = 0;
+};
+
+struct CommitRequest {
+  int dir_fd = -1;                        // the directory with rank/ and layout.json in it
+  std::string name;                       // for messages: "incoming/base"
+  LayoutSpec in_force;                    // the writer's, unless the directory has a layout.json
+  std::optional<std::string> rules_text;  // the job's rules.json
+  std::optional<RuleSet::Facts> known_facts;  // of the job's last checkpoint of the same family
+  std::string known_family;
+};
+
+/// The files of a checkpoint that another node has taken. `listing` is what its list_files() said;
+/// `hash` asks it to hash_files().
+struct FilesElsewhere {
+  std::string node;
+  std::string listing;
+  std::function<Result<std::string>(const std::string& request)> hash;
+};
+
+/// What another node must know of a directory's files to make sense of them: names, sizes, headers.
+Result<std::string> list_files(int dir_fd);
+/// What draft_commit asks a node that listed files: the checksums of their tensors' parts.
+Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
+                               HashCache& hashes, std::stop_token stop);
+
+/// A checkpoint that could be made of the directory. Nothing has been changed yet.
+struct CommitDraft {
+  Manifest manifest;  // without name, id, time and owner; files without image
+  std::string headers;
+  /// Paths under the directory, one for each of manifest.files: the file to take as its image.
+  std::vector<std::string> sources;
+  /// In the same order the node that has it; empty: this one.
+  std::vector<std::string> nodes;
+  /// What was looked at, in the same order; to see that it is still so after the files were taken.
+  std::vector<FileVersion> versions;
+  /// Every file that was looked at, also replicas that are not kept.
+  std::vector<FileVersion> looked_at;
+};
+
+/// kInvalidArgument: what is wrong, in one paragraph. kBusy: a file is open for writing.
+/// `elsewhere`: what ranks wrote on other nodes; then dir_fd may be −1, if there is nothing here.
+Result<CommitDraft> draft_commit(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
+                                 HashCache& hashes, std::stop_token stop);
+
+/// Hashes one file that was just closed, as far as it is clear where its tensors belong without the
+/// other ranks' files: under tp = ep = 1, or when `previous` has the same tensors. Errors do not
+/// matter here; they are found again by draft_commit.
+void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
+                      const Model* previous, HashCache& hashes, std::stop_token stop);
+
+/// Whether anybody has the file open for writing (or mapped shared and writable).
+Result<bool> open_for_writing(int dir_fd, const std::string& path);
+
+}  // namespace ptc

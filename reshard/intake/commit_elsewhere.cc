@@ -1,0 +1,277 @@
+// What nodes tell each other of the files of a checkpoint that they commit together: a line of
+// JSON, then the headers.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <map>
+
+#include "reshard/checkpoint/json_numbers.h"
+#include "reshard/intake/found_files.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+json::object part_text(const SubTensor& part) {
+  json::array pieces;
+  for (const Piece& piece : part.pieces)
+    pieces.push_back(json::array{to_array(piece.global.offset), to_array(piece.global.extent),
+                                 to_array(piece.local_offset)});
+  json::object text{{"shape", to_array(part.local_shape)}, {"pieces", std::move(pieces)}};
+  if (part.flat) text["flat"] = json::array{to_array(part.flat->of), part.flat->begin};
+  return text;
+}
+
+SubTensor part_from(const json::object& text) {
+  SubTensor part;
+  part.local_shape = dims_from(text.at("shape"));
+  for (const json::value& value : text.at("pieces").as_array()) {
+    const json::array& piece = value.as_array();
+    part.pieces.push_back({box_from(piece.at(0), piece.at(1)), dims_from(piece.at(2))});
+  }
+  if (const json::value* flat = text.if_contains("flat"))
+    part.flat = SubTensor::Flat{dims_from(flat->as_array().at(0)),
+                                flat->as_array().at(1).to_number<uint64_t>()};
+  return part;
+}
+
+Result<json::object> parse_line(std::string_view text) {
+  PTC_TRY(auto value, parse_json(text.substr(0, text.find('\n')), {.max_bytes = size_t{1} << 30}));
+  if (!value.is_object()) return Error(Code::kCorrupt, "no JSON object");
+  return std::move(value.as_object());
+}
+
+}  // namespace
+
+Result<std::optional<std::string>> text_in_listing(const std::string& listing,
+                                                   std::string_view key) {
+  PTC_TRY(auto object, parse_line(listing));
+  const json::value* text = object.if_contains(key);
+  if (text == nullptr || !text->is_string()) return std::optional<std::string>();
+  return std::optional(std::string(text->as_string()));
+}
+
+Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
+  std::vector<Found> found;
+  try {
+    PTC_TRY(auto object, parse_line(node.listing));
+    std::string_view headers = node.listing;
+    headers.remove_prefix(std::min(headers.find('\n') + 1, headers.size()));
+    for (const json::value& value : object.at("files").as_array()) {
+      const json::object& text = value.as_object();
+      Found file;
+      file.node = &node;
+      file.number = static_cast<uint32_t>(found.size());
+      file.rank = text.at("rank").to_number<uint64_t>();
+      file.path = std::string(text.at("path").as_string());
+      file.version.bytes = text.at("bytes").to_number<uint64_t>();
+      if (const json::value* mode = text.if_contains("mode")) {
+        file.rights =
+            ReadRights{text.at("uid").to_number<uint32_t>(), text.at("gid").to_number<uint32_t>(),
+                       mode->to_number<uint32_t>() & 0444};
+      }
+      file.index = text.at("index").as_bool();
+      file.set = std::string(text.at("set").as_string());
+      file.set_index = std::string(text.at("set_index").as_string());
+      for (const json::value& name : text.at("promised").as_array())
+        file.promised.emplace_back(name.as_string());
+      file.header_bytes = text.at("header").to_number<uint64_t>();
+      if (file.header_bytes > headers.size())
+        return Error(Code::kCorrupt, "its list of files is cut short");
+      file.header = std::string(headers.substr(0, file.header_bytes));
+      headers.remove_prefix(file.header_bytes);
+      for (const json::value& tensor : text.at("tensors").as_array()) {
+        const json::array& fields = tensor.as_array();
+        TensorEntry entry;
+        entry.name = std::string(fields.at(0).as_string());
+        PTC_TRY(entry.dtype, parse_dtype(std::string_view(fields.at(1).as_string())));
+        entry.shape = dims_from(fields.at(2));
+        entry.offset = fields.at(3).to_number<uint64_t>();
+        entry.bytes = fields.at(4).to_number<uint64_t>();
+        file.tensors.push_back(std::move(entry));
+      }
+      found.push_back(std::move(file));
+    }
+  } catch (const std::exception& error) {
+    return make_error(Code::kCorrupt, "its list of files is damaged: {}", error.what());
+  }
+  return found;
+}
+
+std::string hash_request(const Model& model, const FilesElsewhere& node,
+                         const std::vector<Found>& found) {
+  json::array files;
+  for (const Found& file : found) {
+    if (file.node != &node) continue;
+    json::object text{{"number", file.number}};
+    if (file.has_tensors) {
+      json::array tensors;
+      for (size_t i = 0; i < file.tensors.size(); ++i) {
+        json::object part = part_text(file.parts[i]);
+        part["global"] = to_array(model.tensors()[file.model_tensor[i]].shape);
+        tensors.push_back(std::move(part));
+      }
+      text["tensors"] = std::move(tensors);
+    }
+    files.push_back(std::move(text));
+  }
+  return json::serialize(json::object{{"files", std::move(files)}});
+}
+
+Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
+                     std::vector<Found>& found) {
+  try {
+    PTC_TRY(auto object, parse_line(answer));
+    std::map<uint32_t, Found*> by_number;
+    for (Found& file : found)
+      if (file.node == &node) by_number.emplace(file.number, &file);
+    for (const json::value& value : object.at("files").as_array()) {
+      const json::object& text = value.as_object();
+      Found& file = *by_number.at(text.at("number").to_number<uint32_t>());
+      if (const json::value* whole = text.if_contains("whole")) {
+        PTC_TRY(file.whole, Checksum::from_hex(std::string_view(whole->as_string())));
+        continue;
+      }
+      for (const json::value& tensor : text.at("tensors").as_array()) {
+        std::vector<Checksum>& sums = file.sums.emplace_back();
+        for (const json::value& sum : tensor.as_object().at("sums").as_array()) {
+          PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.as_string())));
+          sums.push_back(checksum);
+        }
+        std::vector<FoundPadding>& pads = file.padding.emplace_back();
+        for (const json::value& pad : tensor.as_object().at("padding").as_array()) {
+          const json::array& fields = pad.as_array();
+          PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(fields.at(2).as_string())));
+          pads.push_back({box_from(fields.at(0), fields.at(1)), checksum});
+        }
+        const size_t i = file.sums.size() - 1;
+        if (i >= file.parts.size() || sums.size() != file.parts[i].pieces.size())
+          return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
+                            file.source());
+      }
+      if (file.sums.size() != file.parts.size())
+        return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
+                          file.source());
+    }
+  } catch (const std::exception& error) {
+    return make_error(Code::kCorrupt, "node {}: its checksums are damaged: {}", node.node,
+                      error.what());
+  }
+  return ok();
+}
+
+Result<std::string> list_files(int dir_fd) {
+  PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(check_closed(dir_fd, found));
+  PTC_TRY(find_sets(dir_fd, found));
+  json::object root;
+  json::array files;
+  std::string headers;
+  struct stat st {};
+  if (fstatat(dir_fd, "layout.json", &st, AT_SYMLINK_NOFOLLOW) == 0) {
+    PTC_TRY(auto text, read_text_file(dir_fd, "layout.json", 1 << 20, FileKind::kOwn));
+    root["layout"] = text;
+  }
+  PTC_TRY(const auto consumed, find_consumed(dir_fd, found, {}));
+  if (consumed) root["consumed"] = fmt::format("{} {}", consumed->count, consumed->file);
+  for (Found& file : found) {
+    if (!file.index && (file.path.ends_with(".safetensors") || file.path.ends_with(".npy"))) {
+      Result<> read = read_header(dir_fd, file);
+      if (read.has_error()) return std::move(read).error().with_context(file.source());
+    }
+    if (file.path == "config.json" && !root.contains("config")) {
+      PTC_TRY(auto text, read_text_file(dir_fd, file.source(), kMaxConfigBytes, FileKind::kOwn));
+      root["config"] = text;
+    }
+    json::array promised, tensors;
+    for (const std::string& name : file.promised) promised.push_back(json::value(name));
+    for (const TensorEntry& tensor : file.tensors) {
+      json::array shape;
+      for (uint64_t extent : tensor.shape) shape.push_back(extent);
+      tensors.push_back(json::array{json::value(tensor.name), json::value(dtype_name(tensor.dtype)),
+                                    std::move(shape), tensor.offset, tensor.bytes});
+    }
+    headers += file.header;
+    const ReadRights rights = file.rights.value_or(ReadRights());
+    files.push_back(json::object{{"rank", file.rank},
+                                 {"path", file.path},
+                                 {"bytes", file.version.bytes},
+                                 {"uid", rights.uid},
+                                 {"gid", rights.gid},
+                                 {"mode", rights.mode},
+                                 {"index", file.index},
+                                 {"set", file.set},
+                                 {"set_index", file.set_index},
+                                 {"promised", std::move(promised)},
+                                 {"header", file.header.size()},
+                                 {"tensors", std::move(tensors)}});
+  }
+  root["files"] = std::move(files);
+  return json::serialize(root) + "\n" + headers;
+}
+
+Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
+                               HashCache& hashes, std::stop_token stop) {
+  PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(find_sets(dir_fd, found));
+  std::vector<ArrayToHash> arrays;
+  std::vector<std::pair<size_t, json::array>> pads;  // answer's file, by array
+  json::array files;
+  try {
+    PTC_TRY(auto object, parse_line(request));
+    for (const json::value& value : object.at("files").as_array()) {
+      const json::object& text = value.as_object();
+      Found& file = found.at(text.at("number").to_number<uint32_t>());
+      json::object answer{{"number", text.at("number")}};
+      const json::value* tensors = text.if_contains("tensors");
+      if (tensors == nullptr) {
+        PTC_TRY(auto whole,
+                hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
+        answer["whole"] = whole.to_hex();
+        files.push_back(std::move(answer));
+        continue;
+      }
+      Result<> read = read_header(dir_fd, file);
+      if (read.has_error()) return std::move(read).error().with_context(file.source());
+      if (tensors->as_array().size() != file.tensors.size())
+        return make_error(Code::kBusy, "{} was written while it was being committed",
+                          file.source());
+      const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
+      for (uint32_t i = 0; i < file.tensors.size(); ++i) {
+        const json::object& part = tensors->as_array()[i].as_object();
+        SubTensor sub = part_from(part);
+        if (sub.local_shape != file.tensors[i].shape)
+          return make_error(Code::kBusy, "{} was written while it was being committed",
+                            file.source());
+        json::array padding;
+        if (file.set.empty()) {
+          PTC_TRY(auto list, find_padding(*source, file.tensors[i], sub));
+          for (const FoundPadding& pad : list)
+            padding.push_back(json::array{to_array(pad.local.offset), to_array(pad.local.extent),
+                                          json::value(pad.checksum.to_hex())});
+        }
+        pads.emplace_back(files.size(), std::move(padding));
+        arrays.push_back(
+            {source, i, file.tensors[i], std::move(sub), dims_from(part.at("global"))});
+      }
+      answer["tensors"] = json::array();
+      files.push_back(std::move(answer));
+    }
+  } catch (const std::exception& error) {
+    return invalid_argument("the request for checksums is damaged: {}", error.what());
+  }
+  PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, stop));
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    json::array list;
+    for (const Checksum& sum : sums[i]) list.push_back(json::value(sum.to_hex()));
+    files[pads[i].first].as_object()["tensors"].as_array().push_back(
+        json::object{{"sums", std::move(list)}, {"padding", std::move(pads[i].second)}});
+  }
+  return json::serialize(json::object{{"files", std::move(files)}});
+}
+
+}  // namespace ptc

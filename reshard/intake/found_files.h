@@ -1,0 +1,79 @@
+// The files of a checkpoint that is being committed, as commit.cc finds them here and
+// commit_elsewhere.cc hears of them from other nodes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/intake/commit.h"
+#include "reshard/intake/file_hash.h"
+#include "store/base/file.h"
+
+namespace ptc {
+
+inline constexpr size_t kMaxConfigBytes = 8 << 20;
+
+/// A file below rank/<r>/.
+struct Found {
+  uint64_t rank = 0;
+  std::string path;  // below the rank's directory
+  FileVersion version;
+  uint64_t links = 0;
+  std::optional<ReadRights>
+      rights;  // with what directories on the way to it allow; nullopt: a node did not say
+  bool has_tensors = false;
+  bool index = false;  // the index of a set; says nothing that the set does not
+  std::string set;
+  std::string set_index;              // of a shard: the file that names it
+  std::vector<std::string> promised;  // of a shard: the tensors that the index says it holds
+  // With tensors:
+  uint64_t header_bytes = 0;
+  std::string header;
+  std::vector<TensorEntry> tensors;
+  std::vector<Box>
+      boxes;  // of the whole tensors, by position in tensors (shard_boxes.h); else empty
+  std::vector<uint32_t> model_tensor;  // by position in tensors
+  std::vector<SubTensor> parts;
+  std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece
+  std::vector<std::vector<FoundPadding>> padding;  // by tensor; of a set: none
+  Checksum whole;                                  // without tensors: of all its bytes
+  const FilesElsewhere* node = nullptr;            // that has it; null: this one
+  uint32_t number = 0;                             // in that node's list
+
+  std::string source() const { return fmt::format("rank/{}/{}", rank, path); }
+};
+
+/// Files below rank/<r>/, by rank and path; with `spec`, ranks that it does not have are refused.
+Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec);
+/// kBusy, naming the first that is open for writing.
+Result<> check_closed(int dir_fd, const std::vector<Found>& found);
+/// Marks the shards of sets with an index.
+Result<> find_sets(int dir_fd, std::vector<Found>& found);
+/// Reads the file's header and what tensors it has.
+Result<> read_header(int dir_fd, Found& file);
+
+/// How far the job's data set is: the count in a file of this name beside rank/, or in a rank's.
+inline constexpr std::string_view kConsumedFile = "consumed";
+struct FoundCount {
+  uint64_t count;
+  std::string file;  // that says so
+};
+/// kInvalidArgument: two of the files differ, or the one beside rank/ holds no count; a rank's that
+/// holds none is the writer's own. `found`: what find_files() found here; dir_fd may be −1.
+Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Found>& found,
+                                                const std::vector<FilesElsewhere>& elsewhere);
+
+/// What list_files() said on another node; a text of it ("config", "layout", "consumed"), if there
+/// is one.
+Result<std::vector<Found>> read_listing(const FilesElsewhere& node);
+Result<std::optional<std::string>> text_in_listing(const std::string& listing,
+                                                   std::string_view key);
+/// What that node is asked to hash, and what it answered.
+std::string hash_request(const Model& model, const FilesElsewhere& node,
+                         const std::vector<Found>& found);
+Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
+                     std::vector<Found>& found);
+
+}  // namespace ptc

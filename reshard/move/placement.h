@@ -1,0 +1,44 @@
+// Which node a rank runs on, and so which nodes need which files.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "reshard/checkpoint/checkpoint.h"
+#include "reshard/ptc/layout.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+struct Placement {
+  std::vector<std::string> node_of_rank;  // by global rank
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+/// The node of a device as layout.json names it, "w0:1".
+std::string node_of(const std::string& device);
+bool is_among(const std::vector<std::string>& nodes, const std::string& node);
+/// Those that `devices` names; none if it is left out.
+std::set<std::string> nodes_of(const Layout& layout);
+
+/// The placement that layout.json asks for: `devices` if it has them; else one that keeps the most
+/// bytes where they are. Then ranks are put on `alive` (not empty, sorted) in equal blocks, whole
+/// tensor-parallel groups where a block is that large, and the blocks go to nodes so that these
+/// hold most of what they need already (plan/assignment.h).
+/// Cost: O(states × nodes × tensors) where there is more than one node.
+Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
+                              const StoredState& stored, const std::vector<std::string>& alive);
+
+/// Where each file of `targets` (Checkpoint::target_images) shall be: on all nodes of the ranks
+/// that read it (those that are alive), and on so many more that there are `replicas` copies beside
+/// the first, as far as there are nodes; those that hold most of it already come first, then in
+/// turn. One entry a copy; `layout.node` is the number of the node in `nodes`, to which nodes are
+/// added.
+std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
+                                   const Placement& placement, uint32_t replicas,
+                                   const std::vector<std::string>& alive, const StoredState& stored,
+                                   std::vector<std::string>& nodes);
+
+}  // namespace ptc

@@ -1,0 +1,28 @@
+// Whether the nodes of a cluster have room for what a decision would bring them, before it is made.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "reshard/cluster/cluster.h"
+#include "reshard/move/change.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+
+namespace ptc {
+
+/// Asked of another node: {"free": <bytes>}.
+constexpr std::string_view kSpaceMethod = "store/space";
+
+/// What a plan writes on each node, added to `bytes`.
+void add_bytes(const ChangePlan& change, const StoredState& stored,
+               std::map<std::string, uint64_t>& bytes);
+
+/// kNoSpace says which node lacks how much, and what to do. kUnavailable: one of them does not
+/// answer.
+Result<> check_space(Cluster& cluster, ImageStore& own,
+                     const std::map<std::string, uint64_t>& needed);
+
+}  // namespace ptc

@@ -1,0 +1,230 @@
+#include "reshard/node/agreement_follower.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "reshard/job/drain.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::chrono::seconds kCatchUp{2},
+    kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
+
+}  // namespace
+
+std::map<std::string, std::string> jobs_in(const std::vector<MetaEntry>& entries) {
+  std::map<std::string, std::string> jobs;
+  for (const MetaEntry& entry : entries)
+    if (std::string rest = entry.key.substr(5); rest.find('/') == std::string::npos)
+      jobs.emplace(std::move(rest), job_id_of(entry.value));
+  return jobs;
+}
+
+Result<> AgreementFollower::start() {
+  auto look = [this](const MetaEvent&) { want_sync(); };
+  auto look_at_jobs = [this, look](const MetaEvent& event) {
+    if (note_looked_over(event)) return;
+    if (event.key.find("/dataset/") == std::string::npos) look(event);
+    else if (event.value)
+      note_put({event.key, *event.value, event.revision});  // it has followers of its own
+  };
+  PTC_TRY(watch_, meta_.watch("jobs/", look_at_jobs));
+  PTC_TRY(drained_watch_, meta_.watch(drained_key(""), look));
+  {
+    std::lock_guard lock(mutex_);
+    stale_ = true;
+  }
+  thread_ = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
+  return ok();
+}
+
+void AgreementFollower::stop() {
+  watch_.reset();
+  drained_watch_.reset();
+  thread_ = {};
+}
+
+void AgreementFollower::note_put(MetaEntry entry) {
+  std::lock_guard lock(mutex_);
+  put_meanwhile_.push_back(std::move(entry));
+  wanted_.notify_all();
+}
+
+void AgreementFollower::want_sync() {
+  std::lock_guard lock(mutex_);
+  stale_ = true;
+  ++syncs_wanted_;
+  wanted_.notify_all();
+}
+
+std::vector<std::string> AgreementFollower::drained() const {
+  std::lock_guard lock(drained_mutex_);
+  return drained_;
+}
+
+void AgreementFollower::follow(std::stop_token stop) {
+  constexpr std::chrono::milliseconds kRetry{500}, kRetryLost{10'000};
+  using Clock = std::chrono::steady_clock;
+  constexpr Clock::time_point kNever = Clock::time_point::max();
+  Clock::time_point retry = kNever;  // whatever comes meanwhile
+  std::string told;                  // in the log
+  while (!stop.stop_requested()) {
+    std::vector<MetaEntry> put;
+    bool wanted = false;
+    uint64_t until = 0;
+    {
+      std::unique_lock lock(mutex_);
+      const auto any = [&] { return stale_ || !put_meanwhile_.empty(); };
+      if (retry == kNever) wanted_.wait(lock, stop, any);
+      else if (!wanted_.wait_until(lock, stop, retry, any) || Clock::now() >= retry) stale_ = true;
+      wanted = std::exchange(stale_, false);
+      until = syncs_wanted_;
+      put.swap(put_meanwhile_);
+    }
+    if (stop.stop_requested()) return;
+    if (!put.empty()) {
+      std::lock_guard change(jobs_.changes);
+      membership_->note(std::move(put));
+    }
+    if (!wanted) continue;
+    std::vector<std::string> alive = cluster_.alive();
+    const Result<Followed> taken_over = take_over();
+    const Error* error = nullptr;
+    if (taken_over.has_error()) error = &taken_over.error();
+    else if (taken_over.value().lacking) error = &*taken_over.value().lacking;
+    if (std::string why = error != nullptr ? error->message() : "";
+        !cluster_.distrusted() && why != told) {
+      if (error != nullptr)
+        spdlog::warn("what other nodes decided cannot be taken over yet: {}", why);
+      told = std::move(why);
+    }
+    retry = kNever;
+    std::unique_lock lock(mutex_);
+    if (taken_over.has_value()) {
+      syncs_done_ = until;
+      synced_alive_ = std::move(alive);
+      synced_.notify_all();
+      if (error != nullptr)
+        retry = Clock::now() + (error->code() == Code::kNotFound ? kRetryLost : kRetry);
+      continue;
+    }
+    wanted_.wait_for(lock, stop, kRetry, [] { return false; });
+    stale_ = true;
+  }
+}
+
+bool AgreementFollower::catch_up() {
+  const std::vector<std::string> alive = cluster_.alive();
+  std::unique_lock lock(mutex_);
+  if (syncs_done_ >= syncs_wanted_) {
+    if (alive == synced_alive_) return false;
+    stale_ = true;
+    ++syncs_wanted_;
+    wanted_.notify_all();
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_catch_up_) return false;
+  const uint64_t until = syncs_wanted_;
+  const bool done = synced_.wait_for(lock, kCatchUp, [&] { return syncs_done_ >= until; });
+  if (!done) next_catch_up_ = now + kNoCatchUp;
+  return done;
+}
+
+Result<> AgreementFollower::sync() {
+  PTC_TRY(auto followed, take_over());
+  if (followed.lacking) return make_error(Code::kUnavailable, "{}", followed.lacking->message());
+  return ok();
+}
+
+Result<Followed> AgreementFollower::take_over() {
+  std::lock_guard change(jobs_.changes);
+  PTC_TRY(auto agreed, membership_->look());
+  PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
+  std::map<std::string, std::string> names = jobs_in(agreed.jobs);
+  std::vector<JobRef> known, gone;
+  {
+    std::lock_guard lock(drained_mutex_);
+    drained_.clear();
+    for (const MetaEntry& entry : drained_entries)
+      drained_.push_back(entry.key.substr(drained_key("").size()));
+  }
+  for (const JobRef& job : jobs_.list()) {
+    const auto now = names.find(job->name());
+    const bool same = now != names.end() && now->second == job->id();
+    (same ? known : gone).push_back(job);
+    if (same) names.erase(now);
+  }
+  for (const JobRef& job : gone)
+    if (!agreed.removed.jobs.contains(job->id()))
+      return make_error(
+          Code::kUnavailable,
+          "job {} is named no more, but nobody removed it: what the agreement store says "
+          "is not taken over",
+          job->name());
+  for (const JobRef& job : gone) {
+    spdlog::info("job {} was removed by another node", job->name());
+    job->forget();
+  }
+  for (const JobRef& job : gone) jobs_.erase(job->name());
+  if (!gone.empty() && listener_ != nullptr) listener_->jobs_changed();
+  for (const JobRef& job : gone) {
+    PTC_TRY(contents_.remove_job_directory(job->name()));
+  }
+  // One of which something cannot be had now holds up no other, unless it is etcd that does not
+  // answer.
+  Result<> whole = ok();
+  std::optional<Error> lacking;
+  for (const JobRef& job : known) {
+    Result<Followed> followed = job->follow();
+    if (followed.has_value() && followed.value().lacking &&
+        (!lacking || lacking->code() == Code::kNotFound))
+      lacking = std::move(*followed.value().lacking).with_context("job " + job->name());
+    PTC_TRY(
+        note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
+  }
+  for (const auto& [name, id] : names) {
+    PTC_TRY(note_failure(name, load_new(name, id, agreed.removed), whole));
+  }
+  if (!names.empty() && listener_ != nullptr) listener_->jobs_changed();
+  PTC_TRY(std::move(whole));
+  if (!lacking)
+    contents_.settle_found_images(
+        jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
+  membership_->taken_over(agreed, drained_entries);
+  return Followed{std::move(lacking)};
+}
+
+/// `first`: of all jobs. An error: no other need be tried.
+Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken_over,
+                                         Result<>& first) {
+  if (taken_over.has_value()) return ok();
+  if (first.has_value()) first = std::move(taken_over).error().with_context("job " + name);
+  PTC_TRY(meta_.get(kIdentityKey));
+  return ok();
+}
+
+Result<> AgreementFollower::load_new(const std::string& name, const std::string& id,
+                                     const Tombstones& removed_meanwhile) {
+  PTC_TRY(contents_.open_job_directory(name, id, removed_meanwhile));
+  JobRef job = make_job_(name, id);
+  PTC_TRY(job->load());
+  job->start();
+  jobs_.insert(job);
+  spdlog::info("job {} was created by another node", name);
+  return ok();
+}
+
+/// It concerns no decision, and there is one for each checkpoint and day: only its job hears of it.
+bool AgreementFollower::note_looked_over(const MetaEvent& event) {
+  constexpr std::string_view kWhat = "/looked_over/";
+  const size_t at = event.key.find(kWhat);
+  if (!event.key.starts_with("jobs/") || at == std::string::npos) return false;
+  const JobRef job = jobs_.find(std::string_view(event.key).substr(5, at - 5));
+  if (job != nullptr && event.value)
+    job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value);
+  return true;
+}
+
+}  // namespace ptc

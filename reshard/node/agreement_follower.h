@@ -1,0 +1,109 @@
+// What a node does when what is agreed on changes: other nodes have made or removed jobs, or
+// decided something about one; a node has come or gone, or shall be emptied.
+//
+// A watch only says that there is something. Then all of it is taken over, in this order:
+//
+// 1. What is agreed is looked at: unless it can have come of what this store has seen, nothing is
+//    taken over (StoreMembership::look).
+// 2. Jobs that tombstones name go, with their directories. One that nothing names any more, and no
+//    tombstone, stops it all.
+// 3. Each job takes over what was decided about it (Job::follow), and those that are new here are
+//    loaded.
+// 4. Drafts of images that a former life of this node left go, now that it is known what all jobs
+//    need.
+// 5. This store's copy of what is agreed follows, and the others learn which tombstones were
+//    carried out.
+//
+// A job of which something cannot be carried out now holds up no other; but 4 and 5 wait for it,
+// and all is done again half a second later. The first such reason is told, once. Where only files
+// cannot be had that describe a checkpoint (nodes that have them are away), 4 waits, and 5 does
+// not: what was removed has gone. If no node that is there has them, that is tried again when one
+// comes, or ten seconds later.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reshard/cluster/cluster.h"
+#include "reshard/node/job_table.h"
+#include "reshard/node/store_contents.h"
+#include "reshard/node/store_membership.h"
+#include "store/base/error.h"
+#include "store/meta/meta_client.h"
+
+namespace ptc {
+
+/// Of a node of a cluster. Threads: any. All that it is given outlives it.
+class AgreementFollower {
+ public:
+  using MakeJob = std::function<JobRef(const std::string& name, const std::string& id)>;
+  AgreementFollower(MetaClient& meta, Cluster& cluster, std::unique_ptr<StoreMembership> membership,
+                    JobTable& jobs, StoreContents& contents, JobListener* listener,
+                    MakeJob make_job)
+      : meta_(meta),
+        cluster_(cluster),
+        membership_(std::move(membership)),
+        jobs_(jobs),
+        contents_(contents),
+        listener_(listener),
+        make_job_(std::move(make_job)) {}
+  ~AgreementFollower() { stop(); }
+
+  /// From now on it follows by itself. Something may have changed since the jobs were loaded.
+  Result<> start();
+  void stop();
+
+  /// Takes over all there is, now. kUnavailable: not all of it could be had.
+  Result<> sync();
+  /// The same; an error says that something of it was not carried out.
+  Result<Followed> take_over();
+  /// Soon.
+  void want_sync();
+  /// Waits until what others decided and who came or went by now is taken over, two seconds at
+  /// most; false: it was already, or somebody has waited in vain of late.
+  bool catch_up();
+
+  /// Nodes that shall hold nothing (drain.h), by name, as of the last change heard of.
+  std::vector<std::string> drained() const;
+
+ private:
+  void note_put(MetaEntry entry);
+  bool note_looked_over(const MetaEvent& event);  // false: it says something else
+  void follow(std::stop_token stop);
+  Result<> note_failure(const std::string& name, Result<> taken_over, Result<>& first);
+  Result<> load_new(const std::string& name, const std::string& id,
+                    const Tombstones& removed_meanwhile);
+
+  MetaClient& meta_;
+  Cluster& cluster_;
+  const std::unique_ptr<StoreMembership> membership_;  // guarded by JobTable::changes
+  JobTable& jobs_;
+  StoreContents& contents_;
+  JobListener* const listener_;
+  const MakeJob make_job_;
+
+  mutable std::mutex drained_mutex_;
+  std::vector<std::string> drained_;  // guarded by it
+
+  std::mutex mutex_;
+  std::condition_variable_any wanted_, synced_;
+  bool stale_ = false;  // guarded by mutex_, as all below but the watches
+  uint64_t syncs_wanted_ = 0, syncs_done_ = 0;
+  std::vector<std::string> synced_alive_;  // nodes, when the last sync began that was done
+  std::chrono::steady_clock::time_point next_catch_up_;
+  std::vector<MetaEntry> put_meanwhile_;  // of data sets, for the copy of what is agreed
+  std::shared_ptr<void> watch_, drained_watch_;
+  std::jthread thread_;
+};
+
+/// Names of jobs, and their ids: of the keys under jobs/.
+std::map<std::string, std::string> jobs_in(const std::vector<MetaEntry>& entries);
+
+}  // namespace ptc

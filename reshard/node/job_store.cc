@@ -1,0 +1,550 @@
+#include "reshard/node/job_store.h"
+
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <thread>
+
+#include "reshard/cluster/tell.h"
+#include "reshard/cluster/tombstones.h"
+#include "reshard/job/drain.h"
+#include "reshard/job/job_impl.h"
+#include "reshard/move/space.h"
+#include "reshard/node/agreement_follower.h"
+#include "reshard/node/job_table.h"
+#include "reshard/node/store_contents.h"
+#include "reshard/node/store_membership.h"
+#include "store/base/file.h"
+#include "store/base/json.h"
+#include "store/base/random_id.h"
+#include "store/base/utf8.h"
+#include "store/base/wall_time.h"
+
+namespace ptc {
+namespace {
+
+constexpr unsigned kMostReshards = 64, kMostHashing = 8;  // at once, of all jobs
+
+Result<> check_job_name(std::string_view name) {
+  if (name.empty() || name[0] == '.' || name.size() > 255 ||
+      name.find('/') != std::string_view::npos)
+    return invalid_argument("'{}' is no name for a job", name);
+  if (!is_utf8(name))
+    return invalid_argument(
+        "the name of the job, {}, is not UTF-8, and could not be written in "
+        "status.json",
+        quoted(name));
+  return ok();
+}
+
+/// Of the file system that a directory lies on: the machine since its last boot, and the number
+/// that it has there.
+std::string memory_id_of(const std::string& directory) {
+  Result<std::string> boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 64);
+  struct stat status = {};
+  if (boot.has_error() || ::stat(directory.c_str(), &status) != 0) return "";
+  return fmt::format("{}:{:x}", boot.value().substr(0, boot.value().find('\n')), status.st_dev);
+}
+
+}  // namespace
+
+struct JobStore::Impl {
+  std::string directory;
+  std::string memory_id;  // NodeNumbers
+  std::string node;
+  UniqueFd lock_fd;
+  JobListener* listener = nullptr;
+  std::unique_ptr<MetaClient> own_meta;  // of a cluster of one
+  MetaClient* meta = nullptr;
+  Cluster* cluster = nullptr;
+  std::unique_ptr<ImageStore> images;
+  std::shared_ptr<SharedResults> results;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<RemovedCheckpoints> removed;
+  std::unique_ptr<NodeReports> reports;
+  // A reshard waits for other nodes most of the time, hashing for the memory.
+  StepPool reshards{kMostReshards},
+      hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
+  Pace pace;
+  JobTable jobs;
+  std::unique_ptr<StoreContents> contents;
+
+  JobServices services() {
+    return {meta,
+            images.get(),
+            executor.get(),
+            results.get(),
+            removed.get(),
+            reports.get(),
+            &reshards,
+            &hashing,
+            node,
+            cluster,
+            &pace,
+            [this] {
+              if (scrubber != nullptr) scrubber->wake();
+            },
+            [this] { return follower != nullptr && follower->catch_up(); }};
+  }
+  JobRef make_job(const std::string& name, const std::string& id) {
+    return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
+  }
+
+  std::unique_ptr<AgreementFollower> follower;  // in a cluster
+  std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
+
+  /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares`
+  /// hold. By the others there is no such job: what belongs to one that was made meanwhile stays,
+  /// and who made it has removed the rest.
+  Result<> delete_keys(const std::string& job_key, const std::vector<std::string>& keys,
+                       std::vector<std::pair<std::string, std::string>> puts,
+                       std::vector<MetaTransaction::Compare> compares) {
+    constexpr size_t kMostAtOnce = 64;
+    for (size_t i = 0; i < keys.size(); i += kMostAtOnce) {
+      MetaTransaction transaction;
+      transaction.puts = std::exchange(puts, {});
+      transaction.compares = std::exchange(compares, {{job_key, 0}});
+      transaction.deletes.assign(keys.begin() + i,
+                                 keys.begin() + std::min(keys.size(), i + kMostAtOnce));
+      Result<int64_t> done = commit_fenced(*meta, cluster, std::move(transaction));
+      if (done.has_error() && done.error().code() == Code::kConflict && i > 0) break;
+      PTC_TRY(std::move(done));
+    }
+    return ok();
+  }
+  std::optional<std::string> distrusted() const;
+  std::string numbers_text(const JobStore& store) const;
+  void add_what_others_say(std::map<std::string, NodeReport>& by_name) const;
+  /// Takes over what other nodes decided, now.
+  Result<> sync() { return follower != nullptr ? follower->sync() : Result<>(ok()); }
+  Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
+  Result<> remove(std::string_view name, bool force);
+  Result<> check_empty_elsewhere(const std::string& name);
+  Result<std::string> user_file_on(const std::string& on, const std::string& job) const;
+  Result<> service_changed();
+};
+
+JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+JobStore::~JobStore() {
+  if (impl_ == nullptr) return;
+  if (impl_->follower != nullptr) impl_->follower->stop();
+  impl_->pace.stop();
+  for (const JobRef& job : jobs()) job->stop();
+  impl_->scrubber.reset();
+}
+
+Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
+                                                 JobListener* listener) {
+  auto impl = std::make_unique<Impl>();
+  impl->directory = options.directory;
+  impl->listener = listener;
+  impl->node = options.node;
+  if (impl->node.empty()) {
+    char host[256] = "localhost";
+    gethostname(host, sizeof host - 1);
+    impl->node = host;
+  }
+  // A lease that is broken raises SIGIO, which would end the process; see open_for_writing().
+  std::signal(SIGIO, SIG_IGN);
+  PTC_TRY(make_directory(AT_FDCWD, impl->directory));
+  impl->memory_id = memory_id_of(impl->directory);
+  PTC_TRY(impl->lock_fd, open_file(AT_FDCWD, impl->directory + "/lock", O_RDWR | O_CREAT));
+  // A daemon that was just unmounted needs a moment to end.
+  PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
+  if (!locked)
+    return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon",
+                      impl->directory);
+  std::unique_ptr<StoreMembership> belongs;
+  impl->cluster = options.cluster.cluster;
+  impl->meta = options.cluster.meta;
+  if (impl->cluster != nullptr) {
+    MembershipOptions membership{impl->directory,      impl->node,
+                                 options.cluster.name, options.cluster.where,
+                                 options.cluster.join, options.cluster.begin};
+    PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
+  } else {
+    PTC_TRY(open_alone(impl->directory, impl->node));
+    PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
+    impl->meta = impl->own_meta.get();
+  }
+  PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images"));
+  unsigned threads = options.copy_threads != 0 ? options.copy_threads
+                                               : std::max(1u, std::thread::hardware_concurrency());
+  impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
+  impl->removed = std::make_unique<RemovedCheckpoints>(impl->cluster);
+  impl->reports = std::make_unique<NodeReports>(impl->cluster);
+  impl->executor = std::make_unique<Executor>(
+      threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
+  PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
+
+  StoreContents& contents =
+      *(impl->contents = std::make_unique<StoreContents>(impl->directory, *impl->images));
+  if (impl->cluster != nullptr)
+    impl->follower = std::make_unique<AgreementFollower>(
+        *impl->meta, *impl->cluster, std::move(belongs), impl->jobs, contents, listener,
+        [store = impl.get()](const std::string& name, const std::string& id) {
+          return store->make_job(name, id);
+        });
+
+  PTC_TRY(auto entries, impl->meta->list("jobs/"));
+  PTC_TRY(auto removed, read_tombstones(*impl->meta));
+  const std::map<std::string, std::string> names = jobs_in(entries);
+  PTC_TRY(contents.settle_directories(names, removed));
+  for (const auto& [name, id] : names) {
+    PTC_TRY(contents.open_job_directory(name, id, removed));
+    JobRef job = impl->make_job(name, id);
+    Result<> loaded = job->load();
+    if (loaded.has_error() && loaded.error().code() == Code::kNotFound)
+      continue;  // removed by another node just now
+    PTC_TRY(std::move(loaded));
+    for (const std::string& what : job->kept())
+      contents.keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");
+    impl->jobs.insert(job);
+  }
+  contents.settle_found_images(impl->jobs.list(), /*at_start=*/true);
+  if (impl->cluster == nullptr && !removed.entries.empty()) {  // carried out
+    std::vector<std::string> keys;
+    for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
+    PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));
+  }
+  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace,
+                                              [store = impl.get()] { return store->jobs.list(); });
+  for (const JobRef& job : impl->jobs.list()) job->start();
+  if (impl->follower != nullptr) {
+    PTC_TRY(impl->follower->start());
+  }
+  return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
+}
+
+std::optional<std::string> JobStore::Impl::distrusted() const {
+  return cluster != nullptr ? cluster->distrusted() : std::nullopt;
+}
+
+std::optional<std::string> JobStore::distrusted() const { return impl_->distrusted(); }
+
+std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
+
+/// Each node has an incoming/ of its own.
+Result<std::string> JobStore::Impl::user_file_on(const std::string& on,
+                                                 const std::string& name) const {
+  if (cluster != nullptr && on != cluster->self())
+    return cluster->call(on, "job/holds", name + "\n", std::chrono::seconds(10));
+  PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
+  return file.value_or("");
+}
+
+Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
+  if (cluster == nullptr) return ok();
+  for (const std::string& other : cluster->alive()) {
+    if (other == cluster->self()) continue;
+    PTC_TRY(auto file, user_file_on(other, name));
+    if (!file.empty())
+      return make_error(Code::kBusy, "job {} holds {} on node {}", name, file, other);
+  }
+  return ok();
+}
+
+void JobStore::nodes_changed() {
+  if (impl_->cluster == nullptr) return;
+  impl_->follower->want_sync();
+  impl_->removed->nodes_changed();
+}
+
+Result<std::string> JobStore::answer(std::string_view method, std::string_view request) {
+  if (method == "job/changed") {
+    if (impl_->follower != nullptr) {
+      PTC_TRY(impl_->follower->take_over());
+    }
+    return std::string();
+  }
+  if (method == kNumbersMethod) return impl_->numbers_text(*this);
+  if (method == kSpaceMethod) {
+    PTC_TRY(auto space, impl_->images->space());
+    return json::serialize(json::object{{"free", space.free_bytes}});
+  }
+  const size_t line_end = request.find('\n');
+  if (line_end == std::string_view::npos || !method.starts_with("job/"))
+    return invalid_argument("a request to a job names it in its first line");
+  const std::string_view name = request.substr(0, line_end);
+  if (method == kDataSetChangedMethod) {
+    if (impl_->listener != nullptr) impl_->listener->data_set_changed(std::string(name));
+    return std::string();
+  }
+  JobRef job = find(name);
+  if (method == "job/uses") {
+    PTC_TRY(auto id, checkpoint_asked_of(request.substr(line_end + 1)));
+    if (impl_->removed->is_open_here(id)) return std::string("yes");
+    if (job == nullptr) {
+      const std::lock_guard taken_over(impl_->jobs.changes);  // its removal
+      return std::string(impl_->removed->is_open_here(id) ? "yes" : "no");
+    }
+  }
+  if (job == nullptr) {  // made a moment ago, on the node that asks
+    PTC_TRY(impl_->sync());
+    job = find(name);
+  }
+  if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
+  if (method == "job/holds") {
+    PTC_TRY(auto file, user_file_in(impl_->contents->job_dir(name)));
+    return file.value_or("");
+  }
+  return job->answer(method.substr(4), request.substr(line_end + 1));
+}
+
+Result<> JobStore::drain(const std::string& node) {
+  PTC_TRY(check_member(impl_->cluster));
+  if (impl_->cluster != nullptr) {
+    PTC_TRY(impl_->sync());
+  }
+  PTC_TRY(begin_drain(*impl_->meta, impl_->cluster, jobs(), *impl_->images, node));
+  spdlog::info("node {} is being drained", node);
+  return impl_->service_changed();
+}
+
+Result<> JobStore::cancel_drain(const std::string& node) {
+  PTC_TRY(ptc::cancel_drain(*impl_->meta, impl_->cluster, node));
+  spdlog::info("node {} is in service again", node);
+  return impl_->service_changed();
+}
+
+Result<> JobStore::Impl::service_changed() {
+  PTC_TRY(sync());
+  tell_others(cluster, "");
+  return ok();
+}
+
+std::vector<std::string> JobStore::drained() const {
+  return impl_->follower != nullptr ? impl_->follower->drained() : std::vector<std::string>();
+}
+
+uint64_t JobStore::bytes_on(std::string_view node) const {
+  uint64_t bytes = 0;
+  for (const JobRef& job : jobs()) bytes += job->bytes_on(node);
+  return bytes;
+}
+
+NodeNumbers JobStore::numbers() const {
+  NodeNumbers numbers;
+  if (auto space = impl_->images->space()) {
+    numbers.memory_total_bytes = space.value().total_bytes;
+    numbers.memory_used_bytes =
+        space.value().total_bytes - std::min(space.value().total_bytes, space.value().free_bytes);
+  }
+  numbers.memory_id = impl_->memory_id;
+  for (const PeerNumbers& peer : traffic()) numbers.add(peer);
+  return numbers;
+}
+
+std::vector<PeerNumbers> JobStore::traffic() const {
+  return impl_->cluster != nullptr ? impl_->cluster->traffic() : std::vector<PeerNumbers>();
+}
+
+std::string JobStore::Impl::numbers_text(const JobStore& store) const {
+  NodeAnswer own{store.numbers(), {}};
+  for (const JobRef& job : jobs.list())
+    if (auto progress = job->own_progress())
+      own.reshards.emplace(job->name(), *std::move(progress));
+  return own.to_text();
+}
+
+std::vector<NodeReport> JobStore::node_reports() const {
+  std::map<std::string, NodeReport> by_name;
+  auto of = [&](const std::string& name) -> NodeReport& {
+    return by_name.try_emplace(name, NodeReport{name}).first->second;
+  };
+  for (const JobRef& job : jobs())
+    for (const CheckpointRef& checkpoint : job->checkpoints()) {
+      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+      for (size_t i = 0; i < stored->images.size(); ++i) {
+        const std::string& node = stored->images[i].node;
+        of(node.empty() ? impl_->node : node).stored_bytes += stored->layouts()[i].bytes;
+      }
+    }
+  for (const std::string& name : drained()) of(name).draining = true;
+  for (const std::string& name : nodes()) of(name).state = "up";
+  if (impl_->cluster != nullptr) impl_->add_what_others_say(by_name);
+  NodeReport& own = of(impl_->node);
+  if (std::string_view(own.state) != "up") own.state = "fenced";
+  own.numbers = numbers();
+  own.age_seconds = 0;
+  std::vector<NodeReport> reports;
+  for (auto& [name, report] : by_name) reports.push_back(std::move(report));
+  return reports;
+}
+
+void JobStore::Impl::add_what_others_say(std::map<std::string, NodeReport>& by_name) const {
+  for (const Cluster::Seen& seen : cluster->seen()) {
+    NodeReport& report = by_name.try_emplace(seen.node, NodeReport{seen.node}).first->second;
+    const bool up = std::string_view(report.state) == "up";
+    if (up == seen.there)
+      report.since_ns = seen.since_ns;  // else it has just changed, and that is heard of soon
+  }
+  const auto now = std::chrono::steady_clock::now();
+  for (auto& [name, heard] : reports->heard()) {
+    const auto report = by_name.find(name);
+    if (report == by_name.end() || std::string_view(report->second.state) != "up") continue;
+    report->second.numbers = std::move(heard.answer.numbers);
+    report->second.age_seconds = std::chrono::duration<double>(now - heard.when).count();
+  }
+}
+
+std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const {
+  std::vector<std::string> found;
+  for (const JobRef& job : jobs()) {
+    Result<std::string> file = impl_->user_file_on(node, job->name());
+    if (file.has_value() && !file.value().empty())
+      found.push_back(fmt::format("{} of job {}", file.value(), job->name()));
+  }
+  return found;
+}
+
+Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes& attributes) {
+  PTC_TRY(check_job_name(name));
+  PTC_TRY(check_member(impl_->cluster));
+  PTC_TRY(auto job, impl_->create(name, attributes));
+  tell_others(impl_->cluster, name);
+  return job;
+}
+
+Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
+  std::lock_guard change(jobs.changes);
+  if (jobs.find(name) != nullptr)
+    return make_error(Code::kAlreadyExists, "job {} exists already", name);
+  PTC_TRY(auto id, random_id());
+  PTC_TRY(contents->open_job_directory(name, id, {}, /*is_new=*/true));
+  const std::string prefix = "jobs/" + name;
+  // Of an earlier job of this name, if its removal was cut off.
+  PTC_TRY(auto left, meta->list(prefix + "/"));
+  std::vector<std::string> left_keys;
+  for (MetaEntry& entry : left) left_keys.push_back(std::move(entry.key));
+  PTC_TRY(auto there, meta->get(prefix));
+  if (!there) {
+    PTC_TRY(delete_keys(prefix, left_keys, {}, {{prefix, 0}}));
+  }
+  JobDecision decision(name);
+  decision.create(id, time_text(now_ns()));
+  decision.put(LayoutEdit{.text = default_layout_text(), .layout = {}, .revision = 1});
+  decision.put(InForce{.spec = {}, .revision = 1, .current = {}});
+  if (attributes != JobAttributes()) decision.put_attributes(attributes);
+  PTC_TRY(commit_fenced(*meta, cluster, std::move(decision).transaction()));
+  JobRef job = make_job(name, id);
+  PTC_TRY(job->load());
+  job->start();
+  jobs.insert(job);
+  spdlog::info("job {} created", name);
+  return job;
+}
+
+Result<> JobStore::remove_job(std::string_view name, bool force) {
+  PTC_TRY(check_member(impl_->cluster));
+  if (impl_->cluster != nullptr) {
+    (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the
+                          // decision compares all
+    tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
+  }
+  PTC_TRY(impl_->remove(name, force));
+  tell_others(impl_->cluster, std::string(name));
+  return ok();
+}
+
+void JobStore::tell_jobs_changed() {
+  std::lock_guard change(impl_->jobs.changes);
+  if (impl_->listener != nullptr) impl_->listener->jobs_changed();
+}
+
+Result<> JobStore::Impl::remove(std::string_view name, bool force) {
+  std::lock_guard change(jobs.changes);
+  JobRef job = jobs.find(name);
+  if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
+  if (!force) {
+    size_t count = job->checkpoints().size();
+    if (count > 0)
+      return make_error(Code::kBusy, "job {} holds {} checkpoint{}", name, count,
+                        count == 1 ? "" : "s");
+    if (const std::vector<std::string> unreadable = job->unreadable(); !unreadable.empty())
+      return make_error(Code::kBusy,
+                        "job {} holds {}, which cannot be read here (its status.json says why)",
+                        name, fmt::join(unreadable, ", "));
+    PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
+    if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
+    PTC_TRY(check_empty_elsewhere(std::string(name)));
+  }
+  PTC_TRY(job->close());
+  const std::string tombstone = removed_job_key(job->id());
+  auto forget = [&]() -> Result<> {
+    // Since the check something may have been committed; now nothing can be any more.
+    if (!force && !job->checkpoints().empty())
+      return make_error(Code::kBusy, "job {} holds a checkpoint", name);
+    std::vector<std::string> checkpoints = job->unreadable();
+    for (const CheckpointRef& checkpoint : job->checkpoints())
+      checkpoints.push_back(checkpoint->name());
+    for (const std::string& checkpoint : checkpoints)
+      if (job->is_pinned(checkpoint))
+        return Error(
+            Code::kPermissionDenied,
+            fmt::format("checkpoint {} of job {} is pinned; ptc pin {}/{} --remove takes that off",
+                        checkpoint, name, name, checkpoint),
+            EPERM);
+    const std::string itself = fmt::format("jobs/{}", name);
+    PTC_TRY(auto there, meta->get(itself));
+    if (!there || job_id_of(there->value) != job->id())  // it, or another of its name
+      return make_error(Code::kNotFound, "job {} was removed on another node", name);
+    PTC_TRY(auto entries, meta->list(itself + "/"));
+    // Without the first there is no job; the next two each commit compares, and it puts the last of
+    // them.
+    const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
+    std::vector<std::string> keys{itself, in_force, sequence};
+    int64_t last_commit = 0;
+    for (MetaEntry& entry : entries) {
+      if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
+        return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets",
+                          name, name);
+      if (!force && entry.key.starts_with(fmt::format("jobs/{}/checkpoints/", name)))
+        return make_error(Code::kBusy,
+                          "job {} holds a checkpoint, which another node has just committed", name);
+      if (entry.key == sequence) last_commit = entry.revision;
+      if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
+    }
+    return delete_keys(itself, keys, {{tombstone, removed_job_text(name)}},
+                       {{itself, there->revision}, {sequence, last_commit}});
+  };
+  constexpr int kTries = 5;  // a commit may come in between, on another node
+  Result<> forgotten = forget();
+  for (int tries = 1;
+       tries < kTries && forgotten.has_error() && forgotten.error().code() == Code::kConflict;
+       ++tries)
+    forgotten = forget();
+  if (forgotten.has_error()) {
+    job->reopen();
+    return forgotten;
+  }
+  job->forget();
+  jobs.erase(job->name());
+  PTC_TRY(contents->remove_job_directory(job->name()));
+  if (cluster == nullptr)
+    (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
+  spdlog::info("job {} removed", name);
+  return ok();
+}
+
+JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(name); }
+
+std::vector<JobRef> JobStore::jobs() const { return impl_->jobs.list(); }
+
+const std::string& JobStore::node() const { return impl_->node; }
+std::vector<std::string> JobStore::nodes() const {
+  return impl_->cluster != nullptr ? impl_->cluster->alive() : std::vector{impl_->node};
+}
+ImageStore& JobStore::images() { return *impl_->images; }
+const std::string& JobStore::directory() const { return impl_->directory; }
+
+}  // namespace ptc

@@ -1,0 +1,126 @@
+// All jobs of a node, over one store directory:
+//
+//   <store>/identity.json                            which store this is, and whose
+//     (store_identity.h)
+//   <store>/meta.db                                  what exists (embedded metadata of a store that
+//     is alone)
+//   <store>/agreed.jsonl                             in a cluster: a copy of what is agreed on
+//     (agreed_facts.h)
+//   <store>/images/<id>                              tensor bytes, immutable
+//   <store>/jobs/<job>/id                            which job of that name
+//   <store>/jobs/<job>/files/                        what users write: incoming/, editors' files
+//   <store>/jobs/<job>/checkpoints/<id>/             manifest.json, headers.bin
+//
+// Of these a job, a checkpoint or an image goes when a tombstone says so (tombstones.h), when a
+// later decision has replaced it, or when its own mark says that it never came to a decision. What
+// nothing names is kept, and told of.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/cluster/node_reports.h"
+#include "reshard/job/job.h"
+#include "reshard/job/scrub.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// What a store that is one node of a cluster has from outside; all of it outlives the store.
+struct ClusterServices {
+  MetaClient* meta = nullptr;
+  Cluster* cluster = nullptr;
+  std::function<std::unique_ptr<Transport>()> transport;
+  std::string name, where;  // of the cluster, and of etcd: for messages
+  bool join = false;        // with jobs of its own, though the cluster has some
+  /// Called once the store is known to belong to the cluster, with its id, before anything of it is
+  /// looked at.
+  std::function<Result<>(const std::string& store)> begin;
+};
+
+struct JobStoreOptions {
+  std::string directory;
+  std::string node;              // empty: the host's name
+  unsigned copy_threads = 0;     // 0: as many as cores
+  ClusterServices cluster = {};  // none: a cluster of one, with its metadata in `directory`
+  ScrubRate scrub = {};          // off
+  std::shared_ptr<SharedResults> results =
+      nullptr;  // of several stores in one process; none: the store's own
+};
+
+/// Threads: any.
+class JobStore {
+ public:
+  /// Opens or creates the store; finishes or takes back what a crash left half-done; resumes
+  /// reshards. kBusy when another daemon has it open; kUnavailable, with what to do, when it is not
+  /// the store of this cluster, or what is agreed there is not what it has seen
+  /// (store_membership.h). `listener` may be null and outlives the store.
+  static Result<std::unique_ptr<JobStore>> open(const JobStoreOptions& options,
+                                                JobListener* listener);
+  ~JobStore();
+
+  /// A job name: 1 to 255 bytes, UTF-8, no '/', not beginning with '.'.
+  /// `attributes`: owners and modes from the beginning.
+  Result<JobRef> create_job(const std::string& name, const JobAttributes& attributes = {});
+  /// kBusy ("holds 3 checkpoints") unless empty: no checkpoints, nothing in incoming/, no files of
+  /// the user's own. `force` removes all of it.
+  Result<> remove_job(std::string_view name, bool force);
+  /// The listener hears, as if another node had done so, that jobs were made or removed.
+  void tell_jobs_changed();
+  JobRef find(std::string_view name) const;
+  std::vector<JobRef> jobs() const;  // by name
+
+  /// Empties a node, so that it can be stopped without any loss (drain.h): this returns once that
+  /// is decided.
+  Result<> drain(const std::string& node);
+  /// Takes it into service again.
+  Result<> cancel_drain(const std::string& node);
+  std::vector<std::string> drained() const;  // by name, as of the last change heard of
+  /// Bytes of all checkpoints that lie on the node.
+  uint64_t bytes_on(std::string_view node) const;
+  /// This node's own; and all nodes by name, those that are away, too. Waits for none but for a
+  /// moment (NodeReports::heard).
+  NodeNumbers numbers() const;
+  std::vector<NodeReport> node_reports() const;
+  /// Of the connections between this node and each other.
+  std::vector<PeerNumbers> traffic() const;
+  /// What no checkpoint has, and so stays on the node: "incoming/base of job llama".
+  std::vector<std::string> uncommitted_on(const std::string& node) const;
+
+  /// Why nothing is decided or taken over: the agreement store is not what it was.
+  std::optional<std::string> distrusted() const;
+  /// What was found at start that neither a decision nor a tombstone names: paths below the
+  /// directory, and how many images. It is left as it is.
+  std::vector<std::string> kept() const;
+
+  /// In a cluster: nodes came or went.
+  void nodes_changed();
+  /// Answers what another node asks: for "store/space", what is free here; for "store/numbers",
+  /// NodeAnswer; for "job/…", of a job, whose name is the first line of the request.
+  Result<std::string> answer(std::string_view method, std::string_view request);
+  static constexpr const char* kMethods[] = {"job/changed", "job/file",     "job/files",
+                                             "job/part",    "job/drop",     "job/arrived",
+                                             "job/examine", "job/mend",     "job/refresh",
+                                             "job/uses",    "job/take",     "job/hash",
+                                             "job/adopt",   "job/hide",     "job/untake",
+                                             "job/commit",  "job/holds",    "job/data_set_changed",
+                                             "store/space", "store/numbers"};
+
+  const std::string& node() const;
+  /// Nodes of the cluster that are there, by name; in a cluster of one this node.
+  std::vector<std::string> nodes() const;
+  ImageStore& images();
+  const std::string& directory() const;
+
+ private:
+  struct Impl;
+  explicit JobStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,58 @@
+#include "reshard/node/meeting.h"
+
+#include "store/base/fan_out.h"
+
+namespace ptc {
+namespace {
+
+constexpr char kMethod[] = "meet";
+constexpr std::chrono::seconds kPatience{5};  // longer than the other takes to connect
+constexpr size_t kAtOnce = 16;
+
+}  // namespace
+
+void answer_meetings(PeerServer& server, Peers& peers) {
+  server.handle(kMethod,
+                [&peers](std::string_view address, const std::string& from) -> Result<std::string> {
+                  PTC_TRY(peers.meet(from, std::string(address)));
+                  return std::string();
+                });
+}
+
+Result<> Meetings::meet(const Other& other, const std::string& own_address) {
+  PTC_TRY(peers_.meet(other.name, other.address));
+  auto back = peers_.call(other.name, kMethod, own_address, kPatience);
+  if (back) return ok();
+  return std::move(back).error().with_context(fmt::format("node {} cannot come back", other.name));
+}
+
+Result<> Meetings::meet(const std::vector<Other>& others, const std::string& own_address) {
+  std::vector<const Other*> strangers;
+  for (const Other& other : others)
+    if (const auto met = met_.find(other.name); met == met_.end() || met->second != other.revision)
+      strangers.push_back(&other);
+  const std::vector<Result<>> results =
+      Answers<void>(
+          strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); }, kAtOnce)
+          .wait();
+  const Error* wrong = nullptr;
+  size_t count = 0;
+  for (size_t i = 0; i < strangers.size(); ++i) {
+    if (results[i].has_value()) {
+      met_[strangers[i]->name] = strangers[i]->revision;
+      continue;
+    }
+    ++count;
+    // A node that is away goes soon; one that refuses this one does not.
+    const Error& error = results[i].error();
+    if (wrong == nullptr ||
+        (wrong->code() != Code::kPermissionDenied && error.code() == Code::kPermissionDenied))
+      wrong = &error;
+  }
+  if (wrong == nullptr) return ok();
+  return Error(wrong->code(), count == 1
+                                  ? wrong->message()
+                                  : fmt::format("{} (and {} more)", wrong->message(), count - 1));
+}
+
+}  // namespace ptc

@@ -1,0 +1,159 @@
+#include "reshard/node/store_contents.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <set>
+
+#include "store/base/file.h"
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxIdBytes = 4096;
+
+bool holds_anything(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
+}
+
+/// The directory of a job in which nobody has put anything: its making was cut off.
+bool is_bare(const std::string& job_dir) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(job_dir, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (name == "files" || name == "id") continue;
+    if (holds_anything(it->path())) return false;
+  }
+  const Result<std::optional<std::string>> file = user_file_in(job_dir);
+  return !error && (file.has_error() ? file.error().code() == Code::kNotFound : !file.value());
+}
+
+/// Empty: of an older ptcfs, or its making was cut off.
+Result<std::string> id_in(const std::string& job_dir) {
+  Result<std::string> id = read_text_file(AT_FDCWD, job_dir + "/id", kMaxIdBytes);
+  if (id.has_error() && id.error().code() == Code::kNotFound) return std::string();
+  return id;
+}
+
+}  // namespace
+
+Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
+  const std::string files_dir = job_dir + "/files";
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (fs::directory_iterator it(job_dir + "/committing", error), end; !error && it != end;)
+    return std::optional<std::string>("files that are being committed");
+  error.clear();
+  for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;)
+    return std::optional("incoming/" + it->path().filename().string());
+  if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
+  for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
+    if (it->path().filename() == "dataset") {
+      if (!std::filesystem::is_empty(it->path(), error))
+        return std::optional<std::string>("dataset/");
+    } else if (it->path().filename() != "incoming")
+      return std::optional(it->path().filename().string());
+  if (error) return errno_error(error.value(), "reading " + files_dir);
+  return std::optional<std::string>();
+}
+
+std::vector<std::string> StoreContents::kept() const {
+  std::lock_guard lock(mutex_);
+  return kept_;
+}
+
+void StoreContents::keep(const std::string& what, const std::string& why) {
+  spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory_,
+               what, why);
+  std::lock_guard lock(mutex_);
+  kept_.push_back(what);
+}
+
+Result<> StoreContents::settle_directories(const std::map<std::string, std::string>& names,
+                                           const Tombstones& tombstones) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/jobs", error))
+    if (!names.contains(entry.path().filename())) found.push_back(entry.path().filename());
+  for (const std::string& name : found) {
+    PTC_TRY(auto id, id_in(job_dir(name)));
+    const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
+    if (gone) {
+      PTC_TRY(remove_job_directory(name));
+    } else {
+      keep("jobs/" + name, "there is no such job any more, and nobody removed it");
+    }
+  }
+  return ok();
+}
+
+Result<> StoreContents::open_job_directory(const std::string& name, const std::string& id,
+                                           const Tombstones& tombstones, bool is_new) {
+  PTC_TRY(auto found, id_in(job_dir(name)));
+  std::error_code error;
+  if (is_new ? std::filesystem::exists(job_dir(name), error) : !found.empty() && found != id) {
+    if (tombstones.jobs.contains(found) || is_bare(job_dir(name))) {
+      PTC_TRY(remove_job_directory(name));
+    } else {
+      const std::string aside = fmt::format("kept/{}-{}", name, found);
+      PTC_TRY(make_directory(AT_FDCWD, directory_ + "/kept"));
+      if (rename(job_dir(name).c_str(), fmt::format("{}/{}", directory_, aside).c_str()) != 0)
+        return errno_error(errno, job_dir(name));
+      keep(aside, "there is another job of its name, and nobody removed this one");
+    }
+  }
+  return make_job_directory(name, id);
+}
+
+Result<> StoreContents::remove_job_directory(const std::string& name) {
+  return ptc::remove_job_directory(images_, job_dir(name));
+}
+
+Result<> StoreContents::make_job_directory(const std::string& name, const std::string& id) {
+  const std::string dir = job_dir(name);
+  PTC_TRY(make_directory(AT_FDCWD, dir));
+  PTC_TRY(auto found, id_in(dir));
+  if (found == id) return ok();
+  // Nobody else's until it is known whose they are (JobAttributes).
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files", 0700));
+  PTC_TRY(make_directory(AT_FDCWD, dir + "/files/incoming", 0700));
+  PTC_TRY(write_file_atomically(AT_FDCWD, dir + "/id", id));
+  PTC_TRY(sync_directory(AT_FDCWD, dir));
+  return sync_directory(AT_FDCWD, directory_ + "/jobs");
+}
+
+void StoreContents::settle_found_images(const std::vector<JobRef>& jobs, bool at_start) {
+  if (images_looked_over_) return;
+  std::set<std::string> used;
+  for (const JobRef& job : jobs) {
+    const std::optional<std::vector<ImageId>> known = job->images_in_use();
+    if (!known) return;
+    for (const ImageId& id : *known) used.insert(id.text);
+  }
+  images_looked_over_ = true;
+  for (const ImageId& id : found_drafts_)
+    if (!used.contains(id.text)) (void)images_.remove(id);
+  found_drafts_.clear();
+  if (!at_start) return;  // what was made since is nobody's yet
+  const Result<std::vector<ImageId>> all = images_.list();
+  if (all.has_error()) return;
+  size_t count = 0;
+  uint64_t bytes = 0;
+  for (const ImageId& id : all.value()) {
+    std::error_code error;
+    if (used.contains(id.text)) continue;
+    ++count;
+    bytes += std::filesystem::file_size(images_.directory() + "/" + id.text, error);
+  }
+  if (count > 0)
+    keep("images", fmt::format("{} in {} of its files are named by no checkpoint",
+                               format_size(bytes), count));
+}
+
+}  // namespace ptc

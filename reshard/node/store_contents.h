@@ -1,0 +1,62 @@
+// What lies in a store's directory: jobs/<job>/ and images/. What is found there is settled by what
+// is agreed: it is a job's, or was removed, or was never decided on and goes; or nothing explains
+// it, and it is kept and told of.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/cluster/tombstones.h"
+#include "reshard/job/job.h"
+#include "store/base/error.h"
+#include "store/image/image_store.h"
+
+namespace ptc {
+
+/// Threads: JobTable::changes is held; of job_dir() and kept(): any.
+class StoreContents {
+ public:
+  StoreContents(std::string directory, ImageStore& images)
+      : directory_(std::move(directory)), images_(images), found_drafts_(images.drafts()) {}
+
+  std::string job_dir(std::string_view name) const {
+    return fmt::format("{}/jobs/{}", directory_, name);
+  }
+  /// What stays though nothing names it: paths below the directory, and how many images.
+  std::vector<std::string> kept() const;
+  /// It stays, and is told of.
+  void keep(const std::string& what, const std::string& why);
+
+  /// What lies in jobs/ and is no job of now: removed, or not even made; else it stays. `names`: of
+  /// all jobs, and their ids.
+  Result<> settle_directories(const std::map<std::string, std::string>& names,
+                              const Tombstones& tombstones);
+  /// For a job that there is; one of its name that was there before may have left something.
+  Result<> open_job_directory(const std::string& name, const std::string& id,
+                              const Tombstones& tombstones, bool is_new = false);
+  Result<> remove_job_directory(const std::string& name);
+  /// Drafts that a former life of this node left: nobody can decide on them any more. Others that
+  /// nothing names stay. Once it is known what all jobs need; until then it is to be called again.
+  void settle_found_images(const std::vector<JobRef>& jobs, bool at_start);
+
+ private:
+  Result<> make_job_directory(const std::string& name, const std::string& id);
+
+  const std::string directory_;
+  ImageStore& images_;
+  std::vector<ImageId> found_drafts_;  // in the store when it was opened
+  bool images_looked_over_ = false;
+  mutable std::mutex mutex_;
+  std::vector<std::string> kept_;  // guarded
+};
+
+/// An ordinary file of the user's own, or what is in incoming/, that a job's directory holds.
+Result<std::optional<std::string>> user_file_in(const std::string& job_dir);
+
+}  // namespace ptc

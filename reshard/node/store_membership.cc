@@ -1,0 +1,370 @@
+#include "reshard/node/store_membership.h"
+
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "reshard/move/placement.h"
+#include "reshard/node/join_jobs.h"
+#include "store/base/file.h"
+#include "store/base/random_id.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMostTombstones = 4096;  // then stores that were away for long are told no more
+constexpr size_t kTombstonesAtOnce = 64;  // keys of a transaction
+
+bool is_filled(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
+}
+
+std::string own_meta_path(const std::string& directory) { return directory + "/meta.db"; }
+
+bool was_alone(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(own_meta_path(directory), error);
+}
+
+constexpr std::string_view kRecover =
+    "If it is the right one, its data were lost or are of a backup: make what was "
+    "agreed anew from the stores, with all nodes stopped (ptc recover; see ptcfs(8))";
+
+}  // namespace
+
+Result<> open_alone(const std::string& directory, const std::string& node) {
+  PTC_TRY(auto found, read_store_identity(directory));
+  if (found && !found->cluster.empty())
+    return make_error(
+        Code::kUnavailable,
+        "the store {} belongs to cluster {} ({}), as node {}: start it with --etcd, and "
+        "--cluster where that is another than ptcfs",
+        directory, found->cluster_name, found->cluster, found->node);
+  // Without its metadata nobody knows what is in it.
+  if (!was_alone(directory) && (is_filled(directory + "/jobs") || is_filled(directory + "/images")))
+    return make_error(Code::kCorrupt,
+                      "the store {} has jobs but no meta.db, which says what is in them: "
+                      "put it back, or give ptcfs another store",
+                      directory);
+  if (found) return ok();
+  StoreIdentity identity;
+  identity.node = node;
+  PTC_TRY(identity.store, random_id());
+  return write_store_identity(directory, identity);
+}
+
+Result<std::unique_ptr<StoreMembership>> StoreMembership::open(MembershipOptions options,
+                                                               MetaClient& meta, Cluster& cluster) {
+  std::unique_ptr<StoreMembership> membership(
+      new StoreMembership(std::move(options), meta, cluster));
+  PTC_TRY(membership->find_cluster());
+  if (membership->options_.begin) {
+    PTC_TRY(membership->options_.begin(membership->identity_.store));
+  }
+  PTC_TRY(membership->register_store());
+  return membership;
+}
+
+Error StoreMembership::refuse(std::string_view what, std::string_view to_do) const {
+  return make_error(Code::kUnavailable, "the store {} belongs to cluster {} ({}), but {}. {}",
+                    options_.directory, identity_.cluster_name, identity_.cluster, what, to_do);
+}
+
+Result<> StoreMembership::find_cluster() {
+  const std::string& directory = options_.directory;
+  PTC_TRY(auto found, read_store_identity(directory));
+  PTC_TRY(facts_, AgreedFacts::open(agreed_facts_path(directory)));
+  PTC_TRY(auto cluster, read_cluster_identity(meta_));
+  const bool alone = was_alone(directory);
+  const bool empty = !alone && facts_.entries().empty() && !is_filled(directory + "/jobs") &&
+                     !is_filled(directory + "/images");
+  if (found) identity_ = *found;
+  else {
+    PTC_TRY(identity_.store, random_id());
+  }
+  const std::string there = fmt::format("{} (cluster {})", options_.where, options_.cluster_name);
+  if (!identity_.cluster.empty() && !empty) {
+    if (!cluster)
+      return refuse(fmt::format("{} knows no such cluster", there),
+                    fmt::format("Look at --etcd and --cluster. {}", kRecover));
+    if (cluster->id != identity_.cluster)
+      return refuse(fmt::format("{} is another one ({})", there, cluster->id),
+                    "Give --etcd and --cluster of its own, or this node another store");
+    if (identity_.node != options_.node)
+      return refuse(
+          fmt::format("as node {} and not {}", identity_.node, options_.node),
+          fmt::format("Start it with --node {}, or give this node another store", identity_.node));
+    if (cluster->recovering)
+      return refuse(fmt::format("what {} says is being made anew", there),
+                    "Run ptc recover to its end, then start it");
+    if (!alone) return check_seen(*cluster);
+  }
+  // An older ptcfs left no identity: then the jobs say whether this is their cluster.
+  if (!found && !alone && !empty) {
+    PTC_TRY(auto jobs, meta_.list("jobs/"));
+    const bool known = std::any_of(jobs.begin(), jobs.end(), [&](const MetaEntry& entry) {
+      return std::filesystem::exists(fmt::format("{}/{}", directory, entry.key));
+    });
+    if (!known && is_filled(directory + "/jobs"))
+      return make_error(Code::kUnavailable,
+                        "the store {} has jobs, and {} knows none of them: look at --etcd and "
+                        "--cluster, or give this node another store",
+                        directory, there);
+  }
+  if (!cluster) {
+    ClusterIdentity made;
+    PTC_TRY(made.id, random_id());
+    MetaTransaction transaction;
+    transaction.compares = {{kIdentityKey, 0}};
+    transaction.puts = {{kIdentityKey, made.to_text()}};
+    Result<int64_t> put = meta_.commit(transaction);
+    if (put.has_error() && put.error().code() != Code::kConflict) return std::move(put).error();
+    PTC_TRY(cluster, read_cluster_identity(meta_));
+    if (!cluster)
+      return make_error(Code::kUnavailable, "the identity of the cluster is gone at once");
+    if (put.has_value())
+      spdlog::info("cluster {} ({}) begins at {}", options_.cluster_name, cluster->id,
+                   options_.where);
+  }
+  if (alone) return join_with_jobs(*cluster);
+  facts_.clear();
+  return take_identity(*cluster);
+}
+
+Result<> StoreMembership::take_identity(const ClusterIdentity& cluster) {
+  identity_.node = options_.node;
+  identity_.cluster = cluster.id;
+  identity_.cluster_name = options_.cluster_name;
+  identity_.history = cluster.history;
+  PTC_TRY(write_store_identity(options_.directory, identity_));
+  cluster_.belongs_to({kIdentityKey, cluster.meta_revision});
+  return ok();
+}
+
+/// What was agreed goes on from what this store has seen, or was made anew of that at least.
+Result<> StoreMembership::check_seen(const ClusterIdentity& cluster) {
+  const std::string there = fmt::format("{} (cluster {})", options_.where, options_.cluster_name);
+  if (cluster.history < identity_.history)
+    return refuse(fmt::format("{} was set back: it is of history {}, and the store has seen {}",
+                              there, cluster.history, identity_.history),
+                  kRecover);
+  if (cluster.history > identity_.history) {
+    const auto next =
+        std::find_if(cluster.recovered.begin(), cluster.recovered.end(),
+                     [&](const auto& one) { return one.history == identity_.history + 1; });
+    const int64_t known = next == cluster.recovered.end() ? 0 : next->revision;
+    if (facts_.seen() > known && !options_.join)
+      return refuse(
+          fmt::format(
+              "what was agreed was made anew as it was at revision {}, and the store has seen {}",
+              known, facts_.seen()),
+          "Start it with --join to go on with that: what nobody names is kept in the store");
+    if (facts_.seen() > known)
+      spdlog::warn(
+          "the store has seen decisions that the cluster knows no more; what nobody names is kept");
+    facts_.clear();
+    return take_identity(cluster);
+  }
+  PTC_TRY(auto entry, meta_.get(store_key(identity_.store)));
+  all_removals_ = entry.has_value();
+  PTC_TRY(int64_t revision, meta_.commit({}));  // changes nothing
+  if (revision < facts_.seen())
+    return refuse(fmt::format("{} was set back: it is at revision {}, and the store has seen {}",
+                              there, revision, facts_.seen()),
+                  kRecover);
+  cluster_.belongs_to({kIdentityKey, cluster.meta_revision});
+  PTC_TRY(auto jobs, meta_.list("jobs/"));
+  PTC_TRY(auto removed, meta_.list(kTombstones));
+  Result<> fits = facts_.check(jobs, removed, all_removals_);
+  if (fits.has_error())
+    return refuse(fmt::format("{} is not what it was: {}", there, fits.error().message()),
+                  kRecover);
+  if (identity_.cluster_name == options_.cluster_name) return ok();
+  return take_identity(cluster);
+}
+
+Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
+  const std::string path = own_meta_path(options_.directory);
+  PTC_TRY(auto own, open_sqlite_meta(path));
+  PTC_TRY(auto found, compare_jobs(*own, meta_));
+  if (!found.in_both.empty())
+    return make_error(
+        Code::kAlreadyExists,
+        "the store {} has {} of its own, and so has cluster {} ({}): rename or remove "
+        "one of the two first (ptcfs without --etcd shows those of the store)",
+        options_.directory, fmt::join(found.in_both, ", "), options_.cluster_name, cluster.id);
+  const bool begun = !identity_.cluster.empty();
+  if (!begun && !options_.join && !found.own.empty() && !found.others.empty())
+    return make_error(
+        Code::kUnavailable,
+        "the store {} has jobs of its own ({}), and so has cluster {} ({}) at {}: {}. "
+        "Start it with --join to take them there, or give this node another store",
+        options_.directory, fmt::join(found.own, ", "), options_.cluster_name, cluster.id,
+        options_.where, fmt::join(found.others, ", "));
+  // From here on it can only go on joining.
+  facts_.clear();
+  PTC_TRY(take_identity(cluster));
+  PTC_TRY(join_jobs(*own, meta_, options_.directory, options_.node,
+                    {kIdentityKey, cluster.meta_revision}));
+  own.reset();
+  if (::rename(path.c_str(), (path + ".joined").c_str()) != 0) return errno_error(errno, path);
+  ::unlink((path + "-spare").c_str());
+  PTC_TRY(sync_directory(AT_FDCWD, options_.directory));
+  if (!found.own.empty())
+    spdlog::info("{} joined cluster {} ({})", fmt::join(found.own, ", "), options_.cluster_name,
+                 cluster.id);
+  return ok();
+}
+
+/// This store takes the place of others of its node: they were lost.
+Result<> StoreMembership::register_store() {
+  PTC_TRY(auto stores, read_stores(meta_));
+  PTC_TRY(auto alive, meta_.get("nodes/" + options_.node));  // this one is not yet
+  MetaTransaction transaction;
+  for (const RegisteredStore& other : stores) {
+    if (other.store == identity_.store) own_ = other;
+    else if (other.node == options_.node && !alive) {
+      spdlog::info("store {} of node {} is replaced by this one, {}", other.store, options_.node,
+                   identity_.store);
+      transaction.deletes.push_back(store_key(other.store));
+    }
+  }
+  if (own_.starts > identity_.starts && !options_.join)
+    return refuse(fmt::format("it is an older copy: it was started {} times, and a store of this "
+                              "identity {} times, as node {}",
+                              identity_.starts, own_.starts, own_.node),
+                  "Give this node the one that was used last, or another store; if that one is "
+                  "lost, start this with --join: "
+                  "what it has is used, and what was stored since is missing");
+  // The file first: never is it behind because of a crash.
+  own_.starts = identity_.starts = std::max(own_.starts, identity_.starts) + 1;
+  PTC_TRY(write_store_identity(options_.directory, identity_));
+  own_.node = options_.node;
+  transaction.puts = {{store_key(identity_.store), own_.to_text()}};
+  transaction.compares = {{store_key(identity_.store), own_.meta_revision}, *cluster_.identity()};
+  PTC_TRY(own_.meta_revision, meta_.commit(transaction));
+  return ok();
+}
+
+Result<StoreMembership::Agreed> StoreMembership::look() {
+  PTC_TRY(check_identity(meta_, cluster_));
+  Agreed agreed;
+  PTC_TRY(agreed.jobs, meta_.list("jobs/"));
+  PTC_TRY(agreed.removed, read_tombstones(meta_));
+  Result<> fits = facts_.check(agreed.jobs, agreed.removed.entries, all_removals_);
+  if (fits.has_error()) {
+    cluster_.distrust(fits.error().message());
+    return check_trusted(&cluster_).error();
+  }
+  cluster_.trust();
+  return agreed;
+}
+
+/// Until which tombstone the copy names nothing any more that was removed. What went between the
+/// two lists is in both.
+int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
+  if (agreed.removed.revision <= own_.done) return own_.done;
+  std::map<std::string_view, int64_t> tombstones;
+  for (const MetaEntry& entry : agreed.removed.entries)
+    tombstones.emplace(entry.key, entry.revision);
+  int64_t until = agreed.removed.revision;
+  for (const MetaEntry& entry : agreed.jobs)
+    if (const auto tombstone = tombstones.find(key_of_removal(entry));
+        tombstone != tombstones.end())
+      until = std::min(until, tombstone->second - 1);
+  return until;
+}
+
+void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained) {
+  facts_.take("jobs/", agreed.jobs);
+  facts_.take(kTombstones, agreed.removed.entries);
+  facts_.take("drained/", drained);
+  Result<std::vector<MetaEntry>> stores = meta_.list(kStores);
+  if (stores.has_value()) facts_.take(kStores, stores.value());
+  int64_t latest = std::max(facts_.seen(), agreed.removed.revision);
+  for (const MetaEntry& entry : agreed.jobs) latest = std::max(latest, entry.revision);
+  facts_.set_seen(latest);
+  // At the next start a tombstone must be there still for what the copy names and the metadata do
+  // not.
+  if (!write_facts()) return;
+  all_removals_ = true;
+  const int64_t carried_out = carried_out_of(agreed);
+  if (carried_out > own_.done && check_member(&cluster_).has_value()) {
+    MetaTransaction transaction;
+    const std::string key = store_key(identity_.store);
+    RegisteredStore next = own_;
+    next.done = carried_out;
+    transaction.compares = {{key, own_.meta_revision}};
+    transaction.puts = {{key, next.to_text()}};
+    Result<int64_t> said = commit_fenced(meta_, &cluster_, std::move(transaction));
+    if (said.has_value()) {
+      own_ = std::move(next);
+      own_.meta_revision = said.value();
+    } else if (auto entry = meta_.get(key);
+               entry.has_value()) {  // it was done after all, or the others forgot this store
+      own_.meta_revision = entry.value() ? entry.value()->revision : 0;
+      if (entry.value()) own_.done = registered_store_of(*entry.value()).done;
+      else all_removals_ = false;
+    }
+  }
+  const std::vector<std::string> alive = cluster_.alive();
+  if (agreed.removed.entries.empty() || alive.empty() || alive.front() != cluster_.self()) return;
+  if (Result<> removed = remove_tombstones(agreed.removed); removed.has_error())
+    spdlog::debug("tombstones stay for now: {}", removed.error().message());
+}
+
+/// Those that all stores have carried out.
+Result<> StoreMembership::remove_tombstones(const Tombstones& removed) {
+  PTC_TRY(auto stores, read_stores(meta_));
+  const std::vector<std::string> alive = cluster_.alive();
+  int64_t done = removed.revision;
+  for (const RegisteredStore& store : stores) {
+    if (removed.entries.size() > kMostTombstones && !is_among(alive, store.node)) {
+      spdlog::warn(
+          "store {} of node {} is away for so long that it is not told any more what was removed "
+          "meanwhile; what it "
+          "has of that is kept there",
+          store.store, store.node);
+      MetaTransaction transaction;
+      transaction.compares = {{store_key(store.store), store.meta_revision}};
+      transaction.deletes = {store_key(store.store)};
+      PTC_TRY(commit_fenced(meta_, &cluster_, std::move(transaction)));
+      continue;
+    }
+    done = std::min(done, store.done);
+  }
+  std::vector<std::string> keys;
+  for (const MetaEntry& entry : removed.entries)
+    if (entry.revision <= done) keys.push_back(entry.key);
+  for (size_t i = 0; i < keys.size(); i += kTombstonesAtOnce) {
+    MetaTransaction transaction;
+    transaction.deletes.assign(keys.begin() + i,
+                               keys.begin() + std::min(keys.size(), i + kTombstonesAtOnce));
+    PTC_TRY(commit_fenced(meta_, &cluster_, std::move(transaction)));
+  }
+  return ok();
+}
+
+void StoreMembership::note(std::vector<MetaEntry> entries) {
+  for (MetaEntry& entry : entries) facts_.note(std::move(entry));
+  (void)write_facts();
+}
+
+/// Without it this node knows less of what it has seen when it starts, and decides as well. Tried
+/// again with the next change.
+bool StoreMembership::write_facts() {
+  Result<> written = facts_.write();
+  if (written.has_error() && !std::exchange(facts_behind_, true))
+    spdlog::warn("the copy of what is agreed cannot be written: {}", written.error().message());
+  if (written.has_value()) facts_behind_ = false;
+  return written.has_value();
+}
+
+}  // namespace ptc

@@ -1,0 +1,78 @@
+// The store of a node and the cluster that it belongs to (store_identity.h): found to fit when the
+// node starts, and looked at again with every change that is taken over.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reshard/cluster/cluster.h"
+#include "reshard/cluster/tombstones.h"
+#include "reshard/node/agreed_facts.h"
+#include "reshard/node/store_identity.h"
+
+namespace ptc {
+
+struct MembershipOptions {
+  std::string directory;
+  std::string node;
+  std::string cluster_name;  // --cluster
+  std::string where;         // endpoints of etcd, for messages
+  bool join = false;  // with jobs of its own, though the cluster has some; or with what the cluster
+                      // has lost sight of
+  /// Called with the store's id once it is known to fit, before the cluster learns of the start;
+  /// may be empty.
+  std::function<Result<>(const std::string& store)> begin;
+};
+
+/// Of a store that is alone: makes its identity, or fails when it belongs to a cluster.
+Result<> open_alone(const std::string& directory, const std::string& node);
+
+/// Threads: one at a time; the store's lock is held.
+class StoreMembership {
+ public:
+  /// A store with nothing in it joins whatever cluster is there, and makes one where there is none.
+  /// One that was alone joins with its jobs, by itself only if the cluster has none. kUnavailable,
+  /// with what to do: the store belongs to another cluster, what was agreed is not what the store
+  /// has seen, or it is an older copy of a store that was started since.
+  static Result<std::unique_ptr<StoreMembership>> open(MembershipOptions options, MetaClient& meta,
+                                                       Cluster& cluster);
+
+  /// What is agreed, if it can have come of what this store has seen; else the cluster is
+  /// distrusted.
+  struct Agreed {
+    std::vector<MetaEntry> jobs;
+    Tombstones removed;  // read after the jobs
+  };
+  Result<Agreed> look();
+  /// That has been taken over here: the copy follows, and the others learn which tombstones were
+  /// carried out.
+  void taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained);
+  /// Keys that were put meanwhile.
+  void note(std::vector<MetaEntry> entries);
+
+ private:
+  StoreMembership(MembershipOptions options, MetaClient& meta, Cluster& cluster)
+      : options_(std::move(options)), meta_(meta), cluster_(cluster) {}
+  Error refuse(std::string_view what, std::string_view to_do) const;
+  Result<> find_cluster();
+  Result<> take_identity(const ClusterIdentity& cluster);
+  Result<> check_seen(const ClusterIdentity& cluster);
+  Result<> join_with_jobs(const ClusterIdentity& cluster);
+  Result<> register_store();
+  int64_t carried_out_of(const Agreed& agreed) const;
+  Result<> remove_tombstones(const Tombstones& removed);
+  bool write_facts();
+
+  MembershipOptions options_;
+  MetaClient& meta_;
+  Cluster& cluster_;
+  StoreIdentity identity_;
+  AgreedFacts facts_;
+  bool facts_behind_ = false;  // and that is in the log
+  RegisteredStore own_;        // as the registry of stores has it
+  bool all_removals_ = true;
+};
+
+}  // namespace ptc
