@@ -7,6 +7,7 @@
 
 #include "store/base/json.h"
 #include "store/codec/pickle.h"
+#include "store/codec/pickle_walk.h"
 #include "store/codec/safetensors.h"
 #include "store/codec/torch_file.h"
 
@@ -18,8 +19,8 @@ namespace {
 /// each, if it is not too much.
 class OverlapFinder {
  public:
-  explicit OverlapFinder(const std::vector<const Box*>& boxes)
-      : boxes_(boxes), order_(boxes.size()) {
+  OverlapFinder(const std::vector<const Box*>& boxes, PickleWalk& walk)
+      : boxes_(boxes), walk_(walk), order_(boxes.size()) {
     std::iota(order_.begin(), order_.end(), 0u);
   }
 
@@ -38,6 +39,7 @@ class OverlapFinder {
     if (end - begin < 2 || found_) return ok();
     if (depth < kMostDepth) {
       for (size_t tried = 0; tried < axes; ++tried, axis = (axis + 1) % axes) {
+        PTC_TRY(walk_.count(end - begin));
         auto first = order_.begin() + static_cast<ptrdiff_t>(begin),
              last = order_.begin() + static_cast<ptrdiff_t>(end);
         auto before = [&](uint32_t a, uint32_t b) {
@@ -62,6 +64,7 @@ class OverlapFinder {
     }
     for (size_t i = begin; i < end && !found_; ++i) {
       for (size_t k = i + 1; k < end; ++k) {
+        PTC_TRY(walk_.count());
         if (++pairs_ > kMostPairs)
           return invalid_argument("its {} chunks are too entangled", boxes_.size());
         if (!intersect(*boxes_[order_[i]], *boxes_[order_[k]])) continue;
@@ -73,6 +76,7 @@ class OverlapFinder {
   }
 
   const std::vector<const Box*>& boxes_;
+  PickleWalk& walk_;
   std::vector<uint32_t> order_;
   uint64_t pairs_ = 0;
   std::optional<std::pair<uint32_t, uint32_t>> found_;
@@ -80,29 +84,30 @@ class OverlapFinder {
 
 class DcpParser {
  public:
-  explicit DcpParser(const Pickle& pickle) : pickle_(pickle) {}
+  explicit DcpParser(const Pickle& pickle) : pickle_(pickle), walk_(pickle) {}
 
   Result<DcpMetadata> run() {
     const PickleId root = pickle_.root();
     if (!is_class(root, "Metadata"))
       return invalid_argument("it is not the metadata of a distributed checkpoint, but {}",
                               pickle_.describe(root));
-    const auto tensors = attribute(root, "state_dict_metadata"),
-               items = attribute(root, "storage_data"), paths = attribute(root, "planner_data"),
-               version = attribute(root, "version");
+    PTC_TRY(const auto tensors, attribute(root, "state_dict_metadata"));
+    PTC_TRY(const auto items, attribute(root, "storage_data"));
+    PTC_TRY(const auto paths, attribute(root, "planner_data"));
+    PTC_TRY(const auto version, attribute(root, "version"));
     if (!tensors || !pickle_.is(*tensors, Kind::kDict))
       return invalid_argument("its state_dict_metadata is missing");
     if (!items || !pickle_.is(*items, Kind::kDict))
       return invalid_argument("its storage_data is missing");
     if (version && pickle_.is(*version, Kind::kText))
       metadata_.version = pickle_.text(*version).substr(0, 100);
-    PTC_TRY(pickle_.for_pairs(
-        *tensors, [&](PickleId name, PickleId value) { return add_value(name, value); }));
-    PTC_TRY(pickle_.for_pairs(
-        *items, [&](PickleId index, PickleId info) { return add_item(index, info); }));
+    PTC_TRY(walk_.for_pairs(*tensors,
+                            [&](PickleId name, PickleId value) { return add_value(name, value); }));
+    PTC_TRY(walk_.for_pairs(*items,
+                            [&](PickleId index, PickleId info) { return add_item(index, info); }));
     if (paths && pickle_.is(*paths, Kind::kDict)) {
-      PTC_TRY(pickle_.for_pairs(
-          *paths, [&](PickleId name, PickleId path) { return add_path(name, path); }));
+      PTC_TRY(walk_.for_pairs(*paths,
+                              [&](PickleId name, PickleId path) { return add_path(name, path); }));
     }
     for (DcpTensor& tensor : metadata_.tensors) {
       auto checked = check_tensor(tensor);
@@ -135,20 +140,19 @@ class DcpParser {
   /// Calls f(key, value) for the attributes that an object was given.
   template <class F>
   Result<> for_attributes(PickleId object, F&& f) {
-    return pickle_.for_states(object, [&](PickleId state) -> Result<> {
+    return walk_.for_states(object, [&](PickleId state) -> Result<> {
       if (!pickle_.is(state, Kind::kDict)) return ok();
-      return pickle_.for_pairs(state, [&](PickleId key, PickleId value) -> Result<> {
+      return walk_.for_pairs(state, [&](PickleId key, PickleId value) -> Result<> {
         if (pickle_.is(key, Kind::kText)) f(pickle_.text(key), value);
         return ok();
       });
     });
   }
-  std::optional<PickleId> attribute(PickleId object, std::string_view name) {
+  Result<std::optional<PickleId>> attribute(PickleId object, std::string_view name) {
     std::optional<PickleId> found;
-    auto done = for_attributes(object, [&](std::string_view key, PickleId value) {
+    PTC_TRY(for_attributes(object, [&](std::string_view key, PickleId value) {
       if (key == name) found = value;
-    });
-    PTC_CHECK(done.has_value());
+    }));
     return found;
   }
   std::optional<uint64_t> count_of(PickleId id) {
@@ -173,6 +177,7 @@ class DcpParser {
     if (!pickle_.is(name_id, Kind::kText))
       return invalid_argument("a name in it is {}", pickle_.describe(name_id));
     const std::string_view name = pickle_.text(name_id);
+    PTC_TRY(walk_.count_text(name));
     const bool is_tensor = is_class(value, "TensorStorageMetadata");
     if (!is_tensor && !is_class(value, "BytesStorageMetadata"))
       return invalid_argument("value {}: it is neither a tensor nor bytes, but {}", quoted(name),
@@ -192,16 +197,19 @@ class DcpParser {
   }
 
   Result<> add_tensor(PickleId value, DcpTensor& tensor) {
-    const auto properties = attribute(value, "properties"), size = attribute(value, "size"),
-               chunks = attribute(value, "chunks");
+    PTC_TRY(const auto properties, attribute(value, "properties"));
+    PTC_TRY(const auto size, attribute(value, "size"));
+    PTC_TRY(const auto chunks, attribute(value, "chunks"));
     std::optional<PickleId> type;
     if (properties && pickle_.is(*properties, Kind::kObject)) {
-      PTC_TRY(pickle_.for_states(*properties, [&](PickleId state) -> Result<> {
+      PTC_TRY(walk_.for_states(*properties, [&](PickleId state) -> Result<> {
         if (pickle_.is(state, Kind::kTuple) && pickle_.tuple_size(state) > 0)
           type = pickle_.element(state, 0);
         return ok();
       }));
-      if (!type) type = attribute(*properties, "dtype");
+      if (!type) {
+        PTC_TRY(type, attribute(*properties, "dtype"));
+      }
     }
     if (!type) return invalid_argument("nobody says of what type it is");
     const auto dtype = torch_dtype(pickle_, *type);
@@ -212,11 +220,13 @@ class DcpParser {
     if (!chunks || !pickle_.is(*chunks, Kind::kList))
       return invalid_argument("its list of chunks is missing");
     size_t count = 0;
-    for (Pickle::Changes changes = pickle_.changes(*chunks); changes.more(); changes.next())
+    for (Pickle::Changes changes = pickle_.changes(*chunks); changes.more(); changes.next()) {
+      PTC_TRY(walk_.count());
       count += (*changes).count;
+    }
     PTC_TRY(charge(count * sizeof(DcpChunk)));
     tensor.chunks.reserve(count);
-    return pickle_.for_items(*chunks, [&](PickleId chunk) -> Result<> {
+    return walk_.for_items(*chunks, [&](PickleId chunk) -> Result<> {
       std::optional<PickleId> offsets, sizes;
       if (!pickle_.is(chunk, Kind::kObject))
         return invalid_argument("a chunk of it is {}", pickle_.describe(chunk));
@@ -284,6 +294,7 @@ class DcpParser {
     PTC_TRY(item.file, file(*path));
 
     if (name.data() != last_name_.data() || name.size() != last_name_.size()) {
+      PTC_TRY(walk_.count_text(name));
       const auto found = names_.find(name);
       if (found == names_.end()) return error("it is stored, but not described");
       last_name_ = name;
@@ -344,6 +355,7 @@ class DcpParser {
 
   Result<> add_path(PickleId name_id, PickleId path) {
     if (!pickle_.is(name_id, Kind::kText) || !pickle_.is(path, Kind::kTuple)) return ok();
+    PTC_TRY(walk_.count_text(pickle_.text(name_id)));
     const auto found = names_.find(pickle_.text(name_id));
     if (found == names_.end()) return ok();
     std::vector<TorchStep>& steps = found->second.is_tensor
@@ -352,6 +364,7 @@ class DcpParser {
     steps.clear();
     for (size_t i = 0; i < pickle_.tuple_size(path); ++i) {
       const PickleId step = pickle_.element(path, i);
+      PTC_TRY(walk_.count());
       PTC_TRY(charge(2 * sizeof(TorchStep)));
       if (pickle_.is(step, Kind::kText)) {
         PTC_TRY(charge(pickle_.text(step).size()));
@@ -383,7 +396,7 @@ class DcpParser {
         return invalid_argument("its chunks overlap");
       boxes.push_back(&chunk.box);
     }
-    OverlapFinder finder(boxes);
+    OverlapFinder finder(boxes, walk_);
     PTC_TRY(auto overlap, finder.run());
     if (overlap)
       return invalid_argument("its chunks {} and {} overlap", boxes[overlap->first]->to_string(),
@@ -423,6 +436,7 @@ class DcpParser {
   }
 
   const Pickle& pickle_;
+  PickleWalk walk_;
   DcpMetadata metadata_;
   uint64_t taken_ = 0;
   std::unordered_map<std::string_view, Named> names_;

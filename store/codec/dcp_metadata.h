@@ -58,8 +58,9 @@ struct DcpMetadata {
 /// or are too entangled to tell; a chunk or value of which nobody says in which file it is, or that
 /// is in two; a file that would not be in the directory; items too short for what they hold, or
 /// that overlap in their file; items that a storage extension has transformed (compressed,
-/// encrypted). Time: as the pickle's bytes, times the logarithm of a tensor's chunks. Memory: at
-/// most 40 bytes for one and 4 MiB.
+/// encrypted). Time: as the pickle's bytes, times the logarithm of a tensor's chunks; one that
+/// takes more steps than pickle_walk.h allows is refused. Memory: at most 40 bytes for one and
+/// 4 MiB.
 Result<DcpMetadata> parse_dcp_metadata(std::string_view bytes);
 
 /// Checks that all items lie within files of these lengths, by number of file. kInvalidArgument

@@ -159,11 +159,7 @@ class PickleCopier {
       case Kind::kObject:
         return object(id);
       case Kind::kPersistent:
-        memo_[id] = kOpen;
-        later(Task::kDone, id);
-        later(Task::kOpcode, 'Q');
-        later(Task::kValue, pickle_.arguments(id));
-        return ok();
+        return persistent(id);
       default:
         return ok();
     }
@@ -197,6 +193,27 @@ class PickleCopier {
     if (size > 3) writer_.opcode('(');
     later(Task::kOpcode, size > 3 ? 't' : 0x84 + static_cast<uint32_t>(size));
     later(Task::kElements, id);
+    return ok();
+  }
+
+  Result<> persistent(PickleId id) {
+    PickleReplacement replacement;
+    if (replace_) {
+      PTC_TRY(replacement, replace_(id, writer_));
+    }
+    memo_[id] = kOpen;
+    later(Task::kDone, id);
+    if (replacement.kind == PickleReplacement::Kind::kOther) {
+      later(Task::kValue, replacement.other);
+      return ok();
+    }
+    later(Task::kOpcode, 'Q');
+    if (replacement.kind == PickleReplacement::Kind::kKeep) {
+      later(Task::kValue, pickle_.arguments(id));
+    } else {
+      later(Task::kOpcode, 't');
+      later(Task::kElements, pickle_.arguments(id), static_cast<uint32_t>(replacement.from));
+    }
     return ok();
   }
 

@@ -49,13 +49,13 @@ struct PickleReplacement {
   enum class Kind : uint8_t {
     kKeep,   // writes it
     kOther,  // writes another value of the pickle in its place
-    kTuple,  // it is a tuple: the writer was given a MARK and values, and now come its own from
-             // number `from` on
+    kTuple,  // it is a tuple, or what the persistent id has is one: the writer was given a MARK and
+             // values, and now come its own from number `from` on
   } kind = Kind::kKeep;
   PickleId other = 0;
   size_t from = 0;
 };
-/// Asked once for each tuple and object.
+/// Asked once for each tuple, object and persistent id.
 using PickleReplace = std::function<Result<PickleReplacement>(PickleId id, PickleWriter& writer)>;
 
 /// Writes what `pickle` holds: the same values, and each once, as there; texts and numbers to the

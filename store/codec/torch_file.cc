@@ -8,6 +8,7 @@
 
 #include "store/base/json.h"
 #include "store/base/utf8.h"
+#include "store/codec/pickle_walk.h"
 
 namespace ptc {
 
@@ -82,50 +83,6 @@ std::optional<uint64_t> count_of(const Pickle& pickle, PickleId id) {
   return static_cast<uint64_t>(pickle.integer(id));
 }
 
-/// The value under a key of a state: of a dict, or of one of a pair of dicts (plain attributes and
-/// slots).
-std::optional<PickleId> state_value(const Pickle& pickle, PickleId state, std::string_view key) {
-  std::optional<PickleId> found;
-  auto look = [&](PickleId dict) {
-    if (!pickle.is(dict, PickleKind::kDict)) return;
-    auto done = pickle.for_pairs(dict, [&](PickleId name, PickleId value) -> Result<> {
-      if (pickle.is(name, PickleKind::kText) && pickle.text(name) == key) found = value;
-      return ok();
-    });
-    PTC_CHECK(done.has_value());
-  };
-  look(state);
-  if (pickle.is(state, PickleKind::kTuple) && pickle.tuple_size(state) == 2)
-    look(pickle.element(state, 0)), look(pickle.element(state, 1));
-  return found;
-}
-std::optional<PickleId> attribute(const Pickle& pickle, PickleId object, std::string_view key) {
-  std::optional<PickleId> found;
-  if (!pickle.is(object, PickleKind::kObject)) return found;
-  auto done = pickle.for_states(object, [&](PickleId state) -> Result<> {
-    if (auto value = state_value(pickle, state, key)) found = value;
-    return ok();
-  });
-  PTC_CHECK(done.has_value());
-  return found;
-}
-
-/// Whole numbers of a list or tuple, also of tuples in it; false: there is something else.
-bool take_numbers(const Pickle& pickle, PickleId id, std::vector<uint64_t>& out, int depth = 3) {
-  if (const auto number = count_of(pickle, id))
-    return out.push_back(*number), out.size() <= (1 << 20);
-  if (depth == 0 || (!pickle.is(id, PickleKind::kTuple) && !pickle.is(id, PickleKind::kList)))
-    return false;
-  return pickle
-      .for_items(id,
-                 [&](PickleId item) -> Result<> {
-                   return take_numbers(pickle, item, out, depth - 1)
-                              ? Result<>(ok())
-                              : Result<>(invalid_argument("no number"));
-                 })
-      .has_value();
-}
-
 std::span<std::byte> writable(std::vector<char>& text) {
   return std::as_writable_bytes(std::span(text));
 }
@@ -170,15 +127,17 @@ Result<std::optional<Dims>> torch_dims(const Pickle& pickle, PickleId id) {
   }
   if (!pickle.is(id, PickleKind::kList)) return std::optional<Dims>();
   bool numbers = true;
-  PTC_TRY(pickle.for_items(id, [&](PickleId item) -> Result<> {
+  auto taken = pickle.for_items(id, [&](PickleId item) -> Result<> {
     const auto count = count_of(pickle, item);
-    if (!count) return numbers = false, ok();
+    if (!count) return numbers = false, invalid_argument("no number");
     if (dims.size() == kMaxAxes)
       return invalid_argument("it has more than {} axes, which are not supported", kMaxAxes);
     dims.push_back(*count);
     return ok();
-  }));
-  return numbers ? std::optional(dims) : std::nullopt;
+  });
+  if (!numbers) return std::optional<Dims>();
+  if (!taken) return std::move(taken).error();
+  return std::optional(dims);
 }
 
 class TorchFileReader {
@@ -195,7 +154,7 @@ class TorchFileReader {
     pickle_ = file_.pickle_.get();
     const uint64_t bytes = file_.pickle_bytes().size(), taken = pickle_->memory_bytes();
     budget_ = (bytes * 28 > taken ? bytes * 28 - taken : 0) + (1 << 20);
-    steps_left_ = 32 * bytes + (1 << 20);
+    walk_.emplace(*pickle_);
     file_.places_.push_back({0, 0, TorchStep::Kind::kKey});
     PTC_TRY(visit(pickle_->root(), 0, 0));
     PTC_TRY(check_names());
@@ -278,10 +237,45 @@ class TorchFileReader {
     budget_ -= bytes;
     return ok();
   }
-  Result<> count_steps(uint64_t steps = 1) {
-    if (steps > steps_left_) return invalid_argument("the values in its pickle are too entangled");
-    steps_left_ -= steps;
-    return ok();
+
+  /// The value under a key of a state: of a dict, or of one of a pair of dicts (plain attributes
+  /// and slots).
+  Result<std::optional<PickleId>> state_value(PickleId state, std::string_view key) {
+    PTC_TRY(auto found, walk_->value(state, key));
+    if (!pickle_->is(state, Kind::kTuple) || pickle_->tuple_size(state) != 2) return found;
+    for (size_t i = 0; i < 2; ++i) {
+      PTC_TRY(auto value, walk_->value(pickle_->element(state, i), key));
+      if (value) found = value;
+    }
+    return found;
+  }
+  Result<std::optional<PickleId>> attribute(std::optional<PickleId> object, std::string_view key) {
+    std::optional<PickleId> found;
+    if (!object || !pickle_->is(*object, Kind::kObject)) return found;
+    PTC_TRY(walk_->for_states(*object, [&](PickleId state) -> Result<> {
+      PTC_TRY(auto value, state_value(state, key));
+      if (value) found = value;
+      return ok();
+    }));
+    return found;
+  }
+
+  /// Whole numbers of a list or tuple, also of tuples in it; false: there is something else.
+  Result<bool> take_numbers(PickleId id, std::vector<uint64_t>& out, int depth = 3) {
+    if (const auto number = count_of(*pickle_, id)) {
+      PTC_TRY(charge(sizeof(uint64_t)));
+      out.push_back(*number);
+      return true;
+    }
+    if (depth == 0 || (!pickle_->is(id, Kind::kTuple) && !pickle_->is(id, Kind::kList)))
+      return false;
+    bool numbers = true;
+    PTC_TRY(walk_->for_items(id, [&](PickleId item) -> Result<> {
+      if (!numbers) return ok();
+      PTC_TRY(numbers, take_numbers(item, out, depth - 1));
+      return ok();
+    }));
+    return numbers;
   }
 
   Result<uint32_t> place(uint32_t parent, uint32_t key, TorchStep::Kind kind) {
@@ -295,21 +289,20 @@ class TorchFileReader {
     if (is_leaf(id)) return false;
     if (clean_.empty()) clean_.resize(pickle_->size());
     if (clean_[id]) return false;
-    std::deque<PickleId>& stack = stack_;
-    seen_.clear();
-    stack.assign(1, id);
+    seen_.assign(1, id);
+    clean_[id] = true;
     bool found = false;
-    while (!stack.empty() && !found) {
-      const PickleId at = stack.back();
-      stack.pop_back();
-      if (clean_[at]) continue;
-      clean_[at] = true;
-      seen_.push_back(at);
-      PTC_TRY(count_steps());
-      auto look = [&](PickleId next) -> Result<> {
-        if (pickle_->is(next, Kind::kPersistent)) found = true;
-        else if (!is_leaf(next) && !clean_[next]) stack.push_back(next);
-        return count_steps();
+    for (size_t next = 0; next < seen_.size() && !found; ++next) {
+      const PickleId at = seen_[next];
+      PTC_TRY(walk_->count());
+      auto look = [&](PickleId value) -> Result<> {
+        if (pickle_->is(value, Kind::kPersistent)) {
+          found = true;
+        } else if (!is_leaf(value) && !clean_[value]) {
+          clean_[value] = true;
+          seen_.push_back(value);
+        }
+        return walk_->count();
       };
       if (pickle_->is(at, Kind::kPersistent)) {
         found = true;
@@ -327,11 +320,6 @@ class TorchFileReader {
             PTC_TRY(look(pickle_->value((*changes).first + i)));
           }
         }
-      }
-      // More of them than values: each may be pushed by several before it is looked at.
-      if (stack.size() > pickle_->size() + 1024) {
-        std::sort(stack.begin(), stack.end());
-        stack.erase(std::unique(stack.begin(), stack.end()), stack.end());
       }
     }
     if (found)  // what was seen before is not known to be clean
@@ -363,7 +351,7 @@ class TorchFileReader {
   }
 
   Result<> visit(PickleId id, uint32_t place, size_t depth) {
-    PTC_TRY(count_steps());
+    PTC_TRY(walk_->count());
     switch (pickle_->kind(id)) {
       case Kind::kDict:
         return visit_pairs(id, place, depth);
@@ -395,11 +383,12 @@ class TorchFileReader {
       return holds ? too_deep() : add_literal(id, parent);
     }
     bool empty = true;
-    PTC_TRY(pickle_->for_pairs(id, [&](PickleId key, PickleId value) -> Result<> {
+    PTC_TRY(walk_->for_pairs(id, [&](PickleId key, PickleId value) -> Result<> {
       empty = false;
       const size_t length = name_.size();
       const bool text = pickle_->is(key, Kind::kText);
       if (text) {
+        PTC_TRY(walk_->count_text(pickle_->text(key)));
         append_torch_name(name_, pickle_->text(key));
       } else if (pickle_->is(key, Kind::kInt)) {
         append_torch_name(name_, fmt::format_int(pickle_->integer(key)).c_str());
@@ -424,9 +413,9 @@ class TorchFileReader {
 
   Result<> visit_items(PickleId id, uint32_t parent, size_t depth) {
     bool mappings = false;
-    PTC_TRY(pickle_->for_items(id, [&](PickleId item) -> Result<> {
+    PTC_TRY(walk_->for_items(id, [&](PickleId item) -> Result<> {
       mappings = mappings || is_mapping(item);
-      return count_steps();
+      return ok();
     }));
     PTC_TRY(auto holds, holds_storage(id));
     if (depth == TorchFile::kMaxDepth) return holds ? too_deep() : add_literal(id, parent);
@@ -434,7 +423,7 @@ class TorchFileReader {
     const auto kind =
         pickle_->is(id, Kind::kTuple) ? TorchStep::Kind::kTupleIndex : TorchStep::Kind::kListIndex;
     uint32_t index = 0;
-    return pickle_->for_items(id, [&](PickleId item) -> Result<> {
+    return walk_->for_items(id, [&](PickleId item) -> Result<> {
       const size_t length = name_.size();
       append_torch_name(name_, fmt::format_int(index).c_str());
       PTC_TRY(auto place, this->place(parent, index, kind));
@@ -472,8 +461,10 @@ class TorchFileReader {
         for (Pickle::Changes changes = pickle_->changes(id); changes.more() && !holds;
              changes.next()) {
           const Pickle::Change change = *changes;
+          PTC_TRY(walk_->count());
           if (change.kind == Pickle::Change::Kind::kPairs) continue;
           for (uint32_t i = 0; i < change.count && !holds; ++i) {
+            PTC_TRY(walk_->count());
             PTC_TRY(holds, holds_storage(pickle_->value(change.first + i)));
           }
         }
@@ -563,7 +554,7 @@ class TorchFileReader {
     if (count > least) {  // flags of torch's own: what is lazily conjugated or negated
       const PickleId flags = argument(least);
       bool set = !pickle_->is(flags, Kind::kDict) && !pickle_->is(flags, Kind::kNone);
-      PTC_TRY(pickle_->for_pairs(flags, [&](PickleId, PickleId value) -> Result<> {
+      PTC_TRY(walk_->for_pairs(flags, [&](PickleId, PickleId value) -> Result<> {
         set = set || !pickle_->is(value, Kind::kFalse);
         return ok();
       }));
@@ -649,6 +640,7 @@ class TorchFileReader {
       if (__builtin_mul_overflow(bytes, dtype_bits(*dtype) / 8, &bytes)) return damaged();
     }
     const std::string_view key = pickle_->text(key_id);
+    PTC_TRY(walk_->count_text(key));
     auto [found, is_new] = by_key_.try_emplace(key, static_cast<uint32_t>(file_.storages_.size()));
     if (is_new) {
       PTC_TRY(charge(3 * sizeof(TorchStorage) + 80));
@@ -672,8 +664,8 @@ class TorchFileReader {
 
   /// A DTensor: the local tensor and what is said of the whole.
   Result<> add_dtensor(PickleId id, PickleId state, uint32_t place) {
-    const auto local = state_value(*pickle_, state, "_local_tensor"),
-               spec = state_value(*pickle_, state, "_spec");
+    PTC_TRY(const auto local, state_value(state, "_local_tensor"));
+    PTC_TRY(const auto spec, state_value(state, "_spec"));
     TorchSharding sharding;
     const char* what =
         local && spec && is_plain_tensor(*local) ? nullptr : "_local_tensor or _spec";
@@ -693,18 +685,18 @@ class TorchFileReader {
                       pickle_->is(pickle_->element(state, 0), Kind::kList);
     std::vector<PickleId> shards;
     if (pair) {
-      PTC_TRY(pickle_->for_items(pickle_->element(state, 0), [&](PickleId shard) -> Result<> {
+      PTC_TRY(walk_->for_items(pickle_->element(state, 0), [&](PickleId shard) -> Result<> {
         if (shards.size() < 2) shards.push_back(shard);
-        return count_steps();
+        return ok();
       }));
     }
     if (shards.size() != 1)
       return add_opaque(id, place, "it is a ShardedTensor that has not one local shard");
-    const auto local = attribute(*pickle_, shards[0], "tensor"),
-               metadata = attribute(*pickle_, shards[0], "metadata"),
-               size = attribute(*pickle_, pickle_->element(state, 1), "size");
-    const auto offsets = metadata ? attribute(*pickle_, *metadata, "shard_offsets") : std::nullopt,
-               sizes = metadata ? attribute(*pickle_, *metadata, "shard_sizes") : std::nullopt;
+    PTC_TRY(const auto local, attribute(shards[0], "tensor"));
+    PTC_TRY(const auto metadata, attribute(shards[0], "metadata"));
+    PTC_TRY(const auto size, attribute(pickle_->element(state, 1), "size"));
+    PTC_TRY(const auto offsets, attribute(metadata, "shard_offsets"));
+    PTC_TRY(const auto sizes, attribute(metadata, "shard_sizes"));
     if (!local || !size || !offsets || !sizes || !is_plain_tensor(*local))
       return add_opaque(id, place, "it is a ShardedTensor that is not as expected");
     PTC_TRY(auto shape, torch_dims(*pickle_, *size));
@@ -736,7 +728,7 @@ class TorchFileReader {
     if (file_.tensors_.size() == tensors) return ok();
     TorchTensor& tensor = file_.tensors_.back();
     tensor.outer = id;
-    PTC_TRY(charge(3 * sizeof(TorchSharding) + 8 * (sharding.mesh_ranks.size() + 64)));
+    PTC_TRY(charge(3 * sizeof(TorchSharding) + 8 * 64));
     auto placed = find_box(tensor, sharding);
     if (!placed) return tensor_error(std::move(placed).error());
     tensor.sharding = static_cast<uint32_t>(file_.shardings_.size());
@@ -746,9 +738,10 @@ class TorchFileReader {
 
   /// nullptr, or the attribute that is not as expected.
   Result<const char*> read_spec(PickleId spec, TorchSharding& sharding) {
-    const auto meta = attribute(*pickle_, spec, "tensor_meta"),
-               placements = attribute(*pickle_, spec, "placements"),
-               mesh = attribute(*pickle_, spec, "mesh");
+    PTC_TRY(const auto meta, attribute(spec, "tensor_meta"));
+    PTC_TRY(const auto placements, attribute(spec, "placements"));
+    PTC_TRY(const auto mesh, attribute(spec, "mesh"));
+    PTC_TRY(const auto order, attribute(spec, "shard_order"));
     if (!meta || !pickle_->is(*meta, Kind::kObject) ||
         !pickle_->is(pickle_->arguments(*meta), Kind::kTuple) ||
         pickle_->tuple_size(pickle_->arguments(*meta)) < 3)
@@ -775,8 +768,8 @@ class TorchFileReader {
       else return "placements";
       if (placement.kind == PlacementKind::kShard ||
           placement.kind == PlacementKind::kStridedShard) {
-        const auto axis = attribute(*pickle_, object, "dim"),
-                   factor = attribute(*pickle_, object, "split_factor");
+        PTC_TRY(const auto axis, attribute(object, "dim"));
+        PTC_TRY(const auto factor, attribute(object, "split_factor"));
         const auto number = axis ? count_of(*pickle_, *axis) : std::nullopt;
         if (!number || *number >= shape->size()) return "placements";
         placement.axis = *number;
@@ -784,46 +777,79 @@ class TorchFileReader {
       }
       sharding.placements.push_back(placement);
     }
-    if (!mesh || !read_mesh(*mesh, sharding)) return "mesh";
-    return nullptr;
+    PTC_TRY(sharding.mesh_order, is_mesh_order(order));
+    if (!mesh) return "mesh";
+    PTC_TRY(const bool known, read_mesh(*mesh, sharding));
+    return known ? nullptr : "mesh";
   }
 
-  bool read_mesh(PickleId mesh, TorchSharding& sharding) {
-    if (const auto layout = attribute(*pickle_, mesh, "_layout")) {
-      const auto axes = attribute(*pickle_, *layout, "axes");
+  /// Whether a ShardOrder says that each axis is cut along those of the mesh in their own order; so
+  /// it is where there is none, as older versions of torch have it.
+  Result<bool> is_mesh_order(std::optional<PickleId> order) {
+    if (!order || pickle_->is(*order, Kind::kNone)) return true;
+    if (!pickle_->is(*order, Kind::kTuple) || pickle_->tuple_size(*order) > kMaxAxes) return false;
+    for (size_t i = 0; i < pickle_->tuple_size(*order); ++i) {
+      const PickleId entry = pickle_->element(*order, i);
+      if (!pickle_->is(entry, Kind::kObject)) return false;
+      const PickleId arguments = pickle_->arguments(entry);  // the tensor's axis, the mesh's axes
+      if (!pickle_->is(arguments, Kind::kTuple) || pickle_->tuple_size(arguments) != 2)
+        return false;
+      const auto axes = torch_dims(*pickle_, pickle_->element(arguments, 1));
+      if (!axes || !axes.value() || !std::is_sorted(axes.value()->begin(), axes.value()->end()))
+        return false;
+      PTC_TRY(walk_->count());
+    }
+    return true;
+  }
+
+  Result<bool> read_mesh(PickleId mesh, TorchSharding& sharding) {
+    PTC_TRY(const auto layout, attribute(mesh, "_layout"));
+    if (layout) {
+      PTC_TRY(const auto axes, attribute(layout, "axes"));
+      PTC_TRY(const auto whole, attribute(layout, "shape"));
       if (axes && pickle_->is(*axes, Kind::kTuple)) {
+        if (pickle_->tuple_size(*axes) > kMaxAxes) return false;
         for (size_t i = 0; i < pickle_->tuple_size(*axes); ++i) {
-          const auto shape = attribute(*pickle_, pickle_->element(*axes, i), "shape");
+          PTC_TRY(const auto shape, attribute(pickle_->element(*axes, i), "shape"));
           std::vector<uint64_t> sizes;
-          if (!shape || !take_numbers(*pickle_, *shape, sizes)) return false;
+          if (!shape) return false;
+          PTC_TRY(const bool numbers, take_numbers(*shape, sizes));
+          if (!numbers) return false;
           uint64_t size = 1;
           for (const uint64_t n : sizes)
             if (__builtin_mul_overflow(size, n, &size)) return false;
           sharding.mesh_shape.push_back(size);
         }
-      } else if (const auto shape = attribute(*pickle_, *layout, "shape")) {
-        if (!take_numbers(*pickle_, *shape, sharding.mesh_shape)) return false;
+      } else if (whole) {
+        PTC_TRY(const bool numbers, take_numbers(*whole, sharding.mesh_shape));
+        if (!numbers) return false;
       }
     }
-    if (const auto ranks = attribute(*pickle_, mesh, "_flatten_rank_map"))
-      if (!take_numbers(*pickle_, *ranks, sharding.mesh_ranks)) return false;
-    if (const auto coordinate = attribute(*pickle_, mesh, "_coordinate_on_dim"))
-      if (!pickle_->is(*coordinate, Kind::kNone) &&
-          !take_numbers(*pickle_, *coordinate, sharding.coordinate))
-        return false;
+    PTC_TRY(const auto ranks, attribute(mesh, "_flatten_rank_map"));
+    if (ranks) {
+      PTC_TRY(const bool numbers, take_numbers(*ranks, sharding.mesh_ranks));
+      if (!numbers) return false;
+    }
+    PTC_TRY(const auto coordinate, attribute(mesh, "_coordinate_on_dim"));
+    if (coordinate && !pickle_->is(*coordinate, Kind::kNone)) {
+      PTC_TRY(const bool numbers, take_numbers(*coordinate, sharding.coordinate));
+      if (!numbers) return false;
+    }
     for (const char* key : {"_mesh_dim_names", "mesh_dim_names"}) {
-      const auto names = attribute(*pickle_, mesh, key);
+      PTC_TRY(const auto names, attribute(mesh, key));
       if (!names || !sharding.mesh_names.empty()) continue;
-      auto done = pickle_->for_items(*names, [&](PickleId name) -> Result<> {
-        if (pickle_->is(name, Kind::kText))
-          sharding.mesh_names.emplace_back(printable(pickle_->text(name), 100));
-        return count_steps();
-      });
-      if (!done || sharding.mesh_names.size() > kMaxAxes) return false;
+      bool few = true;
+      PTC_TRY(walk_->for_items(*names, [&](PickleId name) -> Result<> {
+        if (!pickle_->is(name, Kind::kText)) return ok();
+        few = few && sharding.mesh_names.size() < kMaxAxes;
+        if (few) sharding.mesh_names.emplace_back(printable(pickle_->text(name), 100));
+        return ok();
+      }));
+      if (!few) return false;
     }
     // Before torch 2.10 the mesh was a tensor, whose shape says as much.
     if (sharding.mesh_shape.empty()) {
-      const auto tensor = attribute(*pickle_, mesh, "mesh");
+      PTC_TRY(const auto tensor, attribute(mesh, "mesh"));
       if (tensor && pickle_->is(*tensor, Kind::kObject) && called(*tensor) == Callable::kTensorV2 &&
           pickle_->is(pickle_->arguments(*tensor), Kind::kTuple) &&
           pickle_->tuple_size(pickle_->arguments(*tensor)) > 3) {
@@ -841,6 +867,7 @@ class TorchFileReader {
     if (tensor.shape.size() != sharding.global_shape.size())
       return invalid_argument("its local part has {} axes, the whole {}", tensor.shape.size(),
                               sharding.global_shape.size());
+    if (!sharding.mesh_order) return ok();
     Box box = sharding.box.value_or(Box::whole(sharding.global_shape));
     for (size_t i = 0; i < sharding.placements.size(); ++i) {
       const TorchSharding::Placement& placement = sharding.placements[i];
@@ -881,12 +908,13 @@ class TorchFileReader {
   uint64_t file_bytes_;
   TorchFile file_;
   const Pickle* pickle_ = nullptr;
+  std::optional<PickleWalk> walk_;
   std::string member_;  // "archive/data/", to which a key is added
   std::string name_;    // of the value that is visited
-  uint64_t budget_ = 0, steps_left_ = 0;
+  uint64_t budget_ = 0;
   std::unordered_map<std::string_view, uint32_t> by_key_;
-  std::vector<bool> clean_;            // by value: there is no storage in it
-  std::deque<PickleId> stack_, seen_;  // of holds_storage(); these grow without a copy
+  std::vector<bool> clean_;    // by value: there is no storage in it
+  std::deque<PickleId> seen_;  // of holds_storage(); it grows without a copy
   PickleId last_called_ = UINT32_MAX, last_dtype_ = UINT32_MAX, last_storage_type_ = UINT32_MAX;
   Callable last_callable_ = Callable::kOther;
   std::optional<DType> last_known_dtype_, last_storage_dtype_;

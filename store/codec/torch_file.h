@@ -43,13 +43,16 @@ struct TorchSharding {
   };
   Shape global_shape;
   std::vector<Placement> placements;  // one for each axis of the mesh; none of a ShardedTensor
+  /// Whether an axis that several of the mesh cut is cut by the first of them first.
+  bool mesh_order = true;
   std::vector<uint64_t> mesh_shape;
   std::vector<uint64_t> mesh_ranks;     // in C order; empty where the pickle does not say
   std::vector<std::string> mesh_names;  // of the axes, where they have some
   std::vector<uint64_t>
       coordinate;  // of the rank that saved it; empty where the pickle does not say
   /// What of the whole tensor the local one is, where that follows from the above: shards as
-  /// torch.chunk cuts them, no partial sums. Its extent is then the local shape.
+  /// torch.chunk cuts them, in the order of the mesh, no partial sums. Its extent is then the local
+  /// shape.
   std::optional<Box> box;
 };
 
@@ -97,7 +100,8 @@ class TorchFile {
   /// than the pickle says; tensors that lie outside of their storage, have more than kMaxAxes axes
   /// or the same name as another; values nested deeper than kMaxDepth with tensors in them; a
   /// pickle that has so many names for so few values that with them it takes more than 28 bytes of
-  /// memory for each of its own, and 1 MiB.
+  /// memory for each of its own, and 1 MiB, or to look at it takes more steps than pickle_walk.h
+  /// allows.
   static Result<TorchFile> read(const ReadAt& read, uint64_t file_bytes);
   TorchFile(TorchFile&&) noexcept = default;
   TorchFile& operator=(TorchFile&&) noexcept = default;

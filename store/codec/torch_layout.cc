@@ -31,8 +31,8 @@ class TorchWriter {
             }));
     ZipWriter zip;
     zip.add(root_ + "/data.pkl", text);
-    zip.add(root_ + "/.format_version", "1");
-    zip.add(root_ + "/.storage_alignment", "64");
+    // No .format_version and .storage_alignment: with them torch may compute where the storages
+    // are, as its own writer would have put them, instead of reading it.
     zip.add(root_ + "/byteorder", "little");
     uint64_t sum = 0;
     for (size_t i = 0; i < storages_.size(); ++i) {
@@ -95,13 +95,14 @@ class TorchWriter {
 
   Result<PickleReplacement> replace(PickleId id, PickleWriter& writer) {
     using Kind = PickleReplacement::Kind;
+    if (pickle_.is(id, PickleKind::kPersistent)) return replace_storage(id, writer);
     if (pickle_.is(id, PickleKind::kObject)) {
       const auto found = plain_.find(id);
       return found == plain_.end() ? PickleReplacement()
                                    : PickleReplacement{Kind::kOther, found->second, 0};
     }
     const auto found = by_arguments_.find(id);
-    if (found == by_arguments_.end()) return replace_storage(id, writer);
+    if (found == by_arguments_.end()) return PickleReplacement();
     const uint32_t number = found->second;
     const TorchTensor& tensor = file_.tensors()[number];
     const Storage& storage = storages_[storage_[number]];
@@ -124,17 +125,23 @@ class TorchWriter {
     return PickleReplacement{Kind::kTuple, 0, 4};
   }
 
-  /// The id of a storage that belongs to no tensor that is known: its bytes are copied.
-  Result<PickleReplacement> replace_storage(PickleId id, PickleWriter& writer) {
-    if (pickle_.tuple_size(id) != 5 || !pickle_.is(pickle_.element(id, 0), PickleKind::kText) ||
+  /// A storage that belongs to no tensor that is known: its bytes are copied. Under its old key
+  /// there may be another tensor's.
+  Result<PickleReplacement> replace_storage(PickleId persistent, PickleWriter& writer) {
+    const PickleId id = pickle_.arguments(persistent);
+    if (!pickle_.is(id, PickleKind::kTuple) || pickle_.tuple_size(id) != 5 ||
+        !pickle_.is(pickle_.element(id, 0), PickleKind::kText) ||
         pickle_.text(pickle_.element(id, 0)) != "storage" ||
         !pickle_.is(pickle_.element(id, 1), PickleKind::kGlobal) ||
         !pickle_.is(pickle_.element(id, 2), PickleKind::kText) ||
         !pickle_.is(pickle_.element(id, 4), PickleKind::kInt))
-      return PickleReplacement();
+      return invalid_argument("a storage in it is not named as torch does");
     const std::string_view key = pickle_.text(pickle_.element(id, 2));
     const ZipMember* member = file_.storage_member(key);
-    if (member == nullptr || !member->stored()) return PickleReplacement();
+    if (member == nullptr)
+      return invalid_argument("storage {} is not in the zip archive", quoted(key));
+    if (!member->stored())
+      return invalid_argument("storage {} is {}", quoted(key), zip_method_text(member->method));
     const auto [found, is_new] = copied_.try_emplace(key, static_cast<uint32_t>(storages_.size()));
     if (is_new)
       storages_.push_back({member->bytes, member->crc32, TorchTensor::kNone, member->data_offset});

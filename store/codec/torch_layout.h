@@ -44,7 +44,10 @@ struct TorchLayout {
 /// Lays out a file in which tensor number i is as `tensors[i]` says: contiguous, in a storage of
 /// its own, at a multiple of 64. torch.load(mmap=True, weights_only=True) takes it if it took the
 /// file that was read. kInvalidArgument: not one for each tensor; two names of one tensor that
-/// shall differ; a tensor shares the bytes of one that is not like it; more than 2^63 bytes.
+/// shall differ; a tensor shares the bytes of one that is not like it; a storage of what is opaque
+/// that is not in the file, compressed, or not named as torch does; more than 2^63 bytes. torch
+/// reads where the storages are, and does not compute it (calculate_storage_offsets), because the
+/// records that would say so are left out.
 Result<TorchLayout> lay_out_torch_file(const TorchFile& file,
                                        std::span<const TorchNewTensor> tensors,
                                        std::string_view root = "archive");

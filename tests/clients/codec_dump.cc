@@ -117,7 +117,7 @@ void rewrite(const std::string& bytes, const std::string& path, std::string_view
            contents.emplace_back());
     tensors[i].crc32 = zip_crc32(contents.back());
   }
-  const TorchLayout layout = must(lay_out_torch_file(file, tensors, "made"));
+  const TorchLayout layout = must(lay_out_torch_file(file, tensors));
   std::string out(layout.zip.file_bytes, '?');
   for (const ZipWriter::Piece& piece : layout.zip.pieces)
     out.replace(piece.offset, piece.bytes.size(), piece.bytes);

@@ -197,6 +197,37 @@ TEST(DcpMetadata, RefusesWhatLies) {
                         Code::kInvalidArgument, "file 'a' has 15 bytes, but 'w'"));
 }
 
+TEST(DcpMetadata, FewValuesThatAreUsedVeryOftenAreRefused) {
+  // A chunk with much else in its state, which a tensor has 10 000 times.
+  auto repeated = [](const std::string& value, size_t times) {
+    std::string all;
+    for (size_t i = 0; i < times; ++i) all += value;
+    return all;
+  };
+  auto text = [](const std::string& value) {
+    return "\x8c" + std::string(1, static_cast<char>(value.size())) + value;
+  };
+  auto object = [&](const char* name, const std::string& state) {
+    return "c" + std::string(kModule) + "\n" + name + "\n)\x81}(" + state + "ub";
+  };
+  const std::string chunk =
+      object("ChunkStorageMetadata", text("offsets") + std::string("K\0\x85", 3) + text("sizes") +
+                                         "K\4\x85" + repeated("NN", 10'000)) +
+      "q\1";
+  const std::string properties = "c" + std::string(kModule) +
+                                 "\nTensorProperties\n)\x81"
+                                 "ctorch\nfloat32\n\x85"
+                                 "b";
+  const std::string tensor = object(
+      "TensorStorageMetadata", text("properties") + properties + text("size") + "K\4\x85" +
+                                   text("chunks") + "](" + chunk + repeated("h\1", 10'000) + "e");
+  const std::string bytes = "\x80\4" +
+                            object("Metadata", text("state_dict_metadata") + "}" + text("w") +
+                                                   tensor + "s" + text("storage_data") + "}") +
+                            ".";
+  EXPECT_TRUE(has_error(parse_dcp_metadata(bytes), Code::kInvalidArgument, "too entangled"));
+}
+
 TEST(DcpMetadata, SixteenThousandRanksTakeNoTimeToCheck) {
   std::vector<Box> boxes;
   for (uint64_t row = 0; row < 128; ++row)

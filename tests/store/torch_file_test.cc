@@ -220,6 +220,101 @@ TEST(TorchFile, NewShapesThatCannotBe) {
                         Code::kInvalidArgument, "no name"));
 }
 
+/// A file whose pickle is given, with a storage "0" of 16 bytes.
+std::string file_of(const std::string& pickle) {
+  ZipWriter zip;
+  zip.add("x/data.pkl", pickle);
+  zip.add("x/data/0", "0123456789abcdef");
+  return std::move(zip).finish().pieces[0].bytes;
+}
+std::string text(const std::string& value) {
+  PickleWriter writer;
+  writer.text(value);
+  return std::move(writer).finish().substr(2, 5 + value.size());
+}
+std::string repeated(const std::string& value, size_t times) {
+  std::string all;
+  for (size_t i = 0; i < times; ++i) all += value;
+  return all;
+}
+std::string storage(const std::string& key, const char* type = "FloatStorage",
+                    const std::string& count = "K\4") {
+  return "(" + text("storage") + "ctorch\n" + type + "\n" + text(key) + text("cpu") + count + "t";
+}
+/// Tensors of four floats.
+const std::string kTensor =
+    "ctorch._utils\n_rebuild_tensor_v2\n("s + storage("0") + "QK\0K\4\x85K\1\x85\x89NtR"s;
+/// An object of a class, without arguments, whose state is a dict of these keys and values.
+std::string object(const std::string& name, const std::string& state) {
+  return "cx\n" + name + "\n)\x81}(" + state + "ub";
+}
+std::string dtensor(const std::string& mesh, const std::string& placement = "Replicate") {
+  return "ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\n"
+         "ctorch.distributed.tensor\nDTensor\n)N}(" +
+         text("_local_tensor") + kTensor + text("_spec") +
+         object("DTensorSpec", text("mesh") + object("DeviceMesh", mesh) + text("placements") +
+                                   "cx\n" + placement + "\n)\x81\x85" + text("tensor_meta") +
+                                   "cx\nTensorMeta\n(K\4\x85K\1\x85" + "ctorch\nfloat32\nt\x81") +
+         "u\x86tR";
+}
+
+TEST(TorchFile, StoragesThatCannotBeCopiedAreRefusedAndWhatLooksLikeOneIsNone) {
+  const std::string complex =
+      "}("s + text("w") + kTensor + text("c") + "ctorch._utils\n_rebuild_tensor_v2\n(";
+  auto lay_out = [](const std::string& pickle, std::string_view part = {}) {
+    auto file = read(file_of("\x80\2" + pickle + "."));
+    EXPECT_TRUE(is_ok(file));
+    auto layout = lay_out_torch_file(file.value(), same_tensors(file.value()));
+    if (part.empty()) EXPECT_TRUE(is_ok(layout));
+    else EXPECT_TRUE(has_error(layout, Code::kInvalidArgument, part));
+    return layout ? std::move(layout).value().zip.pieces[0].bytes : "";
+  };
+  const std::string rest = "QK\0K\1\x85K\1\x85\x89NtRu"s;
+  lay_out(complex + storage("0", "ComplexDoubleStorage", "K\1") + rest);
+  lay_out(complex + storage("1", "ComplexDoubleStorage", "K\1") + rest,
+          "storage '1' is not in the zip archive");
+  lay_out("}("s + text("s") + text("0") + "Qu", "not named as torch does");
+  // A value of the file's own, which only looks like the id of a storage.
+  const std::string own = storage("own", "FloatStorage", "K\4");
+  const std::string made = lay_out("}("s + text("w") + kTensor + text("v") + own + "u");
+  EXPECT_NE(made.find(text("own")), std::string::npos);
+  const std::string same = lay_out("}("s + text("v") + storage("0") + text("w") + kTensor + "u");
+  EXPECT_NE(same.find(text("0")), std::string::npos);
+}
+
+TEST(TorchFile, FewValuesThatAreUsedVeryOftenAreRefused) {
+  const size_t n = 10'000;
+  const std::string numbers = "("s + repeated("K\1", 100) + "tq\5",
+                    more = "(" + numbers + repeated("h\5", 100) + "tq\6";
+  const std::string arguments =
+      "("s + storage("0") + "QK\0K\4\x85K\1\x85\x89N}("s + repeated("N\x89", n) + "utq\2";
+  const std::string pickles[] = {
+      // Pairs with keys that are no names, in a dict that is in a list 10 000 times.
+      "]("s + kTensor + "}q\1(" + repeated("NN", n) + "u" + repeated("h\1", n) + "e",
+      // A long key.
+      "}("s + text(std::string(40 * n, 'k')) + "q\1N" + repeated("h\1N", 4 * n) + "u",
+      // What torch says of how tensors are to be read, which many have.
+      "ctorch._utils\n_rebuild_tensor_v2\nq\1"
+      "0" +
+          arguments + "0](" + repeated("h\1h\2R", n) + "e",
+      // Ranks of a mesh.
+      dtensor(text("_flatten_rank_map") + "(" + more + repeated("h\6", 1000) + "t"),
+      dtensor(text("_flatten_rank_map") + "((]q\5" + repeated("h\5", n) + "tq\6" +
+              repeated("h\6", n) + "t"),
+  };
+  for (size_t i = 0; i < std::size(pickles); ++i) {
+    SCOPED_TRACE(i);
+    auto file = read(file_of("\x80\2" + pickles[i] + "."));
+    EXPECT_FALSE(file.has_value());
+    if (!file) {
+      const std::string message(file.error().message());
+      EXPECT_TRUE(message.find("too entangled") != std::string::npos ||
+                  message.find("more memory") != std::string::npos)
+          << message;
+    }
+  }
+}
+
 TEST(PickleWriter, NumbersOfAllSizes) {
   for (int bits = 0; bits < 64; ++bits) {
     for (const int64_t base :
