@@ -182,7 +182,7 @@ class DcpParser {
     if (!is_tensor && !is_class(value, "BytesStorageMetadata"))
       return invalid_argument("value {}: it is neither a tensor nor bytes, but {}", quoted(name),
                               pickle_.describe(value));
-    PTC_TRY(charge(2 * sizeof(DcpTensor) + 2 * name.size() + 100));
+    PTC_TRY(charge(3 * (is_tensor ? sizeof(DcpTensor) : sizeof(DcpValue)) + 2 * name.size() + 130));
     const Named named{is_tensor, static_cast<uint32_t>(is_tensor ? metadata_.tensors.size()
                                                                  : metadata_.values.size())};
     if (!names_.try_emplace(name, named).second)
@@ -224,7 +224,8 @@ class DcpParser {
       PTC_TRY(walk_.count());
       count += (*changes).count;
     }
-    PTC_TRY(charge(count * sizeof(DcpChunk)));
+    // With what check_tensor() and check_items() take of each.
+    PTC_TRY(charge(count * (sizeof(DcpChunk) + sizeof(Box*) + 2 * sizeof(uint32_t) + 24)));
     tensor.chunks.reserve(count);
     return walk_.for_items(*chunks, [&](PickleId chunk) -> Result<> {
       std::optional<PickleId> offsets, sizes;
@@ -346,7 +347,7 @@ class DcpParser {
     const auto [found, is_new] =
         files_.try_emplace(name, static_cast<uint32_t>(metadata_.files.size()));
     if (is_new) {
-      PTC_TRY(charge(2 * sizeof(std::string) + name.size() + 100));
+      PTC_TRY(charge(3 * sizeof(std::string) + name.size() + 100));
       metadata_.files.emplace_back(name);
     }
     last_file_id_ = id;
@@ -365,7 +366,7 @@ class DcpParser {
     for (size_t i = 0; i < pickle_.tuple_size(path); ++i) {
       const PickleId step = pickle_.element(path, i);
       PTC_TRY(walk_.count());
-      PTC_TRY(charge(2 * sizeof(TorchStep)));
+      PTC_TRY(charge(3 * sizeof(TorchStep)));
       if (pickle_.is(step, Kind::kText)) {
         PTC_TRY(charge(pickle_.text(step).size()));
         steps.push_back({TorchStep::Kind::kKey, std::string(pickle_.text(step)), 0});
@@ -488,8 +489,7 @@ Result<DcpArray> find_dcp_array(const ReadAt& file, const DcpItem& item, DType d
   if (tensor.dtype != dtype || tensor.shape != shape)
     return invalid_argument("it holds {} {}, but should hold {} {}", dtype_name(tensor.dtype),
                             tensor.shape.to_string(), dtype_name(dtype), shape.to_string());
-  if (!tensor.contiguous) return invalid_argument("its elements are not in C order");
-  return DcpArray{item.offset + tensor.offset, tensor.bytes};
+  return DcpArray{item.offset + tensor.offset, tensor.bytes, tensor.strides, tensor.contiguous};
 }
 
 }  // namespace ptc

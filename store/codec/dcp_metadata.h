@@ -67,12 +67,14 @@ Result<DcpMetadata> parse_dcp_metadata(std::string_view bytes);
 /// names the file.
 Result<> check_dcp_files(const DcpMetadata& metadata, std::span<const uint64_t> file_bytes);
 
-/// Where in its file the array of a chunk is: [offset, offset + bytes), in C order. Reads the
-/// header of the archive that the item is. kInvalidArgument: it is none, or holds something else
-/// than that one tensor.
+/// Where in its file the array of a chunk is: [offset, offset + bytes), from its first element to
+/// its last. Not contiguous (it was a transpose): see TorchTensor. Reads the header of the archive
+/// that the item is. kInvalidArgument: it is none, or holds something else than that one tensor.
 struct DcpArray {
   uint64_t offset = 0;
   uint64_t bytes = 0;
+  Dims strides;  // in elements
+  bool contiguous = true;
 };
 Result<DcpArray> find_dcp_array(const ReadAt& file, const DcpItem& item, DType dtype,
                                 const Shape& shape);

@@ -22,6 +22,7 @@ enum class TorchCallable : uint8_t {
   kParameterWithState,
   kFromType,
   kWrapper,
+  kRebuilt,  // a tensor of another kind
   kMapping
 };
 
@@ -69,6 +70,7 @@ Callable callable(const Pickle& pickle, PickleId id) {
     if (name == "_rebuild_parameter") return Callable::kParameter;
     if (name == "_rebuild_parameter_with_state") return Callable::kParameterWithState;
     if (name == "_rebuild_wrapper_subclass") return Callable::kWrapper;
+    if (name.starts_with("_rebuild_")) return Callable::kRebuilt;
   } else if (module == "torch._tensor" && name == "_rebuild_from_type_v2") {
     return Callable::kFromType;
   } else if (module == "collections" &&
@@ -237,6 +239,11 @@ class TorchFileReader {
     budget_ -= bytes;
     return ok();
   }
+  /// One more in a deque, with its share of the deque's own.
+  template <class T>
+  Result<> charge_one() {
+    return charge(sizeof(T) + sizeof(T) / 8 + 1);
+  }
 
   /// The value under a key of a state: of a dict, or of one of a pair of dicts (plain attributes
   /// and slots).
@@ -263,7 +270,7 @@ class TorchFileReader {
   /// Whole numbers of a list or tuple, also of tuples in it; false: there is something else.
   Result<bool> take_numbers(PickleId id, std::vector<uint64_t>& out, int depth = 3) {
     if (const auto number = count_of(*pickle_, id)) {
-      PTC_TRY(charge(sizeof(uint64_t)));
+      PTC_TRY(charge(3 * sizeof(uint64_t)));
       out.push_back(*number);
       return true;
     }
@@ -279,12 +286,13 @@ class TorchFileReader {
   }
 
   Result<uint32_t> place(uint32_t parent, uint32_t key, TorchStep::Kind kind) {
-    PTC_TRY(charge(3 * sizeof(TorchFile::Place)));
+    PTC_TRY(charge_one<TorchFile::Place>());
     file_.places_.push_back({parent, key, kind});
     return static_cast<uint32_t>(file_.places_.size() - 1);
   }
 
-  /// Whether there is a storage in a value, or in what it leads to.
+  /// Whether there is a storage in a value, or in what it leads to; or a tensor that has none (of
+  /// device meta, or made of an array).
   Result<bool> holds_storage(PickleId id) {
     if (is_leaf(id)) return false;
     if (clean_.empty()) clean_.resize(pickle_->size());
@@ -312,6 +320,7 @@ class TorchFileReader {
         }
       } else {
         if (pickle_->is(at, Kind::kObject)) {
+          found = called(at) == Callable::kRebuilt;
           PTC_TRY(look(pickle_->called(at)));
           PTC_TRY(look(pickle_->arguments(at)));
         }
@@ -504,7 +513,7 @@ class TorchFileReader {
   }
 
   Result<> add_literal(PickleId id, uint32_t place) {
-    PTC_TRY(charge(3 * sizeof(TorchLiteral)));
+    PTC_TRY(charge_one<TorchLiteral>());
     file_.literals_.push_back({place, id});
     return ok();
   }
@@ -624,7 +633,7 @@ class TorchFileReader {
     if (!pickle_->is(what, Kind::kText) || pickle_->text(what) != "storage" ||
         !pickle_->is(key_id, Kind::kText) || !count)
       return damaged();
-    uint64_t bytes = *count;
+    uint64_t bytes = *count, item = 1;
     if (type != last_storage_type_) {
       last_storage_type_ = type;
       last_storage_dtype_ = torch_storage_dtype(*pickle_, type);
@@ -637,7 +646,8 @@ class TorchFileReader {
         return unknown = fmt::format("the type of its storage is not supported: {}",
                                      pickle_->describe(type)),
                0;
-      if (__builtin_mul_overflow(bytes, dtype_bits(*dtype) / 8, &bytes)) return damaged();
+      item = dtype_bits(*dtype) / 8;
+      if (__builtin_mul_overflow(bytes, item, &bytes)) return damaged();
     }
     const std::string_view key = pickle_->text(key_id);
     PTC_TRY(walk_->count_text(key));
@@ -655,7 +665,8 @@ class TorchFileReader {
       file_.storages_.push_back({key, member->data_offset, member->bytes});
     }
     const TorchStorage& storage = file_.storages_[found->second];
-    if (storage.bytes != bytes)
+    // Less than an item may be left over: of a storage that was made for smaller ones.
+    if (storage.bytes < bytes || storage.bytes - bytes >= item)
       return invalid_argument(
           "its storage {} should have {} bytes, but the zip archive has {} of it", quoted(key),
           bytes, storage.bytes);
@@ -729,8 +740,7 @@ class TorchFileReader {
     TorchTensor& tensor = file_.tensors_.back();
     tensor.outer = id;
     PTC_TRY(charge(3 * sizeof(TorchSharding) + 8 * 64));
-    auto placed = find_box(tensor, sharding);
-    if (!placed) return tensor_error(std::move(placed).error());
+    find_box(tensor, sharding);
     tensor.sharding = static_cast<uint32_t>(file_.shardings_.size());
     file_.shardings_.push_back(std::move(sharding));
     return ok();
@@ -779,7 +789,11 @@ class TorchFileReader {
     }
     PTC_TRY(sharding.mesh_order, is_mesh_order(order));
     if (!mesh) return "mesh";
-    PTC_TRY(const bool known, read_mesh(*mesh, sharding));
+    PTC_TRY(sharding.mesh, this->mesh(*mesh));
+    const size_t axes = sharding.placements.size();
+    const bool known =
+        sharding.mesh && (sharding.mesh->shape.empty() || sharding.mesh->shape.size() == axes) &&
+        (sharding.mesh->coordinate.empty() || sharding.mesh->coordinate.size() == axes);
     return known ? nullptr : "mesh";
   }
 
@@ -802,8 +816,24 @@ class TorchFileReader {
     return true;
   }
 
-  Result<bool> read_mesh(PickleId mesh, TorchSharding& sharding) {
-    PTC_TRY(const auto layout, attribute(mesh, "_layout"));
+  /// nullptr: it is not as expected.
+  Result<std::shared_ptr<const TorchMesh>> mesh(PickleId id) {
+    const auto [found, is_new] = meshes_.try_emplace(id);
+    if (!is_new) return found->second;
+    auto made = std::make_shared<TorchMesh>();
+    PTC_TRY(charge(sizeof(TorchMesh) + 200));
+    PTC_TRY(const bool known, read_mesh(id, *made));
+    if (!known) return found->second;
+    // Of a part of a mesh the ranks are those of the whole.
+    uint64_t count = 1;
+    for (const uint64_t n : made->shape)
+      if (__builtin_mul_overflow(count, n, &count)) count = 0;
+    if (count != made->ranks.size()) made->ranks = {};
+    return found->second = std::move(made);
+  }
+
+  Result<bool> read_mesh(PickleId id, TorchMesh& mesh) {
+    PTC_TRY(const auto layout, attribute(id, "_layout"));
     if (layout) {
       PTC_TRY(const auto axes, attribute(layout, "axes"));
       PTC_TRY(const auto whole, attribute(layout, "shape"));
@@ -818,78 +848,69 @@ class TorchFileReader {
           uint64_t size = 1;
           for (const uint64_t n : sizes)
             if (__builtin_mul_overflow(size, n, &size)) return false;
-          sharding.mesh_shape.push_back(size);
+          mesh.shape.push_back(size);
         }
       } else if (whole) {
-        PTC_TRY(const bool numbers, take_numbers(*whole, sharding.mesh_shape));
+        PTC_TRY(const bool numbers, take_numbers(*whole, mesh.shape));
         if (!numbers) return false;
       }
     }
-    PTC_TRY(const auto ranks, attribute(mesh, "_flatten_rank_map"));
+    PTC_TRY(const auto ranks, attribute(id, "_flatten_rank_map"));
     if (ranks) {
-      PTC_TRY(const bool numbers, take_numbers(*ranks, sharding.mesh_ranks));
+      PTC_TRY(const bool numbers, take_numbers(*ranks, mesh.ranks));
       if (!numbers) return false;
     }
-    PTC_TRY(const auto coordinate, attribute(mesh, "_coordinate_on_dim"));
+    PTC_TRY(const auto coordinate, attribute(id, "_coordinate_on_dim"));
     if (coordinate && !pickle_->is(*coordinate, Kind::kNone)) {
-      PTC_TRY(const bool numbers, take_numbers(*coordinate, sharding.coordinate));
+      PTC_TRY(const bool numbers, take_numbers(*coordinate, mesh.coordinate));
       if (!numbers) return false;
     }
     for (const char* key : {"_mesh_dim_names", "mesh_dim_names"}) {
-      PTC_TRY(const auto names, attribute(mesh, key));
-      if (!names || !sharding.mesh_names.empty()) continue;
+      PTC_TRY(const auto names, attribute(id, key));
+      if (!names || !mesh.names.empty()) continue;
       bool few = true;
       PTC_TRY(walk_->for_items(*names, [&](PickleId name) -> Result<> {
         if (!pickle_->is(name, Kind::kText)) return ok();
-        few = few && sharding.mesh_names.size() < kMaxAxes;
-        if (few) sharding.mesh_names.emplace_back(printable(pickle_->text(name), 100));
-        return ok();
+        few = few && mesh.names.size() < kMaxAxes;
+        if (!few) return ok();
+        mesh.names.emplace_back(printable(pickle_->text(name), 100));
+        return charge(3 * sizeof(std::string) + mesh.names.back().size());
       }));
       if (!few) return false;
     }
     // Before torch 2.10 the mesh was a tensor, whose shape says as much.
-    if (sharding.mesh_shape.empty()) {
-      PTC_TRY(const auto tensor, attribute(mesh, "mesh"));
+    if (mesh.shape.empty()) {
+      PTC_TRY(const auto tensor, attribute(id, "mesh"));
       if (tensor && pickle_->is(*tensor, Kind::kObject) && called(*tensor) == Callable::kTensorV2 &&
           pickle_->is(pickle_->arguments(*tensor), Kind::kTuple) &&
           pickle_->tuple_size(pickle_->arguments(*tensor)) > 3) {
         const auto shape = torch_dims(*pickle_, pickle_->element(pickle_->arguments(*tensor), 2));
-        if (shape && shape.value())
-          sharding.mesh_shape.assign(shape.value()->begin(), shape.value()->end());
+        if (shape && shape.value()) mesh.shape.assign(shape.value()->begin(), shape.value()->end());
       }
     }
-    const size_t axes = sharding.placements.size();
-    return (sharding.mesh_shape.empty() || sharding.mesh_shape.size() == axes) &&
-           (sharding.coordinate.empty() || sharding.coordinate.size() == axes);
+    return true;
   }
 
-  Result<> find_box(const TorchTensor& tensor, TorchSharding& sharding) {
-    if (tensor.shape.size() != sharding.global_shape.size())
-      return invalid_argument("its local part has {} axes, the whole {}", tensor.shape.size(),
-                              sharding.global_shape.size());
-    if (!sharding.mesh_order) return ok();
+  static void find_box(const TorchTensor& tensor, TorchSharding& sharding) {
+    if (tensor.shape.size() != sharding.global_shape.size() || !sharding.mesh_order)
+      return sharding.box.reset();
     Box box = sharding.box.value_or(Box::whole(sharding.global_shape));
+    sharding.box.reset();
     for (size_t i = 0; i < sharding.placements.size(); ++i) {
       const TorchSharding::Placement& placement = sharding.placements[i];
       if (placement.kind == TorchSharding::Placement::Kind::kReplicate) continue;
-      if (placement.kind != TorchSharding::Placement::Kind::kShard || sharding.coordinate.empty() ||
-          sharding.mesh_shape.empty())
-        return ok();
-      const uint64_t ranks = sharding.mesh_shape[i], rank = sharding.coordinate[i],
+      if (placement.kind != TorchSharding::Placement::Kind::kShard ||
+          sharding.mesh->coordinate.empty() || sharding.mesh->shape.empty())
+        return;
+      const uint64_t ranks = sharding.mesh->shape[i], rank = sharding.mesh->coordinate[i],
                      n = box.extent[placement.axis];
-      if (ranks == 0 || rank >= ranks)
-        return invalid_argument("its rank {} is not in a mesh of {}", rank, ranks);
+      if (rank >= ranks) return;
       const uint64_t step = n / ranks + (n % ranks != 0);
       const uint64_t begin = step == 0 || rank > n / step ? n : std::min(n, rank * step);
       box.offset[placement.axis] += begin;
       box.extent[placement.axis] = std::min(step, n - begin);
     }
-    if (box.extent != tensor.shape)
-      return invalid_argument("its local part is {}, but should be {} of the whole {}",
-                              tensor.shape.to_string(), box.to_string(),
-                              sharding.global_shape.to_string());
-    sharding.box = box;
-    return ok();
+    if (box.extent == tensor.shape) sharding.box = box;
   }
 
   Result<> check_names() {
@@ -913,6 +934,7 @@ class TorchFileReader {
   std::string name_;    // of the value that is visited
   uint64_t budget_ = 0;
   std::unordered_map<std::string_view, uint32_t> by_key_;
+  std::unordered_map<PickleId, std::shared_ptr<const TorchMesh>> meshes_;  // nullptr: no such one
   std::vector<bool> clean_;    // by value: there is no storage in it
   std::deque<PickleId> seen_;  // of holds_storage(); it grows without a copy
   PickleId last_called_ = UINT32_MAX, last_dtype_ = UINT32_MAX, last_storage_type_ = UINT32_MAX;

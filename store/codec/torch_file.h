@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,6 +29,15 @@ struct TorchStorage {
   uint64_t bytes = 0;
 };
 
+/// The ranks that the parts of a tensor are on.
+struct TorchMesh {
+  std::vector<uint64_t> shape;  // empty where the pickle does not say
+  std::vector<uint64_t> ranks;  // in C order; empty where it does not say, as of a part of a mesh
+  std::vector<std::string> names;  // of the axes, where they have some
+  std::vector<uint64_t>
+      coordinate;  // of the rank that saved it; empty where the pickle does not say
+};
+
 /// How a tensor of one rank lies in that of all ranks (DTensor; ShardedTensor, of which only the
 /// box is known).
 struct TorchSharding {
@@ -45,13 +55,11 @@ struct TorchSharding {
   std::vector<Placement> placements;  // one for each axis of the mesh; none of a ShardedTensor
   /// Whether an axis that several of the mesh cut is cut by the first of them first.
   bool mesh_order = true;
-  std::vector<uint64_t> mesh_shape;
-  std::vector<uint64_t> mesh_ranks;     // in C order; empty where the pickle does not say
-  std::vector<std::string> mesh_names;  // of the axes, where they have some
-  std::vector<uint64_t>
-      coordinate;  // of the rank that saved it; empty where the pickle does not say
+  std::shared_ptr<const TorchMesh>
+      mesh;  // several tensors have the same; nullptr of a ShardedTensor
   /// What of the whole tensor the local one is, where that follows from the above: shards as
-  /// torch.chunk cuts them, in the order of the mesh, no partial sums. Its extent is then the local
+  /// torch.chunk cuts them, in the order of the mesh, no partial sums, and of
+  /// the shape that this gives. Its extent is then the local
   /// shape.
   std::optional<Box> box;
 };
@@ -111,7 +119,7 @@ class TorchFile {
   const std::vector<TorchTensor>& tensors() const {
     return tensors_;
   }  // in the order of the pickle
-  const std::vector<TorchLiteral>& literals() const {
+  const std::deque<TorchLiteral>& literals() const {
     return literals_;
   }  // in the order of the pickle
   const std::vector<TorchOpaque>& opaque() const { return opaque_; }
@@ -139,9 +147,9 @@ class TorchFile {
   std::unique_ptr<Pickle> pickle_;
   std::unique_ptr<ZipDirectory> directory_;
   std::string_view root_;
-  std::vector<Place> places_;  // 0 is the root
+  std::deque<Place> places_;  // 0 is the root; these grow without a copy
   std::vector<TorchTensor> tensors_;
-  std::vector<TorchLiteral> literals_;
+  std::deque<TorchLiteral> literals_;
   std::vector<TorchOpaque> opaque_;
   std::vector<TorchStorage> storages_;
   std::vector<TorchSharding> shardings_;

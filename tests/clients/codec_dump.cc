@@ -64,11 +64,12 @@ std::string sharding_json(const TorchSharding& sharding) {
   for (const auto& placement : sharding.placements)
     placements.push_back(
         fmt::format(R"(["{}",{}])", kKinds[static_cast<int>(placement.kind)], placement.axis));
-  for (const std::string& name : sharding.mesh_names) names.push_back(text(name));
+  const TorchMesh mesh = sharding.mesh ? *sharding.mesh : TorchMesh();
+  for (const std::string& name : mesh.names) names.push_back(text(name));
   return fmt::format(
       R"({{"global_shape":{},"placements":{},"mesh_shape":{},"mesh_ranks":{},"names":{},"coordinate":{},"box":{}}})",
-      numbers(sharding.global_shape), numbers(placements), numbers(sharding.mesh_shape),
-      numbers(sharding.mesh_ranks), numbers(names), numbers(sharding.coordinate),
+      numbers(sharding.global_shape), numbers(placements), numbers(mesh.shape), numbers(mesh.ranks),
+      numbers(names), numbers(mesh.coordinate),
       sharding.box ? text(sharding.box->to_string()) : "null");
 }
 
@@ -149,9 +150,10 @@ void dump_dcp(const std::string& directory) {
       const DcpArray array =
           must(find_dcp_array(read_at(std::as_bytes(std::span(files[chunk.item.file]))), chunk.item,
                               tensor.dtype, chunk.box.extent));
-      chunks.push_back(fmt::format(R"({{"offset":{},"extent":{},"file":{},"begin":{},"bytes":{}}})",
-                                   numbers(chunk.box.offset), numbers(chunk.box.extent),
-                                   chunk.item.file, array.offset, array.bytes));
+      chunks.push_back(
+          fmt::format(R"({{"offset":{},"extent":{},"file":{},"begin":{},"bytes":{},"strides":{}}})",
+                      numbers(chunk.box.offset), numbers(chunk.box.extent), chunk.item.file,
+                      array.offset, array.bytes, numbers(array.strides)));
     }
     tensors.push_back(fmt::format(R"({{"name":{},"path":{},"dtype":"{}","shape":{},"chunks":{}}})",
                                   text(tensor.name), text(torch_path_text(tensor.path)),

@@ -57,7 +57,8 @@ mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 def cut(*order):
     spec = DTensorSpec(mesh, (Shard(0), Shard(0)), TensorMeta(torch.Size([8]), (1,), torch.float32), shard_order=(ShardOrderEntry(0, order),))
     return DTensor(torch.arange(2.), spec, requires_grad=False)
-torch.save({"usual": cut(0, 1), "other": cut(1, 0)}, sys.argv[1])
+uneven = DTensor.from_local(torch.ones(2), mesh["tp"], [Shard(0)], run_check=False, shape=(7,), stride=(1,))
+torch.save({"usual": cut(0, 1), "other": cut(1, 0), "uneven": uneven}, sys.argv[1])
 os._exit(0)
 """
 
@@ -313,15 +314,30 @@ class TorchFiles(unittest.TestCase):
             deep = [deep]
         self.assertIn("nested deeper than 64", self.dump("torch", self.save(deep), fails=True))
 
+    def test_storages_with_bytes_left_over(self):
+        value = {"w": torch.arange(10, dtype=torch.uint8)[:8].view(torch.float32)}
+        self.expect_tensors(self.save(value), value)
+
+    def test_distributed_checkpoint_of_a_transpose(self):
+        import torch.distributed.checkpoint as dcp
+        dcp.save({"w": torch.arange(12.).reshape(3, 4).t()}, checkpoint_id=self.path("dcp"), no_dist=True)
+        found = self.dump("dcp", self.path("dcp"))
+        (chunk,) = found["tensors"][0]["chunks"]
+        self.assertEqual((chunk["extent"], chunk["strides"], chunk["bytes"]), ([4, 3], [1, 4], 48))
+        with open(os.path.join(self.path("dcp"), found["files"][chunk["file"]]), "rb") as file:
+            file.seek(chunk["begin"])
+            self.assertEqual(file.read(48), bits(torch.arange(12.)))
+
     def test_what_is_opaque(self):
         value = {"sparse": torch.eye(3).to_sparse(), "conj": torch.ones(2, dtype=torch.complex64).conj(), "c128": torch.ones(2, dtype=torch.complex128),
                  "quantized": torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8), "space": argparse.Namespace(t=torch.ones(2)),
-                 (1, 2): torch.ones(1), "storage": torch.ones(3).untyped_storage(), "fine": torch.ones(3)}
+                 (1, 2): torch.ones(1), "storage": torch.ones(3).untyped_storage(), "meta": [torch.empty(3, device="meta")], "fine": torch.ones(3)}
         found = self.dump("torch", self.save(value))
         self.assertEqual([t["name"] for t in found["tensors"]], ["fine"])
         reasons = {o["name"]: o["reason"] for o in found["opaque"]}
         for name, part in (("sparse", "_rebuild_sparse_tensor"), ("conj", "lazy conjugate"), ("c128", "ComplexDoubleStorage"),
-                           ("quantized", "_rebuild_qtensor"), ("space", "argparse.Namespace"), ("", "its key, a tuple"), ("storage", "without a tensor")):
+                           ("quantized", "_rebuild_qtensor"), ("space", "argparse.Namespace"), ("", "its key, a tuple"), ("storage", "without a tensor"),
+                           ("meta.0", "_rebuild_meta_tensor_no_storage")):
             self.assertIn(part, reasons[name])
         self.dump("rewrite", self.path("file.pt"), self.path("made.pt"))
         loaded = torch.load(self.path("made.pt"), weights_only=False)
@@ -368,11 +384,13 @@ class TorchFiles(unittest.TestCase):
             self.dump("rewrite", self.path(f"sharded-{rank}.pt"), self.path("made.pt"), "plain")
             self.assertEqual(bits(torch.load(self.path("made.pt"), weights_only=True)["w"]), bits(rows))
 
-    def test_dtensors_cut_in_another_order(self):
+    def test_dtensors_cut_otherwise(self):
         done = subprocess.run([sys.executable, "-c", ORDERS, self.path("orders.pt")], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        boxes = {t["name"]: t["sharding"]["box"] for t in self.dump("torch", self.path("orders.pt"))["tensors"]}
-        self.assertEqual(boxes, {"usual": "[2:4]", "other": None})  # rank 1 of 4 has [4:6] of the other
+        shardings = {t["name"]: t["sharding"] for t in self.dump("torch", self.path("orders.pt"))["tensors"]}
+        boxes = {name: sharding["box"] for name, sharding in shardings.items()}
+        self.assertEqual(boxes, {"usual": "[2:4]", "other": None, "uneven": None})  # rank 1 of 4 has [4:6] of the other
+        self.assertEqual((shardings["usual"]["mesh_ranks"], shardings["uneven"]["mesh_ranks"]), ([0, 1, 2, 3], []))
 
     def part(self, whole, chunk):
         for axis, (offset, extent) in enumerate(zip(chunk["offset"], chunk["extent"])):

@@ -52,6 +52,18 @@ std::vector<std::string> large_inputs() {
     many += "X\3\0\0\0"s + static_cast<char>('a' + i % 26) + static_cast<char>('a' + i / 26 % 26) +
             static_cast<char>('a' + i / 676 % 26) + "h\1";
   inputs.push_back(many + end);
+  // Tensors of nothing, which have little but their names.
+  std::string empty = "c" + module + "TensorStorageMetadata\n)\x81}(X\x0a\0\0\0properties"s + "c" +
+                      module + "TensorProperties\n)\x81(ctorch\nfloat32\ntbX\4\0\0\0size"s +
+                      "K\0\x85X\6\0\0\0chunks]ubq\1"s;
+  many = "\x80\4c" + module + "Metadata\n)\x81}(X\x0c\0\0\0storage_data}X\x13\0\0\0"s +
+         "state_dict_metadata}(X\1\0\0\0w"s + empty;
+  for (uint32_t i = 0; many.size() < 7 * kMegabyte; ++i) {
+    many += "\x8c\4";
+    for (const uint32_t by : {0, 6, 12, 18}) many += static_cast<char>('0' + (i >> by & 63));
+    many += "h\1";
+  }
+  inputs.push_back(many + "uub.");
   return inputs;
 }
 

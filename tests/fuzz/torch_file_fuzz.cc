@@ -105,6 +105,20 @@ std::vector<std::string> large_inputs() {
                    "e.");
   inputs.push_back(
       repeated("\x80\2", "]", kMegabyte / 32, tensor + repeated("", "a", kMegabyte / 32, ".")));
+  // Meshes that have long names, or many ranks, of few values.
+  const std::string ranks = "("s + repeated("", "K\1", 100, "tq\5("s) +
+                            repeated("", "h\5", 100, "tq\6"),
+                    names = "(X\x64\0\0\0"s + repeated("", "n", 100, "q\5");
+  for (const std::string& mesh :
+       {"X\x0f\0\0\0_mesh_dim_names"s + names + repeated("", "h\5", kMegabyte / 2, "t"),
+        "X\x11\0\0\0_flatten_rank_map("s + ranks + repeated("", "h\6", 102, "t")})
+    inputs.push_back(
+        "\x80\2"
+        "ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\n"
+        "ctorch.distributed.tensor\nDTensor\n)N}(X\x0d\0\0\0_local_tensor"s +
+        tensor + "X\5\0\0\0_speccx\nDTensorSpec\n)\x81}(X\4\0\0\0meshcx\nDeviceMesh\n)\x81}("s +
+        mesh + "ubX\x0a\0\0\0placementscx\nReplicate\n)\x81\x85X\x0b\0\0\0tensor_meta"s +
+        "cx\nTensorMeta\n(K\4\x85K\1\x85" + "ctorch\nfloat32\nt\x81ubu\x86tR.");
   return inputs;
 }
 

@@ -315,6 +315,38 @@ TEST(TorchFile, FewValuesThatAreUsedVeryOftenAreRefused) {
   }
 }
 
+TEST(TorchFile, ManyValuesWithoutTensorsBesideOne) {
+  auto file = read(file_of("\x80\2](" + kTensor + repeated("N", 100'000) + "e."));
+  ASSERT_TRUE(is_ok(file));
+  EXPECT_EQ(file.value().literals().size(), 100'000u);
+}
+
+TEST(TorchFile, AMeshIsReadOnceAndHasTheRanksOfItsOwn) {
+  const auto mesh = [](size_t size) {
+    return text("_layout") +
+           object("Layout", text("shape") + (size == 2 ? "K\2\x85" : "M\0\x8\x85"s)) +
+           text("_flatten_rank_map") + "(" + repeated("K\1", 2048) + "t" +
+           text("_coordinate_on_dim") + "K\1\x85";
+  };
+  // The first has the mesh, which all others have, too.
+  const std::string first = dtensor(mesh(2048)), name = text("mesh") + "cx\nDeviceMesh\n";
+  const size_t begin = first.find(name) + text("mesh").size(), end = first.find(text("placements"));
+  const std::string again = first.substr(0, begin) + "h\7" + first.substr(end);
+  std::string pickle = "\x80\2](" + first.substr(0, end) + "q\7" + first.substr(end);
+  pickle += repeated(again, 600) + "e.";
+  auto file = read(file_of(pickle));
+  ASSERT_TRUE(is_ok(file));
+  ASSERT_EQ(file.value().shardings().size(), 601u);
+  for (const TorchSharding& sharding : file.value().shardings())
+    EXPECT_EQ(sharding.mesh, file.value().shardings()[0].mesh);
+  EXPECT_EQ(file.value().shardings()[0].mesh->ranks.size(), 2048u);
+
+  auto part = read(file_of("\x80\2" + dtensor(mesh(2)) + "."));
+  ASSERT_TRUE(is_ok(part));
+  EXPECT_EQ(part.value().shardings()[0].mesh->shape, (std::vector<uint64_t>{2}));
+  EXPECT_TRUE(part.value().shardings()[0].mesh->ranks.empty());
+}
+
 TEST(PickleWriter, NumbersOfAllSizes) {
   for (int bits = 0; bits < 64; ++bits) {
     for (const int64_t base :
