@@ -1,0 +1,77 @@
+"""What sees what: tools → fs → {reshard, dataset} → store, and within these the rooms, each those below it."""
+import glob
+import os
+import re
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FOLDERS = {
+    "store": set(),
+    "reshard": {"store"},
+    "dataset": {"store"},
+    "fs": {"store", "reshard", "dataset"},
+    "tools": {"store", "reshard", "dataset", "fs"},
+}
+CHECKPOINT = {"ptc", "plan", "exec", "checkpoint"}
+ROOMS = {
+    "reshard": {
+        "ptc": set(),
+        "plan": {"ptc"},
+        "exec": {"ptc", "plan"},
+        "cluster": set(),
+        "checkpoint": {"ptc", "plan", "exec"},
+        "intake": CHECKPOINT,
+        "move": CHECKPOINT | {"cluster"},
+        "job": CHECKPOINT | {"cluster", "intake", "move"},
+        "node": CHECKPOINT | {"cluster", "intake", "move", "job"},
+    },
+    "store": {
+        "base": set(),
+        "tensor": {"base"},
+        "codec": {"base", "tensor"},
+        "image": {"base"},
+        "tls": {"base"},
+        "net": {"base", "tls"},
+        "meta": {"base", "tls", "net"},
+        "rpc": {"base", "tensor", "image", "tls", "net"},
+        "transport": {"base", "tensor", "image", "tls", "net", "rpc"},
+    },
+}
+INCLUDE = re.compile(r'^#include "(\w+)/(?:(\w+)/)?[^"]+"', re.MULTILINE)
+
+
+def wrong(path, text):
+    """The includes of a file that lead where it must not look."""
+    parts = path.split("/")
+    folder, room = parts[0], parts[1] if len(parts) > 2 else None
+    for found in INCLUDE.finditer(text):
+        other, other_room = found.groups()
+        if other == folder and folder in ROOMS:
+            if other_room != room and other_room not in ROOMS[folder][room]:
+                yield f"{path}: {found.group(0)}"
+        elif other != folder and other in FOLDERS and other not in FOLDERS[folder]:
+            yield f"{path}: {found.group(0)}"
+
+
+class Rooms(unittest.TestCase):
+    def test_the_tree(self):
+        found, looked_at = [], 0
+        for folder in FOLDERS:
+            for path in glob.glob(f"{ROOT}/{folder}/**/*.[ch]*", recursive=True):
+                if not path.endswith((".cc", ".h")):
+                    continue
+                with open(path, encoding="utf-8") as file:
+                    found += wrong(os.path.relpath(path, ROOT), file.read())
+                looked_at += 1
+        self.assertGreater(looked_at, 400)
+        self.assertEqual(found, [])
+
+    def test_what_is_wrong_is_found(self):
+        for path, include in (("store/base/a.cc", '#include "store/image/b.h"'), ("reshard/move/a.cc", '#include "reshard/job/b.h"'),
+                              ("dataset/run/a.cc", '#include "reshard/ptc/b.h"'), ("fs/a.cc", '#include "tools/b.h"')):
+            self.assertEqual(len(list(wrong(path, include))), 1, path)
+        self.assertEqual(list(wrong("reshard/node/a.cc", '#include "reshard/job/b.h"\n#include "store/meta/c.h"')), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
