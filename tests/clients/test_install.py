@@ -2,12 +2,14 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
 import mount
 
 BUILD = os.path.dirname(mount.bin_dir())
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/python/ptc")
 
 
 def run(*command, **options):
@@ -37,6 +39,8 @@ class Install(unittest.TestCase):
             "lib/systemd/system/ptcfs@.service",
             "share/bash-completion/completions/ptc", "share/bash-completion/completions/ptcfs",
             "share/fish/vendor_completions.d/ptc.fish", "share/fish/vendor_completions.d/ptcfs.fish",
+            "share/ptcfs/python/README.md", "share/ptcfs/python/pyproject.toml", *(
+                f"share/ptcfs/python/ptc/{name}" for name in os.listdir(PACKAGE) if name != "__pycache__"),
             "share/man/man1/ptc.1", "share/man/man5/ptcfs-layout.5", "share/man/man8/ptcfs.8",
             "share/zsh/site-functions/_ptc"]))
 
@@ -44,6 +48,21 @@ class Install(unittest.TestCase):
         for program in ("ptc", "ptcfs"):
             done = run(self.at("bin", program), "--version")
             self.assertRegex(done.stdout, rf"^{program} \d")
+
+    def test_the_python_package(self):
+        """pip installs what is there, types too, without anything else."""
+        copy = self.at("copy")  # pip builds in the folder
+        shutil.copytree(self.at("share/ptcfs/python"), copy)
+        self.addCleanup(shutil.rmtree, copy)
+        done = run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+                   "--target", self.at("copy/site"), copy)
+        if done.returncode != 0 and ("No module named" in done.stderr or "Cannot import" in done.stderr):
+            self.skipTest("pip or setuptools is not there: " + done.stderr.strip().splitlines()[-1])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(os.path.exists(self.at("copy/site/ptc/py.typed")))
+        code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import ptc; print(ptc.__file__)"
+        done = run(sys.executable, "-c", code, env={**os.environ, "PYTHONPATH": self.at("copy/site")})
+        self.assertEqual(done.stdout.strip(), self.at("copy/site/ptc/__init__.py"), done.stderr)
 
     def test_manual_pages_are_found(self):
         if shutil.which("man") is None:

@@ -1,0 +1,340 @@
+"""tools/python: the package `ptc` against a real mount, with processes of torch.distributed where these matter."""
+import os
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import models
+import mount
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/python"))
+torch = mount.require("torch")
+import ptc  # noqa: E402  pylint: disable=wrong-import-position
+from ptc import state as states  # noqa: E402  pylint: disable=wrong-import-position
+
+PROLOGUE = """
+import os, sys
+sys.path.insert(0, PACKAGE)
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import ptc
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+rank, size, path, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=size)
+def whole(name, *shape):
+    torch.manual_seed(sum(map(ord, name)))
+    return torch.rand(shape)
+"""
+# At once, because threads of PyTorch's own can abort a process that is taken apart.
+EPILOGUE = """
+dist.barrier()
+if rank == 0:
+    import time; time.sleep(0.2)  # the store of the group is here
+os._exit(0)
+"""
+SHAPES = {"model.embed_tokens.weight": (256, 16), "model.norm.weight": (16,), "model.layers.0.mlp.up_proj.weight": (36, 16),
+          "model.layers.0.mlp.down_proj.weight": (16, 36), "lm_head.weight": (256, 16)}
+
+
+def whole(name, *shape):
+    torch.manual_seed(sum(map(ord, name)))
+    return torch.rand(shape)
+
+
+def tensors_of(model, tp, rank):
+    """A rank's tensors as PyTorch's."""
+    kinds = {"BF16": torch.bfloat16, "F32": torch.float32}
+    return {t.name: torch.frombuffer(bytearray(t.data), dtype=kinds[t.dtype]).reshape(t.shape)
+            for t in model.rank_tensors(tp, 1, rank, 0)}
+
+
+class Package(mount.TestCase):
+    def run_ranks(self, size, body, path):
+        """Runs a text in `size` processes of a group."""
+        meet = self.temporary(f"meet-{time.monotonic_ns()}")
+        text = PROLOGUE.replace("PACKAGE", repr(os.path.dirname(os.path.dirname(ptc.__file__)))) + body + EPILOGUE
+        processes = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", text, str(rank), str(size), path, meet],
+                                      stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for rank in range(size)]
+        for process in processes:
+            self.addCleanup(process.kill)
+            self.addCleanup(process.stderr.close)
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+        self.assertEqual([process.returncode for process in processes], [0] * size, "\n".join(errors))
+
+    def assert_equal(self, a, b, at=""):
+        if isinstance(b, torch.Tensor):
+            self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape), at)
+            self.assertTrue(torch.equal(a, b), at)
+        elif isinstance(b, dict):
+            self.assertEqual(set(a), set(b), at)
+            for key, value in b.items():
+                self.assert_equal(a[key], value, f"{at}/{key}")
+        elif isinstance(b, (list, tuple)):
+            self.assertEqual((type(a), len(a)), (type(b), len(b)), at)
+            for number, value in enumerate(b):
+                self.assert_equal(a[number], value, f"{at}/{number}")
+        else:
+            self.assertEqual((type(a), a), (type(b), b), at)
+
+    # ---- saving and loading ----
+
+    def test_under_another_tp(self):
+        model = models.Llama()
+        job = ptc.Job.create(self.mount.path + "/under_another_tp", tp=2)
+        for rank in range(2):
+            held = tensors_of(model, 2, rank)
+            moments = {name: {"exp_avg": tensor.float() * 2, "step": torch.tensor(7.0)} for name, tensor in held.items()}
+            ptc.save({"model": held, "optim": {"state": moments, "param_groups": [{"lr": 0.5, "betas": (0.9, 0.95)}]},
+                      "step": 7, "rng": torch.get_rng_state()}, job.incoming("step7"), rank=rank,
+                     files={"config.json": model.config})
+        self.assertEqual(ptc.commit(job.incoming("step7")), job.file("checkpoints/step7"))
+        self.assertEqual(job.checkpoints(), ["step7"])
+        job.set_layout(tp=4)
+        for tp, path in ((4, "current"), (2, "checkpoints/step7"), (8, "checkpoints/step7/layouts/tp8-pp1-dp1")):
+            for rank in range(tp):
+                state = ptc.load(job.file(path), rank=rank)
+                expected = tensors_of(model, tp, rank)
+                self.assert_equal(state["model"], expected)
+                self.assert_equal({name: one["exp_avg"] for name, one in state["optim"]["state"].items()},
+                                  {name: tensor.float() * 2 for name, tensor in expected.items()})
+                self.assert_equal(state["optim"]["param_groups"], [{"lr": 0.5, "betas": (0.9, 0.95)}])
+                self.assertEqual(state["step"], 7)
+                torch.set_rng_state(state["rng"])
+        self.assertEqual(ptc.Job(job.path).status["layout"], "tp4-pp1-dp1")
+
+    def test_what_is_put_together_again(self):
+        job = ptc.Job.create(self.mount.path + "/put_together_again")
+        state = {
+            "model": {"layers.0.w": torch.rand(3, 4), "head": torch.rand(4), "empty": torch.zeros(0, 4)},
+            "optim": {"state": {"layers.0.w": {"exp_avg": torch.rand(3, 4), "step": torch.tensor(3.0), "note": "x"},
+                                "head": {"exp_avg": torch.rand(4)}}, "defaults": {"lr": 1e-3, 3: (1, None)}},
+            "extra": {"a": {"b": torch.arange(6), "c": [torch.ones(2), {"d.e": torch.zeros(1)}, 5]}},
+            "half": {"w": torch.rand(5).bfloat16(), "b": torch.rand(2) > 0.5, "c": torch.rand(2, 2).half()},
+            "rng": {"cpu": torch.get_rng_state(), "python": (3, (1, 2), None)}, "bytes": b"\0\1",
+            "scheduler": {"last_epoch": 3, "lrs": [0.1, float("inf")]}, "nothing": {}, "list": [[], {}],
+        }
+        job.save(state, "a")
+        loaded = ptc.load(job.file("current"))
+        self.assert_equal(loaded, state)
+        flat = {"layers.0.w": torch.rand(3, 4), "head": torch.rand(4)}
+        job.save(flat, "b")
+        self.assert_equal(ptc.load(job.path), flat)
+
+    def test_what_cannot_be_saved(self):
+        where = self.temporary("plain")
+        for state, reason in (
+                ({"optim": {"state": {0: {"exp_avg": torch.ones(1)}}}}, "ptc.optimizer_state"),
+                ({"model": {"a.b": {"c.d": torch.ones(1)}}}, "only one key of a path may hold dots"),
+                ({"model": {"x": (torch.ones(1), 2)}}, "make it a list"),
+                ({"model": {"x": torch.ones(2)}, "what": object()}, "type object cannot be saved"),
+                ({"model": {"x": torch.ones(2).to_sparse()}}, "x: a tensor of layout"),
+                ({"a/b": {"x": torch.ones(2)}}, "names a file"),
+                ({"model": {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}}, "'a.b'"), ([], "a state is a dict")):
+            with self.subTest(reason), self.assertRaisesRegex((TypeError, ValueError), reason):
+                ptc.save(state, where)
+
+    def test_mapped_and_once(self):
+        """Tensors are the file's memory; writing to one changes nobody else's."""
+        job = ptc.Job.create(self.mount.path + "/mapped")
+        job.save({"model": {"w": torch.arange(1 << 18, dtype=torch.float32)}}, "a")
+        state, again = ptc.load(job.path), ptc.load(job.path)
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            self.assertIn("model.safetensors", maps.read())
+        state["model"]["w"][5] = -1
+        self.assertEqual(again["model"]["w"][5], 5)
+        self.assertEqual(ptc.load(job.path)["model"]["w"][5], 5)
+        numpy = mount.require("numpy")
+        self.assertEqual(ptc.load(job.path, numpy=True)["model"]["w"].dtype, numpy.float32)
+
+    def test_in_the_background(self):
+        job = ptc.Job.create(self.mount.path + "/background")
+        weight, expected = torch.rand(1000), []
+        futures = []
+        for step in range(4):
+            expected.append(weight.clone())
+            futures.append(job.save({"model": {"w": weight}, "step": step}, f"step{step}", wait=False))
+            weight += 1  # training goes on
+        for step, future in enumerate(futures):
+            self.assertEqual(future.result(60), job.file(f"checkpoints/step{step}"))
+            self.assert_equal(ptc.load(future.result())["model"]["w"], expected[step])
+        self.assertEqual(job.checkpoints(), [f"step{step}" for step in range(4)])
+        self.assertEqual(ptc.load(job.path)["step"], 3)
+
+    def test_without_torch(self):
+        """With NumPy alone."""
+        job = ptc.Job.create(self.mount.path + "/without")
+        code = ("import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]); import ptc, numpy\n"
+                "job = ptc.Job(sys.argv[2]); state = {'model': {'a.w': numpy.arange(6.).reshape(2, 3)}, 'step': 3}\n"
+                "job.save(state, 'a'); back = ptc.load(job.path)\n"
+                "assert back['step'] == 3 and (back['model']['a.w'] == state['model']['a.w']).all()\n"
+                "assert (ptc.Checkpoint(job.path).read('a.w', ptc.slices.Box((0, 1), (2, 2))) == [[1, 2], [4, 5]]).all()")
+        subprocess.run([sys.executable, "-c", code, os.path.dirname(os.path.dirname(ptc.__file__)), job.path], check=True)
+
+    # ---- jobs ----
+
+    def test_refusals_have_the_reason(self):
+        job = ptc.Job.create(self.mount.path + "/refusals")
+        with self.assertRaisesRegex(ptc.LayoutError, "did you mean 'tp'"):
+            job.set_layout(tpp=2)
+        ptc.save(tensors_of(models.Llama(), 2, 0), job.incoming("half"), layout={"tp": 2})
+        with self.assertRaisesRegex(ptc.CommitError, "half: .*rank 1"):
+            ptc.commit(job.incoming("half"))
+        self.assertTrue(os.path.exists(job.incoming("half") + "/rank/0/model.safetensors"))
+        job.save({"w": torch.ones(2)}, "once")
+        with self.assertRaisesRegex(ptc.CommitError, "exists already"):
+            job.save({"w": torch.ones(2)}, "once")
+        with self.assertRaises(FileNotFoundError):
+            ptc.Job(self.scratch)
+        with self.assertRaises(ptc.PtcError):
+            job.plan(tp=3, dp=-1)
+
+    def test_plan_and_watch(self):
+        job = ptc.Job.create(self.mount.path + "/watch")
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        ptc.commit(job.incoming("base"))
+        self.assertEqual(job.plan(), {})
+        self.assertGreater(job.plan(tp=2)["bytes"]["total"], 0)
+        seen = []
+
+        def look():
+            for layout in ptc.Job(job.path).watch(interval=0.02):
+                if layout is not None:
+                    seen.append(layout["tp"])
+                    if layout["tp"] == 4:
+                        return
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        time.sleep(0.3)
+        for tp in (2, 4):
+            status = job.set_layout(tp=tp)
+            self.assertEqual(status["layout"], f"tp{tp}-pp1-dp1")
+            time.sleep(0.3)
+        watcher.join(30)
+        self.assertEqual(seen, [2, 4])
+        self.assertEqual(job.plan()["to"], "tp4-pp1-dp1")
+
+    # ---- boxes, and PyTorch's distributed checkpointing ----
+
+    def test_boxes(self):
+        model = models.Llama()
+        job = ptc.Job.create(self.mount.path + "/boxes")
+        model.write_hf(job.incoming("base") + "/rank/0")
+        ptc.commit(job.incoming("base"))
+        checkpoint = ptc.Checkpoint(job.file("current"))
+        tensors = tensors_of(model, 1, 0)
+        for name, tensor in tensors.items():
+            self.assert_equal(checkpoint.read(name), tensor)
+        name = "model.layers.1.mlp.up_proj.weight"
+        for part in (((3, 0), (7, 64)), ((3, 5), (1, 9)), ((3, 5), (4, 9)), ((176, 0), (0, 64))):
+            part = ptc.slices.Box(*part)
+            self.assert_equal(checkpoint.read(name, part), tensors[name][part.slices])
+        target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        checkpoint.fill(target)
+        self.assert_equal(target, tensors)
+        with self.assertRaisesRegex(KeyError, "no tensor nonesuch"):
+            checkpoint.fill({"nonesuch": torch.ones(1)})
+
+    def test_dcp_into_another_mesh(self):
+        """tp2 x dp2 with Adam's moments and values, then 3 ranks of FSDP, then all in one process, and by ptc.load under tp."""
+        job = ptc.Job.create(self.mount.path + "/dcp")
+        self.run_ranks(4, f"""
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+model, moments = {{}}, {{}}
+for name, shape in {SHAPES!r}.items():
+    cut = [Shard(0), Replicate() if "norm" in name else Shard(1 if "down" in name else 0)]
+    model[name] = distribute_tensor(whole(name, *shape), mesh, cut)
+    moments[name] = {{"exp_avg": distribute_tensor(whole("m" + name, *shape), mesh, cut), "step": torch.tensor(5.0)}}
+state = {{"model": model, "optim": {{"state": moments, "param_groups": [{{"lr": 0.25, "betas": (0.9, 0.95)}}]}}, "epoch": 3}}
+dcp.save(state, storage_writer=ptc.Writer(path, "a", files={{"note.txt": "kept"}}))
+try:
+    dcp.save(state, storage_writer=ptc.Writer(path, "a"))
+    raise SystemExit("saved twice")
+except dcp.api.CheckpointException as error:
+    assert "exists already" in str(error), error
+""", job.path)
+        self.run_ranks(3, f"""
+mesh = init_device_mesh("cpu", (3,))
+def empty(shape): return distribute_tensor(torch.zeros(shape), mesh, [Shard(0)])
+state = {{"model": {{name: empty(shape) for name, shape in {SHAPES!r}.items()}},
+         "optim": {{"state": {{name: {{"exp_avg": empty(shape), "step": torch.tensor(0.0)}} for name, shape in {SHAPES!r}.items()}},
+                   "param_groups": [{{"lr": 0.0, "betas": None}}]}}, "epoch": 0}}
+dcp.load(state, storage_reader=ptc.Reader(path + "/current"))
+for name, shape in {SHAPES!r}.items():
+    assert torch.equal(state["model"][name].full_tensor(), whole(name, *shape)), name
+    assert torch.equal(state["optim"]["state"][name]["exp_avg"].full_tensor(), whole("m" + name, *shape)), name
+    assert state["optim"]["state"][name]["step"] == 5
+assert state["epoch"] == 3 and state["optim"]["param_groups"] == [{{"lr": 0.25, "betas": (0.9, 0.95)}}], state
+checkpoint = ptc.Checkpoint(path)
+loaded = checkpoint.dtensor("model.norm.weight", mesh, [Shard(0)])
+assert torch.equal(loaded.full_tensor(), whole("model.norm.weight", 16))
+""", job.path)
+        state = ptc.load(job.path)
+        self.assertEqual((state["epoch"], state["optim"]["param_groups"]), (3, [{"lr": 0.25, "betas": (0.9, 0.95)}]))
+        self.assertEqual(mount.read_text(job.file("current/rank/0/note.txt")), "kept")
+        job.set_layout(tp=2, dp=2)
+        for rank in range(4):
+            state = ptc.load(job.file("current"), rank=rank)
+            up = "model.layers.0.mlp.up_proj.weight"
+            self.assert_equal(state["model"][up], whole(up, 36, 16).chunk(2)[rank % 2])
+            self.assert_equal(state["optim"]["state"][up]["exp_avg"], whole("m" + up, 36, 16).chunk(2)[rank % 2])
+
+    def test_dcp_reads_what_ranks_saved(self):
+        job = ptc.Job.create(self.mount.path + "/dcp_of_ranks", tp=2)
+        model = models.Llama()
+        for rank in range(2):
+            held = tensors_of(model, 2, rank)
+            ptc.save({"model": held, "optim": {"state": {name: {"exp_avg": tensor.float()} for name, tensor in held.items()},
+                                               "param_groups": [{"lr": 0.5}]}, "step": 9}, job.incoming("a"), rank=rank,
+                     files={"config.json": model.config})
+        ptc.commit(job.incoming("a"))
+        import torch.distributed.checkpoint as dcp
+        tensors = tensors_of(model, 1, 0)
+        state = {"model": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()},
+                 "optim": {"state": {name: {"exp_avg": torch.zeros(tensor.shape)} for name, tensor in tensors.items()},
+                           "param_groups": [{"lr": 0.0}]}, "step": 0}
+        dcp.load(state, storage_reader=ptc.Reader(job.path), no_dist=True)
+        self.assert_equal(state["model"], tensors)
+        self.assert_equal({name: one["exp_avg"] for name, one in state["optim"]["state"].items()},
+                          {name: tensor.float() for name, tensor in tensors.items()})
+        self.assertEqual((state["step"], state["optim"]["param_groups"][0]["lr"]), (9, 0.5))
+
+    def test_fsdp_saves_its_own_rows(self):
+        """fully_shard's parameters and Adam's moments as they are; another number of ranks loads its own rows and goes on."""
+        job = ptc.Job.create(self.mount.path + "/fsdp", dp=3, optimizer="fsdp")
+        body = """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 7, bias=False))
+for layer in model: fully_shard(layer)
+fully_shard(model)
+adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+def step():
+    model(torch.ones(2, 6)).square().sum().backward(); adam.step(); adam.zero_grad()
+def whole_state():
+    return [x.full_tensor() for p in model.parameters() for x in (p, adam.state[p]["exp_avg"], adam.state[p]["exp_avg_sq"])]
+"""
+        self.run_ranks(3, body + """
+step(); step()
+job = ptc.Job(path)
+future = job.save({"model": model.state_dict(), "optim": ptc.optimizer_state(model, adam), "step": 2}, "two", wait=False)
+step()
+assert future.result(60) == path + "/checkpoints/two"
+torch.save(whole_state(), path + f"/three-{rank}.pt")
+""", job.path)
+        job.set_layout(dp=2)
+        self.run_ranks(2, body + """
+state = ptc.load(path + "/current")
+for name, parameter in model.named_parameters():
+    with torch.no_grad(): parameter.to_local().copy_(state["model"][name])
+ptc.load_optimizer_state(model, adam, state["optim"])
+step()
+for a, b in zip(whole_state(), torch.load(path + "/three-0.pt")):
+    assert torch.allclose(a, b, rtol=1e-5), (a, b)
+""", job.path)
+
+
+if __name__ == "__main__":
+    mount.main()

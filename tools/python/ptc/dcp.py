@@ -1,0 +1,240 @@
+"""torch.distributed.checkpoint on a mount: dcp.save into a checkpoint, dcp.load out of it, into any mesh.
+
+    dcp.save(state, storage_writer=ptc.Writer("/mnt/ptc/llama", "step100"))
+    dcp.load(state, storage_reader=ptc.Reader("/mnt/ptc/llama/current"))
+
+What is written are tensors, and not DCP's own files: each rank's boxes as safetensors, which the commit puts together.
+So the checkpoint is there under every layout, and what a job of any kind saved can be loaded here.
+"""
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta,
+                                                   TensorProperties, TensorStorageMetadata)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from . import safetensors, state as states
+from .arrays import torch_dtype
+from .job import Job
+from .loading import Checkpoint, TensorInfo, section_of
+from .saving import write_text
+from .slices import Box
+
+_OPTIMIZER_KEYS = ("state", "param_groups")
+
+
+def _done(value: Any) -> Any:
+    future: Any = Future()
+    future.set_result(value)
+    return future
+
+
+def _section(path: Sequence[Any]) -> Tuple[Any, ...]:
+    """The dict of a state that a value belongs to: ("model",) of model/layers.0.w, ("optim",) of optim/state/…"""
+    for place, key in enumerate(path[:-1]):
+        if key in _OPTIMIZER_KEYS:
+            return tuple(path[:place])
+    return tuple(path[:-1])
+
+
+def _directory(section: Sequence[Any]) -> str:
+    """Where a section's files are, below the rank: the model's right there."""
+    return "" if not section or section[-1] == "model" else "-".join(map(str, section))
+
+
+class Writer(StorageWriter):
+    """A storage writer of DCP: every rank's boxes into incoming/<name>, and the commit as its last step.
+
+    One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the checkpoint.
+    DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made of it at once.
+    `consumed`, `files`: Job.save. Values that are no tensors are saved by
+    torch.save, as DCP does. Errors, on all ranks, as DCP tells them: CommitError, OSError.
+    """
+
+    def __init__(self, job: Union[str, os.PathLike, Job], name: Optional[str] = None, *, consumed: Optional[int] = None,
+                 files: Optional[Mapping[str, Any]] = None) -> None:
+        super().__init__()
+        self._job = job if isinstance(job, Job) else Job(job)
+        self._name = name
+        self._consumed, self._files = consumed, dict(files or {})
+        self._is_coordinator = True
+
+    def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
+        if checkpoint_id is not None:
+            self._name = os.path.basename(os.path.normpath(os.fspath(checkpoint_id)))
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._is_coordinator = is_coordinator
+        if not self._name:
+            raise ValueError('a checkpoint wants a name: ptc.Writer(job, "step100"), or checkpoint_id="step100"')
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
+        import dataclasses
+        import shutil
+        shutil.rmtree(self._where(), ignore_errors=True)  # of an attempt that was broken off
+        return [dataclasses.replace(plan, storage_data=shard) for shard, plan in enumerate(plans, start=1)]
+
+    def _where(self) -> str:
+        return self._job.incoming(self._name or "")
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        paths = getattr(planner, "mappings", {})
+        results: List[WriteResult] = []
+        boxes: Dict[Tuple[str, int], Dict[str, Tuple[Any, Tuple[int, ...]]]] = {}  # of a file
+        for item in plan.items:
+            fqn = item.index.fqn
+            path = tuple(paths.get(fqn, (fqn,)))
+            data: Any = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                results.append(WriteResult(item.index, len(data.getbuffer()), (path, data.getvalue())))
+                continue
+            section = _section(path)
+            name = fqn[len(".".join(map(str, section))) + 1:] if section else fqn
+            offset = tuple(item.tensor_data.chunk.offsets) if item.tensor_data else ()
+            file = 1  # a rank's second box of a tensor is in a second file
+            while name in boxes.setdefault((_directory(section), file), {}):
+                file += 1
+            boxes[_directory(section), file][name] = data, offset
+            results.append(WriteResult(item.index, data.numel() * data.element_size(), (path, None)))
+        for (directory, file), tensors in boxes.items():
+            last = max(number for other, number in boxes if other == directory)
+            name = f"shard-{plan.storage_data:05}-model-{file:05}-of-{last:05}.safetensors"
+            os.close(safetensors.write(
+                os.path.join(self._where(), "rank/0", directory, name),
+                {key: tensor for key, (tensor, _) in tensors.items()},
+                safetensors.boxes_metadata({key: offset for key, (_, offset) in tensors.items()})))
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
+        sections: Dict[str, Tuple[Any, ...]] = {}
+        by_section: Dict[str, List[Sequence[Any]]] = {}
+        values: Dict[str, str] = {}
+        paths: Dict[str, List[Any]] = {}
+        for result in (result for some in results for result in some):
+            path, data = result.storage_data
+            fqn = result.index.fqn
+            paths[fqn] = list(path)
+            if data is not None:
+                values[fqn] = base64.b64encode(data).decode()
+                continue
+            section = _section(path)
+            file = os.path.join(_directory(section), "model.safetensors")
+            if sections.setdefault(file, section) != section:
+                raise ValueError(f"{'.'.join(map(str, sections[file]))} and {'.'.join(map(str, section))} would both be {file}")
+            by_section.setdefault(section_of(file), []).append(path[len(section):])
+        lists = sorted({tuple(path[:place]) for path in paths.values() for place, key in enumerate(path) if isinstance(key, int)},
+                       key=str)
+        text = {
+            "format": states.FORMAT, "flat": not any(sections.values()), "lists": lists, "values": {},
+            "forms": {key: states.forms_of(some) for key, some in by_section.items()},
+            "dcp": {"sections": {file: list(section) for file, section in sections.items()}, "values": values, "paths": paths},
+        }
+        rank = os.path.join(self._where(), "rank/0")
+        write_text(os.path.join(rank, states.FILE), json.dumps(text, separators=(",", ":")))
+        write_text(os.path.join(self._where(), "layout.json"), json.dumps({"tp": 1, "pp": 1, "dp": 1}))
+        if self._consumed is not None:
+            write_text(os.path.join(self._where(), "consumed"), str(self._consumed))
+        for name, content in self._files.items():
+            write_text(os.path.join(rank, name), content)
+        self._job.rename_into_checkpoints(self._name or "")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:
+        return bool(os.fspath(checkpoint_id))
+
+    def storage_meta(self) -> Optional[StorageMeta]:
+        return StorageMeta(checkpoint_id=self._name)
+
+
+class Reader(StorageReader):
+    """A storage reader of DCP: of a checkpoint, each rank the boxes that it wants, whatever wrote it.
+
+    `path`: a checkpoint, or what leads there: a job, <job>/current. dcp.load's checkpoint_id, if given, takes its place.
+    Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by its name, and
+    by the name behind that of its file (optim.state…, of optim.safetensors). Errors: FileNotFoundError, KeyError.
+    """
+
+    def __init__(self, path: Union[str, os.PathLike]) -> None:
+        super().__init__()
+        self._path = path
+        self._checkpoint: Optional[Checkpoint] = None
+        self._of_name: Dict[str, TensorInfo] = {}
+        self._values: Dict[str, bytes] = {}
+
+    def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
+        self._checkpoint = None
+        if checkpoint_id:
+            self._path = checkpoint_id
+
+    def _open(self) -> Checkpoint:
+        if self._checkpoint is None:
+            self._checkpoint = Checkpoint(self._path)
+            self._of_name, self._values = {}, {}
+            text = self._checkpoint.text or {}
+            own = text.get("dcp")
+            for info in self._checkpoint.tensors.values():
+                if own and info.file in own["sections"]:
+                    self._of_name[".".join(map(str, (*own["sections"][info.file], info.name)))] = info
+                    continue
+                self._of_name.setdefault(info.name, info)
+                self._of_name.setdefault(f"{section_of(info.file)}.{info.name}", info)
+            if own:
+                self._values = {fqn: base64.b64decode(data) for fqn, data in own["values"].items()}
+            elif text:
+                for fqn, value in flatten_state_dict(states.decode(text["values"]))[0].items():
+                    buffer = io.BytesIO()
+                    torch.save(value, buffer)
+                    self._values[fqn] = buffer.getvalue()
+        return self._checkpoint
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        checkpoint = self._open()
+        known: Dict[str, Any] = {}
+        for fqn, info in self._of_name.items():
+            size = torch.Size(info.shape)
+            chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+            known[fqn] = TensorStorageMetadata(TensorProperties(torch_dtype(info.dtype)), size, [chunk])
+        for fqn in self._values:
+            known.setdefault(fqn, BytesStorageMetadata())
+        own = (checkpoint.text or {}).get("dcp")
+        paths = {fqn: tuple(path) for fqn, path in own["paths"].items()} if own else {fqn: (fqn,) for fqn in known}
+        return Metadata(known, planner_data=paths, storage_meta=StorageMeta(checkpoint_id=checkpoint.path))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._open()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: List[LoadPlan]) -> List[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
+        checkpoint = self._open()
+        for item in plan.items:
+            fqn = item.storage_index.fqn
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(self._values[fqn]))
+                continue
+            part = Box(tuple(item.storage_offsets), tuple(item.lengths))
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(checkpoint.read(self._of_name[fqn], part))
+            planner.commit_tensor(item, target)
+        return _done(None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:
+        return os.path.isdir(checkpoint_id)

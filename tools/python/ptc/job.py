@@ -1,0 +1,238 @@
+"""A job of a mount: its layout, its checkpoints, what it is busy with."""
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from concurrent.futures import Future
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
+
+from . import group
+from .errors import CommitError, LayoutError, PtcError, ReshardError
+
+_POLL_SECONDS = 0.05
+_ASK_TRIES = 600
+
+Layout = Dict[str, Any]
+"""layout.json: {"tp": 4, "pp": 1, "dp": 2, …}; the sizes are required."""
+
+
+class _Place(NamedTuple):
+    job: str
+    name: str  # of a directory in incoming/ or checkpoints/; "": none
+
+
+def find(path: Union[str, os.PathLike]) -> _Place:
+    """The job around a path, and the name of a checkpoint in it. FileNotFoundError: there is no job."""
+    path = os.path.abspath(os.fspath(path))
+    name, top = "", path
+    while not os.path.lexists(os.path.join(top, "status.json")) or not os.path.isdir(os.path.join(top, "checkpoints")):
+        parent, last = os.path.split(top)
+        if parent == top:
+            raise FileNotFoundError(errno.ENOENT, "no job of ptcfs is here, nor around", path)
+        if os.path.basename(parent) in ("incoming", "checkpoints"):
+            name = last
+        top = parent
+    return _Place(top, name)
+
+
+class Job:
+    """A directory of the mount, /mnt/ptc/<job>.
+
+    Holds nothing open; any number may be made, by any process that sees the mount. What waits does so by looking again.
+    """
+
+    def __init__(self, path: Union[str, os.PathLike]) -> None:
+        """FileNotFoundError: the path is not in a job. `Job.create` makes one."""
+        self.path = find(path).job
+        self.name = os.path.basename(self.path)
+
+    def __repr__(self) -> str:
+        return f"ptc.Job({self.path!r})"
+
+    @classmethod
+    def create(cls, path: Union[str, os.PathLike], **layout: Any) -> "Job":
+        """The job of that path, made if there is none; with sizes, these are its layout."""
+        os.makedirs(path, exist_ok=True)
+        job = cls(path)
+        if layout:
+            job.set_layout(**layout)
+        return job
+
+    def file(self, *parts: object) -> str:
+        """A path below the job."""
+        return os.path.join(self.path, *map(str, parts))
+
+    def _json(self, *parts: object) -> Any:
+        with open(self.file(*parts), encoding="utf-8") as file:
+            return json.load(file)
+
+    # ---- layout ----
+
+    @property
+    def status(self) -> Dict[str, Any]:
+        """status.json of now."""
+        return self._json("status.json")
+
+    @property
+    def error(self) -> str:
+        """What was refused or failed last; "" if nothing was."""
+        return (self.status.get("last_error") or {}).get("what", "")
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that is wanted, as it was saved. status["layout"] is the name of the one in force."""
+        return self._json("layout.json")
+
+    def set_layout(self, layout: Optional[Mapping[str, Any]] = None, wait: bool = True, timeout: Optional[float] = None,
+                   **sizes: Any) -> Dict[str, Any]:
+        """Saves layout.json, and waits until it is in force.
+
+        `layout` as a whole, or what of the present one is another: set_layout(tp=2, dp=4). With other sizes, its `devices`
+        and `stages` are left out, for they would not fit. Returns the status. Errors: LayoutError (refused; the one before
+        stays), ReshardError, TimeoutError.
+        """
+        if layout is None:
+            layout = self.layout
+            if any(layout.get(key, 1) != sizes.get(key, layout.get(key, 1)) for key in ("tp", "pp", "dp", "ep", "cp")):
+                layout = {key: value for key, value in layout.items() if key not in ("devices", "stages")}
+        text = json.dumps({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1, **layout, **sizes})
+        try:
+            with open(self.file("layout.json"), "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise LayoutError(self.error or str(error)) from None
+            raise
+        return self.wait(timeout) if wait else self.status
+
+    def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
+        """Waits until the layout that is wanted is in force; returns the status. ReshardError, TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            status = self.status
+            if status["state"] == "failed":
+                raise ReshardError((status.get("last_error") or {}).get("what", "the reshard failed"))
+            if status["state"] == "idle" and status["in_force_revision"] == status["revision"]:
+                return status
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.path}: {status['wanted']} is not in force after {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    def watch(self, interval: float = 0.2, revision: Optional[int] = None) -> Iterator[Optional[Layout]]:
+        """Each layout that is saved from now on, or after `revision`, as soon as it is seen; None while there is none.
+
+        A loop over it may end at any time, and goes around once an interval, so that it can look after other things. Of
+        layouts that are saved faster than that only the last is seen. `wait` waits until it is in force.
+        """
+        seen = self.status["revision"] if revision is None else revision
+        while True:
+            now = self.status["revision"]
+            if now != seen:
+                seen = now
+                yield self.layout
+            else:
+                yield None
+            time.sleep(interval)
+
+    def plan(self, layout: Optional[Mapping[str, Any]] = None, **sizes: Any) -> Dict[str, Any]:
+        """What a layout would move, in plan.json's form; without one, plan.json of the running or last reshard."""
+        if layout is None and not sizes:
+            return self._json("plan.json")
+        return self.ask(do="plan", job=self.name, layout={**(self.layout if layout is None else layout), **sizes})
+
+    def ask(self, **question: Any) -> Dict[str, Any]:
+        """Asks the daemon through .ptc/ask, as `ptc` does. PtcError: its reason."""
+        path = os.path.join(os.path.dirname(self.path), ".ptc/ask")
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for tries in range(_ASK_TRIES):  # it works on a few questions at once
+                try:
+                    os.write(file, json.dumps(question).encode())
+                    break
+                except BlockingIOError:
+                    if tries + 1 == _ASK_TRIES:
+                        raise
+                    time.sleep(0.1)
+            answer = b""
+            while True:
+                part = os.read(file, 1 << 16)
+                if not part:
+                    break
+                answer += part
+        finally:
+            os.close(file)
+        told = json.loads(answer)
+        if not told.get("ok"):
+            raise PtcError(told.get("error") or "the daemon refused without a reason")
+        return told["result"]
+
+    # ---- checkpoints ----
+
+    def checkpoints(self) -> List[str]:
+        """Names, the oldest first."""
+        return [one["name"] for one in self.status["checkpoints"]]
+
+    @property
+    def current(self) -> Optional[str]:
+        """Where `current` leads now: a path that stays what it is. None: nothing was committed yet."""
+        try:
+            return self.file(os.readlink(self.file("current")))
+        except FileNotFoundError:
+            return None
+
+    def incoming(self, name: str) -> str:
+        """Where a checkpoint of that name is written."""
+        return self.file("incoming", name)
+
+    def begin(self, name: str) -> str:
+        """Removes what an attempt that was broken off left in incoming/; returns the directory. Collective."""
+        where = self.incoming(name)
+        group.prepare()
+        group.together(lambda: shutil.rmtree(where, ignore_errors=True))
+        return where
+
+    def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,
+             consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":
+        """Saves each rank's state and commits it as a checkpoint. Collective, if torch.distributed is in use.
+
+        Returns the checkpoint's directory; with wait=False, as soon as the tensors were copied, a future of it: then they
+        may change again. `layout`: under which the ranks are, if it is not the one in force. `consumed`: of the data set.
+        `files`: {"config.json": a dict, text, bytes, or anything with to_dict()}, kept as they are. Errors: CommitError, OSError.
+        """
+        from .saving import commit, save
+        where = self.begin(name)
+        saved = save(state, where, False, layout=layout, consumed=consumed, files=files)
+        committed = commit(where, False, after=saved)
+        return committed.result() if wait else committed
+
+    def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None) -> str:
+        """The rename that commits, on one rank, tried again while what it asked for goes on. CommitError, OSError."""
+        source, target = self.incoming(name), self.file("checkpoints", name)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        in_vain = 0
+        while True:
+            try:
+                os.rename(source, target)
+                return target
+            except BlockingIOError as error:
+                goes_on = any(one["checkpoint"] == name for one in self.status["commits"])
+                in_vain = 0 if goes_on else in_vain + 1  # once: it ended at just that moment
+                if in_vain == 3:
+                    raise CommitError(self._reason(name) or str(error)) from None
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"{target} is not committed after {timeout} s") from None
+            except OSError:
+                reason = self._reason(name)
+                if not reason:
+                    raise
+                raise CommitError(f"{name}: {reason}") from None
+
+    def _reason(self, name: str) -> str:
+        try:
+            with open(self.incoming(name) + ".error", encoding="utf-8") as file:
+                return file.read().strip()
+        except OSError:
+            return ""

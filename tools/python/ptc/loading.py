@@ -1,0 +1,197 @@
+"""load, a rank's files as they lie in memory; Checkpoint, any part of any tensor."""
+from __future__ import annotations
+
+import base64
+import errno
+import io
+import json
+import mmap
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import group, safetensors, state as states
+from .arrays import ITEM_BYTES, array_of, local, row_runs, torch_or_none
+from .job import find
+from .slices import Box, box, box_of, whole
+
+PathLike = Union[str, os.PathLike]
+
+
+def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False) -> Dict[str, Any]:
+    """What `save` saved, as this rank has it under a layout: <job>/current, or …/layouts/<any layout>.
+
+    `dir` may also be a job (its `current`), a checkpoint (the layout it was written in), a rank's directory, or one of Hugging
+    Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read before it is used,
+    ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise they are copied to
+    the device. Files of other writers are sections too: model.safetensors is {"model": {name: tensor}}.
+
+    `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch.
+    Errors: FileNotFoundError, ValueError (not what it should be).
+    """
+    where = _rank_directory(os.path.realpath(dir), group.rank() if rank is None else rank)
+    numpy = numpy or torch_or_none() is None
+    sections: Dict[str, Dict[str, Any]] = {}
+    for path in _files(where):
+        mapped = safetensors.Mapped(path)
+        names = sections.setdefault(section_of(os.path.relpath(path, where)), {})
+        for name in mapped.entries:
+            tensor = mapped.tensor(name, numpy)
+            names[name] = tensor if device is None or numpy else tensor.to(device)
+    text = read_text(where)
+    if text is None and not sections:
+        raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
+    values = _values_of_dcp(text["dcp"]) if text is not None and "dcp" in text and torch_or_none() is not None else []
+    return states.unflatten(sections, text, numpy, values)
+
+
+def _values_of_dcp(text: Mapping[str, Any]) -> List[Tuple[List[Any], Any]]:
+    """What `Writer` saved beside tensors, by torch.save; by path."""
+    import torch
+    values = []
+    for fqn, data in text["values"].items():
+        try:
+            value = torch.load(io.BytesIO(base64.b64decode(data)), weights_only=True)
+        except Exception as error:  # pylint: disable=broad-except
+            raise ValueError(f"{fqn} is no value that can be loaded without running code: {error}") from None
+        values.append((text["paths"][fqn], value))
+    return values
+
+
+def read_text(where: str) -> Optional[Dict[str, Any]]:
+    """ptc.json of a rank's directory."""
+    try:
+        with open(os.path.join(where, states.FILE), encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def section_of(file: str) -> str:
+    """optim.safetensors, optim/model.safetensors → optim; shards of a set are one."""
+    directory, name = os.path.split(file)
+    if directory:
+        return directory.replace("/", "-")
+    stem = name[:-len(".safetensors")]
+    head, _, tail = stem.partition("-0")
+    return head if "-of-" in tail else stem
+
+
+def _files(where: str) -> Iterator[str]:
+    for top, directories, names in os.walk(where):
+        if "tensors" in directories and top == where:
+            directories.remove("tensors")  # the same, one by one
+        for name in sorted(names):
+            if name.endswith(".safetensors"):
+                yield os.path.join(top, name)
+
+
+def _rank_directory(where: str, rank: int) -> str:
+    if not os.path.isdir(where):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+    if os.path.isdir(os.path.join(where, "rank")):
+        return os.path.join(where, "rank", str(rank))
+    if os.path.isfile(os.path.join(where, "meta.json")):
+        with open(os.path.join(where, "meta.json"), encoding="utf-8") as file:
+            return os.path.join(where, "layouts", json.load(file)["written_as"], "rank", str(rank))
+    if os.path.isfile(os.path.join(where, "status.json")) and os.path.isdir(os.path.join(where, "checkpoints")):
+        return os.path.join(os.path.realpath(os.path.join(where, "current")), "rank", str(rank))
+    return where
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of a checkpoint, as a whole."""
+    name: str
+    file: str  # that its writer put it into
+    dtype: str  # of safetensors
+    shape: Tuple[int, ...]
+    path: str  # of its .npy
+
+
+class Checkpoint:
+    """Tensors of a checkpoint as wholes, of which any rank under any layout takes what it wants.
+
+    `path`: a checkpoint, or anything in it or that leads there, like <job>/current. What it is then stays, whatever
+    `current` becomes. Holds the mappings of what was read. Threads: not to be shared without a lock.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        real = os.path.realpath(path)
+        place = find(real)
+        if not place.name:  # the job itself
+            place = find(os.path.realpath(os.path.join(real, "current")))
+        if not place.name:
+            raise FileNotFoundError(errno.ENOENT, "nothing was committed yet", os.fspath(path))
+        self.path = os.path.join(place.job, "checkpoints", place.name)
+        with open(os.path.join(self.path, "meta.json"), encoding="utf-8") as file:
+            self.meta: Dict[str, Any] = json.load(file)
+        self.tensors: Dict[Tuple[str, str], TensorInfo] = {}
+        for one in self.meta["tensors"]:
+            info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"])
+            self.tensors[info.file, info.name] = info
+        self.text = read_text(os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0"))
+        self._mapped: Dict[str, Tuple[Any, int]] = {}
+
+    def info(self, name: str, file: Optional[str] = None) -> TensorInfo:
+        """By its name in a file; without one, in whichever has it, the model first. KeyError."""
+        if file is None:
+            files = sorted({key[0] for key in self.tensors}, key=lambda one: (one != "model.safetensors", one))
+            file = next((one for one in files if (one, name) in self.tensors), None)
+        if file is None or (file, name) not in self.tensors:
+            raise KeyError(f"{self.path} has no tensor {name}" + (f" in {file}" if file else ""))
+        return self.tensors[file, name]
+
+    def read(self, tensor: Union[str, TensorInfo], part: Optional[Box] = None, *, mesh: Any = None,
+             placements: Optional[Sequence[Any]] = None) -> Any:
+        """A tensor, or a box of it, mapped: read(name), read(name, Box((0, 64), (128, 64))), read(name, mesh=m, placements=p).
+
+        The box of a mesh and placements is this rank's. Nothing but the box is read when it is used.
+        """
+        info = self.info(tensor) if isinstance(tensor, str) else tensor
+        if mesh is not None:
+            part = box(info.shape, mesh, placements or ())
+        part = part or whole(info.shape)
+        memory, data = self._map(info)
+        run = row_runs(info.shape, part.offset, part.shape)
+        size = ITEM_BYTES[info.dtype]
+        as_numpy = torch_or_none() is None
+        if run is not None:
+            return array_of(memory, info.dtype, part.shape, data + run[0] * size, as_numpy)
+        return array_of(memory, info.dtype, info.shape, data, as_numpy)[part.slices]
+
+    def fill(self, state: Mapping[str, Any], file: Optional[str] = None) -> None:
+        """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this rank's part.
+
+        KeyError: one is not in the checkpoint; ValueError: it has another shape.
+        """
+        for name, target in state.items():
+            info = self.info(name, file)
+            if tuple(target.shape) != info.shape:
+                raise ValueError(f"{name} is {info.shape} in {self.path}, not {tuple(target.shape)}")
+            into = local(target)
+            if into.numel():
+                into.copy_(self.read(info, box_of(target)))
+
+    def dtensor(self, name: str, mesh: Any, placements: Sequence[Any], device: Any = None) -> Any:
+        """A tensor as DTensor on a mesh; each rank reads its own box."""
+        import torch
+        from torch.distributed.tensor import DTensor
+        info = self.info(name)
+        part = self.read(info, mesh=mesh, placements=placements).contiguous()
+        stride = 1
+        strides: List[int] = []
+        for extent in reversed(info.shape):
+            strides.insert(0, stride)
+            stride *= extent
+        return DTensor.from_local(part if device is None else part.to(device), mesh, placements, run_check=False,
+                                  shape=torch.Size(info.shape), stride=tuple(strides))
+
+    def _map(self, info: TensorInfo) -> Tuple[Any, int]:
+        found = self._mapped.get(info.path)
+        if found is None:
+            with open(os.path.join(self.path, info.path), "rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            shape, data = safetensors.read_header_of_npy(memory)
+            if shape != info.shape:
+                raise ValueError(f"{info.path} of {self.path} has shape {shape}, not {info.shape}")
+            found = self._mapped[info.path] = memory, data
+        return found

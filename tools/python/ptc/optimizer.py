@@ -1,0 +1,61 @@
+"""An optimizer's state by the names of parameters, which is how it can be cut as they are."""
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+
+def _names(model: Any) -> Dict[int, str]:
+    names: Dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        names.setdefault(id(parameter), name)
+    return names
+
+
+def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
+    """{"state": {parameter: {"exp_avg": …, "step": …}}, "param_groups": [{"params": [parameters], "lr": …}]}.
+
+    As torch.optim.Optimizer.state_dict(), but for names. Nothing is copied. KeyError: a parameter is not the model's.
+    """
+    names = _names(model)
+    groups = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise KeyError(f"the optimizer has a parameter of shape {tuple(parameter.shape)} that the model has not")
+        groups.append({**{key: value for key, value in group.items() if key != "params"},
+                       "params": [names[id(parameter)] for parameter in group["params"]]})
+    state = {names[id(parameter)]: dict(values) for parameter, values in optimizer.state.items()}
+    return {"state": state, "param_groups": groups}
+
+
+def load_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Puts it back, by name: tensors are copied, and go where the parameter is. Groups keep their parameters.
+
+    Of groups the other values (lr, betas …) are taken over, in order. Names that this rank has not are passed over.
+    ValueError: a tensor has another shape than its parameter here.
+    """
+    import torch
+    from .arrays import is_distributed
+    for name, parameter in model.named_parameters():
+        values = state["state"].get(name)
+        if values is None:
+            continue
+        here = parameter.to_local() if is_distributed(parameter) else parameter
+        own = optimizer.state[parameter]
+        for key, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                own[key] = value
+                continue
+            if value.dim() == 0 or (value.numel() == 1 and here.numel() != 1):
+                own[key] = value.clone()  # a count
+                continue
+            if tuple(value.shape) != tuple(here.shape):
+                raise ValueError(f"{key} of {name} is {tuple(value.shape)}, but the parameter here {tuple(here.shape)}")
+            value = value.to(here.device, copy=True)
+            if is_distributed(parameter):
+                from torch.distributed.tensor import DTensor
+                value = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False,
+                                           shape=parameter.shape, stride=parameter.stride())
+            own[key] = value
+    for mine, saved in zip(optimizer.param_groups, state.get("param_groups", [])):
+        mine.update({key: value for key, value in saved.items() if key != "params"})

@@ -1,0 +1,114 @@
+"""Files of safetensors: written in one pass, each byte once, and mapped."""
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .arrays import ITEM_BYTES, Bytes, array_of
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class Entry(NamedTuple):
+    """A tensor of a file: where its bytes are, from the beginning of the file."""
+    dtype: str
+    shape: Tuple[int, ...]
+    begin: int
+    end: int
+
+
+def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> int:
+    """Writes a file and returns its descriptor, still open: what the daemon does at the close may take a while.
+
+    The tensors may change as soon as this returns. Errors: OSError; TypeError for what the format cannot hold.
+    """
+    arrays = []
+    for name, tensor in tensors.items():
+        try:
+            arrays.append((name, Bytes(tensor)))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None
+    arrays.sort(key=lambda item: (-ITEM_BYTES[item[1].dtype], item[0]))
+    header: Dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    offset = 0
+    for name, array in arrays:
+        end = offset + array.data.nbytes
+        header[name] = {"dtype": array.dtype, "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        _write_all(file, [memoryview(len(text).to_bytes(8, "little") + text), *(array.data for _, array in arrays)])
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _write_all(file: int, parts: List[memoryview]) -> None:
+    parts = [part.cast("B") for part in parts if part.nbytes]
+    while parts:
+        done = os.writev(file, parts[:512])
+        while parts and done >= parts[0].nbytes:
+            done -= parts.pop(0).nbytes
+        if done:
+            parts[0] = parts[0][done:]
+
+
+class Mapped:
+    """A file of safetensors in memory as it lies: reading a tensor reads nothing before it is used.
+
+    Tensors may be written to; that changes neither the file nor what others see. They keep the mapping.
+    Errors: ValueError for what is no such file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 8:
+                raise ValueError(f"{path} is no file of safetensors: it has {size} bytes")
+            self._memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        length = int.from_bytes(self._memory[:8], "little")
+        if length > min(_MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"{path} is no file of safetensors: its header would have {length} bytes")
+        header = json.loads(self._memory[8:8 + length])
+        self.metadata: Dict[str, str] = header.pop("__metadata__", {})
+        self.entries: Dict[str, Entry] = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            elements = 1
+            for extent in entry["shape"]:
+                elements *= extent
+            if not 0 <= begin <= end <= size - 8 - length or elements * ITEM_BYTES[entry["dtype"]] != end - begin:
+                raise ValueError(f"{path}: tensor {name!r} does not lie in the file")
+            self.entries[name] = Entry(entry["dtype"], tuple(entry["shape"]), 8 + length + begin, 8 + length + end)
+
+    def tensor(self, name: str, numpy_arrays: bool = False) -> Any:
+        """The tensor, of the file's own memory."""
+        entry = self.entries[name]
+        return array_of(self._memory, entry.dtype, entry.shape, entry.begin, numpy_arrays)
+
+
+def read_header_of_npy(memory: Any) -> Tuple[Tuple[int, ...], int]:
+    """(shape, where the data begins) of a mapped .npy file in C order. ValueError: it is none."""
+    import ast
+    if memory[:6] != b"\x93NUMPY":
+        raise ValueError("it is no .npy file")
+    wide = memory[6] > 1
+    start = 12 if wide else 10
+    length = int.from_bytes(memory[8:start], "little")
+    header = ast.literal_eval(memory[start:start + length].decode("latin1"))
+    if header["fortran_order"] and len(header["shape"]) > 1:
+        raise ValueError("its order is Fortran's")
+    return tuple(header["shape"]), start + length
+
+
+def boxes_metadata(offsets: Mapping[str, Sequence[int]]) -> Dict[str, str]:
+    """What a file says of tensors of which it has one box each: where these begin in the whole."""
+    info = {name: {"saved_offsets": list(offset)} for name, offset in offsets.items()}
+    return {"DCP_SHARDING_INFO": json.dumps(info, separators=(",", ":")), "DCP_VERSION": "1.0"}
