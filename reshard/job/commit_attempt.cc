@@ -39,7 +39,7 @@ Job::Impl::CommitAttempt::CommitAttempt(Job::Impl& job, std::string id, std::str
       incoming_(std::move(incoming)),
       name_(std::move(name)),
       label_("incoming/" + incoming_),
-      source_dir_(job.commit_place().incoming_dir() + "/" + incoming_) {}
+      source_dir_(job.place.incoming_dir() + "/" + incoming_) {}
 
 Job::Impl::CommitAttempt::~CommitAttempt() {
   stop();
@@ -216,17 +216,17 @@ Result<> Job::Impl::CommitAttempt::prepare() {
     // Not the one of the moment of the decision: when this lease ends, the others put back what
     // they took.
     fences_.push_back(job_.services.cluster->fence());
-  job_.stop_hashing(incoming_);  // it goes on here, on all threads
+  job_.hashing.leave(incoming_);  // it goes on here, on all threads
   MakeSeal seal;
   if (job_.listener != nullptr)
     seal = [this](GivesWay gives_way) {
       return job_.listener->seal(job_.job->name(), incoming_, std::move(gives_way));
     };
-  PTC_TRY(share_,
-          CommitShare::take(job_.commit_place(), id_, incoming_, seal, [weak = weak_from_this()] {
-            const auto attempt = weak.lock();
-            return attempt == nullptr || attempt->withdraw();
-          }));
+  PTC_TRY(share_, CommitShare::take(job_.place.commit_place(job_.hashing.hashes()), id_, incoming_,
+                                    seal, [weak = weak_from_this()] {
+                                      const auto attempt = weak.lock();
+                                      return attempt == nullptr || attempt->withdraw();
+                                    }));
   if (job_.services.cluster != nullptr) {
     PTC_TRY(take_elsewhere());
   }
@@ -248,7 +248,8 @@ Result<> Job::Impl::CommitAttempt::take_elsewhere() {
   const auto busy_until = Clock::now() + kWaitForRelease;
   auto take = [&](const std::string& node) -> Result<std::string> {
     for (;;) {
-      Result<std::string> listing = job_.ask(node, "take", request, stop_.get_token(), kTakeTime);
+      Result<std::string> listing =
+          job_.peers.ask(node, "take", request, stop_.get_token(), kTakeTime);
       if (listing.has_value() || stop_.stop_requested()) return listing;
       const Code code = listing.error().code();
       if (code == Code::kUnavailable && !is_among(cluster.alive(), node))
@@ -260,7 +261,7 @@ Result<> Job::Impl::CommitAttempt::take_elsewhere() {
       std::this_thread::sleep_for(code == Code::kBusy ? 5ms : 50ms);
     }
   };
-  const std::vector<std::string> others = job_.other_nodes();
+  const std::vector<std::string> others = job_.peers.others();
   std::vector<MetaTransaction::Compare> fences;
   for (const std::string& node : others) fences.push_back(cluster.fence_of(node));
   asked_.insert(asked_.end(), others.begin(), others.end());
@@ -277,8 +278,8 @@ Result<> Job::Impl::CommitAttempt::take_elsewhere() {
     one.files.listing = std::move(listing).value();
     if (one.files.listing.empty()) continue;
     one.files.hash = [this, node = one.files.node](const std::string& files) {
-      return job_.ask(node, "hash", json::serialize(json::object{{"id", id_}}) + "\n" + files,
-                      stop_.get_token());
+      return job_.peers.ask(node, "hash", json::serialize(json::object{{"id", id_}}) + "\n" + files,
+                            stop_.get_token());
     };
     elsewhere_.push_back(std::move(one));
   }
@@ -307,7 +308,8 @@ Result<> Job::Impl::CommitAttempt::draft() {
   }
   const auto deadline = started_ + kWaitForRelease;
   auto draft_now = [&] {
-    return draft_commit(request, files, *job_.services.executor, job_.hashes, stop_.get_token());
+    return draft_commit(request, files, *job_.services.executor, job_.hashing.hashes(),
+                        stop_.get_token());
   };
   Result<CommitDraft> drafted = draft_now();
   while (drafted.has_error() && drafted.error().code() == Code::kBusy && Clock::now() < deadline) {
@@ -400,10 +402,10 @@ Result<> Job::Impl::CommitAttempt::write_down() {
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/manifest.json", manifest_text));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/headers.bin", draft_.headers));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/stored-1.json", stored->to_text()));
-  PTC_TRY(sync_directory(AT_FDCWD, job_.dir + "/checkpoints"));
-  PTC_TRY(sync_directory(AT_FDCWD, job_.dir));
+  PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir + "/checkpoints"));
+  PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir));
   if (job_.services.cluster == nullptr) return ok();
-  for (const std::string& node : job_.other_nodes())
+  for (const std::string& node : job_.peers.others())
     if (!is_among(asked_, node)) asked_.push_back(node);
   return job_.give_files(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored,
                          fences_.front());
@@ -543,7 +545,7 @@ void Job::Impl::CommitAttempt::finish() {
     step_ = Step::kCommitted;
   }
   if (share_ != nullptr) share_->committed();
-  for (const FileVersion& version : draft_.looked_at) job_.hashes.forget(version);
+  for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version);
   job_.remove_error_file(incoming_);
   if (job_.listener != nullptr) job_.listener->checkpoint_changed(job_.job->name(), name_);
   const std::chrono::duration<double> seconds = Clock::now() - started_;
@@ -586,7 +588,7 @@ Result<> Job::Impl::CommitAttempt::ask_all(
   std::vector<Result<std::string>> answers =
       Answers<std::string>(
           nodes.size(),
-          [&](size_t i) { return job_.ask(nodes[i], method, requests[i], stop, time); },
+          [&](size_t i) { return job_.peers.ask(nodes[i], method, requests[i], stop, time); },
           kAtWorkAtOnce)
           .wait();
   Result<> result = ok();

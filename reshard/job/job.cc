@@ -31,8 +31,21 @@ Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
   return ptc::commit_fenced(*services.meta, services.cluster, std::move(transaction));
 }
 
-std::string Job::Impl::checkpoint_dir(std::string_view id) const {
-  return fmt::format("{}/checkpoints/{}", dir, id);
+PartShelf::ImageNames Job::Impl::images_of(const std::string& id) const {
+  PartShelf::ImageNames names;
+  std::lock_guard lock(mutex);
+  for (const auto& [name, record] : checkpoints)
+    if (record.id == id)
+      for (const StoredImage& image : record.checkpoint->stored()->images) names.insert(image.id);
+  return names;
+}
+
+/// What the job's files have been written as until now.
+HashQueue::Expected Job::Impl::expected_of_files() const {
+  std::lock_guard lock(mutex);
+  const CheckpointRecord* newest = latest();
+  return {in_force.current ? in_force.spec : saved.layout.spec,
+          newest != nullptr ? newest->checkpoint : nullptr};
 }
 
 const CheckpointRecord* Job::Impl::latest() const {
@@ -104,9 +117,7 @@ Result<std::string> Job::answer(std::string_view method, std::string_view reques
 void Job::start() {
   impl_->resharding.start(*impl_->services.reshards,
                           [this](const std::stop_token& stop) { return impl_->next_step(stop); });
-  impl_->hashing_closed.start(*impl_->services.hashing, [this](const std::stop_token& stop) {
-    return impl_->hash_next(stop);
-  });
+  impl_->hashing.start(*impl_->services.hashing);
   impl_->housekeeping.start(*impl_->services.reshards, [this](const std::stop_token& stop) {
     return impl_->keep_house(stop);
   });
@@ -121,14 +132,13 @@ void Job::stop() {
     attempts.swap(impl_->attempts);
     ended.swap(impl_->ended_attempts);
     impl_->stopping = true;
-    // Whether they were decided the next start knows.
-    for (const auto& [id, own] : impl_->commits_elsewhere)
-      if (own.share != nullptr) own.share->leave();
     impl_->commit_stop.request_stop();
     impl_->activities.stop_all();
   }
+  impl_->taken.stop();
+  impl_->arrivals.stop();
   impl_->resharding.stop();
-  impl_->hashing_closed.stop();
+  impl_->hashing.stop();
   impl_->housekeeping.stop();
   for (const auto& [incoming, attempt] : attempts) attempt->stop();
 }
@@ -151,7 +161,7 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
     return ok();
   });
   look_after_attempts();
-  look_after_commits_elsewhere(stop);
+  taken.look_after(stop);
   bool count_anew = false;
   {
     std::lock_guard lock(mutex);
@@ -159,8 +169,7 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
   }
   if (count_anew && listener != nullptr) listener->space_changed(job->name());
   std::lock_guard lock(mutex);
-  if (attempts.empty() && ended_attempts.empty() && commits_elsewhere.empty() && !doubts.any() &&
-      !space_changed)
+  if (attempts.empty() && ended_attempts.empty() && !taken.any() && !doubts.any() && !space_changed)
     return std::nullopt;
   return std::chrono::steady_clock::now() + kTurn;
 }
@@ -531,13 +540,7 @@ std::vector<std::string> Job::materialised_layouts(const Checkpoint& checkpoint)
   return {checkpoint.stored()->spec.name()};
 }
 
-void Job::note_closed(const std::string& path) {
-  constexpr size_t kMaxWaiting = 1 << 16;  // more are hashed at the commit
-  std::lock_guard lock(impl_->mutex);
-  if (impl_->to_hash.size() >= kMaxWaiting) return;
-  impl_->to_hash.push_back(path);
-  impl_->hashing_closed.wake();
-}
+void Job::note_closed(const std::string& path) { impl_->hashing.closed(path); }
 
 Result<> Job::commit(const std::string& incoming, const std::string& name,
                      std::chrono::milliseconds patience) {

@@ -1,5 +1,4 @@
 // The commits that this node leads (commit_attempt.h): who asks for one finds what is under way.
-// And hashing what was just closed, so that a commit need not.
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
@@ -234,65 +233,13 @@ void Job::Impl::note_committed(const std::string& id) {
   if (committed_ids.size() > kKnown) committed_ids.pop_front();
 }
 
-void Job::Impl::stop_hashing(const std::string& incoming) {
+std::string Job::Impl::outcome_of(const std::string& id) const {
   std::lock_guard lock(mutex);
-  std::erase_if(to_hash, [&](const std::string& path) { return path.starts_with(incoming + "/"); });
-  if (hashing == incoming) hash_stop.request_stop();
-}
-
-std::optional<StepPool::Time> Job::Impl::hash_next(const std::stop_token& stop) {
-  std::string path;
-  LayoutSpec spec;
-  CheckpointRef previous;
-  std::stop_source stop_one;
-  {
-    std::lock_guard lock(mutex);
-    if (to_hash.empty()) return std::nullopt;
-    path = std::move(to_hash.front());
-    to_hash.pop_front();
-    hashing = path.substr(0, path.find('/'));
-    hash_stop = std::stop_source();
-    stop_one = hash_stop;
-    spec = in_force.current ? in_force.spec : saved.layout.spec;
-    if (const CheckpointRecord* newest = latest()) previous = newest->checkpoint;
-  }
-  std::stop_callback stop_with_job(stop, [&] { stop_one.request_stop(); });
-  try {
-    hash_incoming(path, spec, previous, stop_one.get_token());
-  } catch (const std::exception& error) {  // no memory: the commit will hash it, or say so
-    spdlog::warn("job {}: hashing {}: {}", job->name(), path, error.what());
-  }
-  std::lock_guard lock(mutex);
-  hashing.clear();
-  return std::chrono::steady_clock::now();  // after those of other jobs
-}
-
-/// `path` is <name>/rank/<r>/<path>. Whatever is wrong with it, the commit will say.
-void Job::Impl::hash_incoming(const std::string& path, LayoutSpec spec,
-                              const CheckpointRef& previous, std::stop_token stop) {
-  size_t name_end = path.find('/');
-  if (name_end == std::string::npos || path.compare(name_end, 6, "/rank/") != 0) return;
-  size_t rank_begin = name_end + 6, rank_end = path.find('/', rank_begin);
-  if (rank_end == std::string::npos) return;
-  errno = 0;
-  char* end = nullptr;
-  uint64_t rank = std::strtoull(path.c_str() + rank_begin, &end, 10);
-  if (errno != 0 || end != path.c_str() + rank_end) return;
-  const std::string root =
-      fmt::format("{}/incoming/{}", job->files_dir(), path.substr(0, name_end));
-  Result<UniqueFd> root_fd = open_file(AT_FDCWD, root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (root_fd.has_error()) return;
-  struct stat st {};
-  if (fstatat(root_fd.value().get(), "layout.json", &st, 0) == 0) {
-    Result<std::string> text =
-        read_text_file(root_fd.value().get(), "layout.json", 1 << 20, FileKind::kOwn);
-    if (text.has_error()) return;
-    Result<Layout> own = Layout::parse(text.value());
-    if (own.has_error()) return;
-    spec = own.value().spec;
-  }
-  hash_closed_file(root_fd.value().get(), path.substr(rank_end + 1), rank, spec,
-                   previous ? &previous->model() : nullptr, hashes, std::move(stop));
+  for (const auto& [incoming, attempt] : attempts)
+    if (attempt->id() == id) return std::string(attempt->outcome());
+  const bool committed =
+      std::find(committed_ids.begin(), committed_ids.end(), id) != committed_ids.end();
+  return committed ? "committed" : "given up";
 }
 
 }  // namespace ptc

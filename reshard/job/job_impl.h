@@ -28,9 +28,16 @@
 #include "reshard/intake/commit_share.h"
 #include "reshard/job/activity.h"
 #include "reshard/job/doubts.h"
+#include "reshard/job/hash_queue.h"
 #include "reshard/job/job.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/job_peers.h"
+#include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
+#include "reshard/job/part_shelf.h"
+#include "reshard/job/plan_part.h"
+#include "reshard/job/plan_relays.h"
+#include "reshard/job/taken_dirs.h"
 #include "reshard/move/change.h"
 #include "reshard/move/last_reshard.h"
 #include "reshard/move/plan_report.h"
@@ -50,30 +57,6 @@ struct Unreadable {
   bool lost = false;  // no node that is there has the files that describe it
 };
 
-/// What a node made of a plan: its own images.
-struct PlanPart {
-  std::string plan;                                      // PlanName::digest
-  std::vector<std::pair<uint32_t, std::string>> images;  // target → image
-  std::vector<std::pair<uint32_t, std::string>> copies;  // ChangePlan::copies → image
-  struct Sum {
-    uint32_t tensor;
-    Box box;
-    Checksum sum;
-  };
-  std::vector<Sum> sums;  // of all arrays in the images, and of kept ones
-
-  std::string to_text() const;
-  static Result<PlanPart> from_text(std::string_view text);
-};
-
-/// A plan that several nodes carry out, as they name it to each other: equal where all of it is.
-struct PlanName {
-  std::string id;      // of the checkpoint
-  std::string digest;  // of the request for a part of it, and of its files
-};
-
-using NodeParts = std::vector<std::pair<std::string, PlanPart>>;  // by node
-
 /// Told whenever the state of a job changes: those who wait for it, and what is done about it in
 /// the background.
 class Changed : public std::condition_variable_any {
@@ -90,13 +73,16 @@ class Changed : public std::condition_variable_any {
 
 struct Job::Impl {
   Impl(Job* owner, std::string job_dir, JobServices job_services, JobListener* job_listener)
-      : job(owner), dir(std::move(job_dir)), services(job_services), listener(job_listener) {}
+      : job(owner),
+        place{owner->name(), owner->id(), std::move(job_dir), std::move(job_services),
+              job_listener} {}
 
   // --- constant ---
   Job* job;
-  std::string dir;  // jobs/<job>
-  JobServices services;
-  JobListener* listener;
+  const JobPlace place;
+  const JobServices& services = place.services;
+  JobListener* const listener = place.listener;
+  const JobPeers peers{place.name, services.cluster};
 
   std::mutex changes;
 
@@ -146,22 +132,6 @@ struct Job::Impl {
   bool at_work = false;                                  // a step of the reshard is being taken
   std::vector<std::string> alive;                        // nodes, as the stored states know them
   std::vector<std::string> drained;                      // nodes that shall hold nothing (drain.h)
-  /// By checkpoint id: a part made here that no decision names yet, and of which plan.
-  struct FinishedPart {
-    std::string plan;
-    PlanPart part;
-    int64_t epoch;  // of the leader that asked for it last; of a commit: 0
-    ReshardProgress done;
-  };
-  std::map<std::string, FinishedPart> finished_parts;
-  /// By checkpoint id: what has come of the images that this node makes, for nodes that take it
-  /// from here.
-  struct Arrivals {
-    std::string digest;
-    std::map<std::pair<uint32_t, uint64_t>, std::string> windows;  // (target, begin) → image
-    bool ended = false;
-  };
-  std::map<std::string, Arrivals> arrivals;
   /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more,
   /// gets nothing done where a later one has been heard of.
   std::atomic<int64_t> leader_epoch{0};
@@ -170,40 +140,43 @@ struct Job::Impl {
   /// at most.
   std::map<std::string, std::shared_ptr<CommitAttempt>> attempts;
   std::vector<std::shared_ptr<CommitAttempt>> ended_attempts;
-  std::deque<std::string> committed_ids;  // of late
-  /// What this node holds of commits that others lead, by their ids: its part of incoming/, files,
-  /// copies.
-  struct CommitElsewhere {
-    std::string from;                             // the node that leads
-    MetaTransaction::Compare fence;               // of it, which its decision names
-    std::shared_ptr<CommitShare> share;           // null: nothing of incoming/
-    std::chrono::steady_clock::time_point heard;  // of it
-  };
-  std::map<std::string, CommitElsewhere> commits_elsewhere;
+  std::deque<std::string> committed_ids;          // of late
   std::map<std::string, LookedOver> looked_over;  // by checkpoint id
   std::set<std::string> to_refresh;  // checkpoints of which caches here may hold what was mended
   std::map<std::string, std::string>
-      not_said;                     // those that were mended, which is not decided yet; name → id
-  std::deque<std::string> to_hash;  // closed files, relative to incoming/
-  std::string hashing;              // the name in incoming/ of which a file is being hashed
-  std::stop_source hash_stop;       // ends that
-  bool space_changed = false;       // in incoming/: what the job takes is to be counted anew
+      not_said;                // those that were mended, which is not decided yet; name → id
+  bool space_changed = false;  // in incoming/: what the job takes is to be counted anew
 
-  std::stop_source commit_stop;  // hashing for a commit ends with the job
-  HashCache hashes;
+  std::stop_source commit_stop;  // who has given up a commit tells no other once the job ends
+
+  // --- parts that stand alone: each has a lock of its own, or none ---
   Activities activities;
   Doubts doubts;
-  KeyedLock takes;             // by the name in incoming/, of a commit that another node leads
-  KeyedLock parts_being_made;  // by checkpoint id: one part of a plan for it at a time
-  Loop resharding, hashing_closed,
-      housekeeping;  // steps of these are next_step(), hash_next() and keep_house()
+  Arrivals arrivals;
+  PartShelf shelf{[this](const std::string& id) { return images_of(id); },
+                  [this](const std::string& image) { (void)services.images->remove({image}); }};
+  HashQueue hashing{place.name, place.incoming_dir(), [this] { return expected_of_files(); }};
+  TakenDirs taken{
+      place,
+      peers,
+      hashing,
+      {[this]() -> Result<> {
+         PTC_TRY(follow());
+         return ok();
+       },
+       [this](const std::string& id) { shelf.drop(id); }, [this] { housekeeping.wake(); }}};
+
+  Loop resharding, housekeeping;  // steps of these are next_step() and keep_house()
 
   std::mutex refreshing;  // caches, one thread at a time; before `changes`
 
   // --- helpers ---
   std::string meta_key(std::string_view what) const;
-  std::string leader_key() const { return "leaders/" + job->name(); }
-  std::string checkpoint_dir(std::string_view id) const;
+  std::string leader_key() const { return place.leader_key(); }
+  std::string checkpoint_dir(std::string_view id) const { return place.checkpoint_dir(id); }
+  /// Of the checkpoint's stored state; takes mutex.
+  PartShelf::ImageNames images_of(const std::string& id) const;
+  HashQueue::Expected expected_of_files() const;      // takes mutex
   const CheckpointRecord* latest() const;             // mutex held
   bool is_there(const Checkpoint& checkpoint) const;  // it was not removed; takes mutex
   uint64_t bytes_on(std::string_view node) const;     // mutex held: of images, within reach or not
@@ -268,10 +241,6 @@ struct Job::Impl {
 
   // job_peers.cc
   Result<std::string> answer(std::string_view method, std::string_view request);
-  /// `time`: that it may take; 0: what is usual.
-  Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
-                          std::stop_token stop = {}, std::chrono::milliseconds time = {});
-  std::vector<std::string> other_nodes() const;
   bool is_used_elsewhere(const std::string& id,
                          const std::stop_token& stop);  // on another node a file of it is open, or
                                                         // that node says nothing
@@ -282,38 +251,8 @@ struct Job::Impl {
   Result<> give_files(const std::string& id, const std::vector<std::string>& files,
                       const StoredState& stored,
                       const std::optional<MetaTransaction::Compare>& decides = std::nullopt);
-  /// Unless a leader of a later epoch wants it. Takes mutex.
-  void drop_part(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
   /// Parts whose leader is gone.
   void drop_undecided_parts();
-
-  // job_take.cc
-  CommitShare::Place commit_place() { return {dir, services.images, &hashes}; }
-  Result<std::string> answer_take(std::string_view method, const json::object& request,
-                                  const std::string& id, std::string_view rest);
-  Result<std::string> answer_first_take(const json::object& request, const std::string& id);
-  /// From here on this node holds something of it. Takes mutex.
-  Result<> note_commit_elsewhere(const json::object& request, const std::string& id);
-  /// It will never be decided. Takes mutex.
-  void untake(const std::string& id);
-  std::string answer_commit(
-      const std::string& id) const;  // how it goes, of one that this node leads
-  /// Commits that can never be decided any more. To be asked before the metadata are read that
-  /// would say that one has been decided.
-  Result<std::set<std::string>> given_up_elsewhere();
-  /// `decided`: ids in the metadata.
-  void settle_commits_elsewhere(const std::set<std::string>& given_up,
-                                const std::set<std::string>& decided);
-  /// Asks those that lead, and have not been heard of for a while.
-  void look_after_commits_elsewhere(const std::stop_token& stop);
-  /// What became of it, by its leader and then by what is agreed: it is completed here or undone.
-  /// kBusy: it is not decided.
-  Result<> settle_commit_elsewhere(const std::string& id, const std::string& leader,
-                                   const std::stop_token& stop);
-
-  // plan_relays.cc
-  class PlanRelays;
-  Result<std::string> answer_arrived(const json::object& request, const std::string& id);
 
   // job_move.cc
   using Fences = std::vector<MetaTransaction::Compare>;
@@ -351,10 +290,7 @@ struct Job::Impl {
   void note_refused(const std::string& incoming, const Error& error);
   void write_error_file(const std::string& incoming, const std::string& text);
   void remove_error_file(const std::string& incoming);
-  std::optional<StepPool::Time> hash_next(const std::stop_token& stop);  // one closed file
-  void hash_incoming(const std::string& path, LayoutSpec spec, const CheckpointRef& previous,
-                     std::stop_token stop);
-  void stop_hashing(const std::string& incoming);  // takes mutex
+  std::string outcome_of(const std::string& id) const;  // of a commit that this node leads
 
   // job_reshard.cc
   /// Does what is to be done now, if anything; returns when to look again. Whatever changes wakes

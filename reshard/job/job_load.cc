@@ -75,7 +75,7 @@ Result<> Job::Impl::sync_about(const std::string& id) {
 Result<Followed> Job::Impl::follow() {
   PTC_TRY(check_trusted(services.cluster));
   std::lock_guard change(changes);
-  PTC_TRY(auto given_up, given_up_elsewhere());
+  PTC_TRY(auto given_up, taken.given_up());
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
   take_over(std::move(state.attributes));
   std::vector<std::string> now_alive, now_drained;
@@ -257,8 +257,8 @@ Result<Followed> Job::Impl::follow() {
     PTC_TRY(remove_stale_files(record.id, record.stored));
   }
   for (const auto& [name, next] : changes_of)
-    if (decided.contains(name)) drop_part(next.record.id);
-  settle_commits_elsewhere(given_up, ids);
+    if (decided.contains(name)) shelf.drop(next.record.id);
+  taken.settle(given_up, ids);
   if (!mended.empty()) services.caches_stale();
   return Followed{std::move(lacking), std::move(without)};
 }
@@ -389,7 +389,7 @@ void Job::Impl::remove_files_of(const CheckpointRecord& record) {
   record.checkpoint->let_go();
   services.removed->keep(job->name(), record.id, std::move(here));
   if (listener != nullptr) listener->images_removed(job->name());
-  drop_part(record.id);
+  shelf.drop(record.id);
   (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
 }
 
@@ -470,7 +470,7 @@ Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool d
 }
 
 Result<> Job::Impl::make_checkpoint_dir(const std::string& id) {
-  PTC_TRY(make_directory(AT_FDCWD, dir + "/checkpoints"));
+  PTC_TRY(make_directory(AT_FDCWD, place.dir + "/checkpoints"));
   if (mkdir(checkpoint_dir(id).c_str(), 0700) != 0) {
     if (errno == EEXIST) return ok();
     return errno_error(errno, checkpoint_dir(id));
@@ -507,13 +507,13 @@ Result<> Job::Impl::check_removed(const std::vector<std::string>& ids) {
 }
 
 Result<> Job::Impl::recover_commits() {
-  PTC_TRY(remove_tree(AT_FDCWD, dir + "/" + kScratchDir));
+  PTC_TRY(remove_tree(AT_FDCWD, place.dir + "/" + kScratchDir));
   std::unordered_map<std::string, std::string> stored_files;  // of committed ids
   for (const auto& [name, record] : checkpoints) stored_files.emplace(record.id, record.stored);
 
-  PTC_TRY(auto commits, names_of(dir + "/committing"));
+  PTC_TRY(auto commits, names_of(place.dir + "/committing"));
   for (const std::string& id : commits) {
-    const std::string directory = dir + "/committing/" + id;
+    const std::string directory = place.dir + "/committing/" + id;
     bool decided = stored_files.contains(id) || damaged_ids.contains(id);
     if (!decided) {
       PTC_TRY(decided, is_removed(*services.meta, removed_checkpoint_key(id)));
@@ -541,7 +541,7 @@ Result<> Job::Impl::recover_commits() {
     }
     rmdir(directory.c_str());
   }
-  PTC_TRY(auto ids, names_of(dir + "/checkpoints"));
+  PTC_TRY(auto ids, names_of(place.dir + "/checkpoints"));
   for (const std::string& id : ids) {
     const std::string directory = checkpoint_dir(id);
     if (damaged_ids.contains(id)) continue;

@@ -91,10 +91,6 @@ Result<GatherProgram> held_by_others(const StoredState& others, const StoredImag
   return GatherProgram("", layout.bytes, std::move(transfers), {others.images[other].image});
 }
 
-json::array to_array(const std::vector<std::string>& list) {
-  return json::array(list.begin(), list.end());
-}
-
 }  // namespace
 
 Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& stored,
@@ -210,7 +206,8 @@ std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const Stor
     requests.emplace_back(node, json::serialize(request));
   }
   Answers<std::string> answers(
-      requests.size(), [&](size_t i) { return ask(requests[i].first, "mend", requests[i].second); },
+      requests.size(),
+      [&](size_t i) { return peers.ask(requests[i].first, "mend", requests[i].second); },
       kAtWorkAtOnce);
   if (const auto own = by_node.find(node_key(services)); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
@@ -344,10 +341,11 @@ void Job::Impl::refresh_everywhere(const std::string& name) {
   Result<Seen> seen = find_record(name);
   if (seen.has_error()) return;
   const std::vector<std::string> others =
-      services.cluster != nullptr ? other_nodes() : std::vector<std::string>();
+      services.cluster != nullptr ? peers.others() : std::vector<std::string>();
   const std::string request = json::serialize(json::object{{"id", seen.value().record.id}});
   Answers<std::string> told(
-      others.size(), [&](size_t i) { return ask(others[i], "refresh", request); }, kAtWorkAtOnce);
+      others.size(), [&](size_t i) { return peers.ask(others[i], "refresh", request); },
+      kAtWorkAtOnce);
   {
     std::lock_guard lock(mutex);
     to_refresh.insert(name);

@@ -22,20 +22,6 @@
 namespace ptc {
 namespace {
 
-json::array pairs_of(const std::vector<std::pair<uint32_t, std::string>>& pairs) {
-  json::array array;
-  for (const auto& [number, id] : pairs) array.push_back(json::array{number, json::value(id)});
-  return array;
-}
-
-std::vector<std::pair<uint32_t, std::string>> pairs_from(const json::value& value) {
-  std::vector<std::pair<uint32_t, std::string>> pairs;
-  for (const json::value& pair : value.as_array())
-    pairs.emplace_back(pair.as_array().at(0).to_number<uint32_t>(),
-                       std::string(pair.as_array().at(1).as_string()));
-  return pairs;
-}
-
 json::object wanted_json(const CheckpointRecord& record, const WantedState& wanted,
                          int64_t revision) {
   json::array ranks, alive;
@@ -80,37 +66,6 @@ PlanName name_of_plan(const std::string& id, std::string wanted_text, const Chan
 
 }  // namespace
 
-std::string PlanPart::to_text() const {
-  json::array all;
-  for (const Sum& sum : sums)
-    all.push_back(json::array{sum.tensor, to_array(sum.box.offset), to_array(sum.box.extent),
-                              json::value(sum.sum.to_hex())});
-  return json::serialize(json::object{{"plan", plan},
-                                      {"images", pairs_of(images)},
-                                      {"copies", pairs_of(copies)},
-                                      {"sums", std::move(all)}});
-}
-
-Result<PlanPart> PlanPart::from_text(std::string_view text) {
-  PlanPart part;
-  try {
-    PTC_TRY(auto value, parse_json(text, {.max_bytes = size_t{1} << 30}));
-    const json::object& object = value.as_object();
-    part.plan = std::string(object.at("plan").as_string());
-    part.images = pairs_from(object.at("images"));
-    part.copies = pairs_from(object.at("copies"));
-    for (const json::value& entry : object.at("sums").as_array()) {
-      const json::array& sum = entry.as_array();
-      PTC_TRY(auto checksum, Checksum::from_hex(std::string_view(sum.at(3).as_string())));
-      part.sums.push_back(
-          {sum.at(0).to_number<uint32_t>(), box_from(sum.at(1), sum.at(2)), checksum});
-    }
-  } catch (const std::exception& error) {
-    return invalid_argument("a part of a plan is damaged: {}", error.what());
-  }
-  return part;
-}
-
 Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const StoredState& stored,
                                         const WantedState& wanted, const ChangePlan& change,
                                         Activity& activity, Fences& fences,
@@ -139,7 +94,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
   }
   const std::string text = json::serialize(request);
   auto part_of = [&](const std::string& node) -> Result<PlanPart> {
-    PTC_TRY(auto answer, ask(node, "part", text, activity.stop_token()));
+    PTC_TRY(auto answer, peers.ask(node, "part", text, activity.stop_token()));
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
     if (part.value().plan != plan_name.digest)
@@ -155,7 +110,7 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {
-    const KeyedLock::Held one = parts_being_made.hold(record.id);
+    const KeyedLock::Held one = shelf.making(record.id);
     Result<PlanPart> own = make_part(plan_name, *record.checkpoint, stored, change, activity);
     if (own.has_error()) made = std::move(own).error();
     else parts.emplace_back(self, std::move(own).value());
@@ -277,7 +232,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
       });
       return holders.empty() ? nullptr : holders[attempt % holders.size()];
     };
-    PlanRelays relays(*this, plan_name, change);
+    PlanRelays relays(arrivals, peers, plan_name, change);
     PTC_TRY(written,
             fetch_images(*services.images, *services.executor, targets,
                          {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
@@ -351,7 +306,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     object.erase("epoch");
     commits = object.contains("from");
     if (commits) {
-      PTC_TRY(note_commit_elsewhere(object, id));
+      PTC_TRY(taken.note(object, id));
       object.erase("from");
       object.erase("fence");
     }
@@ -371,27 +326,21 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     for (const auto& [name, known] : checkpoints)
       if (known.id == id && known.generation >= generation)
         behind = saved.revision < wanted_revision;
-    const auto finished = finished_parts.find(id);
-    if (finished != finished_parts.end() && finished->second.plan != wanted_plan) behind = true;
   }
+  behind = behind || shelf.has_of_other_plan(id, wanted_plan);
   if (behind) {
     PTC_TRY(sync_about(id));
   }
   // One part for a checkpoint at a time; what was made for the same plan before is not made again.
-  const KeyedLock::Held one = parts_being_made.hold(id);
+  const KeyedLock::Held one = shelf.making(id);
+  PTC_TRY(auto made_before, shelf.find(id, wanted_plan, epoch));
+  if (made_before) return *std::move(made_before);
   {
     std::lock_guard lock(mutex);
-    auto finished = finished_parts.find(id);
-    if (finished != finished_parts.end() && finished->second.epoch > epoch)
-      return Error(Code::kCancelled, "another node leads by now");
-    if (finished != finished_parts.end() && finished->second.plan == wanted_plan) {
-      finished->second.epoch = epoch;
-      return finished->second.part;
-    }
     for (const auto& [name, known] : checkpoints)
       if (known.id == id && known.stored == stored_file) record = known;
   }
-  drop_part(id);
+  shelf.drop(id);
   if (record.checkpoint == nullptr) {
     PTC_TRY(record, load_checkpoint(id, generation, stored_file));
   }
@@ -407,21 +356,20 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   activity->begin("moving", commits ? bytes : all_bytes);
   Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored),
                                     *record.checkpoint, *stored, *change, *activity);
-  bool given_up = false;
+  if (part.has_value())
+    shelf.keep(id, {std::move(wanted_plan),
+                    part.value(),
+                    epoch,
+                    {false, "moving", record.checkpoint->name(), stored->spec.name(),
+                     wanted.spec.name(), bytes, all_bytes}});
   {
     std::lock_guard lock(mutex);
     activity.reset();  // from here on it is among the finished ones
     changed.notify_all();
-    if (part.has_value())
-      finished_parts[id] = {std::move(wanted_plan),
-                            part.value(),
-                            epoch,
-                            {false, "moving", record.checkpoint->name(), stored->spec.name(),
-                             wanted.spec.name(), bytes, all_bytes}};
-    given_up = commits && !commits_elsewhere.contains(id);
   }
-  if (!given_up) return part;
-  drop_part(id);
+  // Whoever gives it up drops what is there already.
+  if (!commits || taken.holds(id)) return part;
+  shelf.drop(id);
   return make_error(Code::kConflict, "the commit was given up");
 }
 

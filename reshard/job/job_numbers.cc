@@ -83,7 +83,7 @@ JobNumbers Job::numbers() const {
     numbers.progress_total_bytes = shown->bytes_total;
   }
   numbers.counts = impl.counts;
-  numbers.counts.hashed_bytes = impl.hashes.bytes();
+  numbers.counts.hashed_bytes = impl.hashing.hashes().bytes();
   if (impl.last_reshard)
     numbers.last_reshard = {impl.last_reshard->totals, impl.last_reshard->seconds};
   return numbers;

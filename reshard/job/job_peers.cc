@@ -1,23 +1,6 @@
-// What the nodes of a cluster ask each other about a job:
-//
-//   file     {"id", "file"} → a file of checkpoints/<id>/ (manifest, headers, stored state)
-//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names
-//            them. Of a commit
-//            also "from", "fence": job_take.cc
-//   part     a WantedState of a checkpoint → PlanPart: make this node's images of the plan
-//   drop     {"id", "epoch"}: the plan will not be carried out: its images go
-//   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
-//   examine  {"id", "stored", "paced", "images"?} → what this node's images, or these of them,
-//            really contain: examine.h
-//   mend     {"id", "stored", "anywhere", "damaged"} → which of the damaged images are right now:
-//            job_mend.cc
-//   refresh  {"id"}: damaged bytes were mended; answered when nobody here reads the wrong ones any
-//            more
-//   uses     {"id"} → "yes" while a file of the checkpoint is open here
-//   take, hash, adopt, hide, untake, commit: job_take.cc
-//
-// A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's
-// end are in front of it.
+// What other nodes ask of a job (job_peers.h), and what it asks them.
+#include "reshard/job/job_peers.h"
+
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 
@@ -64,18 +47,20 @@ Result<std::string> name_of(const json::object& object, std::string_view key) {
 
 }  // namespace
 
-std::vector<std::string> Job::Impl::other_nodes() const {
-  std::vector<std::string> nodes = services.cluster->alive();
-  std::erase(nodes, services.cluster->self());
+std::vector<std::string> JobPeers::others() const {
+  if (cluster_ == nullptr) return {};
+  std::vector<std::string> nodes = cluster_->alive();
+  std::erase(nodes, cluster_->self());
   return nodes;
 }
 
-Result<std::string> Job::Impl::ask(const std::string& node, std::string_view method,
-                                   std::string body, std::stop_token stop,
-                                   std::chrono::milliseconds time) {
+Result<std::string> JobPeers::ask(const std::string& node, std::string_view method,
+                                  std::string body, std::stop_token stop,
+                                  std::chrono::milliseconds time) const {
+  if (cluster_ == nullptr) return make_error(Code::kUnavailable, "there is no node '{}'", node);
   if (time == time.zero()) time = is_long(method) ? kPartTime : kCallTime;
-  auto answer = services.cluster->call(node, fmt::format("job/{}", method),
-                                       job->name() + "\n" + std::move(body), time, std::move(stop));
+  auto answer = cluster_->call(node, fmt::format("job/{}", method), job_ + "\n" + std::move(body),
+                               time, std::move(stop));
   if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
   return answer;
 }
@@ -87,9 +72,9 @@ Result<std::string> Job::Impl::checkpoint_file(const std::string& id, const std:
   if (here.has_value() || services.cluster == nullptr || here.error().code() != Code::kNotFound)
     return here;
   std::optional<Error> silent;  // a node that may have it
-  for (const std::string& node : other_nodes()) {
+  for (const std::string& node : peers.others()) {
     Result<std::string> there =
-        ask(node, "file", json::serialize(json::object{{"id", id}, {"file", file}}));
+        peers.ask(node, "file", json::serialize(json::object{{"id", id}, {"file", file}}));
     if (there.has_error()) {
       if (there.error().code() != Code::kNotFound)
         silent = make_error(Code::kUnavailable, "{}", there.error().message());
@@ -126,9 +111,9 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
   const std::string body = json::serialize(request) + "\n" + contents;
   const std::chrono::milliseconds time =
       kGiveTime + std::chrono::milliseconds(contents.size() / kGivenInMs);
-  const std::vector<std::string> others = other_nodes();
-  Answers<std::string> answers(others.size(),
-                               [&](size_t i) { return ask(others[i], "files", body, {}, time); });
+  const std::vector<std::string> others = peers.others();
+  Answers<std::string> answers(
+      others.size(), [&](size_t i) { return peers.ask(others[i], "files", body, {}, time); });
   bool given_to_any = others.empty();
   for (const Result<std::string>& given : answers.wait()) {
     // A node that does not answer now asks for them itself when it is there again.
@@ -148,40 +133,21 @@ Result<> Job::Impl::give_files(const std::string& id, const std::vector<std::str
 
 bool Job::Impl::is_used_elsewhere(const std::string& id, const std::stop_token& stop) {
   if (services.cluster == nullptr) return false;
-  const std::vector<std::string> others = other_nodes();
+  const std::vector<std::string> others = peers.others();
   return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
     Result<std::string> answer = ask_whether_open(*services.cluster, node, job->name(), id, stop);
     return answer.has_error() || answer.value() == "yes";
   });
 }
 
-void Job::Impl::drop_part(const std::string& id, int64_t epoch) {
-  PlanPart part;
-  std::set<std::string_view> used;
-  std::shared_ptr<const StoredState> stored;
-  {
-    std::lock_guard lock(mutex);
-    auto it = finished_parts.find(id);
-    if (it == finished_parts.end() || it->second.epoch > epoch) return;
-    part = std::move(it->second.part);
-    finished_parts.erase(it);
-    for (const auto& [name, record] : checkpoints)
-      if (record.id == id) stored = record.checkpoint->stored();
-  }
-  if (stored != nullptr)
-    for (const StoredImage& image : stored->images) used.insert(image.id);
-  for (const auto* list : {&part.images, &part.copies})
-    for (const auto& [number, image] : *list)
-      if (!used.contains(image)) (void)services.images->remove({image});
-}
-
 void Job::Impl::drop_undecided_parts() {
-  std::map<std::string, int64_t> parts;  // epochs by id
+  std::map<std::string, int64_t> parts = shelf.epochs();  // by id
+  if (parts.empty()) return;
   {
     std::lock_guard lock(mutex);
-    for (const auto& [name, record] : checkpoints)  // no others: a commit decides without leading
-      if (const auto part = finished_parts.find(record.id); part != finished_parts.end())
-        parts.emplace(record.id, part->second.epoch);
+    std::set<std::string_view> known;  // no others: a commit decides without leading
+    for (const auto& [name, record] : checkpoints) known.insert(record.id);
+    std::erase_if(parts, [&](const auto& part) { return !known.contains(part.first); });
   }
   if (parts.empty()) return;
   Result<std::optional<MetaEntry>> leader = services.meta->get(leader_key());
@@ -193,7 +159,7 @@ void Job::Impl::drop_undecided_parts() {
   const Result<Followed> followed = follow();
   if (followed.has_error()) return;
   for (const auto& [id, epoch] : parts)
-    if (!followed.value().without.contains(id)) drop_part(id, epoch);
+    if (!followed.value().without.contains(id)) shelf.drop(id, epoch);
 }
 
 Result<std::string> Job::Impl::answer(std::string_view method, std::string_view request) {
@@ -207,9 +173,10 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   const json::object& object = value.as_object();
   PTC_TRY(auto id, name_of(object, "id"));
   if (method == "take" || method == "hash" || method == "adopt" || method == "hide" ||
-      method == "untake" || method == "commit")
-    return answer_take(method, object, id, request.substr(std::min(line_end + 1, request.size())));
-  if (method == "arrived") return answer_arrived(object, id);
+      method == "untake")
+    return taken.answer(method, object, id, request.substr(std::min(line_end + 1, request.size())));
+  if (method == "commit") return outcome_of(id);
+  if (method == "arrived") return arrivals.answer(object, id);
   if (method == "examine") {
     PTC_TRY(auto stored_file, text_of(object, "stored"));
     return answer_examine(object, id, stored_file);
@@ -248,7 +215,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     const json::value* epoch = object.if_contains("epoch");
     if (epoch == nullptr || !epoch->is_int64()) return invalid_argument("the request has no epoch");
     PTC_TRY(sync_about(id));  // an earlier leader's decision may name what is here
-    drop_part(id, epoch->as_int64());
+    shelf.drop(id, epoch->as_int64());
     return std::string();
   }
   if (method == "files") {
@@ -256,7 +223,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
     const json::value* files = object.if_contains("files");
     if (files == nullptr || !files->is_array()) return invalid_argument("the request has no files");
     if (object.contains("from")) {
-      PTC_TRY(note_commit_elsewhere(object, id));
+      PTC_TRY(taken.note(object, id));
     }
     PTC_TRY(make_checkpoint_dir(id));
     for (const json::value& file : files->as_array()) {
@@ -272,7 +239,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
                                     rest.substr(0, bytes)));
       rest.remove_prefix(bytes);
     }
-    PTC_TRY(sync_directory(AT_FDCWD, dir + "/checkpoints"));
+    PTC_TRY(sync_directory(AT_FDCWD, place.dir + "/checkpoints"));
     return std::string();
   }
   return invalid_argument("a job does not know '{}'", method);

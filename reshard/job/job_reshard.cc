@@ -47,7 +47,7 @@ std::optional<StepPool::Time> Job::Impl::next_step(const std::stop_token& stop) 
   const bool removed = remove_superfluous(stop);
   drop_undecided_parts();
   std::lock_guard lock(mutex);
-  if (removed && !has_work() && finished_parts.empty()) return std::nullopt;
+  if (removed && !has_work() && shelf.empty()) return std::nullopt;
   return std::chrono::steady_clock::now() + (has_work() ? std::chrono::seconds(0) : kRetryRemoval);
 }
 
@@ -234,8 +234,9 @@ void Job::Impl::remove_images_not_in(const StoredState& these, const StoredState
 void Job::Impl::give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch) {
   remove_images_not_in(made, *record.checkpoint->stored());
   if (services.cluster == nullptr) return;
-  for (const std::string& node : other_nodes())
-    (void)ask(node, "drop", json::serialize(json::object{{"id", record.id}, {"epoch", epoch}}));
+  for (const std::string& node : peers.others())
+    (void)peers.ask(node, "drop",
+                    json::serialize(json::object{{"id", record.id}, {"epoch", epoch}}));
 }
 
 void Job::Impl::undo_unless_decided(const Error& error, const CheckpointRecord& record,

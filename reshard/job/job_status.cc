@@ -11,7 +11,6 @@
 namespace ptc {
 
 std::optional<ReshardProgress> Job::own_progress() const {
-  std::lock_guard lock(impl_->mutex);
   if (const std::optional<Activity::Progress> own = impl_->activities.reshard()) {
     const Activity::Subject& subject = own->subject;
     return ReshardProgress{subject.kind == Activity::Kind::kReshard,
@@ -23,9 +22,7 @@ std::optional<ReshardProgress> Job::own_progress() const {
                            own->bytes_total,
                            own->seconds};
   }
-  for (const auto& [id, finished] : impl_->finished_parts)  // it counts until all are done
-    if (finished.epoch != 0) return finished.done;
-  return std::nullopt;
+  return impl_->shelf.done();
 }
 
 std::optional<ReshardProgress> Job::progress() const {

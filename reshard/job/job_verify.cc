@@ -206,7 +206,7 @@ Result<std::vector<ImageContent>> Job::Impl::ask_for_images(
                                {"stored", record.stored},
                                {"paced", paced},
                                {"images", std::move(batch)}};
-    PTC_TRY(auto answer, ask(node, "examine", json::serialize(request), stop));
+    PTC_TRY(auto answer, peers.ask(node, "examine", json::serialize(request), stop));
     PTC_TRY(auto some, contents_from(answer));
     std::move(some.begin(), some.end(), std::back_inserter(contents));
   }

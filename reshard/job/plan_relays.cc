@@ -2,6 +2,9 @@
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <chrono>
+
+#include "store/base/json.h"
 
 namespace ptc {
 namespace {
@@ -12,49 +15,35 @@ constexpr auto kPatience = std::chrono::seconds(5);
 
 }  // namespace
 
-Job::Impl::PlanRelays::PlanRelays(Job::Impl& job, const PlanName& plan, const ChangePlan& change)
-    : job_(job), plan_(plan), change_(change) {
-  std::lock_guard lock(job_.mutex);
-  std::erase_if(job_.arrivals, [](const auto& other) { return other.second.ended; });
-  job_.arrivals[plan_.id] = {plan_.digest, {}, false};
+void Arrivals::begin(const PlanName& plan) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(plans_, [](const auto& other) { return other.second.ended; });
+  plans_[plan.id] = {plan.digest, {}, false};
 }
 
-Job::Impl::PlanRelays::~PlanRelays() {
-  std::lock_guard lock(job_.mutex);
-  const auto ours = job_.arrivals.find(plan_.id);
-  if (ours != job_.arrivals.end() && ours->second.digest == plan_.digest) ours->second.ended = true;
-  job_.changed.notify_all();
+void Arrivals::end(const PlanName& plan) {
+  std::lock_guard lock(mutex_);
+  const auto ours = plans_.find(plan.id);
+  if (ours != plans_.end() && ours->second.digest == plan.digest) ours->second.ended = true;
+  changed_.notify_all();
 }
 
-uint32_t Job::Impl::PlanRelays::node_of(uint32_t target) const {
-  return change_.targets[target].layout.node;
-}
-
-Result<ImageRef> Job::Impl::PlanRelays::wait_for(uint32_t target, uint64_t window,
-                                                 std::stop_token stop) {
-  const ImageLayout& layout = change_.targets[target].layout;
-  const std::string& node = change_.nodes[layout.node];
-  const std::string request = json::serialize(json::object{
-      {"id", plan_.id}, {"plan", plan_.digest}, {"target", target}, {"window", window}});
-  for (const Clock::time_point asked = Clock::now();;) {
-    Result<std::string> image = job_.ask(node, "arrived", request, stop);
-    // Of a node that has just answered, whether or not it still counts as alive here.
-    if (image.has_value())
-      return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));
-    if (image.error().code() != Code::kBusy || Clock::now() - asked > kPatience)
-      return std::move(image).error();
-  }
-}
-
-void Job::Impl::PlanRelays::arrived(uint32_t target, uint64_t window, const ImageId& image) {
-  std::lock_guard lock(job_.mutex);
-  Arrivals& ours = job_.arrivals[plan_.id];
-  if (ours.digest != plan_.digest) return;  // a later plan for the checkpoint has begun
+void Arrivals::arrived(const PlanName& plan, uint32_t target, uint64_t window,
+                       const ImageId& image) {
+  std::lock_guard lock(mutex_);
+  OfPlan& ours = plans_[plan.id];
+  if (ours.digest != plan.digest) return;  // a later plan for the checkpoint has begun
   ours.windows.emplace(std::pair(target, window), image.text);
-  job_.changed.notify_all();
+  changed_.notify_all();
 }
 
-Result<std::string> Job::Impl::answer_arrived(const json::object& request, const std::string& id) {
+void Arrivals::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+Result<std::string> Arrivals::answer(const json::object& request, const std::string& id) {
   std::string digest;
   std::pair<uint32_t, uint64_t> window;
   try {
@@ -66,20 +55,49 @@ Result<std::string> Job::Impl::answer_arrived(const json::object& request, const
   }
   std::string image;
   bool ended = false;
-  std::unique_lock lock(mutex);
-  changed.wait_for(lock, kAnswerTime, [&] {
-    const auto known = arrivals.find(id);
-    if (known != arrivals.end() && known->second.digest == digest) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kAnswerTime, [&] {
+    const auto known = plans_.find(id);
+    if (known != plans_.end() && known->second.digest == digest) {
       const auto there = known->second.windows.find(window);
       if (there != known->second.windows.end()) image = there->second;
       ended = known->second.ended;
     }
-    return !image.empty() || ended || stopping;
+    return !image.empty() || ended || stopped_;
   });
   if (!image.empty()) return image;
-  if (ended || stopping)
+  if (ended || stopped_)
     return make_error(Code::kUnavailable, "this node does not make it any more");
   return make_error(Code::kBusy, "it has not arrived yet");
+}
+
+PlanRelays::PlanRelays(Arrivals& arrivals, const JobPeers& peers, const PlanName& plan,
+                       const ChangePlan& change)
+    : arrivals_(arrivals), peers_(peers), plan_(plan), change_(change) {
+  arrivals_.begin(plan_);
+}
+
+PlanRelays::~PlanRelays() { arrivals_.end(plan_); }
+
+uint32_t PlanRelays::node_of(uint32_t target) const { return change_.targets[target].layout.node; }
+
+Result<ImageRef> PlanRelays::wait_for(uint32_t target, uint64_t window, std::stop_token stop) {
+  const ImageLayout& layout = change_.targets[target].layout;
+  const std::string& node = change_.nodes[layout.node];
+  const std::string request = json::serialize(json::object{
+      {"id", plan_.id}, {"plan", plan_.digest}, {"target", target}, {"window", window}});
+  for (const Clock::time_point asked = Clock::now();;) {
+    Result<std::string> image = peers_.ask(node, "arrived", request, stop);
+    // Of a node that has just answered, whether or not it still counts as alive here.
+    if (image.has_value())
+      return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));
+    if (image.error().code() != Code::kBusy || Clock::now() - asked > kPatience)
+      return std::move(image).error();
+  }
+}
+
+void PlanRelays::arrived(uint32_t target, uint64_t window, const ImageId& image) {
+  arrivals_.arrived(plan_, target, window, image);
 }
 
 }  // namespace ptc

@@ -1,18 +1,54 @@
 // How the nodes that carry out a plan find out what of it the others have already.
 #pragma once
 
+#include <boost/json/object.hpp>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
 #include "reshard/exec/fetch_images.h"
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_peers.h"
+#include "reshard/job/plan_part.h"
+#include "reshard/move/change.h"
 
 namespace ptc {
+
+/// What has come of the images that this node makes, for nodes that take it from here: the last
+/// plan of each checkpoint. Threads: any.
+class Arrivals {
+ public:
+  void begin(const PlanName& plan);
+  void end(const PlanName& plan);  // nothing more comes
+  void arrived(const PlanName& plan, uint32_t target, uint64_t window, const ImageId& image);
+  /// Answers "arrived": with the image once the window is in it. kBusy: it is not yet, after a
+  /// second; kUnavailable: it never will be.
+  Result<std::string> answer(const boost::json::object& request, const std::string& id);
+  /// The job ends: nobody waits any more.
+  void stop();
+
+ private:
+  struct OfPlan {
+    std::string digest;
+    std::map<std::pair<uint32_t, uint64_t>, std::string> windows;  // (target, begin) → image
+    bool ended = false;
+  };
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, OfPlan> plans_;  // guarded; by checkpoint id
+  bool stopped_ = false;                 // guarded
+};
 
 /// Of one part, while it is made. A node that is asked answers with the image once the window is
 /// there, or after a second that it is not yet; who asks waits for a few seconds, and then takes it
 /// from its source. So nobody waits for ever, and nobody for one that waits for him: what is
-/// relayed came from a source.
-class Job::Impl::PlanRelays final : public Relays {
+/// relayed came from a source. All that it is given outlives it.
+class PlanRelays final : public Relays {
  public:
-  PlanRelays(Job::Impl& job, const PlanName& plan, const ChangePlan& change);
+  PlanRelays(Arrivals& arrivals, const JobPeers& peers, const PlanName& plan,
+             const ChangePlan& change);
   ~PlanRelays() override;  // nothing more comes
 
   uint32_t node_of(uint32_t target) const override;
@@ -20,7 +56,8 @@ class Job::Impl::PlanRelays final : public Relays {
   void arrived(uint32_t target, uint64_t window, const ImageId& image) override;
 
  private:
-  Job::Impl& job_;
+  Arrivals& arrivals_;
+  const JobPeers& peers_;
   const PlanName plan_;
   const ChangePlan& change_;
 };

@@ -16,7 +16,7 @@
 #include "reshard/cluster/tell.h"
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/drain.h"
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_record.h"
 #include "reshard/move/space.h"
 #include "reshard/node/agreement_follower.h"
 #include "reshard/node/job_table.h"

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_record.h"
 #include "reshard/move/placement.h"
 #include "tests/reshard/cluster_fixture.h"
 

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "reshard/intake/found_files.h"
-#include "reshard/job/job_impl.h"
+#include "reshard/job/plan_part.h"
 
 namespace ptc {
 namespace {

@@ -1,19 +1,5 @@
-// A node's part in a commit that another node leads (commit_attempt.h), step by step, as it is
-// asked to:
-//
-//   take    {"id", "incoming", "from", "fence"} → list_files(), or nothing if there is no such
-//           directory here
-//   hash    {"id"} '\n' request → hash_files()
-//   adopt   {"id", "files"} → the images that the files became
-//   hide    {"id"}: right before the decision
-//   untake  {"id"}: there will be none; all of it goes back, copies that were made here too
-//   commit  {"id"} → "open", "committed" or "given up"; asked of the node that leads
-//
-// The decision is seen in the metadata (sync): then the directory goes. Who leads may fail in the
-// middle, and untake may be lost. So this node asks how a commit goes of which it has not heard for
-// a while; and where the lease of the node that leads has ended and it has not decided, it never
-// will, for its decision names its key under that lease. Until it is hidden, the directory can be
-// written again here, too: then the commit finds nothing more on this node, and fails.
+#include "reshard/job/taken_dirs.h"
+
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -24,9 +10,8 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
-#include "reshard/job/commit_attempt.h"
-#include "reshard/job/job_impl.h"
 #include "store/base/file.h"
+#include "store/base/json.h"
 
 namespace ptc {
 namespace {
@@ -38,32 +23,34 @@ constexpr auto kRenameTime =
 
 }  // namespace
 
-Result<> Job::Impl::note_commit_elsewhere(const json::object& request, const std::string& id) {
+Result<> TakenDirs::note(const json::object& request, const std::string& id) {
   const json::value* from = request.if_contains("from");
   const json::value* fence = request.if_contains("fence");
-  if (services.cluster == nullptr || from == nullptr || !from->is_string() || fence == nullptr ||
+  if (place_.alone() || from == nullptr || !from->is_string() || fence == nullptr ||
       !fence->is_int64())
     return invalid_argument("the request does not say who commits");
   const std::string leader(from->as_string());
-  const std::string key = services.cluster->fence_of(leader).key;
-  std::lock_guard lock(mutex);
-  CommitElsewhere& known = commits_elsewhere[id];
-  known.from = leader;
-  known.fence = {key, fence->as_int64()};
-  known.heard = Clock::now();
-  housekeeping.wake();
+  const std::string key = place_.services.cluster->fence_of(leader).key;
+  {
+    std::lock_guard lock(mutex_);
+    Taken& known = taken_[id];
+    known.from = leader;
+    known.fence = {key, fence->as_int64()};
+    known.heard = Clock::now();
+  }
+  rest_.wake();
   return ok();
 }
 
-Result<std::string> Job::Impl::answer_first_take(const json::object& request,
-                                                 const std::string& id) {
+Result<std::string> TakenDirs::take(const json::object& request, const std::string& id) {
   const json::value* name = request.if_contains("incoming");
   if (name == nullptr || !name->is_string() || name->as_string().empty() ||
       name->as_string().find('/') != json::string::npos || name->as_string()[0] == '.')
     return invalid_argument("the request names no directory of incoming/");
   const std::string incoming(name->as_string());
-  const KeyedLock::Held one = takes.hold(incoming);  // it may be asked again before it has answered
-  PTC_TRY(note_commit_elsewhere(request, id));
+  const KeyedLock::Held one =
+      takes_.hold(incoming);  // it may be asked again before it has answered
+  PTC_TRY(note(request, id));
   const auto given_up = [] {
     return make_error(Code::kConflict, "the commit was given up");
   };  // meanwhile
@@ -72,61 +59,62 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request,
   std::vector<std::string>
       earlier;  // of the same node, which leads one of a directory at a time: decided or given up
   {
-    std::lock_guard lock(mutex);
-    const auto own = commits_elsewhere.find(id);
-    if (own == commits_elsewhere.end()) return given_up();
+    std::lock_guard lock(mutex_);
+    const auto own = taken_.find(id);
+    if (own == taken_.end()) return given_up();
     share = own->second.share;
     leader = own->second.from;
-    for (const auto& [other, known] : commits_elsewhere)
+    for (const auto& [other, known] : taken_)
       if (other != id && known.from == own->second.from && known.share != nullptr &&
           known.share->incoming() == incoming)
         earlier.push_back(other);
   }
   for (const std::string& other : earlier) {
     // It may have been decided, and nobody have told this node.
-    if (Result<> settled = settle_commit_elsewhere(other, leader, {}); settled.has_error())
+    if (Result<> settled = find_out(other, leader, {}); settled.has_error())
       return make_error(Code::kUnavailable,
                         "what became of the commit of incoming/{} before is not known yet: {}",
                         incoming, settled.error().message());
   }
   if (share == nullptr) {
     MakeSeal seal;
-    if (listener != nullptr)
+    if (place_.listener != nullptr)
       seal = [this, &incoming](GivesWay gives_way) {
-        return listener->seal(job->name(), incoming, std::move(gives_way));
+        return place_.listener->seal(place_.name, incoming, std::move(gives_way));
       };
-    stop_hashing(incoming);
+    hashing_.leave(incoming);
     auto may_give_way = [this, id, since = Clock::now()] {
       if (Clock::now() - since < kRenameTime) return false;
       std::shared_ptr<CommitShare> withdrawn;
       {
-        std::lock_guard lock(mutex);
-        const auto known = commits_elsewhere.find(id);
-        if (known == commits_elsewhere.end()) return true;
+        std::lock_guard lock(mutex_);
+        const auto known = taken_.find(id);
+        if (known == taken_.end()) return true;
         withdrawn = known->second.share;
       }
       // It may be hidden at just this moment.
       if (withdrawn == nullptr) return true;
       if (!withdrawn->withdraw_unless_hidden()) return false;
-      std::lock_guard lock(mutex);
-      if (const auto known = commits_elsewhere.find(id);
-          known != commits_elsewhere.end() && known->second.share == withdrawn)
+      std::lock_guard lock(mutex_);
+      if (const auto known = taken_.find(id);
+          known != taken_.end() && known->second.share == withdrawn)
         known->second.share.reset();
       return true;
     };
-    auto taken = CommitShare::take(commit_place(), id, incoming, seal, std::move(may_give_way));
+    auto taken = CommitShare::take(place_.commit_place(hashing_.hashes()), id, incoming, seal,
+                                   std::move(may_give_way));
     if (taken.has_error() || taken.value() == nullptr) {
-      std::lock_guard lock(mutex);
-      commits_elsewhere.erase(id);
+      std::lock_guard lock(mutex_);
+      taken_.erase(id);
       if (taken.has_error()) return std::move(taken).error();
       return std::string();
     }
     share = std::move(taken).value();
     bool wanted = false;
     {
-      std::lock_guard lock(mutex);
-      const auto known = commits_elsewhere.find(id);
-      wanted = known != commits_elsewhere.end();
+      std::lock_guard lock(mutex_);
+      const auto known = taken_.find(id);
+      wanted = known != taken_.end();
       if (wanted) known->second.share = share;
     }
     if (!wanted) {
@@ -139,19 +127,18 @@ Result<std::string> Job::Impl::answer_first_take(const json::object& request,
   return listing;
 }
 
-Result<std::string> Job::Impl::answer_take(std::string_view method, const json::object& request,
-                                           const std::string& id, std::string_view rest) {
-  if (method == "commit") return answer_commit(id);
-  if (method == "take") return answer_first_take(request, id);
+Result<std::string> TakenDirs::answer(std::string_view method, const json::object& request,
+                                      const std::string& id, std::string_view rest) {
+  if (method == "take") return take(request, id);
   if (method == "untake") {
     untake(id);
     return std::string();
   }
   std::shared_ptr<CommitShare> share;
   {
-    std::lock_guard lock(mutex);
-    const auto known = commits_elsewhere.find(id);
-    if (known != commits_elsewhere.end()) {
+    std::lock_guard lock(mutex_);
+    const auto known = taken_.find(id);
+    if (known != taken_.end()) {
       known->second.heard = Clock::now();
       share = known->second.share;
     }
@@ -161,10 +148,10 @@ Result<std::string> Job::Impl::answer_take(std::string_view method, const json::
         Code::kConflict,
         "node {} has nothing of this commit any more, as somebody wrote it again: move "
         "it once more",
-        services.node);
+        place_.services.node);
   if (method == "hash")
-    return hash_files(share->directory(), rest, *services.executor, hashes,
-                      commit_stop.get_token());
+    return hash_files(share->directory(), rest, *place_.services.executor, hashing_.hashes(),
+                      stop_.get_token());
   if (method == "hide") {
     PTC_TRY(share->hide());
     return std::string();
@@ -190,96 +177,104 @@ Result<std::string> Job::Impl::answer_take(std::string_view method, const json::
   return json::serialize(ids);
 }
 
-std::string Job::Impl::answer_commit(const std::string& id) const {
-  std::lock_guard lock(mutex);
-  for (const auto& [incoming, attempt] : attempts)
-    if (attempt->id() == id) return std::string(attempt->outcome());
-  const bool committed =
-      std::find(committed_ids.begin(), committed_ids.end(), id) != committed_ids.end();
-  return committed ? "committed" : "given up";
-}
-
-void Job::Impl::untake(const std::string& id) {
-  CommitElsewhere own;
+void TakenDirs::untake(const std::string& id) {
+  Taken own;
   {
-    std::lock_guard lock(mutex);
-    auto known = commits_elsewhere.find(id);
-    if (known == commits_elsewhere.end()) return;
+    std::lock_guard lock(mutex_);
+    auto known = taken_.find(id);
+    if (known == taken_.end()) return;
     own = std::move(known->second);
-    commits_elsewhere.erase(known);
+    taken_.erase(known);
   }
   if (own.share != nullptr) {
-    spdlog::info("job {}: incoming/{} was not committed by node {}", job->name(),
+    spdlog::info("job {}: incoming/{} was not committed by node {}", place_.name,
                  own.share->incoming(), own.from);
     own.share->withdraw();  // somebody may still be at it
     own.share.reset();
   }
-  drop_part(id);
-  (void)remove_tree(AT_FDCWD, checkpoint_dir(id));
+  rest_.drop(id);
+  (void)remove_tree(AT_FDCWD, place_.checkpoint_dir(id));
 }
 
-Result<std::set<std::string>> Job::Impl::given_up_elsewhere() {
+Result<std::set<std::string>> TakenDirs::given_up() const {
   std::map<std::string, MetaTransaction::Compare> fences;
   {
-    std::lock_guard lock(mutex);
-    for (const auto& [id, own] : commits_elsewhere) fences.emplace(id, own.fence);
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, own] : taken_) fences.emplace(id, own.fence);
   }
   std::set<std::string> given_up;
   for (const auto& [id, fence] : fences) {
-    PTC_TRY(auto entry, services.meta->get(fence.key));
+    PTC_TRY(auto entry, place_.services.meta->get(fence.key));
     if (!entry || entry->revision != fence.revision) given_up.insert(id);
   }
   return given_up;
 }
 
-void Job::Impl::settle_commits_elsewhere(const std::set<std::string>& given_up,
-                                         const std::set<std::string>& decided) {
+void TakenDirs::settle(const std::set<std::string>& given_up,
+                       const std::set<std::string>& decided) {
   std::vector<std::shared_ptr<CommitShare>> committed;
   std::vector<std::string> back;
   {
-    std::lock_guard lock(mutex);
-    std::erase_if(commits_elsewhere, [&](const auto& one) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(taken_, [&](const auto& one) {
       if (!decided.contains(one.first)) return false;
       if (one.second.share != nullptr) committed.push_back(one.second.share);
       return true;
     });
-    for (const auto& [id, own] : commits_elsewhere)
+    for (const auto& [id, own] : taken_)
       if (given_up.contains(id)) back.push_back(id);
   }
   for (const auto& share : committed) share->committed();
   for (const std::string& id : back) untake(id);
 }
 
-void Job::Impl::look_after_commits_elsewhere(const std::stop_token& stop) {
+void TakenDirs::look_after(const std::stop_token& stop) {
   std::map<std::string, std::string> unheard;  // id → who leads it
   {
-    std::lock_guard lock(mutex);
-    for (const auto& [id, own] : commits_elsewhere)
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, own] : taken_)
       if (Clock::now() - own.heard > kUnheard) unheard.emplace(id, own.from);
   }
   std::set<std::string> silent;  // nodes
   for (const auto& [id, from] : unheard) {
     if (silent.contains(from) || stop.stop_requested()) continue;
-    if (settle_commit_elsewhere(id, from, stop).has_error()) silent.insert(from);
+    if (find_out(id, from, stop).has_error()) silent.insert(from);
   }
 }
 
-Result<> Job::Impl::settle_commit_elsewhere(const std::string& id, const std::string& leader,
-                                            const std::stop_token& stop) {
+Result<> TakenDirs::find_out(const std::string& id, const std::string& leader,
+                             const std::stop_token& stop) {
   PTC_TRY(auto outcome,
-          ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
+          peers_.ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
   if (outcome == "open") return make_error(Code::kBusy, "node {} has not decided yet", leader);
-  PTC_TRY(follow());  // what it has decided by now is seen in the metadata
+  PTC_TRY(rest_.follow());  // what it has decided by now is seen in the metadata
   std::shared_ptr<CommitShare> share;
   {
-    std::lock_guard lock(mutex);
-    const auto own = commits_elsewhere.find(id);
-    if (own == commits_elsewhere.end()) return ok();
+    std::lock_guard lock(mutex_);
+    const auto own = taken_.find(id);
+    if (own == taken_.end()) return ok();
     if (outcome == "committed") share = own->second.share;  // and removed since
   }
   if (share != nullptr) share->committed();
   untake(id);
   return ok();
+}
+
+bool TakenDirs::holds(const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  return taken_.contains(id);
+}
+
+bool TakenDirs::any() const {
+  std::lock_guard lock(mutex_);
+  return !taken_.empty();
+}
+
+void TakenDirs::stop() {
+  stop_.request_stop();
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, own] : taken_)
+    if (own.share != nullptr) own.share->leave();
 }
 
 }  // namespace ptc

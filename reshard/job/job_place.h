@@ -1,0 +1,41 @@
+// Which job it is, where it lies, and what its parts use of their surroundings.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "reshard/intake/commit_share.h"
+#include "reshard/job/job.h"
+#include "reshard/job/job_record.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// Does not change as long as the job is there, and outlives all its parts. Threads: any.
+struct JobPlace {
+  std::string name, id;
+  std::string dir;  // jobs/<job>
+  JobServices services;
+  JobListener* listener = nullptr;  // null: nobody is told
+
+  bool alone() const { return services.cluster == nullptr; }
+  /// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.
+  std::string node_key() const { return alone() ? std::string() : services.cluster->self(); }
+  std::string incoming_dir() const { return dir + "/files/incoming"; }
+  std::string checkpoint_dir(std::string_view checkpoint_id) const {
+    return dir + "/checkpoints/" + std::string(checkpoint_id);
+  }
+  std::string leader_key() const { return "leaders/" + name; }
+  CommitShare::Place commit_place(HashCache& hashes) const {
+    return {dir, services.images, &hashes};
+  }
+  /// A decision: fails once this node's lease has ended.
+  Result<int64_t> commit(MetaTransaction transaction) const {
+    return commit_fenced(*services.meta, services.cluster, std::move(transaction));
+  }
+  Result<int64_t> commit(JobDecision decision) const {
+    return commit(std::move(decision).transaction());
+  }
+};
+
+}  // namespace ptc
