@@ -163,12 +163,11 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
   const bool elsewhere_too = result.has_error();
   activity_.reset();
   let_go();
-  {
-    std::lock_guard lock(job_.mutex);
-    if (result.has_value()) ++job_.counts.commits_done;
-    else if (!stop_.stop_requested()) ++job_.counts.commits_refused;
-    job_.changed.notify_all();
-  }
+  job_.knowledge.update([&](KnownJob& known) {
+    if (result.has_value()) ++known.counts.commits_done;
+    else if (!stop_.stop_requested()) ++known.counts.commits_refused;
+  });
+  job_.knowledge.tell();
   {
     std::lock_guard lock(mutex_);
     error_.reset();
@@ -189,13 +188,8 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
 }
 
 void Job::Impl::CommitAttempt::settle_doubt() {
-  bool done = false;
-  {
-    std::lock_guard lock(job_.mutex);
-    done = job_.damaged_ids.contains(id_) ||
-           std::any_of(job_.checkpoints.begin(), job_.checkpoints.end(),
-                       [&](const auto& known) { return known.second.id == id_; });
-  }
+  const JobKnowledge::Snapshot known = job_.knowledge.now();
+  const bool done = known->damaged_ids.contains(id_) || known->find_id(id_) != nullptr;
   end(done ? Result<>(ok())
            : make_error(Code::kUnavailable, "{} was not committed: it is put back", label_));
 }
@@ -292,11 +286,11 @@ Result<> Job::Impl::CommitAttempt::draft() {
   request.dir_fd = share_ != nullptr ? share_->directory() : -1;
   request.name = label_;
   {
-    std::lock_guard lock(job_.mutex);
+    const JobKnowledge::Snapshot known = job_.knowledge.now();
     // Before anything is in force for a checkpoint, the layout wanted is what the job was told.
-    request.in_force = job_.in_force.current ? job_.in_force.spec : job_.saved.layout.spec;
-    request.rules_text = job_.rules_text;
-    if (const CheckpointRecord* newest = job_.latest()) {
+    request.in_force = known->in_force.current ? known->in_force.spec : known->saved.layout.spec;
+    request.rules_text = known->rules_text;
+    if (const CheckpointRecord* newest = known->latest()) {
       request.known_facts = newest->checkpoint->model().facts();
       request.known_family = newest->checkpoint->model().rules().family();
     }
@@ -392,6 +386,7 @@ Result<> Job::Impl::CommitAttempt::write_down() {
       facts, job_.services.results, &job_.services.executor->transport(), job_.services.catch_up);
   PTC_TRY(auto stored,
           record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
+  record_.where = stored;
   record_.checkpoint->replace_stored(stored);
   record_.id = id_;
   record_.generation = 1;
@@ -415,11 +410,7 @@ Result<> Job::Impl::CommitAttempt::write_down() {
 Result<> Job::Impl::CommitAttempt::make_copies() {
   const Checkpoint& checkpoint = *record_.checkpoint;
   const std::shared_ptr<const StoredState> stored = checkpoint.stored();
-  Layout as_written;
-  {
-    std::lock_guard lock(job_.mutex);
-    as_written = job_.saved.layout;
-  }
+  Layout as_written = job_.knowledge.now()->saved.layout;
   if (as_written.replicas == 0) return ok();
   if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size())
     as_written.devices.clear();
@@ -432,14 +423,14 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
     activity_->begin("copying",
                      change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
     PTC_TRY(auto parts, job_.make_parts(record_, *stored, wanted, *change, *activity_, of_nodes,
-                                        &fences_.front()));
+                                        /*epoch=*/0, &fences_.front()));
     auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
       PTC_TRY(job_.compare_parts(record_, *stored, *change, parts, /*known=*/false));
       PTC_TRY(auto images, job_.compose(checkpoint, *stored, *change, parts));
       return checkpoint.make_stored(stored->spec, std::move(images));
     };
     auto composed = compose();
-    if (composed.has_error()) job_.give_up(record_, parts);
+    if (composed.has_error()) job_.give_up(record_, parts, /*epoch=*/0);
     return composed;
   };
   const auto deadline = Clock::now() + kWaitForNodes;
@@ -459,6 +450,7 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
   record_.generation = 2;
   record_.nodes = with_copies_->nodes;
   record_.stored = "stored-2.json";
+  record_.where = with_copies_;
   record_.checkpoint->replace_stored(with_copies_);
   PTC_TRY(write_file_atomically(AT_FDCWD, job_.checkpoint_dir(id_) + "/stored-2.json",
                                 with_copies_->to_text()));
@@ -485,10 +477,7 @@ Result<> Job::Impl::CommitAttempt::hide() {
 Result<> Job::Impl::CommitAttempt::decide() {
   Result<> decided = decide_once();
   auto conflicts = [&] { return decided.has_error() && decided.error().code() == Code::kConflict; };
-  auto exists = [&] {
-    std::lock_guard lock(job_.mutex);
-    return job_.record_of(name_) != nullptr;
-  };
+  auto exists = [&] { return job_.knowledge.now()->record_of(name_) != nullptr; };
   // It names the layout in force and the last commit, and others change these too.
   constexpr int kTries = 10;
   for (int tries = 1; tries < kTries && conflicts() && job_.services.cluster != nullptr; ++tries) {
@@ -507,16 +496,16 @@ Result<> Job::Impl::CommitAttempt::decide_once() {
   InForce next;
   bool in_place = false;
   {
-    std::lock_guard lock(job_.mutex);
-    record_.sequence = job_.sequence.last + 1;
+    const JobKnowledge::Snapshot known = job_.knowledge.now();
+    record_.sequence = known->sequence.last + 1;
     // Written in the layout wanted: it is current at once.
-    in_place = job_.in_force.revision == job_.saved.revision &&
-               job_.in_force.spec == draft_.manifest.written_spec;
-    next = job_.in_force;
+    in_place = known->in_force.revision == known->saved.revision &&
+               known->in_force.spec == draft_.manifest.written_spec;
+    next = known->in_force;
     decision.rests_on_keys(fences_);
     decision.rests_on_no_checkpoint(name_);
-    decision.rests_on(job_.in_force);
-    decision.rests_on(job_.sequence);
+    decision.rests_on(known->in_force);
+    decision.rests_on(known->sequence);
   }
   const LastSequence sequence{record_.sequence};
   decision.put(sequence);
@@ -529,13 +518,14 @@ Result<> Job::Impl::CommitAttempt::decide_once() {
   PTC_TRY(const int64_t committed, job_.commit_fenced(std::move(decision)));
   record_.meta_revision = committed;
   job_.confirm(record_);
-  std::lock_guard lock(job_.mutex);
-  job_.checkpoints[name_] = record_;
-  job_.sequence = {sequence, committed};
-  job_.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
-  if (in_place) job_.in_force = {next, committed};
-  job_.forget_error(printable("commit of " + label_, 4096));
-  job_.changed.notify_all();
+  job_.knowledge.update([&](KnownJob& known) {
+    known.checkpoints[name_] = record_;
+    known.sequence = {sequence, committed};
+    known.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
+    if (in_place) known.in_force = {next, committed};
+    known.forget_error(printable("commit of " + label_, 4096));
+  });
+  job_.knowledge.tell();
   return ok();
 }
 
@@ -549,11 +539,9 @@ void Job::Impl::CommitAttempt::finish() {
   job_.remove_error_file(incoming_);
   if (job_.listener != nullptr) job_.listener->checkpoint_changed(job_.job->name(), name_);
   const std::chrono::duration<double> seconds = Clock::now() - started_;
-  {
-    std::lock_guard lock(job_.mutex);
-    job_.counts.last_commit_seconds = seconds.count();
-    job_.note_committed(id_);
-  }
+  job_.knowledge.update(
+      [&](KnownJob& known) { known.counts.last_commit_seconds = seconds.count(); });
+  job_.note_committed(id_);
   spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s",
                job_.job->name(), label_, name_, draft_.manifest.checksums.size(),
                draft_.manifest.files.size(), draft_.manifest.written_spec.name(), seconds.count());

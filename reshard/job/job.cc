@@ -33,63 +33,26 @@ Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
 
 PartShelf::ImageNames Job::Impl::images_of(const std::string& id) const {
   PartShelf::ImageNames names;
-  std::lock_guard lock(mutex);
-  for (const auto& [name, record] : checkpoints)
-    if (record.id == id)
-      for (const StoredImage& image : record.checkpoint->stored()->images) names.insert(image.id);
+  const JobKnowledge::Snapshot known = knowledge.now();
+  if (const CheckpointRecord* record = known->find_id(id))
+    for (const StoredImage& image : record->where->images) names.insert(image.id);
   return names;
 }
 
 /// What the job's files have been written as until now.
 HashQueue::Expected Job::Impl::expected_of_files() const {
-  std::lock_guard lock(mutex);
-  const CheckpointRecord* newest = latest();
-  return {in_force.current ? in_force.spec : saved.layout.spec,
+  const JobKnowledge::Snapshot known = knowledge.now();
+  const CheckpointRecord* newest = known->latest();
+  return {known->in_force.current ? known->in_force.spec : known->saved.layout.spec,
           newest != nullptr ? newest->checkpoint : nullptr};
 }
 
-const CheckpointRecord* Job::Impl::latest() const {
-  const CheckpointRecord* newest = nullptr;
-  for (const auto& [name, record] : checkpoints)
-    if (newest == nullptr || record.sequence >= newest->sequence) newest = &record;
-  return newest;
-}
-
-bool Job::Impl::is_there(const Checkpoint& checkpoint) const {
-  std::lock_guard lock(mutex);
-  const auto known = checkpoints.find(checkpoint.name());
-  return known != checkpoints.end() && known->second.checkpoint.get() == &checkpoint;
-}
-
-bool Job::Impl::settled() const {
-  const CheckpointRecord* newest = latest();
-  if (failed && failed->revision == saved.revision &&
-      failed->checkpoint == (newest != nullptr ? newest->checkpoint->name() : ""))
-    return true;
-  if (in_force.revision != saved.revision) return false;
-  if (newest == nullptr) return !in_force.current;
-  return in_force.current == newest->checkpoint->name();
-}
-
-const CheckpointRecord* Job::Impl::record_of(std::string_view name) const {
-  if (const auto it = checkpoints.find(name); it != checkpoints.end()) return &it->second;
-  const auto one = damaged.find(name);
-  return one == damaged.end() ? nullptr : &one->second.record;
-}
-
-const std::pair<const std::string, Unreadable>* Job::Impl::lost() const {
-  const auto found =
-      std::find_if(damaged.begin(), damaged.end(), [](const auto& one) { return one.second.lost; });
-  return found == damaged.end() ? nullptr : &*found;
-}
-
 void Job::Impl::set_error(const std::string& what) {
-  std::lock_guard lock(mutex);
-  last_error = {printable(what, 4096), now_ns()};  // names in it may be no text
+  knowledge.update([&](KnownJob& known) { known.set_error(what); });
 }
 
 void Job::Impl::forget_error(std::string_view beginning) {
-  if (last_error && last_error->what.starts_with(beginning)) last_error.reset();
+  knowledge.update([&](KnownJob& known) { known.forget_error(beginning); });
 }
 
 Job::Job(std::string name, std::string id, std::string dir, JobServices services,
@@ -116,7 +79,7 @@ Result<std::string> Job::answer(std::string_view method, std::string_view reques
 
 void Job::start() {
   impl_->resharding.start(*impl_->services.reshards,
-                          [this](const std::stop_token& stop) { return impl_->next_step(stop); });
+                          [this](const std::stop_token& stop) { return impl_->carry_on(stop); });
   impl_->hashing.start(*impl_->services.hashing);
   impl_->housekeeping.start(*impl_->services.reshards, [this](const std::stop_token& stop) {
     return impl_->keep_house(stop);
@@ -128,7 +91,7 @@ void Job::stop() {
       attempts;  // they end without the lock
   std::vector<std::shared_ptr<Impl::CommitAttempt>> ended;
   {
-    std::lock_guard lock(impl_->mutex);
+    std::lock_guard lock(impl_->commits_mutex);
     attempts.swap(impl_->attempts);
     ended.swap(impl_->ended_attempts);
     impl_->stopping = true;
@@ -145,7 +108,7 @@ void Job::stop() {
 
 Result<> Job::close() {
   {
-    std::lock_guard lock(impl_->mutex);
+    std::lock_guard lock(impl_->commits_mutex);
     impl_->closed = true;
   }
   if (impl_->withdraw_attempts()) return ok();
@@ -164,40 +127,34 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
   taken.look_after(stop);
   bool count_anew = false;
   {
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(commits_mutex);
     count_anew = std::exchange(space_changed, false);
   }
   if (count_anew && listener != nullptr) listener->space_changed(job->name());
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(commits_mutex);
   if (attempts.empty() && ended_attempts.empty() && !taken.any() && !doubts.any() && !space_changed)
     return std::nullopt;
   return std::chrono::steady_clock::now() + kTurn;
 }
 
 void Job::reopen() {
-  std::lock_guard lock(impl_->mutex);
+  std::lock_guard lock(impl_->commits_mutex);
   impl_->closed = false;
 }
 
 std::optional<std::vector<ImageId>> Job::images_in_use() const {
-  std::lock_guard lock(impl_->mutex);
-  if (!impl_->damaged.empty()) return std::nullopt;
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  if (!known->damaged.empty()) return std::nullopt;
   std::vector<ImageId> ids;
-  for (const auto& [name, record] : impl_->checkpoints) {
-    for (const StoredImage& image : record.checkpoint->stored()->images) ids.push_back({image.id});
+  for (const auto& [name, record] : known->checkpoints) {
+    for (const StoredImage& image : record.where->images) ids.push_back({image.id});
   }
   return ids;
 }
 
-std::vector<std::string> Job::kept() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->unnamed;
-}
+std::vector<std::string> Job::kept() const { return impl_->knowledge.now()->unnamed; }
 
-std::string Job::layout_text() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->saved.text;
-}
+std::string Job::layout_text() const { return impl_->knowledge.now()->saved.text; }
 
 Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec) {
   if (state_key(checkpoint.stored()->spec) == state_key(spec)) return uint64_t{0};
@@ -254,11 +211,8 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   std::map<std::string_view, size_t> rank_of;
   const std::vector<std::string> nodes =
       services.cluster != nullptr ? services.cluster->alive() : std::vector{services.node};
-  std::vector<std::string> not_in_service;
-  {
-    std::lock_guard lock(mutex);
-    not_in_service = drained;
-  }
+  const JobKnowledge::Snapshot known = knowledge.now();
+  const std::vector<std::string>& not_in_service = known->drained;
   for (size_t i = 0; i < wanted.devices.size(); ++i) {
     const std::string node = node_of(wanted.devices[i]);
     if (std::find(nodes.begin(), nodes.end(), node) == nodes.end())
@@ -277,12 +231,9 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   }
   CheckpointRef newest;
   uint64_t given_back = 0;  // by the reshard that this edit would end
-  {
-    std::lock_guard lock(mutex);
-    if (const CheckpointRecord* record = latest()) newest = record->checkpoint;
-    if (const auto shown = activities.reshard(); shown && shown->phase == "moving")
-      given_back = shown->bytes_total;
-  }
+  if (const CheckpointRecord* record = known->latest()) newest = record->checkpoint;
+  if (const auto shown = activities.reshard(); shown && shown->phase == "moving")
+    given_back = shown->bytes_total;
   if (newest == nullptr) return ok();
   Result<> fits = check_spec(newest->model(), wanted.spec);
   if (fits.has_error())
@@ -329,16 +280,15 @@ Result<> Job::save_layout(const std::string& text) {
 
 Result<> Job::Impl::save_layout(const std::string& text) {
   std::lock_guard change(changes);
-  bool once_more = false;  // it is wanted still, and failed
-  {
-    std::lock_guard lock(mutex);
-    if (text == saved.text) {
-      forget_error("layout.json ");
-      once_more = failed && failed->revision == saved.revision;
-      if (!once_more) return ok();
-    }
+  const JobKnowledge::Snapshot before =
+      knowledge.now();  // the edits are only changed under changes
+  if (text == before->saved.text) {
+    forget_error("layout.json ");
+    // It is wanted still, and failed.
+    if (before->failed && before->failed->revision == before->saved.revision)
+      return want_layout_again();
+    return ok();
   }
-  if (once_more) return want_layout_again();
   auto refuse = [&](Error error) {
     job->note_refused_save("layout.json", error.message());
     return Error(Code::kInvalidArgument, error.message());
@@ -349,33 +299,27 @@ Result<> Job::Impl::save_layout(const std::string& text) {
   if (fits.has_error()) return refuse(std::move(fits).error());
 
   JobDecision decision(job->name());
-  const LayoutEdit edit{text, std::move(layout).value(),
-                        saved.revision + 1};  // only changed under changes
+  const LayoutEdit edit{text, std::move(layout).value(), before->saved.revision + 1};
   const std::string spec_name = edit.layout.spec.name();
-  bool name_taken = false;  // 32 bits of hash are not always enough
-  {
-    std::lock_guard lock(mutex);
-    auto known = custom_specs.find(spec_name);
-    name_taken = known != custom_specs.end() && !(known->second == edit.layout.spec);
-  }
-  if (name_taken)
+  // 32 bits of hash are not always enough.
+  if (const auto known = before->custom_specs.find(spec_name);
+      known != before->custom_specs.end() && !(known->second == edit.layout.spec))
     return refuse(
         invalid_argument("another layout of this job has the name {} already", spec_name));
-  decision.rests_on(saved);
+  decision.rests_on(before->saved);
   if (services.cluster != nullptr)
     for (const std::string& node : nodes_of(edit.layout))
       decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
   PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
-  {
-    std::lock_guard lock(mutex);
-    saved = {edit, meta_revision};
-    custom_specs[spec_name] = edit.layout.spec;
-    last_error.reset();
-    activities.stop_reshards();  // the newer edit wins
-    changed.notify_all();
-  }
+  knowledge.update([&](KnownJob& known) {
+    known.saved = {edit, meta_revision};
+    known.custom_specs[spec_name] = edit.layout.spec;
+    known.last_error.reset();
+    activities.stop_reshards();  // what finds the newer edit begins after that
+  });
+  knowledge.tell();
   spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, edit.revision);
   return ok();
 }
@@ -383,25 +327,23 @@ Result<> Job::Impl::save_layout(const std::string& text) {
 /// By another revision of its key all nodes hear that it is.
 Result<> Job::Impl::want_layout_again() {
   JobDecision decision(job->name());
-  decision.rests_on(saved);
-  decision.put(saved);
+  const JobKnowledge::Snapshot before = knowledge.now();
+  decision.rests_on(before->saved);
+  decision.put(before->saved);
   PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
-  std::lock_guard lock(mutex);
-  saved.meta_revision = meta_revision;
-  failed.reset();
-  last_error.reset();
-  changed.notify_all();
+  knowledge.update([&](KnownJob& known) {
+    known.saved.meta_revision = meta_revision;
+    known.failed.reset();
+    known.last_error.reset();
+  });
+  knowledge.tell();
   return ok();
 }
 
-std::optional<std::string> Job::rules_text() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->rules_text;
-}
+std::optional<std::string> Job::rules_text() const { return impl_->knowledge.now()->rules_text; }
 
 std::shared_ptr<const JobAttributes> Job::attributes() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->attributes.all;
+  return impl_->knowledge.now()->attributes.all;
 }
 
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
@@ -447,9 +389,10 @@ Result<> Job::Impl::save_rules(const std::string& text) {
   decision.rests_on_key(entry->key, entry->revision);
   decision.put_rules(text);
   PTC_TRY(commit_fenced(std::move(decision)));
-  std::lock_guard lock(mutex);
-  rules_text = text;
-  forget_error("rules.json ");
+  knowledge.update([&](KnownJob& known) {
+    known.rules_text = text;
+    known.forget_error("rules.json ");
+  });
   return ok();
 }
 
@@ -464,9 +407,10 @@ Result<> Job::Impl::remove_rules() {
   JobDecision decision(job->name());
   decision.remove_rules();
   PTC_TRY(commit_fenced(std::move(decision)));
-  std::lock_guard lock(mutex);
-  rules_text.reset();
-  forget_error("rules.json ");
+  knowledge.update([](KnownJob& known) {
+    known.rules_text.reset();
+    known.forget_error("rules.json ");
+  });
   return ok();
 }
 
@@ -475,33 +419,27 @@ void Job::note_refused_save(const std::string& file, const std::string& why) {
   spdlog::info("job {}: {} refused: {}", name_, file, why);
 }
 
-void Job::forget_refused_save(const std::string& file) {
-  std::lock_guard lock(impl_->mutex);
-  impl_->forget_error(file + " refused: ");
-}
+void Job::forget_refused_save(const std::string& file) { impl_->forget_error(file + " refused: "); }
 
-std::string Job::plan_json() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->shown_plan().json;
-}
+std::string Job::plan_json() const { return impl_->knowledge.now()->shown_plan().json; }
 
 std::string Job::plan_svg() const {
-  std::lock_guard lock(impl_->mutex);
-  const PlanTexts& plan = impl_->shown_plan();
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  const PlanTexts& plan = known->shown_plan();
   return plan.svg.empty() ? ptc::plan_svg({.job = name_}) : plan.svg;
 }
 
 std::optional<std::string> Job::current_target() const {
-  std::lock_guard lock(impl_->mutex);
-  if (!impl_->in_force.current) return std::nullopt;
-  return fmt::format("checkpoints/{}/layouts/{}", *impl_->in_force.current,
-                     impl_->in_force.spec.name());
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  if (!known->in_force.current) return std::nullopt;
+  return fmt::format("checkpoints/{}/layouts/{}", *known->in_force.current,
+                     known->in_force.spec.name());
 }
 
 std::vector<CheckpointRef> Job::checkpoints() const {
-  std::lock_guard lock(impl_->mutex);
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
   std::map<std::pair<int64_t, std::string>, CheckpointRef> by_sequence;
-  for (const auto& [name, record] : impl_->checkpoints)
+  for (const auto& [name, record] : known->checkpoints)
     by_sequence.emplace(std::pair(record.sequence, name), record.checkpoint);
   std::vector<CheckpointRef> list;
   for (auto& [sequence, checkpoint] : by_sequence) list.push_back(std::move(checkpoint));
@@ -509,16 +447,16 @@ std::vector<CheckpointRef> Job::checkpoints() const {
 }
 
 std::vector<std::string> Job::unreadable() const {
-  std::lock_guard lock(impl_->mutex);
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
   std::vector<std::string> names;
-  for (const auto& [name, one] : impl_->damaged) names.push_back(name);
+  for (const auto& [name, one] : known->damaged) names.push_back(name);
   return names;
 }
 
 CheckpointRef Job::find_checkpoint(std::string_view name) const {
-  std::lock_guard lock(impl_->mutex);
-  auto it = impl_->checkpoints.find(name);
-  return it == impl_->checkpoints.end() ? nullptr : it->second.checkpoint;
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  const auto it = known->checkpoints.find(name);
+  return it == known->checkpoints.end() ? nullptr : it->second.checkpoint;
 }
 
 Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_view name) const {
@@ -526,8 +464,8 @@ Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_vi
   if (name.find('+') == std::string_view::npos) {
     spec = LayoutSpec::from_name(name);
   } else {
-    std::lock_guard lock(impl_->mutex);
-    if (auto it = impl_->custom_specs.find(name); it != impl_->custom_specs.end())
+    const JobKnowledge::Snapshot known = impl_->knowledge.now();
+    if (const auto it = known->custom_specs.find(name); it != known->custom_specs.end())
       spec = it->second;
   }
   if (spec.has_error()) return make_error(Code::kNotFound, "'{}' is no layout", name);
@@ -583,32 +521,31 @@ Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {
 
 Result<> Job::Impl::pin(std::string_view name, bool pinned) {
   std::lock_guard change(changes);
-  CheckpointRecord record;
-  {
-    std::lock_guard lock(mutex);
-    const CheckpointRecord* known = record_of(name);
-    if (known == nullptr)
-      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-    record = *known;
-  }
+  const JobKnowledge::Snapshot now = knowledge.now();
+  if (now->record_of(name) == nullptr)
+    return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
+  CheckpointRecord record = *now->record_of(name);
   if (record.pinned == pinned) return ok();
   JobDecision decision(job->name());
   decision.rests_on(name, record);
   record.pinned = pinned;
   decision.put(name, record);
   PTC_TRY(record.meta_revision, commit_fenced(std::move(decision)));
-  std::lock_guard lock(mutex);
-  if (const auto it = checkpoints.find(name); it != checkpoints.end()) it->second = record;
-  else if (const auto one = damaged.find(name); one != damaged.end()) one->second.record = record;
-  changed.notify_all();  // it may be one too many now
+  knowledge.update([&](KnownJob& known) {
+    if (const auto it = known.checkpoints.find(name); it != known.checkpoints.end())
+      it->second = record;
+    else if (const auto one = known.damaged.find(name); one != known.damaged.end())
+      one->second.record = record;
+  });
+  knowledge.tell();  // it may be one too many now
   spdlog::info("job {}: checkpoint {} {}", job->name(), name,
                pinned ? "pinned" : "not pinned any more");
   return ok();
 }
 
 bool Job::is_pinned(std::string_view checkpoint) const {
-  std::lock_guard lock(impl_->mutex);
-  const CheckpointRecord* known = impl_->record_of(checkpoint);
+  const JobKnowledge::Snapshot now = impl_->knowledge.now();
+  const CheckpointRecord* known = now->record_of(checkpoint);
   return known != nullptr && known->pinned;
 }
 
@@ -616,10 +553,8 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
   PTC_TRY(auto wanted, Layout::parse(layout_text));
   PTC_TRY(impl_->check_layout(layout_text, wanted));
   CheckpointRef newest;
-  {
-    std::lock_guard lock(impl_->mutex);
-    if (const CheckpointRecord* record = impl_->latest()) newest = record->checkpoint;
-  }
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  if (const CheckpointRecord* record = known->latest()) newest = record->checkpoint;
   if (newest == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint yet: nothing would move", name_);
   auto start = std::chrono::steady_clock::now();
@@ -633,23 +568,15 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
 }
 
 void Job::wait_settled() {
-  std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return impl_->at_rest(); });
+  impl_->knowledge.wait([&](const KnownJob& known) { return impl_->at_rest(known); });
 }
 
-bool Job::is_settled() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->at_rest();
-}
+bool Job::is_settled() const { return impl_->at_rest(*impl_->knowledge.now()); }
 
 void Job::forget() {
   stop();
-  std::vector<CheckpointRecord> records;
-  {
-    std::lock_guard lock(impl_->mutex);
-    for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
-  }
-  for (const CheckpointRecord& record : records) {
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  for (const auto& [name, record] : known->checkpoints) {
     impl_->services.removed->note(record.id, record.checkpoint);
     impl_->remove_files_of(record);
   }

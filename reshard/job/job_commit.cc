@@ -101,7 +101,9 @@ void Job::Impl::write_error_file(const std::string& incoming, const std::string&
 
 void Job::Impl::note_refused(const std::string& incoming, const Error& error) {
   write_error_file(incoming, error.message());
-  set_error(fmt::format("commit of incoming/{} refused: {}", incoming, error.message()));
+  knowledge.update([&](KnownJob& known) {
+    known.set_error(fmt::format("commit of incoming/{} refused: {}", incoming, error.message()));
+  });
   spdlog::info("job {}: commit of incoming/{} refused: {}", job->name(), incoming, error.message());
 }
 
@@ -115,8 +117,7 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   if (attempt.has_error()) {
     if (attempt.error().errno_value() == EAGAIN) return std::move(attempt).error();
     note_refused(incoming, attempt.error());
-    std::lock_guard lock(mutex);
-    ++counts.commits_refused;
+    knowledge.update([](KnownJob& known) { ++known.counts.commits_refused; });
     return std::move(attempt).error();
   }
   std::optional<Result<>> outcome = attempt.value()->wait(deadline);
@@ -124,7 +125,7 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   if (outcome->has_value()) {
     attempt.value()->answered();
     remove_error_file(incoming);
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(commits_mutex);
     space_changed = true;
     housekeeping.wake();
     return ok();
@@ -140,14 +141,14 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
   for (;;) {
     std::shared_ptr<CommitAttempt> other;  // of the same directory
     {
-      std::lock_guard lock(mutex);
+      const JobKnowledge::Snapshot known_now = knowledge.now();
+      std::lock_guard lock(commits_mutex);
       if (closed || stopping)
         return make_error(Code::kNotFound, "job {} is being removed", job->name());
       if (const auto known = attempts.find(incoming); known != attempts.end()) {
         other = known->second;
-        const auto made = checkpoints.find(other->name());
-        if (other->unheard_success() && made != checkpoints.end() &&
-            made->second.id == other->id()) {
+        const CheckpointRecord* made = known_now->find_id(other->id());
+        if (other->unheard_success() && made != nullptr) {
           if (other->name() == name) return other;
           return make_error(Code::kNotFound, "incoming/{} is checkpoint {} by now", incoming,
                             other->name());
@@ -178,10 +179,10 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
   PTC_TRY(check_member(services.cluster));
   PTC_TRY(auto id, random_id());
   auto attempt = std::make_shared<CommitAttempt>(*this, std::move(id), incoming, name);
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(commits_mutex);
   if (closed || stopping)
     return make_error(Code::kNotFound, "job {} is being removed", job->name());
-  if (record_of(name) != nullptr)
+  if (knowledge.now()->record_of(name) != nullptr)
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
   const auto [known, is_new] = attempts.emplace(incoming, attempt);
   if (!is_new) return make_error(Code::kBusy, "incoming/{} is being committed", incoming);
@@ -201,7 +202,7 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
 bool Job::Impl::withdraw_attempts() {
   std::vector<std::shared_ptr<CommitAttempt>> all;
   {
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(commits_mutex);
     for (const auto& [incoming, attempt] : attempts) all.push_back(attempt);
   }
   return std::all_of(all.begin(), all.end(),
@@ -211,7 +212,7 @@ bool Job::Impl::withdraw_attempts() {
 void Job::Impl::look_after_attempts() {
   std::vector<std::shared_ptr<CommitAttempt>> all, ended;
   {
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(commits_mutex);
     for (const auto& [incoming, attempt] : attempts) all.push_back(attempt);
     ended.swap(ended_attempts);  // destroyed without the lock
   }
@@ -219,7 +220,7 @@ void Job::Impl::look_after_attempts() {
     if (attempt->forgotten() && !attempt->ended() && attempt->withdraw())
       spdlog::info("job {}: the commit of incoming/{} is given up: nobody asks for it any more",
                    job->name(), attempt->incoming());
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(commits_mutex);
   std::erase_if(attempts, [&](const auto& one) {
     const bool over = one.second->ended() && one.second->forgotten();
     if (over) ended_attempts.push_back(one.second);
@@ -229,12 +230,13 @@ void Job::Impl::look_after_attempts() {
 
 void Job::Impl::note_committed(const std::string& id) {
   constexpr size_t kKnown = 256;
+  std::lock_guard lock(commits_mutex);
   committed_ids.push_back(id);
   if (committed_ids.size() > kKnown) committed_ids.pop_front();
 }
 
-std::string Job::Impl::outcome_of(const std::string& id) const {
-  std::lock_guard lock(mutex);
+std::string Job::Impl::commit_outcome(const std::string& id) const {
+  std::lock_guard lock(commits_mutex);
   for (const auto& [incoming, attempt] : attempts)
     if (attempt->id() == id) return std::string(attempt->outcome());
   const bool committed =

@@ -4,8 +4,8 @@
 // Who decides what: `changes` is held while a decision is made and written to the metadata, and
 // only for that moment: hashing and moving bytes happen outside of it, on snapshots, and the
 // decision then checks (in memory and, by the transaction's compares, in the metadata) that what it
-// was based on still holds. `mutex` guards the state in memory, and is held for no longer than it
-// takes to read or write it. Lock order: changes, mutex.
+// was based on still holds. What is known is a value (known_job.h). Lock order: `changes`, the
+// locks of the parts; of these none is held while another part is called.
 #pragma once
 
 #include <atomic>
@@ -34,6 +34,9 @@
 #include "reshard/job/job_peers.h"
 #include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
+#include "reshard/job/known_job.h"
+#include "reshard/job/leadership.h"
+#include "reshard/job/next_step.h"
 #include "reshard/job/part_shelf.h"
 #include "reshard/job/plan_part.h"
 #include "reshard/job/plan_relays.h"
@@ -44,32 +47,6 @@
 #include "store/base/json.h"
 
 namespace ptc {
-
-/// What is agreed on of a checkpoint, and that.
-struct CheckpointRecord : Agreed<CheckpointEntry> {
-  CheckpointRef checkpoint;
-};
-
-/// A checkpoint that is agreed on and cannot be shown here.
-struct Unreadable {
-  CheckpointRecord record;  // as it is agreed on: without the checkpoint
-  std::string why;
-  bool lost = false;  // no node that is there has the files that describe it
-};
-
-/// Told whenever the state of a job changes: those who wait for it, and what is done about it in
-/// the background.
-class Changed : public std::condition_variable_any {
- public:
-  explicit Changed(Loop& loop) : loop_(loop) {}
-  void notify_all() noexcept {
-    std::condition_variable_any::notify_all();
-    loop_.wake();
-  }
-
- private:
-  Loop& loop_;
-};
 
 struct Job::Impl {
   Impl(Job* owner, std::string job_dir, JobServices job_services, JobListener* job_listener)
@@ -86,66 +63,27 @@ struct Job::Impl {
 
   std::mutex changes;
 
-  // --- guarded by mutex ---
-  mutable std::mutex mutex;
-  Changed changed{resharding};
-  Agreed<LayoutEdit> saved;
-  Agreed<InForce> in_force;
-  Agreed<LastSequence> sequence;
-  Agreed<AttributesInForce> attributes;
-  std::optional<std::string> rules_text;
-  std::map<std::string, CheckpointRecord, std::less<>> checkpoints;
-  std::map<std::string, LayoutSpec, std::less<>> custom_specs;  // by name
+  /// What is known, and who is told of changes: those who wait for it, and what is done about it in
+  /// the background.
+  JobKnowledge knowledge{[this] { resharding.wake(); }};
+
+  // --- guarded by commits_mutex ---
+  mutable std::mutex commits_mutex;
   bool stopping = false;
   bool closed = false;  // being removed: nothing may be committed any more
-  std::map<std::string, Unreadable, std::less<>> damaged;  // checkpoints that could not be loaded
-  std::set<std::string, std::less<>> damaged_ids;
-  const CheckpointRecord* record_of(
-      std::string_view name) const;  // also of one that cannot be shown; null: none; mutex held
-  const std::pair<const std::string, Unreadable>* lost()
-      const;  // one that is, and so this node leads nothing; mutex held
-  std::vector<std::string>
-      unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
-  JobCounts counts;
-  PlanTexts last_plan;                                  // carried out, on whatever node
-  std::optional<LastReshard> last_reshard;              // as that says
-  int64_t last_plan_revision = 0;                       // of the decision with which it was
-  void set_last_plan(PlanTexts plan, int64_t decided);  // mutex held
-  std::optional<PlanTexts> running_plan;                // that this node leads
-  const PlanTexts& shown_plan() const {
-    return running_plan ? *running_plan : last_plan;
-  }  // mutex held
-  struct LastError {
-    std::string what;
-    int64_t time_ns = 0;
-  };
-  std::optional<LastError> last_error;
-  // A reshard of this checkpoint to this revision failed; not tried again until either changes,
-  // or the layout is saved again.
-  struct Failed {
-    int64_t revision;
-    std::string checkpoint;
-  };
-  std::optional<Failed> failed;
-  bool look = false;  // nodes or copies changed: something may be to do although all is settled
-  std::chrono::steady_clock::time_point others_first{};  // until then another node may do it
-  bool at_work = false;                                  // a step of the reshard is being taken
-  std::vector<std::string> alive;                        // nodes, as the stored states know them
-  std::vector<std::string> drained;                      // nodes that shall hold nothing (drain.h)
-  /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more,
-  /// gets nothing done where a later one has been heard of.
-  std::atomic<int64_t> leader_epoch{0};
   class CommitAttempt;
   /// That this node leads, by their names in incoming/; and those of which only the thread is left,
   /// at most.
   std::map<std::string, std::shared_ptr<CommitAttempt>> attempts;
   std::vector<std::shared_ptr<CommitAttempt>> ended_attempts;
-  std::deque<std::string> committed_ids;          // of late
-  std::map<std::string, LookedOver> looked_over;  // by checkpoint id
+  std::deque<std::string> committed_ids;  // of late
+  bool space_changed = false;             // in incoming/: what the job takes is to be counted anew
+
+  // --- guarded by mending_mutex ---
+  std::mutex mending_mutex;
   std::set<std::string> to_refresh;  // checkpoints of which caches here may hold what was mended
   std::map<std::string, std::string>
-      not_said;                // those that were mended, which is not decided yet; name → id
-  bool space_changed = false;  // in incoming/: what the job takes is to be counted anew
+      not_said;  // those that were mended, which is not decided yet; name → id
 
   std::stop_source commit_stop;  // who has given up a commit tells no other once the job ends
 
@@ -174,21 +112,14 @@ struct Job::Impl {
   std::string meta_key(std::string_view what) const;
   std::string leader_key() const { return place.leader_key(); }
   std::string checkpoint_dir(std::string_view id) const { return place.checkpoint_dir(id); }
-  /// Of the checkpoint's stored state; takes mutex.
+  /// Of the checkpoint's stored state.
   PartShelf::ImageNames images_of(const std::string& id) const;
-  HashQueue::Expected expected_of_files() const;      // takes mutex
-  const CheckpointRecord* latest() const;             // mutex held
-  bool is_there(const Checkpoint& checkpoint) const;  // it was not removed; takes mutex
-  uint64_t bytes_on(std::string_view node) const;     // mutex held: of images, within reach or not
-  uint64_t missing_copies() const;                    // mutex held: bytes
-  bool settled() const;                               // mutex held: nothing to reshard
-  bool has_work() const { return lost() == nullptr && (!settled() || look); }  // mutex held
-  bool at_rest() const {
-    return !has_work() && !activities.any_reshard() && !at_work;
-  }                                               // mutex held
-  JobState state() const;                         // mutex held
-  void set_error(const std::string& what);        // takes mutex
-  void forget_error(std::string_view beginning);  // mutex held: if it begins so
+  HashQueue::Expected expected_of_files() const;
+  bool at_rest(const KnownJob& known) const {
+    return !known.has_work() && !activities.any_reshard() && !known.leads;
+  }
+  void set_error(const std::string& what);
+  void forget_error(std::string_view beginning);  // if it begins so
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// A decision: fails once this node's lease has ended.
   Result<int64_t> commit_fenced(MetaTransaction transaction);
@@ -209,8 +140,7 @@ struct Job::Impl {
   Result<> sync_about(const std::string& id);
   Result<Followed> follow();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
-  void take_over_damaged(std::map<std::string, Unreadable, std::less<>> now);  // mutex held
-  void take_over(Agreed<AttributesInForce> known);                             // takes mutex
+  void take_over(Agreed<AttributesInForce> known);
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // changes held
   Result<> save_rules(const std::string& text);
@@ -222,7 +152,7 @@ struct Job::Impl {
                                                          const std::string& id,
                                                          const std::string& stored_file);
   std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file);
-  Result<ImageRef> open_image(const StoredImage& image, uint64_t bytes);  // takes mutex
+  Result<ImageRef> open_image(const StoredImage& image, uint64_t bytes);
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);
   Result<> remove_stale_files(const std::string& id, const std::string& stored_file);
@@ -258,12 +188,12 @@ struct Job::Impl {
   using Fences = std::vector<MetaTransaction::Compare>;
   /// All nodes that get new images make them, at the same time. `stored`: what the change was
   /// planned of; the checkpoint may have got another since, when another node leads. `fences`: of
-  /// those nodes. On an error nothing of it stays anywhere.
+  /// those nodes. `epoch`: of who leads; of a commit: 0. On an error nothing of it stays anywhere.
   Result<NodeParts> make_parts(const CheckpointRecord& record, const StoredState& stored,
                                const WantedState& wanted, const ChangePlan& change,
-                               Activity& activity, Fences& fences,
+                               Activity& activity, Fences& fences, int64_t epoch,
                                const MetaTransaction::Compare* decides = nullptr);
-  void give_up(const CheckpointRecord& record, const NodeParts& parts);
+  void give_up(const CheckpointRecord& record, const NodeParts& parts, int64_t epoch);
   /// What was made has the checksums that were committed. Of copies of some files only what
   /// completes a tensor can be compared: the rest of it is read where it lies, if `known`, that is
   /// the other nodes know the checkpoint.
@@ -286,72 +216,81 @@ struct Job::Impl {
                                                       Clock::time_point deadline);
   bool withdraw_attempts();  // false: one is waited for, or being decided
   void look_after_attempts();
-  void note_committed(const std::string& id);  // mutex held
+  void note_committed(const std::string& id);
   void note_refused(const std::string& incoming, const Error& error);
   void write_error_file(const std::string& incoming, const std::string& text);
   void remove_error_file(const std::string& incoming);
-  std::string outcome_of(const std::string& id) const;  // of a commit that this node leads
+  std::string commit_outcome(const std::string& id) const;  // of a commit that this node leads
 
   // job_reshard.cc
-  /// Does what is to be done now, if anything; returns when to look again. Whatever changes wakes
-  /// it.
-  std::optional<StepPool::Time> next_step(const std::stop_token& stop);
-  void settle_all(const CheckpointRef& newest, const Layout& wanted, int64_t wanted_revision);
-  /// `activity`: what this step is at, once there is something to do.
-  Result<> settle(const CheckpointRef& checkpoint, const Layout& wanted, int64_t wanted_revision,
-                  std::unique_ptr<Activity>& activity);
-  bool lead();  // false: another node does
-  void stop_leading();
-  void name_leader(JobDecision& decision) const;  // a decision of the one that leads
+  /// To settle the job, from the moment when this node leads until it does no more.
+  struct Attempt {
+    CheckpointRef newest;
+    Layout wanted;
+    int64_t revision = 0;  // of that
+    std::unique_ptr<Leadership> leadership;
+    std::unique_ptr<Activity> activity;  // what it is at, once there is something to do
+    Result<> result = ok();
+
+    int64_t epoch() const { return leadership->epoch(); }
+    template <class Settle>
+    void go_on(Settle&& settle) {
+      try {
+        result = settle();
+      } catch (const std::exception& error) {  // no memory
+        result = make_error(Code::kNoSpace, "{}", error.what());
+      }
+    }
+  };
+  /// Carries out next_step() until there is nothing to do now; returns when to look again. Whatever
+  /// changes wakes it.
+  std::optional<StepPool::Time> carry_on(const std::stop_token& stop);
+  bool begin(Attempt& attempt);  // false: another node leads
+  void end(Attempt& attempt);
+  Result<> settle_newest(Attempt& attempt);
   /// `nodes`: those that shall hold something.
   Result<WantedState> wanted_state(const Checkpoint& checkpoint, const Layout& layout,
                                    std::vector<std::string> nodes) const;
-  std::vector<std::string> nodes_in_service() const;  // alive and not drained; takes mutex
+  std::vector<std::string> nodes_in_service() const;  // alive and not drained
   /// `fences`: of the nodes that made new images.
   Result<std::shared_ptr<const StoredState>> move(const CheckpointRecord& record,
-                                                  const WantedState& wanted, Activity& activity,
+                                                  const WantedState& wanted, Attempt& attempt,
                                                   Fences& fences);
   /// kCancelled: something was damaged, and is taken out now: plan anew.
   Result<std::shared_ptr<const StoredState>> move_or_repair(const CheckpointRecord& record,
                                                             const WantedState& wanted,
-                                                            Activity& activity, Fences& fences);
-  Result<bool> flip(const CheckpointRef& checkpoint, const LayoutSpec& wanted,
-                    int64_t wanted_revision, std::shared_ptr<const StoredState> moved,
+                                                            Attempt& attempt, Fences& fences);
+  /// False: a newer edit or checkpoint came.
+  Result<bool> flip(const Attempt& attempt, std::shared_ptr<const StoredState> moved,
                     const Fences& fences);
   void remove_images_not_in(const StoredState& these, const StoredState& those);
   /// `epoch`: of the leader that asked for it.
   void give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch);
   /// After a decision that failed: at once, or when it is known that it was not made after all.
   void undo_unless_decided(const Error& error, const CheckpointRecord& record,
-                           std::shared_ptr<const StoredState> made);
+                           std::shared_ptr<const StoredState> made, int64_t epoch);
   /// The new record of where the bytes lie, as a file that all nodes have, and in the decision; and
   /// the plan beside it.
-  Result<> put_stored(CheckpointRecord& record, const StoredState& moved, const PlanTexts& plan,
-                      JobDecision& decision);
-  /// The decision has come: `record` is what is known from now on. Mutex held. Returns what was
-  /// before.
-  std::shared_ptr<const StoredState> take_over(const CheckpointRecord& record,
-                                               std::shared_ptr<const StoredState> moved,
-                                               PlanTexts plan);
+  Result<> put_stored(CheckpointRecord& record, std::shared_ptr<const StoredState> moved,
+                      const PlanTexts& plan, JobDecision& decision);
+  /// The decision has come: `record` is what is known from now on. Returns what was before.
+  static std::shared_ptr<const StoredState> take_over(KnownJob& known,
+                                                      const CheckpointRecord& record,
+                                                      KnownJob::PlanRef plan);
   void remove_replaced(const CheckpointRecord& record, const StoredState& before);
-  bool remove_superfluous(const std::stop_token& stop);  // `keep`; false: it is to be called again
+  /// Of those that are too many, by name and id, what nobody uses.
+  void remove_superfluous(const std::vector<std::pair<std::string, std::string>>& surplus,
+                          const std::stop_token& stop);
 
   // job_older.cc
-  Result<> settle_older(const Layout& wanted, int64_t wanted_revision,
-                        std::unique_ptr<Activity>& activity);
-  Result<> settle_one(CheckpointRecord record, uint32_t replicas, Activity& activity);
+  Result<> settle_older(const CheckpointRecord& record, Attempt& attempt);
+  Result<> settle_one(CheckpointRecord record, Attempt& attempt);
   Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replicas,
                                   std::vector<std::string> nodes) const;
   Result<> remove(const std::string& name, bool only_unused);
 
   // job_verify.cc
-  /// A checkpoint, and where its bytes lie as the record names it: what that has by now may be a
-  /// later state, with other numbers of images.
-  struct Seen {
-    CheckpointRecord record;
-    std::shared_ptr<const StoredState> stored;
-  };
-  Result<Seen> find_record(std::string_view name) const;
+  Result<CheckpointRecord> find_record(std::string_view name) const;
   /// `pace`: null: as fast as it goes. `only`: these, of this node's images; none: all.
   Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint,
                                                     const StoredState& stored, Pace* pace,
@@ -360,10 +299,10 @@ struct Job::Impl {
   Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored,
                                   uint32_t number, Pace* pace, std::stop_token stop = {}) const;
   /// The checkpoint with just this stored state. kBusy: it is not, or not yet, known here.
-  Result<Seen> find_stored(const std::string& id, const std::string& stored_file);
+  Result<CheckpointRecord> find_stored(const std::string& id, const std::string& stored_file);
   Result<std::string> answer_examine(const json::object& request, const std::string& id,
                                      const std::string& stored_file);
-  Result<Findings> examine(const Seen& seen, Pace* pace, std::stop_token stop = {});
+  Result<Findings> examine(const CheckpointRecord& record, Pace* pace, std::stop_token stop = {});
   /// Of each node these images; none named: all that it holds. After `stop`, no node begins another
   /// batch of them.
   Result<std::vector<ImageContent>> read_images(
@@ -398,6 +337,7 @@ struct Job::Impl {
   Result<> note_mended(const std::string& name, const std::string& id);
   /// Of all checkpoints in to_refresh; false: some of it is to be tried again.
   bool refresh_mended();
+  void note_to_refresh(const std::set<std::string>& names);
   Result<> answer_refresh(const std::string& id);
   void refresh_everywhere(
       const std::string& name);  // as far as nodes answer; others do when they hear of the decision
@@ -408,12 +348,6 @@ struct Job::Impl {
 inline std::string node_key(const JobServices& services) {
   return services.cluster != nullptr ? services.cluster->self() : std::string();
 }
-
-/// Bytes of a checkpoint as it is stored now, with all copies on all nodes.
-uint64_t stored_bytes(const Checkpoint& checkpoint);
-/// Bytes that this node cannot reach as often as so many further copies make. Copies of one file
-/// count, whatever they were made for.
-uint64_t bytes_of_missing_copies(const Checkpoint& checkpoint, uint32_t replicas);
 
 Error no_node_in_service();
 

@@ -54,7 +54,8 @@ bool was_opened_with(const StoredState& stored, const std::vector<std::string>& 
 
 Result<> Job::Impl::load() {
   Result<> known = sync();
-  const bool read = saved.meta_revision != 0;  // else nothing is known of what may be thrown away
+  const bool read = knowledge.now()->saved.meta_revision !=
+                    0;  // else nothing is known of what may be thrown away
   if (known.has_error() && (!read || known.error().code() != Code::kUnavailable)) return known;
   return recover_commits();
 }
@@ -83,19 +84,18 @@ Result<Followed> Job::Impl::follow() {
     now_alive = services.cluster->alive();
     PTC_TRY(now_drained, drained_nodes(*services.meta));
   }
-  std::map<std::string, CheckpointRecord, std::less<>> known;
-  bool nodes_changed = false, service_changed = false;
-  bool only_lost = false;  // nodes, and none came
-  {
-    std::lock_guard lock(mutex);
-    known = checkpoints;
-    nodes_changed = alive != now_alive;
-    only_lost = nodes_changed &&
-                std::includes(alive.begin(), alive.end(), now_alive.begin(), now_alive.end());
-    alive = now_alive;
-    service_changed = drained != now_drained;
-    drained = now_drained;
-  }
+  const JobKnowledge::Snapshot before_all = knowledge.now();
+  const auto& known = before_all->checkpoints;
+  const std::vector<std::string>& were_alive = before_all->alive;
+  const bool nodes_changed = were_alive != now_alive;
+  const bool only_lost =  // nodes, and none came
+      nodes_changed &&
+      std::includes(were_alive.begin(), were_alive.end(), now_alive.begin(), now_alive.end());
+  const bool service_changed = before_all->drained != now_drained;
+  knowledge.update([&](KnownJob& now) {
+    now.alive = now_alive;
+    now.drained = now_drained;
+  });
 
   std::vector<std::string> ids_gone;
   for (const auto& [name, record] : known)
@@ -127,8 +127,7 @@ Result<Followed> Job::Impl::follow() {
         PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation, entry.stored));
       } else if (next.record.stored != entry.stored ||
                  (services.cluster != nullptr &&
-                  !was_opened_with(*next.record.checkpoint->stored(), now_alive,
-                                   services.cluster->self()))) {
+                  !was_opened_with(*next.record.where, now_alive, services.cluster->self()))) {
         PTC_TRY(next.stored, load_stored(*next.record.checkpoint, entry.id, entry.stored));
       }
       return ok();
@@ -143,7 +142,7 @@ Result<Followed> Job::Impl::follow() {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
       // In a cluster its files may be with a node that does not answer now, or find no room here:
       // until then it is as it was, and this node, which does not know all, leads nothing.
-      Unreadable one{{entry, nullptr}, loaded.error().message()};
+      Unreadable one{{entry, nullptr, nullptr}, loaded.error().message()};
       if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
         one.lost = loaded.error().code() == Code::kNotFound;
         if (one.lost) one.why += what_to_do_about(name, one.record);
@@ -178,32 +177,29 @@ Result<Followed> Job::Impl::follow() {
   bool shown_changed = false;
   std::set<std::string> to_tell,
       decided;  // what was made here for a plan stays until there is a decision
-  {
-    std::lock_guard lock(mutex);
-    const bool edited = saved.revision != state.saved.revision;
-    const bool wanted_again = !edited && saved.meta_revision != state.saved.meta_revision;
-    shown_changed = saved.text != state.saved.text || rules_text != state.rules_text ||
-                    in_force.current != state.in_force.current;
-    saved = std::move(state.saved);
-    rules_text = std::move(state.rules_text);
-    custom_specs = std::move(state.custom_specs);
-    looked_over = std::move(state.looked_over);
-    to_refresh.insert(mended.begin(), mended.end());
-    const bool flipped = in_force.meta_revision != state.in_force.meta_revision;
-    in_force = std::move(state.in_force);
-    sequence = state.sequence;
+  note_to_refresh(mended);
+  knowledge.update([&](KnownJob& now) {
+    const bool edited = now.saved.revision != state.saved.revision;
+    const bool wanted_again = !edited && now.saved.meta_revision != state.saved.meta_revision;
+    shown_changed = now.saved.text != state.saved.text || now.rules_text != state.rules_text ||
+                    now.in_force.current != state.in_force.current;
+    now.saved = std::move(state.saved);
+    now.rules_text = std::move(state.rules_text);
+    now.custom_specs = std::move(state.custom_specs);
+    now.looked_over = std::move(state.looked_over);
+    const bool flipped = now.in_force.meta_revision != state.in_force.meta_revision;
+    now.in_force = std::move(state.in_force);
+    now.sequence = state.sequence;
     if (flipped || wanted_again)
-      failed.reset();  // another node could do it, or it is to be tried once more
-    if (edited || wanted_again) {
-      last_error.reset();
-      if (edited) activities.stop_reshards();
-    }
-    take_over_damaged(std::move(now_damaged));
-    for (auto& [name, record] : checkpoints) {
+      now.failed.reset();  // another node could do it, or it is to be tried once more
+    if (edited || wanted_again) now.last_error.reset();
+    if (edited) activities.stop_reshards();  // what finds the newer edit begins after that
+    now.take_over_damaged(place.name, std::move(now_damaged));
+    for (auto& [name, record] : now.checkpoints) {
       auto next = changes_of.find(name);
       if (next != changes_of.end() && next->second.record.id == record.id) continue;
-      if (const auto bad = damaged.find(name);
-          bad != damaged.end() && bad->second.record.id == record.id)
+      if (const auto bad = now.damaged.find(name);
+          bad != now.damaged.end() && bad->second.record.id == record.id)
         continue;
       services.removed->note(record.id, record.checkpoint);
       gone.push_back(record);
@@ -217,29 +213,29 @@ Result<Followed> Job::Impl::follow() {
       if (next.stored != nullptr) {
         replaced.emplace_back(next.record, next.record.checkpoint->stored());
         next.record.checkpoint->replace_stored(next.stored);
+        next.record.where = replaced.back().first.where = next.stored;
         to_tell.insert(name);
       }
     }
-    if (failed && decided.contains(failed->checkpoint)) failed.reset();
-    checkpoints.clear();
-    for (auto& [name, next] : changes_of) checkpoints.emplace(name, next.record);
-    if (newest_plan && plan_revision > last_plan_revision) {
-      set_last_plan(*std::move(newest_plan), plan_revision);
-    }
-    if (service_changed) failed.reset();  // another plan
+    if (now.failed && decided.contains(now.failed->checkpoint)) now.failed.reset();
+    now.checkpoints.clear();
+    for (auto& [name, next] : changes_of) now.checkpoints.emplace(name, next.record);
+    if (newest_plan && plan_revision > now.last_plan_revision)
+      now.set_last_plan(std::make_shared<const PlanTexts>(*std::move(newest_plan)), plan_revision);
+    if (service_changed) now.failed.reset();  // another plan
     if (services.cluster != nullptr &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
-      look = true;
-      others_first = std::chrono::steady_clock::now();
+      now.look_anyway = true;
+      now.others_first = std::chrono::steady_clock::now();
       // What an edit asks for is done where it was made; what a loss asks for, by the first that is
       // left.
       const bool first = only_lost && !flipped && !edited && !now_alive.empty() &&
                          now_alive.front() == services.cluster->self();
-      if (!first) others_first += kOthersFirst;
+      if (!first) now.others_first += kOthersFirst;
     }
     if (!gone.empty() && listener != nullptr) listener->names_changed();
-    changed.notify_all();
-  }
+  });
+  knowledge.tell();
   if (listener != nullptr) {
     if (shown_changed) listener->job_changed(job->name());
     for (const std::string& name : to_tell) listener->checkpoint_changed(job->name(), name);
@@ -279,28 +275,13 @@ std::string Job::Impl::what_to_do_about(const std::string& name,
       job->name(), name, job->name());
 }
 
-void Job::Impl::take_over_damaged(std::map<std::string, Unreadable, std::less<>> now) {
-  constexpr std::string_view kLost = "cannot read checkpoint ";
-  for (const auto& [name, one] : now) {
-    damaged_ids.insert(one.record.id);
-    const auto before = damaged.find(name);
-    if (before == damaged.end() || before->second.why != one.why)
-      spdlog::error("job {}: {}{}: {}", job->name(), kLost, name, one.why);
-  }
-  damaged = std::move(now);
-  if (const auto* one = lost(); one == nullptr) forget_error(kLost);
-  else if (!last_error || last_error->what.starts_with(kLost))
-    last_error = {printable(fmt::format("{}{}: {}", kLost, one->first, one->second.why), 4096),
-                  now_ns()};
-}
-
 void Job::Impl::take_over(Agreed<AttributesInForce> known) {
-  {
-    std::lock_guard lock(mutex);
-    if (known.meta_revision <= attributes.meta_revision) return;
-    attributes = std::move(known);
-  }
-  if (listener != nullptr) listener->attributes_changed(job->name());
+  const bool newer = knowledge.update([&](KnownJob& now) {
+    if (known.meta_revision <= now.attributes.meta_revision) return false;
+    now.attributes = std::move(known);
+    return true;
+  });
+  if (newer && listener != nullptr) listener->attributes_changed(job->name());
 }
 
 Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation,
@@ -315,6 +296,7 @@ Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64
   record.checkpoint = std::make_shared<Checkpoint>(
       std::move(facts), services.results, &services.executor->transport(), services.catch_up);
   PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
+  record.where = stored;
   record.checkpoint->replace_stored(std::move(stored));
   return record;
 }
@@ -364,10 +346,7 @@ std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id,
 
 Result<ImageRef> Job::Impl::open_image(const StoredImage& image, uint64_t bytes) {
   if (services.cluster != nullptr && image.node != services.cluster->self()) {
-    const bool reachable = [&] {
-      std::lock_guard lock(mutex);
-      return is_among(alive, image.node);
-    }();
+    const bool reachable = is_among(knowledge.now()->alive, image.node);
     if (image.missing || !reachable) return ImageRef();
     return ImageRef(std::make_shared<const Image>(ImageId{image.id}, image.node, bytes));
   }
@@ -397,8 +376,8 @@ void Job::Impl::remove_files_of(const CheckpointRecord& record) {
 Result<> Job::Impl::remove_damaged_not_in(const std::set<std::string>& ids) {
   std::vector<std::string> not_named;
   {
-    std::lock_guard lock(mutex);
-    std::set_difference(damaged_ids.begin(), damaged_ids.end(), ids.begin(), ids.end(),
+    const JobKnowledge::Snapshot now = knowledge.now();
+    std::set_difference(now->damaged_ids.begin(), now->damaged_ids.end(), ids.begin(), ids.end(),
                         std::back_inserter(not_named));
   }
   for (const std::string& id : not_named) {
@@ -411,8 +390,7 @@ Result<> Job::Impl::remove_damaged_not_in(const std::set<std::string>& ids) {
 
 Result<> Job::Impl::remove_damaged(const std::string& id) {
   PTC_TRY(remove_checkpoint_directory(*services.images, checkpoint_dir(id)));
-  std::lock_guard lock(mutex);
-  damaged_ids.erase(id);
+  knowledge.update([&](KnownJob& now) { now.damaged_ids.erase(id); });
   return ok();
 }
 
@@ -508,13 +486,16 @@ Result<> Job::Impl::check_removed(const std::vector<std::string>& ids) {
 
 Result<> Job::Impl::recover_commits() {
   PTC_TRY(remove_tree(AT_FDCWD, place.dir + "/" + kScratchDir));
+  const JobKnowledge::Snapshot known = knowledge.now();
   std::unordered_map<std::string, std::string> stored_files;  // of committed ids
-  for (const auto& [name, record] : checkpoints) stored_files.emplace(record.id, record.stored);
+  std::vector<std::string> unnamed;
+  for (const auto& [name, record] : known->checkpoints)
+    stored_files.emplace(record.id, record.stored);
 
   PTC_TRY(auto commits, names_of(place.dir + "/committing"));
   for (const std::string& id : commits) {
     const std::string directory = place.dir + "/committing/" + id;
-    bool decided = stored_files.contains(id) || damaged_ids.contains(id);
+    bool decided = stored_files.contains(id) || known->damaged_ids.contains(id);
     if (!decided) {
       PTC_TRY(decided, is_removed(*services.meta, removed_checkpoint_key(id)));
     }
@@ -544,7 +525,7 @@ Result<> Job::Impl::recover_commits() {
   PTC_TRY(auto ids, names_of(place.dir + "/checkpoints"));
   for (const std::string& id : ids) {
     const std::string directory = checkpoint_dir(id);
-    if (damaged_ids.contains(id)) continue;
+    if (known->damaged_ids.contains(id)) continue;
     if (stored_files.contains(id)) continue;
     std::error_code error;
     if (std::filesystem::exists(directory + "/" + kDraftMark, error) ||
@@ -559,7 +540,8 @@ Result<> Job::Impl::recover_commits() {
     }
     unnamed.push_back("checkpoints/" + id);
   }
-  for (const auto& [name, record] : checkpoints) {
+  knowledge.update([&](KnownJob& now) { now.unnamed = std::move(unnamed); });
+  for (const auto& [name, record] : known->checkpoints) {
     PTC_TRY(remove_earlier_states(record, /*drafts_too=*/true));
   }
   return ok();

@@ -167,8 +167,8 @@ std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const St
 
 Result<std::string> Job::Impl::answer_mend(const json::object& request, const std::string& id,
                                            const std::string& stored_file) {
-  PTC_TRY(auto seen, find_stored(id, stored_file));
-  const StoredState& stored = *seen.stored;
+  PTC_TRY(auto record, find_stored(id, stored_file));
+  const StoredState& stored = *record.where;
   std::vector<uint32_t> anywhere;
   const json::value* numbers = request.if_contains("anywhere");
   const json::value* images = request.if_contains("damaged");
@@ -186,7 +186,7 @@ Result<std::string> Job::Impl::answer_mend(const json::object& request, const st
         !std::binary_search(anywhere.begin(), anywhere.end(), one.image))
       return invalid_argument("the request names an image that is not on this node");
   json::array mended;
-  for (const uint32_t image : mend_own(*seen.record.checkpoint, stored, anywhere, bad))
+  for (const uint32_t image : mend_own(*record.checkpoint, stored, anywhere, bad))
     mended.push_back(image);
   return json::serialize(mended);
 }
@@ -235,9 +235,10 @@ Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) 
       std::lock_guard change(changes);
       CheckpointRecord record;
       {
-        std::lock_guard lock(mutex);
-        const auto known = checkpoints.find(name);
-        if (known == checkpoints.end() || known->second.id != id) return ok();  // it was removed
+        const JobKnowledge::Snapshot now = knowledge.now();
+        const auto known = now->checkpoints.find(name);
+        if (known == now->checkpoints.end() || known->second.id != id)
+          return ok();  // it was removed
         record = known->second;
       }
       JobDecision decision(job->name());
@@ -245,10 +246,12 @@ Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) 
       ++record.mended;
       decision.put(name, record);
       Result<int64_t> written = commit_fenced(std::move(decision));
-      std::lock_guard lock(mutex);
       if (written.has_value()) {
         record.meta_revision = written.value();
-        checkpoints[name] = record;
+        knowledge.update([&](KnownJob& known) { known.checkpoints[name] = record; });
+      }
+      std::lock_guard lock(mending_mutex);
+      if (written.has_value()) {
         to_refresh.insert(name);
         not_said.erase(name);
         return ok();
@@ -263,9 +266,8 @@ Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) 
 
 Result<Findings> Job::Impl::repair(const std::string& name) {
   for (int tries = 1;; ++tries) {
-    PTC_TRY(auto seen, find_record(name));
-    const CheckpointRecord& record = seen.record;
-    Result<Findings> examined = examine(seen, nullptr);
+    PTC_TRY(auto record, find_record(name));
+    Result<Findings> examined = examine(record, nullptr);
     if (examined.has_error() && examined.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
@@ -273,33 +275,36 @@ Result<Findings> Job::Impl::repair(const std::string& name) {
     }
     PTC_TRY(auto found, std::move(examined));
     if (found.replaceable.empty()) {
-      std::lock_guard lock(mutex);
-      counts.damaged_left += found.beyond.size();
+      knowledge.update([&](KnownJob& known) { known.counts.damaged_left += found.beyond.size(); });
       return found;
     }
-    const std::vector<uint32_t> left = mend(record, *seen.stored, found);
+    const std::vector<uint32_t> left = mend(record, *record.where, found);
     if (left.size() < found.replaceable.size()) {
       PTC_TRY(note_mended(name, record.id));
     }
     if (!left.empty()) {
       PTC_TRY(auto now, find_record(name));
-      if (now.record.id != record.id || now.record.stored != record.stored) continue;
+      if (now.id != record.id || now.stored != record.stored) continue;
       PTC_TRY(bool done,
-              replace_images(now.record, images_without(*seen.stored, left), /*damaged=*/true));
+              replace_images(now, images_without(*record.where, left), /*damaged=*/true));
       if (!done) continue;
     }
     for (const std::string& what : found.replaced)
       spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(),
                    name, what);
-    {
-      std::lock_guard lock(mutex);
-      counts.damaged_mended += found.replaceable.size() - left.size();
-      counts.damaged_replaced += left.size();
-      counts.damaged_left += found.beyond.size();
-    }
+    knowledge.update([&](KnownJob& known) {
+      known.counts.damaged_mended += found.replaceable.size() - left.size();
+      known.counts.damaged_replaced += left.size();
+      known.counts.damaged_left += found.beyond.size();
+    });
     services.caches_stale();
     return found;
   }
+}
+
+void Job::Impl::note_to_refresh(const std::set<std::string>& names) {
+  std::lock_guard lock(mending_mutex);
+  to_refresh.insert(names.begin(), names.end());
 }
 
 bool Job::Impl::refresh_mended() {
@@ -307,7 +312,7 @@ bool Job::Impl::refresh_mended() {
   std::set<std::string> names;
   std::map<std::string, std::string> unsaid;
   {
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(mending_mutex);
     names.swap(to_refresh);
     unsaid = not_said;
   }
@@ -318,38 +323,30 @@ bool Job::Impl::refresh_mended() {
     if (done.has_value()) continue;
     spdlog::warn("job {}: checkpoint {}: what was mended is read anew later: {}", job->name(), name,
                  done.error().message());
-    std::lock_guard lock(mutex);
-    to_refresh.insert(name);
+    note_to_refresh({name});
   }
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(mending_mutex);
   return to_refresh.empty() && not_said.empty();
 }
 
 Result<> Job::Impl::answer_refresh(const std::string& id) {
   PTC_TRY(sync_about(id));
-  {
-    std::lock_guard lock(mutex);
-    for (const auto& [name, record] : checkpoints)
-      if (record.id == id) to_refresh.insert(name);
-  }
+  if (const JobKnowledge::Snapshot now = knowledge.now(); const auto* record = now->find_id(id))
+    note_to_refresh({record->checkpoint->name()});
   return refresh_mended()
              ? ok()
              : Result<>(make_error(Code::kBusy, "what was mended cannot be read anew yet"));
 }
 
 void Job::Impl::refresh_everywhere(const std::string& name) {
-  Result<Seen> seen = find_record(name);
-  if (seen.has_error()) return;
-  const std::vector<std::string> others =
-      services.cluster != nullptr ? peers.others() : std::vector<std::string>();
-  const std::string request = json::serialize(json::object{{"id", seen.value().record.id}});
+  Result<CheckpointRecord> record = find_record(name);
+  if (record.has_error()) return;
+  const std::vector<std::string> others = peers.others();
+  const std::string request = json::serialize(json::object{{"id", record.value().id}});
   Answers<std::string> told(
       others.size(), [&](size_t i) { return peers.ask(others[i], "refresh", request); },
       kAtWorkAtOnce);
-  {
-    std::lock_guard lock(mutex);
-    to_refresh.insert(name);
-  }
+  note_to_refresh({name});
   (void)refresh_mended();
   for (const Result<std::string>& answer : told.wait())
     if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
@@ -360,17 +357,17 @@ std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
   const std::vector<std::string> there = impl.services.cluster != nullptr
                                              ? impl.services.cluster->alive()
                                              : std::vector<std::string>();
-  std::lock_guard lock(impl.mutex);
+  const JobKnowledge::Snapshot known = impl.knowledge.now();
   std::optional<ToLookOver> next;
-  for (const auto& [name, record] : impl.checkpoints) {
-    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  for (const auto& [name, record] : known->checkpoints) {
+    const std::shared_ptr<const StoredState>& stored = record.where;
     const auto first =
         std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
           return impl.services.cluster == nullptr || is_among(there, node);
         });
     if (first == stored->nodes.end() || *first != node_key(impl.services)) continue;
-    const auto looked = impl.looked_over.find(record.id);
-    int64_t last = looked != impl.looked_over.end() ? looked->second.time_ns : 0;
+    const auto looked = known->looked_over.find(record.id);
+    int64_t last = looked != known->looked_over.end() ? looked->second.time_ns : 0;
     if (const int64_t committed = record.checkpoint->manifest().time_ns; committed >= since_ns)
       last = std::max(last, committed);
     if (!next || last < next->last_ns) next = ToLookOver{name, last};
@@ -384,11 +381,10 @@ bool Job::refresh_mended() { return impl_->refresh_mended(); }
 uint64_t Job::stored_bytes_here() const { return bytes_on(node_key(impl_->services)); }
 
 Result<> Job::Impl::look_over(const std::string& name) {
-  PTC_TRY(auto seen, find_record(name));
-  const CheckpointRecord& record = seen.record;
+  PTC_TRY(auto record, find_record(name));
   if (const std::vector<std::string> lost = record.checkpoint->lost_tensors(); !lost.empty())
     return make_error(Code::kUnavailable, "{} tensors are not within reach", lost.size());
-  PTC_TRY(auto found, examine(seen, services.pace));
+  PTC_TRY(auto found, examine(record, services.pace));
   if (!found.good()) {
     PTC_TRY(check_member(services.cluster));
     PTC_TRY(found, repair(name));
@@ -400,15 +396,13 @@ Result<> Job::Impl::look_over(const std::string& name) {
   JobDecision decision(job->name());
   std::vector<std::string> forgotten;  // of checkpoints that are no more
   {
-    std::lock_guard lock(mutex);
-    const auto known = checkpoints.find(name);
-    if (known == checkpoints.end() || known->second.id != record.id) return ok();  // it was removed
+    const JobKnowledge::Snapshot now = knowledge.now();
+    const auto known = now->checkpoints.find(name);
+    if (known == now->checkpoints.end() || known->second.id != record.id)
+      return ok();  // it was removed
     decision.rests_on(name, known->second);
-    for (const auto& [id, before] : looked_over)
-      if (forgotten.size() < kMostForgotten &&
-          std::none_of(checkpoints.begin(), checkpoints.end(),
-                       [&](const auto& one) { return one.second.id == id; }))
-        forgotten.push_back(id);
+    for (const auto& [id, before] : now->looked_over)
+      if (forgotten.size() < kMostForgotten && now->find_id(id) == nullptr) forgotten.push_back(id);
   }
   for (const std::string& id : forgotten) decision.forget_looked_over(id);
   decision.put_looked_over(record.id, looked);
@@ -416,16 +410,18 @@ Result<> Job::Impl::look_over(const std::string& name) {
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
   PTC_TRY(std::move(written));
-  std::lock_guard lock(mutex);
-  looked_over.insert_or_assign(record.id, std::move(looked));
-  for (const std::string& id : forgotten) looked_over.erase(id);
+  knowledge.update([&](KnownJob& known) {
+    known.looked_over.insert_or_assign(record.id, std::move(looked));
+    for (const std::string& id : forgotten) known.looked_over.erase(id);
+  });
   return ok();
 }
 
 void Job::note_looked_over(const std::string& id, std::string_view text) {
   std::optional<LookedOver> looked = LookedOver::from_text(text);
-  std::lock_guard lock(impl_->mutex);
-  if (looked) impl_->looked_over.insert_or_assign(id, *std::move(looked));
+  if (!looked) return;
+  impl_->knowledge.update(
+      [&](KnownJob& known) { known.looked_over.insert_or_assign(id, *std::move(looked)); });
 }
 
 }  // namespace ptc

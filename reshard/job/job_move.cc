@@ -68,7 +68,7 @@ PlanName name_of_plan(const std::string& id, std::string wanted_text, const Chan
 
 Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const StoredState& stored,
                                         const WantedState& wanted, const ChangePlan& change,
-                                        Activity& activity, Fences& fences,
+                                        Activity& activity, Fences& fences, int64_t epoch,
                                         const MetaTransaction::Compare* decides) {
   std::set<std::string> needed;
   for (size_t i = 0; i < change.targets.size(); ++i)
@@ -80,14 +80,9 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
     if (node != self) fences.push_back(services.cluster->fence_of(node));
   if (services.cluster != nullptr)
     for (const std::string& node : needed) fences.push_back({drained_key(node), 0});
-  int64_t wanted_revision = 0;
-  {
-    std::lock_guard lock(mutex);
-    wanted_revision = saved.revision;
-  }
-  json::object request = wanted_json(record, wanted, wanted_revision);
+  json::object request = wanted_json(record, wanted, knowledge.now()->saved.revision);
   const PlanName plan_name = name_of_plan(record.id, json::serialize(request), change, stored);
-  request["epoch"] = decides != nullptr ? 0 : leader_epoch.load();
+  request["epoch"] = epoch;
   if (decides != nullptr) {
     request["from"] = services.cluster->self();
     request["fence"] = decides->revision;
@@ -122,17 +117,17 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
     else if (made.has_value()) made = std::move(theirs).error();
   }
   if (made.has_value()) return parts;
-  give_up(record, parts);
+  give_up(record, parts, epoch);
   return std::move(made).error();
 }
 
-void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts) {
+void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts, int64_t epoch) {
   StoredState orphans;
   for (const auto& [node, part] : parts)
     for (const auto* list : {&part.images, &part.copies})
       for (const auto& [number, id] : *list)
         orphans.images.push_back({id, nullptr, 0, "", -1, node});
-  give_up(record, orphans, leader_epoch);
+  give_up(record, orphans, epoch);
 }
 
 Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredState& stored,
@@ -322,10 +317,10 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   // made here for another plan may have been decided on: then it stays.
   bool behind = true;
   {
-    std::lock_guard lock(mutex);
-    for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.generation >= generation)
-        behind = saved.revision < wanted_revision;
+    const JobKnowledge::Snapshot now = knowledge.now();
+    const CheckpointRecord* known = now->find_id(id);
+    if (known != nullptr && known->generation >= generation)
+      behind = now->saved.revision < wanted_revision;
   }
   behind = behind || shelf.has_of_other_plan(id, wanted_plan);
   if (behind) {
@@ -336,15 +331,15 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   PTC_TRY(auto made_before, shelf.find(id, wanted_plan, epoch));
   if (made_before) return *std::move(made_before);
   {
-    std::lock_guard lock(mutex);
-    for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.stored == stored_file) record = known;
+    const JobKnowledge::Snapshot now = knowledge.now();
+    const CheckpointRecord* known = now->find_id(id);
+    if (known != nullptr && known->stored == stored_file) record = *known;
   }
   shelf.drop(id);
   if (record.checkpoint == nullptr) {
     PTC_TRY(record, load_checkpoint(id, generation, stored_file));
   }
-  std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  std::shared_ptr<const StoredState> stored = record.where;
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));
   const uint64_t bytes = bytes_to_make(*change, *stored, node_key(services));
   std::unique_ptr<Activity> activity =
@@ -362,11 +357,8 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
                     epoch,
                     {false, "moving", record.checkpoint->name(), stored->spec.name(),
                      wanted.spec.name(), bytes, all_bytes}});
-  {
-    std::lock_guard lock(mutex);
-    activity.reset();  // from here on it is among the finished ones
-    changed.notify_all();
-  }
+  activity.reset();  // from here on it is among the finished ones
+  knowledge.tell();
   // Whoever gives it up drops what is there already.
   if (!commits || taken.holds(id)) return part;
   shelf.drop(id);

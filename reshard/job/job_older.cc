@@ -13,7 +13,7 @@ namespace ptc {
 Result<WantedState> Job::Impl::where_it_is(const CheckpointRecord& record, uint32_t replicas,
                                            std::vector<std::string> nodes) const {
   WantedState wanted;
-  wanted.spec = record.checkpoint->stored()->spec;
+  wanted.spec = record.where->spec;
   wanted.replicas = replicas;
   wanted.alive = std::move(nodes);
   wanted.placement.node_of_rank.assign(wanted.spec.sizes.world_size(), "");
@@ -21,63 +21,50 @@ Result<WantedState> Job::Impl::where_it_is(const CheckpointRecord& record, uint3
   return wanted;
 }
 
-Result<> Job::Impl::settle_older(const Layout& wanted, int64_t wanted_revision,
-                                 std::unique_ptr<Activity>& activity) {
-  if (services.cluster == nullptr) return ok();
-  std::vector<CheckpointRecord> older;
-  {
-    std::lock_guard lock(mutex);
-    const CheckpointRecord* newest = latest();
-    for (const auto& [name, record] : checkpoints)
-      if (&record != newest) older.push_back(record);
-  }
-  for (CheckpointRecord& record : older) {
-    const std::string name = record.checkpoint->name();
-    {
-      std::lock_guard lock(mutex);
-      if (saved.revision != wanted_revision) return Error(Code::kCancelled, "a newer edit came");
-      const std::string spec = record.checkpoint->stored()->spec.name();
-      activity = activities.begin({Activity::Kind::kReshard, name, spec, spec});
-    }
-    const CheckpointRef checkpoint = record.checkpoint;
-    Result<> settled = settle_one(std::move(record), wanted.replicas, *activity);
-    if (settled.has_error() && !is_there(*checkpoint)) continue;
-    if (settled.has_error()) return std::move(settled).error().with_context("checkpoint " + name);
-  }
+Result<> Job::Impl::settle_older(const CheckpointRecord& record, Attempt& attempt) {
+  const std::string name = record.checkpoint->name();
+  const std::string spec = record.where->spec.name();
+  // Before the look at the revision, as in settle_newest().
+  attempt.activity = activities.begin({Activity::Kind::kReshard, name, spec, spec});
+  if (knowledge.now()->saved.revision != attempt.revision)
+    return Error(Code::kCancelled, "a newer edit came");
+  Result<> settled = settle_one(record, attempt);
+  if (settled.has_error() && !knowledge.now()->has(*record.checkpoint)) return ok();  // removed
+  if (settled.has_error()) return std::move(settled).error().with_context("checkpoint " + name);
   return ok();
 }
 
-Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas, Activity& activity) {
-  if (activity.stop_token().stop_requested()) return Error(Code::kCancelled, "shutting down");
-  PTC_TRY(auto wanted, where_it_is(record, replicas, nodes_in_service()));
+Result<> Job::Impl::settle_one(CheckpointRecord record, Attempt& attempt) {
+  if (attempt.activity->stop_token().stop_requested())
+    return Error(Code::kCancelled, "shutting down");
+  PTC_TRY(auto wanted, where_it_is(record, attempt.wanted.replicas, nodes_in_service()));
   Fences fences;
-  PTC_TRY(auto moved, move_or_repair(record, wanted, activity, fences));
+  PTC_TRY(auto moved, move_or_repair(record, wanted, attempt, fences));
   if (moved == nullptr) return ok();
 
   const std::string name = record.checkpoint->name();
   auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
     std::lock_guard change(changes);
-    PlanTexts plan;
+    KnownJob::PlanRef plan;
     {
-      std::lock_guard lock(mutex);
-      const auto known = checkpoints.find(name);
-      if (known == checkpoints.end() || known->second.stored != record.stored)
+      const JobKnowledge::Snapshot now = knowledge.now();
+      const auto known = now->checkpoints.find(name);
+      if (known == now->checkpoints.end() || known->second.stored != record.stored)
         return Error(Code::kCancelled, "it has changed meanwhile");
       record = known->second;  // it may be pinned by now
-      plan = *running_plan;
+      plan = now->running_plan;
     }
     JobDecision decision(job->name());
     decision.rests_on_keys(fences);
-    name_leader(decision);
+    attempt.leadership->name_in(decision);
     decision.rests_on(name, record);
-    PTC_TRY(put_stored(record, *moved, plan, decision));
+    PTC_TRY(put_stored(record, moved, *plan, decision));
     PTC_TRY(record.meta_revision, commit_fenced(std::move(decision)));
-    std::lock_guard lock(mutex);
-    return take_over(record, moved, std::move(plan));
+    return knowledge.update([&](KnownJob& known) { return take_over(known, record, plan); });
   };
   Result<std::shared_ptr<const StoredState>> before = decide();
   if (before.has_error()) {
-    undo_unless_decided(before.error(), record, moved);
+    undo_unless_decided(before.error(), record, moved, attempt.epoch());
     return std::move(before).error();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
@@ -85,24 +72,13 @@ Result<> Job::Impl::settle_one(CheckpointRecord record, uint32_t replicas, Activ
   return ok();
 }
 
-uint64_t Job::Impl::bytes_on(std::string_view node) const {
-  uint64_t bytes = 0;
-  for (const auto& [name, record] : checkpoints) {
-    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
-    for (size_t i = 0; i < stored->images.size(); ++i)
-      if (stored->images[i].node == node) bytes += stored->layouts()[i].bytes;
-  }
-  return bytes;
-}
-
 uint64_t Job::bytes_on(std::string_view node) const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->bytes_on(node);
+  return impl_->knowledge.now()->bytes_on(node);
 }
 
 std::optional<uint64_t> Job::rank_on(std::string_view node) const {
-  std::lock_guard lock(impl_->mutex);
-  const std::vector<std::string>& devices = impl_->saved.layout.devices;
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  const std::vector<std::string>& devices = known->saved.layout.devices;
   for (uint64_t rank = 0; rank < devices.size(); ++rank)
     if (node_of(devices[rank]) == node) return rank;
   return std::nullopt;
@@ -112,22 +88,15 @@ Result<> Job::add_bytes_without(const std::string& node,
                                 std::map<std::string, uint64_t>& bytes) const {
   std::vector<std::string> nodes = impl_->nodes_in_service();
   std::erase(nodes, node);
-  std::vector<CheckpointRecord> records;
-  const Checkpoint* newest = nullptr;
-  Layout wanted;
-  {
-    std::lock_guard lock(impl_->mutex);
-    for (const auto& [name, record] : impl_->checkpoints) records.push_back(record);
-    if (const CheckpointRecord* record = impl_->latest()) newest = record->checkpoint.get();
-    wanted = impl_->saved.layout;
-  }
-  for (const CheckpointRecord& record : records) {
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  const CheckpointRecord* newest = known->latest();
+  for (const auto& [name, record] : known->checkpoints) {
     const Checkpoint& checkpoint = *record.checkpoint;
-    Result<WantedState> state = &checkpoint == newest
-                                    ? impl_->wanted_state(checkpoint, wanted, nodes)
-                                    : impl_->where_it_is(record, wanted.replicas, nodes);
+    Result<WantedState> state =
+        &record == newest ? impl_->wanted_state(checkpoint, known->saved.layout, nodes)
+                          : impl_->where_it_is(record, known->saved.layout.replicas, nodes);
     if (state.has_error()) return std::move(state).error();
-    const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+    const std::shared_ptr<const StoredState>& stored = record.where;
     Result<std::shared_ptr<const ChangePlan>> plan =
         plan_change(checkpoint, *stored, state.value());
     if (plan.has_error())

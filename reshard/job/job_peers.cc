@@ -144,10 +144,10 @@ void Job::Impl::drop_undecided_parts() {
   std::map<std::string, int64_t> parts = shelf.epochs();  // by id
   if (parts.empty()) return;
   {
-    std::lock_guard lock(mutex);
-    std::set<std::string_view> known;  // no others: a commit decides without leading
-    for (const auto& [name, record] : checkpoints) known.insert(record.id);
-    std::erase_if(parts, [&](const auto& part) { return !known.contains(part.first); });
+    const JobKnowledge::Snapshot known = knowledge.now();
+    std::erase_if(parts, [&](const auto& part) {  // a commit decides without leading
+      return known->find_id(part.first) == nullptr;
+    });
   }
   if (parts.empty()) return;
   Result<std::optional<MetaEntry>> leader = services.meta->get(leader_key());
@@ -175,7 +175,7 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (method == "take" || method == "hash" || method == "adopt" || method == "hide" ||
       method == "untake")
     return taken.answer(method, object, id, request.substr(std::min(line_end + 1, request.size())));
-  if (method == "commit") return outcome_of(id);
+  if (method == "commit") return commit_outcome(id);
   if (method == "arrived") return arrivals.answer(object, id);
   if (method == "examine") {
     PTC_TRY(auto stored_file, text_of(object, "stored"));
@@ -192,12 +192,10 @@ Result<std::string> Job::Impl::answer(std::string_view method, std::string_view 
   if (method == "uses") {
     bool known = false;
     auto is_open = [&] {
-      std::lock_guard lock(mutex);
-      return std::any_of(checkpoints.begin(), checkpoints.end(), [&](const auto& one) {
-        if (one.second.id != id) return false;
-        known = true;
-        return one.second.checkpoint->in_use();
-      });
+      const JobKnowledge::Snapshot now = knowledge.now();
+      const CheckpointRecord* record = now->find_id(id);
+      known = known || record != nullptr;
+      return record != nullptr && record->checkpoint->in_use();
     };
     bool open = is_open();
     if (known && !open) {

@@ -1,4 +1,5 @@
-// status.json: what a job is doing, for people and programs.
+#include "reshard/job/job_status.h"
+
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
@@ -26,29 +27,39 @@ std::optional<ReshardProgress> Job::own_progress() const {
 }
 
 std::optional<ReshardProgress> Job::progress() const {
-  {
-    std::lock_guard lock(impl_->mutex);
-    if (impl_->state() != JobState::kResharding) return std::nullopt;
-  }
+  if (impl_->knowledge.now()->state(impl_->activities.any_reshard()) != JobState::kResharding)
+    return std::nullopt;
   std::vector<ReshardProgress> nodes = impl_->services.reports->reshard_of(name_);
   if (auto own = own_progress()) nodes.push_back(*std::move(own));
   return add_up(nodes);
 }
 
 std::string Job::status_json() const {
-  const std::optional<ReshardProgress> shown = progress();
-  std::lock_guard lock(impl_->mutex);
-  const Impl& impl = *impl_;
-  json::object status{{"format", "ptc-status/1"}, {"job", name_}};
-  status["state"] = state_name(impl.state());
-  status["revision"] = impl.saved.revision;
-  status["layout"] = impl.in_force.spec.name();
-  status["in_force_revision"] = impl.in_force.revision;
-  status["wanted"] = impl.saved.layout.spec.name();
-  status["checkpoint"] = impl.in_force.current ? json::value(*impl.in_force.current) : nullptr;
-  status["progress"] = shown ? json::value(shown->to_json()) : nullptr;
+  StatusBeside beside;
+  beside.progress = progress();
+  beside.reshards = impl_->activities.any_reshard();
+  beside.commits = impl_->activities.commits();
+  const Cluster* cluster = impl_->services.cluster;
+  if (cluster != nullptr) {
+    beside.distrusted = cluster->distrusted();
+    beside.alive = cluster->alive();
+  }
+  return status_of(*impl_->knowledge.now(), name_, impl_->services.node, cluster == nullptr,
+                   beside);
+}
+
+std::string status_of(const KnownJob& known, const std::string& job, const std::string& node_name,
+                      bool alone, const StatusBeside& beside) {
+  json::object status{{"format", "ptc-status/1"}, {"job", job}};
+  status["state"] = state_name(known.state(beside.reshards));
+  status["revision"] = known.saved.revision;
+  status["layout"] = known.in_force.spec.name();
+  status["in_force_revision"] = known.in_force.revision;
+  status["wanted"] = known.saved.layout.spec.name();
+  status["checkpoint"] = known.in_force.current ? json::value(*known.in_force.current) : nullptr;
+  status["progress"] = beside.progress ? json::value(beside.progress->to_json()) : nullptr;
   json::array commits;
-  for (const Activity::Progress& commit : impl.activities.commits())
+  for (const Activity::Progress& commit : beside.commits)
     commits.push_back(json::object{{"phase", commit.phase},
                                    {"checkpoint", commit.subject.checkpoint},
                                    {"from", commit.subject.from},
@@ -56,7 +67,7 @@ std::string Job::status_json() const {
                                    {"bytes_total", commit.bytes_total},
                                    {"seconds", commit.seconds}});
   status["commits"] = std::move(commits);
-  if (const std::optional<LastReshard>& last = impl.last_reshard) {
+  if (const std::optional<LastReshard>& last = known.last_reshard) {
     status["last_reshard"] =
         json::object{{"checkpoint", last->checkpoint},
                      {"from", last->from},
@@ -67,25 +78,24 @@ std::string Job::status_json() const {
   } else {
     status["last_reshard"] = nullptr;
   }
-  if (impl.last_error) {
-    status["last_error"] = json::object{{"what", impl.last_error->what},
-                                        {"time", time_text(impl.last_error->time_ns)}};
+  if (known.last_error) {
+    status["last_error"] = json::object{{"what", known.last_error->what},
+                                        {"time", time_text(known.last_error->time_ns)}};
   } else {
     status["last_error"] = nullptr;
   }
   json::array warnings;
-  if (impl.saved.layout.replicas > 0 && impl.services.cluster == nullptr)
+  if (known.saved.layout.replicas > 0 && alone)
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
-        impl.saved.layout.replicas)));
-  if (impl.services.cluster != nullptr)
-    if (const auto why = impl.services.cluster->distrusted())
-      warnings.push_back(
-          json::value("nothing is decided, for the agreement store is not believed: " + *why));
-  for (const std::string& what : impl.unnamed)
+        known.saved.layout.replicas)));
+  if (beside.distrusted)
+    warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " +
+                                   *beside.distrusted));
+  for (const std::string& what : known.unnamed)
     warnings.push_back(json::value(what + " is kept, though no checkpoint of the job is in it"));
   json::array unreadable;
-  for (const auto& [name, one] : impl.damaged) {
+  for (const auto& [name, one] : known.damaged) {
     warnings.push_back(json::value(fmt::format(
         "checkpoint {} {}: {}", name, one.lost ? "cannot be read" : "is damaged", one.why)));
     unreadable.push_back(
@@ -95,21 +105,21 @@ std::string Job::status_json() const {
   }
   status["unreadable"] = std::move(unreadable);
   std::vector<const CheckpointRecord*> records;
-  for (const auto& [name, record] : impl.checkpoints) records.push_back(&record);
+  for (const auto& [name, record] : known.checkpoints) records.push_back(&record);
   std::stable_sort(records.begin(), records.end(),
                    [](const auto* a, const auto* b) { return a->sequence < b->sequence; });
   json::array checkpoints;
   for (const CheckpointRecord* record : records) {
     const Checkpoint& checkpoint = *record->checkpoint;
-    std::shared_ptr<const StoredState> stored = checkpoint.stored();
+    const std::shared_ptr<const StoredState>& stored = record->where;
     json::object object{{"name", checkpoint.name()},
                         {"time", time_text(checkpoint.manifest().time_ns)},
                         {"tensors", checkpoint.model().tensors().size()},
-                        {"bytes", stored_bytes(checkpoint)},
+                        {"bytes", bytes_of(*stored)},
                         {"pinned", record->pinned},
                         {"layouts", json::array{stored->spec.name()}},
                         {"looked_over", nullptr}};
-    if (const auto looked = impl.looked_over.find(record->id); looked != impl.looked_over.end()) {
+    if (const auto looked = known.looked_over.find(record->id); looked != known.looked_over.end()) {
       const LookedOver& found = looked->second;
       object["looked_over"] =
           json::object{{"time", time_text(found.time_ns)},
@@ -119,7 +129,7 @@ std::string Job::status_json() const {
         warnings.push_back(json::value(fmt::format(
             "checkpoint {} is damaged: {}; no other copy has it right", checkpoint.name(), what)));
     }
-    if (const uint64_t missing = bytes_of_missing_copies(checkpoint, impl.saved.layout.replicas);
+    if (const uint64_t missing = bytes_of_missing_copies(*stored, known.saved.layout.replicas);
         missing > 0)
       object["missing_copy_bytes"] = missing;
     std::vector<std::string> lost = checkpoint.lost_tensors();
@@ -141,20 +151,20 @@ std::string Job::status_json() const {
   status["warnings"] = std::move(warnings);
   status["checkpoints"] = std::move(checkpoints);
   std::map<std::string, const char*> nodes;
-  if (impl.services.cluster == nullptr) {
-    nodes[impl.services.node] = "up";
+  if (alone) {
+    nodes[node_name] = "up";
   } else {
-    nodes[impl.services.node] = "fenced";  // until its lease lives
+    nodes[node_name] = "fenced";  // until its lease lives
     for (const CheckpointRecord* record : records)
-      for (const std::string& node : record->checkpoint->stored()->nodes) nodes[node] = "away";
-    for (const std::string& node : impl.services.cluster->alive()) nodes[node] = "up";
+      for (const std::string& node : record->where->nodes) nodes[node] = "away";
+    for (const std::string& node : beside.alive) nodes[node] = "up";
   }
-  for (const std::string& node : impl.drained) nodes.emplace(node, "away");
+  for (const std::string& node : known.drained) nodes.emplace(node, "away");
   json::array list;
   for (const auto& [name, state] : nodes) {
     json::object node{{"name", name}, {"state", state}};
-    if (std::find(impl.drained.begin(), impl.drained.end(), name) != impl.drained.end())
-      node["drain"] = json::object{{"bytes_left", impl.bytes_on(name)}};
+    if (std::find(known.drained.begin(), known.drained.end(), name) != known.drained.end())
+      node["drain"] = json::object{{"bytes_left", known.bytes_on(name)}};
     list.push_back(std::move(node));
   }
   status["nodes"] = std::move(list);

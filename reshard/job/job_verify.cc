@@ -120,22 +120,20 @@ Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const S
   return content;
 }
 
-Result<Job::Impl::Seen> Job::Impl::find_stored(const std::string& id,
-                                               const std::string& stored_file) {
+Result<CheckpointRecord> Job::Impl::find_stored(const std::string& id,
+                                                const std::string& stored_file) {
   auto find = [&] {
-    std::lock_guard lock(mutex);
-    for (const auto& [name, known] : checkpoints)
-      if (known.id == id && known.stored == stored_file)
-        return Seen{known, known.checkpoint->stored()};
-    return Seen();
+    const JobKnowledge::Snapshot now = knowledge.now();
+    const CheckpointRecord* known = now->find_id(id);
+    return known != nullptr && known->stored == stored_file ? *known : CheckpointRecord();
   };
-  Seen seen = find();
-  if (seen.stored == nullptr) {  // decided a moment ago
+  CheckpointRecord record = find();
+  if (record.where == nullptr) {  // decided a moment ago
     PTC_TRY(sync_about(id));
-    seen = find();
+    record = find();
   }
-  if (seen.stored == nullptr) return make_error(Code::kBusy, "it is being moved; try again");
-  return seen;
+  if (record.where == nullptr) return make_error(Code::kBusy, "it is being moved; try again");
+  return record;
 }
 
 Result<std::string> Job::Impl::answer_examine(const json::object& request, const std::string& id,
@@ -150,9 +148,9 @@ Result<std::string> Job::Impl::answer_examine(const json::object& request, const
       if (bad) return invalid_argument("the request names no images");
     }
   }
-  PTC_TRY(auto seen, find_stored(id, stored_file));
+  PTC_TRY(auto record, find_stored(id, stored_file));
   Pace* pace = paced != nullptr && paced->is_bool() && paced->get_bool() ? services.pace : nullptr;
-  PTC_TRY(auto contents, read_own_images(*seen.record.checkpoint, *seen.stored, pace, only));
+  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.where, pace, only));
   return to_text(contents);
 }
 
@@ -213,31 +211,32 @@ Result<std::vector<ImageContent>> Job::Impl::ask_for_images(
   return contents;
 }
 
-Result<Findings> Job::Impl::examine(const Seen& seen, Pace* pace, std::stop_token stop) {
-  const StoredState& stored = *seen.stored;
+Result<Findings> Job::Impl::examine(const CheckpointRecord& record, Pace* pace,
+                                    std::stop_token stop) {
+  const StoredState& stored = *record.where;
   std::map<std::string, std::vector<uint32_t>> all;
   std::vector<std::string> away;
   for (const std::string& node : stored.nodes) {
     if (node == node_key(services) || is_among(services.cluster->alive(), node)) all[node];
     else away.push_back(node);
   }
-  PTC_TRY(auto contents, read_images(seen.record, stored, all, pace, std::move(stop)));
-  PTC_TRY(auto found, find_damage(*seen.record.checkpoint, stored, std::move(contents)));
+  PTC_TRY(auto contents, read_images(record, stored, all, pace, std::move(stop)));
+  PTC_TRY(auto found, find_damage(*record.checkpoint, stored, std::move(contents)));
   found.away = std::move(away);
-  std::lock_guard lock(mutex);
-  counts.damaged_found += found.replaceable.size() + found.beyond.size();
+  knowledge.update([&](KnownJob& known) {
+    known.counts.damaged_found += found.replaceable.size() + found.beyond.size();
+  });
   return found;
 }
 
-Result<Job::Impl::Seen> Job::Impl::find_record(std::string_view name) const {
-  std::lock_guard lock(mutex);
-  const auto known = checkpoints.find(name);
-  if (const auto bad = damaged.find(name); known == checkpoints.end() && bad != damaged.end())
+Result<CheckpointRecord> Job::Impl::find_record(std::string_view name) const {
+  const JobKnowledge::Snapshot now = knowledge.now();
+  const auto known = now->checkpoints.find(name);
+  if (known != now->checkpoints.end()) return known->second;
+  if (const auto bad = now->damaged.find(name); bad != now->damaged.end())
     return make_error(bad->second.lost ? Code::kUnavailable : Code::kCorrupt, "checkpoint {}: {}",
                       name, bad->second.why);
-  if (known == checkpoints.end())
-    return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-  return Seen{known->second, known->second.checkpoint->stored()};
+  return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
 }
 
 Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen,
@@ -247,27 +246,28 @@ Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen,
   CheckpointRecord record;
   {
     std::lock_guard change(changes);
-    PlanTexts plan;
+    KnownJob::PlanRef plan;
     {
-      std::lock_guard lock(mutex);
-      const auto known = checkpoints.find(checkpoint.name());
-      if (known == checkpoints.end() || known->second.stored != seen.stored) return false;
+      const JobKnowledge::Snapshot now = knowledge.now();
+      const auto known = now->checkpoints.find(checkpoint.name());
+      if (known == now->checkpoints.end() || known->second.stored != seen.stored) return false;
       record = known->second;
-      plan = last_plan;
+      plan = now->last_plan;
     }
     record.mended += were_damaged;
-    PTC_TRY(auto left, checkpoint.make_stored(checkpoint.stored()->spec, std::move(images)));
+    PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
     JobDecision decision(job->name());
     decision.rests_on(checkpoint.name(), record);
-    PTC_TRY(put_stored(record, *left, plan, decision));
+    PTC_TRY(put_stored(record, left, *plan, decision));
     Result<int64_t> decided = commit_fenced(std::move(decision));
     if (decided.has_error() && decided.error().code() == Code::kConflict) return false;
     PTC_TRY(record.meta_revision, std::move(decided));
-    std::lock_guard lock(mutex);
-    before = take_over(record, left, std::move(plan));
-    look = true;  // what is missing is made anew
-    if (were_damaged) to_refresh.insert(checkpoint.name());
-    changed.notify_all();
+    if (were_damaged) note_to_refresh({checkpoint.name()});
+    knowledge.update([&](KnownJob& known) {
+      before = take_over(known, record, plan);
+      known.look_anyway = true;  // what is missing is made anew
+    });
+    knowledge.tell();
   }
   if (listener != nullptr) listener->checkpoint_changed(job->name(), checkpoint.name());
   remove_replaced(record, *before);
@@ -276,13 +276,9 @@ Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen,
 
 void Job::Impl::report_missing_images() {
   if (services.cluster == nullptr) return;
-  std::vector<CheckpointRecord> records;
-  {
-    std::lock_guard lock(mutex);
-    for (const auto& [name, record] : checkpoints) records.push_back(record);
-  }
-  for (const CheckpointRecord& record : records) {
-    const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  const JobKnowledge::Snapshot known = knowledge.now();
+  for (const auto& [name, record] : known->checkpoints) {
+    const std::shared_ptr<const StoredState>& stored = record.where;
     auto says_otherwise = [&](const StoredImage& image) {
       return image.missing != (image.image == nullptr) && image.node == services.cluster->self();
     };
@@ -323,10 +319,10 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
   for (int tries = 1;; ++tries) {
     // What others decided a moment ago; a node that is cut off looks at what it knows.
     if (impl_->services.cluster != nullptr) (void)impl_->sync();
-    PTC_TRY(auto seen, impl_->find_record(checkpoint_name));
-    const Checkpoint& checkpoint = *seen.record.checkpoint;
+    PTC_TRY(auto record, impl_->find_record(checkpoint_name));
+    const Checkpoint& checkpoint = *record.checkpoint;
     if (const auto loss = checkpoint.loss()) return make_error(Code::kCorrupt, "{}", *loss);
-    Result<Findings> found = impl_->examine(seen, nullptr, stop);
+    Result<Findings> found = impl_->examine(record, nullptr, stop);
     if (found.has_error() && found.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
@@ -343,8 +339,8 @@ Result<std::string> Job::repair(std::string_view checkpoint_name) {
   PTC_TRY(auto found, impl_->repair(std::string(checkpoint_name)));
   impl_->refresh_everywhere(std::string(checkpoint_name));
   if (!found.beyond.empty()) return make_error(Code::kCorrupt, "{}", found.message());
-  PTC_TRY(auto seen, impl_->find_record(checkpoint_name));
-  json::object report = report_of(*seen.record.checkpoint, found);
+  PTC_TRY(auto record, impl_->find_record(checkpoint_name));
+  json::object report = report_of(*record.checkpoint, found);
   report["repaired"] = json::array(found.replaced.begin(), found.replaced.end());
   return json::serialize(report);
 }

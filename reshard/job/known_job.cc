@@ -1,0 +1,144 @@
+#include "reshard/job/known_job.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "store/base/utf8.h"
+#include "store/base/wall_time.h"
+
+namespace ptc {
+
+const CheckpointRecord* KnownJob::latest() const {
+  const CheckpointRecord* newest = nullptr;
+  for (const auto& [name, record] : checkpoints)
+    if (newest == nullptr || record.sequence >= newest->sequence) newest = &record;
+  return newest;
+}
+
+std::string_view KnownJob::latest_name() const {
+  const CheckpointRecord* newest = latest();
+  for (const auto& [name, record] : checkpoints)
+    if (&record == newest) return name;
+  return {};
+}
+
+const CheckpointRecord* KnownJob::record_of(std::string_view name) const {
+  if (const auto it = checkpoints.find(name); it != checkpoints.end()) return &it->second;
+  const auto one = damaged.find(name);
+  return one == damaged.end() ? nullptr : &one->second.record;
+}
+
+const CheckpointRecord* KnownJob::find_id(std::string_view id) const {
+  for (const auto& [name, record] : checkpoints)
+    if (record.id == id) return &record;
+  return nullptr;
+}
+
+bool KnownJob::has(const Checkpoint& checkpoint) const {
+  const auto known = checkpoints.find(checkpoint.name());
+  return known != checkpoints.end() && known->second.checkpoint.get() == &checkpoint;
+}
+
+const std::pair<const std::string, Unreadable>* KnownJob::lost() const {
+  const auto found =
+      std::find_if(damaged.begin(), damaged.end(), [](const auto& one) { return one.second.lost; });
+  return found == damaged.end() ? nullptr : &*found;
+}
+
+bool KnownJob::has_failed() const {
+  return failed && failed->revision == saved.revision && failed->checkpoint == latest_name();
+}
+
+bool KnownJob::settled() const {
+  if (has_failed()) return true;
+  if (in_force.revision != saved.revision) return false;
+  return in_force.current.value_or("") == latest_name();  // no checkpoint has an empty name
+}
+
+JobState KnownJob::state(bool reshards) const {
+  if (has_failed()) return JobState::kFailed;
+  if (lost() != nullptr && !settled()) return JobState::kFailed;
+  return reshards || !settled() ? JobState::kResharding : JobState::kIdle;
+}
+
+uint64_t KnownJob::bytes_on(std::string_view node) const {
+  uint64_t bytes = 0;
+  for (const auto& [name, record] : checkpoints)
+    for (size_t i = 0; i < record.where->images.size(); ++i)
+      if (record.where->images[i].node == node) bytes += record.where->layouts()[i].bytes;
+  return bytes;
+}
+
+uint64_t KnownJob::missing_copies() const {
+  uint64_t missing = 0;
+  for (const auto& [name, record] : checkpoints)
+    missing += bytes_of_missing_copies(*record.where, saved.layout.replicas);
+  return missing;
+}
+
+std::vector<std::string> KnownJob::in_service(std::vector<std::string> nodes) const {
+  std::erase_if(nodes, [&](const std::string& node) {
+    return std::find(drained.begin(), drained.end(), node) != drained.end();
+  });
+  return nodes;
+}
+
+void KnownJob::set_error(const std::string& what) {
+  last_error = {printable(what, 4096), now_ns()};
+}
+
+void KnownJob::forget_error(std::string_view beginning) {
+  if (last_error && last_error->what.starts_with(beginning)) last_error.reset();
+}
+
+void KnownJob::set_last_plan(PlanRef plan, int64_t decided) {
+  last_plan = std::move(plan);
+  last_reshard = LastReshard::of(*last_plan);
+  last_plan_revision = decided;
+}
+
+void KnownJob::take_over(const CheckpointRecord& record, PlanRef plan) {
+  checkpoints[record.checkpoint->name()] = record;
+  set_last_plan(std::move(plan), record.meta_revision);
+}
+
+void KnownJob::take_over_damaged(const std::string& job,
+                                 std::map<std::string, Unreadable, std::less<>> now) {
+  constexpr std::string_view kLost = "cannot read checkpoint ";
+  for (const auto& [name, one] : now) {
+    damaged_ids.insert(one.record.id);
+    const auto before = damaged.find(name);
+    if (before == damaged.end() || before->second.why != one.why)
+      spdlog::error("job {}: {}{}: {}", job, kLost, name, one.why);
+  }
+  damaged = std::move(now);
+  if (const auto* one = lost(); one == nullptr) forget_error(kLost);
+  else if (!last_error || last_error->what.starts_with(kLost))
+    set_error(fmt::format("{}{}: {}", kLost, one->first, one->second.why));
+}
+
+uint64_t bytes_of(const StoredState& stored) {
+  uint64_t bytes = 0;
+  for (const ImageLayout& layout : stored.layouts()) bytes += layout.bytes;
+  return bytes;
+}
+
+uint64_t bytes_of_missing_copies(const StoredState& stored, uint32_t replicas) {
+  uint64_t missing = 0;
+  const std::vector<StoredImage>& images = stored.images;
+  auto same = [&](size_t a, size_t b) {  // they stand beside each other
+    return images[a].state == images[b].state && images[a].path == images[b].path &&
+           images[a].written == images[b].written;
+  };
+  for (size_t begin = 0, end; begin < images.size(); begin = end) {
+    uint64_t there = 0;
+    for (end = begin; end < images.size() && same(begin, end); ++end)
+      there += images[end].image != nullptr;
+    if (there <= replicas)
+      missing += (replicas + uint64_t{1} - there) * stored.layouts()[begin].bytes;
+  }
+  return missing;
+}
+
+}  // namespace ptc

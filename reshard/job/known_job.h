@@ -1,0 +1,173 @@
+// What this node knows of a job: an immutable value, replaced whole whenever any of it changes.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "reshard/checkpoint/checkpoint.h"
+#include "reshard/job/job_numbers.h"
+#include "reshard/job/job_record.h"
+#include "reshard/move/last_reshard.h"
+#include "reshard/move/plan_report.h"
+
+namespace ptc {
+
+/// What is agreed on of a checkpoint, and that.
+struct CheckpointRecord : Agreed<CheckpointEntry> {
+  CheckpointRef checkpoint;
+  std::shared_ptr<const StoredState> where;  // its bytes lie: what `stored` says
+};
+
+/// A checkpoint that is agreed on and cannot be shown here.
+struct Unreadable {
+  CheckpointRecord record;  // as it is agreed on: without the checkpoint
+  std::string why;
+  bool lost = false;  // no node that is there has the files that describe it
+};
+
+struct KnownJob {
+  using Clock = std::chrono::steady_clock;
+  using PlanRef = std::shared_ptr<const PlanTexts>;
+
+  // --- as agreed on ---
+  Agreed<LayoutEdit> saved;
+  Agreed<InForce> in_force;
+  Agreed<LastSequence> sequence;
+  Agreed<AttributesInForce> attributes;
+  std::optional<std::string> rules_text;
+  std::map<std::string, LayoutSpec, std::less<>> custom_specs;       // by name
+  std::map<std::string, CheckpointRecord, std::less<>> checkpoints;  // by name
+  std::map<std::string, Unreadable, std::less<>> damaged;            // that could not be loaded
+  std::map<std::string, LookedOver> looked_over;                     // by checkpoint id
+  std::vector<std::string> alive;    // nodes, as the stored states know them
+  std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
+
+  // --- found here ---
+  std::set<std::string, std::less<>> damaged_ids;  // ever; their files stay until they are removed
+  std::vector<std::string>
+      unnamed;  // below checkpoints/, though neither a decision nor a tombstone names them
+
+  // --- what came of it ---
+  JobCounts counts;
+  PlanRef last_plan = std::make_shared<const PlanTexts>();  // carried out, on whatever node
+  std::optional<LastReshard> last_reshard;                  // as that says
+  int64_t last_plan_revision = 0;                           // of the decision with which it was
+  PlanRef running_plan;                                     // that this node leads; null: none
+  struct LastError {
+    std::string what;
+    int64_t time_ns = 0;
+  };
+  std::optional<LastError> last_error;
+  /// A reshard of this checkpoint to this revision failed; not tried again until either changes,
+  /// or the layout is saved again.
+  struct Failed {
+    int64_t revision;
+    std::string checkpoint;
+  };
+  std::optional<Failed> failed;
+
+  // --- what is to be done about it ---
+  bool look_anyway =
+      false;  // nodes or copies changed: something may be to do though all is settled
+  Clock::time_point others_first{};  // until then another node may do it
+  bool leads = false;                // this node, and is at it
+
+  const CheckpointRecord* latest() const;  // null: there is none
+  /// Also of one that cannot be shown; null: none.
+  const CheckpointRecord* record_of(std::string_view name) const;
+  /// Of one that can; null: none.
+  const CheckpointRecord* find_id(std::string_view id) const;
+  /// It was not removed.
+  bool has(const Checkpoint& checkpoint) const;
+  /// One that is lost, and so this node leads nothing; null: none.
+  const std::pair<const std::string, Unreadable>* lost() const;
+  bool settled() const;  // nothing to reshard
+  bool has_work() const { return lost() == nullptr && (!settled() || look_anyway); }
+  JobState state(bool reshards) const;             // `reshards`: something is under way
+  uint64_t bytes_on(std::string_view node) const;  // of images, within reach or not
+  uint64_t missing_copies() const;                 // bytes
+  const PlanTexts& shown_plan() const { return running_plan ? *running_plan : *last_plan; }
+  std::vector<std::string> in_service(std::vector<std::string> nodes) const;  // of these
+
+  void set_error(const std::string& what);        // names in it may be no text
+  void forget_error(std::string_view beginning);  // if it begins so
+  void set_last_plan(PlanRef plan, int64_t decided);
+  /// The decision has come: `record` is what is known from now on, and `plan` was carried out.
+  void take_over(const CheckpointRecord& record, PlanRef plan);
+  /// `job`: its name, for the log.
+  void take_over_damaged(const std::string& job,
+                         std::map<std::string, Unreadable, std::less<>> now);
+
+ private:
+  std::string_view latest_name() const;  // empty: there is none
+  bool has_failed() const;
+};
+
+/// Who has the latest. Threads: any; its lock is held while a change is made, and for no longer.
+class JobKnowledge {
+ public:
+  using Snapshot = std::shared_ptr<const KnownJob>;
+
+  /// `told`: called by tell(), without a lock.
+  explicit JobKnowledge(std::function<void()> told) : told_(std::move(told)) {}
+
+  Snapshot now() const {
+    std::lock_guard lock(mutex_);
+    return now_;
+  }
+  /// Makes a change to what is known at just this moment; nobody sees half of it. `change` gets a
+  /// KnownJob&, and must not wait nor ask this.
+  template <class Change>
+  auto update(Change&& change) {
+    Snapshot before;  // what only that had goes without the lock
+    std::lock_guard lock(mutex_);
+    auto next = std::make_shared<KnownJob>(*now_);
+    if constexpr (std::is_void_v<decltype(change(*next))>) {
+      change(*next);
+      before = std::exchange(now_, std::move(next));
+    } else {
+      auto result = change(*next);
+      before = std::exchange(now_, std::move(next));
+      return result;
+    }
+  }
+  /// Whoever waits looks again, and what is to be done about it in the background is done.
+  void tell() {
+    {
+      std::lock_guard lock(mutex_);  // nobody looks before it and waits after
+    }
+    changed_.notify_all();
+    told_();
+  }
+  template <class Condition>
+  void wait(Condition&& condition) const {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return condition(*now_); });
+  }
+
+ private:
+  const std::function<void()> told_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  Snapshot now_ = std::make_shared<const KnownJob>();  // guarded
+};
+
+/// Bytes of a checkpoint as it is stored, with all copies on all nodes.
+uint64_t bytes_of(const StoredState& stored);
+/// Bytes that this node cannot reach as often as so many further copies make. Copies of one file
+/// count, whatever they were made for.
+uint64_t bytes_of_missing_copies(const StoredState& stored, uint32_t replicas);
+
+}  // namespace ptc

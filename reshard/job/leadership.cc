@@ -1,0 +1,40 @@
+#include "reshard/job/leadership.h"
+
+#include <spdlog/spdlog.h>
+
+namespace ptc {
+
+std::unique_ptr<Leadership> Leadership::take(const JobPlace& place) {
+  if (place.alone()) return std::unique_ptr<Leadership>(new Leadership(place, 0));
+  const Cluster& cluster = *place.services.cluster;
+  const std::shared_ptr<const MetaLease> lease = cluster.lease();
+  if (lease == nullptr) return nullptr;
+  const std::string key = place.leader_key();
+  // One of this node's own is left where it could not be deleted: nobody leads by it.
+  const auto held = place.services.meta->get(key);
+  if (held.has_error() || (held.value() && held.value()->value != cluster.self())) return nullptr;
+  MetaTransaction transaction;
+  transaction.compares = {{key, held.value() ? held.value()->revision : 0}};
+  transaction.leased_puts = {{key, cluster.self()}};
+  transaction.lease = lease.get();
+  Result<int64_t> led = place.services.meta->commit(transaction);
+  if (led.has_error()) return nullptr;
+  return std::unique_ptr<Leadership>(new Leadership(place, led.value()));
+}
+
+Leadership::~Leadership() {
+  if (place_.alone()) return;
+  MetaTransaction transaction;
+  transaction.compares = {{place_.leader_key(), epoch_}};  // not a later leader's
+  transaction.deletes = {place_.leader_key()};
+  Result<int64_t> done = place_.commit(std::move(transaction));
+  if (done.has_error() && done.error().code() != Code::kConflict)
+    spdlog::warn("job {}: another node can lead when the lease of this one ends: {}", place_.name,
+                 done.error().message());
+}
+
+void Leadership::name_in(JobDecision& decision) const {
+  if (!place_.alone()) decision.rests_on_key(place_.leader_key(), epoch_);
+}
+
+}  // namespace ptc

@@ -1,0 +1,37 @@
+// Who decides what a job's nodes do: one node at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "reshard/job/job_place.h"
+#include "reshard/job/job_record.h"
+
+namespace ptc {
+
+/// That this node leads, from its lead() on until this goes. In a cluster that is a key under the
+/// node's lease, leaders/<job>; nothing rests on there being one, for each decision of a leader
+/// names it, as all that it was based on. It names no fence itself: nothing is put under a lease
+/// that has ended, and one that a former life of this node left can decide nothing, for what it
+/// would decide names its fence. Threads: one; both ends wait for the agreement store.
+class Leadership {
+ public:
+  /// null: another node leads, or this one cannot. `place` outlives it.
+  static std::unique_ptr<Leadership> take(const JobPlace& place);
+  Leadership(const Leadership&) = delete;
+  Leadership& operator=(const Leadership&) = delete;
+  ~Leadership();  // gives it back, unless a later leader has it
+
+  /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more,
+  /// gets nothing done where a later one has been heard of. In a cluster of one: 0.
+  int64_t epoch() const { return epoch_; }
+  /// A later leader has the nodes throw away what an earlier one had them make.
+  void name_in(JobDecision& decision) const;
+
+ private:
+  Leadership(const JobPlace& place, int64_t epoch) : place_(place), epoch_(epoch) {}
+  const JobPlace& place_;
+  const int64_t epoch_;
+};
+
+}  // namespace ptc

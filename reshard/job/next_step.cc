@@ -1,0 +1,113 @@
+#include "reshard/job/next_step.h"
+
+#include <spdlog/spdlog.h>
+
+#include <iterator>
+
+#include "store/base/wall_time.h"
+
+namespace ptc {
+namespace {
+
+// Checkpoints that are too many but in use, and parts without a decision, are looked at again
+// after this time.
+constexpr auto kRetryRemoval = std::chrono::seconds(2);
+
+/// Those of `keep`, but for what is current, pinned or newest.
+std::vector<std::pair<std::string, std::string>> too_many_of(const KnownJob& known) {
+  // Pinned ones stay besides those that `keep` counts.
+  std::set<std::pair<int64_t, std::string>> by_sequence;
+  for (const auto& [name, record] : known.checkpoints)
+    if (!record.pinned) by_sequence.emplace(record.sequence, name);
+  const uint64_t keep = known.saved.layout.keep;
+  if (keep == 0 || by_sequence.size() <= keep) return {};
+  const size_t too_many = by_sequence.size() - keep;
+  // The newest stays, also while it is not current yet (or cannot become so).
+  by_sequence.erase(std::prev(by_sequence.end()));
+  std::vector<std::pair<std::string, std::string>> surplus;
+  for (const auto& [sequence, name] : by_sequence) {
+    if (surplus.size() == too_many) break;
+    if (known.in_force.current != name)
+      surplus.emplace_back(name, known.checkpoints.find(name)->second.id);
+  }
+  return surplus;
+}
+
+/// An older one that this round has not brought where it shall be.
+const CheckpointRecord* next_older(const KnownJob& known, const Round& round) {
+  const CheckpointRecord* newest = known.latest();
+  for (const auto& [name, record] : known.checkpoints)
+    if (&record != newest && !round.brought.contains(record.id)) return &record;
+  return nullptr;
+}
+
+}  // namespace
+
+Step next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
+               KnownJob::Clock::time_point now) {
+  using Kind = Step::Kind;
+  if (round.another_leads) return {Kind::kWait, known.others_first};
+  if (!round.began) {
+    if (!alone && now < known.others_first) return {Kind::kWait, known.others_first};
+    if (known.has_work()) return {Kind::kLead};
+  }
+  if (round.leads) {
+    if (round.gives_back) return {Kind::kGiveBack};
+    if (!round.newest_is_brought) return {Kind::kSettleNewest};
+    const CheckpointRecord* older = alone ? nullptr : next_older(known, round);
+    if (older == nullptr) return {Kind::kGiveBack};
+    return {Kind::kSettleOlder, std::nullopt, *older};
+  }
+  auto too_many = too_many_of(known);
+  const bool again = !too_many.empty() || parts;
+  if (!round.trimmed && !too_many.empty())
+    return {Kind::kTrim, std::nullopt, std::nullopt, std::move(too_many)};
+  if (!round.looked_at_parts && parts) return {Kind::kDropParts};
+  if (known.has_work()) return {Kind::kWait, now};
+  if (again) return {Kind::kWait, now + kRetryRemoval};
+  return {Kind::kWait};
+}
+
+Outcome outcome_of(const Error* error, bool alone) {
+  if (error == nullptr) return Outcome::kDone;
+  const Code code = error->code();
+  if (code == Code::kCancelled || code == Code::kConflict) return Outcome::kAbandoned;
+  if (!alone && (code == Code::kUnavailable || code == Code::kInDoubt)) return Outcome::kTryAgain;
+  return Outcome::kFailed;
+}
+
+void note_outcome(KnownJob& known, Outcome outcome, const Error* error, bool alone,
+                  const std::string& job, const std::string& wanted, KnownJob::Failed of,
+                  KnownJob::Clock::time_point now) {
+  constexpr auto kTryAgain = std::chrono::seconds(1);
+  constexpr auto kAfterAnother = std::chrono::milliseconds(100);
+  known.leads = false;
+  switch (outcome) {
+    case Outcome::kDone:
+      known.failed.reset();
+      known.forget_error("reshard to ");
+      break;
+    case Outcome::kAbandoned:
+      if (alone) break;
+      known.look_anyway = true;  // there may be more to do than the newer edit says
+      known.others_first = now + kAfterAnother;
+      break;
+    case Outcome::kTryAgain:
+      known.look_anyway = true;
+      known.others_first = now + kTryAgain;
+      known.last_error = {"reshard to " + wanted + " is tried again: " + error->message(),
+                          now_ns()};
+      spdlog::warn("job {}: {}", job, known.last_error->what);
+      break;
+    case Outcome::kFailed:
+      ++known.counts.reshards_failed;
+      known.failed = std::move(of);
+      known.last_error = {"reshard to " + wanted + " failed: " + error->message() +
+                              " (save layout.json again to try again)",
+                          now_ns()};
+      spdlog::error("job {}: {}", job, known.last_error->what);
+      break;
+  }
+}
+
+}  // namespace ptc
