@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 import time
-import unittest
 
 import models
 import mount
@@ -12,7 +11,6 @@ import mount
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/python"))
 torch = mount.require("torch")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
-from ptc import state as states  # noqa: E402  pylint: disable=wrong-import-position
 
 PROLOGUE = """
 import os, sys

@@ -65,7 +65,8 @@ class Job:
         """A path below the job."""
         return os.path.join(self.path, *map(str, parts))
 
-    def _json(self, *parts: object) -> Any:
+    def read_json(self, *parts: object) -> Any:
+        """A file below the job: job.read_json("dataset/plan.json")."""
         with open(self.file(*parts), encoding="utf-8") as file:
             return json.load(file)
 
@@ -74,7 +75,7 @@ class Job:
     @property
     def status(self) -> Dict[str, Any]:
         """status.json of now."""
-        return self._json("status.json")
+        return self.read_json("status.json")
 
     @property
     def error(self) -> str:
@@ -84,7 +85,7 @@ class Job:
     @property
     def layout(self) -> Layout:
         """The layout that is wanted, as it was saved. status["layout"] is the name of the one in force."""
-        return self._json("layout.json")
+        return self.read_json("layout.json")
 
     def set_layout(self, layout: Optional[Mapping[str, Any]] = None, wait: bool = True, timeout: Optional[float] = None,
                    **sizes: Any) -> Dict[str, Any]:
@@ -140,7 +141,7 @@ class Job:
     def plan(self, layout: Optional[Mapping[str, Any]] = None, **sizes: Any) -> Dict[str, Any]:
         """What a layout would move, in plan.json's form; without one, plan.json of the running or last reshard."""
         if layout is None and not sizes:
-            return self._json("plan.json")
+            return self.read_json("plan.json")
         return self.ask(do="plan", job=self.name, layout={**(self.layout if layout is None else layout), **sizes})
 
     def ask(self, **question: Any) -> Dict[str, Any]:

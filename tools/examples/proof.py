@@ -1,0 +1,203 @@
+"""A run whose parallelism changes under way has the loss of one that is never interrupted, and sees every sample once.
+
+    proof.py MOUNT [--out DIR] [--only NAME]      MOUNT: where ptcfs is mounted
+
+For each story below elastic.py runs train.py while this edits layout.json and kills processes. Then one process makes the same
+steps from the same beginning, without ptcfs but for its samples' order, and both are compared step by step. A picture of each
+story is put into DIR. Exit status 1: they differ.
+"""
+import argparse
+import collections
+import glob
+import json
+import os
+import random
+import sys
+import time
+
+import torch
+
+import elastic
+import ptc
+import train
+from llama import CONFIG, Llama
+
+SAMPLES, LENGTH, SEED = 288, 32, 7
+Phase = collections.namedtuple("Phase", "layout batch steps kill", defaults=(False,))
+
+
+def layout_of(tp=1, pp=1, dp=1, **more):
+    return {"format": "ptc-layout/1", "tp": tp, "pp": pp, "dp": dp, "keep": 3, **more}
+
+
+def fsdp(ranks):
+    return layout_of(dp=ranks, optimizer="fsdp")
+
+
+# What each is allowed to differ by, relatively: 0 where all sums are made in the same order.
+STORIES = {
+    "replicas-and-stages": (0, [Phase(layout_of(dp=2), 8, 4), Phase(layout_of(dp=4), 8, 4, True),
+                                Phase(layout_of(pp=2, dp=2), 4, 4), Phase(layout_of(pp=4), 4, 0)]),
+    "tensors": (1e-5, [Phase(layout_of(tp=2, dp=2), 8, 4), Phase(layout_of(dp=4), 8, 4), Phase(layout_of(tp=4), 4, 4, True),
+                       Phase(layout_of(pp=2, tp=2), 4, 0)]),
+    "fsdp": (1e-5, [Phase(fsdp(4), 12, 4), Phase(fsdp(2), 12, 4, True), Phase(fsdp(3), 6, 0)]),
+}
+
+
+def write_samples(directory):
+    """Sequences that can be learned: steps of a fixed width around a ring."""
+    rng = random.Random(SEED)
+    os.makedirs(directory)
+    with open(os.path.join(directory, "samples.jsonl"), "w", encoding="utf-8") as file:
+        for number in range(SAMPLES):
+            at, step = rng.randrange(97), rng.randrange(1, 5)
+            tokens = [(at + place * step) % 97 + 97 * (step - 1) for place in range(LENGTH + 1)]
+            file.write(json.dumps({"id": number, "tokens": tokens}) + "\n")
+
+
+def write(path, content):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def new_job(path, samples, layout, batch):
+    """A job with a data set, and a model that has learned nothing."""
+    job = ptc.Job.create(path)
+    job.set_layout(layout)
+    write(job.file("dataset/source.json"), {"shards": samples})
+    write(job.file("dataset/order.json"), {"batch": batch, "seed": SEED})
+    while not os.path.lexists(job.file("dataset/head")):
+        time.sleep(0.05)
+    torch.manual_seed(SEED)
+    model = Llama(CONFIG)
+    adam = torch.optim.AdamW(model.parameters(), **train.LEARNING)
+    job.save({"model": model.state_dict(), "optim": ptc.optimizer_state(model, adam), "step": 0, "consumed": 0}, "step00000",
+             layout=layout_of(), consumed=0, files={"config.json": CONFIG})
+    return job
+
+
+class Editor:
+    """Whoever changes the layout, and the bad luck: after so many steps of each phase."""
+
+    def __init__(self, job, phases, log):
+        self.job, self.phases, self.log, self.at, self.killed = job, phases, log, 0, []
+
+    def __call__(self, layout, processes):
+        phase = self.phases[self.at]
+        steps = {record["step"] for record in read_log(self.log) if record["layout"] == phase.layout}
+        if phase.layout != layout or len(steps) < phase.steps or self.at + 1 == len(self.phases):
+            return
+        if phase.kill and not any(at == self.at for at, _ in self.killed):
+            processes[-1].kill()
+            self.killed.append((self.at, max(steps)))
+            return
+        if phase.kill and len(steps) < 2 * phase.steps:
+            return  # some more after it
+        self.at += 1
+        if self.phases[self.at].batch != phase.batch:
+            write(self.job.file("order.next.json"), {"batch": self.phases[self.at].batch, "seed": SEED})
+        self.job.set_layout(self.phases[self.at].layout, wait=False)
+
+
+def read_log(log):
+    """What all have written, in the order of writing for each; a line that is being written is left out."""
+    records = []
+    for path in sorted(glob.glob(log + ".*")):
+        with open(path, encoding="utf-8") as file:
+            records += [{**json.loads(line), "dp": int(path.rsplit(".", 1)[1])} for line in file if line.endswith("}\n")]
+    return records
+
+
+def history(records):
+    """step → its record with the ids of the whole batch. Of a step that was made again, what was made last."""
+    steps, again = {}, 0
+    layouts = {}
+    for record in records:
+        layouts.setdefault(record["step"], []).append(record)
+    for step, found in sorted(layouts.items()):
+        last = found[-1]["layout"] if len({json.dumps(one["layout"]) for one in found}) == 1 else None
+        assert last is not None, f"step {step} was made under two layouts"
+        losses = {one["loss"] for one in found}
+        assert len(losses) == 1, f"step {step} came out differently when it was made again: {losses}"
+        ids = {one["dp"]: one["ids"] for one in found}
+        again += len(found) > len(ids)
+        steps[step] = {**found[-1], "ids": sum((ids[dp] for dp in sorted(ids)), [])}
+    return steps, again
+
+
+def uninterrupted(state, lines, batches):
+    """The losses of one process that makes all steps; the samples are `lines`, in order."""
+    torch.set_num_threads(1)
+    trainer = train.Manual(train.Ranks(layout_of()))
+    adam = torch.optim.AdamW(trainer.model.parameters(), **train.LEARNING)
+    train.load(trainer.model, adam, state)
+    samples = train.Samples.of(lines, 1)
+    losses = []
+    for batch in batches:
+        samples.each = batch
+        adam.zero_grad()
+        losses.append(trainer.gradients(samples.step(), batch).item())
+        adam.step()
+    return losses
+
+
+def tell(name, mount, samples, out):
+    """Runs a story; returns whether it holds, and prints what was found."""
+    allowed, phases = STORIES[name]
+    begun = time.monotonic()
+    job = new_job(os.path.join(mount, name), samples, phases[0].layout, phases[0].batch)
+    log = os.path.join(out, name + ".log")
+    editor = Editor(job, phases, log)
+    first = ptc.load(job.file("checkpoints/step00000"), rank=0)  # mapped: it stays, though the checkpoint may go
+    elastic.run(job, log, editor)
+    steps, again = history(read_log(log))
+    seconds = time.monotonic() - begun
+
+    lines = train.Samples.read(new_order(mount, name, samples), 0)
+    order = [json.loads(line)["id"] for line in lines]
+    seen = sum((steps[step]["ids"] for step in sorted(steps)), [])
+    losses = [steps[step]["loss"] for step in sorted(steps)]
+    expected = uninterrupted(first, lines, [steps[step]["batch"] for step in sorted(steps)])
+    differ = [abs(a - b) / abs(b) for a, b in zip(losses, expected)]
+    problems = []
+    if sorted(seen) != list(range(SAMPLES)):
+        problems.append("not every sample was seen exactly once")
+    if seen != order:
+        problems.append("samples were not seen in the one order")
+    if sorted(steps) != list(range(1, len(steps) + 1)):
+        problems.append("a step is missing")
+    if len({json.dumps(one["layout"]) for one in steps.values()}) != len(phases):
+        problems.append("a layout was never used")
+    if max(differ) > allowed:
+        problems.append(f"the loss differs by {max(differ):.2e}, and {allowed:g} is allowed")
+    if not losses[-1] < 0.8 * losses[0]:
+        problems.append(f"nothing was learned: {losses[0]} to {losses[-1]}")
+    from picture import draw
+    with open(os.path.join(out, name + ".svg"), "w", encoding="utf-8") as file:
+        file.write(draw(name, [steps[step] for step in sorted(steps)], expected, [step for _, step in editor.killed]))
+    print(f"{name}: {len(steps)} steps, {len(phases)} layouts, {len(editor.killed)} killed, {again} steps made again; loss "
+          f"{losses[0]:.3f} to {losses[-1]:.3f}, differs by {max(differ):.1e} at most, equal to the last bit in "
+          f"{sum(one == 0 for one in differ)} steps; {seconds:.0f} s. " + ("; ".join(problems) or "good"), flush=True)
+    return not problems
+
+
+def new_order(mount, name, samples):
+    """A job of one rank that reads the same samples with the same seed."""
+    return new_job(os.path.join(mount, name + "-uninterrupted"), samples, layout_of(), 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mount")
+    parser.add_argument("--out", default="proof")
+    parser.add_argument("--only", choices=STORIES)
+    options = parser.parse_args()
+    out, mount = os.path.abspath(options.out), os.path.abspath(options.mount)
+    samples = os.path.join(out, "samples")
+    write_samples(samples)
+    good = [tell(name, mount, samples, out) for name in STORIES if options.only in (None, name)]
+    sys.exit(not all(good))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""One rank of a training run whose parallelism is that of the job's layout.json. elastic.py starts it.
+
+Loads its part of a checkpoint, reads its samples of the job's data set, and goes on until all samples are consumed, or
+SIGTERM: then all ranks save after the same step, and end. Nothing in here knows what the layout was before.
+
+Sums over samples are made in one order, whatever dp and pp are: a tree over the places of a batch, of which each rank has a
+branch. So a run that changes only these is the same run, to the last bit.
+"""
+import glob
+import json
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+import ptc
+from llama import CONFIG, Llama, Tensor
+
+SAVE_EVERY = 5
+LEARNING = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "foreach": False}
+
+
+def tree_sum(items):
+    """Of a list, half by half."""
+    if len(items) == 1:
+        return items[0]
+    left, right = tree_sum(items[:len(items) // 2]), tree_sum(items[len(items) // 2:])
+    return [a + b for a, b in zip(left, right)] if isinstance(left, list) else left + right
+
+
+class Samples:
+    """This rank's samples, a step behind the other, from where the job is."""
+
+    def __init__(self, job, dp_rank, dp_size):
+        plan = job.read_json("dataset/plan.json")
+        self.batch = plan["segments"][-1]["batch"]
+        self.each = self.batch // dp_size
+        self.lines = self.read(job, dp_rank)
+        self.next = (plan["consumed"] - plan["segments"][-1]["from"]) // self.batch * self.each
+
+    @staticmethod
+    def read(job, dp_rank):
+        head = os.path.realpath(job.file("dataset/head"))
+        lines = []
+        for path in sorted(glob.glob(f"{head}/rank-{dp_rank:03}/jsonl/e000/*.jsonl")):
+            with open(path, encoding="utf-8") as file:
+                lines += file.read().splitlines()
+        return lines
+
+    @classmethod
+    def of(cls, lines, each):
+        """Of lines in order."""
+        samples = cls.__new__(cls)
+        samples.lines, samples.each, samples.next = lines, each, 0
+        return samples
+
+    def step(self):
+        """[(id, tokens, targets)]; empty at the end."""
+        lines = self.lines[self.next:self.next + self.each]
+        self.next += self.each
+        return [(one["id"], *(torch.tensor(tokens) for tokens in (one["tokens"][:-1], one["tokens"][1:])))
+                for one in map(json.loads, lines)]
+
+
+class Ranks:
+    """Where this rank is: order tp-dp-pp, which is what layout.json has unless it says otherwise."""
+
+    def __init__(self, layout, rank=0):
+        self.tp_size, self.pp_size, self.dp_size = (layout.get(key, 1) for key in ("tp", "pp", "dp"))
+        self.tp, self.dp, self.pp = rank % self.tp_size, rank // self.tp_size % self.dp_size, rank // self.tp_size // self.dp_size
+        self.tp_group = self.dp_group = None
+        for dp in range(self.dp_size):
+            for pp in range(self.pp_size):
+                self.group("tp", [self.at(tp, dp, pp) for tp in range(self.tp_size)])
+        for tp in range(self.tp_size):
+            for pp in range(self.pp_size):
+                self.group("dp", [self.at(tp, dp, pp) for dp in range(self.dp_size)])
+
+    def at(self, tp, dp, pp):
+        return tp + self.tp_size * (dp + self.dp_size * pp)
+
+    def group(self, name, ranks):
+        group = dist.new_group(ranks) if len(ranks) > 1 else None
+        if self.at(self.tp, self.dp, self.pp) in ranks:
+            setattr(self, name + "_group", group)
+
+    def sum_over_dp(self, tensors):
+        """By the upper part of the tree."""
+        if self.dp_size == 1:
+            return tensors
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        parts = [torch.empty_like(flat) for _ in range(self.dp_size)]
+        dist.all_gather(parts, flat, group=self.dp_group)
+        sums = tree_sum(parts).split([tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(sums, tensors)]
+
+
+class Manual:
+    """Tensor, pipeline and data parallelism, by hand."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self.model = Llama(CONFIG, Tensor(ranks.tp, ranks.tp_size, ranks.tp_group), ranks.pp, ranks.pp_size)
+
+    def gradients(self, samples, batch):
+        """Sets .grad to that of the mean over the batch; returns that mean, on the last stage."""
+        ranks, parameters = self.ranks, list(self.model.parameters())
+        before, behind = (ranks.at(ranks.tp, ranks.dp, ranks.pp + way) for way in (-1, 1))
+        runs = []
+        for _, tokens, targets in samples:  # all forward, then all back
+            x = tokens
+            if not self.model.first:
+                x = torch.empty(len(tokens), CONFIG["hidden_size"])
+                dist.recv(x, before)
+                x.requires_grad_()
+            y = self.model(x, targets)
+            runs.append((x, y))
+            if not self.model.last:
+                dist.send(y.detach(), behind)
+        found = []
+        for x, y in runs:
+            into = None
+            if not self.model.last:
+                into = torch.empty_like(y)
+                dist.recv(into, behind)
+            *mine, = torch.autograd.grad(y, parameters if self.model.first else [*parameters, x], into)
+            if not self.model.first:
+                dist.send(mine.pop(), before)
+            found.append([y.detach() if self.model.last else torch.zeros(()), *mine])
+        loss, *sums = ranks.sum_over_dp(tree_sum(found))
+        for parameter, gradient in zip(parameters, sums):
+            parameter.grad = gradient / batch
+        return loss / batch
+
+
+class Fsdp:
+    """FSDP2: each rank has rows of every parameter."""
+
+    def __init__(self, ranks):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        self.ranks, self.model = ranks, Llama(CONFIG)
+        mesh = init_device_mesh("cpu", (ranks.dp_size,))
+        for layer in self.model.model.layers.values():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def gradients(self, samples, batch):
+        losses = []
+        for number, (_, tokens, targets) in enumerate(samples):
+            self.model.set_requires_gradient_sync(number + 1 == len(samples))
+            loss = self.model(tokens, targets)
+            (loss * self.ranks.dp_size / batch).backward()  # FSDP makes the mean over ranks
+            losses.append([loss.detach()])
+        return self.ranks.sum_over_dp(tree_sum(losses))[0] / batch
+
+
+def load(model, adam, state):
+    """A state as ptc.load gave it, into the rank's parameters and Adam's moments."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.copy_(state["model"][name])
+    ptc.load_optimizer_state(model, adam, state["optim"])
+
+
+def main(rank, world, job, layout, checkpoint, meet, log):
+    """Trains as rank `rank` of `world`, that meet at a file of that name, from a checkpoint of the job on."""
+    job = ptc.Job(job)
+    torch.set_num_threads(1)
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=world)
+    ranks = Ranks(layout, rank)
+    trainer = (Fsdp if layout.get("optimizer") == "fsdp" else Manual)(ranks)
+    model = trainer.model
+    adam = torch.optim.AdamW(model.parameters(), **LEARNING)
+    state = ptc.load(checkpoint)
+    load(model, adam, state)
+    step, consumed = state["step"], state["consumed"]
+    samples = Samples(job, ranks.dp, ranks.dp_size)
+
+    while True:
+        batch = samples.step()
+        stop = torch.tensor([bool(asked), not batch], dtype=torch.int)
+        dist.all_reduce(stop)  # all at the same step
+        if stop.any():
+            break
+        adam.zero_grad()
+        loss = trainer.gradients(batch, samples.batch)
+        adam.step()
+        step, consumed = step + 1, consumed + samples.batch
+        if model.last and ranks.tp == 0:
+            with open(f"{log}.{ranks.dp}", "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "loss": loss.item(), "batch": samples.batch, "layout": layout,
+                                       "ids": [one[0] for one in batch]}) + "\n")
+        if step % SAVE_EVERY == 0:
+            save(job, layout, model, adam, step, consumed)
+    if step % SAVE_EVERY or not step:
+        save(job, layout, model, adam, step, consumed)
+    dist.barrier()
+    os._exit(0)  # threads of PyTorch's own can abort a process that is taken apart
+
+
+def save(job, layout, model, adam, step, consumed):
+    """A checkpoint of all ranks, in the layout they have, whatever is wanted by now; then the data set may go on from it."""
+    job.save({"model": model.state_dict(), "optim": ptc.optimizer_state(model, adam), "step": step, "consumed": consumed},
+             f"step{step:05}", layout=layout, consumed=consumed, files={"config.json": CONFIG})
+    if dist.get_rank() == 0:
+        with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:
+            file.write(str(consumed))
+
