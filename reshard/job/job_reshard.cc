@@ -18,13 +18,13 @@
 namespace ptc {
 
 std::optional<StepPool::Time> Job::Impl::carry_on(const std::stop_token& stop) {
-  using Kind = Step::Kind;
+  using Kind = JobStep::Kind;
   const bool alone = place.alone();
   Round round;
   Attempt attempt;
   for (;; round.began = true) {
     if (stop.stop_requested() && !round.leads) return std::nullopt;
-    const Step step =
+    const JobStep step =
         next_step(*knowledge.now(), alone, !shelf.empty(), round, std::chrono::steady_clock::now());
     switch (step.kind) {
       case Kind::kWait:

@@ -43,9 +43,9 @@ const CheckpointRecord* next_older(const KnownJob& known, const Round& round) {
 
 }  // namespace
 
-Step next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
-               KnownJob::Clock::time_point now) {
-  using Kind = Step::Kind;
+JobStep next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
+                  KnownJob::Clock::time_point now) {
+  using Kind = JobStep::Kind;
   if (round.another_leads) return {Kind::kWait, known.others_first};
   if (!round.began) {
     if (!alone && now < known.others_first) return {Kind::kWait, known.others_first};

@@ -23,7 +23,7 @@ struct Round {
   bool trimmed = false, looked_at_parts = false;
 };
 
-struct Step {
+struct JobStep {
   enum class Kind {
     kWait,          // until then, or until woken; the round is over
     kLead,          // become the one that decides what the job's nodes do
@@ -40,8 +40,8 @@ struct Step {
 };
 
 /// `alone`: a cluster of one; `parts`: some were made here for others, and are not decided on.
-Step next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
-               KnownJob::Clock::time_point now);
+JobStep next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
+                  KnownJob::Clock::time_point now);
 
 /// What becomes of an attempt to settle.
 enum class Outcome {

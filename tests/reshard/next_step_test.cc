@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
-using Kind = Step::Kind;
+using Kind = JobStep::Kind;
 using Time = KnownJob::Clock::time_point;
 
 const Time kNow = Time(1000s);
@@ -52,7 +52,7 @@ Round leading() {
 TEST(NextStep, WhereNothingIsToBeDoneItWaitsUntilItIsWoken) {
   for (const bool alone : {kAlone, kCluster})
     for (const KnownJob& known : {settled_with({}), settled_with({"a", "b"})}) {
-      const Step step = next_step(known, alone, kNoParts, {}, kNow);
+      const JobStep step = next_step(known, alone, kNoParts, {}, kNow);
       EXPECT_EQ(step.kind, Kind::kWait);
       EXPECT_FALSE(step.until.has_value());
     }
@@ -93,7 +93,7 @@ TEST(NextStep, ANodeThatDoesNotKnowAllLeadsNothing) {
 TEST(NextStep, AnotherNodeIsTheFirstToTry) {
   KnownJob known = edited(settled_with({"a"}));
   known.others_first = kNow + 50ms;
-  const Step waits = next_step(known, kCluster, kNoParts, {}, kNow);
+  const JobStep waits = next_step(known, kCluster, kNoParts, {}, kNow);
   EXPECT_EQ(waits.kind, Kind::kWait);
   EXPECT_EQ(waits.until, kNow + 50ms);
   EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow + 50ms).kind, Kind::kLead);
@@ -109,7 +109,7 @@ TEST(NextStep, ALeaderSettlesTheNewestThenEachOlderOneAndGivesBack) {
   EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, Kind::kSettleNewest);
   round.newest_is_brought = true;
   std::vector<std::string> older;
-  for (Step step = next_step(known, kCluster, kParts, round, kNow);
+  for (JobStep step = next_step(known, kCluster, kParts, round, kNow);
        step.kind == Kind::kSettleOlder && older.size() < 9;
        step = next_step(known, kCluster, kParts, round, kNow)) {
     older.push_back(step.older->id);
@@ -139,7 +139,7 @@ TEST(NextStep, TrimsTheOldestButForWhatIsPinnedCurrentOrNewest) {
   KnownJob known = settled_with({"a", "b", "c", "d", "e"});
   known.saved.layout.keep = 2;
   known.checkpoints["a"].pinned = true;
-  Step step = next_step(known, kAlone, kNoParts, {}, kNow);
+  JobStep step = next_step(known, kAlone, kNoParts, {}, kNow);
   ASSERT_EQ(step.kind, Kind::kTrim);
   EXPECT_THAT(step.too_many, ElementsAre(Pair("b", "id of b"), Pair("c", "id of c")));
   known.in_force.current = "b";
@@ -162,7 +162,7 @@ TEST(NextStep, WhatCouldNotBeRemovedIsLookedAtAgain) {
   EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).until, kNow + 2s);
   EXPECT_FALSE(next_step(known, kCluster, kNoParts, round, kNow).until.has_value());
   // What has come meanwhile is begun at once, in a round of its own.
-  const Step again = next_step(edited(known), kCluster, kNoParts, round, kNow);
+  const JobStep again = next_step(edited(known), kCluster, kNoParts, round, kNow);
   EXPECT_EQ(again.kind, Kind::kWait);
   EXPECT_EQ(again.until, kNow);
 }
