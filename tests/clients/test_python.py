@@ -299,6 +299,21 @@ assert torch.equal(loaded.full_tensor(), whole("model.norm.weight", 16))
                           {name: tensor.float() for name, tensor in tensors.items()})
         self.assertEqual((state["step"], state["optim"]["param_groups"][0]["lr"]), (9, 0.5))
 
+    def test_one_rank_that_cannot_save_is_told_to_all(self):
+        job = ptc.Job.create(self.mount.path + "/one_rank", dp=2)
+        self.run_ranks(2, """
+job = ptc.Job(path)
+try:
+    job.save({"w": torch.ones(2), "other": object() if rank else 1}, "a")
+    raise SystemExit("saved")
+except TypeError as error:
+    assert rank == 1 and "type object" in str(error), error
+except OSError as error:
+    assert rank == 0 and "rank 1: a value of type object" in str(error), error
+job.save({"w": torch.ones(2)}, "a")
+""", job.path)
+        self.assertEqual(job.checkpoints(), ["a"])
+
     def test_fsdp_saves_its_own_rows(self):
         """fully_shard's parameters and Adam's moments as they are; another number of ranks loads its own rows and goes on."""
         job = ptc.Job.create(self.mount.path + "/fsdp", dp=3, optimizer="fsdp")

@@ -2,8 +2,8 @@
 
     elastic.py JOB LOG            ends when all samples of the job's data set are consumed
 
-To change the parallelism of what runs, save layout.json, with an editor or by `ptc layout JOB set --tp 4`. For another global
-batch, too, put the new order.json into the job as `order.next.json` before: it takes effect while nothing runs.
+To change the parallelism of what runs, save layout.json, with an editor or by `ptc layout JOB set --tp 4`. For another
+global batch, too, put the new order.json into the job as `order.next.json` before: it takes effect while nothing runs.
 """
 import multiprocessing
 import os

@@ -2,9 +2,9 @@
 
     proof.py MOUNT [--out DIR] [--only NAME]      MOUNT: where ptcfs is mounted
 
-For each story below elastic.py runs train.py while this edits layout.json and kills processes. Then one process makes the same
-steps from the same beginning, without ptcfs but for its samples' order, and both are compared step by step. A picture of each
-story is put into DIR. Exit status 1: they differ.
+For each story below elastic.py runs train.py while this edits layout.json and kills processes. Then one process makes
+the same steps from the same beginning, without ptcfs but for its samples' order, and both are compared step by step. A
+picture of each story is put into DIR. Exit status 1: they differ.
 """
 import argparse
 import collections

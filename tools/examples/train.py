@@ -3,8 +3,8 @@
 Loads its part of a checkpoint, reads its samples of the job's data set, and goes on until all samples are consumed, or
 SIGTERM: then all ranks save after the same step, and end. Nothing in here knows what the layout was before.
 
-Sums over samples are made in one order, whatever dp and pp are: a tree over the places of a batch, of which each rank has a
-branch. So a run that changes only these is the same run, to the last bit.
+Sums over samples are made in one order, whatever dp and pp are: a tree over the places of a batch, of which each rank
+has a branch. So a run that changes only these is the same run, to the last bit.
 """
 import glob
 import json
@@ -158,10 +158,7 @@ class Fsdp:
 
 def load(model, adam, state):
     """A state as ptc.load gave it, into the rank's parameters and Adam's moments."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            local.copy_(state["model"][name])
+    ptc.load_model_state(model, state["model"])
     ptc.load_optimizer_state(model, adam, state["optim"])
 
 
@@ -204,7 +201,9 @@ def main(rank, world, job, layout, checkpoint, meet, log):
 
 
 def save(job, layout, model, adam, step, consumed):
-    """A checkpoint of all ranks, in the layout they have, whatever is wanted by now; then the data set may go on from it."""
+    """A checkpoint of all ranks, in the layout they have, whatever is wanted by now; then the data set may go on from
+    it.
+    """
     job.save({"model": model.state_dict(), "optim": ptc.optimizer_state(model, adam), "step": step, "consumed": consumed},
              f"step{step:05}", layout=layout, consumed=consumed, files={"config.json": CONFIG})
     if dist.get_rank() == 0:

@@ -13,7 +13,8 @@ imports it when it is called; `load` and `save` also take and give NumPy arrays.
 | `load`, `Checkpoint` | a rank's files, mapped; any box of any tensor |
 | `box` | which part of a tensor a rank holds, by a mesh and placements |
 | `Job` | layouts, waiting, plans, checkpoints |
-| `optimizer_state`, `load_optimizer_state` | an optimizer's state by the names of parameters |
+| `optimizer_state` | an optimizer's state by the names of parameters |
+| `load_model_state`, `load_optimizer_state` | putting them back, of DTensors each rank's part |
 | `Writer`, `Reader` | the same for `torch.distributed.checkpoint` |
 | `ptc.trainer`, `ptc.lightning` | for Hugging Face's Trainer and for Lightning |
 """
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import CommitError, LayoutError, PtcError, ReshardError
 from .job import Job, Layout
 from .loading import Checkpoint, TensorInfo, load
-from .optimizer import load_optimizer_state, optimizer_state
+from .optimizer import load_model_state, load_optimizer_state, optimizer_state
 from .saving import commit, save
 from .slices import box
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Checkpoint", "CommitError", "Job", "Layout", "LayoutError", "PtcError", "Reader", "ReshardError", "TensorInfo",
-    "Writer", "box", "commit", "load", "load_optimizer_state", "optimizer_state", "save",
+    "Writer", "box", "commit", "load", "load_model_state", "load_optimizer_state", "optimizer_state", "save",
 ]
 
 

@@ -19,7 +19,8 @@ from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, StorageMeta,
                                                    TensorProperties, TensorStorageMetadata)
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner,
+                                                  WriteItemType)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -55,10 +56,10 @@ def _directory(section: Sequence[Any]) -> str:
 class Writer(StorageWriter):
     """A storage writer of DCP: every rank's boxes into incoming/<name>, and the commit as its last step.
 
-    One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the checkpoint.
-    DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made of it at once.
-    `consumed`, `files`: Job.save. Values that are no tensors are saved by
-    torch.save, as DCP does. Errors, on all ranks, as DCP tells them: CommitError, OSError.
+    One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the
+    checkpoint. DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made
+    of it at once. `consumed`, `files`: Job.save. Values that are no tensors are saved by torch.save, as DCP does.
+    Errors, on all ranks, as DCP tells them: CommitError, OSError.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], name: Optional[str] = None, *, consumed: Optional[int] = None,
@@ -133,14 +134,16 @@ class Writer(StorageWriter):
             section = _section(path)
             file = os.path.join(_directory(section), "model.safetensors")
             if sections.setdefault(file, section) != section:
-                raise ValueError(f"{'.'.join(map(str, sections[file]))} and {'.'.join(map(str, section))} would both be {file}")
+                both = " and ".join(".".join(map(str, one)) for one in (sections[file], section))
+                raise ValueError(f"{both} would both be {file}")
             by_section.setdefault(section_of(file), []).append(path[len(section):])
-        lists = sorted({tuple(path[:place]) for path in paths.values() for place, key in enumerate(path) if isinstance(key, int)},
-                       key=str)
+        lists = sorted({tuple(path[:place]) for path in paths.values() for place, key in enumerate(path)
+                        if isinstance(key, int)}, key=str)
         text = {
             "format": states.FORMAT, "flat": not any(sections.values()), "lists": lists, "values": {},
             "forms": {key: states.forms_of(some) for key, some in by_section.items()},
-            "dcp": {"sections": {file: list(section) for file, section in sections.items()}, "values": values, "paths": paths},
+            "dcp": {"sections": {file: list(section) for file, section in sections.items()}, "values": values,
+                    "paths": paths},
         }
         rank = os.path.join(self._where(), "rank/0")
         write_text(os.path.join(rank, states.FILE), json.dumps(text, separators=(",", ":")))
@@ -162,9 +165,10 @@ class Writer(StorageWriter):
 class Reader(StorageReader):
     """A storage reader of DCP: of a checkpoint, each rank the boxes that it wants, whatever wrote it.
 
-    `path`: a checkpoint, or what leads there: a job, <job>/current. dcp.load's checkpoint_id, if given, takes its place.
-    Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by its name, and
-    by the name behind that of its file (optim.state…, of optim.safetensors). Errors: FileNotFoundError, KeyError.
+    `path`: a checkpoint, or what leads there: a job, <job>/current. dcp.load's checkpoint_id, if given, takes its
+    place. Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by
+    its name, and by the name behind that of its file (optim.state…, of optim.safetensors). Errors: FileNotFoundError,
+    KeyError.
     """
 
     def __init__(self, path: Union[str, os.PathLike]) -> None:

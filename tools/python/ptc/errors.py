@@ -6,7 +6,9 @@ class PtcError(Exception):
 
 
 class CommitError(PtcError):
-    """A checkpoint that cannot be committed; the text of `incoming/<name>.error`. Nothing is lost: mend and commit again."""
+    """A checkpoint that cannot be committed; the text of `incoming/<name>.error`. Nothing is lost: mend and commit
+    again.
+    """
 
 
 class LayoutError(PtcError):

@@ -91,9 +91,9 @@ class Job:
                    **sizes: Any) -> Dict[str, Any]:
         """Saves layout.json, and waits until it is in force.
 
-        `layout` as a whole, or what of the present one is another: set_layout(tp=2, dp=4). With other sizes, its `devices`
-        and `stages` are left out, for they would not fit. Returns the status. Errors: LayoutError (refused; the one before
-        stays), ReshardError, TimeoutError.
+        `layout` as a whole, or what of the present one is another: set_layout(tp=2, dp=4). With other sizes, its
+        `devices` and `stages` are left out, for they would not fit. Returns the status. Errors: LayoutError (refused;
+        the one before stays), ReshardError, TimeoutError.
         """
         if layout is None:
             layout = self.layout
@@ -199,13 +199,18 @@ class Job:
              consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":
         """Saves each rank's state and commits it as a checkpoint. Collective, if torch.distributed is in use.
 
-        Returns the checkpoint's directory; with wait=False, as soon as the tensors were copied, a future of it: then they
-        may change again. `layout`: under which the ranks are, if it is not the one in force. `consumed`: of the data set.
-        `files`: {"config.json": a dict, text, bytes, or anything with to_dict()}, kept as they are. Errors: CommitError, OSError.
+        Returns the checkpoint's directory; with wait=False, as soon as the tensors were copied, a future of it: then
+        they may change again. `layout`: under which the ranks are, if it is not the one in force. `consumed`: of the
+        data set. `files`: {"config.json": a dict, text, bytes, or anything with to_dict()}, kept as they are. Errors:
+        CommitError, OSError.
         """
         from .saving import commit, save
         where = self.begin(name)
-        saved = save(state, where, False, layout=layout, consumed=consumed, files=files)
+        try:
+            saved = save(state, where, False, layout=layout, consumed=consumed, files=files)
+        except Exception as error:  # pylint: disable=broad-except
+            saved = Future()
+            saved.set_exception(error)  # the other ranks are told so in commit()
         committed = commit(where, False, after=saved)
         return committed.result() if wait else committed
 

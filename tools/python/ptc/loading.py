@@ -20,10 +20,11 @@ PathLike = Union[str, os.PathLike]
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False) -> Dict[str, Any]:
     """What `save` saved, as this rank has it under a layout: <job>/current, or …/layouts/<any layout>.
 
-    `dir` may also be a job (its `current`), a checkpoint (the layout it was written in), a rank's directory, or one of Hugging
-    Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read before it is used,
-    ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise they are copied to
-    the device. Files of other writers are sections too: model.safetensors is {"model": {name: tensor}}.
+    `dir` may also be a job (its `current`), a checkpoint (the layout it was written in), a rank's directory, or one of
+    Hugging Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
+    before it is used, ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise
+    they are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name:
+    tensor}}.
 
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch.
     Errors: FileNotFoundError, ValueError (not what it should be).
@@ -142,7 +143,8 @@ class Checkpoint:
 
     def read(self, tensor: Union[str, TensorInfo], part: Optional[Box] = None, *, mesh: Any = None,
              placements: Optional[Sequence[Any]] = None) -> Any:
-        """A tensor, or a box of it, mapped: read(name), read(name, Box((0, 64), (128, 64))), read(name, mesh=m, placements=p).
+        """A tensor, or a box of it, mapped: read(name), read(name, Box((0, 64), (128, 64))), read(name, mesh=m,
+        placements=p).
 
         The box of a mesh and placements is this rank's. Nothing but the box is read when it is used.
         """
@@ -159,7 +161,8 @@ class Checkpoint:
         return array_of(memory, info.dtype, info.shape, data, as_numpy)[part.slices]
 
     def fill(self, state: Mapping[str, Any], file: Optional[str] = None) -> None:
-        """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this rank's part.
+        """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this
+        rank's part.
 
         KeyError: one is not in the checkpoint; ValueError: it has another shape.
         """

@@ -11,6 +11,26 @@ def _names(model: Any) -> Dict[int, str]:
     return names
 
 
+def load_model_state(model: Any, state: Mapping[str, Any]) -> None:
+    """Copies what `load` gave into a module's parameters and persistent buffers; of DTensors (FSDP2) into this rank's
+    part.
+
+    KeyError: the state lacks one; ValueError: one has another shape.
+    """
+    import torch
+    from .arrays import local
+    with torch.no_grad():
+        for name, target in model.state_dict().items():
+            if not isinstance(target, torch.Tensor):
+                continue
+            if name not in state:
+                raise KeyError(f"the state has no {name}")
+            target = local(target)
+            if tuple(state[name].shape) != tuple(target.shape):
+                raise ValueError(f"{name} is {tuple(state[name].shape)}, but {tuple(target.shape)} here")
+            target.copy_(state[name])
+
+
 def optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
     """{"state": {parameter: {"exp_avg": …, "step": …}}, "param_groups": [{"params": [parameters], "lr": …}]}.
 

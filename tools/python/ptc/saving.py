@@ -11,9 +11,9 @@ from .job import Job, find
 
 
 @overload
-def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: Literal[True] = True, *, rank: Optional[int] = None,
-         layout: Optional[Mapping[str, Any]] = None, consumed: Optional[int] = None,
-         files: Optional[Mapping[str, Any]] = None) -> str: ...
+def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: Literal[True] = True, *,
+         rank: Optional[int] = None, layout: Optional[Mapping[str, Any]] = None,
+         consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> str: ...
 
 
 @overload
@@ -27,13 +27,14 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
          files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":
     """Writes this rank's state into `dir`, <job>/incoming/<name>; `commit` makes a checkpoint of it.
 
-    A dict of dicts of tensors, each of which becomes a file of safetensors, and of other values (state.py says how). Of a
-    DTensor the part of this rank is written. Tensors are written once, straight to where they stay. They may be on any
-    device, and change again when this returns; with wait=False that is a future of the directory, for closing the files, at
-    which the daemon reads them, goes on in the background. Where `dir` is not in an incoming/, files go right into it.
+    A dict of dicts of tensors, each of which becomes a file of safetensors, and of other values (state.py says how).
+    Of a DTensor the part of this rank is written. Tensors are written once, straight to where they stay. They may be
+    on any device, and change again when this returns; with wait=False that is a future of the directory, for closing
+    the files, at which the daemon reads them, goes on in the background. Where `dir` is not in an incoming/, files go
+    right into it.
 
-    `rank`: of torch.distributed, or RANK, if not given. Rank 0 also writes `layout` (under which the ranks are, if it is
-    not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save).
+    `rank`: of torch.distributed, or RANK, if not given. Rank 0 also writes `layout` (under which the ranks are, if it
+    is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save).
     Errors: TypeError, ValueError (what cannot be saved, by its path in the state), OSError.
     """
     top = os.path.abspath(os.fspath(dir))
@@ -92,9 +93,10 @@ def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[
            timeout: Optional[float] = None) -> "Union[str, Future[str]]":
     """Makes a checkpoint of <job>/incoming/<name>, once all ranks have come here; returns its directory.
 
-    Rank 0 renames; all return, or raise, the same. Collective, if torch.distributed is in use. With wait=False a future:
-    calls are made one after another in the background, over a group of their own, so training may go on. `after`: a future
-    of `save`, whose failure is that of the commit. Errors: CommitError (the daemon's reason; nothing is lost), OSError.
+    Rank 0 renames; all return, or raise, the same. Collective, if torch.distributed is in use. With wait=False a
+    future: calls are made one after another in the background, over a group of their own, so training may go on.
+    `after`: a future of `save`, whose failure is that of the commit. Errors: CommitError (the daemon's reason; nothing
+    is lost), OSError.
     """
     place = find(dir)
     job = Job(place.job)

@@ -10,9 +10,9 @@ becomes
 
 A dict of tensors at the top, a *section*, is a file. Below it keys are joined by dots. A tensor's path has at most one
 key that holds dots, a parameter's name; the keys before and behind it are its *form*, and the forms are what ptc.json
-keeps: a rank that holds other parameters under another layout finds its paths by the same forms. Tensors at the top beside
-sections, and all of the entries named in `OWN`, are the rank's own: they are kept in ptc.json, byte for byte, and go
-where other files of a rank go. A state of nothing but tensors at the top is one section, `model`.
+keeps: a rank that holds other parameters under another layout finds its paths by the same forms. Tensors at the top
+beside sections, and all of the entries named in `OWN`, are the rank's own: they are kept in ptc.json, byte for byte,
+and go where other files of a rank go. A state of nothing but tensors at the top is one section, `model`.
 """
 from __future__ import annotations
 

@@ -1,0 +1,255 @@
+"""The pages of tools/python/README.md: each block is run as it stands, on a real mount.
+
+What a page does not say is here: a small model for it, in as many processes, and what must hold afterwards. Pages of
+frameworks that are not installed are skipped.
+"""
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import mount
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PYTHON = os.path.join(HERE, "../../tools/python")
+torch = mount.require("torch")
+sys.path.insert(0, PYTHON)
+import ptc  # noqa: E402  pylint: disable=wrong-import-position
+
+PROLOGUE = f"""
+import os, sys
+sys.path[:0] = [{PYTHON!r}, {HERE!r}]
+import torch, torch.distributed as dist
+import ptc
+rank, size, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+torch.manual_seed(1)
+os.environ.update(HF_HUB_OFFLINE="1", DS_ACCELERATOR="cpu")
+if size > 1 or NEEDS_GROUP:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=size)
+def same(a, b):
+    assert len(a) == len(b) and len(a) > 0, (len(a), len(b))
+    for x, y in zip(a, b): assert torch.equal(x, y), (x, y)
+"""
+# At once, because threads of PyTorch's own can abort a process that is taken apart.
+EPILOGUE = """
+if dist.is_initialized():
+    dist.barrier()
+    if rank == 0:
+        import time; time.sleep(0.2)  # the store of the group is here
+os._exit(0)
+"""
+
+FSDP2 = """
+from torch.distributed.fsdp import fully_shard
+model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 7, bias=False))
+for layer in model: fully_shard(layer)
+fully_shard(model)
+adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+def step():
+    model(torch.ones(2, 6)).square().sum().backward(); adam.step(); adam.zero_grad()
+def everything():
+    return [x.full_tensor() for p in model.parameters() for x in (p, adam.state[p]["exp_avg"], adam.state[p]["exp_avg_sq"])]
+"""
+
+MEGATRON = """
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+parallel_state.initialize_model_parallel(size, 1)
+config = TransformerConfig(num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=4, normalization="RMSNorm",
+                           gated_linear_unit=True, add_bias_linear=False, use_cpu_initialization=True,
+                           tensor_model_parallel_size=size, pipeline_dtype=torch.float32)
+model = GPTModel(config, get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=512, max_sequence_length=16,
+                 position_embedding_type="rope", share_embeddings_and_output_weights=False)
+adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+def step():
+    for number, parameter in enumerate(model.parameters()): parameter.grad = torch.full_like(parameter, 1 + number / 64)
+    adam.step()
+"""
+
+DEEPSPEED = """
+import deepspeed
+model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 7, bias=False))
+deepspeed.init_distributed("gloo", init_method="file://" + meet, rank=rank, world_size=size)
+engine, adam, _, _ = deepspeed.initialize(model=model, config={
+    "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
+    "zero_allow_untested_optimizer": True}, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+def step():
+    loss = engine(torch.ones(2, 6, dtype=torch.bfloat16)).float().square().sum(); engine.backward(loss); engine.step()
+from deepspeed.utils import safe_get_full_fp32_param as full, safe_get_full_optimizer_state as moment
+def everything():
+    return [x for p in engine.module.parameters() for x in (full(p), moment(p, "exp_avg"), moment(p, "exp_avg_sq"))]
+"""
+
+TRAINER = """
+from transformers import LlamaConfig, LlamaForCausalLM
+model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                     num_key_value_heads=2, vocab_size=256, tie_word_embeddings=False))
+samples = [{"input_ids": torch.tensor([n % 7, 1, 2, 3]), "labels": torch.tensor([n % 7, 1, 2, 3])} for n in range(64)]
+"""
+
+LIGHTNING = """
+import lightning.pytorch as lightning
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 7))
+    def training_step(self, batch, index):
+        return self.layers(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+module = Module()
+samples = torch.utils.data.DataLoader(torch.ones(40, 6), batch_size=4)
+"""
+
+
+def pages():
+    """title → its blocks."""
+    text = mount.read_text(os.path.join(PYTHON, "README.md"))
+    found = {}
+    for title, body in re.findall(r"^### (.+?)$\n(.*?)(?=^##)", text, re.M | re.S):
+        found[title] = re.findall(r"^```python\n(.*?)^```$", body, re.M | re.S)
+    return found
+
+
+class Frameworks(mount.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.pages = pages()
+
+    def need(self, *modules):
+        for module in modules:
+            if importlib.util.find_spec(module) is None:
+                self.skipTest(f"Python has no {module} here")
+
+    def run_ranks(self, size, *parts, group=False):
+        """Runs the parts, one behind the other, in each of `size` processes."""
+        body = "\n".join(parts).replace("/mnt/ptc", self.mount.path)
+        meet = self.temporary(f"meet-{len(os.listdir(self.scratch))}")
+        text = PROLOGUE.replace("NEEDS_GROUP", str(group)) + body + EPILOGUE
+        log = open(meet + ".log", "w+", encoding="utf-8")
+        self.addCleanup(log.close)
+        processes = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", text, str(rank), str(size), meet],
+                                      stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.scratch) for rank in range(size)]
+        for process in processes:
+            self.addCleanup(process.kill)
+        codes = [process.wait(timeout=200) for process in processes]
+        log.seek(0)
+        self.assertEqual(codes, [0] * size, log.read())
+
+    def job(self, name, **layout):
+        return ptc.Job.create(os.path.join(self.mount.path, name), **layout)
+
+    def test_every_page_is_run(self):
+        self.assertEqual(sorted(self.pages), ["DeepSpeed", "FSDP2", "Lightning", "Megatron-LM", "PEFT", "Trainer", "vLLM"])
+        tested = {name for name in dir(self) if name.startswith("test_")}
+        for title in self.pages:
+            self.assertIn("test_" + title.lower().replace("-", "_"), tested)
+
+    def test_fsdp2(self):
+        save, load, dcp = self.pages["FSDP2"]
+        job = self.job("fsdp", dp=4, optimizer="fsdp")
+        keep = f"torch.save(everything(), {self.temporary('whole.pt')!r})\n"
+        check = f"same(everything(), torch.load({self.temporary('whole.pt')!r}))\n"
+        self.run_ranks(4, FSDP2, "step(); step()", save, "whole = everything()", "if rank == 0: " + keep.replace("everything()", "whole"))
+        job.set_layout(dp=3)
+        self.run_ranks(3, FSDP2, load, check)
+        self.run_ranks(2, FSDP2, dcp, check)
+        self.assertEqual(job.checkpoints(), ["step100", "step101"])
+        self.run_ranks(3, FSDP2, load, check)
+
+    def test_megatron_lm(self):
+        self.need("megatron.core" if importlib.util.find_spec("megatron") else "megatron")
+        save, load = self.pages["Megatron-LM"]
+        job = self.job("gpt", tp=2, naming="stage")
+        self.run_ranks(2, MEGATRON, "step()", save, group=True)
+        for tp in (1, 4):
+            job.set_layout(tp=tp)
+            self.run_ranks(tp, MEGATRON, load, """
+checkpoint = ptc.Checkpoint("/mnt/ptc/gpt")
+for name, parameter in model.named_parameters():
+    whole = checkpoint.read(name)
+    part = {"fc1": lambda: torch.cat([half.chunk(size)[rank] for half in whole.chunk(2)]),
+            "fc2": lambda: whole.chunk(size, 1)[rank], "proj": lambda: whole.chunk(size, 1)[rank], "norm": lambda: whole,
+            }.get(next((key for key in ("fc1", "fc2", "proj", "norm") if key in name), ""), lambda: whole.chunk(size)[rank])()
+    assert torch.equal(parameter, part), name
+    assert adam.state[parameter]["exp_avg"].shape == parameter.shape, name
+    assert adam.state[parameter]["step"] == 1
+""", group=True)
+
+    def test_deepspeed(self):
+        self.need("deepspeed")
+        save, load = self.pages["DeepSpeed"]
+        self.job("zero", dp=2)
+        keep = self.temporary("whole.pt")
+        self.run_ranks(2, "meet += '.deepspeed'", DEEPSPEED, "step(); step()", save, f"""
+whole = everything()
+if rank == 0: torch.save(whole, {keep!r})""", group=True)
+        self.run_ranks(1, DEEPSPEED, "step()", load, f"same(everything(), torch.load({keep!r}))", group=True)
+
+    def test_trainer(self):
+        self.need("transformers", "accelerate")
+        page, = self.pages["Trainer"]
+        job = self.job("hf")
+        os.makedirs(job.file("incoming/trainer"))
+        whole = self.temporary("whole")
+        self.run_ranks(1, TRAINER, "max_steps = 8", page, f"torch.save(model.state_dict(), {whole!r})")
+        self.assertEqual(job.checkpoints(), [f"checkpoint-{step}" for step in (2, 4, 6, 8)])
+        self.assertEqual(os.listdir(job.file("incoming")), ["trainer"])
+        self.assertEqual(os.listdir(job.file("incoming/trainer")), [])
+        for step in (6, 8):
+            shutil.rmtree(job.file(f"checkpoints/checkpoint-{step}"))
+        job.set_layout(tp=2)
+        halves = [ptc.load(job.path, rank=rank) for rank in range(2)]
+        name = "model.layers.0.mlp.up_proj.weight"
+        self.assertEqual([half["optim"]["state"][name]["exp_avg"].shape for half in halves], [(24, 32)] * 2)
+        # What goes on from the fourth step comes out as what was never interrupted.
+        self.run_ranks(1, TRAINER, "max_steps = 8", page, f"resumed = torch.load({whole!r})",
+                       "for key, value in model.state_dict().items(): assert torch.equal(value, resumed[key]), key")
+        self.assertEqual(job.checkpoints(), [f"checkpoint-{step}" for step in (2, 4, 6, 8)])
+
+    def test_lightning(self):
+        self.need("lightning")
+        page, = self.pages["Lightning"]
+        job = self.job("lightning")
+        whole, first = self.temporary("whole"), "epoch=0-step=2.ckpt"
+        self.run_ranks(1, LIGHTNING, "path, max_steps = None, 4", page, f"torch.save(module.state_dict(), {whole!r})")
+        self.assertEqual(job.checkpoints(), [first, "epoch=0-step=4.ckpt"])
+        self.run_ranks(1, LIGHTNING, "path, max_steps = '/mnt/ptc/lightning/checkpoints/" + first + "', 4",
+                       page.replace("every_n_train_steps=2", "every_n_train_steps=100"),
+                       f"resumed = torch.load({whole!r})",
+                       "assert trainer.global_step == 4\n"
+                       "for key, value in module.state_dict().items(): assert torch.equal(value, resumed[key]), key")
+        self.assertIn("optim", ptc.load(job.path))
+
+    def test_peft(self):
+        self.need("transformers", "peft")
+        page, = self.pages["PEFT"]
+        self.job("lora")
+        self.run_ranks(1, TRAINER, """
+import copy
+from peft import LoraConfig, get_peft_model
+base = copy.deepcopy(model)
+model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+""", page, """
+for name, parameter in model.named_parameters():
+    if "lora" in name: assert torch.equal(parameter, dict(again.named_parameters())[name]), name
+""")
+
+    def test_vllm(self):
+        self.need("vllm")
+        page, = self.pages["vLLM"]
+        job = self.job("hf-serve")
+        os.makedirs(job.file("incoming/checkpoint-4/rank"))
+        self.run_ranks(1, TRAINER, "model.save_pretrained('/mnt/ptc/hf-serve/incoming/checkpoint-4/rank/0')")
+        ptc.commit(job.file("incoming/checkpoint-4"))
+        self.run_ranks(1, page.replace("/mnt/ptc/hf/", "/mnt/ptc/hf-serve/"))
+
+
+if __name__ == "__main__":
+    mount.main()

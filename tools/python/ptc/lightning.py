@@ -1,0 +1,86 @@
+"""Lightning: checkpoints of its Trainer as checkpoints of a job.
+
+    Trainer(plugins=[CheckpointIO("/mnt/ptc/llama")],
+            callbacks=[NamedOptimizers(), ModelCheckpoint("/mnt/ptc/llama/checkpoints")])
+"""
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from typing import Any, Dict, Optional, Union
+
+import torch
+
+try:
+    from lightning.pytorch import Callback
+    from lightning.pytorch.plugins.io import CheckpointIO as _CheckpointIO
+except ImportError:  # under its older name
+    from pytorch_lightning import Callback  # type: ignore[assignment]
+    from pytorch_lightning.plugins.io import CheckpointIO as _CheckpointIO  # type: ignore[assignment]
+
+from .job import Job
+from .loading import load
+from .optimizer import optimizer_state
+from .saving import save
+
+_REST = "lightning.ckpt"
+_ALONE = {"tp": 1, "pp": 1, "dp": 1}
+
+
+class CheckpointIO(_CheckpointIO):
+    """Saves the module's parameters and its optimizers' state as tensors, by name, and all else in one file of
+    torch.save's.
+
+    The last part of a path is the checkpoint's name. Of a strategy whose first rank has the whole module: one process,
+    or DDP. Errors: CommitError, OSError; TypeError, where `NamedOptimizers` is not among the callbacks.
+    """
+
+    def __init__(self, job: Union[str, os.PathLike, Job]) -> None:
+        self.job = job if isinstance(job, Job) else Job(job)
+
+    def save_checkpoint(self, checkpoint: Dict[str, Any], path: Any, storage_options: Optional[Any] = None) -> None:
+        name = os.path.basename(os.fspath(path))
+        where = self.job.incoming(name)
+        shutil.rmtree(where, ignore_errors=True)  # of an attempt that was broken off
+        rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        buffer = io.BytesIO()
+        torch.save(rest, buffer)
+        state = {"model": checkpoint["state_dict"], "optim": checkpoint.get("optimizer_states", [])}
+        try:
+            save(state, where, rank=0, layout=_ALONE, files={_REST: buffer.getvalue()})
+        except TypeError as error:
+            raise TypeError(f"{error}; of Lightning: callbacks=[ptc.lightning.NamedOptimizers()]") from None
+        self.job.rename_into_checkpoints(name)
+
+    def load_checkpoint(self, path: Any, map_location: Optional[Any] = None, weights_only: Optional[bool] = None
+                        ) -> Dict[str, Any]:
+        where = self.job.file("checkpoints", os.path.basename(os.fspath(path)), "layouts/tp1-pp1-dp1/rank/0")
+        state = load(where, map_location if isinstance(map_location, (str, torch.device)) else None)
+        checkpoint = torch.load(os.path.join(where, _REST), map_location=map_location,
+                                weights_only=False if weights_only is None else weights_only)
+        return {**checkpoint, "state_dict": state["model"], "optimizer_states": state["optim"]}
+
+    def remove_checkpoint(self, path: Any) -> None:
+        shutil.rmtree(self.job.file("checkpoints", os.path.basename(os.fspath(path))))
+
+
+class NamedOptimizers(Callback):
+    """Turns the numbers of parameters in optimizers' state into names where it is saved, and back where it is loaded.
+    """
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Dict[str, Any]) -> None:
+        checkpoint["optimizer_states"] = [optimizer_state(pl_module, one) for one in trainer.optimizers]
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Dict[str, Any]) -> None:
+        numbered = []
+        for saved in checkpoint.get("optimizer_states", []):
+            number: Dict[str, int] = {}
+            groups = []
+            for one in saved["param_groups"]:
+                for name in one["params"]:
+                    number[name] = len(number)
+                groups.append({**one, "params": [number[name] for name in one["params"]]})
+            numbered.append({"state": {number[name]: values for name, values in saved["state"].items()},
+                             "param_groups": groups})
+        checkpoint["optimizer_states"] = numbered

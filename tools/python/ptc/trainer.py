@@ -1,0 +1,71 @@
+"""Hugging Face's Trainer: what it saves becomes a checkpoint of a job.
+
+    callback = ptc.trainer.Callback("/mnt/ptc/llama")
+    trainer = Trainer(…, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=callback.latest)
+"""
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any, Optional, Union
+
+from transformers import TrainerCallback
+
+from . import group
+from .job import Job
+from .loading import load
+from .optimizer import load_optimizer_state, optimizer_state
+from .saving import commit, save
+
+
+class Callback(TrainerCallback):
+    """Commits each checkpoint-<step> that the Trainer has saved, its optimizer's state by the names of parameters.
+
+    An `output_dir` in the job's incoming/ makes that a rename, and each byte is written once; otherwise files are
+    copied. optimizer.pt, which goes by numbers, is left out; all else is kept. Of a Trainer whose ranks have the whole
+    model: one process, or DDP. For FSDP there are `ptc.Writer` and `ptc.Reader`. CommitError and OSError end the
+    training.
+    """
+
+    def __init__(self, job: Union[str, os.PathLike, Job]) -> None:
+        self.job = job if isinstance(job, Job) else Job(job)
+
+    @property
+    def latest(self) -> Optional[str]:
+        """For trainer.train(resume_from_checkpoint=…): the newest checkpoint, as one rank has it. None: there is none.
+        """
+        current = self.job.current
+        if current is None:
+            return None
+        return os.path.join(os.path.dirname(current), "tp1-pp1-dp1", "rank", "0")
+
+    def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        name = f"checkpoint-{state.global_step}"
+        source = os.path.join(args.output_dir, name)
+        where = self.job.begin(name)
+        if group.rank() == 0:
+            target = os.path.join(where, "rank", "0")
+            os.makedirs(os.path.dirname(target))
+            if os.stat(source).st_dev == os.stat(where).st_dev:
+                os.rename(source, target)
+            else:
+                shutil.copytree(source, target)
+            if optimizer is not None and os.path.exists(os.path.join(target, "optimizer.pt")):
+                os.unlink(os.path.join(target, "optimizer.pt"))
+                save({"optim": optimizer_state(model, optimizer)}, where, rank=0, layout={"tp": 1, "pp": 1, "dp": 1})
+        commit(where)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None,
+                       lr_scheduler: Any = None, **kwargs: Any) -> None:
+        """Loads what the Trainer has not found without its optimizer.pt."""
+        where = self.latest
+        if state.global_step == 0 or where is None or optimizer is None:
+            return
+        saved = load(where)
+        if "optim" in saved:
+            load_optimizer_state(model, optimizer, saved["optim"])
+        schedule = os.path.join(where, "scheduler.pt")
+        if lr_scheduler is not None and os.path.exists(schedule):
+            import torch
+            lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))
