@@ -9,6 +9,7 @@
 #include <boost/json/serialize.hpp>
 #include <map>
 
+#include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
@@ -32,28 +33,28 @@ constexpr auto kKept = 60s;            // without a mv
 
 }  // namespace
 
-Job::Impl::CommitAttempt::CommitAttempt(Job::Impl& job, std::string id, std::string incoming,
-                                        std::string name)
-    : job_(job),
+CommitAttempt::CommitAttempt(CommitsLed& all, std::string id, std::string incoming,
+                             std::string name)
+    : all_(all),
       id_(std::move(id)),
       incoming_(std::move(incoming)),
       name_(std::move(name)),
       label_("incoming/" + incoming_),
-      source_dir_(job.place.incoming_dir() + "/" + incoming_) {}
+      source_dir_(job_.place.incoming_dir() + "/" + incoming_) {}
 
-Job::Impl::CommitAttempt::~CommitAttempt() {
+CommitAttempt::~CommitAttempt() {
   stop();
   thread_ = {};
   if (step_ == Step::kInDoubt && share_ != nullptr) share_->leave();
   answered();
 }
 
-void Job::Impl::CommitAttempt::start() {
+void CommitAttempt::start() {
   activity_ = job_.activities.begin({Activity::Kind::kCommit, name_, label_, ""});
   thread_ = std::jthread([this](std::stop_token) { run(); });
 }
 
-std::optional<Result<>> Job::Impl::CommitAttempt::wait(Clock::time_point deadline) {
+std::optional<Result<>> CommitAttempt::wait(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   ++waiting_;
   latest_deadline_ = std::max(latest_deadline_, deadline);
@@ -69,7 +70,7 @@ std::optional<Result<>> Job::Impl::CommitAttempt::wait(Clock::time_point deadlin
   return Result<>(ok());
 }
 
-bool Job::Impl::CommitAttempt::withdraw() {
+bool CommitAttempt::withdraw() {
   std::lock_guard lock(mutex_);
   if (ended_) return true;
   if (waiting_ > 0 || step_ == Step::kDeciding || step_ == Step::kInDoubt ||
@@ -79,45 +80,45 @@ bool Job::Impl::CommitAttempt::withdraw() {
   return true;
 }
 
-void Job::Impl::CommitAttempt::stop() { stop_.request_stop(); }
+void CommitAttempt::stop() { stop_.request_stop(); }
 
-bool Job::Impl::CommitAttempt::stopped() const { return stop_.stop_requested(); }
+bool CommitAttempt::stopped() const { return stop_.stop_requested(); }
 
-bool Job::Impl::CommitAttempt::forgotten() const {
+bool CommitAttempt::forgotten() const {
   std::lock_guard lock(mutex_);
   return waiting_ == 0 && Clock::now() - last_asked_ > kKept;
 }
 
-bool Job::Impl::CommitAttempt::ended() const {
+bool CommitAttempt::ended() const {
   std::lock_guard lock(mutex_);
   return ended_;
 }
 
-std::string_view Job::Impl::CommitAttempt::outcome() const {
+std::string_view CommitAttempt::outcome() const {
   std::lock_guard lock(mutex_);
   if (step_ == Step::kCommitted) return "committed";
   return step_ == Step::kFailed ? "given up" : "open";
 }
 
-std::optional<Job::Impl::CommitAttempt::Failure> Job::Impl::CommitAttempt::unheard_failure() const {
+std::optional<CommitAttempt::Failure> CommitAttempt::unheard_failure() const {
   std::lock_guard lock(mutex_);
   if (!ended_ || heard_ || !error_ || stop_.stop_requested()) return std::nullopt;
   return Failure{*error_, failed_at_ns_};
 }
 
-bool Job::Impl::CommitAttempt::unheard_success() const {
+bool CommitAttempt::unheard_success() const {
   std::lock_guard lock(mutex_);
   return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) &&
          shown_->is_empty();
 }
 
-void Job::Impl::CommitAttempt::answered() {
+void CommitAttempt::answered() {
   std::lock_guard lock(mutex_);
   if (shown_ != nullptr) shown_->remove_from(source_dir_);
   shown_.reset();
 }
 
-void Job::Impl::CommitAttempt::run() {
+void CommitAttempt::run() {
   Result<> result = ok();
   try {
     result = prepare();
@@ -133,11 +134,11 @@ void Job::Impl::CommitAttempt::run() {
   end(std::move(result));
 }
 
-void Job::Impl::CommitAttempt::end(Result<> result) {
+void CommitAttempt::end(Result<> result) {
   if (result.has_error() && result.error().code() == Code::kInDoubt) {
     Error error = std::move(result).error().with_context(
         label_ + " is neither committed nor put back until the metadata can be asked again");
-    job_.note_refused(incoming_, error);
+    all_.note_refused(incoming_, error);
     {
       std::lock_guard lock(mutex_);
       step_ = Step::kInDoubt;
@@ -147,7 +148,7 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
     job_.doubts.add([weak = weak_from_this()] {
       if (const auto attempt = weak.lock()) attempt->settle_doubt();
     });
-    job_.housekeeping.wake();
+    job_.wake();
     return;
   }
   if (result.has_value()) {
@@ -158,7 +159,7 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
       step_ = Step::kFailed;
     }
     take_back();
-    if (!stop_.stop_requested()) job_.note_refused(incoming_, result.error());
+    if (!stop_.stop_requested()) all_.note_refused(incoming_, result.error());
   }
   const bool elsewhere_too = result.has_error();
   activity_.reset();
@@ -178,7 +179,7 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
     changed_.notify_all();
   }
   // Nobody here waits for that; who does not hear it asks, and when this node has ended, they know.
-  if (elsewhere_too && !job_.commit_stop.stop_requested())
+  if (elsewhere_too && !all_.stop_.stop_requested())
     (void)ask_all(
         asked_, "untake", kUndoTime,
         [&](const std::string&) {
@@ -187,14 +188,16 @@ void Job::Impl::CommitAttempt::end(Result<> result) {
         [](const std::string&, const std::string&) { return ok(); });
 }
 
-void Job::Impl::CommitAttempt::settle_doubt() {
-  const JobKnowledge::Snapshot known = job_.knowledge.now();
-  const bool done = known->damaged_ids.contains(id_) || known->find_id(id_) != nullptr;
+void CommitAttempt::settle_doubt() {
+  auto is_known = [&](const KnownJob& known) {
+    return known.damaged_ids.contains(id_) || known.find_id(id_) != nullptr;
+  };
+  const bool done = is_known(*job_.knowledge.now());
   end(done ? Result<>(ok())
            : make_error(Code::kUnavailable, "{} was not committed: it is put back", label_));
 }
 
-bool Job::Impl::CommitAttempt::wait_until_asked() {
+bool CommitAttempt::wait_until_asked() {
   activity_->begin("ready");
   std::unique_lock lock(mutex_);
   step_ = Step::kReady;
@@ -205,23 +208,23 @@ bool Job::Impl::CommitAttempt::wait_until_asked() {
   return true;
 }
 
-Result<> Job::Impl::CommitAttempt::prepare() {
-  if (job_.services.cluster != nullptr)
+Result<> CommitAttempt::prepare() {
+  if (!job_.place.alone())
     // Not the one of the moment of the decision: when this lease ends, the others put back what
     // they took.
-    fences_.push_back(job_.services.cluster->fence());
+    fences_.push_back(job_.place.services.cluster->fence());
   job_.hashing.leave(incoming_);  // it goes on here, on all threads
   MakeSeal seal;
-  if (job_.listener != nullptr)
+  if (job_.place.listener != nullptr)
     seal = [this](GivesWay gives_way) {
-      return job_.listener->seal(job_.job->name(), incoming_, std::move(gives_way));
+      return job_.place.listener->seal(job_.place.name, incoming_, std::move(gives_way));
     };
   PTC_TRY(share_, CommitShare::take(job_.place.commit_place(job_.hashing.hashes()), id_, incoming_,
                                     seal, [weak = weak_from_this()] {
                                       const auto attempt = weak.lock();
                                       return attempt == nullptr || attempt->withdraw();
                                     }));
-  if (job_.services.cluster != nullptr) {
+  if (!job_.place.alone()) {
     PTC_TRY(take_elsewhere());
   }
   if (share_ == nullptr && elsewhere_.empty())
@@ -229,12 +232,12 @@ Result<> Job::Impl::CommitAttempt::prepare() {
   PTC_TRY(draft());
   PTC_TRY(adopt());
   PTC_TRY(write_down());
-  if (job_.services.cluster == nullptr) return ok();
+  if (job_.place.alone()) return ok();
   return make_copies();
 }
 
-Result<> Job::Impl::CommitAttempt::take_elsewhere() {
-  Cluster& cluster = *job_.services.cluster;
+Result<> CommitAttempt::take_elsewhere() {
+  Cluster& cluster = *job_.place.services.cluster;
   const std::string request = json::serialize(json::object{{"id", id_},
                                                            {"incoming", incoming_},
                                                            {"from", cluster.self()},
@@ -280,7 +283,7 @@ Result<> Job::Impl::CommitAttempt::take_elsewhere() {
   return result;
 }
 
-Result<> Job::Impl::CommitAttempt::draft() {
+Result<> CommitAttempt::draft() {
   activity_->begin("hashing");
   CommitRequest request;
   request.dir_fd = share_ != nullptr ? share_->directory() : -1;
@@ -302,7 +305,7 @@ Result<> Job::Impl::CommitAttempt::draft() {
   }
   const auto deadline = started_ + kWaitForRelease;
   auto draft_now = [&] {
-    return draft_commit(request, files, *job_.services.executor, job_.hashing.hashes(),
+    return draft_commit(request, files, *job_.place.services.executor, job_.hashing.hashes(),
                         stop_.get_token());
   };
   Result<CommitDraft> drafted = draft_now();
@@ -325,7 +328,7 @@ Result<> Job::Impl::CommitAttempt::draft() {
   return ok();
 }
 
-Result<> Job::Impl::CommitAttempt::adopt() {
+Result<> CommitAttempt::adopt() {
   Manifest& manifest = draft_.manifest;
   images_.resize(manifest.files.size());
   std::map<std::string, std::vector<size_t>> on_node;  // numbers of files
@@ -369,7 +372,7 @@ Result<> Job::Impl::CommitAttempt::adopt() {
       });
 }
 
-Result<> Job::Impl::CommitAttempt::write_down() {
+Result<> CommitAttempt::write_down() {
   const Manifest& manifest = draft_.manifest;
   std::vector<StoredImage> stored_images;
   for (size_t i = 0; i < manifest.files.size(); ++i) {
@@ -377,37 +380,38 @@ Result<> Job::Impl::CommitAttempt::write_down() {
     const bool as_it_is = file.has_tensors && file.set.empty();
     stored_images.push_back({file.image, images_[i], file.has_tensors ? manifest.owner_of(file) : 0,
                              as_it_is ? file.path : "", as_it_is ? -1 : static_cast<int32_t>(i),
-                             draft_.nodes[i].empty() ? node_key(job_.services) : draft_.nodes[i]});
+                             draft_.nodes[i].empty() ? job_.place.node_key() : draft_.nodes[i]});
   }
   const std::string manifest_text = manifest.to_text();
-  PTC_TRY(auto facts,
-          CheckpointFacts::of(manifest, manifest_text, draft_.headers, *job_.services.results));
-  record_.checkpoint = std::make_shared<Checkpoint>(
-      facts, job_.services.results, &job_.services.executor->transport(), job_.services.catch_up);
+  PTC_TRY(auto facts, CheckpointFacts::of(manifest, manifest_text, draft_.headers,
+                                          *job_.place.services.results));
+  record_.checkpoint = std::make_shared<Checkpoint>(facts, job_.place.services.results,
+                                                    &job_.place.services.executor->transport(),
+                                                    job_.place.services.catch_up);
   PTC_TRY(auto stored,
           record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
   record_.where = stored;
   record_.checkpoint->replace_stored(stored);
   record_.id = id_;
   record_.generation = 1;
-  if (job_.services.cluster != nullptr) record_.nodes = stored->nodes;
+  if (!job_.place.alone()) record_.nodes = stored->nodes;
   record_.stored = "stored-1.json";  // the id is this commit's alone
-  const std::string directory = job_.checkpoint_dir(id_);
-  PTC_TRY(job_.make_checkpoint_dir(id_));
+  const std::string directory = job_.place.checkpoint_dir(id_);
+  PTC_TRY(job_.files.make_directory_of(id_));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/manifest.json", manifest_text));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/headers.bin", draft_.headers));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/stored-1.json", stored->to_text()));
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir + "/checkpoints"));
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir));
-  if (job_.services.cluster == nullptr) return ok();
+  if (job_.place.alone()) return ok();
   for (const std::string& node : job_.peers.others())
     if (!is_among(asked_, node)) asked_.push_back(node);
-  return job_.give_files(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored,
+  return job_.files.give(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored,
                          fences_.front());
 }
 
 /// The copies that `replicas` asks for.
-Result<> Job::Impl::CommitAttempt::make_copies() {
+Result<> CommitAttempt::make_copies() {
   const Checkpoint& checkpoint = *record_.checkpoint;
   const std::shared_ptr<const StoredState> stored = checkpoint.stored();
   Layout as_written = job_.knowledge.now()->saved.layout;
@@ -416,21 +420,22 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
     as_written.devices.clear();
   as_written.spec = stored->spec;
   auto make_once = [&](Fences& of_nodes) -> Result<std::shared_ptr<const StoredState>> {
-    PTC_TRY(auto wanted, job_.wanted_state(checkpoint, as_written, job_.nodes_in_service()));
+    PTC_TRY(auto wanted, wanted_state(job_.place, checkpoint, as_written,
+                                      nodes_in_service(job_.place, *job_.knowledge.now())));
     wanted.nothing_leaves = true;  // what was just written stays where it is until it is decided on
     PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
     if (change->nothing()) return std::shared_ptr<const StoredState>();
     activity_->begin("copying",
                      change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
-    PTC_TRY(auto parts, job_.make_parts(record_, *stored, wanted, *change, *activity_, of_nodes,
-                                        /*epoch=*/0, &fences_.front()));
+    PTC_TRY(auto parts, job_.maker.make_all(record_, *stored, wanted, *change, *activity_, of_nodes,
+                                            /*epoch=*/0, &fences_.front()));
     auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
-      PTC_TRY(job_.compare_parts(record_, *stored, *change, parts, /*known=*/false));
-      PTC_TRY(auto images, job_.compose(checkpoint, *stored, *change, parts));
+      PTC_TRY(job_.maker.compare(record_, *stored, *change, parts, /*known=*/false));
+      PTC_TRY(auto images, job_.maker.compose(checkpoint, *stored, *change, parts));
       return checkpoint.make_stored(stored->spec, std::move(images));
     };
     auto composed = compose();
-    if (composed.has_error()) job_.give_up(record_, parts, /*epoch=*/0);
+    if (composed.has_error()) job_.maker.give_up(record_, parts, /*epoch=*/0);
     return composed;
   };
   const auto deadline = Clock::now() + kWaitForNodes;
@@ -452,12 +457,12 @@ Result<> Job::Impl::CommitAttempt::make_copies() {
   record_.stored = "stored-2.json";
   record_.where = with_copies_;
   record_.checkpoint->replace_stored(with_copies_);
-  PTC_TRY(write_file_atomically(AT_FDCWD, job_.checkpoint_dir(id_) + "/stored-2.json",
+  PTC_TRY(write_file_atomically(AT_FDCWD, job_.place.checkpoint_dir(id_) + "/stored-2.json",
                                 with_copies_->to_text()));
-  return job_.give_files(id_, {"stored-2.json"}, *with_copies_, fences_.front());
+  return job_.files.give(id_, {"stored-2.json"}, *with_copies_, fences_.front());
 }
 
-Result<> Job::Impl::CommitAttempt::hide() {
+Result<> CommitAttempt::hide() {
   if (share_ != nullptr) {
     Result<> hidden = share_->hide(CommitShare::Name::kShown);
     std::lock_guard lock(mutex_);
@@ -474,25 +479,25 @@ Result<> Job::Impl::CommitAttempt::hide() {
       [](const std::string&, const std::string&) { return ok(); });
 }
 
-Result<> Job::Impl::CommitAttempt::decide() {
+Result<> CommitAttempt::decide() {
   Result<> decided = decide_once();
   auto conflicts = [&] { return decided.has_error() && decided.error().code() == Code::kConflict; };
   auto exists = [&] { return job_.knowledge.now()->record_of(name_) != nullptr; };
   // It names the layout in force and the last commit, and others change these too.
   constexpr int kTries = 10;
-  for (int tries = 1; tries < kTries && conflicts() && job_.services.cluster != nullptr; ++tries) {
+  for (int tries = 1; tries < kTries && conflicts() && !job_.place.alone(); ++tries) {
     PTC_TRY(job_.follow());
     if (exists()) break;
     decided = decide_once();
   }
-  if (conflicts() && (job_.services.cluster == nullptr || exists()))
+  if (conflicts() && (job_.place.alone() || exists()))
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name_);
   return decided;
 }
 
-Result<> Job::Impl::CommitAttempt::decide_once() {
-  std::lock_guard change(job_.changes);
-  JobDecision decision(job_.job->name());
+Result<> CommitAttempt::decide_once() {
+  std::lock_guard change(job_.decisions.mutex());
+  JobDecision decision(job_.place.name);
   InForce next;
   bool in_place = false;
   {
@@ -515,9 +520,9 @@ Result<> Job::Impl::CommitAttempt::decide_once() {
     next.current = name_;
     decision.put(next);
   }
-  PTC_TRY(const int64_t committed, job_.commit_fenced(std::move(decision)));
+  PTC_TRY(const int64_t committed, job_.place.commit(std::move(decision)));
   record_.meta_revision = committed;
-  job_.confirm(record_);
+  job_.files.confirm(record_);
   job_.knowledge.update([&](KnownJob& known) {
     known.checkpoints[name_] = record_;
     known.sequence = {sequence, committed};
@@ -529,26 +534,27 @@ Result<> Job::Impl::CommitAttempt::decide_once() {
   return ok();
 }
 
-void Job::Impl::CommitAttempt::finish() {
+void CommitAttempt::finish() {
   {
     std::lock_guard lock(mutex_);
     step_ = Step::kCommitted;
   }
   if (share_ != nullptr) share_->committed();
   for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version);
-  job_.remove_error_file(incoming_);
-  if (job_.listener != nullptr) job_.listener->checkpoint_changed(job_.job->name(), name_);
+  all_.remove_error_file(incoming_);
+  if (job_.place.listener != nullptr)
+    job_.place.listener->checkpoint_changed(job_.place.name, name_);
   const std::chrono::duration<double> seconds = Clock::now() - started_;
   job_.knowledge.update(
       [&](KnownJob& known) { known.counts.last_commit_seconds = seconds.count(); });
-  job_.note_committed(id_);
+  all_.note_committed(id_);
   spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s",
-               job_.job->name(), label_, name_, draft_.manifest.checksums.size(),
+               job_.place.name, label_, name_, draft_.manifest.checksums.size(),
                draft_.manifest.files.size(), draft_.manifest.written_spec.name(), seconds.count());
 }
 
 /// Somebody may hold this for a while, and no images with it.
-void Job::Impl::CommitAttempt::let_go() {
+void CommitAttempt::let_go() {
   elsewhere_.clear();
   draft_ = CommitDraft();
   images_.clear();
@@ -557,15 +563,15 @@ void Job::Impl::CommitAttempt::let_go() {
   share_.reset();
 }
 
-void Job::Impl::CommitAttempt::take_back() {
+void CommitAttempt::take_back() {
   if (with_copies_ != nullptr)
     for (const StoredImage& image : with_copies_->images)
-      if (image.node == node_key(job_.services)) (void)job_.services.images->remove({image.id});
-  (void)remove_tree(AT_FDCWD, job_.checkpoint_dir(id_));
+      if (image.node == job_.place.node_key()) (void)job_.place.services.images->remove({image.id});
+  (void)remove_tree(AT_FDCWD, job_.place.checkpoint_dir(id_));
   share_.reset();
 }
 
-Result<> Job::Impl::CommitAttempt::ask_all(
+Result<> CommitAttempt::ask_all(
     const std::vector<std::string>& nodes, std::string_view method, std::chrono::milliseconds time,
     const std::function<std::string(const std::string& node)>& request,
     const std::function<Result<>(const std::string& node, const std::string& answer)>& take) {

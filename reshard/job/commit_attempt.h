@@ -41,16 +41,16 @@
 
 #include "reshard/intake/commit.h"
 #include "reshard/intake/commit_share.h"
-#include "reshard/job/job_impl.h"
+#include "reshard/job/commits_led.h"
 
 namespace ptc {
 
 /// Threads: any; it has one of its own, which its destructor waits for.
-class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
+class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  CommitAttempt(Job::Impl& job, std::string id, std::string incoming, std::string name);
+  CommitAttempt(CommitsLed& all, std::string id, std::string incoming, std::string name);
   ~CommitAttempt();
   void start();
 
@@ -112,7 +112,8 @@ class Job::Impl::CommitAttempt : public std::enable_shared_from_this<CommitAttem
       const std::function<std::string(const std::string& node)>& request,
       const std::function<Result<>(const std::string& node, const std::string& answer)>& take);
 
-  Job::Impl& job_;
+  CommitsLed& all_;  // which outlives it
+  const CommitsLed::Uses& job_ = all_.uses_;
   const std::string id_, incoming_, name_, label_, source_dir_;
   const Clock::time_point started_ = Clock::now();
   std::unique_ptr<Activity> activity_;

@@ -7,7 +7,7 @@
 #include <boost/json/serialize.hpp>
 #include <map>
 
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_parts.h"
 #include "reshard/move/placement.h"
 #include "reshard/move/space.h"
 #include "store/base/wall_time.h"

@@ -2,7 +2,7 @@
 //
 // drained/<node> in the metadata says so, until it is taken away: {"since": <time>}. Nothing new is
 // placed on such a node (who decides to compares that there is no such key), and the jobs' threads
-// move what lies on it to others (job_reshard.cc, job_older.cc); until then it serves what it has,
+// move what lies on it to others (resharder.h); until then it serves what it has,
 // as any other.
 #pragma once
 

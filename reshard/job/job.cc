@@ -11,9 +11,11 @@
 #include <ctime>
 
 #include "reshard/cluster/tell.h"
+#include "reshard/cluster/tombstones.h"
 #include "reshard/job/commit_attempt.h"
 #include "reshard/job/drain.h"
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_parts.h"
+#include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
 #include "reshard/move/space.h"
 #include "store/base/file.h"
@@ -78,8 +80,7 @@ Result<std::string> Job::answer(std::string_view method, std::string_view reques
 }
 
 void Job::start() {
-  impl_->resharding.start(*impl_->services.reshards,
-                          [this](const std::stop_token& stop) { return impl_->carry_on(stop); });
+  impl_->resharder.start(*impl_->services.reshards);
   impl_->hashing.start(*impl_->services.hashing);
   impl_->housekeeping.start(*impl_->services.reshards, [this](const std::stop_token& stop) {
     return impl_->keep_house(stop);
@@ -87,34 +88,22 @@ void Job::start() {
 }
 
 void Job::stop() {
-  std::map<std::string, std::shared_ptr<Impl::CommitAttempt>>
-      attempts;  // they end without the lock
-  std::vector<std::shared_ptr<Impl::CommitAttempt>> ended;
-  {
-    std::lock_guard lock(impl_->commits_mutex);
-    attempts.swap(impl_->attempts);
-    ended.swap(impl_->ended_attempts);
-    impl_->stopping = true;
-    impl_->commit_stop.request_stop();
-    impl_->activities.stop_all();
-  }
+  const std::vector<std::shared_ptr<CommitAttempt>> attempts = impl_->commits.stop();
+  impl_->activities.stop_all();
   impl_->taken.stop();
   impl_->arrivals.stop();
-  impl_->resharding.stop();
+  impl_->resharder.stop();
   impl_->hashing.stop();
   impl_->housekeeping.stop();
-  for (const auto& [incoming, attempt] : attempts) attempt->stop();
+  for (const auto& attempt : attempts) attempt->stop();
 }
 
 Result<> Job::close() {
-  {
-    std::lock_guard lock(impl_->commits_mutex);
-    impl_->closed = true;
-  }
-  if (impl_->withdraw_attempts()) return ok();
-  reopen();
+  if (impl_->commits.close()) return ok();
   return make_error(Code::kBusy, "a checkpoint of job {} is being committed", name_);
 }
+
+void Job::reopen() { impl_->commits.reopen(); }
 
 std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop) {
   constexpr auto kTurn = std::chrono::seconds(2);
@@ -123,23 +112,10 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
     PTC_TRY(follow());
     return ok();
   });
-  look_after_attempts();
+  const bool commits_left = commits.look_after();
   taken.look_after(stop);
-  bool count_anew = false;
-  {
-    std::lock_guard lock(commits_mutex);
-    count_anew = std::exchange(space_changed, false);
-  }
-  if (count_anew && listener != nullptr) listener->space_changed(job->name());
-  std::lock_guard lock(commits_mutex);
-  if (attempts.empty() && ended_attempts.empty() && !taken.any() && !doubts.any() && !space_changed)
-    return std::nullopt;
+  if (!commits_left && !taken.any() && !doubts.any()) return std::nullopt;
   return std::chrono::steady_clock::now() + kTurn;
-}
-
-void Job::reopen() {
-  std::lock_guard lock(impl_->commits_mutex);
-  impl_->closed = false;
 }
 
 std::optional<std::vector<ImageId>> Job::images_in_use() const {
@@ -247,7 +223,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   if (services.cluster != nullptr) {
     if (loss) return ok();  // nothing can be planned
     const std::shared_ptr<const StoredState> stored = newest->stored();
-    PTC_TRY(auto state, wanted_state(*newest, wanted, nodes_in_service()));
+    PTC_TRY(auto state, wanted_state(place, *newest, wanted, nodes_in_service(place, *known)));
     PTC_TRY(auto plan, plan_change(*newest, *stored, state));
     std::map<std::string, uint64_t> needed;
     add_bytes(*plan, *stored, needed);
@@ -279,9 +255,8 @@ Result<> Job::save_layout(const std::string& text) {
 }
 
 Result<> Job::Impl::save_layout(const std::string& text) {
-  std::lock_guard change(changes);
-  const JobKnowledge::Snapshot before =
-      knowledge.now();  // the edits are only changed under changes
+  std::lock_guard change(decisions.mutex());
+  const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
   if (text == before->saved.text) {
     forget_error("layout.json ");
     // It is wanted still, and failed.
@@ -377,7 +352,7 @@ Result<> Job::save_rules(const std::string& text) {
 }
 
 Result<> Job::Impl::save_rules(const std::string& text) {
-  std::lock_guard change(changes);
+  std::lock_guard change(decisions.mutex());
   Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
   if (parsed.has_error()) {
     job->note_refused_save("rules.json", parsed.error().message());
@@ -403,7 +378,7 @@ Result<> Job::remove_rules() {
 }
 
 Result<> Job::Impl::remove_rules() {
-  std::lock_guard change(changes);
+  std::lock_guard change(decisions.mutex());
   JobDecision decision(job->name());
   decision.remove_rules();
   PTC_TRY(commit_fenced(std::move(decision)));
@@ -485,8 +460,9 @@ Result<> Job::commit(const std::string& incoming, const std::string& name,
   constexpr auto kTellTime =
       std::chrono::milliseconds(200);  // of one that waits for no longer than that
   const bool forever = patience == patience.max();
-  PTC_TRY(impl_->commit(incoming, name,
-                        forever ? Impl::Clock::time_point::max() : Impl::Clock::now() + patience));
+  PTC_TRY(impl_->commits.commit(
+      incoming, name,
+      forever ? CommitsLed::Clock::time_point::max() : CommitsLed::Clock::now() + patience));
   if (forever) tell_others(impl_->services.cluster, name_);
   else tell_others(impl_->services.cluster, name_, kTellTime);
   return ok();
@@ -520,7 +496,7 @@ Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {
 }
 
 Result<> Job::Impl::pin(std::string_view name, bool pinned) {
-  std::lock_guard change(changes);
+  std::lock_guard change(decisions.mutex());
   const JobKnowledge::Snapshot now = knowledge.now();
   if (now->record_of(name) == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
@@ -559,7 +535,8 @@ Result<std::string> Job::dry_run(const std::string& layout_text) const {
     return make_error(Code::kNotFound, "job {} has no checkpoint yet: nothing would move", name_);
   auto start = std::chrono::steady_clock::now();
   std::shared_ptr<const StoredState> stored = newest->stored();
-  PTC_TRY(auto state, impl_->wanted_state(*newest, wanted, impl_->nodes_in_service()));
+  PTC_TRY(auto state,
+          wanted_state(impl_->place, *newest, wanted, nodes_in_service(impl_->place, *known)));
   PTC_TRY(auto plan, plan_change(*newest, *stored, state));
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return PlanReport(name_, impl_->services.node, *newest, *stored, wanted.spec, *plan)
@@ -580,6 +557,98 @@ void Job::forget() {
     impl_->services.removed->note(record.id, record.checkpoint);
     impl_->remove_files_of(record);
   }
+  // Somebody may hold the job for long, and no images with it.
+  impl_->knowledge.update([](KnownJob& now) {
+    for (auto& [name, record] : now.checkpoints) record.where = record.checkpoint->stored();
+  });
+}
+
+Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
+  std::lock_guard change(decisions.mutex());
+  CheckpointRecord record;
+  InForce next;
+  JobDecision decision(job->name());
+  {
+    const JobKnowledge::Snapshot known = knowledge.now();
+    const CheckpointRecord* it = known->record_of(name);
+    if (it == nullptr || (it->checkpoint == nullptr && only_unused))
+      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
+    record = *it;
+    if (record.pinned)
+      return Error(Code::kPermissionDenied,
+                   fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off",
+                               name, job->name(), name),
+                   EPERM);
+    if (only_unused && (record.checkpoint->in_use() || known->in_force.current == name))
+      return make_error(Code::kBusy, "checkpoint {} is being read", name);
+    next = known->in_force;
+    decision.rests_on(known->in_force);
+    activities.stop_with(name);
+  }
+  decision.rests_on(name, record);
+  decision.remove(name, record);
+  const bool was_current = next.current == name;
+  if (was_current) {
+    next.current.reset();
+    decision.put(next);
+  }
+  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
+  knowledge.update([&](KnownJob& known) {
+    if (record.checkpoint != nullptr) services.removed->note(record.id, record.checkpoint);
+    known.checkpoints.erase(name);
+    if (const auto one = known.damaged.find(name);
+        one != known.damaged.end() && one->second.record.id == record.id)
+      known.damaged.erase(one);
+    if (was_current) known.in_force = {next, meta_revision};
+    known.failed.reset();
+    if (listener != nullptr) listener->names_changed();
+  });
+  knowledge.tell();
+  if (listener != nullptr) listener->checkpoint_changed(job->name(), name);
+  if (record.checkpoint != nullptr) remove_files_of(record);
+  else {
+    PTC_TRY(remove_damaged(record.id));
+  }
+  // Of a store that is alone: it is carried out. (Else at the next start.)
+  if (services.cluster == nullptr)
+    (void)services.meta->commit({.deletes = {removed_checkpoint_key(record.id)}});
+  spdlog::info("job {}: checkpoint {} removed", job->name(), name);
+  return ok();
+}
+
+uint64_t Job::bytes_on(std::string_view node) const {
+  return impl_->knowledge.now()->bytes_on(node);
+}
+
+std::optional<uint64_t> Job::rank_on(std::string_view node) const {
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  const std::vector<std::string>& devices = known->saved.layout.devices;
+  for (uint64_t rank = 0; rank < devices.size(); ++rank)
+    if (node_of(devices[rank]) == node) return rank;
+  return std::nullopt;
+}
+
+Result<> Job::add_bytes_without(const std::string& node,
+                                std::map<std::string, uint64_t>& bytes) const {
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  std::vector<std::string> nodes = nodes_in_service(impl_->place, *known);
+  std::erase(nodes, node);
+  const CheckpointRecord* newest = known->latest();
+  for (const auto& [name, record] : known->checkpoints) {
+    const Checkpoint& checkpoint = *record.checkpoint;
+    Result<WantedState> state =
+        &record == newest ? wanted_state(impl_->place, checkpoint, known->saved.layout, nodes)
+                          : where_it_is(record, known->saved.layout.replicas, nodes);
+    if (state.has_error()) return std::move(state).error();
+    const std::shared_ptr<const StoredState>& stored = record.where;
+    Result<std::shared_ptr<const ChangePlan>> plan =
+        plan_change(checkpoint, *stored, state.value());
+    if (plan.has_error())
+      return std::move(plan).error().with_context(
+          fmt::format("job {}, checkpoint {}", name_, checkpoint.name()));
+    add_bytes(*plan.value(), *stored, bytes);
+  }
+  return ok();
 }
 
 }  // namespace ptc

@@ -14,7 +14,7 @@
 
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/drain.h"
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_parts.h"
 #include "reshard/move/placement.h"
 #include "reshard/move/plan_report.h"
 #include "store/base/file.h"
@@ -24,21 +24,8 @@
 namespace ptc {
 namespace {
 
-constexpr size_t kMaxManifestBytes = size_t{1} << 32;
-constexpr const char* kDraftMark = "draft";  // in the directory of a checkpoint
 // Of a change that another node made, that node is the first to see to what follows from it.
 constexpr auto kOthersFirst = std::chrono::milliseconds(200);
-
-Result<std::vector<std::string>> names_of(const std::string& directory) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> names;
-  std::error_code error;
-  if (!fs::exists(directory, error)) return names;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
-    names.push_back(it->path().filename());
-  if (error) return errno_error(error.value(), "reading " + directory);
-  return names;
-}
 
 /// Whether a stored state was opened with these nodes within reach (sorted), from `self`.
 bool was_opened_with(const StoredState& stored, const std::vector<std::string>& alive,
@@ -75,7 +62,7 @@ Result<> Job::Impl::sync_about(const std::string& id) {
 
 Result<Followed> Job::Impl::follow() {
   PTC_TRY(check_trusted(services.cluster));
-  std::lock_guard change(changes);
+  std::lock_guard change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
   take_over(std::move(state.attributes));
@@ -124,11 +111,11 @@ Result<Followed> Job::Impl::follow() {
     const bool decided_anew = next.record.stored != entry.stored;
     auto load = [&]() -> Result<> {
       if (next.record.checkpoint == nullptr) {
-        PTC_TRY(next.record, load_checkpoint(entry.id, entry.generation, entry.stored));
+        PTC_TRY(next.record, files.load(entry.id, entry.generation, entry.stored));
       } else if (next.record.stored != entry.stored ||
                  (services.cluster != nullptr &&
                   !was_opened_with(*next.record.where, now_alive, services.cluster->self()))) {
-        PTC_TRY(next.stored, load_stored(*next.record.checkpoint, entry.id, entry.stored));
+        PTC_TRY(next.stored, files.load_stored(*next.record.checkpoint, entry.id, entry.stored));
       }
       return ok();
     };
@@ -159,7 +146,7 @@ Result<Followed> Job::Impl::follow() {
       continue;
     }
     if (decided_anew && entry.meta_revision > plan_revision) {
-      if (std::optional<PlanTexts> plan = load_plan(entry.id, entry.stored)) {
+      if (std::optional<PlanTexts> plan = files.load_plan(entry.id, entry.stored)) {
         newest_plan = std::move(plan);
         plan_revision = entry.meta_revision;
       }
@@ -177,7 +164,7 @@ Result<Followed> Job::Impl::follow() {
   bool shown_changed = false;
   std::set<std::string> to_tell,
       decided;  // what was made here for a plan stays until there is a decision
-  note_to_refresh(mended);
+  mender.note_to_refresh(mended);
   knowledge.update([&](KnownJob& now) {
     const bool edited = now.saved.revision != state.saved.revision;
     const bool wanted_again = !edited && now.saved.meta_revision != state.saved.meta_revision;
@@ -242,15 +229,15 @@ Result<Followed> Job::Impl::follow() {
   }
   for (const auto& [name, next] : changes_of) {
     if (!decided.contains(name)) continue;
-    confirm(next.record);
+    files.confirm(next.record);
     if (next.stored != nullptr) continue;  // what was before is known
-    PTC_TRY(remove_earlier_states(next.record, /*drafts_too=*/false));
+    PTC_TRY(files.remove_earlier_states(next.record, /*drafts_too=*/false));
   }
   for (const CheckpointRecord& record : gone) remove_files_of(record);
   PTC_TRY(remove_damaged_not_in(ids));
   for (const auto& [record, before] : replaced) {
-    remove_images_not_in(*before, *record.checkpoint->stored());
-    PTC_TRY(remove_stale_files(record.id, record.stored));
+    files.remove_images_not_in(*before, *record.checkpoint->stored());
+    PTC_TRY(files.remove_stale(record.id, record.stored));
   }
   for (const auto& [name, next] : changes_of)
     if (decided.contains(name)) shelf.drop(next.record.id);
@@ -284,92 +271,9 @@ void Job::Impl::take_over(Agreed<AttributesInForce> known) {
   if (newer && listener != nullptr) listener->attributes_changed(job->name());
 }
 
-Result<CheckpointRecord> Job::Impl::load_checkpoint(const std::string& id, int64_t generation,
-                                                    const std::string& stored_file) {
-  PTC_TRY(auto manifest_text, checkpoint_file(id, "manifest.json", kMaxManifestBytes));
-  PTC_TRY(auto headers, checkpoint_file(id, "headers.bin", kMaxManifestBytes));
-  PTC_TRY(auto facts, CheckpointFacts::read(manifest_text, std::move(headers), *services.results));
-  CheckpointRecord record;
-  record.id = id;
-  record.generation = generation;
-  record.stored = stored_file;
-  record.checkpoint = std::make_shared<Checkpoint>(
-      std::move(facts), services.results, &services.executor->transport(), services.catch_up);
-  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
-  record.where = stored;
-  record.checkpoint->replace_stored(std::move(stored));
-  return record;
-}
-
-Result<std::shared_ptr<const StoredState>> Job::Impl::load_stored(const Checkpoint& checkpoint,
-                                                                  const std::string& id,
-                                                                  const std::string& name) {
-  PTC_TRY(auto text, checkpoint_file(id, name, kMaxManifestBytes));
-  PTC_TRY(auto value, parse_json(text, {.max_bytes = kMaxManifestBytes}));
-  boost::system::error_code bad;
-  const json::value* spec_value = value.find_pointer("/spec", bad);
-  const json::value* image_array = value.find_pointer("/images", bad);
-  if (spec_value == nullptr || !spec_value->is_object() || image_array == nullptr ||
-      !image_array->is_array())
-    return make_error(Code::kCorrupt, "{} of checkpoint {} is damaged", name, id);
-  PTC_TRY(auto spec, LayoutSpec::from_json(spec_value->as_object()));
-  std::vector<StoredImage> images;
-  for (const json::value& entry : image_array->as_array()) {
-    const json::object& object = entry.as_object();
-    StoredImage image;
-    image.id = std::string(object.at("id").as_string());
-    image.state = object.at("state").to_number<uint32_t>();
-    image.path = std::string(object.at("path").as_string());
-    image.written = object.at("written").to_number<int32_t>();
-    if (const json::value* node = object.if_contains("node"))
-      image.node = std::string(node->as_string());
-    if (const json::value* missing = object.if_contains("missing"))
-      image.missing = missing->as_bool();
-    PTC_TRY(image.image, open_image(image, object.at("bytes").to_number<uint64_t>()));
-    images.push_back(std::move(image));
-  }
-  return checkpoint.make_stored(spec, std::move(images));
-}
-
-std::optional<PlanTexts> Job::Impl::load_plan(const std::string& id,
-                                              const std::string& stored_file) {
-  constexpr size_t kMaxPlanBytes = size_t{1} << 28;
-  const std::string file = plan_file_of(stored_file);
-  if (file.empty()) return std::nullopt;
-  Result<std::string> text = checkpoint_file(id, file, kMaxPlanBytes);
-  Result<PlanTexts> plan =
-      text.has_value() ? PlanTexts::from_text(text.value()) : std::move(text).error();
-  if (plan.has_value()) return std::move(plan).value();
-  spdlog::warn("job {}: the last plan is not known: {}", job->name(), plan.error().message());
-  return std::nullopt;
-}
-
-Result<ImageRef> Job::Impl::open_image(const StoredImage& image, uint64_t bytes) {
-  if (services.cluster != nullptr && image.node != services.cluster->self()) {
-    const bool reachable = is_among(knowledge.now()->alive, image.node);
-    if (image.missing || !reachable) return ImageRef();
-    return ImageRef(std::make_shared<const Image>(ImageId{image.id}, image.node, bytes));
-  }
-  // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
-  Result<ImageRef> here = services.images->open({image.id}, bytes);
-  if (here.has_value()) return here;
-  if (!image.missing) spdlog::error("job {}: {}", job->name(), here.error().message());
-  const Code code = here.error().code();
-  if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
-  return here;
-}
-
 void Job::Impl::remove_files_of(const CheckpointRecord& record) {
-  std::vector<ImageRef> here;
-  for (const StoredImage& image : record.checkpoint->stored()->images) {
-    (void)services.images->remove({image.id});
-    if (image.image != nullptr && image.image->is_here()) here.push_back(image.image);
-  }
-  record.checkpoint->let_go();
-  services.removed->keep(job->name(), record.id, std::move(here));
-  if (listener != nullptr) listener->images_removed(job->name());
+  files.remove(record);
   shelf.drop(record.id);
-  (void)remove_tree(AT_FDCWD, checkpoint_dir(record.id));
 }
 
 /// Of one that could not be read here, and so was not known, the files stay; until it is removed.
@@ -389,85 +293,9 @@ Result<> Job::Impl::remove_damaged_not_in(const std::set<std::string>& ids) {
 }
 
 Result<> Job::Impl::remove_damaged(const std::string& id) {
-  PTC_TRY(remove_checkpoint_directory(*services.images, checkpoint_dir(id)));
+  PTC_TRY(files.remove_unreadable(id));
   knowledge.update([&](KnownJob& now) { now.damaged_ids.erase(id); });
   return ok();
-}
-
-/// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there
-/// is no room here for the file that says what is so now, the images that are here are known by
-/// those before it.
-Result<> Job::Impl::remove_stale_files(const std::string& id, const std::string& stored) {
-  if (!has_file(id, stored)) return ok();
-  PTC_TRY(auto files, names_of(checkpoint_dir(id)));
-  for (const std::string& file : files) {
-    if (!(file.starts_with("stored-") || file.starts_with("plan-")) || file == stored ||
-        file == plan_file_of(stored))
-      continue;
-    PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(id) + "/" + file));
-  }
-  return ok();
-}
-
-Result<> Job::Impl::remove_earlier_states(const CheckpointRecord& record, bool drafts_too) {
-  std::set<std::string> used;
-  for (const StoredImage& image : record.checkpoint->stored()->images) used.insert(image.id);
-  const bool is_here = has_file(record.id, record.stored);
-  PTC_TRY(auto files, names_of(checkpoint_dir(record.id)));
-  for (const std::string& file : files) {
-    if (!file.starts_with("stored-") || file == record.stored) continue;
-    const std::string path = checkpoint_dir(record.id) + "/" + file;
-    const bool earlier =
-        std::strtoll(file.c_str() + strlen("stored-"), nullptr, 10) < record.generation;
-    if (!earlier && !drafts_too) continue;
-    bool stays = false, needed = false;
-    for (const ImageId& id : images_named_in(path)) {
-      needed = needed || (!is_here && used.contains(id.text));
-      if (used.contains(id.text)) continue;
-      if (earlier) (void)services.images->remove(id);
-      else
-        stays = stays || (!services.images->is_draft(id) && services.images->open(id).has_value());
-    }
-    if (stays) {
-      spdlog::warn("job {}: {} names files that are here and that no decision names: it is kept",
-                   job->name(), path);
-      continue;
-    }
-    if (needed) continue;  // as in remove_stale_files()
-    PTC_TRY(remove_tree(AT_FDCWD, path));
-  }
-  for (const std::string& file : files) {
-    const std::string stored = "stored" + file.substr(std::min(file.find('-'), file.size()));
-    std::error_code error;
-    if (!file.starts_with("plan-") ||
-        std::filesystem::exists(checkpoint_dir(record.id) + "/" + stored, error))
-      continue;
-    PTC_TRY(remove_tree(AT_FDCWD, checkpoint_dir(record.id) + "/" + file));
-  }
-  return ok();
-}
-
-Result<> Job::Impl::make_checkpoint_dir(const std::string& id) {
-  PTC_TRY(make_directory(AT_FDCWD, place.dir + "/checkpoints"));
-  if (mkdir(checkpoint_dir(id).c_str(), 0700) != 0) {
-    if (errno == EEXIST) return ok();
-    return errno_error(errno, checkpoint_dir(id));
-  }
-  PTC_TRY(open_file(AT_FDCWD, checkpoint_dir(id) + "/" + kDraftMark, O_WRONLY | O_CREAT));
-  return ok();
-}
-
-bool Job::Impl::has_file(const std::string& id, const std::string& file) const {
-  return access(fmt::format("{}/{}", checkpoint_dir(id), file).c_str(), F_OK) == 0;
-}
-
-/// Not before the file that names the images lies beside them: when others have moved them away, or
-/// removed the checkpoint, while this node is away, it is by that file that they are known.
-void Job::Impl::confirm(const CheckpointRecord& record) {
-  if (!has_file(record.id, record.stored)) return;
-  unlink(fmt::format("{}/{}", checkpoint_dir(record.id), kDraftMark).c_str());
-  for (const StoredImage& image : record.checkpoint->stored()->images)
-    services.images->confirm({image.id});
 }
 
 Result<> Job::Impl::check_removed(const std::vector<std::string>& ids) {
@@ -492,14 +320,14 @@ Result<> Job::Impl::recover_commits() {
   for (const auto& [name, record] : known->checkpoints)
     stored_files.emplace(record.id, record.stored);
 
-  PTC_TRY(auto commits, names_of(place.dir + "/committing"));
-  for (const std::string& id : commits) {
+  PTC_TRY(auto cut_off, names_in(place.dir + "/committing"));
+  for (const std::string& id : cut_off) {
     const std::string directory = place.dir + "/committing/" + id;
     bool decided = stored_files.contains(id) || known->damaged_ids.contains(id);
     if (!decided) {
       PTC_TRY(decided, is_removed(*services.meta, removed_checkpoint_key(id)));
     }
-    PTC_TRY(auto names, names_of(directory));
+    PTC_TRY(auto names, names_in(directory));
     if (decided) {
       for (const std::string& name : names)
         rmdir(fmt::format("{}/incoming/{}", job->files_dir(), name).c_str());  // ShownName
@@ -522,13 +350,13 @@ Result<> Job::Impl::recover_commits() {
     }
     rmdir(directory.c_str());
   }
-  PTC_TRY(auto ids, names_of(place.dir + "/checkpoints"));
+  PTC_TRY(auto ids, names_in(place.dir + "/checkpoints"));
   for (const std::string& id : ids) {
     const std::string directory = checkpoint_dir(id);
     if (known->damaged_ids.contains(id)) continue;
     if (stored_files.contains(id)) continue;
     std::error_code error;
-    if (std::filesystem::exists(directory + "/" + kDraftMark, error) ||
+    if (std::filesystem::exists(directory + "/" + CheckpointFiles::kDraftMark, error) ||
         std::filesystem::is_empty(directory, error)) {
       PTC_TRY(remove_tree(AT_FDCWD, directory));
       continue;
@@ -542,7 +370,7 @@ Result<> Job::Impl::recover_commits() {
   }
   knowledge.update([&](KnownJob& now) { now.unnamed = std::move(unnamed); });
   for (const auto& [name, record] : known->checkpoints) {
-    PTC_TRY(remove_earlier_states(record, /*drafts_too=*/true));
+    PTC_TRY(files.remove_earlier_states(record, /*drafts_too=*/true));
   }
   return ok();
 }

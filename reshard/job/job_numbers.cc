@@ -1,6 +1,6 @@
 #include "reshard/job/job_numbers.h"
 
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_parts.h"
 #include "reshard/job/job_status.h"
 
 namespace ptc {

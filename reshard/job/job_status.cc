@@ -5,8 +5,8 @@
 #include <boost/json/object.hpp>
 #include <map>
 
-#include "reshard/job/job_impl.h"
 #include "reshard/job/job_numbers.h"
+#include "reshard/job/job_parts.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {

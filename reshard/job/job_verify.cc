@@ -1,306 +1,16 @@
-// Whether what is stored is what was committed. Every node reads what lies on it; a part of a
-// tensor that is stored twice and differs is right where the tensor's checksum, a sum over its
-// parts, comes out with it. What is damaged is mended: job_mend.cc.
-#include <spdlog/spdlog.h>
-
+// What a job is asked about its bytes: whether they are right (verifier.h), and that they be mended
+// (mender.h); by people, and by the scrub.
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <thread>
-#include <unordered_map>
 
-#include "reshard/checkpoint/examine.h"
-#include "reshard/cluster/tell.h"
-#include "reshard/exec/image_sums.h"
-#include "reshard/job/job_impl.h"
-#include "reshard/job/scrub.h"
-#include "reshard/move/change.h"
+#include "reshard/job/job_parts.h"
 #include "reshard/move/placement.h"
-#include "store/base/fan_out.h"
 
 namespace ptc {
-
-namespace {
-
-/// What no tensor's checksum covers. Empty: nothing is wrong.
-std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums,
-                                   std::span<const std::byte> bytes, const Checksum* padding) {
-  const std::span<const std::byte> header = std::as_bytes(std::span(layout.header.text()));
-  if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
-  if (!std::ranges::equal(bytes.first(header.size()), header))
-    return "its header is not what it was";
-  const bool zero =
-      padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes, header.size());
-  return zero ? "" : "its padding is not zero any more";
-}
-
-/// What is in an image without tensors, or with them, read by this thread alone and as slowly as
-/// `pace` asks.
-Result<Checksum> read_whole(std::span<const std::byte> bytes, Pace& pace) {
-  Checksum sum;
-  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
-    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
-    PTC_TRY(pace.read(window.size(), [&] { sum += checksum_of_run(window, at); }));
-  }
-  return sum;
-}
-
-Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksum& padding,
-                      Pace& pace) {
-  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
-    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
-    PTC_TRY(pace.read(window.size(), [&] {
-      sums.add(at, window);
-      padding += sums.beside(at, window);
-    }));
-  }
-  return ok();
-}
-
-}  // namespace
-
-/// This node's images of the stored state, each by itself.
-Result<std::vector<ImageContent>> Job::Impl::read_own_images(const Checkpoint& checkpoint,
-                                                             const StoredState& stored, Pace* pace,
-                                                             const std::vector<uint32_t>& only,
-                                                             std::stop_token stop) const {
-  std::vector<ImageContent> contents;
-  for (uint32_t i = 0; i < stored.images.size(); ++i) {
-    if (stored.images[i].node != node_key(services)) continue;
-    if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
-    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
-    PTC_TRY(auto content, read_image(checkpoint, stored, i, pace, stop));
-    contents.push_back(std::move(content));
-  }
-  return contents;
-}
-
-Result<ImageContent> Job::Impl::read_image(const Checkpoint& checkpoint, const StoredState& stored,
-                                           uint32_t number, Pace* pace,
-                                           std::stop_token stop) const {
-  const Manifest& manifest = checkpoint.manifest();
-  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
-  const StoredImage& image = stored.images[number];
-  const ImageLayout& described = stored.layouts()[number];
-  ImageContent content{number};
-  auto read = [&]() -> Result<> {
-    if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
-    PTC_TRY(auto bytes, image.image->map());
-    if (image.written >= 0 && !manifest.files[image.written].has_tensors) {
-      if (pace != nullptr) {
-        PTC_TRY(content.whole, read_whole(bytes, *pace));
-      } else {
-        content.whole = checksum_of_run(bytes, 0);
-      }
-      return ok();
-    }
-    PTC_TRY(auto sums, ImageSums::make(described, facts));
-    ChecksumLedger ledger;
-    Checksum padding;
-    if (pace != nullptr) {
-      PTC_TRY(read_tensors(bytes, sums, padding, *pace));
-      PTC_TRY(sums.give_to(ledger));
-    } else {
-      PTC_TRY(
-          services.executor->hash_images({{&described, image.image.get()}}, facts, ledger, stop));
-    }
-    ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
-      content.sums.push_back({tensor, box, sum});
-    });
-    content.problem =
-        problem_beside_tensors(described, sums, bytes, pace != nullptr ? &padding : nullptr);
-    return ok();
-  };
-  if (Result<> done = read(); done.has_error()) {
-    if (done.error().code() != Code::kCorrupt) return std::move(done).error();
-    content.problem = done.error().message();
-  }
-  return content;
-}
-
-Result<CheckpointRecord> Job::Impl::find_stored(const std::string& id,
-                                                const std::string& stored_file) {
-  auto find = [&] {
-    const JobKnowledge::Snapshot now = knowledge.now();
-    const CheckpointRecord* known = now->find_id(id);
-    return known != nullptr && known->stored == stored_file ? *known : CheckpointRecord();
-  };
-  CheckpointRecord record = find();
-  if (record.where == nullptr) {  // decided a moment ago
-    PTC_TRY(sync_about(id));
-    record = find();
-  }
-  if (record.where == nullptr) return make_error(Code::kBusy, "it is being moved; try again");
-  return record;
-}
-
-Result<std::string> Job::Impl::answer_examine(const json::object& request, const std::string& id,
-                                              const std::string& stored_file) {
-  const json::value* paced = request.if_contains("paced");
-  std::vector<uint32_t> only;
-  if (const json::value* images = request.if_contains("images")) {
-    if (!images->is_array()) return invalid_argument("the request names no images");
-    for (const json::value& image : images->as_array()) {
-      boost::system::error_code bad;
-      only.push_back(image.to_number<uint32_t>(bad));
-      if (bad) return invalid_argument("the request names no images");
-    }
-  }
-  PTC_TRY(auto record, find_stored(id, stored_file));
-  Pace* pace = paced != nullptr && paced->is_bool() && paced->get_bool() ? services.pace : nullptr;
-  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.where, pace, only));
-  return to_text(contents);
-}
-
-Result<std::vector<ImageContent>> Job::Impl::read_images(
-    const CheckpointRecord& record, const StoredState& stored,
-    const std::map<std::string, std::vector<uint32_t>>& by_node, Pace* pace, std::stop_token stop) {
-  if (pace != nullptr) stop = pace->stopped();
-  std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(),
-                                                                       by_node.end());
-  std::erase_if(elsewhere, [&](const auto& one) { return one.first == node_key(services); });
-  Answers<std::vector<ImageContent>> answers(
-      elsewhere.size(),
-      [&](size_t i) {
-        return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second,
-                              pace != nullptr, stop);
-      },
-      kAtWorkAtOnce);
-  std::vector<ImageContent> contents;
-  Result<> read = ok();
-  if (const auto own = by_node.find(node_key(services)); own != by_node.end()) {
-    auto here = read_own_images(*record.checkpoint, stored, pace, own->second, stop);
-    if (here.has_value()) contents = std::move(here).value();
-    else read = std::move(here).error();
-  }
-  for (Result<std::vector<ImageContent>>& theirs : answers.wait()) {
-    if (theirs.has_value())
-      std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
-    else if (read.has_value()) read = std::move(theirs).error();
-  }
-  PTC_TRY(std::move(read));
-  return contents;
-}
-
-Result<std::vector<ImageContent>> Job::Impl::ask_for_images(
-    const CheckpointRecord& record, const StoredState& stored, const std::string& node,
-    std::vector<uint32_t> images, bool paced, const std::stop_token& stop) {
-  constexpr uint64_t kBatchBytes = 256 << 20;
-  if (images.empty())
-    for (uint32_t i = 0; i < stored.images.size(); ++i)
-      if (stored.images[i].node == node) images.push_back(i);
-  std::vector<ImageContent> contents;
-  for (size_t next = 0; next < images.size();) {
-    json::array batch;
-    for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes);
-         ++next) {
-      batch.emplace_back(images[next]);
-      bytes += stored.layouts()[images[next]].bytes;
-    }
-    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
-    const json::object request{{"id", record.id},
-                               {"stored", record.stored},
-                               {"paced", paced},
-                               {"images", std::move(batch)}};
-    PTC_TRY(auto answer, peers.ask(node, "examine", json::serialize(request), stop));
-    PTC_TRY(auto some, contents_from(answer));
-    std::move(some.begin(), some.end(), std::back_inserter(contents));
-  }
-  return contents;
-}
-
-Result<Findings> Job::Impl::examine(const CheckpointRecord& record, Pace* pace,
-                                    std::stop_token stop) {
-  const StoredState& stored = *record.where;
-  std::map<std::string, std::vector<uint32_t>> all;
-  std::vector<std::string> away;
-  for (const std::string& node : stored.nodes) {
-    if (node == node_key(services) || is_among(services.cluster->alive(), node)) all[node];
-    else away.push_back(node);
-  }
-  PTC_TRY(auto contents, read_images(record, stored, all, pace, std::move(stop)));
-  PTC_TRY(auto found, find_damage(*record.checkpoint, stored, std::move(contents)));
-  found.away = std::move(away);
-  knowledge.update([&](KnownJob& known) {
-    known.counts.damaged_found += found.replaceable.size() + found.beyond.size();
-  });
-  return found;
-}
-
-Result<CheckpointRecord> Job::Impl::find_record(std::string_view name) const {
-  const JobKnowledge::Snapshot now = knowledge.now();
-  const auto known = now->checkpoints.find(name);
-  if (known != now->checkpoints.end()) return known->second;
-  if (const auto bad = now->damaged.find(name); bad != now->damaged.end())
-    return make_error(bad->second.lost ? Code::kUnavailable : Code::kCorrupt, "checkpoint {}: {}",
-                      name, bad->second.why);
-  return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-}
-
-Result<bool> Job::Impl::replace_images(const CheckpointRecord& seen,
-                                       std::vector<StoredImage> images, bool were_damaged) {
-  const Checkpoint& checkpoint = *seen.checkpoint;
-  std::shared_ptr<const StoredState> before;
-  CheckpointRecord record;
-  {
-    std::lock_guard change(changes);
-    KnownJob::PlanRef plan;
-    {
-      const JobKnowledge::Snapshot now = knowledge.now();
-      const auto known = now->checkpoints.find(checkpoint.name());
-      if (known == now->checkpoints.end() || known->second.stored != seen.stored) return false;
-      record = known->second;
-      plan = now->last_plan;
-    }
-    record.mended += were_damaged;
-    PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
-    JobDecision decision(job->name());
-    decision.rests_on(checkpoint.name(), record);
-    PTC_TRY(put_stored(record, left, *plan, decision));
-    Result<int64_t> decided = commit_fenced(std::move(decision));
-    if (decided.has_error() && decided.error().code() == Code::kConflict) return false;
-    PTC_TRY(record.meta_revision, std::move(decided));
-    if (were_damaged) note_to_refresh({checkpoint.name()});
-    knowledge.update([&](KnownJob& known) {
-      before = take_over(known, record, plan);
-      known.look_anyway = true;  // what is missing is made anew
-    });
-    knowledge.tell();
-  }
-  if (listener != nullptr) listener->checkpoint_changed(job->name(), checkpoint.name());
-  remove_replaced(record, *before);
-  return true;
-}
-
-void Job::Impl::report_missing_images() {
-  if (services.cluster == nullptr) return;
-  const JobKnowledge::Snapshot known = knowledge.now();
-  for (const auto& [name, record] : known->checkpoints) {
-    const std::shared_ptr<const StoredState>& stored = record.where;
-    auto says_otherwise = [&](const StoredImage& image) {
-      return image.missing != (image.image == nullptr) && image.node == services.cluster->self();
-    };
-    if (std::none_of(stored->images.begin(), stored->images.end(), says_otherwise)) continue;
-    std::vector<StoredImage> images = stored->images;
-    size_t missing = 0;
-    for (StoredImage& image : images) {
-      if (!says_otherwise(image)) continue;
-      image.missing = image.image == nullptr;
-      missing += image.missing;
-    }
-    Result<bool> done = replace_images(record, std::move(images));
-    if (done.has_error()) spdlog::warn("job {}: {}", job->name(), done.error().message());
-    else if (done.value() && missing > 0)
-      spdlog::warn(
-          "job {}: checkpoint {}: {} of the files that lay on this node are missing; what other "
-          "nodes "
-          "have of them is copied anew",
-          job->name(), record.checkpoint->name(), missing);
-  }
-}
-
 namespace {
 
 json::object report_of(const Checkpoint& checkpoint, const Findings& found) {
@@ -319,10 +29,10 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
   for (int tries = 1;; ++tries) {
     // What others decided a moment ago; a node that is cut off looks at what it knows.
     if (impl_->services.cluster != nullptr) (void)impl_->sync();
-    PTC_TRY(auto record, impl_->find_record(checkpoint_name));
+    PTC_TRY(auto record, impl_->verifier.find(checkpoint_name));
     const Checkpoint& checkpoint = *record.checkpoint;
     if (const auto loss = checkpoint.loss()) return make_error(Code::kCorrupt, "{}", *loss);
-    Result<Findings> found = impl_->examine(record, nullptr, stop);
+    Result<Findings> found = impl_->verifier.examine(record, nullptr, stop);
     if (found.has_error() && found.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kAgain);
@@ -336,13 +46,48 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
 
 Result<std::string> Job::repair(std::string_view checkpoint_name) {
   PTC_TRY(check_member(impl_->services.cluster));
-  PTC_TRY(auto found, impl_->repair(std::string(checkpoint_name)));
-  impl_->refresh_everywhere(std::string(checkpoint_name));
+  PTC_TRY(auto found, impl_->mender.repair(std::string(checkpoint_name)));
+  impl_->mender.refresh_everywhere(std::string(checkpoint_name));
   if (!found.beyond.empty()) return make_error(Code::kCorrupt, "{}", found.message());
-  PTC_TRY(auto record, impl_->find_record(checkpoint_name));
+  PTC_TRY(auto record, impl_->verifier.find(checkpoint_name));
   json::object report = report_of(*record.checkpoint, found);
   report["repaired"] = json::array(found.replaced.begin(), found.replaced.end());
   return json::serialize(report);
+}
+
+std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
+  const Impl& impl = *impl_;
+  const std::vector<std::string> there = impl.services.cluster != nullptr
+                                             ? impl.services.cluster->alive()
+                                             : std::vector<std::string>();
+  const JobKnowledge::Snapshot known = impl.knowledge.now();
+  std::optional<ToLookOver> next;
+  for (const auto& [name, record] : known->checkpoints) {
+    const std::shared_ptr<const StoredState>& stored = record.where;
+    const auto first =
+        std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
+          return impl.services.cluster == nullptr || is_among(there, node);
+        });
+    if (first == stored->nodes.end() || *first != impl.place.node_key()) continue;
+    const auto looked = known->looked_over.find(record.id);
+    int64_t last = looked != known->looked_over.end() ? looked->second.time_ns : 0;
+    if (const int64_t committed = record.checkpoint->manifest().time_ns; committed >= since_ns)
+      last = std::max(last, committed);
+    if (!next || last < next->last_ns) next = ToLookOver{name, last};
+  }
+  return next;
+}
+
+Result<> Job::look_over(const std::string& name) { return impl_->mender.look_over(name); }
+bool Job::refresh_mended() { return impl_->mender.refresh(); }
+
+uint64_t Job::stored_bytes_here() const { return bytes_on(impl_->place.node_key()); }
+
+void Job::note_looked_over(const std::string& id, std::string_view text) {
+  std::optional<LookedOver> looked = LookedOver::from_text(text);
+  if (!looked) return;
+  impl_->knowledge.update(
+      [&](KnownJob& known) { known.looked_over.insert_or_assign(id, *std::move(looked)); });
 }
 
 }  // namespace ptc

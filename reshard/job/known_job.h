@@ -123,6 +123,7 @@ class JobKnowledge {
   /// `told`: called by tell(), without a lock.
   explicit JobKnowledge(std::function<void()> told) : told_(std::move(told)) {}
 
+  /// Whoever holds one for long keeps the images of checkpoints that were removed meanwhile.
   Snapshot now() const {
     std::lock_guard lock(mutex_);
     return now_;

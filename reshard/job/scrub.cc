@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "reshard/job/job_impl.h"
+#include "reshard/job/job_parts.h"
 #include "store/base/size_text.h"
 #include "store/base/wall_time.h"
 

@@ -6,10 +6,18 @@
 #include <filesystem>
 #include <thread>
 
+#include "reshard/job/checkpoint_files.h"
+#include "reshard/job/commit_attempt.h"
+#include "reshard/job/commits_led.h"
+#include "reshard/job/decisions.h"
 #include "reshard/job/hash_queue.h"
+#include "reshard/job/mender.h"
+#include "reshard/job/part_maker.h"
 #include "reshard/job/part_shelf.h"
 #include "reshard/job/plan_relays.h"
+#include "reshard/job/resharder.h"
 #include "reshard/job/taken_dirs.h"
+#include "reshard/job/verifier.h"
 #include "store/base/json.h"
 #include "store/transport/transport.h"
 #include "tests/support/job_fixture.h"
@@ -228,6 +236,189 @@ TEST_F(TakenDirsTest, NonsenseIsRefused) {
         << name;
   EXPECT_EQ(taken_.note({{"from", "w0"}}, "id").error().code(), Code::kInvalidArgument);
   EXPECT_FALSE(taken_.any());
+}
+
+/// The parts of a job of a store that is alone, as far as a test needs them.
+class PartsTest : public ::testing::Test, public JobListener {
+ protected:
+  PartsTest() {
+    place_.name = "job";
+    place_.id = "id of the job";
+    place_.dir = dir_.path().string() + "/job";
+    fs::create_directories(place_.incoming_dir());
+    images_ = ImageStore::open(dir_.path().string() + "/images").value();
+    place_.services.meta = meta_.get();
+    place_.services.images = images_.get();
+    place_.services.executor = &executor_;
+    place_.services.node = "w1";
+    place_.listener = this;
+    JobDecision creates("job");
+    creates.create(place_.id, "2026-01-01T00:00:00Z");
+    creates.put(
+        LayoutEdit{R"({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1})", Layout(), 1});
+    creates.put(InForce{LayoutSpec(), 0, {}});
+    EXPECT_TRUE(place_.commit(std::move(creates)).has_value());
+    take_over();
+  }
+  /// What is agreed on of the layout and the checkpoints is known.
+  void take_over() {
+    JobRecord record = JobRecord::read(*meta_, "job").value();
+    knowledge_.update([&](KnownJob& known) {
+      known.saved = record.saved;
+      known.in_force = record.in_force;
+      for (const auto& [name, entry] : record.checkpoints) {
+        static_cast<Agreed<CheckpointEntry>&>(known.checkpoints[name]) = entry;
+        known.checkpoints[name].where = std::make_shared<const StoredState>();
+      }
+    });
+  }
+  void put_checkpoint(const std::string& name, const CheckpointEntry& entry) {
+    JobDecision decision("job");
+    decision.put(name, entry);
+    EXPECT_TRUE(place_.commit(std::move(decision)).has_value());
+  }
+  void names_changed() override {}
+  void checkpoint_changed(const std::string&, const std::string&) override {}
+  Result<> contents_mended(const std::string&, const std::string& checkpoint) override {
+    refreshed_.push_back(checkpoint);
+    return caches_answer_ ? ok() : Result<>(make_error(Code::kUnavailable, "not now"));
+  }
+
+  TempDir dir_;
+  std::unique_ptr<MetaClient> meta_ = make_memory_meta();
+  std::unique_ptr<ImageStore> images_;
+  Executor executor_{1, make_loopback_transport()};
+  JobPlace place_;
+  JobPeers peers_{"job", nullptr};
+  JobKnowledge knowledge_{[] {}};
+  CheckpointFiles files_{place_, peers_, knowledge_};
+  Decisions decisions_{place_, files_, knowledge_};
+  std::vector<std::string> synced_, refreshed_;
+  bool caches_answer_ = true;
+  const Verifier::SyncAbout about_ = [this](const std::string& id) {
+    synced_.push_back(id);
+    return ok();
+  };
+  Verifier verifier_{place_, peers_, knowledge_, about_};
+  Mender mender_{place_, peers_, knowledge_, verifier_, decisions_, about_};
+  Activities activities_;
+  Doubts doubts_;
+  Arrivals arrivals_;
+  PartShelf shelf_{[](const std::string&) { return PartShelf::ImageNames(); },
+                   [](const std::string&) {}};
+  HashQueue hashing_{"job", place_.incoming_dir(), [] { return HashQueue::Expected(); }};
+  TakenDirs taken_{
+      place_, peers_, hashing_, {[] { return ok(); }, [](const std::string&) {}, [] {}}};
+  PartMaker maker_{{place_, peers_, knowledge_, files_, verifier_, shelf_, arrivals_, taken_,
+                    activities_, about_}};
+  CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_,
+                       activities_, doubts_, [] { return ok(); }, [] {}}};
+};
+
+TEST_F(PartsTest, CheckpointFilesAreDraftsUntilWhatNamesTheirImagesIsHere) {
+  ASSERT_TRUE(files_.make_directory_of("id").has_value());
+  CheckpointRecord record;
+  record.id = "id";
+  record.stored = "stored-2-a.json";
+  const json::object request{{"files", json::parse(R"([["stored-1.json", 3]])")}};
+  EXPECT_TRUE(files_.keep("id", request, "one").has_value());
+  EXPECT_EQ(files_.read_own("id", "stored-1.json").value(), "one");
+  EXPECT_EQ(files_.read("id", "stored-2-a.json", 100).error().code(), Code::kNotFound);
+  EXPECT_TRUE(files_.has("id", CheckpointFiles::kDraftMark));
+  EXPECT_TRUE(files_.remove_stale("id", record.stored).has_value());
+  EXPECT_TRUE(files_.has("id", "stored-1.json"));  // what is newer is not here yet
+  const json::object newer{{"files", json::parse(R"([["stored-2-a.json", 3]])")}};
+  EXPECT_TRUE(files_.keep("id", newer, "two").has_value());
+  EXPECT_TRUE(files_.remove_stale("id", record.stored).has_value());
+  EXPECT_FALSE(files_.has("id", "stored-1.json"));
+  EXPECT_TRUE(files_.has("id", record.stored));
+}
+
+TEST_F(PartsTest, FilesThatCannotBeOnesAreNotKept) {
+  for (const char* text : {R"([["../up", 1]])", R"([[".hidden", 1]])", R"([["a", 9]])",
+                           R"([["a", -1]])", R"(["a"])", R"([[1, 1]])", "7"})
+    EXPECT_EQ(files_.keep("id", {{"files", json::parse(text)}}, "x").error().code(),
+              Code::kInvalidArgument)
+        << text;
+  EXPECT_EQ(files_.keep("id", {}, "x").error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(PartsTest, AMendingIsCountedUnlessSomethingElseWasDecided) {
+  put_checkpoint("base", {"id", 1, 1, "stored-1.json"});
+  EXPECT_FALSE(decisions_.count_mending("base", "id").value());  // it is not known here
+  take_over();
+  EXPECT_TRUE(decisions_.count_mending("base", "id").value());
+  EXPECT_EQ(knowledge_.now()->checkpoints.at("base").mended, 1);
+  EXPECT_EQ(JobRecord::read(*meta_, "job").value().checkpoints.at("base").mended, 1);
+  EXPECT_FALSE(decisions_.count_mending("base", "another").value());
+  put_checkpoint("base", {"id", 1, 2, "stored-2.json"});
+  EXPECT_EQ(decisions_.count_mending("base", "id").error().code(), Code::kConflict);
+  EXPECT_EQ(knowledge_.now()->checkpoints.at("base").mended, 1);
+}
+
+TEST_F(PartsTest, WhatCannotBeVerifiedIsSaid) {
+  put_checkpoint("base", {"id", 1, 1, "stored-1.json"});
+  take_over();
+  knowledge_.update([](KnownJob& known) {
+    known.damaged["bad"].why = "torn";
+    known.damaged["away"].lost = true;
+  });
+  EXPECT_EQ(verifier_.find("base").value().id, "id");
+  EXPECT_EQ(verifier_.find("none").error().code(), Code::kNotFound);
+  EXPECT_EQ(verifier_.find("bad").error().code(), Code::kCorrupt);
+  EXPECT_EQ(verifier_.find("away").error().code(), Code::kUnavailable);
+  EXPECT_TRUE(verifier_.find_stored("id", "stored-1.json").has_value());
+  EXPECT_THAT(synced_, IsEmpty());
+  EXPECT_EQ(verifier_.find_stored("id", "stored-2.json").error().code(), Code::kBusy);
+  EXPECT_THAT(synced_, ElementsAre("id"));
+  EXPECT_EQ(verifier_.answer({{"images", 7}}, "id", "stored-1.json").error().code(),
+            Code::kInvalidArgument);
+}
+
+TEST_F(PartsTest, CachesAreSeenToUntilTheyAnswer) {
+  EXPECT_TRUE(mender_.refresh());
+  caches_answer_ = false;
+  mender_.note_to_refresh({"base"});
+  EXPECT_FALSE(mender_.refresh());
+  EXPECT_FALSE(mender_.refresh());
+  caches_answer_ = true;
+  EXPECT_TRUE(mender_.refresh());
+  EXPECT_TRUE(mender_.refresh());
+  EXPECT_THAT(refreshed_, ElementsAre("base", "base", "base"));
+}
+
+TEST_F(PartsTest, AskedForAPartByNonsenseNothingIsMade) {
+  for (const char* text : {"", "{}", "[]", R"({"id": ".", "generation": 1})"})
+    EXPECT_EQ(maker_.make_for(text).error().code(), Code::kInvalidArgument) << text;
+  EXPECT_TRUE(shelf_.empty());
+}
+
+TEST_F(PartsTest, ARefusedCommitIsSaidBesideItsDirectory) {
+  const auto soon = [] { return CommitsLed::Clock::now() + std::chrono::seconds(20); };
+  EXPECT_EQ(commits_.commit("base", ".hidden", soon()).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(knowledge_.now()->counts.commits_refused, 1u);
+  EXPECT_TRUE(fs::exists(place_.incoming_dir() + "/base.error"));
+  EXPECT_EQ(commits_.outcome_of("of another"), "given up");
+  EXPECT_EQ(commits_.commit("none", "new", soon()).error().code(), Code::kNotFound);
+  ASSERT_TRUE(commits_.close());
+  EXPECT_EQ(commits_.commit("none", "new", soon()).error().code(), Code::kNotFound);
+  EXPECT_THAT(knowledge_.now()->last_error->what, ::testing::HasSubstr("being removed"));
+  commits_.reopen();
+  for (const auto& attempt : commits_.stop()) attempt->stop();
+  EXPECT_FALSE(commits_.look_after());
+}
+
+TEST_F(PartsTest, AnEditOfAJobWithoutCheckpointsIsInForceAtOnce) {
+  StepPool pool(1);
+  Resharder resharder{{place_, peers_, knowledge_, files_, decisions_, maker_, mender_, shelf_,
+                       activities_, doubts_, [] { return Result<Followed>(Followed()); },
+                       [](const std::string&) { return ok(); }, [] {}}};
+  resharder.start(pool);
+  knowledge_.wait(
+      [](const KnownJob& known) { return known.in_force.revision == 1 && !known.leads; });
+  resharder.stop();
+  EXPECT_EQ(JobRecord::read(*meta_, "job").value().in_force.revision, 1);
+  EXPECT_TRUE(knowledge_.now()->settled());
 }
 
 }  // namespace

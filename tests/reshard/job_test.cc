@@ -543,5 +543,28 @@ TEST(JobStoreTest, NoJobIsMadeWhileTheListenerIsToldOfJobs) {
   EXPECT_TRUE(made.get());
 }
 
+TEST_F(JobTest, WhoHoldsWhatWasRemovedHoldsNoMemory) {
+  const LayoutSpec written = spec("tp1-pp1-dp1");
+  std::vector<std::weak_ptr<const Image>> images;
+  std::vector<CheckpointRef> held;
+  for (const char* name : {"base", "next"}) {
+    write_ranks(sample_, written, incoming(name));
+    commit(name);
+    held.push_back(job_->find_checkpoint(name));
+    images.emplace_back(held.back()->stored()->images.front().image);
+    EXPECT_FALSE(images.back().expired());
+  }
+  auto goes = [&](int number) {  // whoever looks at the job just now has it a moment longer
+    for (int i = 0; i < 1000 && !images[number].expired(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return images[number].expired();
+  };
+  ASSERT_TRUE(job_->remove_checkpoint("base").has_value());
+  EXPECT_TRUE(goes(0));
+  EXPECT_FALSE(images[1].expired());
+  ASSERT_TRUE(store_->remove_job("job", /*force=*/true).has_value());
+  EXPECT_TRUE(goes(1));  // the kernel may know the job for long
+}
+
 }  // namespace
 }  // namespace ptc::testing

@@ -1,7 +1,5 @@
-// One node's part of a plan: the images that shall be on it, made of what lies here and elsewhere.
-//
-// Every node computes the same plan, from the same files: so a request names the state of affairs
-// and what is wanted, and an answer only the images made, by their numbers in the plan.
+#include "reshard/job/part_maker.h"
+
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 
@@ -15,8 +13,6 @@
 #include "reshard/checkpoint/json_numbers.h"
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/drain.h"
-#include "reshard/job/job_impl.h"
-#include "reshard/job/plan_relays.h"
 #include "store/base/fan_out.h"
 
 namespace ptc {
@@ -66,30 +62,30 @@ PlanName name_of_plan(const std::string& id, std::string wanted_text, const Chan
 
 }  // namespace
 
-Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const StoredState& stored,
-                                        const WantedState& wanted, const ChangePlan& change,
-                                        Activity& activity, Fences& fences, int64_t epoch,
-                                        const MetaTransaction::Compare* decides) {
+Result<NodeParts> PartMaker::make_all(const CheckpointRecord& record, const StoredState& stored,
+                                      const WantedState& wanted, const ChangePlan& change,
+                                      Activity& activity, Fences& fences, int64_t epoch,
+                                      const MetaTransaction::Compare* decides) const {
   std::set<std::string> needed;
   for (size_t i = 0; i < change.targets.size(); ++i)
     if (!change.transfers.images[i].kept || !change.same_states)
       needed.insert(change.nodes[change.targets[i].layout.node]);
   for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
-  const std::string self = node_key(services);
+  const std::string self = uses_.place.node_key();
   for (const std::string& node : needed)
-    if (node != self) fences.push_back(services.cluster->fence_of(node));
-  if (services.cluster != nullptr)
+    if (node != self) fences.push_back(uses_.place.services.cluster->fence_of(node));
+  if (!uses_.place.alone())
     for (const std::string& node : needed) fences.push_back({drained_key(node), 0});
-  json::object request = wanted_json(record, wanted, knowledge.now()->saved.revision);
+  json::object request = wanted_json(record, wanted, uses_.knowledge.now()->saved.revision);
   const PlanName plan_name = name_of_plan(record.id, json::serialize(request), change, stored);
   request["epoch"] = epoch;
   if (decides != nullptr) {
-    request["from"] = services.cluster->self();
+    request["from"] = uses_.place.services.cluster->self();
     request["fence"] = decides->revision;
   }
   const std::string text = json::serialize(request);
   auto part_of = [&](const std::string& node) -> Result<PlanPart> {
-    PTC_TRY(auto answer, peers.ask(node, "part", text, activity.stop_token()));
+    PTC_TRY(auto answer, uses_.peers.ask(node, "part", text, activity.stop_token()));
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
     if (part.value().plan != plan_name.digest)
@@ -105,8 +101,8 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {
-    const KeyedLock::Held one = shelf.making(record.id);
-    Result<PlanPart> own = make_part(plan_name, *record.checkpoint, stored, change, activity);
+    const KeyedLock::Held one = uses_.shelf.making(record.id);
+    Result<PlanPart> own = make(plan_name, *record.checkpoint, stored, change, activity);
     if (own.has_error()) made = std::move(own).error();
     else parts.emplace_back(self, std::move(own).value());
   }
@@ -121,7 +117,8 @@ Result<NodeParts> Job::Impl::make_parts(const CheckpointRecord& record, const St
   return std::move(made).error();
 }
 
-void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts, int64_t epoch) {
+void PartMaker::give_up(const CheckpointRecord& record, const NodeParts& parts,
+                        int64_t epoch) const {
   StoredState orphans;
   for (const auto& [node, part] : parts)
     for (const auto* list : {&part.images, &part.copies})
@@ -130,8 +127,8 @@ void Job::Impl::give_up(const CheckpointRecord& record, const NodeParts& parts, 
   give_up(record, orphans, epoch);
 }
 
-Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredState& stored,
-                                  const ChangePlan& change, const NodeParts& parts, bool known) {
+Result<> PartMaker::compare(const CheckpointRecord& record, const StoredState& stored,
+                            const ChangePlan& change, const NodeParts& parts, bool known) const {
   const Checkpoint& checkpoint = *record.checkpoint;
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   auto name = [&](uint32_t tensor) { return checkpoint.manifest().tensor_name(tensor); };
@@ -159,7 +156,7 @@ Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredSt
           wanted = true;
     if (wanted) to_read[stored.images[i].node].push_back(i);
   }
-  PTC_TRY(auto contents, read_images(record, stored, to_read));
+  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, to_read));
   for (const ImageContent& content : contents)
     for (const auto& [tensor, box, sum] : content.sums)
       if (tensor < facts.size() && !there[tensor].empty()) {
@@ -168,12 +165,12 @@ Result<> Job::Impl::compare_parts(const CheckpointRecord& record, const StoredSt
   return compare_whole_tensors(ledger, facts, name);
 }
 
-Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoint& checkpoint,
-                                      const StoredState& stored, const ChangePlan& change,
-                                      Activity& activity) {
+Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& checkpoint,
+                                 const StoredState& stored, const ChangePlan& change,
+                                 Activity& activity) const {
   const std::stop_token stop = activity.stop_token();
   std::atomic<uint64_t>& bytes_done = activity.bytes_done();
-  const std::string self = node_key(services);
+  const std::string self = uses_.place.node_key();
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const std::vector<ImageRef> sources = stored.image_refs();
   std::vector<uint32_t> numbers;
@@ -192,7 +189,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
                  sources[transfer.source_image]->is_here();
   }
   ChecksumLedger ledger;
-  PTC_TRY(services.executor->hash_images(kept, facts, ledger, stop));
+  PTC_TRY(uses_.place.services.executor->hash_images(kept, facts, ledger, stop));
 
   std::vector<ImageRef> written;
   if (all_here) {
@@ -204,8 +201,8 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
           file.header, file.bytes, change.transfers.images[i].transfers, sources));
       targets.push_back({&file, programs.back().get()});
     }
-    PTC_TRY(written, services.executor->materialise(*services.images, targets, facts, ledger,
-                                                    bytes_done, stop));
+    PTC_TRY(written, uses_.place.services.executor->materialise(
+                         *uses_.place.services.images, targets, facts, ledger, bytes_done, stop));
   } else {
     std::vector<FetchTarget> targets;
     for (uint32_t i : numbers)
@@ -221,21 +218,21 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
         holders.push_back(stored.images[i].image);
       for (size_t i = image; i < stored.images.size() && same(stored.images[i]); ++i)
         holders.push_back(stored.images[i].image);
-      const std::vector<std::string> now = services.cluster->alive();
+      const std::vector<std::string> now = uses_.place.services.cluster->alive();
       std::erase_if(holders, [&](const ImageRef& holder) {
         return !holder->is_here() && std::find(now.begin(), now.end(), holder->node()) == now.end();
       });
       return holders.empty() ? nullptr : holders[attempt % holders.size()];
     };
-    PlanRelays relays(arrivals, peers, plan_name, change);
+    PlanRelays relays(uses_.arrivals, uses_.peers, plan_name, change);
     PTC_TRY(written,
-            fetch_images(*services.images, *services.executor, targets,
+            fetch_images(*uses_.place.services.images, *uses_.place.services.executor, targets,
                          {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
   }
   PlanPart part;
   part.plan = plan_name.digest;
   auto take_back = [&] {
-    for (const ImageRef& image : written) (void)services.images->remove(image->id());
+    for (const ImageRef& image : written) (void)uses_.place.services.images->remove(image->id());
   };
   for (size_t i = 0; i < numbers.size(); ++i)
     part.images.emplace_back(numbers[i], written[i]->id().text);
@@ -249,9 +246,10 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
     FetchTarget target{0, &opaque, {}};
     if (opaque.bytes > 0) target.transfers.push_back(whole);
     ChecksumLedger none;
-    auto copied = fetch_images(*services.images, *services.executor, {target},
-                               {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr},
-                               facts, none, bytes_done, stop);
+    auto copied =
+        fetch_images(*uses_.place.services.images, *uses_.place.services.executor, {target},
+                     {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr}, facts, none,
+                     bytes_done, stop);
     if (copied.has_error()) {
       take_back();
       return std::move(copied).error();
@@ -266,7 +264,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
     }
     part.copies.emplace_back(i, written.back()->id().text);
   }
-  Result<> synced = services.images->sync();
+  Result<> synced = uses_.place.services.images->sync();
   if (synced.has_error()) {
     take_back();
     return std::move(synced).error();
@@ -278,7 +276,7 @@ Result<PlanPart> Job::Impl::make_part(const PlanName& plan_name, const Checkpoin
   return part;
 }
 
-Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
+Result<PlanPart> PartMaker::make_for(std::string_view request) const {
   CheckpointRecord record;
   WantedState wanted;
   std::string id, stored_file, wanted_plan;
@@ -301,7 +299,7 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
     object.erase("epoch");
     commits = object.contains("from");
     if (commits) {
-      PTC_TRY(taken.note(object, id));
+      PTC_TRY(uses_.taken.note(object, id));
       object.erase("from");
       object.erase("fence");
     }
@@ -317,58 +315,58 @@ Result<PlanPart> Job::Impl::make_part_for(std::string_view request) {
   // made here for another plan may have been decided on: then it stays.
   bool behind = true;
   {
-    const JobKnowledge::Snapshot now = knowledge.now();
+    const JobKnowledge::Snapshot now = uses_.knowledge.now();
     const CheckpointRecord* known = now->find_id(id);
     if (known != nullptr && known->generation >= generation)
       behind = now->saved.revision < wanted_revision;
   }
-  behind = behind || shelf.has_of_other_plan(id, wanted_plan);
+  behind = behind || uses_.shelf.has_of_other_plan(id, wanted_plan);
   if (behind) {
-    PTC_TRY(sync_about(id));
+    PTC_TRY(uses_.sync_about(id));
   }
   // One part for a checkpoint at a time; what was made for the same plan before is not made again.
-  const KeyedLock::Held one = shelf.making(id);
-  PTC_TRY(auto made_before, shelf.find(id, wanted_plan, epoch));
+  const KeyedLock::Held one = uses_.shelf.making(id);
+  PTC_TRY(auto made_before, uses_.shelf.find(id, wanted_plan, epoch));
   if (made_before) return *std::move(made_before);
   {
-    const JobKnowledge::Snapshot now = knowledge.now();
+    const JobKnowledge::Snapshot now = uses_.knowledge.now();
     const CheckpointRecord* known = now->find_id(id);
     if (known != nullptr && known->stored == stored_file) record = *known;
   }
-  shelf.drop(id);
+  uses_.shelf.drop(id);
   if (record.checkpoint == nullptr) {
-    PTC_TRY(record, load_checkpoint(id, generation, stored_file));
+    PTC_TRY(record, uses_.files.load(id, generation, stored_file));
   }
   std::shared_ptr<const StoredState> stored = record.where;
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));
-  const uint64_t bytes = bytes_to_make(*change, *stored, node_key(services));
+  const uint64_t bytes = bytes_to_make(*change, *stored, uses_.place.node_key());
   std::unique_ptr<Activity> activity =
-      activities.begin({commits ? Activity::Kind::kCommit : Activity::Kind::kPart,
-                        record.checkpoint->name(), stored->spec.name(), wanted.spec.name()});
+      uses_.activities.begin({commits ? Activity::Kind::kCommit : Activity::Kind::kPart,
+                              record.checkpoint->name(), stored->spec.name(), wanted.spec.name()});
   const TransferPlan::Totals& totals = change->transfers.totals;
   const uint64_t all_bytes =
       totals.total_bytes - totals.kept_bytes;  // on all nodes, as whoever leads says it
   activity->begin("moving", commits ? bytes : all_bytes);
-  Result<PlanPart> part = make_part(name_of_plan(id, wanted_plan, *change, *stored),
-                                    *record.checkpoint, *stored, *change, *activity);
+  Result<PlanPart> part = make(name_of_plan(id, wanted_plan, *change, *stored), *record.checkpoint,
+                               *stored, *change, *activity);
   if (part.has_value())
-    shelf.keep(id, {std::move(wanted_plan),
-                    part.value(),
-                    epoch,
-                    {false, "moving", record.checkpoint->name(), stored->spec.name(),
-                     wanted.spec.name(), bytes, all_bytes}});
+    uses_.shelf.keep(id, {std::move(wanted_plan),
+                          part.value(),
+                          epoch,
+                          {false, "moving", record.checkpoint->name(), stored->spec.name(),
+                           wanted.spec.name(), bytes, all_bytes}});
   activity.reset();  // from here on it is among the finished ones
-  knowledge.tell();
+  uses_.knowledge.tell();
   // Whoever gives it up drops what is there already.
-  if (!commits || taken.holds(id)) return part;
-  shelf.drop(id);
+  if (!commits || uses_.taken.holds(id)) return part;
+  uses_.shelf.drop(id);
   return make_error(Code::kConflict, "the commit was given up");
 }
 
-Result<std::vector<StoredImage>> Job::Impl::compose(const Checkpoint& checkpoint,
+Result<std::vector<StoredImage>> PartMaker::compose(const Checkpoint& checkpoint,
                                                     const StoredState& stored,
                                                     const ChangePlan& change,
-                                                    const NodeParts& parts) {
+                                                    const NodeParts& parts) const {
   std::unordered_map<uint32_t, const std::string*> image_of, copy_of;
   for (const auto& [node, part] : parts) {
     for (const auto& [number, id] : part.images) image_of.emplace(number, &id);
@@ -379,7 +377,7 @@ Result<std::vector<StoredImage>> Job::Impl::compose(const Checkpoint& checkpoint
                  uint64_t bytes) -> Result<> {
     image.id = id;
     image.node = change.nodes[node];
-    PTC_TRY(image.image, open_image(image, bytes));
+    PTC_TRY(image.image, uses_.files.open_image(image, bytes));
     images.push_back(std::move(image));
     return ok();
   };
@@ -420,6 +418,16 @@ Result<std::vector<StoredImage>> Job::Impl::compose(const Checkpoint& checkpoint
                 change.copies[i].node, stored.layouts()[change.copies[i].source_image].bytes));
   }
   return images;
+}
+
+/// What was made for a decision that did not come: here, and on the other nodes.
+void PartMaker::give_up(const CheckpointRecord& record, const StoredState& made,
+                        int64_t epoch) const {
+  uses_.files.remove_images_not_in(made, *record.checkpoint->stored());
+  if (uses_.place.alone()) return;
+  for (const std::string& node : uses_.peers.others())
+    (void)uses_.peers.ask(node, "drop",
+                          json::serialize(json::object{{"id", record.id}, {"epoch", epoch}}));
 }
 
 }  // namespace ptc

@@ -1,14 +1,5 @@
-// What is found damaged is mended from other copies, in the very file where it lies. The wrong
-// bytes are no content that anybody was promised, and the kernel reads, and maps, that file for all
-// who have it open: a new file would be seen by none of them. Before a byte is written, what the
-// other copies hold has the checksums of the commit; afterwards the image is read once more. One
-// that does not come out right (its memory may be broken), or whose file is gone, is taken out of
-// the stored state, by a decision like any other; then it is missing, as after the loss of a node,
-// and is made anew.
-//
-// Who has read the wrong bytes may have kept them: the kernel of any node, and the memory in which
-// files are gathered (JobListener::contents_mended). So each mending is a decision, too: it raises
-// CheckpointRecord::mended, by which nodes that were away see to theirs when they hear of it.
+#include "reshard/job/mender.h"
+
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -22,7 +13,6 @@
 #include "reshard/checkpoint/examine.h"
 #include "reshard/exec/gather.h"
 #include "reshard/exec/image_sums.h"
-#include "reshard/job/job_impl.h"
 #include "reshard/job/scrub.h"
 #include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
@@ -35,7 +25,7 @@ namespace {
 constexpr uint64_t kWindowBytes = 1 << 20;
 constexpr int kTries = 50;
 constexpr size_t kMostForgotten = 50;  // keys of a transaction
-constexpr auto kAgain = std::chrono::milliseconds(100);
+constexpr auto kPauseBetweenTries = std::chrono::milliseconds(100);
 
 struct Range {
   uint64_t begin, end;
@@ -93,8 +83,8 @@ Result<GatherProgram> held_by_others(const StoredState& others, const StoredImag
 
 }  // namespace
 
-Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& stored,
-                               const StoredState& others, const DamagedImage& bad) const {
+Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& stored,
+                            const StoredState& others, const DamagedImage& bad) const {
   const StoredImage& image = stored.images[bad.image];
   const ImageLayout& described = stored.layouts()[bad.image];
   const WrittenFile* file =
@@ -110,7 +100,7 @@ Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& 
     for (const Range& range : ranges)
       for (uint64_t at = range.begin; at < range.end; at += kWindowBytes) {
         const std::span window = std::span(buffer).first(std::min(kWindowBytes, range.end - at));
-        PTC_TRY(source.read(services.executor->transport(), at, window));
+        PTC_TRY(source.read(place_.services.executor->transport(), at, window));
         PTC_TRY(visit(at, std::span<const std::byte>(window)));
       }
     return ok();
@@ -134,7 +124,7 @@ Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& 
   PTC_TRY(read_others(
       [&](uint64_t at, std::span<const std::byte> window) { return mender.write(at, window); }));
   PTC_TRY(mender.finish());
-  PTC_TRY(auto now, read_image(checkpoint, stored, bad.image, nullptr));
+  PTC_TRY(auto now, verifier_.read_image(checkpoint, stored, bad.image, nullptr));
   good = now.problem.empty() && (has_tensors || now.whole == file->checksum);
   for (const ImageContent::Sum& sum : now.sums) {
     const Checksum* wanted = right.find(sum.tensor, sum.box);
@@ -144,9 +134,9 @@ Result<> Job::Impl::mend_image(const Checkpoint& checkpoint, const StoredState& 
               : Result<>(make_error(Code::kCorrupt, "it does not hold what is written to it"));
 }
 
-std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const StoredState& stored,
-                                          const std::vector<uint32_t>& damaged_anywhere,
-                                          const std::vector<DamagedImage>& bad) const {
+std::vector<uint32_t> Mender::mend_own(const Checkpoint& checkpoint, const StoredState& stored,
+                                       const std::vector<uint32_t>& damaged_anywhere,
+                                       const std::vector<DamagedImage>& bad) const {
   std::vector<uint32_t> mended;
   Result<std::shared_ptr<const StoredState>> others =
       checkpoint.make_stored(stored.spec, images_without(stored, damaged_anywhere));
@@ -158,16 +148,16 @@ std::vector<uint32_t> Job::Impl::mend_own(const Checkpoint& checkpoint, const St
       mended.push_back(one.image);
       continue;
     }
-    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended: {}", job->name(),
+    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended: {}", place_.name,
                  checkpoint.name(), id, done.error().message());
-    services.images->withdraw({id});
+    place_.services.images->withdraw({id});
   }
   return mended;
 }
 
-Result<std::string> Job::Impl::answer_mend(const json::object& request, const std::string& id,
-                                           const std::string& stored_file) {
-  PTC_TRY(auto record, find_stored(id, stored_file));
+Result<std::string> Mender::answer(const json::object& request, const std::string& id,
+                                   const std::string& stored_file) const {
+  PTC_TRY(auto record, verifier_.find_stored(id, stored_file));
   const StoredState& stored = *record.where;
   std::vector<uint32_t> anywhere;
   const json::value* numbers = request.if_contains("anywhere");
@@ -182,7 +172,7 @@ Result<std::string> Job::Impl::answer_mend(const json::object& request, const st
   std::sort(anywhere.begin(), anywhere.end());
   PTC_TRY(auto bad, damaged_images_from(*images));
   for (const DamagedImage& one : bad)
-    if (one.image >= stored.images.size() || stored.images[one.image].node != node_key(services) ||
+    if (one.image >= stored.images.size() || stored.images[one.image].node != place_.node_key() ||
         !std::binary_search(anywhere.begin(), anywhere.end(), one.image))
       return invalid_argument("the request names an image that is not on this node");
   json::array mended;
@@ -192,30 +182,30 @@ Result<std::string> Job::Impl::answer_mend(const json::object& request, const st
 }
 
 /// Those of the damaged images, ascending, that could not be mended where they are.
-std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const StoredState& stored,
-                                      const Findings& found) {
+std::vector<uint32_t> Mender::mend(const CheckpointRecord& record, const StoredState& stored,
+                                   const Findings& found) const {
   std::map<std::string, std::vector<DamagedImage>> by_node;
   for (const DamagedImage& one : found.damaged)
     by_node[stored.images[one.image].node].push_back(one);
   std::vector<std::pair<std::string, std::string>> requests;  // by node
   std::vector<uint32_t> mended;
   for (const auto& [node, bad] : by_node) {
-    if (node == node_key(services)) continue;
+    if (node == place_.node_key()) continue;
     json::object request{{"id", record.id}, {"stored", record.stored}, {"damaged", to_json(bad)}};
     request["anywhere"] = json::array(found.replaceable.begin(), found.replaceable.end());
     requests.emplace_back(node, json::serialize(request));
   }
   Answers<std::string> answers(
       requests.size(),
-      [&](size_t i) { return peers.ask(requests[i].first, "mend", requests[i].second); },
+      [&](size_t i) { return peers_.ask(requests[i].first, "mend", requests[i].second); },
       kAtWorkAtOnce);
-  if (const auto own = by_node.find(node_key(services)); own != by_node.end())
+  if (const auto own = by_node.find(place_.node_key()); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
   for (const Result<std::string>& text : answers.wait()) {
     Result<json::value> list =
         text.has_value() ? parse_json(text.value()) : Result<json::value>(text.error());
     if (list.has_error() || !list.value().is_array()) {
-      spdlog::warn("job {}: {}", job->name(),
+      spdlog::warn("job {}: {}", place_.name,
                    list.has_error() ? list.error().message() : "no list of images");
       continue;
     }
@@ -228,54 +218,36 @@ std::vector<uint32_t> Job::Impl::mend(const CheckpointRecord& record, const Stor
   return left;
 }
 
-Result<> Job::Impl::note_mended(const std::string& name, const std::string& id) {
+Result<> Mender::note_mended(const std::string& name, const std::string& id) {
   for (int tries = 1;; ++tries) {
-    Result<> decided = ok();
+    const Result<bool> decided = decisions_.count_mending(name, id);
+    if (decided.has_value() && !decided.value()) return ok();  // it was removed
     {
-      std::lock_guard change(changes);
-      CheckpointRecord record;
-      {
-        const JobKnowledge::Snapshot now = knowledge.now();
-        const auto known = now->checkpoints.find(name);
-        if (known == now->checkpoints.end() || known->second.id != id)
-          return ok();  // it was removed
-        record = known->second;
-      }
-      JobDecision decision(job->name());
-      decision.rests_on(name, record);
-      ++record.mended;
-      decision.put(name, record);
-      Result<int64_t> written = commit_fenced(std::move(decision));
-      if (written.has_value()) {
-        record.meta_revision = written.value();
-        knowledge.update([&](KnownJob& known) { known.checkpoints[name] = record; });
-      }
-      std::lock_guard lock(mending_mutex);
-      if (written.has_value()) {
-        to_refresh.insert(name);
-        not_said.erase(name);
+      std::lock_guard lock(mutex_);
+      if (decided.has_value()) {
+        to_refresh_.insert(name);
+        not_said_.erase(name);
         return ok();
       }
-      decided = std::move(written).error();
-      not_said.emplace(name, id);  // nobody would find the damage any more
+      not_said_.emplace(name, id);  // nobody would find the damage any more
     }
-    if (decided.error().code() != Code::kConflict || tries >= kTries) return decided;
-    PTC_TRY(sync_about(id));
+    if (decided.error().code() != Code::kConflict || tries >= kTries) return decided.error();
+    PTC_TRY(sync_about_(id));
   }
 }
 
-Result<Findings> Job::Impl::repair(const std::string& name) {
+Result<Findings> Mender::repair(const std::string& name) {
   for (int tries = 1;; ++tries) {
-    PTC_TRY(auto record, find_record(name));
-    Result<Findings> examined = examine(record, nullptr);
+    PTC_TRY(auto record, verifier_.find(name));
+    Result<Findings> examined = verifier_.examine(record, nullptr);
     if (examined.has_error() && examined.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
-      std::this_thread::sleep_for(kAgain);
+      std::this_thread::sleep_for(kPauseBetweenTries);
       continue;
     }
     PTC_TRY(auto found, std::move(examined));
     if (found.replaceable.empty()) {
-      knowledge.update([&](KnownJob& known) { known.counts.damaged_left += found.beyond.size(); });
+      knowledge_.update([&](KnownJob& known) { known.counts.damaged_left += found.beyond.size(); });
       return found;
     }
     const std::vector<uint32_t> left = mend(record, *record.where, found);
@@ -283,120 +255,93 @@ Result<Findings> Job::Impl::repair(const std::string& name) {
       PTC_TRY(note_mended(name, record.id));
     }
     if (!left.empty()) {
-      PTC_TRY(auto now, find_record(name));
+      PTC_TRY(auto now, verifier_.find(name));
       if (now.id != record.id || now.stored != record.stored) continue;
-      PTC_TRY(bool done,
-              replace_images(now, images_without(*record.where, left), /*damaged=*/true));
+      PTC_TRY(bool done, decisions_.replace_images(now, images_without(*record.where, left),
+                                                   /*damaged=*/true));
       if (!done) continue;
+      note_to_refresh({name});
     }
     for (const std::string& what : found.replaced)
-      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", job->name(),
+      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", place_.name,
                    name, what);
-    knowledge.update([&](KnownJob& known) {
+    knowledge_.update([&](KnownJob& known) {
       known.counts.damaged_mended += found.replaceable.size() - left.size();
       known.counts.damaged_replaced += left.size();
       known.counts.damaged_left += found.beyond.size();
     });
-    services.caches_stale();
+    place_.services.caches_stale();
     return found;
   }
 }
 
-void Job::Impl::note_to_refresh(const std::set<std::string>& names) {
-  std::lock_guard lock(mending_mutex);
-  to_refresh.insert(names.begin(), names.end());
+void Mender::note_to_refresh(const std::set<std::string>& names) {
+  std::lock_guard lock(mutex_);
+  to_refresh_.insert(names.begin(), names.end());
 }
 
-bool Job::Impl::refresh_mended() {
-  std::lock_guard one(refreshing);
+bool Mender::refresh() {
+  std::lock_guard one(refreshing_);
   std::set<std::string> names;
   std::map<std::string, std::string> unsaid;
   {
-    std::lock_guard lock(mending_mutex);
-    names.swap(to_refresh);
-    unsaid = not_said;
+    std::lock_guard lock(mutex_);
+    names.swap(to_refresh_);
+    unsaid = not_said_;
   }
   for (const auto& [name, id] : unsaid)
     if (note_mended(name, id).has_value()) names.insert(name);
   for (const std::string& name : names) {
-    Result<> done = listener != nullptr ? listener->contents_mended(job->name(), name) : ok();
+    Result<> done =
+        place_.listener != nullptr ? place_.listener->contents_mended(place_.name, name) : ok();
     if (done.has_value()) continue;
-    spdlog::warn("job {}: checkpoint {}: what was mended is read anew later: {}", job->name(), name,
+    spdlog::warn("job {}: checkpoint {}: what was mended is read anew later: {}", place_.name, name,
                  done.error().message());
     note_to_refresh({name});
   }
-  std::lock_guard lock(mending_mutex);
-  return to_refresh.empty() && not_said.empty();
+  std::lock_guard lock(mutex_);
+  return to_refresh_.empty() && not_said_.empty();
 }
 
-Result<> Job::Impl::answer_refresh(const std::string& id) {
-  PTC_TRY(sync_about(id));
-  if (const JobKnowledge::Snapshot now = knowledge.now(); const auto* record = now->find_id(id))
+Result<> Mender::answer_refresh(const std::string& id) {
+  PTC_TRY(sync_about_(id));
+  if (const JobKnowledge::Snapshot now = knowledge_.now(); const auto* record = now->find_id(id))
     note_to_refresh({record->checkpoint->name()});
-  return refresh_mended()
-             ? ok()
-             : Result<>(make_error(Code::kBusy, "what was mended cannot be read anew yet"));
+  return refresh() ? ok()
+                   : Result<>(make_error(Code::kBusy, "what was mended cannot be read anew yet"));
 }
 
-void Job::Impl::refresh_everywhere(const std::string& name) {
-  Result<CheckpointRecord> record = find_record(name);
+void Mender::refresh_everywhere(const std::string& name) {
+  Result<CheckpointRecord> record = verifier_.find(name);
   if (record.has_error()) return;
-  const std::vector<std::string> others = peers.others();
+  const std::vector<std::string> others = peers_.others();
   const std::string request = json::serialize(json::object{{"id", record.value().id}});
   Answers<std::string> told(
-      others.size(), [&](size_t i) { return peers.ask(others[i], "refresh", request); },
+      others.size(), [&](size_t i) { return peers_.ask(others[i], "refresh", request); },
       kAtWorkAtOnce);
   note_to_refresh({name});
-  (void)refresh_mended();
+  (void)refresh();
   for (const Result<std::string>& answer : told.wait())
-    if (answer.has_error()) spdlog::warn("job {}: {}", job->name(), answer.error().message());
+    if (answer.has_error()) spdlog::warn("job {}: {}", place_.name, answer.error().message());
 }
 
-std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
-  const Impl& impl = *impl_;
-  const std::vector<std::string> there = impl.services.cluster != nullptr
-                                             ? impl.services.cluster->alive()
-                                             : std::vector<std::string>();
-  const JobKnowledge::Snapshot known = impl.knowledge.now();
-  std::optional<ToLookOver> next;
-  for (const auto& [name, record] : known->checkpoints) {
-    const std::shared_ptr<const StoredState>& stored = record.where;
-    const auto first =
-        std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
-          return impl.services.cluster == nullptr || is_among(there, node);
-        });
-    if (first == stored->nodes.end() || *first != node_key(impl.services)) continue;
-    const auto looked = known->looked_over.find(record.id);
-    int64_t last = looked != known->looked_over.end() ? looked->second.time_ns : 0;
-    if (const int64_t committed = record.checkpoint->manifest().time_ns; committed >= since_ns)
-      last = std::max(last, committed);
-    if (!next || last < next->last_ns) next = ToLookOver{name, last};
-  }
-  return next;
-}
-
-Result<> Job::look_over(const std::string& name) { return impl_->look_over(name); }
-bool Job::refresh_mended() { return impl_->refresh_mended(); }
-
-uint64_t Job::stored_bytes_here() const { return bytes_on(node_key(impl_->services)); }
-
-Result<> Job::Impl::look_over(const std::string& name) {
-  PTC_TRY(auto record, find_record(name));
+Result<> Mender::look_over(const std::string& name) {
+  PTC_TRY(auto record, verifier_.find(name));
   if (const std::vector<std::string> lost = record.checkpoint->lost_tensors(); !lost.empty())
     return make_error(Code::kUnavailable, "{} tensors are not within reach", lost.size());
-  PTC_TRY(auto found, examine(record, services.pace));
+  PTC_TRY(auto found, verifier_.examine(record, place_.services.pace));
   if (!found.good()) {
-    PTC_TRY(check_member(services.cluster));
+    PTC_TRY(check_member(place_.services.cluster));
     PTC_TRY(found, repair(name));
-    (void)refresh_mended();
+    (void)refresh();
   }
   LookedOver looked{now_ns(), found.beyond, found.replaced};
   for (const std::string& what : looked.found)
-    spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", job->name(), name, what);
-  JobDecision decision(job->name());
+    spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", place_.name, name, what);
+  JobDecision decision(place_.name);
   std::vector<std::string> forgotten;  // of checkpoints that are no more
   {
-    const JobKnowledge::Snapshot now = knowledge.now();
+    const JobKnowledge::Snapshot now = knowledge_.now();
     const auto known = now->checkpoints.find(name);
     if (known == now->checkpoints.end() || known->second.id != record.id)
       return ok();  // it was removed
@@ -406,22 +351,15 @@ Result<> Job::Impl::look_over(const std::string& name) {
   }
   for (const std::string& id : forgotten) decision.forget_looked_over(id);
   decision.put_looked_over(record.id, looked);
-  Result<int64_t> written = commit_fenced(std::move(decision));
+  Result<int64_t> written = place_.commit(std::move(decision));
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
   PTC_TRY(std::move(written));
-  knowledge.update([&](KnownJob& known) {
+  knowledge_.update([&](KnownJob& known) {
     known.looked_over.insert_or_assign(record.id, std::move(looked));
     for (const std::string& id : forgotten) known.looked_over.erase(id);
   });
   return ok();
-}
-
-void Job::note_looked_over(const std::string& id, std::string_view text) {
-  std::optional<LookedOver> looked = LookedOver::from_text(text);
-  if (!looked) return;
-  impl_->knowledge.update(
-      [&](KnownJob& known) { known.looked_over.insert_or_assign(id, *std::move(looked)); });
 }
 
 }  // namespace ptc

@@ -1,4 +1,5 @@
-// The commits that this node leads (commit_attempt.h): who asks for one finds what is under way.
+#include "reshard/job/commits_led.h"
+
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
@@ -10,7 +11,6 @@
 #include <filesystem>
 
 #include "reshard/job/commit_attempt.h"
-#include "reshard/job/job_impl.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/random_id.h"
@@ -72,9 +72,9 @@ bool changed_since(const std::string& directory, int64_t time_ns) {
 
 }  // namespace
 
-void Job::Impl::write_error_file(const std::string& incoming, const std::string& text) {
+void CommitsLed::write_error_file(const std::string& incoming, const std::string& text) {
   // The directory is the user's: nothing here may follow what they put there.
-  const std::string directory = job->files_dir() + "/incoming";
+  const std::string directory = uses_.place.dir + "/files/incoming";
   const std::string name = error_file_of(incoming),
                     temporary = "." + incoming.substr(0, 200) + ".error-new";
   auto write = [&]() -> Result<> {
@@ -94,30 +94,31 @@ void Job::Impl::write_error_file(const std::string& incoming, const std::string&
   };
   Result<> written = write();
   if (written.has_error())
-    spdlog::warn("job {}: the reason of a refusal could not be written: {}", job->name(),
+    spdlog::warn("job {}: the reason of a refusal could not be written: {}", uses_.place.name,
                  written.error().message());
-  if (listener != nullptr) listener->space_changed(job->name());
+  if (uses_.place.listener != nullptr) uses_.place.listener->space_changed(uses_.place.name);
 }
 
-void Job::Impl::note_refused(const std::string& incoming, const Error& error) {
+void CommitsLed::note_refused(const std::string& incoming, const Error& error) {
   write_error_file(incoming, error.message());
-  knowledge.update([&](KnownJob& known) {
+  uses_.knowledge.update([&](KnownJob& known) {
     known.set_error(fmt::format("commit of incoming/{} refused: {}", incoming, error.message()));
   });
-  spdlog::info("job {}: commit of incoming/{} refused: {}", job->name(), incoming, error.message());
+  spdlog::info("job {}: commit of incoming/{} refused: {}", uses_.place.name, incoming,
+               error.message());
 }
 
-void Job::Impl::remove_error_file(const std::string& incoming) {
-  unlink(fmt::format("{}/incoming/{}", job->files_dir(), error_file_of(incoming)).c_str());
+void CommitsLed::remove_error_file(const std::string& incoming) {
+  unlink(fmt::format("{}/{}", uses_.place.incoming_dir(), error_file_of(incoming)).c_str());
 }
 
-Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
-                           Clock::time_point deadline) {
-  Result<std::shared_ptr<CommitAttempt>> attempt = find_attempt(incoming, name, deadline);
+Result<> CommitsLed::commit(const std::string& incoming, const std::string& name,
+                            Clock::time_point deadline) {
+  Result<std::shared_ptr<CommitAttempt>> attempt = find(incoming, name, deadline);
   if (attempt.has_error()) {
     if (attempt.error().errno_value() == EAGAIN) return std::move(attempt).error();
     note_refused(incoming, attempt.error());
-    knowledge.update([](KnownJob& known) { ++known.counts.commits_refused; });
+    uses_.knowledge.update([](KnownJob& known) { ++known.counts.commits_refused; });
     return std::move(attempt).error();
   }
   std::optional<Result<>> outcome = attempt.value()->wait(deadline);
@@ -125,9 +126,9 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   if (outcome->has_value()) {
     attempt.value()->answered();
     remove_error_file(incoming);
-    std::lock_guard lock(commits_mutex);
-    space_changed = true;
-    housekeeping.wake();
+    std::lock_guard lock(mutex_);
+    space_changed_ = true;
+    uses_.wake();
     return ok();
   }
   Error error = std::move(*outcome).error();
@@ -135,17 +136,18 @@ Result<> Job::Impl::commit(const std::string& incoming, const std::string& name,
   return Error(error.code(), error.message(), EAGAIN);  // the same mv again may do
 }
 
-Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
-    const std::string& incoming, const std::string& name, Clock::time_point deadline) {
+Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incoming,
+                                                        const std::string& name,
+                                                        Clock::time_point deadline) {
   PTC_TRY(check_name(name));
   for (;;) {
     std::shared_ptr<CommitAttempt> other;  // of the same directory
     {
-      const JobKnowledge::Snapshot known_now = knowledge.now();
-      std::lock_guard lock(commits_mutex);
-      if (closed || stopping)
-        return make_error(Code::kNotFound, "job {} is being removed", job->name());
-      if (const auto known = attempts.find(incoming); known != attempts.end()) {
+      const JobKnowledge::Snapshot known_now = uses_.knowledge.now();
+      std::lock_guard lock(mutex_);
+      if (closed_ || stopping_)
+        return make_error(Code::kNotFound, "job {} is being removed", uses_.place.name);
+      if (const auto known = attempts_.find(incoming); known != attempts_.end()) {
         other = known->second;
         const CheckpointRecord* made = known_now->find_id(other->id());
         if (other->unheard_success() && made != nullptr) {
@@ -154,8 +156,8 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
                             other->name());
         }
         if (other->ended()) {
-          ended_attempts.push_back(other);
-          attempts.erase(known);
+          ended_.push_back(other);
+          attempts_.erase(known);
         } else if (other->name() == name && !other->stopped()) {
           return other;
         }
@@ -167,7 +169,7 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
       const auto failure = other->unheard_failure();
       if (failure && !may_pass(failure->error.code()) && other->name() == name &&
           now_ns() - failure->time_ns < std::chrono::nanoseconds(kFailureKept).count() &&
-          !changed_since(job->files_dir() + "/incoming/" + incoming, failure->time_ns))
+          !changed_since(uses_.place.dir + "/files/incoming/" + incoming, failure->time_ns))
         return failure->error;
       continue;
     }
@@ -176,71 +178,95 @@ Result<std::shared_ptr<Job::Impl::CommitAttempt>> Job::Impl::find_attempt(
                         other->name());
     if (!other->wait(deadline)) return going_on(incoming);  // until it has let go of the files
   }
-  PTC_TRY(check_member(services.cluster));
+  PTC_TRY(check_member(uses_.place.services.cluster));
   PTC_TRY(auto id, random_id());
   auto attempt = std::make_shared<CommitAttempt>(*this, std::move(id), incoming, name);
-  std::lock_guard lock(commits_mutex);
-  if (closed || stopping)
-    return make_error(Code::kNotFound, "job {} is being removed", job->name());
-  if (knowledge.now()->record_of(name) != nullptr)
+  std::lock_guard lock(mutex_);
+  if (closed_ || stopping_)
+    return make_error(Code::kNotFound, "job {} is being removed", uses_.place.name);
+  if (uses_.knowledge.now()->record_of(name) != nullptr)
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name);
-  const auto [known, is_new] = attempts.emplace(incoming, attempt);
+  const auto [known, is_new] = attempts_.emplace(incoming, attempt);
   if (!is_new) return make_error(Code::kBusy, "incoming/{} is being committed", incoming);
   try {
     attempt->start();
   } catch (const std::system_error& error) {
-    attempts.erase(known);
+    attempts_.erase(known);
     return Error(
         Code::kUnavailable,
         fmt::format("there is no thread for the commit of incoming/{}: {}", incoming, error.what()),
         EAGAIN);
   }
-  housekeeping.wake();
+  uses_.wake();
   return attempt;
 }
 
-bool Job::Impl::withdraw_attempts() {
+bool CommitsLed::close() {
   std::vector<std::shared_ptr<CommitAttempt>> all;
   {
-    std::lock_guard lock(commits_mutex);
-    for (const auto& [incoming, attempt] : attempts) all.push_back(attempt);
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const auto& [incoming, attempt] : attempts_) all.push_back(attempt);
   }
-  return std::all_of(all.begin(), all.end(),
-                     [](const auto& attempt) { return attempt->withdraw(); });
+  if (std::all_of(all.begin(), all.end(), [](const auto& attempt) { return attempt->withdraw(); }))
+    return true;
+  reopen();
+  return false;
 }
 
-void Job::Impl::look_after_attempts() {
+void CommitsLed::reopen() {
+  std::lock_guard lock(mutex_);
+  closed_ = false;
+}
+
+std::vector<std::shared_ptr<CommitAttempt>> CommitsLed::stop() {
+  stop_.request_stop();
+  std::lock_guard lock(mutex_);
+  stopping_ = true;
+  std::vector<std::shared_ptr<CommitAttempt>> all;
+  all.swap(ended_);
+  for (auto& [incoming, attempt] : attempts_) all.push_back(std::move(attempt));
+  attempts_.clear();
+  return all;
+}
+
+bool CommitsLed::look_after() {
   std::vector<std::shared_ptr<CommitAttempt>> all, ended;
+  bool count_anew = false;
   {
-    std::lock_guard lock(commits_mutex);
-    for (const auto& [incoming, attempt] : attempts) all.push_back(attempt);
-    ended.swap(ended_attempts);  // destroyed without the lock
+    std::lock_guard lock(mutex_);
+    for (const auto& [incoming, attempt] : attempts_) all.push_back(attempt);
+    ended.swap(ended_);  // destroyed without the lock
+    count_anew = std::exchange(space_changed_, false);
   }
+  if (count_anew && uses_.place.listener != nullptr)
+    uses_.place.listener->space_changed(uses_.place.name);
   for (const auto& attempt : all)
     if (attempt->forgotten() && !attempt->ended() && attempt->withdraw())
       spdlog::info("job {}: the commit of incoming/{} is given up: nobody asks for it any more",
-                   job->name(), attempt->incoming());
-  std::lock_guard lock(commits_mutex);
-  std::erase_if(attempts, [&](const auto& one) {
+                   uses_.place.name, attempt->incoming());
+  std::lock_guard lock(mutex_);
+  std::erase_if(attempts_, [&](const auto& one) {
     const bool over = one.second->ended() && one.second->forgotten();
-    if (over) ended_attempts.push_back(one.second);
+    if (over) ended_.push_back(one.second);
     return over;
   });
+  return !attempts_.empty() || !ended_.empty() || space_changed_;
 }
 
-void Job::Impl::note_committed(const std::string& id) {
+void CommitsLed::note_committed(const std::string& id) {
   constexpr size_t kKnown = 256;
-  std::lock_guard lock(commits_mutex);
-  committed_ids.push_back(id);
-  if (committed_ids.size() > kKnown) committed_ids.pop_front();
+  std::lock_guard lock(mutex_);
+  committed_ids_.push_back(id);
+  if (committed_ids_.size() > kKnown) committed_ids_.pop_front();
 }
 
-std::string Job::Impl::commit_outcome(const std::string& id) const {
-  std::lock_guard lock(commits_mutex);
-  for (const auto& [incoming, attempt] : attempts)
+std::string CommitsLed::outcome_of(const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [incoming, attempt] : attempts_)
     if (attempt->id() == id) return std::string(attempt->outcome());
   const bool committed =
-      std::find(committed_ids.begin(), committed_ids.end(), id) != committed_ids.end();
+      std::find(committed_ids_.begin(), committed_ids_.end(), id) != committed_ids_.end();
   return committed ? "committed" : "given up";
 }
 

@@ -1,0 +1,87 @@
+// The commits that this node leads: who asks for one finds what is under way (commit_attempt.h).
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "reshard/job/activity.h"
+#include "reshard/job/checkpoint_files.h"
+#include "reshard/job/decisions.h"
+#include "reshard/job/doubts.h"
+#include "reshard/job/hash_queue.h"
+#include "reshard/job/job_peers.h"
+#include "reshard/job/job_place.h"
+#include "reshard/job/known_job.h"
+#include "reshard/job/part_maker.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+class CommitAttempt;
+
+/// By their names in incoming/. Threads: any; its lock is held for no longer than it takes to find
+/// or note one, and an attempt is destroyed without it.
+class CommitsLed {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// All outlive it.
+  struct Uses {
+    const JobPlace& place;
+    const JobPeers& peers;
+    JobKnowledge& knowledge;
+    const CheckpointFiles& files;
+    Decisions& decisions;
+    const PartMaker& maker;
+    HashQueue& hashing;
+    Activities& activities;
+    Doubts& doubts;
+    std::function<Result<>()> follow;  // what others decided by now is known when it returns
+    std::function<void()> wake;        // look_after() and the doubts are to be seen to soon
+  };
+  explicit CommitsLed(Uses uses) : uses_(std::move(uses)) {}
+
+  /// Job::commit().
+  Result<> commit(const std::string& incoming, const std::string& name, Clock::time_point deadline);
+  /// "open", "committed" or "given up": for nodes that hold something of it.
+  std::string outcome_of(const std::string& id) const;
+
+  /// Nothing can be committed from now on; false: one is waited for, or being decided, and all is
+  /// as it was.
+  bool close();
+  void reopen();
+  /// Gives up what nobody asks for any more. False: nothing is left to look after.
+  bool look_after();
+  /// The job ends. Those that are under way: they end when they are stopped and let go.
+  std::vector<std::shared_ptr<CommitAttempt>> stop();
+
+ private:
+  friend class CommitAttempt;  // which tells how it ended
+  /// The one under way, or a new one; an error: of one that has failed since the last mv, or what
+  /// forbids to begin.
+  Result<std::shared_ptr<CommitAttempt>> find(const std::string& incoming, const std::string& name,
+                                              Clock::time_point deadline);
+  void note_committed(const std::string& id);
+  void note_refused(const std::string& incoming, const Error& error);
+  void write_error_file(const std::string& incoming, const std::string& text);
+  void remove_error_file(const std::string& incoming);
+
+  const Uses uses_;
+  std::stop_source stop_;  // who has given up a commit tells no other once the job ends
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<CommitAttempt>> attempts_;  // guarded, as all below
+  std::vector<std::shared_ptr<CommitAttempt>> ended_;  // of which only the thread is left, at most
+  std::deque<std::string> committed_ids_;              // of late
+  bool stopping_ = false;
+  bool closed_ = false;         // being removed: nothing may be committed any more
+  bool space_changed_ = false;  // in incoming/: what the job takes is to be counted anew
+};
+
+}  // namespace ptc

@@ -1,0 +1,127 @@
+#include "reshard/job/decisions.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "store/base/file.h"
+#include "store/base/random_id.h"
+
+namespace ptc {
+
+Result<> Decisions::put_stored(CheckpointRecord& record, std::shared_ptr<const StoredState> moved,
+                               const PlanTexts& plan, JobDecision& decision) const {
+  ++record.generation;
+  // Others may think that they lead, and write their own: the name is this decision's alone.
+  PTC_TRY(auto unique, random_id());
+  record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
+  const std::string plan_file = plan_file_of(record.stored),
+                    directory = place_.checkpoint_dir(record.id) + "/";
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved->to_text()));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
+  if (!place_.alone()) {
+    PTC_TRY(files_.give(record.id, {record.stored, plan_file}, *moved));
+  }
+  if (!place_.alone()) record.nodes = moved->nodes;
+  record.where = std::move(moved);
+  decision.put(record.checkpoint->name(), record);
+  return ok();
+}
+
+std::shared_ptr<const StoredState> Decisions::take_over(KnownJob& known,
+                                                        const CheckpointRecord& record,
+                                                        KnownJob::PlanRef plan) {
+  std::shared_ptr<const StoredState> before = record.checkpoint->stored();
+  record.checkpoint->replace_stored(record.where);
+  known.take_over(record, std::move(plan));
+  return before;
+}
+
+void Decisions::remove_replaced(const CheckpointRecord& record, const StoredState& before) const {
+  files_.confirm(record);
+  files_.remove_images_not_in(before, *record.checkpoint->stored());
+  (void)files_.remove_stale(record.id, record.stored);
+}
+
+Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
+                                       std::vector<StoredImage> images, bool were_damaged) {
+  const Checkpoint& checkpoint = *seen.checkpoint;
+  std::shared_ptr<const StoredState> before;
+  CheckpointRecord record;
+  {
+    std::lock_guard change(mutex_);
+    KnownJob::PlanRef plan;
+    {
+      const JobKnowledge::Snapshot now = knowledge_.now();
+      const auto known = now->checkpoints.find(checkpoint.name());
+      if (known == now->checkpoints.end() || known->second.stored != seen.stored) return false;
+      record = known->second;
+      plan = now->last_plan;
+    }
+    record.mended += were_damaged;
+    PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
+    JobDecision decision(place_.name);
+    decision.rests_on(checkpoint.name(), record);
+    PTC_TRY(put_stored(record, left, *plan, decision));
+    Result<int64_t> decided = place_.commit(std::move(decision));
+    if (decided.has_error() && decided.error().code() == Code::kConflict) return false;
+    PTC_TRY(record.meta_revision, std::move(decided));
+    knowledge_.update([&](KnownJob& known) {
+      before = take_over(known, record, plan);
+      known.look_anyway = true;  // what is missing is made anew
+    });
+    knowledge_.tell();
+  }
+  if (place_.listener != nullptr)
+    place_.listener->checkpoint_changed(place_.name, checkpoint.name());
+  remove_replaced(record, *before);
+  return true;
+}
+
+void Decisions::report_missing_images() {
+  if (place_.alone()) return;
+  const JobKnowledge::Snapshot known = knowledge_.now();
+  for (const auto& [name, record] : known->checkpoints) {
+    const std::shared_ptr<const StoredState>& stored = record.where;
+    auto says_otherwise = [&](const StoredImage& image) {
+      return image.missing != (image.image == nullptr) &&
+             image.node == place_.services.cluster->self();
+    };
+    if (std::none_of(stored->images.begin(), stored->images.end(), says_otherwise)) continue;
+    std::vector<StoredImage> images = stored->images;
+    size_t missing = 0;
+    for (StoredImage& image : images) {
+      if (!says_otherwise(image)) continue;
+      image.missing = image.image == nullptr;
+      missing += image.missing;
+    }
+    Result<bool> done = replace_images(record, std::move(images));
+    if (done.has_error()) spdlog::warn("job {}: {}", place_.name, done.error().message());
+    else if (done.value() && missing > 0)
+      spdlog::warn(
+          "job {}: checkpoint {}: {} of the files that lay on this node are missing; what other "
+          "nodes "
+          "have of them is copied anew",
+          place_.name, record.checkpoint->name(), missing);
+  }
+}
+
+Result<bool> Decisions::count_mending(const std::string& name, const std::string& id) {
+  std::lock_guard change(mutex_);
+  CheckpointRecord record;
+  {
+    const JobKnowledge::Snapshot now = knowledge_.now();
+    const auto known = now->checkpoints.find(name);
+    if (known == now->checkpoints.end() || known->second.id != id) return false;
+    record = known->second;
+  }
+  JobDecision decision(place_.name);
+  decision.rests_on(name, record);
+  ++record.mended;
+  decision.put(name, record);
+  PTC_TRY(record.meta_revision, place_.commit(std::move(decision)));
+  knowledge_.update([&](KnownJob& known) { known.checkpoints[name] = record; });
+  return true;
+}
+
+}  // namespace ptc

@@ -1,0 +1,64 @@
+// What is decided here about a job: one decision at a time, each a transaction that names what it
+// was based on.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "reshard/job/checkpoint_files.h"
+#include "reshard/job/job_place.h"
+#include "reshard/job/job_record.h"
+#include "reshard/job/known_job.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// Threads: any. `mutex` is held while a decision is made and written to the metadata, and while
+/// what others decided is taken over, and only for that moment: hashing and moving bytes happen
+/// outside of it, on snapshots, and the decision then checks (in memory and, by the transaction's
+/// compares, in the metadata) that what it was based on still holds. It is taken before any lock of
+/// a part. All that this is given outlives it.
+class Decisions {
+ public:
+  Decisions(const JobPlace& place, const CheckpointFiles& files, JobKnowledge& knowledge)
+      : place_(place), files_(files), knowledge_(knowledge) {}
+
+  std::mutex& mutex() { return mutex_; }
+
+  // Steps of a decision, with the mutex held.
+
+  /// The new record of where the bytes lie, as a file that all nodes have, and in the decision; and
+  /// the plan beside it.
+  Result<> put_stored(CheckpointRecord& record, std::shared_ptr<const StoredState> moved,
+                      const PlanTexts& plan, JobDecision& decision) const;
+  /// The decision has come: `record` is what is known from now on. Returns what was before.
+  static std::shared_ptr<const StoredState> take_over(KnownJob& known,
+                                                      const CheckpointRecord& record,
+                                                      KnownJob::PlanRef plan);
+
+  // Whole decisions, which take the mutex.
+
+  /// The bytes of `seen` lie in `images` from now on. False: it has changed meanwhile.
+  /// `were_damaged`: what was read of the others may be wrong.
+  Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,
+                              bool were_damaged = false);
+  /// Files of this node that are missing, as after a start on an empty store, or that are back. As
+  /// long as other nodes count on them, their plans are other ones than this node's.
+  void report_missing_images();
+  /// Damaged bytes were mended where they lie. False: it was removed. kConflict: something else was
+  /// decided about it.
+  Result<bool> count_mending(const std::string& name, const std::string& id);
+
+  /// After one: the images that it replaced go, and the new ones stay.
+  void remove_replaced(const CheckpointRecord& record, const StoredState& before) const;
+
+ private:
+  const JobPlace& place_;
+  const CheckpointFiles& files_;
+  JobKnowledge& knowledge_;
+  std::mutex mutex_;
+};
+
+}  // namespace ptc

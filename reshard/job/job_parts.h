@@ -1,0 +1,145 @@
+// The parts of a Job, put together. Each stands alone: its header says what it keeps, and with
+// which lock. What is left here is what goes over all of them: edits and removals (job.cc), taking
+// over what others decided (job_load.cc), and what other nodes ask (job_peers.cc).
+//
+// Locks: that of the decisions (decisions.h) comes first; then those of the parts, each held for
+// just a moment, and none while another part is called. What is known of the job is a value
+// (known_job.h), which is read without any.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/job/activity.h"
+#include "reshard/job/checkpoint_files.h"
+#include "reshard/job/commits_led.h"
+#include "reshard/job/decisions.h"
+#include "reshard/job/doubts.h"
+#include "reshard/job/hash_queue.h"
+#include "reshard/job/job.h"
+#include "reshard/job/job_peers.h"
+#include "reshard/job/job_place.h"
+#include "reshard/job/job_record.h"
+#include "reshard/job/known_job.h"
+#include "reshard/job/mender.h"
+#include "reshard/job/part_maker.h"
+#include "reshard/job/part_shelf.h"
+#include "reshard/job/plan_relays.h"
+#include "reshard/job/resharder.h"
+#include "reshard/job/taken_dirs.h"
+#include "reshard/job/verifier.h"
+
+namespace ptc {
+
+struct Job::Impl {
+  Impl(Job* owner, std::string job_dir, JobServices job_services, JobListener* job_listener)
+      : job(owner),
+        place{owner->name(), owner->id(), std::move(job_dir), std::move(job_services),
+              job_listener} {}
+
+  // --- constant ---
+  Job* job;
+  const JobPlace place;
+  const JobServices& services = place.services;
+  JobListener* const listener = place.listener;
+  const JobPeers peers{place.name, services.cluster};
+
+  /// What is known, and who is told of changes: those who wait for it, and what is done about it in
+  /// the background.
+  JobKnowledge knowledge{[this] { resharder.wake(); }};
+
+  // --- parts that stand alone: each has a lock of its own, or none ---
+  Activities activities;
+  Doubts doubts;
+  Arrivals arrivals;
+  const CheckpointFiles files{place, peers, knowledge};
+  Decisions decisions{place, files, knowledge};
+  const Verifier::SyncAbout about = [this](const std::string& id) { return sync_about(id); };
+  const Verifier verifier{place, peers, knowledge, about};
+  Mender mender{place, peers, knowledge, verifier, decisions, about};
+  PartShelf shelf{[this](const std::string& id) { return images_of(id); },
+                  [this](const std::string& image) { (void)services.images->remove({image}); }};
+  HashQueue hashing{place.name, place.incoming_dir(), [this] { return expected_of_files(); }};
+  TakenDirs taken{
+      place,
+      peers,
+      hashing,
+      {[this]() -> Result<> {
+         PTC_TRY(follow());
+         return ok();
+       },
+       [this](const std::string& id) { shelf.drop(id); }, [this] { housekeeping.wake(); }}};
+  const PartMaker maker{
+      {place, peers, knowledge, files, verifier, shelf, arrivals, taken, activities, about}};
+
+  CommitsLed commits{{place, peers, knowledge, files, decisions, maker, hashing, activities, doubts,
+                      [this]() -> Result<> {
+                        PTC_TRY(follow());
+                        return ok();
+                      },
+                      [this] { housekeeping.wake(); }}};
+  Resharder resharder{{place, peers, knowledge, files, decisions, maker, mender, shelf, activities,
+                       doubts, [this] { return follow(); },
+                       [this](const std::string& name) { return remove(name, true); },
+                       [this] { housekeeping.wake(); }}};
+
+  Loop housekeeping;  // its steps are keep_house()
+
+  // --- helpers ---
+  std::string meta_key(std::string_view what) const;
+  std::string leader_key() const { return place.leader_key(); }
+  std::string checkpoint_dir(std::string_view id) const { return place.checkpoint_dir(id); }
+  /// Of the checkpoint's stored state.
+  PartShelf::ImageNames images_of(const std::string& id) const;
+  HashQueue::Expected expected_of_files() const;
+  bool at_rest(const KnownJob& known) const {
+    return !known.has_work() && !activities.any_reshard() && !known.leads;
+  }
+  void set_error(const std::string& what);
+  void forget_error(std::string_view beginning);  // if it begins so
+  Result<> check_layout(const std::string& text, const Layout& wanted) const;
+  /// A decision: fails once this node's lease has ended.
+  Result<int64_t> commit_fenced(MetaTransaction transaction);
+  Result<int64_t> commit_fenced(JobDecision decision) {
+    return commit_fenced(std::move(decision).transaction());
+  }
+  /// Bytes that a change of the checkpoint to `spec` would write, at most.
+  static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
+
+  /// What goes on beside all else: doubts, and what is left of commits that nobody will decide any
+  /// more.
+  std::optional<StepPool::Time> keep_house(const std::stop_token& stop);
+
+  // job_load.cc
+  Result<> load();
+  Result<> sync();
+  /// What is decided of this checkpoint is known from now on, whatever may be lacking of others.
+  Result<> sync_about(const std::string& id);
+  Result<Followed> follow();
+  std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
+  void take_over(Agreed<AttributesInForce> known);
+  Result<> save_layout(const std::string& text);
+  Result<> want_layout_again();  // with the mutex of the decisions held
+  Result<> save_rules(const std::string& text);
+  Result<> remove_rules();
+  Result<> pin(std::string_view name, bool pinned);
+  Result<> recover_commits();
+  void remove_files_of(const CheckpointRecord& record);  // what was made here for it, too
+  Result<> remove_damaged_not_in(const std::set<std::string>& ids);
+  Result<> remove_damaged(const std::string& id);
+  /// Fails unless tombstones say that these, which the metadata name no more, were removed.
+  Result<> check_removed(const std::vector<std::string>& ids);
+
+  // job_peers.cc
+  Result<std::string> answer(std::string_view method, std::string_view request);
+  /// Of a checkpoint, by name. kBusy: `only_unused`, and somebody reads it.
+  Result<> remove(const std::string& name, bool only_unused);
+};
+
+}  // namespace ptc

@@ -1,0 +1,85 @@
+// What is found damaged is mended from other copies, in the very file where it lies. The wrong
+// bytes are no content that anybody was promised, and the kernel reads, and maps, that file for all
+// who have it open: a new file would be seen by none of them. Before a byte is written, what the
+// other copies hold has the checksums of the commit; afterwards the image is read once more. One
+// that does not come out right (its memory may be broken), or whose file is gone, is taken out of
+// the stored state, by a decision like any other; then it is missing, as after the loss of a node,
+// and is made anew.
+//
+// Who has read the wrong bytes may have kept them: the kernel of any node, and the memory in which
+// files are gathered (JobListener::contents_mended). So each mending is a decision, too: it raises
+// CheckpointEntry::mended, by which nodes that were away see to theirs when they hear of it.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "reshard/checkpoint/examine.h"
+#include "reshard/job/decisions.h"
+#include "reshard/job/job_peers.h"
+#include "reshard/job/job_place.h"
+#include "reshard/job/known_job.h"
+#include "reshard/job/verifier.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// Knows which caches here may still hold what was mended. Threads: any; its own lock is held for
+/// no longer than it takes to read or write that. All that it is given outlives it.
+class Mender {
+ public:
+  Mender(const JobPlace& place, const JobPeers& peers, JobKnowledge& knowledge,
+         const Verifier& verifier, Decisions& decisions, Verifier::SyncAbout sync_about)
+      : place_(place),
+        peers_(peers),
+        knowledge_(knowledge),
+        verifier_(verifier),
+        decisions_(decisions),
+        sync_about_(std::move(sync_about)) {}
+
+  /// What was wrong; of that `replaceable` has been mended, or taken out.
+  Result<Findings> repair(const std::string& name);
+  /// Job::look_over().
+  Result<> look_over(const std::string& name);
+  /// Answers "mend": which of this node's images are right now.
+  Result<std::string> answer(const boost::json::object& request, const std::string& id,
+                             const std::string& stored_file) const;
+
+  /// Caches here may hold what was mended of these, by name.
+  void note_to_refresh(const std::set<std::string>& names);
+  /// Sees to them; false: some of it is to be tried again.
+  bool refresh();
+  /// Answers "refresh".
+  Result<> answer_refresh(const std::string& id);
+  /// As far as nodes answer; others do when they hear of the decision.
+  void refresh_everywhere(const std::string& name);
+
+ private:
+  std::vector<uint32_t> mend(const CheckpointRecord& record, const StoredState& stored,
+                             const Findings& found) const;
+  std::vector<uint32_t> mend_own(const Checkpoint& checkpoint, const StoredState& stored,
+                                 const std::vector<uint32_t>& damaged_anywhere,
+                                 const std::vector<DamagedImage>& bad) const;
+  Result<> mend_image(const Checkpoint& checkpoint, const StoredState& stored,
+                      const StoredState& others, const DamagedImage& bad) const;
+  Result<> note_mended(const std::string& name, const std::string& id);
+
+  const JobPlace& place_;
+  const JobPeers& peers_;
+  JobKnowledge& knowledge_;
+  const Verifier& verifier_;
+  Decisions& decisions_;
+  const Verifier::SyncAbout sync_about_;
+  std::mutex refreshing_;  // caches, one thread at a time; before the lock of decisions
+  mutable std::mutex mutex_;
+  std::set<std::string> to_refresh_;             // guarded
+  std::map<std::string, std::string> not_said_;  // guarded; that were mended, which is not decided
+                                                 // yet; name → id
+};
+
+}  // namespace ptc

@@ -1,0 +1,368 @@
+#include "reshard/job/resharder.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <map>
+
+#include "reshard/job/wanted_states.h"
+#include "reshard/move/change.h"
+#include "reshard/move/plan_report.h"
+
+namespace ptc {
+
+void Resharder::start(StepPool& pool) {
+  loop_.start(pool, [this](const std::stop_token& stop) { return carry_on(stop); });
+}
+
+void Resharder::stop() { loop_.stop(); }
+
+void Resharder::wake() { loop_.wake(); }
+
+std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
+  using Kind = JobStep::Kind;
+  const bool alone = uses_.place.alone();
+  Round round;
+  Attempt attempt;
+  for (;; round.began = true) {
+    if (stop.stop_requested() && !round.leads) return std::nullopt;
+    const JobStep step = next_step(*uses_.knowledge.now(), alone, !uses_.shelf.empty(), round,
+                                   std::chrono::steady_clock::now());
+    switch (step.kind) {
+      case Kind::kWait:
+        return step.until;
+      case Kind::kLead:
+        uses_.decisions.report_missing_images();
+        round.leads = begin(attempt);
+        round.another_leads = !round.leads;
+        break;
+      case Kind::kSettleNewest:
+        attempt.go_on([&] { return settle_newest(attempt); });
+        round.newest_is_brought = true;
+        break;
+      case Kind::kSettleOlder:
+        attempt.go_on([&] { return settle_older(*step.older, attempt); });
+        round.brought.insert(step.older->id);
+        break;
+      case Kind::kGiveBack:
+        end(attempt);
+        round.leads = false;
+        break;
+      case Kind::kTrim:
+        remove_superfluous(step.too_many, stop);
+        round.trimmed = true;
+        break;
+      case Kind::kDropParts:
+        drop_undecided_parts();
+        round.looked_at_parts = true;
+        break;
+    }
+    round.gives_back = attempt.result.has_error();
+  }
+}
+
+bool Resharder::begin(Attempt& attempt) {
+  constexpr auto kAnotherLeads = std::chrono::milliseconds(100);
+  attempt.leadership = Leadership::take(uses_.place);
+  // What was decided until then is known from here on.
+  if (attempt.leadership && !uses_.place.alone()) {
+    const Result<Followed> followed = uses_.follow();
+    if (followed.has_error() || followed.value().lacking) attempt.leadership.reset();
+  }
+  return uses_.knowledge.update([&](KnownJob& known) {
+    if (!attempt.leadership) {
+      known.others_first = std::chrono::steady_clock::now() + kAnotherLeads;
+      return false;
+    }
+    if (const CheckpointRecord* newest = known.latest()) attempt.newest = newest->checkpoint;
+    attempt.wanted = known.saved.layout;
+    attempt.revision = known.saved.revision;
+    known.look_anyway = false;
+    known.leads = true;
+    return true;
+  });
+}
+
+void Resharder::end(Attempt& attempt) {
+  const std::string newest = attempt.newest != nullptr ? attempt.newest->name() : "";
+  attempt.leadership.reset();
+  if (attempt.result.has_error() && attempt.newest != nullptr &&
+      !uses_.knowledge.now()->has(*attempt.newest))
+    attempt.result = make_error(Code::kCancelled, "checkpoint {} was removed", newest);
+  const Error* error = attempt.result.has_error() ? &attempt.result.error() : nullptr;
+  const Outcome outcome = outcome_of(error, uses_.place.alone());
+  uses_.knowledge.update([&](KnownJob& known) {
+    note_outcome(known, outcome, error, uses_.place.alone(), uses_.place.name,
+                 attempt.wanted.spec.name(), {attempt.revision, newest},
+                 std::chrono::steady_clock::now());
+    if (attempt.activity && outcome == Outcome::kDone) ++known.counts.reshards_done;
+    if (attempt.activity && outcome == Outcome::kAbandoned) ++known.counts.reshards_abandoned;
+    known.running_plan.reset();
+    attempt.activity.reset();
+  });
+  attempt.result = ok();
+  uses_.knowledge.tell();
+}
+
+std::vector<std::string> Resharder::nodes_in_service() const {
+  return ptc::nodes_in_service(uses_.place, *uses_.knowledge.now());
+}
+
+Result<> Resharder::settle_newest(Attempt& attempt) {
+  const CheckpointRef& checkpoint = attempt.newest;
+  const Layout& wanted = attempt.wanted;
+  std::shared_ptr<const StoredState> moved;
+  Fences fences;
+  CheckpointRecord record;
+  if (checkpoint != nullptr &&
+      (checkpoint->stored()->spec != wanted.spec || !uses_.place.alone())) {
+    // Before the look at the revision: an edit that comes after that finds it, and stops it.
+    attempt.activity =
+        uses_.activities.begin({Activity::Kind::kReshard, checkpoint->name(),
+                                checkpoint->stored()->spec.name(), wanted.spec.name()});
+    // A snapshot keeps the images of all checkpoints: none is held while bytes are moved.
+    if (const JobKnowledge::Snapshot known = uses_.knowledge.now();
+        known->saved.revision == attempt.revision && known->latest() != nullptr &&
+        known->latest()->checkpoint == checkpoint)
+      record = *known->latest();
+    if (record.checkpoint == nullptr) {
+      attempt.activity.reset();
+      return Error(Code::kCancelled, "a newer edit came");
+    }
+    if (attempt.activity->stop_token().stop_requested())
+      return Error(Code::kCancelled, "shutting down");
+    PTC_TRY(auto state, wanted_state(uses_.place, *checkpoint, wanted, nodes_in_service()));
+    PTC_TRY(moved, move_or_repair(record, state, attempt, fences));
+  } else if (uses_.knowledge.now()->settled()) {
+    return ok();
+  }
+  // All is where it shall be.
+  if (moved == nullptr && checkpoint != nullptr && uses_.knowledge.now()->settled()) {
+    attempt.activity.reset();
+    return ok();
+  }
+  Result<bool> flipped = flip(attempt, moved, fences);
+  // Superseded at the last moment, or not written down: what was made for it goes.
+  if (moved != nullptr && flipped.has_error())
+    undo_unless_decided(flipped.error(), record, moved, attempt.epoch());
+  else if (moved != nullptr && !flipped.value())
+    uses_.maker.give_up(record, *moved, attempt.epoch());
+  if (flipped.has_error()) return std::move(flipped).error();
+  if (moved != nullptr && !flipped.value()) return Error(Code::kCancelled, "a newer edit came");
+  return ok();
+}
+
+void Resharder::undo_unless_decided(const Error& error, const CheckpointRecord& record,
+                                    std::shared_ptr<const StoredState> made, int64_t epoch) {
+  if (error.code() != Code::kInDoubt) return uses_.maker.give_up(record, *made, epoch);
+  uses_.doubts.add([this, record, made, epoch] {
+    uses_.maker.give_up(record, *made, epoch);
+  });  // but for what is named by then
+  uses_.settle_doubts();
+}
+
+Result<std::shared_ptr<const StoredState>> Resharder::move_or_repair(const CheckpointRecord& record,
+                                                                     const WantedState& wanted,
+                                                                     Attempt& attempt,
+                                                                     Fences& fences) {
+  auto moved = move(record, wanted, attempt, fences);
+  if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
+  Result<Findings> found = uses_.mender.repair(record.checkpoint->name());
+  if (found.has_error() || found.value().replaceable.empty()) return moved;
+  return make_error(Code::kCancelled,
+                    "damaged copies were taken out: what is made of the others comes next");
+}
+
+Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecord& record,
+                                                           const WantedState& wanted,
+                                                           Attempt& attempt, Fences& fences) {
+  Activity& activity = *attempt.activity;
+  auto start = std::chrono::steady_clock::now();
+  const Checkpoint& checkpoint = *record.checkpoint;
+  std::shared_ptr<const StoredState> stored = record.where;
+  PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+  if (change->nothing() && stored->spec == wanted.spec) return std::shared_ptr<const StoredState>();
+  const PlanReport report(uses_.place.name, uses_.place.services.node, checkpoint, *stored,
+                          wanted.spec, *change);
+  auto show = [&](std::string_view state, double seconds) {
+    uses_.knowledge.update([texts = std::make_shared<const PlanTexts>(report.texts(
+                                state, seconds))](KnownJob& known) { known.running_plan = texts; });
+  };
+  show("running", 0);
+  const TransferPlan::Totals totals = change->transfers.totals;
+  activity.begin("moving", totals.total_bytes - totals.kept_bytes);
+
+  PTC_TRY(auto parts, uses_.maker.make_all(record, *stored, wanted, *change, activity, fences,
+                                           attempt.epoch()));
+  Result<> made = uses_.maker.compare(record, *stored, *change, parts, /*known=*/true);
+  Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
+  if (made.has_value()) {
+    Result<std::vector<StoredImage>> images =
+        uses_.maker.compose(checkpoint, *stored, *change, parts);
+    if (images.has_value()) moved = checkpoint.make_stored(wanted.spec, std::move(images).value());
+    else moved = std::move(images).error();
+    if (moved.has_error()) made = moved.error();
+  }
+  if (made.has_error()) {
+    uses_.maker.give_up(record, parts, attempt.epoch());
+    return std::move(made).error();
+  }
+  std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  activity.begin("committing");
+  show("done", seconds.count());
+  return moved;
+}
+
+Result<bool> Resharder::flip(const Attempt& attempt, std::shared_ptr<const StoredState> moved,
+                             const Fences& fences) {
+  const CheckpointRef& checkpoint = attempt.newest;
+  std::lock_guard change(uses_.decisions.mutex());
+  CheckpointRecord record;
+  InForce next;
+  KnownJob::PlanRef plan;
+  JobDecision decision(uses_.place.name);
+  {
+    const JobKnowledge::Snapshot known = uses_.knowledge.now();
+    const CheckpointRecord* newest = known->latest();
+    if (known->saved.revision != attempt.revision ||
+        (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
+      return false;
+    if (newest != nullptr) record = *newest;
+    next = known->in_force;
+    if (moved != nullptr) plan = known->running_plan;
+    decision.rests_on_keys(fences);
+    attempt.leadership->name_in(decision);
+    decision.rests_on(known->saved);
+    decision.rests_on(known->in_force);
+  }
+  next.spec = attempt.wanted.spec;
+  next.revision = attempt.revision;
+  next.current.reset();
+  if (checkpoint != nullptr) {
+    next.current = checkpoint->name();
+    decision.rests_on(checkpoint->name(), record);
+    if (moved != nullptr) {
+      PTC_TRY(uses_.decisions.put_stored(record, moved, *plan, decision));
+    }
+  }
+  decision.put(next);
+  PTC_TRY(int64_t meta_revision, uses_.place.commit(std::move(decision)));
+  std::shared_ptr<const StoredState> before;
+  uses_.knowledge.update([&](KnownJob& known) {
+    known.in_force = {next, meta_revision};
+    known.failed.reset();
+    known.forget_error("reshard to ");
+    if (checkpoint != nullptr && moved != nullptr) {
+      record.meta_revision = meta_revision;
+      before = Decisions::take_over(known, record, plan);
+    }
+  });
+  uses_.knowledge.tell();
+  if (uses_.place.listener != nullptr && checkpoint != nullptr) {
+    uses_.place.listener->checkpoint_changed(uses_.place.name, checkpoint->name());
+  }
+  spdlog::info("job {}: revision {} in force, layout {}, current {}", uses_.place.name,
+               next.revision, next.spec.name(), next.current.value_or("none"));
+  if (before != nullptr) uses_.decisions.remove_replaced(record, *before);
+  return true;
+}
+
+Result<> Resharder::settle_older(const CheckpointRecord& record, Attempt& attempt) {
+  const std::string name = record.checkpoint->name();
+  const std::string spec = record.where->spec.name();
+  // Before the look at the revision, as in settle_newest().
+  attempt.activity = uses_.activities.begin({Activity::Kind::kReshard, name, spec, spec});
+  if (uses_.knowledge.now()->saved.revision != attempt.revision)
+    return Error(Code::kCancelled, "a newer edit came");
+  Result<> settled = settle_one(record, attempt);
+  if (settled.has_error() && !uses_.knowledge.now()->has(*record.checkpoint))
+    return ok();  // removed
+  if (settled.has_error()) return std::move(settled).error().with_context("checkpoint " + name);
+  return ok();
+}
+
+Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
+  if (attempt.activity->stop_token().stop_requested())
+    return Error(Code::kCancelled, "shutting down");
+  PTC_TRY(auto wanted, where_it_is(record, attempt.wanted.replicas, nodes_in_service()));
+  Fences fences;
+  PTC_TRY(auto moved, move_or_repair(record, wanted, attempt, fences));
+  if (moved == nullptr) return ok();
+
+  const std::string name = record.checkpoint->name();
+  auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
+    std::lock_guard change(uses_.decisions.mutex());
+    KnownJob::PlanRef plan;
+    {
+      const JobKnowledge::Snapshot now = uses_.knowledge.now();
+      const auto known = now->checkpoints.find(name);
+      if (known == now->checkpoints.end() || known->second.stored != record.stored)
+        return Error(Code::kCancelled, "it has changed meanwhile");
+      record = known->second;  // it may be pinned by now
+      plan = now->running_plan;
+    }
+    JobDecision decision(uses_.place.name);
+    decision.rests_on_keys(fences);
+    attempt.leadership->name_in(decision);
+    decision.rests_on(name, record);
+    PTC_TRY(uses_.decisions.put_stored(record, moved, *plan, decision));
+    PTC_TRY(record.meta_revision, uses_.place.commit(std::move(decision)));
+    return uses_.knowledge.update(
+        [&](KnownJob& known) { return Decisions::take_over(known, record, plan); });
+  };
+  Result<std::shared_ptr<const StoredState>> before = decide();
+  if (before.has_error()) {
+    undo_unless_decided(before.error(), record, moved, attempt.epoch());
+    return std::move(before).error();
+  }
+  if (uses_.place.listener != nullptr)
+    uses_.place.listener->checkpoint_changed(uses_.place.name, name);
+  uses_.decisions.remove_replaced(record, *before.value());
+  return ok();
+}
+
+void Resharder::remove_superfluous(const std::vector<std::pair<std::string, std::string>>& surplus,
+                                   const std::stop_token& stop) {
+  for (const auto& [name, id] : surplus) {
+    if (is_used_elsewhere(id, stop)) continue;
+    Result<> removed = uses_.remove_unused(name);
+    if (removed.has_error() && removed.error().code() != Code::kBusy)
+      spdlog::warn("job {}: checkpoint {} is one too many, but: {}", uses_.place.name, name,
+                   removed.error().message());
+  }
+}
+
+bool Resharder::is_used_elsewhere(const std::string& id, const std::stop_token& stop) {
+  if (uses_.place.alone()) return false;
+  const std::vector<std::string> others = uses_.peers.others();
+  return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
+    Result<std::string> answer =
+        ask_whether_open(*uses_.place.services.cluster, node, uses_.place.name, id, stop);
+    return answer.has_error() || answer.value() == "yes";
+  });
+}
+
+void Resharder::drop_undecided_parts() {
+  std::map<std::string, int64_t> parts = uses_.shelf.epochs();  // by id
+  if (parts.empty()) return;
+  {
+    const JobKnowledge::Snapshot known = uses_.knowledge.now();
+    std::erase_if(parts, [&](const auto& part) {  // a commit decides without leading
+      return known->find_id(part.first) == nullptr;
+    });
+  }
+  if (parts.empty()) return;
+  Result<std::optional<MetaEntry>> leader =
+      uses_.place.services.meta->get(uses_.place.leader_key());
+  if (leader.has_error()) return;
+  if (leader.value())
+    std::erase_if(parts, [&](const auto& part) { return part.second == leader.value()->revision; });
+  // Who asked for the rest leads no more: what it has not decided by now it never will.
+  if (parts.empty()) return;
+  const Result<Followed> followed = uses_.follow();
+  if (followed.has_error()) return;
+  for (const auto& [id, epoch] : parts)
+    if (!followed.value().without.contains(id)) uses_.shelf.drop(id, epoch);
+}
+
+}  // namespace ptc

@@ -1,0 +1,107 @@
+// What a job does in the background: carries out next_step.h, a step at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/job/activity.h"
+#include "reshard/job/checkpoint_files.h"
+#include "reshard/job/decisions.h"
+#include "reshard/job/doubts.h"
+#include "reshard/job/job_peers.h"
+#include "reshard/job/job_place.h"
+#include "reshard/job/known_job.h"
+#include "reshard/job/leadership.h"
+#include "reshard/job/mender.h"
+#include "reshard/job/next_step.h"
+#include "reshard/job/part_maker.h"
+#include "reshard/job/part_shelf.h"
+#include "store/base/step_pool.h"
+
+namespace ptc {
+
+/// No state between its rounds but what is known of the job, and no lock. Threads: its steps are
+/// taken one at a time, by whatever thread of the pool; start(), stop() and wake(): any.
+class Resharder {
+ public:
+  /// All outlive it.
+  struct Uses {
+    const JobPlace& place;
+    const JobPeers& peers;
+    JobKnowledge& knowledge;
+    const CheckpointFiles& files;
+    Decisions& decisions;
+    const PartMaker& maker;
+    Mender& mender;
+    PartShelf& shelf;
+    Activities& activities;
+    Doubts& doubts;
+    std::function<Result<Followed>()> follow;  // what others decided is known when it returns
+    std::function<Result<>(const std::string& name)> remove_unused;  // kBusy: it is used
+    std::function<void()> settle_doubts;                             // soon
+  };
+  explicit Resharder(Uses uses) : uses_(std::move(uses)) {}
+
+  void start(StepPool& pool);  // once
+  void stop();
+  void wake();  // something has changed
+
+ private:
+  /// To settle the job, from the moment when this node leads until it does no more.
+  struct Attempt {
+    CheckpointRef newest;
+    Layout wanted;
+    int64_t revision = 0;  // of that
+    std::unique_ptr<Leadership> leadership;
+    std::unique_ptr<Activity> activity;  // what it is at, once there is something to do
+    Result<> result = ok();
+
+    int64_t epoch() const { return leadership->epoch(); }
+    template <class Settle>
+    void go_on(Settle&& settle) {
+      try {
+        result = settle();
+      } catch (const std::exception& error) {  // no memory
+        result = make_error(Code::kNoSpace, "{}", error.what());
+      }
+    }
+  };
+  using StoredRef = std::shared_ptr<const StoredState>;
+
+  /// Carries out next_step() until there is nothing to do now; returns when to look again.
+  std::optional<StepPool::Time> carry_on(const std::stop_token& stop);
+  bool begin(Attempt& attempt);  // false: another node leads
+  void end(Attempt& attempt);
+  Result<> settle_newest(Attempt& attempt);
+  Result<> settle_older(const CheckpointRecord& record, Attempt& attempt);
+  Result<> settle_one(CheckpointRecord record, Attempt& attempt);
+  std::vector<std::string> nodes_in_service() const;
+  /// `fences`: of the nodes that made new images.
+  Result<StoredRef> move(const CheckpointRecord& record, const WantedState& wanted,
+                         Attempt& attempt, Fences& fences);
+  /// kCancelled: something was damaged, and is taken out now: plan anew.
+  Result<StoredRef> move_or_repair(const CheckpointRecord& record, const WantedState& wanted,
+                                   Attempt& attempt, Fences& fences);
+  /// False: a newer edit or checkpoint came.
+  Result<bool> flip(const Attempt& attempt, StoredRef moved, const Fences& fences);
+  /// After a decision that failed: at once, or when it is known that it was not made after all.
+  void undo_unless_decided(const Error& error, const CheckpointRecord& record, StoredRef made,
+                           int64_t epoch);
+  /// Of those that are too many, by name and id, what nobody uses.
+  void remove_superfluous(const std::vector<std::pair<std::string, std::string>>& surplus,
+                          const std::stop_token& stop);
+  bool is_used_elsewhere(const std::string& id,
+                         const std::stop_token& stop);  // on another node a file of it is open, or
+                                                        // that node says nothing
+  void drop_undecided_parts();                          // whose leader is gone
+
+  const Uses uses_;
+  Loop loop_;  // last: its steps use the rest
+};
+
+}  // namespace ptc

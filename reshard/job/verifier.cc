@@ -1,0 +1,243 @@
+#include "reshard/job/verifier.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <chrono>
+#include <thread>
+#include <unordered_map>
+
+#include "reshard/checkpoint/examine.h"
+#include "reshard/cluster/tell.h"
+#include "reshard/exec/image_sums.h"
+#include "reshard/job/scrub.h"
+#include "reshard/move/change.h"
+#include "reshard/move/placement.h"
+#include "store/base/fan_out.h"
+
+namespace ptc {
+
+namespace {
+
+/// What no tensor's checksum covers. Empty: nothing is wrong.
+std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums,
+                                   std::span<const std::byte> bytes, const Checksum* padding) {
+  const std::span<const std::byte> header = std::as_bytes(std::span(layout.header.text()));
+  if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
+  if (!std::ranges::equal(bytes.first(header.size()), header))
+    return "its header is not what it was";
+  const bool zero =
+      padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes, header.size());
+  return zero ? "" : "its padding is not zero any more";
+}
+
+/// What is in an image without tensors, or with them, read by this thread alone and as slowly as
+/// `pace` asks.
+Result<Checksum> read_whole(std::span<const std::byte> bytes, Pace& pace) {
+  Checksum sum;
+  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
+    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
+    PTC_TRY(pace.read(window.size(), [&] { sum += checksum_of_run(window, at); }));
+  }
+  return sum;
+}
+
+Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksum& padding,
+                      Pace& pace) {
+  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
+    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
+    PTC_TRY(pace.read(window.size(), [&] {
+      sums.add(at, window);
+      padding += sums.beside(at, window);
+    }));
+  }
+  return ok();
+}
+
+}  // namespace
+
+/// This node's images of the stored state, each by itself.
+Result<std::vector<ImageContent>> Verifier::read_own_images(const Checkpoint& checkpoint,
+                                                            const StoredState& stored, Pace* pace,
+                                                            const std::vector<uint32_t>& only,
+                                                            std::stop_token stop) const {
+  std::vector<ImageContent> contents;
+  for (uint32_t i = 0; i < stored.images.size(); ++i) {
+    if (stored.images[i].node != place_.node_key()) continue;
+    if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
+    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
+    PTC_TRY(auto content, read_image(checkpoint, stored, i, pace, stop));
+    contents.push_back(std::move(content));
+  }
+  return contents;
+}
+
+Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const StoredState& stored,
+                                          uint32_t number, Pace* pace, std::stop_token stop) const {
+  const Manifest& manifest = checkpoint.manifest();
+  const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
+  const StoredImage& image = stored.images[number];
+  const ImageLayout& described = stored.layouts()[number];
+  ImageContent content{number};
+  auto read = [&]() -> Result<> {
+    if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
+    PTC_TRY(auto bytes, image.image->map());
+    if (image.written >= 0 && !manifest.files[image.written].has_tensors) {
+      if (pace != nullptr) {
+        PTC_TRY(content.whole, read_whole(bytes, *pace));
+      } else {
+        content.whole = checksum_of_run(bytes, 0);
+      }
+      return ok();
+    }
+    PTC_TRY(auto sums, ImageSums::make(described, facts));
+    ChecksumLedger ledger;
+    Checksum padding;
+    if (pace != nullptr) {
+      PTC_TRY(read_tensors(bytes, sums, padding, *pace));
+      PTC_TRY(sums.give_to(ledger));
+    } else {
+      PTC_TRY(place_.services.executor->hash_images({{&described, image.image.get()}}, facts,
+                                                    ledger, stop));
+    }
+    ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
+      content.sums.push_back({tensor, box, sum});
+    });
+    content.problem =
+        problem_beside_tensors(described, sums, bytes, pace != nullptr ? &padding : nullptr);
+    return ok();
+  };
+  if (Result<> done = read(); done.has_error()) {
+    if (done.error().code() != Code::kCorrupt) return std::move(done).error();
+    content.problem = done.error().message();
+  }
+  return content;
+}
+
+Result<CheckpointRecord> Verifier::find_stored(const std::string& id,
+                                               const std::string& stored_file) const {
+  auto find = [&] {
+    const JobKnowledge::Snapshot now = knowledge_.now();
+    const CheckpointRecord* known = now->find_id(id);
+    return known != nullptr && known->stored == stored_file ? *known : CheckpointRecord();
+  };
+  CheckpointRecord record = find();
+  if (record.where == nullptr) {  // decided a moment ago
+    PTC_TRY(sync_about_(id));
+    record = find();
+  }
+  if (record.where == nullptr) return make_error(Code::kBusy, "it is being moved; try again");
+  return record;
+}
+
+Result<std::string> Verifier::answer(const json::object& request, const std::string& id,
+                                     const std::string& stored_file) const {
+  const json::value* paced = request.if_contains("paced");
+  std::vector<uint32_t> only;
+  if (const json::value* images = request.if_contains("images")) {
+    if (!images->is_array()) return invalid_argument("the request names no images");
+    for (const json::value& image : images->as_array()) {
+      boost::system::error_code bad;
+      only.push_back(image.to_number<uint32_t>(bad));
+      if (bad) return invalid_argument("the request names no images");
+    }
+  }
+  PTC_TRY(auto record, find_stored(id, stored_file));
+  Pace* pace =
+      paced != nullptr && paced->is_bool() && paced->get_bool() ? place_.services.pace : nullptr;
+  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.where, pace, only, {}));
+  return to_text(contents);
+}
+
+Result<std::vector<ImageContent>> Verifier::read_images(
+    const CheckpointRecord& record, const StoredState& stored,
+    const std::map<std::string, std::vector<uint32_t>>& by_node, Pace* pace,
+    std::stop_token stop) const {
+  if (pace != nullptr) stop = pace->stopped();
+  std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(),
+                                                                       by_node.end());
+  std::erase_if(elsewhere, [&](const auto& one) { return one.first == place_.node_key(); });
+  Answers<std::vector<ImageContent>> answers(
+      elsewhere.size(),
+      [&](size_t i) {
+        return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second,
+                              pace != nullptr, stop);
+      },
+      kAtWorkAtOnce);
+  std::vector<ImageContent> contents;
+  Result<> read = ok();
+  if (const auto own = by_node.find(place_.node_key()); own != by_node.end()) {
+    auto here = read_own_images(*record.checkpoint, stored, pace, own->second, stop);
+    if (here.has_value()) contents = std::move(here).value();
+    else read = std::move(here).error();
+  }
+  for (Result<std::vector<ImageContent>>& theirs : answers.wait()) {
+    if (theirs.has_value())
+      std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
+    else if (read.has_value()) read = std::move(theirs).error();
+  }
+  PTC_TRY(std::move(read));
+  return contents;
+}
+
+Result<std::vector<ImageContent>> Verifier::ask_for_images(const CheckpointRecord& record,
+                                                           const StoredState& stored,
+                                                           const std::string& node,
+                                                           std::vector<uint32_t> images, bool paced,
+                                                           const std::stop_token& stop) const {
+  constexpr uint64_t kBatchBytes = 256 << 20;
+  if (images.empty())
+    for (uint32_t i = 0; i < stored.images.size(); ++i)
+      if (stored.images[i].node == node) images.push_back(i);
+  std::vector<ImageContent> contents;
+  for (size_t next = 0; next < images.size();) {
+    json::array batch;
+    for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes);
+         ++next) {
+      batch.emplace_back(images[next]);
+      bytes += stored.layouts()[images[next]].bytes;
+    }
+    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
+    const json::object request{{"id", record.id},
+                               {"stored", record.stored},
+                               {"paced", paced},
+                               {"images", std::move(batch)}};
+    PTC_TRY(auto answer, peers_.ask(node, "examine", json::serialize(request), stop));
+    PTC_TRY(auto some, contents_from(answer));
+    std::move(some.begin(), some.end(), std::back_inserter(contents));
+  }
+  return contents;
+}
+
+Result<Findings> Verifier::examine(const CheckpointRecord& record, Pace* pace,
+                                   std::stop_token stop) const {
+  const StoredState& stored = *record.where;
+  std::map<std::string, std::vector<uint32_t>> all;
+  std::vector<std::string> away;
+  for (const std::string& node : stored.nodes) {
+    if (node == place_.node_key() || is_among(place_.services.cluster->alive(), node)) all[node];
+    else away.push_back(node);
+  }
+  PTC_TRY(auto contents, read_images(record, stored, all, pace, std::move(stop)));
+  PTC_TRY(auto found, find_damage(*record.checkpoint, stored, std::move(contents)));
+  found.away = std::move(away);
+  knowledge_.update([&](KnownJob& known) {
+    known.counts.damaged_found += found.replaceable.size() + found.beyond.size();
+  });
+  return found;
+}
+
+Result<CheckpointRecord> Verifier::find(std::string_view name) const {
+  const JobKnowledge::Snapshot now = knowledge_.now();
+  const auto known = now->checkpoints.find(name);
+  if (known != now->checkpoints.end()) return known->second;
+  if (const auto bad = now->damaged.find(name); bad != now->damaged.end())
+    return make_error(bad->second.lost ? Code::kUnavailable : Code::kCorrupt, "checkpoint {}: {}",
+                      name, bad->second.why);
+  return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", place_.name, name);
+}
+
+}  // namespace ptc
