@@ -15,13 +15,21 @@ class Elastic(mount.TestCase):
     def tell(self, name):
         samples = self.temporary("samples")
         proof.write_samples(samples)
-        self.assertTrue(proof.tell(name, self.mount.path, samples, self.scratch))
+        self.assertTrue(proof.tell(name, self.mount.path, samples, self.scratch, self.kill_daemon))
         picture = mount.read_text(self.temporary(name + ".svg"))
         self.assertIn("killed", picture)
         kept = os.environ.get("PTC_PICTURES")
         if kept:
             with open(os.path.join(kept, name + ".svg"), "w", encoding="utf-8") as file:
                 file.write(picture)
+
+    def kill_daemon(self):
+        self.mount.stop(kill=True)
+        self.mount.start()
+
+    def test_the_daemon_is_killed(self):
+        """While pp2-dp2 runs; what was committed is there again, and the loss is the same to the last bit."""
+        self.tell("daemon")
 
     def test_replicas_and_stages_to_the_last_bit(self):
         """dp2, dp4 (a process killed), pp2-dp2 with half the batch, pp4."""

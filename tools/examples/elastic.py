@@ -21,6 +21,8 @@ CONTEXT.set_forkserver_preload(["train", "torch._dynamo", "torch.distributed.fsd
 
 def start(job, log, directory):
     """Processes for the layout in force and the newest checkpoint; (layout, revision, processes)."""
+    while not os.path.exists(job.file("status.json")):  # the node's daemon is away
+        time.sleep(0.2)
     status, layout = job.wait(), job.layout
     checkpoint = ptc.Checkpoint(job.path)
     with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:  # back to the checkpoint, or on from it
@@ -42,13 +44,16 @@ def run(job, log, on_look=lambda layout, processes: None):
     with tempfile.TemporaryDirectory() as directory:
         while True:
             layout, revision, processes = start(job, log, directory)
-            for change in job.watch(0.05, revision):
-                on_look(layout, processes)
-                codes = [process.exitcode for process in processes]
-                if all(code == 0 for code in codes):
-                    return  # by themselves: all is consumed
-                if change is not None or any(codes):
-                    break
+            try:
+                for change in job.watch(0.05, revision):
+                    on_look(layout, processes)
+                    codes = [process.exitcode for process in processes]
+                    if all(code == 0 for code in codes):
+                        return  # by themselves: all is consumed
+                    if change is not None or any(codes):
+                        break
+            except OSError:  # nothing can be saved: back to what is committed, when the daemon is there again
+                codes = [1]
             for process in processes:  # where one is dead the others wait for it for ever; else all save and end
                 if any(codes):
                     process.kill()

@@ -40,6 +40,7 @@ STORIES = {
                                 Phase(layout_of(pp=2, dp=2), 4, 4), Phase(layout_of(pp=4), 4, 0)]),
     "tensors": (1e-5, [Phase(layout_of(tp=2, dp=2), 8, 4), Phase(layout_of(dp=4), 8, 4), Phase(layout_of(tp=4), 4, 4, True),
                        Phase(layout_of(pp=2, tp=2), 4, 0)]),
+    "daemon": (0, [Phase(layout_of(pp=2, dp=2), 8, 12, "daemon")]),
     "fsdp": (1e-5, [Phase(fsdp(4), 12, 4), Phase(fsdp(2), 12, 4, True), Phase(fsdp(3), 6, 0)]),
 }
 
@@ -79,17 +80,23 @@ def new_job(path, samples, layout, batch):
 class Editor:
     """Whoever changes the layout, and the bad luck: after so many steps of each phase."""
 
-    def __init__(self, job, phases, log):
-        self.job, self.phases, self.log, self.at, self.killed = job, phases, log, 0, []
+    def __init__(self, job, phases, log, kill_daemon):
+        self.job, self.phases, self.log, self.kill_daemon = job, phases, log, kill_daemon
+        self.at, self.killed = 0, []
 
     def __call__(self, layout, processes):
         phase = self.phases[self.at]
         steps = {record["step"] for record in read_log(self.log) if record["layout"] == phase.layout}
-        if phase.layout != layout or len(steps) < phase.steps or self.at + 1 == len(self.phases):
+        if phase.layout != layout or len(steps) < phase.steps:
             return
         if phase.kill and not any(at == self.at for at, _ in self.killed):
-            processes[-1].kill()
             self.killed.append((self.at, max(steps)))
+            if phase.kill == "daemon":
+                self.kill_daemon()
+            else:
+                processes[-1].kill()
+            return
+        if self.at + 1 == len(self.phases):
             return
         if phase.kill and len(steps) < 2 * phase.steps:
             return  # some more after it
@@ -141,14 +148,15 @@ def uninterrupted(state, lines, batches):
     return losses
 
 
-def tell(name, mount, samples, out):
-    """Runs a story; returns whether it holds, and prints what was found."""
+def tell(name, mount, samples, out, kill_daemon=None):
+    """Runs a story; returns whether it holds, and prints what was found. `kill_daemon`: kills ptcfs and starts it again."""
     allowed, phases = STORIES[name]
     begun = time.monotonic()
     job = new_job(os.path.join(mount, name), samples, phases[0].layout, phases[0].batch)
     log = os.path.join(out, name + ".log")
-    editor = Editor(job, phases, log)
-    first = ptc.load(job.file("checkpoints/step00000"), rank=0)  # mapped: it stays, though the checkpoint may go
+    editor = Editor(job, phases, log, kill_daemon)
+    first = ptc.load(job.file("checkpoints/step00000"), rank=0)
+    first["model"] = {name: tensor.clone() for name, tensor in first["model"].items()}  # the daemon may go
     elastic.run(job, log, editor)
     steps, again = history(read_log(log))
     seconds = time.monotonic() - begun
@@ -195,7 +203,8 @@ def main():
     out, mount = os.path.abspath(options.out), os.path.abspath(options.mount)
     samples = os.path.join(out, "samples")
     write_samples(samples)
-    good = [tell(name, mount, samples, out) for name in STORIES if options.only in (None, name)]
+    good = [tell(name, mount, samples, out) for name in STORIES
+            if name != "daemon" and options.only in (None, name)]
     sys.exit(not all(good))
 
 
