@@ -25,10 +25,6 @@
 
 namespace ptc {
 
-std::string Job::Impl::meta_key(std::string_view what) const {
-  return fmt::format("jobs/{}/{}", job->name(), what);
-}
-
 Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
   return ptc::commit_fenced(*services.meta, services.cluster, std::move(transaction));
 }

@@ -352,7 +352,7 @@ Result<> Job::Impl::recover_commits() {
   }
   PTC_TRY(auto ids, names_in(place.dir + "/checkpoints"));
   for (const std::string& id : ids) {
-    const std::string directory = checkpoint_dir(id);
+    const std::string directory = place.checkpoint_dir(id);
     if (known->damaged_ids.contains(id)) continue;
     if (stored_files.contains(id)) continue;
     std::error_code error;

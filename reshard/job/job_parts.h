@@ -92,9 +92,6 @@ struct Job::Impl {
   Loop housekeeping;  // its steps are keep_house()
 
   // --- helpers ---
-  std::string meta_key(std::string_view what) const;
-  std::string leader_key() const { return place.leader_key(); }
-  std::string checkpoint_dir(std::string_view id) const { return place.checkpoint_dir(id); }
   /// Of the checkpoint's stored state.
   PartShelf::ImageNames images_of(const std::string& id) const;
   HashQueue::Expected expected_of_files() const;
@@ -124,11 +121,6 @@ struct Job::Impl {
   Result<Followed> follow();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
   void take_over(Agreed<AttributesInForce> known);
-  Result<> save_layout(const std::string& text);
-  Result<> want_layout_again();  // with the mutex of the decisions held
-  Result<> save_rules(const std::string& text);
-  Result<> remove_rules();
-  Result<> pin(std::string_view name, bool pinned);
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);  // what was made here for it, too
   Result<> remove_damaged_not_in(const std::set<std::string>& ids);
@@ -138,6 +130,13 @@ struct Job::Impl {
 
   // job_peers.cc
   Result<std::string> answer(std::string_view method, std::string_view request);
+
+  // job.cc
+  Result<> save_layout(const std::string& text);
+  Result<> want_layout_again();  // with the mutex of the decisions held
+  Result<> save_rules(const std::string& text);
+  Result<> remove_rules();
+  Result<> pin(std::string_view name, bool pinned);
   /// Of a checkpoint, by name. kBusy: `only_unused`, and somebody reads it.
   Result<> remove(const std::string& name, bool only_unused);
 };

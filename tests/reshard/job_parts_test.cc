@@ -118,10 +118,9 @@ TEST(HashQueue, HashesWhatWasClosedAndLeavesWhatACommitTakes) {
   queue.start(pool);
   // Each but the last few bytes of the file, which are no tensor's.
   const uint64_t bytes = fs::file_size(incoming + "/base/rank/0/" + file);
-  while (queue.hashes().bytes() == 0) std::this_thread::yield();
+  while (queue.hashes().bytes() <= bytes / 2) std::this_thread::yield();
   queue.stop();
-  EXPECT_LE(queue.hashes().bytes(), bytes);
-  EXPECT_GT(queue.hashes().bytes(), bytes / 2);
+  EXPECT_LE(queue.hashes().bytes(), bytes);  // and nothing of the other
 }
 
 /// Two nodes: this one, w1, and w0, which leads and answers what it is told to.
