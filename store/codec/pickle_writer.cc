@@ -11,15 +11,17 @@ namespace {
 
 class PickleCopier {
  public:
-  PickleCopier(const Pickle& pickle, const PickleReplace& replace)
+  PickleCopier(const Pickle& pickle, const PickleReplace& replace, PickleWriter& writer)
       : pickle_(pickle),
         replace_(replace),
+        writer_(writer),
         memo_(pickle.size(), kUnwritten),
-        shared_(pickle.size()) {}
-
-  Result<std::string> run() {
+        shared_(pickle.size()) {
     count_uses();
-    tasks_.push_back({Task::kValue, pickle_.root(), 0});
+  }
+
+  Result<> run(PickleId id) {
+    tasks_.assign(1, {Task::kValue, id, 0});
     while (!tasks_.empty()) {
       const Task task = tasks_.back();
       tasks_.pop_back();
@@ -45,7 +47,7 @@ class PickleCopier {
           break;
       }
     }
-    return std::move(writer_).finish();
+    return ok();
   }
 
  private:
@@ -291,7 +293,7 @@ class PickleCopier {
 
   const Pickle& pickle_;
   const PickleReplace& replace_;
-  PickleWriter writer_;
+  PickleWriter& writer_;
   std::vector<uint32_t> memo_;
   std::vector<bool> shared_;
   std::vector<Task> tasks_;
@@ -388,7 +390,25 @@ std::string PickleWriter::finish() && {
 }
 
 Result<std::string> copy_pickle(const Pickle& pickle, const PickleReplace& replace) {
-  return PickleCopier(pickle, replace).run();
+  PickleWriter writer;
+  PTC_TRY(PickleCopier(pickle, replace, writer).run(pickle.root()));
+  return std::move(writer).finish();
 }
+
+class PickleValues::Copier {
+ public:
+  Copier(const Pickle& pickle, PickleWriter& writer) : copier_(pickle, none_, writer) {}
+  Result<> write(PickleId id) { return copier_.run(id); }
+
+ private:
+  const PickleReplace none_;
+  PickleCopier copier_;
+};
+
+PickleValues::PickleValues(const Pickle& pickle, PickleWriter& writer)
+    : copier_(std::make_unique<Copier>(pickle, writer)) {}
+PickleValues::~PickleValues() = default;
+PickleValues::PickleValues(PickleValues&&) noexcept = default;
+Result<> PickleValues::write(PickleId id) { return copier_->write(id); }
 
 }  // namespace ptc

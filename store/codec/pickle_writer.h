@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,21 @@ struct PickleReplacement {
 };
 /// Asked once for each tuple, object and persistent id.
 using PickleReplace = std::function<Result<PickleReplacement>(PickleId id, PickleWriter& writer)>;
+
+/// Writes values of `pickle` one by one, among others. What several of them share is written once.
+/// kInvalidArgument as of copy_pickle().
+class PickleValues {
+ public:
+  /// Both must outlive it.
+  PickleValues(const Pickle& pickle, PickleWriter& writer);
+  ~PickleValues();
+  PickleValues(PickleValues&&) noexcept;
+  Result<> write(PickleId id);
+
+ private:
+  class Copier;
+  std::unique_ptr<Copier> copier_;
+};
 
 /// Writes what `pickle` holds: the same values, and each once, as there; texts and numbers to the
 /// last bit. kInvalidArgument: tuples or arguments that contain themselves, names with line breaks.

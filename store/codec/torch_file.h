@@ -159,6 +159,9 @@ class TorchFile {
 std::optional<DType> torch_dtype(const Pickle& pickle, PickleId global);  // torch.bfloat16 …
 std::optional<DType> torch_storage_dtype(const Pickle& pickle,
                                          PickleId global);  // torch.BFloat16Storage …
+/// "bfloat16" and "BFloat16Storage"; empty: torch has no such type, or no storages of it.
+std::string_view torch_dtype_name(DType dtype);
+std::string_view torch_storage_name(DType dtype);
 /// A tuple, list or torch.Size of whole numbers, none negative; nullopt: something else.
 /// kInvalidArgument: too many.
 Result<std::optional<Dims>> torch_dims(const Pickle& pickle, PickleId id);
