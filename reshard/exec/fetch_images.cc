@@ -17,9 +17,11 @@ using Range = std::pair<uint64_t, uint64_t>;  // of bytes: begin and end
 /// Takes space for padding, which nobody writes. (Asking for the whole image again would look at
 /// every page of it.)
 Result<> take_rest(ImageWriter& writer, const ImageLayout& layout, std::vector<Range> taken) {
+  for (const Literals::Piece& piece : layout.literals.pieces())
+    taken.emplace_back(piece.offset, piece.end());
   std::sort(taken.begin(), taken.end());
   taken.emplace_back(layout.bytes, layout.bytes);
-  uint64_t at = layout.header.text().size();
+  uint64_t at = 0;
   for (const auto& [begin, end] : taken) {
     if (begin > at) {
       PTC_TRY(writer.take_space(at, begin));
@@ -48,7 +50,9 @@ Result<std::vector<ImageRef>> fetch_images(
   for (const FetchTarget& target : targets) {
     PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater));
     writers.push_back(std::move(writer));
-    PTC_TRY(writers.back().write(0, std::as_bytes(std::span(target.layout->header.text()))));
+    for (const Literals::Piece& piece : target.layout->literals.pieces()) {
+      PTC_TRY(writers.back().write(piece.offset, std::as_bytes(std::span(piece.bytes))));
+    }
     PTC_TRY(auto mapped, writers.back().map());
     if (std::any_of(target.transfers.begin(), target.transfers.end(), [](const Transfer& transfer) {
           return transfer.has_window() && !transfer.relay;

@@ -6,13 +6,13 @@
 
 namespace ptc {
 
-GatherProgram::GatherProgram(SharedText header, uint64_t bytes, SharedVector<Transfer> transfers,
+GatherProgram::GatherProgram(Literals literals, uint64_t bytes, SharedVector<Transfer> transfers,
                              std::vector<ImageRef> sources)
-    : header_(std::move(header)),
+    : literals_(std::move(literals)),
       bytes_(bytes),
       transfers_(std::move(transfers)),
       sources_(std::move(sources)),
-      transferred_bytes_(header_.size()) {
+      transferred_bytes_(literals_.bytes()) {
   end_so_far_.reserve(transfers_.size());
   uint64_t end = 0;
   for (const Transfer& transfer : transfers_) {
@@ -28,10 +28,9 @@ Result<> GatherProgram::begin_window(uint64_t offset, std::span<std::byte> out, 
   if (transferred_bytes_ < bytes_) std::memset(out.data(), 0, out.size());
   const uint64_t end = offset + out.size();
   PTC_CHECK(offset <= end && end <= bytes_);
-  if (offset < header_.size()) {
-    uint64_t count = std::min<uint64_t>(header_.size() - offset, out.size());
-    std::memcpy(out.data(), header_.data() + offset, count);
-  }
+  literals_.for_each(offset, end, [&](uint64_t at, std::string_view bytes) {
+    std::memcpy(out.data() + (at - offset), bytes.data(), bytes.size());
+  });
   // The first transfer that reaches into the window; those before it end at or before `offset`.
   size_t i = std::upper_bound(end_so_far_.begin(), end_so_far_.end(), offset) - end_so_far_.begin();
   for (; i < transfers_.size(); ++i) {

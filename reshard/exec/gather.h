@@ -1,4 +1,5 @@
-// A file that is described, not stored: a header and arrays, gathered out of images when read.
+// A file that is described, not stored: bytes of its own and arrays, gathered out of images when
+// read.
 #pragma once
 
 #include <chrono>
@@ -24,7 +25,7 @@ namespace ptc {
 class GatherProgram {
  public:
   /// `sources[i]` is the image that transfers call i; entries that no transfer uses may be null.
-  GatherProgram(SharedText header, uint64_t bytes, SharedVector<Transfer> transfers,
+  GatherProgram(Literals literals, uint64_t bytes, SharedVector<Transfer> transfers,
                 std::vector<ImageRef> sources);
 
   uint64_t bytes() const { return bytes_; }
@@ -54,17 +55,17 @@ class GatherProgram {
 
  private:
   Result<std::vector<FetchItem>> items_of(uint64_t offset, std::span<std::byte> out) const;
-  /// Header and padding; then `visit(transfer, from, to)` with each transfer that reaches into the
-  /// window.
+  /// Literals and padding; then `visit(transfer, from, to)` with each transfer that reaches into
+  /// the window.
   template <class Visit>
   Result<> begin_window(uint64_t offset, std::span<std::byte> out, Visit visit) const;
 
-  SharedText header_;
+  Literals literals_;
   uint64_t bytes_;
   SharedVector<Transfer> transfers_;  // by target_offset
   std::vector<uint64_t> end_so_far_;  // greatest target_end of transfers 0 … i
   std::vector<ImageRef> sources_;
-  uint64_t transferred_bytes_ = 0;  // header and all transfers; < bytes_: there is padding
+  uint64_t transferred_bytes_ = 0;  // literals and all transfers; < bytes_: there is padding
 };
 
 }  // namespace ptc

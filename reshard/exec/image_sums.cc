@@ -7,7 +7,9 @@ namespace ptc {
 Result<ImageSums> ImageSums::make(const ImageLayout& layout,
                                   const std::vector<TensorFacts>& tensors) {
   ImageSums sums;
-  for (const ArraySlot& slot : layout.arrays) {
+  for (size_t number = 0; number < layout.arrays.size(); ++number) {
+    const ArraySlot& slot = layout.arrays[number];
+    const bool other_name = is_other_name(layout.arrays, number);
     const TensorFacts& facts = tensors[slot.tensor];
     PTC_TRY(auto elements, num_elements(slot.part.local_shape));
     uint64_t bytes = elements * dtype_bits(facts.dtype) / 8;
@@ -20,16 +22,17 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
               make_strided_copy({0, facts.shape}, piece.global.offset,
                                 array_at(slot.part, slot.byte_offset), piece.local_offset,
                                 piece.global.extent, dtype_bits(facts.dtype)));
-      sums.pieces_.emplace_back(slot.tensor, &piece, copy);
+      sums.pieces_.emplace_back(slot.tensor, &piece, copy, other_name);
     }
   }
   std::sort(sums.pieces_.begin(), sums.pieces_.end(), [](const PieceSum& a, const PieceSum& b) {
     return a.from_logical.target_offset < b.from_logical.target_offset;
   });
   uint64_t end = 0, in_pieces = 0;
-  for (const PieceSum& piece : sums.pieces_) in_pieces += piece.from_logical.total_bytes();
-  sums.header_bytes_ = layout.header.size();
-  sums.padded_ = sums.header_bytes_ + in_pieces < layout.bytes;
+  for (const PieceSum& piece : sums.pieces_)
+    if (!piece.other_name) in_pieces += piece.from_logical.total_bytes();
+  sums.literals_ = layout.literals;
+  sums.padded_ = layout.literals.bytes() + in_pieces < layout.bytes;
   for (PieceSum& piece : sums.pieces_) piece.end_so_far = end = std::max(end, piece.end_so_far);
   return sums;
 }
@@ -59,33 +62,28 @@ Result<> ImageSums::give_to(ChecksumLedger& ledger) const {
 }
 
 Checksum ImageSums::beside(uint64_t offset, std::span<const std::byte> window) const {
-  const uint64_t end = offset + window.size(), begin = std::max(offset, header_bytes_);
-  if (!padded_ || begin >= end) return {};
-  // Checksums are linear: what all have, without what pieces have.
-  Checksum rest = checksum_of_run(window.subspan(begin - offset), begin);
+  if (!padded_) return {};
+  const uint64_t end = offset + window.size();
+  // Checksums are linear: what all have, without what literals and pieces have.
+  Checksum rest = checksum_of_run(window, offset);
+  auto take_away = [&](uint64_t at, uint64_t bytes) {
+    const Checksum sum = checksum_of_run(window.subspan(at - offset, bytes), at);
+    for (size_t lane = 0; lane < 2; ++lane) rest.lane[lane] -= sum.lane[lane];
+  };
+  literals_.for_each(offset, end,
+                     [&](uint64_t at, std::string_view bytes) { take_away(at, bytes.size()); });
   auto it = std::partition_point(pieces_.begin(), pieces_.end(),
-                                 [&](const PieceSum& piece) { return piece.end_so_far <= begin; });
+                                 [&](const PieceSum& piece) { return piece.end_so_far <= offset; });
   for (; it != pieces_.end() && it->from_logical.target_offset < end; ++it)
-    for_each_run(it->from_logical, begin, end, [&](uint64_t, uint64_t at, uint64_t bytes) {
-      const Checksum sum = checksum_of_run(window.subspan(at - offset, bytes), at);
-      for (size_t lane = 0; lane < 2; ++lane) rest.lane[lane] -= sum.lane[lane];
-    });
+    if (!it->other_name)
+      for_each_run(it->from_logical, offset, end,
+                   [&](uint64_t, uint64_t at, uint64_t bytes) { take_away(at, bytes); });
   return rest;
 }
 
-bool ImageSums::padding_is_zero(std::span<const std::byte> image, uint64_t begin) const {
-  uint64_t in_pieces = 0;
-  for (const PieceSum& piece : pieces_) in_pieces += piece.from_logical.total_bytes();
-  if (begin + in_pieces >= image.size()) return true;
-  // Checksums are linear, and zeros count nothing: with none but zeros elsewhere, the pieces have
-  // the sum of all.
-  Checksum of_pieces;
-  for (const PieceSum& piece : pieces_)
-    for_each_run(piece.from_logical, 0, image.size(),
-                 [&](uint64_t, uint64_t offset, uint64_t bytes) {
-                   of_pieces += checksum_of_run(image.subspan(offset, bytes), offset);
-                 });
-  return checksum_of_run(image.subspan(begin), begin) == of_pieces;
+bool ImageSums::padding_is_zero(std::span<const std::byte> image) const {
+  // Zeros count nothing.
+  return beside(0, image) == Checksum();
 }
 
 }  // namespace ptc

@@ -39,14 +39,13 @@ class ImageSums {
             Checksum{{piece.lane[0].load(), piece.lane[1].load()}});
   }
 
-  /// The checksum of what lies in `window`, behind the header, and belongs to no piece. Zeros count
+  /// The checksum of what lies in `window` and is neither a literal nor of a piece. Zeros count
   /// nothing: over all of the image it adds up to Checksum() where all padding is zero. Cost: where
   /// there is any, each byte twice.
   Checksum beside(uint64_t offset, std::span<const std::byte> window) const;
 
-  /// Whether what belongs to no piece, padding, is zero from `begin` on. `image` is all of its
-  /// bytes. Cost: where there is any, each byte twice.
-  bool padding_is_zero(std::span<const std::byte> image, uint64_t begin) const;
+  /// Whether that, padding, is zero in all of an image. Cost: where there is any, each byte twice.
+  bool padding_is_zero(std::span<const std::byte> image) const;
 
  private:
   struct PieceSum {
@@ -54,23 +53,29 @@ class ImageSums {
     const Piece* piece;
     StridedCopy from_logical;  // from the whole tensor in C order to the image
     uint64_t end_so_far;       // greatest end in the image of this piece and those before it
+    bool other_name;           // its bytes are those of a piece of another tensor, too
     std::atomic<uint64_t> lane[2] = {0, 0};
 
-    PieceSum(uint32_t number, const Piece* of, const StridedCopy& copy)
-        : tensor(number), piece(of), from_logical(copy), end_so_far(copy.target_end()) {}
+    PieceSum(uint32_t number, const Piece* of, const StridedCopy& copy, bool is_other_name)
+        : tensor(number),
+          piece(of),
+          from_logical(copy),
+          end_so_far(copy.target_end()),
+          other_name(is_other_name) {}
     PieceSum(PieceSum&& other) noexcept
         : tensor(other.tensor),
           piece(other.piece),
           from_logical(other.from_logical),
-          end_so_far(other.end_so_far) {}  // only before anything is added
+          end_so_far(other.end_so_far),
+          other_name(other.other_name) {}  // only before anything is added
     PieceSum& operator=(PieceSum&& other) noexcept {
       tensor = other.tensor, piece = other.piece, from_logical = other.from_logical;
-      end_so_far = other.end_so_far;
+      end_so_far = other.end_so_far, other_name = other.other_name;
       return *this;
     }
   };
   std::vector<PieceSum> pieces_;  // by target offset
-  uint64_t header_bytes_ = 0;
+  Literals literals_;
   bool padded_ = false;
 };
 

@@ -69,7 +69,7 @@ Result<GatherProgram> held_by_others(const StoredState& others, const StoredImag
     ImageLayout here = layout;
     here.node = others.here;
     PTC_TRY(auto transfers, others.index().plan_image(here));
-    return GatherProgram(layout.header, layout.bytes, std::move(transfers), others.image_refs());
+    return GatherProgram(layout.literals, layout.bytes, std::move(transfers), others.image_refs());
   }
   const int64_t other = others.find_other(image.written);
   if (other < 0 || others.images[other].image == nullptr)

@@ -198,7 +198,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
     for (uint32_t i : numbers) {
       const ImageLayout& file = change.targets[i].layout;
       programs.push_back(std::make_unique<GatherProgram>(
-          file.header, file.bytes, change.transfers.images[i].transfers, sources));
+          file.literals, file.bytes, change.transfers.images[i].transfers, sources));
       targets.push_back({&file, programs.back().get()});
     }
     PTC_TRY(written, uses_.place.services.executor->materialise(

@@ -25,12 +25,13 @@ namespace {
 /// What no tensor's checksum covers. Empty: nothing is wrong.
 std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums,
                                    std::span<const std::byte> bytes, const Checksum* padding) {
-  const std::span<const std::byte> header = std::as_bytes(std::span(layout.header.text()));
   if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
-  if (!std::ranges::equal(bytes.first(header.size()), header))
-    return "its header is not what it was";
-  const bool zero =
-      padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes, header.size());
+  for (const Literals::Piece& piece : layout.literals.pieces())
+    if (!std::ranges::equal(bytes.subspan(piece.offset, piece.bytes.size()),
+                            std::as_bytes(std::span(piece.bytes))))
+      return piece.offset == 0 ? "its header is not what it was"
+                               : "what is between its tensors is not what it was";
+  const bool zero = padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes);
   return zero ? "" : "its padding is not zero any more";
 }
 

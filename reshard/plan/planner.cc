@@ -20,14 +20,16 @@ Dims plus_minus(const Dims& at, const Dims& plus, const Dims& minus) {
 
 // Hashes what makes two images the same but for their node.
 size_t identity_hash(const ImageLayout& image) {
-  size_t hash = std::hash<std::string>{}(image.header.text()) ^ (image.bytes * 0x9e3779b97f4a7c15u);
+  size_t hash = image.bytes * 0x9e3779b97f4a7c15u;
+  for (const Literals::Piece& piece : image.literals.pieces())
+    hash = (hash ^ std::hash<std::string>{}(piece.bytes)) * 0x9e3779b97f4a7c15u + piece.offset;
   for (const ArraySlot& slot : image.arrays)
     hash = (hash ^ slot.tensor ^ (slot.byte_offset << 20)) * 0x9e3779b97f4a7c15u;
   return hash;
 }
 
 bool same_image(const ImageLayout& a, const ImageLayout& b) {
-  return a.node == b.node && a.bytes == b.bytes && a.header == b.header && a.arrays == b.arrays;
+  return a.node == b.node && a.bytes == b.bytes && a.literals == b.literals && a.arrays == b.arrays;
 }
 
 /// Of those targets that count: others are where they shall be.
@@ -41,9 +43,12 @@ uint64_t least_moved_bytes(const SourceIndex& source, std::span<const ImageLayou
   std::vector<Need> needs;
   for (size_t i = 0; i < targets.size(); ++i) {
     if (!counts(i)) continue;
-    for (const ArraySlot& slot : targets[i].arrays)
+    for (size_t a = 0; a < targets[i].arrays.size(); ++a) {
+      if (is_other_name(targets[i].arrays, a)) continue;
+      const ArraySlot& slot = targets[i].arrays[a];
       for (const Piece& piece : slot.part.pieces)
         if (!piece.global.empty()) needs.push_back({targets[i].node, slot.tensor, &piece.global});
+    }
   }
   std::stable_sort(needs.begin(), needs.end(),
                    [](const Need& a, const Need& b) { return a.place() < b.place(); });
@@ -66,6 +71,29 @@ uint64_t least_moved_bytes(const SourceIndex& source, std::span<const ImageLayou
 }
 
 }  // namespace
+
+bool is_other_name(const SharedVector<ArraySlot>& arrays, size_t number) {
+  if (number == 0) return false;
+  const ArraySlot &slot = arrays[number], &before = arrays[number - 1];
+  if (slot.byte_offset != before.byte_offset || slot.part.pieces.empty() ||
+      before.part.pieces.empty())
+    return false;
+  const Piece &piece = slot.part.pieces.front(), &other = before.part.pieces.front();
+  // Padding lies in the array that it pads, elsewhere than that one's pieces.
+  return slot.part.local_shape == before.part.local_shape &&
+         piece.local_offset == other.local_offset && !piece.global.empty() && !other.global.empty();
+}
+
+void sort_arrays(std::vector<ArraySlot>& arrays) {
+  // What covers nothing begins where another begins, and comes before it.
+  auto key = [&](const ArraySlot& slot) {
+    uint64_t elements = 0;
+    for (const Piece& piece : slot.part.pieces) elements += piece.global.volume();
+    return std::pair(slot.byte_offset, elements == 0 ? 0 : UINT64_MAX - elements);
+  };
+  std::stable_sort(arrays.begin(), arrays.end(),
+                   [&](const ArraySlot& a, const ArraySlot& b) { return key(a) < key(b); });
+}
 
 SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits)
     : images_(images), element_bits_(std::move(element_bits)), tensors_(element_bits_.size()) {
@@ -172,6 +200,7 @@ Result<std::vector<Transfer>> SourceIndex::plan(std::span<const ImageLayout> tar
                       state != nullptr ? state->image_load_[holder.image] : 0);
   };
   for (uint32_t slot_number = 0; slot_number < target.arrays.size(); ++slot_number) {
+    if (is_other_name(target.arrays, slot_number)) continue;
     const ArraySlot& target_slot = target.arrays[slot_number];
     const uint32_t bits = element_bits_[target_slot.tensor];
     const ArrayAt target_array = array_at(target_slot.part, target_slot.byte_offset);

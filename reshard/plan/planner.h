@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/plan/literals.h"
 #include "reshard/plan/shared_vector.h"
 #include "store/base/error.h"
 #include "store/tensor/box.h"
@@ -35,14 +36,21 @@ struct ArraySlot {
   friend bool operator==(const ArraySlot&, const ArraySlot&) = default;
 };
 
-/// What one image holds, or shall hold: a header, then arrays. A copy is cheap.
+/// What one image holds, or shall hold: arrays, and bytes of the file's own. A copy is cheap.
 struct ImageLayout {
   uint32_t node = 0;
   uint64_t bytes = 0;
-  SharedText header;               // the bytes from 0 on
-  SharedVector<ArraySlot> arrays;  // by byte_offset
+  Literals literals;
+  /// By byte_offset. Several that begin at the same byte are one array, which has several names;
+  /// the first is planned, and what covers least of it comes last.
+  SharedVector<ArraySlot> arrays;
   friend bool operator==(const ImageLayout&, const ImageLayout&) = default;
 };
+
+/// Whether it is the same array as the one before it, under another name.
+bool is_other_name(const SharedVector<ArraySlot>& arrays, size_t number);
+/// Puts arrays in their order.
+void sort_arrays(std::vector<ArraySlot>& arrays);
 
 struct Transfer {
   /// Of the source images; from their number on: a target image on the same node, by its place

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <initializer_list>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,31 +42,6 @@ class SharedVector {
 
  private:
   std::shared_ptr<std::vector<T>> elements_;
-};
-
-/// Threads: as a std::string.
-class SharedText {
- public:
-  SharedText() = default;
-  SharedText(const char* text) : SharedText(std::string(text)) {}
-  SharedText(std::string text) : text_(std::make_shared<const std::string>(std::move(text))) {}
-
-  const std::string& text() const {
-    static const std::string none;
-    return text_ != nullptr ? *text_ : none;
-  }
-  operator std::string_view() const { return text(); }
-  size_t size() const { return text_ != nullptr ? text_->size() : 0; }
-  bool empty() const { return size() == 0; }
-  const char* data() const { return text().data(); }
-  void clear() { text_.reset(); }
-
-  friend bool operator==(const SharedText& a, const SharedText& b) {
-    return a.text_ == b.text_ || a.text() == b.text();
-  }
-
- private:
-  std::shared_ptr<const std::string> text_;
 };
 
 }  // namespace ptc

@@ -46,7 +46,7 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
   const ImageRef source = store_->publish(std::move(writer)).value();
 
   ImageLayout layout;
-  layout.header = std::string(16, 'h');
+  layout.literals = std::string(16, 'h');
   layout.arrays = {array(0, kMiB), array(1, 3 * kMiB + 5)};  // padding before, between and behind
   layout.bytes = 6 * kMiB + 1;
   const SharedVector<Transfer> transfers = {whole_array(kMiB, 3 * kMiB + 5), whole_array(0, kMiB)};

@@ -14,7 +14,7 @@ using ::testing::IsEmpty;
 ImageLayout image(uint32_t node, const Box& box, uint64_t element_bytes, uint32_t tensor = 0) {
   ImageLayout layout;
   layout.node = node;
-  layout.header = std::string(16, 'h');
+  layout.literals = std::string(16, 'h');
   layout.bytes = 16 + box.volume() * element_bytes;
   layout.arrays.push_back({tensor, 16, {box.extent, {{box, Dims(box.axes())}}}});
   return layout;
@@ -78,7 +78,7 @@ TEST(Planner, OnlyTheMissingHalfCrossesTheNetwork) {
 TEST(Planner, ItsOwnNodeFirstThenTheLeastAsked) {
   const Box all = rows(0, 8, 4);
   std::vector<ImageLayout> held = {image(1, all, 2), image(2, all, 2), image(0, all, 2)};
-  held[2].header = held[2].header.text() + "other";  // so that it is not simply kept
+  held[2].literals = std::string(held[2].literals.header()) + "other";  // so that it is not simply kept
   std::vector<ImageLayout> wanted = {image(0, all, 2), image(3, all, 2), image(4, all, 2)};
   TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
   EXPECT_EQ(plan.images[0].transfers[0].source_image, 2u);

@@ -14,7 +14,7 @@ constexpr uint64_t kRow = 4096, kRows = 4096;  // 32 MiB of two-byte elements
 ImageLayout image(uint32_t node, const Box& box) {
   ImageLayout layout;
   layout.node = node;
-  layout.header = std::string(16, 'h');
+  layout.literals = std::string(16, 'h');
   layout.bytes = 16 + box.volume() * 2;
   layout.arrays.push_back({0, 16, {box.extent, {{box, Dims(box.axes())}}}});
   return layout;

@@ -15,7 +15,7 @@ namespace {
 std::optional<uint64_t> some_byte(const Checkpoint& checkpoint, const ImageLayout& image,
                                   std::mt19937_64& random) {
   if (image.arrays.empty() || random() % 4 == 0) {
-    const uint64_t bytes = image.arrays.empty() ? image.bytes : image.header.size();
+    const uint64_t bytes = image.arrays.empty() ? image.bytes : image.literals.header().size();
     return bytes > 0 ? std::optional(random() % bytes) : std::nullopt;
   }
   const ArraySlot& slot = image.arrays[random() % image.arrays.size()];
