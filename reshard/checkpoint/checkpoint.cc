@@ -9,21 +9,15 @@
 #include <unordered_set>
 #include <utility>
 
+#include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
 #include "store/base/wall_time.h"
-#include "store/codec/dcp_sharding.h"
-#include "store/codec/npy.h"
-#include "store/codec/safetensors.h"
 #include "store/codec/tensor_path.h"
 
 namespace ptc {
 namespace {
-
-std::span<const std::byte> as_bytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 bool is_npy(std::string_view path) { return path.ends_with(".npy"); }
 
@@ -235,37 +229,28 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
 
   ImageLayout layout;
   layout.bytes = file.bytes;
-  if (file.header_offset > facts_->headers.size() ||
-      file.header_bytes > facts_->headers.size() - file.header_offset)
-    return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
-  layout.header = facts_->headers.substr(file.header_offset, file.header_bytes);
-
-  std::vector<TensorEntry> entries;
-  std::optional<std::vector<Box>> boxes;
+  PTC_TRY(const FileOutline outline, outline_of(file));
+  std::optional<DType> declared;
   if (is_npy(group)) {
-    auto it = held.find(group + '\0');
-    std::optional<DType> dtype;
-    if (it != held.end()) dtype = model().tensors()[it->second.tensor].dtype;
-    PTC_TRY(auto entry, parse_npy(as_bytes(layout.header), file.bytes, dtype));
-    entries.push_back(std::move(entry));
-  } else {
-    PTC_TRY(auto header, parse_safetensors(as_bytes(layout.header), file.bytes));
-    if (file.boxes) {
-      PTC_TRY(boxes, dcp_boxes(header));
-    }
-    entries = std::move(header.tensors);
+    const auto it = held.find(group + '\0');
+    if (it != held.end()) declared = model().tensors()[it->second.tensor].dtype;
   }
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const TensorEntry& entry = entries[i];
-    auto it = held.find(group + '\0' + entry.name);
-    const bool found = it != held.end() &&
-                       (boxes ? is_within((*boxes)[i], model().tensors()[it->second.tensor].shape)
-                              : it->second.part.local_shape == entry.shape);
-    if (!found)
+  PTC_TRY(auto found,
+          format_of(file.path, !file.set.empty()).tensors(outline, file.path, declared));
+  layout.literals = std::move(found.literals);
+  for (size_t i = 0; i < found.tensors.size(); ++i) {
+    const TensorEntry& entry = found.tensors[i];
+    auto it = held.find(group + '\0' + (is_npy(group) ? std::string() : entry.name));
+    const bool known =
+        it != held.end() &&
+        (file.boxes ? i < found.boxes.size() &&
+                          is_within(found.boxes[i], model().tensors()[it->second.tensor].shape)
+                    : it->second.part.local_shape == entry.shape);
+    if (!known)
       return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
                         entry.name);
-    layout.arrays.push_back(
-        {it->second.tensor, entry.offset, boxes ? box_alone((*boxes)[i]) : it->second.part});
+    layout.arrays.push_back({it->second.tensor, entry.offset,
+                             file.boxes ? box_alone(found.boxes[i]) : it->second.part});
   }
   for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
     const Padding& pad = manifest().padding[i];
@@ -279,41 +264,80 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
       layout.arrays.push_back(std::move(slot));
     }
   }
+  if (!found.same_as.empty()) sort_arrays(layout.arrays.own());
   return layout;
+}
+
+Result<FileOutline> Checkpoint::outline_of(const WrittenFile& file) const {
+  if (file.header_offset > facts_->headers.size() ||
+      file.header_bytes > facts_->headers.size() - file.header_offset)
+    return make_error(Code::kCorrupt, "headers.bin of checkpoint {} is too short", name());
+  return FileOutline{
+      std::string_view(facts_->headers).substr(file.header_offset, file.header_bytes), file.bytes};
+}
+
+Result<std::vector<FileOutline>> Checkpoint::written_like(const std::string& path,
+                                                          const StateCoords& state) const {
+  std::vector<std::pair<std::pair<bool, bool>, const WrittenFile*>> files;
+  const LayoutSpec& spec = manifest().written_spec;
+  for (const WrittenFile& file : manifest().files) {
+    if (!file.has_tensors || !file.set.empty() || file.path != path) continue;
+    const StateCoords at = state_of(spec, spec.coords(file.rank));
+    files.push_back({{at.pp != state.pp, at != state}, &file});
+  }
+  std::stable_sort(files.begin(), files.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<FileOutline> outlines;
+  for (const auto& [order, file] : files) {
+    PTC_TRY(outlines.emplace_back(), outline_of(*file));
+  }
+  return outlines;
+}
+
+/// Numbers for parts of tensors, the same for those with the same bytes.
+std::vector<uint64_t> Checkpoint::contents_of(const std::vector<Model::Held>& held) const {
+  std::vector<uint64_t> numbers(held.size());
+  std::unordered_map<uint64_t, std::vector<size_t>> by_sum;
+  for (size_t i = 0; i < held.size(); ++i) {
+    numbers[i] = i;
+    const TensorInfo& tensor = model().tensors()[held[i].tensor];
+    const Checksum& sum = manifest().checksums[held[i].tensor];
+    std::vector<size_t>& others = by_sum[sum.lane[0]];
+    for (const size_t other : others) {
+      const TensorInfo& like = model().tensors()[held[other].tensor];
+      if (manifest().checksums[held[other].tensor] == sum && like.dtype == tensor.dtype &&
+          like.shape == tensor.shape && held[other].part == held[i].part)
+        numbers[i] = other;
+    }
+    if (numbers[i] == i) others.push_back(i);
+  }
+  return numbers;
 }
 
 Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
                                       const LayoutSpec& spec, const StateCoords& state) const {
   StateFile file;
   file.path = path;
-  if (is_npy(path)) {
-    if (held.size() != 1)
-      return make_error(Code::kInternal, "{} would have to hold {} tensors", path, held.size());
-    const Model::Held& part = held.front();
-    const TensorInfo& tensor = model().tensors()[part.tensor];
-    file.layout.header = write_npy_header(tensor.dtype, part.part.local_shape);
-    PTC_TRY(auto bytes, array_bytes(part.part.local_shape, tensor.dtype));
-    file.layout.bytes = file.layout.header.size() + bytes;
-    file.layout.arrays.push_back({part.tensor, file.layout.header.size(), part.part});
-    return file;
+  std::vector<NewArray> arrays;
+  for (const Model::Held& part : held)
+    arrays.push_back({model().local_name(part.tensor, spec, state.pp),
+                      model().tensors()[part.tensor].dtype, part.part.local_shape, arrays.size()});
+  const FileFormat& format = format_of(path, false);
+  std::vector<FileOutline> like;
+  if (&format == &torch_format()) {
+    PTC_TRY(like, written_like(path, state));
+    const std::vector<uint64_t> contents = contents_of(held);
+    for (size_t i = 0; i < arrays.size(); ++i) arrays[i].content = contents[i];
   }
-  std::vector<TensorEntry> entries;
-  std::unordered_map<std::string, Model::Held*> by_name;
-  for (Model::Held& part : held) {
-    TensorEntry entry;
-    entry.name = model().local_name(part.tensor, spec, state.pp);
-    entry.dtype = model().tensors()[part.tensor].dtype;
-    entry.shape = part.part.local_shape;
-    by_name.emplace(entry.name, &part);
-    entries.push_back(std::move(entry));
-  }
-  PTC_TRY(file.layout.header, write_safetensors_header(entries, {{"format", "pt"}}));
-  file.layout.bytes = file.layout.header.size();
-  for (const TensorEntry& entry : entries) {
-    Model::Held* part = by_name.at(entry.name);
-    file.layout.bytes = std::max(file.layout.bytes, entry.offset + entry.bytes);
-    file.layout.arrays.push_back({part->tensor, entry.offset, std::move(part->part)});
-  }
+  auto made = format.lay_out(arrays, like);
+  if (made.has_error()) return std::move(made).error().with_context(path);
+  file.layout.literals = std::move(made.value().literals);
+  file.layout.bytes = made.value().bytes;
+  std::vector<ArraySlot> slots;
+  for (size_t i = 0; i < held.size(); ++i)
+    slots.push_back({held[i].tensor, made.value().offsets[i], std::move(held[i].part)});
+  sort_arrays(slots);
+  file.layout.arrays = std::move(slots);
   return file;
 }
 
@@ -506,7 +530,7 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
     for (size_t i = 0; i < images.size(); ++i) {
       if (images[i].image != nullptr) continue;
       layouts[i].arrays.clear();
-      layouts[i].header.clear();
+      layouts[i].literals = {};
     }
     return std::make_shared<const StoredLayouts>(std::move(layouts), manifest().element_bits(),
                                                  within_reach.digest(), whole);

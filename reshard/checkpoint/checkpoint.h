@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/manifest.h"
 #include "reshard/checkpoint/shared_results.h"
 #include "reshard/ptc/layout.h"
@@ -232,6 +233,14 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
   std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
+  /// By directory the values.pt of what distributed checkpointing wrote there (dcp_values.h).
+  Result<std::map<std::string, std::string>> values_of_dcp() const;
+  Result<FileOutline> outline_of(const WrittenFile& file) const;
+  /// The files of this name that ranks wrote: of the rank with the same coordinates, then of that
+  /// stage, then of the others.
+  Result<std::vector<FileOutline>> written_like(const std::string& path,
+                                                const StateCoords& state) const;
+  std::vector<uint64_t> contents_of(const std::vector<Model::Held>& held) const;
   uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
                     const std::vector<Model::Held>& held) const;
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "reshard/checkpoint/checkpoint.h"
+#include "reshard/checkpoint/dcp_values.h"
 #include "store/base/json.h"
 #include "store/codec/npy.h"
 #include "store/codec/safetensors.h"
@@ -287,7 +288,7 @@ class ContentSource {
       if (const Image& image = *stored.images[one.source_image].image; !image.is_here())
         elsewhere.insert(image.node());
     return Source{nullptr,
-                  GatherProgram(layout.header, layout.bytes, std::move(transfers).value(),
+                  GatherProgram(layout.literals, layout.bytes, std::move(transfers).value(),
                                 stored.image_refs()),
                   fmt::format("{}", fmt::join(elsewhere, ", "))};
   }
@@ -434,9 +435,10 @@ class DescribedSet : public FileSet {
     const TensorInfo& info = source_.checkpoint().model().tensors()[file.tensor];
     const SubTensor part = file.part != nullptr ? *file.part : SubTensor::whole(info.shape);
     auto layout = std::make_shared<ImageLayout>();
-    layout->header = write_npy_header(info.dtype, part.local_shape);
+    std::string header = write_npy_header(info.dtype, part.local_shape);
+    layout->arrays.push_back({file.tensor, header.size(), part});
+    layout->literals = std::move(header);
     layout->bytes = bytes;
-    layout->arrays.push_back({file.tensor, layout->header.size(), part});
     return source_.open_gathered(std::move(layout));
   }
 
@@ -531,9 +533,30 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
           });
     }
     for (uint32_t file : other_files(coords)) set->add_other(file);
+    PTC_TRY(auto values, values_of_dcp());
+    for (auto& [directory, text] : values) {
+      const std::string path = directory + std::string(kDcpValuesFile);
+      if (!set->has(path)) set->add_text(path, std::move(text), facts_->rights_in(path));
+    }
     set->finish();
     return FileSetRef(std::move(set));
   });
+}
+
+Result<std::map<std::string, std::string>> Checkpoint::values_of_dcp() const {
+  std::map<std::string, std::vector<DcpTable>> tables;  // by directory
+  for (const WrittenFile& file : manifest().files) {
+    if (!file.has_tensors || &format_of(file.path, true) != &dcp_format()) continue;
+    PTC_TRY(const FileOutline outline, outline_of(file));
+    PTC_TRY(auto table, parse_dcp_table(outline.text, outline.file_bytes));
+    tables[file.path.substr(0, file.path.rfind('/') + 1)].push_back(std::move(table));
+  }
+  std::map<std::string, std::string> values;
+  for (const auto& [directory, of_files] : tables) {
+    PTC_TRY(auto text, dcp_values_file(of_files));
+    if (!text.empty()) values.emplace(directory, std::move(text));
+  }
+  return values;
 }
 
 std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {

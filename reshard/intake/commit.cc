@@ -9,18 +9,19 @@
 #include <cerrno>
 #include <charconv>
 #include <map>
+#include <set>
 
+#include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/checkpoint/shard_index.h"
 #include "reshard/intake/box_sets.h"
+#include "reshard/intake/dcp_files.h"
 #include "reshard/intake/found_files.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/file_kind.h"
 #include "store/base/json.h"
 #include "store/base/utf8.h"
-#include "store/codec/dcp_sharding.h"
-#include "store/codec/npy.h"
 #include "store/codec/tensor_path.h"
 
 namespace ptc {
@@ -98,6 +99,40 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
   return ok();
 }
 
+/// Each file once, and none with a name elsewhere.
+Result<std::vector<Found>> checked(std::vector<Found> found) {
+  std::map<uint64_t, uint64_t> names;  // inode → names in here
+  for (const Found& file : found) ++names[file.version.inode];
+  for (const Found& file : found)
+    if (file.links > names[file.version.inode])
+      return invalid_argument(
+          "{} has another name (hard link) outside the checkpoint, through which "
+          "it could be changed: remove that name first",
+          file.source());
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  return found;
+}
+
+/// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
+/// distributed checkpointing, here or a directory deeper. They are those of rank 0.
+Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
+  std::vector<Found> found;
+  const bool any = std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    struct stat st {};
+    return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
+                                           &st, AT_SYMLINK_NOFOLLOW) == 0;
+  });
+  if (!any) return found;
+  PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
+  std::erase_if(found, [](const Found& file) {
+    return file.path == "layout.json" || file.path == kConsumedFile;
+  });
+  for (Found& file : found) file.own_tree = true;
+  return checked(std::move(found));
+}
+
 Result<> check_rank(uint64_t rank, const LayoutSpec& spec) {
   if (rank < spec.sizes.world_size()) return ok();
   return invalid_argument(
@@ -116,9 +151,20 @@ FileVersion version_of(const struct stat& st) {
 
 Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   PTC_TRY(auto top, names_in(dir_fd, "."));
+  if (std::find(top.begin(), top.end(), "rank") == top.end()) {
+    PTC_TRY(auto own, find_own_tree(dir_fd, top));
+    if (!own.empty()) return own;
+  }
   bool has_ranks = false;
   for (const std::string& name : top) {
     if (name == "rank") has_ranks = true;
+    else if (name.ends_with(kDcpEnding))
+      return invalid_argument(
+          "{} is of PyTorch's distributed checkpointing, and there is no .metadata beside it: the "
+          "checkpoint is not complete, or other files of it are on other nodes, and it is "
+          "committed "
+          "from one that has them all",
+          name);
     else if (name != "layout.json" && name != kConsumedFile)
       return invalid_argument(
           "'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
@@ -147,18 +193,7 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
     PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
   }
   if (found.empty()) return invalid_argument("rank/ holds no files");
-  std::map<uint64_t, uint64_t> names;  // inode → names in here
-  for (const Found& file : found) ++names[file.version.inode];
-  for (const Found& file : found)
-    if (file.links > names[file.version.inode])
-      return invalid_argument(
-          "{} has another name (hard link) outside the checkpoint, through which "
-          "it could be changed: remove that name first",
-          file.source());
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
-    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
-  });
-  return found;
+  return checked(std::move(found));
 }
 
 Result<> find_sets(int dir_fd, std::vector<Found>& found) {
@@ -220,36 +255,30 @@ Result<> check_sets(const std::vector<Found>& found) {
 
 namespace {
 
-Result<> read_npy_header(int fd, Found& file) {
-  const uint64_t bytes = file.version.bytes;
-  file.header.resize(std::min(bytes, kMaxNpyHeaderBytes));
-  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(file.header)), 0));
+/// What the user attribute says that the elements of an .npy are.
+Result<std::optional<DType>> declared_dtype_of(int fd, const Found& file) {
   std::optional<DType> declared;
+  if (!file.path.ends_with(".npy")) return declared;
   char text[32];
-  ssize_t length = fgetxattr(fd, "user.ptc.dtype", text, sizeof text);
+  const ssize_t length = fgetxattr(fd, "user.ptc.dtype", text, sizeof text);
   if (length > 0) {
     PTC_TRY(declared, parse_dtype({text, static_cast<size_t>(length)}));
   }
-  PTC_TRY(auto entry, parse_npy(std::as_bytes(std::span(file.header)), bytes, declared));
-  file.header.resize(entry.offset);
-  auto name = tensor_name_of_path(file.path);
-  entry.name = name.has_value() ? name.value() : file.path.substr(0, file.path.size() - 4);
-  if (!name.has_value()) std::replace(entry.name.begin(), entry.name.end(), '/', '.');
-  file.tensors.push_back(std::move(entry));
-  return ok();
+  return declared;
 }
 
-Result<> read_safetensors_header(int fd, Found& file) {
-  const uint64_t bytes = file.version.bytes;
-  std::string first(std::min<uint64_t>(8, bytes), '\0');
-  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(first)), 0));
-  PTC_TRY(auto header_bytes, safetensors_header_bytes(std::as_bytes(std::span(first)), bytes));
-  file.header.resize(header_bytes);
-  PTC_TRY(read_exactly(fd, std::as_writable_bytes(std::span(file.header)), 0));
-  PTC_TRY(auto header, parse_safetensors(std::as_bytes(std::span(file.header)), bytes));
-  PTC_TRY(auto boxes, dcp_boxes(header));
-  file.boxes = std::move(boxes).value_or(std::vector<Box>());
-  file.tensors = std::move(header.tensors);
+Result<> read_outline(int fd, Found& file) {
+  const FileFormat& format = format_of(file.path, !file.set.empty());
+  const ReadAt read = [fd](uint64_t offset, std::span<std::byte> into) {
+    return read_exactly(fd, into, offset);
+  };
+  PTC_TRY(const auto declared, declared_dtype_of(fd, file));
+  PTC_TRY(file.header, format.outline(read, file.version.bytes, declared));
+  PTC_TRY(auto tensors, format.tensors({file.header, file.version.bytes}, file.path, declared));
+  file.tensors = std::move(tensors.tensors);
+  file.boxes = std::move(tensors.boxes);
+  file.said = std::move(tensors.said);
+  file.same_as = std::move(tensors.same_as);
   return ok();
 }
 
@@ -264,9 +293,9 @@ std::string_view other_kind(int fd, const Found& file) {
 
 Result<> read_header(int dir_fd, Found& file) {
   PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-  Result<> read = file.path.ends_with(".npy") ? read_npy_header(fd.get(), file)
-                                              : read_safetensors_header(fd.get(), file);
-  if (read.has_error() && read.error().code() == Code::kInvalidArgument) {
+  Result<> read = read_outline(fd.get(), file);
+  if (read.has_error() && read.error().code() == Code::kInvalidArgument &&
+      !may_be_torch(file.path)) {
     if (const std::string_view kind = other_kind(fd.get(), file); !kind.empty())
       return invalid_argument("{}", kind);
   }
@@ -276,6 +305,30 @@ Result<> read_header(int dir_fd, Found& file) {
     PTC_TRY(tensor_path(tensor.name));
   }
   return ok();
+}
+
+Result<> read_if_torch(int dir_fd, Found& file) {
+  Result<> read = read_header(dir_fd, file);
+  if (read.has_value() || read.error().code() != Code::kInvalidArgument) return read;
+  const std::string why = read.error().message();
+  file.header.clear();
+  file.header_bytes = 0;
+  file.tensors.clear();
+  // What is called .bin or .ckpt may be anything, unless it begins as torch's files do.
+  if (!file.path.ends_with(".pt") && !file.path.ends_with(".pth")) {
+    PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+    const std::string_view kind = other_kind(fd.get(), file);
+    if (!kind.starts_with("it is a zip archive") && !kind.starts_with("it is a pickle"))
+      return ok();
+  }
+  file.problem = why;
+  return ok();
+}
+
+bool torch_files_count(const std::vector<Found>& found) {
+  return std::none_of(found.begin(), found.end(), [](const Found& file) {
+    return file.path.ends_with(".safetensors") || file.path.ends_with(".npy");
+  });
 }
 
 Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
@@ -332,18 +385,31 @@ Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found
   return chosen;
 }
 
-Error no_tensors(const std::vector<Found>& found) {
-  static constexpr std::string_view kTorchEndings[] = {".pt", ".pth", ".ckpt", ".bin", ".distcp"};
-  for (const Found& file : found)
-    for (const std::string_view ending : kTorchEndings)
-      if (file.path.ends_with(ending))
-        return invalid_argument(
-            "there is no tensor in it that could be cut: {} is a file of PyTorch's own, which is "
-            "kept "
-            "byte for byte beside .safetensors or .npy files; save the tensors with "
-            "safetensors.torch.save_file",
-            file.source());
-  return invalid_argument("there is no tensor in it: neither .safetensors nor .npy files");
+Error no_tensors() {
+  return invalid_argument(
+      "there is no tensor in it that has a name: neither in .safetensors or .npy files, nor in "
+      "what "
+      "torch.save or PyTorch's distributed checkpointing wrote");
+}
+
+/// A DTensor says which part of the whole it is; the layout must say the same.
+Result<> check_said(const Found& file, size_t position, const SubTensor& part, const Shape& whole,
+                    const LayoutSpec& spec) {
+  if (file.said.empty() || !file.said[position]) return ok();
+  const SaidPart& said = *file.said[position];
+  const bool none = part.pieces.empty() || part.pieces.front().global.empty();
+  const bool same =
+      said.whole == whole && (said.box.empty() ? none
+                                               : part.pieces.size() == 1 && !part.flat &&
+                                                     part.pieces.front().global == said.box);
+  if (same) return ok();
+  return invalid_argument(
+      "{}: tensor {} is a DTensor that says it is {} of {}, but under layout {} this rank holds {} "
+      "of {}: say the writer's layout in a layout.json beside rank/",
+      file.source(), ptc::quoted(file.tensors[position].name), said.box.to_string(),
+      said.whole.to_string(), spec.name(),
+      none || part.flat ? "another part" : part.pieces.front().global.to_string(),
+      whole.to_string());
 }
 
 Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
@@ -385,7 +451,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
     file.model_tensor.resize(file.tensors.size());
     file.parts.resize(file.tensors.size());
   }
-  if (ranks.empty()) return no_tensors(found);
+  if (ranks.empty()) return no_tensors();
   std::unordered_map<const WrittenTensor*, Box> wholes;  // of the tensors that are there in boxes
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {
@@ -412,6 +478,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       for (const auto& [file, position] : origin[r][i]) {
         file->model_tensor[position] = tensor;
         if (whole == wholes.end()) {
+          PTC_TRY(check_said(*file, position, *part, inferred.model.tensors()[tensor].shape, spec));
           file->parts[position] = *part;
           continue;
         }
@@ -454,7 +521,7 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
                           model.tensors()[file.model_tensor[i]].shape});
         origin.push_back(&file);
         file.padding.emplace_back();
-        if (file.set.empty()) {
+        if (file.set.empty() && !file.is_other_name(i)) {
           PTC_TRY(file.padding.back(), find_padding(*source, file.tensors[i], file.parts[i]));
         }
       }
@@ -516,22 +583,62 @@ Result<std::vector<Checksum>> add_up(const Model& model, const std::vector<Found
   return totals;
 }
 
-/// Of files on other nodes, whose headers these have sent.
-Result<> find_boxes_elsewhere(std::vector<Found>& found) {
+/// Of files on other nodes, whose outlines these have sent, what more these say.
+Result<> read_outlines_elsewhere(std::vector<Found>& found) {
   for (Found& file : found) {
     if (file.node == nullptr || !file.has_tensors || file.path.ends_with(".npy")) continue;
-    PTC_TRY(auto header,
-            parse_safetensors(std::as_bytes(std::span(file.header)), file.version.bytes));
-    PTC_TRY(auto boxes, dcp_boxes(header));
-    if (boxes && boxes->size() != file.tensors.size())
+    PTC_TRY(auto tensors, format_of(file.path, !file.set.empty())
+                              .tensors({file.header, file.version.bytes}, file.path, {}));
+    if (tensors.tensors.size() != file.tensors.size())
       return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
-    file.boxes = std::move(boxes).value_or(std::vector<Box>());
+    file.boxes = std::move(tensors.boxes);
+    file.said = std::move(tensors.said);
+    file.same_as = std::move(tensors.same_as);
   }
   return ok();
 }
 
-Result<LayoutSpec> writer_layout(const CommitRequest& request,
-                                 const std::vector<FilesElsewhere>& elsewhere) {
+/// Which files have tensors, and what these are: of the first of these kinds that there is,
+/// safetensors, distributed checkpointing, .npy, torch.save's. All others are kept as they are.
+Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
+                      std::stop_token stop) {
+  auto any = [&](auto&& is) { return std::any_of(found.begin(), found.end(), is); };
+  const auto is_safetensors = [](const Found& file) {
+    return file.path.ends_with(".safetensors") || !file.set.empty();
+  };
+  const auto is_npy = [](const Found& file) { return file.path.ends_with(".npy"); };
+  const bool torch = !any(is_safetensors) && torch_files_count(found);
+  if (any(is_safetensors)) {
+    for (Found& file : found) file.has_tensors = is_safetensors(file);
+  } else if (any(is_dcp_metadata)) {
+    return find_dcp(dir_fd, found, executor, stop);
+  } else {
+    for (Found& file : found) file.has_tensors = torch ? may_be_torch(file.path) : is_npy(file);
+  }
+  PTC_TRY(executor.team().parallel_for(
+      found.size(),
+      [&](size_t i) -> Result<> {
+        if (!found[i].has_tensors || found[i].node != nullptr) return ok();
+        Result<> read = torch ? read_if_torch(dir_fd, found[i]) : read_header(dir_fd, found[i]);
+        if (read.has_error()) return std::move(read).error().with_context(found[i].source());
+        return ok();
+      },
+      stop));
+  std::set<std::string_view> names;  // of torch's files with tensors: that of another rank has none
+  for (const Found& file : found) {
+    if (torch && !file.problem.empty())
+      return invalid_argument("{}: {}", file.source(), file.problem);
+    if (torch && !file.tensors.empty()) names.insert(file.path);
+  }
+  for (Found& file : found)
+    if (torch) file.has_tensors = !file.header.empty() && names.contains(file.path);
+  PTC_TRY(read_outlines_elsewhere(found));
+  return find_box_sets(found);
+}
+
+/// nullopt: nobody says.
+Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
+                                                const std::vector<FilesElsewhere>& elsewhere) {
   std::optional<std::string> text;
   struct stat st {};
   if (request.dir_fd >= 0 &&
@@ -547,10 +654,18 @@ Result<LayoutSpec> writer_layout(const CommitRequest& request,
           node.node);
     if (theirs) text = theirs;
   }
-  if (!text) return request.in_force;
+  if (!text) return std::optional<LayoutSpec>();
   auto layout = Layout::parse(*text);
   if (layout.has_error()) return std::move(layout).error().with_context("layout.json");
-  return layout.value().spec;
+  return std::optional(layout.value().spec);
+}
+
+/// What distributed checkpointing wrote has whole tensors, as a single process has them.
+bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
+  if (std::any_of(found.begin(), found.end(), [](const Found& file) { return file.own_tree; }))
+    return true;
+  return !layout_is_said && std::any_of(found.begin(), found.end(), is_dcp_metadata) &&
+         std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
 }
 
 }  // namespace
@@ -570,11 +685,13 @@ Result<bool> open_for_writing(int dir_fd, const std::string& path) {
 Result<CommitDraft> draft_commit(const CommitRequest& request,
                                  const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
                                  HashCache& hashes, std::stop_token stop) {
-  PTC_TRY(auto spec, writer_layout(request, elsewhere));
+  PTC_TRY(const auto said, writer_layout(request, elsewhere));
+  LayoutSpec spec = said.value_or(request.in_force);
   std::vector<Found> found;
   if (request.dir_fd >= 0) {
     PTC_TRY(found, find_files(request.dir_fd, &spec));
   }
+  if (is_single_process(found, said.has_value())) spec = LayoutSpec();
   PTC_TRY(check_closed(request.dir_fd, found));
   PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
   PTC_TRY(find_sets(request.dir_fd, found));
@@ -596,23 +713,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i].source(),
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
-  const bool any_safetensors = std::any_of(found.begin(), found.end(), [](const Found& file) {
-    return file.path.ends_with(".safetensors");
-  });
-  for (Found& file : found)
-    file.has_tensors = any_safetensors ? file.path.ends_with(".safetensors") || !file.set.empty()
-                                       : file.path.ends_with(".npy");
-  PTC_TRY(executor.team().parallel_for(
-      found.size(),
-      [&](size_t i) -> Result<> {
-        if (!found[i].has_tensors || found[i].node != nullptr) return ok();
-        Result<> read = read_header(request.dir_fd, found[i]);
-        if (read.has_error()) return std::move(read).error().with_context(found[i].source());
-        return ok();
-      },
-      stop));
-  PTC_TRY(find_boxes_elsewhere(found));
-  PTC_TRY(find_box_sets(found));
+  PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
+  std::erase_if(found, [](const Found& file) { return file.index; });
   PTC_TRY(check_sets(found));
 
   CommitDraft draft;
@@ -679,11 +781,16 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
       !S_ISREG(st.st_mode) || rank >= spec.sizes.world_size())
     return;
   file.version = version_of(st);
-  if (!path.ends_with(".safetensors") && !path.ends_with(".npy")) {
+  const bool torch = may_be_torch(path);
+  if (!path.ends_with(".safetensors") && !path.ends_with(".npy") && !torch) {
     (void)hash_file(dir_fd, file.source(), file.version, FileState::kOpen, hashes, stop);
     return;
   }
-  if (read_header(dir_fd, file).has_error()) return;
+  if ((torch ? read_if_torch(dir_fd, file) : read_header(dir_fd, file)).has_error()) return;
+  if (torch && file.tensors.empty()) {
+    (void)hash_file(dir_fd, file.source(), file.version, FileState::kOpen, hashes, stop);
+    return;
+  }
   const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
   const Result<UniqueFd> fd = source->open();
   if (fd.has_error()) return;

@@ -9,6 +9,7 @@
 #include <boost/json/serialize.hpp>
 #include <map>
 
+#include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/json_numbers.h"
 #include "reshard/intake/found_files.h"
 #include "store/base/json.h"
@@ -79,6 +80,8 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       file.set_index = std::string(text.at("set_index").as_string());
       for (const json::value& name : text.at("promised").as_array())
         file.promised.emplace_back(name.as_string());
+      if (const json::value* problem = text.if_contains("problem"))
+        file.problem = std::string(problem->as_string());
       file.header_bytes = text.at("header").to_number<uint64_t>();
       if (file.header_bytes > headers.size())
         return Error(Code::kCorrupt, "its list of files is cut short");
@@ -178,9 +181,13 @@ Result<std::string> list_files(int dir_fd) {
   }
   PTC_TRY(const auto consumed, find_consumed(dir_fd, found, {}));
   if (consumed) root["consumed"] = fmt::format("{} {}", consumed->count, consumed->file);
+  const bool torch = torch_files_count(found);
   for (Found& file : found) {
     if (!file.index && (file.path.ends_with(".safetensors") || file.path.ends_with(".npy"))) {
       Result<> read = read_header(dir_fd, file);
+      if (read.has_error()) return std::move(read).error().with_context(file.source());
+    } else if (torch && may_be_torch(file.path)) {
+      Result<> read = read_if_torch(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
     }
     if (file.path == "config.json" && !root.contains("config")) {
@@ -207,6 +214,7 @@ Result<std::string> list_files(int dir_fd) {
                                  {"set", file.set},
                                  {"set_index", file.set_index},
                                  {"promised", std::move(promised)},
+                                 {"problem", file.problem},
                                  {"header", file.header.size()},
                                  {"tensors", std::move(tensors)}});
   }
@@ -248,7 +256,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
           return make_error(Code::kBusy, "{} was written while it was being committed",
                             file.source());
         json::array padding;
-        if (file.set.empty()) {
+        if (file.set.empty() && !file.is_other_name(i)) {
           PTC_TRY(auto list, find_padding(*source, file.tensors[i], sub));
           for (const FoundPadding& pad : list)
             padding.push_back(json::array{to_array(pad.local.offset), to_array(pad.local.extent),

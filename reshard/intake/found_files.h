@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/checkpoint/file_format.h"
 #include "reshard/intake/commit.h"
 #include "reshard/intake/file_hash.h"
 #include "store/base/file.h"
@@ -24,16 +25,22 @@ struct Found {
   std::optional<ReadRights>
       rights;  // with what directories on the way to it allow; nullopt: a node did not say
   bool has_tensors = false;
+  bool own_tree =
+      false;  // not below rank/<r>/, but where a framework put it, for all ranks at once
+  /// Why it could not be read as torch.save's, if it may be; it may as well be something else.
+  std::string problem;
   bool index = false;  // the index of a set; says nothing that the set does not
   std::string set;
   std::string set_index;              // of a shard: the file that names it
   std::vector<std::string> promised;  // of a shard: the tensors that the index says it holds
   // With tensors:
   uint64_t header_bytes = 0;
-  std::string header;
+  std::string header;  // its outline (file_format.h)
   std::vector<TensorEntry> tensors;
   std::vector<Box>
       boxes;  // of the whole tensors, by position in tensors (shard_boxes.h); else empty
+  std::vector<std::optional<SaidPart>> said;  // as FileTensors has them, and the next
+  std::vector<uint32_t> same_as;
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
   std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece
@@ -42,7 +49,9 @@ struct Found {
   const FilesElsewhere* node = nullptr;            // that has it; null: this one
   uint32_t number = 0;                             // in that node's list
 
-  std::string source() const { return fmt::format("rank/{}/{}", rank, path); }
+  /// Below the directory that is committed.
+  std::string source() const { return own_tree ? path : fmt::format("rank/{}/{}", rank, path); }
+  bool is_other_name(size_t tensor) const { return !same_as.empty() && same_as[tensor] != tensor; }
 };
 
 /// Files below rank/<r>/, by rank and path; with `spec`, ranks that it does not have are refused.
@@ -51,8 +60,12 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec);
 Result<> check_closed(int dir_fd, const std::vector<Found>& found);
 /// Marks the shards of sets with an index.
 Result<> find_sets(int dir_fd, std::vector<Found>& found);
-/// Reads the file's header and what tensors it has.
+/// Reads the file's outline and what tensors it has.
 Result<> read_header(int dir_fd, Found& file);
+/// The same of a file that may be torch.save's; what is wrong with it becomes its `problem`.
+Result<> read_if_torch(int dir_fd, Found& file);
+/// Whether tensors are looked for in torch's files: where there are no others.
+bool torch_files_count(const std::vector<Found>& found);
 
 /// How far the job's data set is: the count in a file of this name beside rank/, or in a rank's.
 inline constexpr std::string_view kConsumedFile = "consumed";

@@ -14,8 +14,7 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {"version https://git-lfs.github.com/"sv,
      "it is a git-lfs pointer, not the file that it stands for: git lfs pull"sv},
-    {"PK\3\4"sv,
-     "it is a zip archive, as torch.save writes it: save with safetensors.torch.save_file"sv},
+    {"PK\3\4"sv, "it is a zip archive, as torch.save writes it: give it a name that ends in .pt"sv},
     {"\x80\2"sv,
      "it is a pickle, as torch.save once wrote it: save with safetensors.torch.save_file"sv},
     {"\x1f\x8b"sv, "it is compressed (gzip): gunzip it"sv},

@@ -63,7 +63,8 @@ class TorchComposer {
   Result<> add(uint32_t number) {
     const std::vector<TorchStep>& path = values_[number].path;
     const auto clash = [&] {
-      return invalid_argument("{}: there are two values in one place", ptc::quoted(torch_name(path)));
+      return invalid_argument("{}: there are two values in one place",
+                              ptc::quoted(torch_name(path)));
     };
     if (path.empty() || path.size() > TorchFile::kMaxDepth) return clash();
     uint32_t at = 0;

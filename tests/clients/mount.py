@@ -63,6 +63,11 @@ def read_text(path):
         return file.read()
 
 
+def read_bytes(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def read_json(path):
     return json.loads(read_text(path))
 

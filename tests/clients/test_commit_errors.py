@@ -204,8 +204,8 @@ REFUSED = {
                    "rank/0/model.safetensors: it is an HTML page"),
     "a file of torch.save by another name": (
         hf, with_file("rank/0/model.safetensors", b"PK\x03\x04" + bytes(64)), "it is a zip archive, as torch.save writes it"),
-    "a file of torch.save alone": (hf, torch_file_alone, "rank/0/pytorch_model.bin is a file of PyTorch's own",
-                                   "safetensors.torch.save_file"),
+    "a file of torch.save that was cut short": (hf, torch_file_alone, "rank/0/pytorch_model.bin: no end of a zip directory is found",
+                                                "cut short"),
     # .npy
     "no .npy file": (hf, npy_instead(b"PK\x03\x04"), "wte/weight.npy"),
     "a truncated .npy": (hf, npy_instead(models.npy_bytes(zeros("w", "F32", 4))[:-1]),

@@ -89,6 +89,35 @@ TEST_F(ClusterTest, RanksMayBeWrittenOnAnyNode) {
   expect_everywhere({0, 1}, spec);
 }
 
+/// So may torch's files, of which the nodes send each other all but the tensors.
+TEST_F(ClusterTest, TorchFilesMayBeWrittenOnAnyNode) {
+  use_torch_files(sample_);
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 2, "pp": 3, "dp": 1, "replicas": 1})";
+  edit(0, text);
+  cluster_.wait_settled();
+  const LayoutSpec spec = spec_of(text);
+  for (unsigned node = 0; node < 3; ++node) {
+    write(node, spec);
+    for (uint64_t rank = 0; rank < 6; ++rank)
+      if (rank / 2 != node)
+        std::filesystem::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
+  }
+  const std::string file = read_file(incoming(2) + "/rank/5/model.pt");
+  write_file(incoming(2) + "/rank/5/model.pt", file.substr(0, 100));
+  Result<> refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("rank/5/model.pt: no end of a zip directory"));
+  write_file(incoming(2) + "/rank/5/model.pt", file);
+  commit(1);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec);
+  const std::string other = R"({"tp": 4, "pp": 1, "dp": 1, "replicas": 1})";
+  edit(2, other);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(other));
+}
+
 TEST_F(ClusterTest, ARankWrittenOnTwoNodesIsRefused) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   for (unsigned node = 0; node < 2; ++node) write(node, LayoutSpec());

@@ -11,7 +11,8 @@ void round_trip(uint64_t seed) {
   SCOPED_TRACE(fmt::format("PTC_SEED={}", seed));
   std::mt19937_64 random(seed);
   constexpr uint64_t kMaxRanks = 16;
-  const Sample sample = make_sample(random, random_model(random, random() % 2 == 0));
+  Sample sample = make_sample(random, random_model(random, random() % 2 == 0));
+  if (random() % 3 == 0) use_torch_files(sample);
   const Model model = synthetic_model(sample.config, sample.tensors);
   const LayoutSpec written = random_layout(random, sample, model, kMaxRanks);
   const LayoutSpec other = random_layout(random, sample, model, kMaxRanks);

@@ -78,7 +78,8 @@ TEST(Planner, OnlyTheMissingHalfCrossesTheNetwork) {
 TEST(Planner, ItsOwnNodeFirstThenTheLeastAsked) {
   const Box all = rows(0, 8, 4);
   std::vector<ImageLayout> held = {image(1, all, 2), image(2, all, 2), image(0, all, 2)};
-  held[2].literals = std::string(held[2].literals.header()) + "other";  // so that it is not simply kept
+  held[2].literals =
+      std::string(held[2].literals.header()) + "other";  // so that it is not simply kept
   std::vector<ImageLayout> wanted = {image(0, all, 2), image(3, all, 2), image(4, all, 2)};
   TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
   EXPECT_EQ(plan.images[0].transfers[0].source_image, 2u);

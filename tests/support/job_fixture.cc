@@ -5,8 +5,11 @@
 #include <cstring>
 #include <set>
 
+#include "reshard/checkpoint/file_format.h"
 #include "store/codec/npy.h"
+#include "store/codec/pickle_writer.h"
 #include "store/codec/tensor_path.h"
+#include "store/codec/torch_compose.h"
 #include "tests/support/synthetic_model.h"
 
 namespace ptc::testing {
@@ -102,6 +105,39 @@ std::string safetensors_file(const std::vector<TensorEntry>& entries,
   return file + header + data;
 }
 
+std::string torch_file(const std::vector<TensorEntry>& entries,
+                       const std::vector<std::string>& bytes) {
+  std::vector<TorchPathValue> values;
+  for (const TensorEntry& entry : entries) {
+    TorchPathValue& value = values.emplace_back();
+    value.path = {{TorchStep::Kind::kKey, "model", 0}, {TorchStep::Kind::kKey, entry.name, 0}};
+    value.dtype = entry.dtype;
+    value.shape = entry.shape;
+  }
+  PickleWriter writer;
+  writer.integer(7);
+  const std::string seven = std::move(writer).finish();
+  const Pickle pickle = Pickle::parse(seven).value();
+  TorchPathValue& epoch = values.emplace_back();
+  epoch.path = {{TorchStep::Kind::kKey, "epoch", 0}};
+  epoch.pickle = &pickle;
+  epoch.node = pickle.root();
+  const TorchLayout made = compose_torch_file(values).value();
+  std::string file(made.zip.file_bytes, '\0');
+  for (const ZipWriter::Piece& piece : made.zip.pieces)
+    file.replace(piece.offset, piece.bytes.size(), piece.bytes);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    file.replace(made.tensors[i].offset, bytes[i].size(), bytes[i]);
+  return file;
+}
+
+void use_torch_files(Sample& sample) {
+  constexpr std::string_view kSafetensors = ".safetensors";
+  for (TensorInfo& tensor : sample.tensors)
+    if (tensor.file.ends_with(kSafetensors))
+      tensor.file.replace(tensor.file.size() - kSafetensors.size(), kSafetensors.size(), ".pt");
+}
+
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank) {
   RankParts files;
   const RankCoords coords = spec.coords(rank);
@@ -143,7 +179,8 @@ std::map<std::string, std::string> write_ranks(const Sample& sample, const Layou
         entries.push_back(std::move(entry));
         bytes.push_back(std::move(part.bytes));
       }
-      written[fmt::format("{}/{}", rank, file)] = safetensors_file(entries, bytes);
+      written[fmt::format("{}/{}", rank, file)] =
+          file.ends_with(".pt") ? torch_file(entries, bytes) : safetensors_file(entries, bytes);
     }
     written[fmt::format("{}/rng.bin", rank)] = fmt::format("random state of rank {}", rank);
   }
@@ -205,10 +242,10 @@ void expect_layout(const Checkpoint& checkpoint, const Sample& sample, const Lay
     ASSERT_TRUE(set.has_value()) << where << ": " << set.error().message();
     for (auto& [file, parts] : expected) {
       std::string content = read_content(*set.value(), file);
-      auto header = parse_safetensors(
-          as_bytes(content).first(
-              safetensors_header_bytes(as_bytes(content).first(8), content.size()).value()),
-          content.size());
+      const FileFormat& format = format_of(file, false);
+      auto outline = format.outline(read_at(as_bytes(content)), content.size(), {});
+      ASSERT_TRUE(outline.has_value()) << where << " " << file << ": " << outline.error().message();
+      auto header = format.tensors({outline.value(), content.size()}, file, {});
       ASSERT_TRUE(header.has_value()) << where << " " << file << ": " << header.error().message();
       std::set<std::string> names;
       for (const TensorEntry& entry : header.value().tensors) {

@@ -50,6 +50,12 @@ Sample llama_sample(bool with_optimizer = false, uint32_t layers = 2);
 std::string safetensors_file(const std::vector<TensorEntry>& entries,
                              const std::vector<std::string>& bytes);
 
+/// The same as torch.save makes it: {"model": {name: tensor}, "epoch": …}.
+std::string torch_file(const std::vector<TensorEntry>& entries,
+                       const std::vector<std::string>& bytes);
+/// Has all tensors in torch's files, "model.pt" for "model.safetensors".
+void use_torch_files(Sample& sample);
+
 /// What the oracle says a rank's files are: file → tensor name → part.
 struct SlowPart {
   std::vector<uint64_t> shape;

@@ -1,0 +1,97 @@
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+
+#include "reshard/checkpoint/dcp_table.h"
+#include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/json_numbers.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMostTableBytes = size_t{1} << 32;
+
+class DcpFormat final : public FileFormat {
+ public:
+  Result<std::string> outline(const ReadAt&, uint64_t, std::optional<DType>) const override {
+    return invalid_argument(
+        "it is a file of PyTorch's distributed checkpointing, whose .metadata is not beside it");
+  }
+  Result<FileTensors> tensors(const FileOutline& outline, std::string_view,
+                              std::optional<DType>) const override {
+    PTC_TRY(auto table, parse_dcp_table(outline.text, outline.file_bytes));
+    FileTensors found;
+    found.tensors = std::move(table.tensors);
+    found.boxes = std::move(table.boxes);
+    return found;
+  }
+  Result<FileLayout> lay_out(std::span<const NewArray>,
+                             std::span<const FileOutline>) const override {
+    return make_error(Code::kInternal, "no layout has files of distributed checkpointing");
+  }
+};
+
+}  // namespace
+
+std::string dcp_table_text(const DcpTable& table) {
+  json::array tensors, values;
+  std::string bytes;
+  for (size_t i = 0; i < table.tensors.size(); ++i) {
+    const TensorEntry& tensor = table.tensors[i];
+    tensors.push_back(json::array{json::value(tensor.name), json::value(dtype_name(tensor.dtype)),
+                                  to_array(table.boxes[i].offset), to_array(table.boxes[i].extent),
+                                  tensor.offset, tensor.bytes});
+  }
+  for (const auto& [path, value] : table.values) {
+    values.push_back(json::array{json::value(path), value.size()});
+    bytes += value;
+  }
+  return json::serialize(
+             json::object{{"tensors", std::move(tensors)}, {"values", std::move(values)}}) +
+         "\n" + bytes;
+}
+
+Result<DcpTable> parse_dcp_table(std::string_view text, uint64_t file_bytes) {
+  const auto damaged = [](std::string_view why) {
+    return make_error(Code::kCorrupt, "the table of its tensors is damaged: {}", why);
+  };
+  const size_t line = std::min(text.find('\n'), text.size());
+  PTC_TRY(auto parsed, parse_json(text.substr(0, line), {.max_bytes = kMostTableBytes}));
+  text.remove_prefix(std::min(line + 1, text.size()));
+  DcpTable table;
+  try {
+    for (const json::value& value : parsed.as_object().at("tensors").as_array()) {
+      const json::array& fields = value.as_array();
+      TensorEntry entry;
+      entry.name = std::string(fields.at(0).as_string());
+      PTC_TRY(entry.dtype, parse_dtype(std::string_view(fields.at(1).as_string())));
+      table.boxes.push_back(box_from(fields.at(2), fields.at(3)));
+      entry.shape = table.boxes.back().extent;
+      entry.offset = fields.at(4).to_number<uint64_t>();
+      entry.bytes = fields.at(5).to_number<uint64_t>();
+      PTC_TRY(const uint64_t bytes, array_bytes(entry.shape, entry.dtype));
+      if (bytes != entry.bytes || entry.offset > file_bytes ||
+          entry.bytes > file_bytes - entry.offset)
+        return damaged(entry.name);
+      table.tensors.push_back(std::move(entry));
+    }
+    for (const json::value& value : parsed.as_object().at("values").as_array()) {
+      const json::array& fields = value.as_array();
+      const uint64_t bytes = fields.at(1).to_number<uint64_t>();
+      if (bytes > text.size()) return damaged("it is cut short");
+      table.values.emplace_back(std::string(fields.at(0).as_string()), text.substr(0, bytes));
+      text.remove_prefix(bytes);
+    }
+  } catch (const std::exception& error) {
+    return damaged(error.what());
+  }
+  return table;
+}
+
+const FileFormat& dcp_format() {
+  static const DcpFormat format;
+  return format;
+}
+
+}  // namespace ptc

@@ -1,0 +1,20 @@
+// What a checkpoint of PyTorch's distributed checkpointing has beside tensors (step counts, groups
+// of parameters), as a file that torch.load() reads.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/checkpoint/dcp_table.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+inline constexpr std::string_view kDcpValuesFile = "values.pt";
+
+/// Nested dicts and lists as the state had them; where these cannot be (a list of which other
+/// elements are tensors) one dict with the names of torch_path.h. Empty: there are no values.
+Result<std::string> dcp_values_file(std::span<const DcpTable> tables);
+
+}  // namespace ptc

@@ -1,0 +1,128 @@
+#include "reshard/checkpoint/file_format.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "store/codec/dcp_sharding.h"
+#include "store/codec/npy.h"
+#include "store/codec/tensor_path.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kTorchEndings[] = {".pt", ".pth", ".bin", ".ckpt"};
+
+Result<std::string> beginning(const ReadAt& file, uint64_t bytes) {
+  std::string text(bytes, '\0');
+  PTC_TRY(file(0, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+class SafetensorsFormat final : public FileFormat {
+ public:
+  Result<std::string> outline(const ReadAt& file, uint64_t file_bytes,
+                              std::optional<DType>) const override {
+    PTC_TRY(auto first, beginning(file, std::min<uint64_t>(8, file_bytes)));
+    PTC_TRY(auto header_bytes, safetensors_header_bytes(bytes_of(first), file_bytes));
+    return beginning(file, header_bytes);
+  }
+
+  Result<FileTensors> tensors(const FileOutline& outline, std::string_view,
+                              std::optional<DType>) const override {
+    FileTensors found;
+    PTC_TRY(auto header, parse_safetensors(bytes_of(outline.text), outline.file_bytes));
+    PTC_TRY(auto boxes, dcp_boxes(header));
+    found.boxes = std::move(boxes).value_or(std::vector<Box>());
+    found.tensors = std::move(header.tensors);
+    found.literals = std::string(outline.text);
+    return found;
+  }
+
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
+                             std::span<const FileOutline>) const override {
+    std::vector<TensorEntry> entries;
+    std::unordered_map<std::string_view, size_t> number;
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      number.emplace(arrays[i].name, i);
+      entries.push_back({arrays[i].name, arrays[i].dtype, arrays[i].shape});
+    }
+    PTC_TRY(auto header, write_safetensors_header(entries, {{"format", "pt"}}));
+    FileLayout layout;
+    layout.bytes = header.size();
+    layout.offsets.resize(arrays.size());
+    for (const TensorEntry& entry : entries) {
+      layout.offsets[number.at(entry.name)] = entry.offset;
+      layout.bytes = std::max(layout.bytes, entry.offset + entry.bytes);
+    }
+    layout.literals = std::move(header);
+    return layout;
+  }
+};
+
+class NpyFormat final : public FileFormat {
+ public:
+  Result<std::string> outline(const ReadAt& file, uint64_t file_bytes,
+                              std::optional<DType> declared) const override {
+    PTC_TRY(auto header, beginning(file, std::min(file_bytes, kMaxNpyHeaderBytes)));
+    PTC_TRY(const auto entry, parse_npy(bytes_of(header), file_bytes, declared));
+    header.resize(entry.offset);
+    return header;
+  }
+
+  Result<FileTensors> tensors(const FileOutline& outline, std::string_view path,
+                              std::optional<DType> declared) const override {
+    FileTensors found;
+    PTC_TRY(auto entry, parse_npy(bytes_of(outline.text), outline.file_bytes, declared));
+    auto name = tensor_name_of_path(path);
+    entry.name = name.has_value() ? name.value() : std::string(path.substr(0, path.size() - 4));
+    if (!name.has_value()) std::replace(entry.name.begin(), entry.name.end(), '/', '.');
+    found.tensors.push_back(std::move(entry));
+    found.literals = std::string(outline.text);
+    return found;
+  }
+
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
+                             std::span<const FileOutline>) const override {
+    if (arrays.size() != 1)
+      return make_error(Code::kInternal, "an .npy would have to hold {} tensors", arrays.size());
+    std::string header = write_npy_header(arrays[0].dtype, arrays[0].shape);
+    PTC_TRY(auto bytes, array_bytes(arrays[0].shape, arrays[0].dtype));
+    FileLayout layout;
+    layout.offsets.push_back(header.size());
+    layout.bytes = header.size() + bytes;
+    layout.literals = std::move(header);
+    return layout;
+  }
+};
+
+}  // namespace
+
+const FileFormat& safetensors_format() {
+  static const SafetensorsFormat format;
+  return format;
+}
+
+const FileFormat& npy_format() {
+  static const NpyFormat format;
+  return format;
+}
+
+bool may_be_torch(std::string_view path) {
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  if (name.find("rng") != name.npos || name.find("random_states") != name.npos) return false;
+  return std::any_of(std::begin(kTorchEndings), std::end(kTorchEndings),
+                     [&](std::string_view ending) { return path.ends_with(ending); });
+}
+
+const FileFormat& format_of(std::string_view path, bool in_set) {
+  if (path.ends_with(".distcp")) return dcp_format();
+  if (in_set) return safetensors_format();
+  if (path.ends_with(".npy")) return npy_format();
+  return may_be_torch(path) ? torch_format() : safetensors_format();
+}
+
+}  // namespace ptc

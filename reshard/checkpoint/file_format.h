@@ -1,0 +1,99 @@
+// The formats in which ranks write tensors, each behind one interface: what a file holds, and how a
+// file of the same kind is laid out for other parts of the tensors.
+//
+// Of a file that was written an *outline* is kept (headers.bin): all of it but its tensors' bytes,
+// or as much as says where these are. Whatever is to be known of the file later follows from that.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/plan/literals.h"
+#include "store/base/error.h"
+#include "store/codec/safetensors.h"
+#include "store/codec/zip.h"
+#include "store/tensor/box.h"
+#include "store/tensor/dtype.h"
+
+namespace ptc {
+
+/// What a DTensor says that it is.
+struct SaidPart {
+  Box box;
+  Shape whole;
+};
+
+/// The tensors of a file.
+struct FileTensors {
+  std::vector<TensorEntry> tensors;  // arrays in C order, anywhere in the file
+  /// By tensor the box that it is of the whole; empty: a layout says that.
+  std::vector<Box> boxes;
+  /// By tensor: what its file says it is, for a layout to agree with; may be empty.
+  std::vector<std::optional<SaidPart>> said;
+  /// By tensor: one before it of which it is another name, or itself; empty: each is itself.
+  std::vector<uint32_t> same_as;
+  Literals literals;  // bytes of the file that are no tensor's, as far as its reader may see them
+
+  bool is_other_name(size_t tensor) const { return !same_as.empty() && same_as[tensor] != tensor; }
+};
+
+/// A file as it was written.
+struct FileOutline {
+  std::string_view text;
+  uint64_t file_bytes = 0;
+};
+
+/// An array that a new file shall have.
+struct NewArray {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  uint64_t content = 0;  // two of equal number have equal bytes
+};
+
+/// Where everything is in a new file.
+struct FileLayout {
+  Literals literals;
+  uint64_t bytes = 0;
+  std::vector<uint64_t> offsets;  // by array; of two with equal content it may be the same
+};
+
+/// Stateless; threads: any.
+class FileFormat {
+ public:
+  virtual ~FileFormat() = default;
+  /// What is kept of a file. `declared` is the true type of an array that the format has no name
+  /// for. kInvalidArgument: what is wrong with it.
+  virtual Result<std::string> outline(const ReadAt& file, uint64_t file_bytes,
+                                      std::optional<DType> declared) const = 0;
+
+  /// `path`: below its rank. kInvalidArgument also of tensors that cannot be cut, by name.
+  virtual Result<FileTensors> tensors(const FileOutline& outline, std::string_view path,
+                                      std::optional<DType> declared) const = 0;
+
+  /// `like`: files of this name that ranks wrote, best first; what they have beside these tensors
+  /// the new one gets, too.
+  virtual Result<FileLayout> lay_out(std::span<const NewArray> arrays,
+                                     std::span<const FileOutline> like) const = 0;
+};
+
+/// Of a file that holds tensors, by its name. `in_set`: it is a shard.
+const FileFormat& format_of(std::string_view path, bool in_set);
+/// Whether a file of this name may be torch.save's with tensors of a model; it may as well be
+/// something else. Those of random generators (`rng_state_0.pth`) are not.
+bool may_be_torch(std::string_view path);
+
+const FileFormat& safetensors_format();
+const FileFormat& npy_format();
+/// torch.save's. Values that are no tensors, and states of random generators, are literals. Names
+/// are those of torch_path.h without what encloses the model (torch_names.h).
+const FileFormat& torch_format();
+/// A file of PyTorch's distributed checkpointing. Its outline is not made of itself, but of what
+/// `.metadata` says (dcp_table.h).
+const FileFormat& dcp_format();
+
+}  // namespace ptc

@@ -1,0 +1,491 @@
+// Files of torch.save's. Their outline is the file without its tensors' bytes: the zip archive's
+// own (headers, directory), the pickle, and storages of values that are no tensors of the model.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/torch_names.h"
+#include "store/base/json.h"
+#include "store/codec/torch_compose.h"
+#include "store/codec/torch_file.h"
+#include "store/codec/torch_layout.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kMagic = "ptctorch";
+/// Of a file that are no tensors'.
+constexpr uint64_t kMostLiteralBytes = 256 << 20;
+
+struct Range {
+  uint64_t begin, end;
+};
+
+/// An outline's text: kMagic, the number of pieces, of each its offset and length, then their
+/// bytes.
+std::string text_of(const std::vector<Range>& ranges, std::string_view bytes) {
+  std::string text(kMagic);
+  auto add = [&](uint64_t number) {
+    text.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  add(ranges.size());
+  for (const Range& range : ranges) add(range.begin), add(range.end - range.begin);
+  return text.append(bytes);
+}
+
+Result<Literals> literals_of(const FileOutline& outline) {
+  const auto damaged = [] { return make_error(Code::kCorrupt, "its outline is damaged"); };
+  std::string_view text = outline.text;
+  auto number = [&] {
+    uint64_t value = 0;
+    std::memcpy(&value, text.data(), sizeof value);
+    text.remove_prefix(sizeof value);
+    return value;
+  };
+  if (!text.starts_with(kMagic)) return damaged();
+  text.remove_prefix(kMagic.size());
+  if (text.size() < 8) return damaged();
+  const uint64_t count = number();
+  if (count > text.size() / 16) return damaged();
+  std::string_view bytes = text.substr(count * 16);
+  std::vector<Literals::Piece> pieces;
+  uint64_t end = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t offset = number(), length = number();
+    if (offset < end || offset > outline.file_bytes || length > outline.file_bytes - offset ||
+        length > bytes.size() || length == 0)
+      return damaged();
+    pieces.push_back({offset, std::string(bytes.substr(0, length))});
+    bytes.remove_prefix(length);
+    end = offset + length;
+  }
+  if (!bytes.empty()) return damaged();
+  return Literals(std::move(pieces));
+}
+
+/// The file that they are of, with zeros for what they are without.
+ReadAt read_literals(const Literals& literals) {
+  return [&literals](uint64_t offset, std::span<std::byte> into) -> Result<> {
+    std::memset(into.data(), 0, into.size());
+    literals.for_each(offset, offset + into.size(), [&](uint64_t at, std::string_view bytes) {
+      std::memcpy(into.data() + (at - offset), bytes.data(), bytes.size());
+    });
+    return ok();
+  };
+}
+
+/// The tensors of a file that are a model's, and not its rank's own.
+struct ModelTensors {
+  std::vector<uint32_t> numbers;        // in TorchFile::tensors()
+  std::vector<std::string_view> names;  // in the same order, in that file's own
+};
+
+ModelTensors model_tensors(const TorchFile& file) {
+  ModelTensors found;
+  TorchNames names;
+  for (uint32_t i = 0; i < file.tensors().size(); ++i) {
+    const TorchTensor& tensor = file.tensors()[i];
+    const std::vector<TorchStep> path = file.path(tensor.place);
+    // What has no name at all is the only thing in the file.
+    if (path.empty() || (tensor.dtype == DType::kU8 && is_random_state(path))) continue;
+    found.numbers.push_back(i);
+    names.add(tensor.name, path);
+  }
+  found.names = std::move(names).finish();
+  return found;
+}
+
+/// Refuses, by name, what has no array in the file that could be cut.
+Result<> check_arrays(const TorchFile& file, const ModelTensors& model) {
+  for (const TorchOpaque& opaque : file.opaque()) {
+    const std::vector<TorchStep> path = file.path(opaque.place);
+    if (path.empty() || is_random_state(path)) continue;
+    return invalid_argument("{} cannot be cut: {}", ptc::quoted(opaque.name), opaque.reason);
+  }
+  for (size_t i = 0; i < model.numbers.size(); ++i) {
+    const TorchTensor& tensor = file.tensors()[model.numbers[i]];
+    const auto refuse = [&](std::string_view why) {
+      return invalid_argument("tensor {} cannot be cut: {}", ptc::quoted(model.names[i]), why);
+    };
+    if (!tensor.contiguous)
+      return refuse("its elements do not follow each other, as of a transpose: save .contiguous()");
+    if (tensor.sharding != TorchTensor::kNone && !file.shardings()[tensor.sharding].box)
+      return refuse(
+          "it is a DTensor that does not say which part of the whole it is: save "
+          ".to_local() or .full_tensor()");
+  }
+  std::vector<uint32_t> order(model.numbers.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  auto tensor = [&](uint32_t i) -> const TorchTensor& { return file.tensors()[model.numbers[i]]; };
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return std::pair(tensor(a).offset, tensor(a).bytes) <
+           std::pair(tensor(b).offset, tensor(b).bytes);
+  });
+  uint64_t end = 0;
+  uint32_t last = 0;
+  for (const uint32_t i : order) {
+    const TorchTensor& now = tensor(i);
+    if (now.bytes == 0) continue;
+    const bool same = end > 0 && now.offset == tensor(last).offset &&
+                      now.shape == tensor(last).shape && now.dtype == tensor(last).dtype;
+    if (now.offset < end && !same)
+      return invalid_argument(
+          "tensors {} and {} share some of their bytes, and are not the same: save .clone() of one",
+          ptc::quoted(model.names[last]), ptc::quoted(model.names[i]));
+    end = now.offset + now.bytes;
+    last = i;
+  }
+  return ok();
+}
+
+/// One that a new file shall be like.
+class WrittenTorchFile {
+ public:
+  static Result<std::shared_ptr<const WrittenTorchFile>> read(const FileOutline& outline) {
+    PTC_TRY(auto literals, literals_of(outline));
+    PTC_TRY(auto file, TorchFile::read(read_literals(literals), outline.file_bytes));
+    return std::shared_ptr<const WrittenTorchFile>(
+        new WrittenTorchFile(std::move(literals), std::move(file)));
+  }
+  const TorchFile& file() const { return file_; }
+  const ModelTensors& model() const { return model_; }
+
+  bool has_exactly(std::span<const NewArray> arrays) const {
+    if (arrays.size() != model_.names.size()) return false;
+    std::unordered_set<std::string_view> names(model_.names.begin(), model_.names.end());
+    return std::all_of(arrays.begin(), arrays.end(),
+                       [&](const NewArray& array) { return names.contains(array.name); });
+  }
+  /// Of what is no tensor of the model.
+  Result<std::string> bytes(uint64_t offset, uint64_t count) const {
+    std::string copy(count, '\0');
+    PTC_TRY(read_literals(literals_)(offset, std::as_writable_bytes(std::span(copy))));
+    return copy;
+  }
+
+ private:
+  WrittenTorchFile(Literals literals, TorchFile file)
+      : literals_(std::move(literals)), file_(std::move(file)), model_(model_tensors(file_)) {}
+  const Literals literals_;
+  const TorchFile file_;
+  const ModelTensors model_;
+};
+using WrittenTorchFileRef = std::shared_ptr<const WrittenTorchFile>;
+
+/// Bytes that `made` wants at places of a file, of `literals` and of the archive's own.
+FileLayout finish_layout(TorchLayout made, std::vector<uint64_t> offsets,
+                         std::vector<Literals::Piece> literals) {
+  FileLayout layout;
+  layout.bytes = made.zip.file_bytes;
+  layout.offsets = std::move(offsets);
+  for (ZipWriter::Piece& piece : made.zip.pieces)
+    literals.push_back({piece.offset, std::move(piece.bytes)});
+  std::erase_if(literals, [](const auto& piece) { return piece.bytes.empty(); });
+  std::sort(literals.begin(), literals.end(),
+            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  literals.erase(std::unique(literals.begin(), literals.end()), literals.end());  // of two names
+  layout.literals = Literals(std::move(literals));
+  return layout;
+}
+
+/// A file with other parts of the same tensors.
+Result<FileLayout> lay_out_like(const WrittenTorchFile& like, std::span<const NewArray> arrays) {
+  const TorchFile& file = like.file();
+  std::unordered_map<std::string_view, uint32_t> array_of;
+  for (uint32_t i = 0; i < arrays.size(); ++i) array_of.emplace(arrays[i].name, i);
+  std::vector<TorchNewTensor> wanted = same_tensors(file);
+  std::vector<uint32_t> number(wanted.size(), TorchTensor::kNone);  // of the array
+  for (size_t i = 0; i < like.model().numbers.size(); ++i)
+    number[like.model().numbers[i]] = array_of.at(like.model().names[i]);
+  for (uint32_t i = 0; i < wanted.size(); ++i) {
+    wanted[i].plain = true;
+    if (number[i] == TorchTensor::kNone) continue;  // its rank's own
+    const NewArray& array = arrays[number[i]];
+    wanted[i].shape = array.shape;
+    const uint32_t same = wanted[i].same_as;
+    if (same != TorchTensor::kNone &&
+        (number[same] == TorchTensor::kNone || arrays[number[same]].content != array.content))
+      wanted[i].same_as = TorchTensor::kNone;
+  }
+  PTC_TRY(auto made, lay_out_torch_file(file, wanted));
+  std::vector<uint64_t> offsets(arrays.size());
+  std::vector<Literals::Piece> literals;
+  for (uint32_t i = 0; i < wanted.size(); ++i) {
+    const TorchLayout::Place& place = made.tensors[i];
+    if (number[i] != TorchTensor::kNone) {
+      offsets[number[i]] = place.offset;
+      continue;
+    }
+    PTC_TRY(auto bytes, like.bytes(file.tensors()[i].offset, place.bytes));
+    literals.push_back({place.offset, std::move(bytes)});
+  }
+  for (const TorchLayout::Copy& copy : made.copies) {
+    PTC_TRY(auto bytes, like.bytes(copy.source_offset, copy.bytes));
+    literals.push_back({copy.offset, std::move(bytes)});
+  }
+  return finish_layout(std::move(made), std::move(offsets), std::move(literals));
+}
+
+std::string without_numbers(std::string_view name) {
+  std::string kind;
+  for (const char c : name) {
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit) kind += c;
+    else if (kind.empty() || kind.back() != '#') kind += '#';
+  }
+  return kind;
+}
+
+/// The path with the numbers of a name that differs in numbers alone (a stage's own ones); false:
+/// it has not as many.
+bool renumber(std::vector<TorchStep>& path, std::string_view name) {
+  constexpr std::string_view kDigits = "0123456789";
+  auto next = [&]() -> std::optional<std::string> {
+    const size_t begin = name.find_first_of(kDigits);
+    if (begin == name.npos) return std::nullopt;
+    const size_t end = std::min(name.find_first_not_of(kDigits, begin), name.size());
+    std::string number(name.substr(begin, end - begin));
+    name.remove_prefix(end);
+    return number;
+  };
+  for (TorchStep& step : path) {
+    if (step.kind != TorchStep::Kind::kKey) {
+      const auto number = next();
+      if (!number || number->size() > 18) return false;
+      step.number = std::stoll(*number);
+      continue;
+    }
+    std::string key;
+    for (size_t at = 0; at < step.key.size();) {
+      const size_t begin = std::min(step.key.find_first_of(kDigits, at), step.key.size());
+      key.append(step.key, at, begin - at);
+      if (begin == step.key.size()) break;
+      const auto number = next();
+      if (!number) return false;
+      key += *number;
+      at = std::min(step.key.find_first_not_of(kDigits, begin), step.key.size());
+    }
+    step.key = std::move(key);
+  }
+  return !next();
+}
+
+std::string parent_of(std::vector<TorchStep> path) {
+  path.pop_back();
+  return torch_path_text(path);
+}
+
+/// A file with tensors of several, as where stages of a pipeline have others than before: at the
+/// paths at which these had them. What is beside tensors in one dict comes with them; all else is
+/// that of the first file.
+class TorchMerge {
+ public:
+  explicit TorchMerge(std::span<const NewArray> arrays) : arrays_(arrays), left_(arrays.size()) {
+    for (uint32_t i = 0; i < arrays.size(); ++i) {
+      by_name_.emplace(arrays[i].name, i);
+    }
+    placed_.resize(arrays.size());
+  }
+  bool is_complete() const { return left_ == 0; }
+
+  Result<> add(WrittenTorchFileRef written) {
+    const bool first = files_.empty();
+    files_.push_back(written);
+    const TorchFile& file = written->file();
+    std::unordered_set<std::string> taken, others;  // parents of its tensors
+    for (size_t i = 0; i < written->model().numbers.size(); ++i) {
+      const std::string_view name = written->model().names[i];
+      std::vector<TorchStep> path = file.path(file.tensors()[written->model().numbers[i]].place);
+      const auto found = by_name_.find(name);
+      const bool take = found != by_name_.end() && !placed_[found->second];
+      (take ? taken : others).insert(parent_of(path));
+      kinds_.try_emplace(without_numbers(name), path);
+      if (!take) continue;
+      placed_[found->second] = true;
+      --left_;
+      place(std::move(path), found->second);
+    }
+    for (const TorchLiteral& literal : file.literals()) {
+      std::vector<TorchStep> path = file.path(literal.place);
+      if (path.empty()) continue;
+      const std::string parent = parent_of(path);
+      if (!taken.contains(parent) && (!first || others.contains(parent))) continue;
+      literals_.push_back({{std::move(path), &file.pickle(), literal.node}, nullptr, 0});
+    }
+    if (!first) return ok();
+    std::unordered_set<uint32_t> of_model(written->model().numbers.begin(),
+                                          written->model().numbers.end());
+    for (uint32_t i = 0; i < file.tensors().size(); ++i) {
+      const TorchTensor& tensor = file.tensors()[i];
+      if (of_model.contains(i)) continue;
+      Own own{{file.path(tensor.place)}, written.get(), tensor.offset};
+      own.value.dtype = tensor.dtype;
+      own.value.shape = tensor.shape;
+      if (!own.value.path.empty()) literals_.push_back(std::move(own));
+    }
+    return ok();
+  }
+
+  Result<FileLayout> lay_out() && {
+    for (uint32_t i = 0; i < arrays_.size(); ++i) {
+      if (placed_[i]) continue;
+      const auto kind = kinds_.find(without_numbers(arrays_[i].name));
+      std::vector<TorchStep> path;
+      if (kind != kinds_.end()) path = kind->second;
+      if (kind == kinds_.end() || !renumber(path, arrays_[i].name))
+        return invalid_argument("no file that was written says where tensor {} belongs",
+                                ptc::quoted(arrays_[i].name));
+      place(std::move(path), i);
+    }
+    std::unordered_set<std::string> above;  // texts of paths with tensors below
+    for (const TorchPathValue& value : values_) {
+      std::vector<TorchStep> path = value.path;
+      for (; !path.empty() && above.insert(torch_path_text(path)).second; path.pop_back()) {
+      }
+    }
+    std::vector<const Own*> owner(values_.size());
+    for (const Own& own : literals_) {
+      if (!above.insert(torch_path_text(own.value.path)).second) continue;
+      values_.push_back(own.value);
+      owner.push_back(&own);
+    }
+    PTC_TRY(auto made, compose_torch_file(values_));
+    std::vector<uint64_t> offsets(arrays_.size());
+    std::vector<Literals::Piece> bytes;
+    for (size_t v = 0; v < values_.size(); ++v) {
+      if (owner[v] == nullptr) {
+        offsets[array_[v]] = made.tensors[v].offset;
+      } else if (owner[v]->file != nullptr) {
+        PTC_TRY(auto copy, owner[v]->file->bytes(owner[v]->offset, made.tensors[v].bytes));
+        bytes.push_back({made.tensors[v].offset, std::move(copy)});
+      }
+    }
+    return finish_layout(std::move(made), std::move(offsets), std::move(bytes));
+  }
+
+ private:
+  /// What is no tensor of the model: a value of a pickle, or a tensor with the bytes at `offset`.
+  struct Own {
+    TorchPathValue value;
+    const WrittenTorchFile* file;
+    uint64_t offset;
+  };
+  void place(std::vector<TorchStep> path, uint32_t array) {
+    TorchPathValue value{std::move(path)};
+    value.dtype = arrays_[array].dtype;
+    value.shape = arrays_[array].shape;
+    values_.push_back(std::move(value));
+    array_.push_back(array);
+  }
+
+  const std::span<const NewArray> arrays_;
+  size_t left_;
+  std::unordered_map<std::string_view, uint32_t> by_name_;
+  std::unordered_map<std::string, std::vector<TorchStep>> kinds_;  // a path of each kind of name
+  std::vector<bool> placed_;                                       // by array
+  std::vector<WrittenTorchFileRef> files_;                         // whose pickles values point to
+  std::vector<TorchPathValue> values_;
+  std::vector<uint32_t> array_;  // by value
+  std::vector<Own> literals_;
+};
+
+class TorchFormat final : public FileFormat {
+ public:
+  Result<std::string> outline(const ReadAt& read, uint64_t file_bytes,
+                              std::optional<DType>) const override {
+    PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
+    const ModelTensors model = model_tensors(file);
+    std::vector<Range> arrays;
+    for (const uint32_t i : model.numbers) {
+      const TorchTensor& tensor = file.tensors()[i];
+      if (tensor.bytes > 0) arrays.push_back({tensor.offset, tensor.offset + tensor.bytes});
+    }
+    std::sort(arrays.begin(), arrays.end(),
+              [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    arrays.push_back({file_bytes, file_bytes});
+    std::vector<Range> others;
+    uint64_t end = 0, bytes = 0;
+    for (const Range& array : arrays) {
+      if (array.begin > end) {
+        others.push_back({end, array.begin});
+        bytes += array.begin - end;
+      }
+      end = std::max(end, array.end);
+    }
+    if (bytes > kMostLiteralBytes)
+      return invalid_argument(
+          "{} bytes of it are in no tensor that is saved, and at most {} are kept: tensors that "
+          "are "
+          "slices of larger ones are saved with these, so save their .clone()",
+          bytes, kMostLiteralBytes);
+    std::string own(bytes, '\0');
+    uint64_t at = 0;
+    for (const Range& range : others) {
+      const std::span into(own.data() + at, range.end - range.begin);
+      PTC_TRY(read(range.begin, std::as_writable_bytes(into)));
+      at += into.size();
+    }
+    return text_of(others, own);
+  }
+
+  Result<FileTensors> tensors(const FileOutline& outline, std::string_view,
+                              std::optional<DType>) const override {
+    FileTensors found;
+    PTC_TRY(found.literals, literals_of(outline));
+    PTC_TRY(const auto file, TorchFile::read(read_literals(found.literals), outline.file_bytes));
+    const ModelTensors model = model_tensors(file);
+    PTC_TRY(check_arrays(file, model));
+    uint64_t name_bytes = 0;
+    for (const std::string_view name : model.names) name_bytes += name.size();
+    if (name_bytes > 4 * outline.text.size() + (1 << 20))
+      return invalid_argument(
+          "the names of its tensors take more memory than a file of {} bytes beside them may",
+          outline.text.size());
+    const std::vector<TorchNewTensor> same = same_tensors(file);
+    std::unordered_map<uint32_t, uint32_t> first;  // by number in the file
+    for (uint32_t i = 0; i < model.numbers.size(); ++i) {
+      const uint32_t number = model.numbers[i];
+      const TorchTensor& tensor = file.tensors()[number];
+      found.tensors.push_back(
+          {std::string(model.names[i]), tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
+      if (!file.shardings().empty()) found.said.emplace_back();
+      if (tensor.sharding != TorchTensor::kNone) {
+        const TorchSharding& sharding = file.shardings()[tensor.sharding];
+        found.said.back() = SaidPart{*sharding.box, sharding.global_shape};
+      }
+      first.emplace(number, i);
+      const auto other = first.find(same[number].same_as);
+      found.same_as.push_back(other == first.end() ? i : other->second);
+    }
+    return found;
+  }
+
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
+                             std::span<const FileOutline> like) const override {
+    if (like.empty())
+      return make_error(Code::kInternal, "there is no file that a torch file could be like");
+    PTC_TRY(const auto first, WrittenTorchFile::read(like.front()));
+    if (first->has_exactly(arrays)) return lay_out_like(*first, arrays);
+    TorchMerge merge(arrays);
+    PTC_TRY(merge.add(first));
+    for (const FileOutline& other : like.subspan(1)) {
+      if (merge.is_complete()) break;
+      PTC_TRY(auto file, WrittenTorchFile::read(other));
+      PTC_TRY(merge.add(std::move(file)));
+    }
+    return std::move(merge).lay_out();
+  }
+};
+
+}  // namespace
+
+const FileFormat& torch_format() {
+  static const TorchFormat format;
+  return format;
+}
+
+}  // namespace ptc

@@ -1,0 +1,37 @@
+// What the tensors of a nested state are called in a checkpoint.
+//
+// A name is the path of torch_path.h, keys and indices joined by dots, with these exceptions:
+//   * A dict that only encloses the model is left out: `model`, `module`, `state_dict`,
+//     `model_state_dict`, `model_state`, as often as they follow each other at the beginning.
+//   * `module.` and `_orig_mod.`, which wrappers of the model put before each of its names, are
+//   left
+//     out where all of these have it.
+// Optimizer state keeps its whole path, `optim.state.<parameter>.exp_avg`: it is the parameter's,
+// because that one's name is in it. Where names without the above would be the same, all keep it.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "store/codec/torch_path.h"
+
+namespace ptc {
+
+/// Names all tensors of a file, or of a checkpoint, together. Memory: 40 bytes for each.
+class TorchNames {
+ public:
+  /// `whole` is torch_name(path), and outlives what finish() returns.
+  void add(std::string_view whole, std::span<const TorchStep> path);
+  /// In the same order: the ends of those texts.
+  std::vector<std::string_view> finish() &&;
+
+ private:
+  std::vector<std::string_view> whole_, names_;
+  std::vector<bool> of_optimizer_;
+};
+
+/// Whether there is the state of a random generator, which is its rank's own.
+bool is_random_state(std::span<const TorchStep> path);
+
+}  // namespace ptc

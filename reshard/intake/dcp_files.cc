@@ -1,0 +1,164 @@
+#include "reshard/intake/dcp_files.h"
+
+#include <algorithm>
+#include <map>
+
+#include "reshard/checkpoint/dcp_table.h"
+#include "reshard/checkpoint/torch_names.h"
+#include "store/base/json.h"
+#include "store/codec/dcp_metadata.h"
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kMostMetadataBytes = INT32_MAX;
+constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
+constexpr std::string_view kDcpSetName = "model.safetensors";
+
+std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
+
+/// What of a checkpoint lies in one of its files.
+struct FileItems {
+  struct Chunk {
+    uint32_t tensor, chunk;  // numbers in DcpMetadata
+  };
+  std::vector<Chunk> chunks;
+  std::vector<uint32_t> values;
+};
+
+Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& items,
+                    const std::vector<std::string_view>& names, const std::string& set,
+                    Found& file) {
+  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
+    return read_exactly(fd.get(), into, offset);
+  };
+  DcpTable table;
+  for (const FileItems::Chunk& at : items.chunks) {
+    const DcpTensor& tensor = metadata.tensors[at.tensor];
+    const DcpChunk& chunk = tensor.chunks[at.chunk];
+    auto array = find_dcp_array(read, chunk.item, tensor.dtype, chunk.box.extent);
+    if (array.has_error())
+      return std::move(array).error().with_context(fmt::format(
+          "{}: tensor {}, {}", file.source(), ptc::quoted(tensor.name), chunk.box.to_string()));
+    if (!array.value().contiguous)
+      return invalid_argument(
+          "{}: tensor {}, {}: its elements do not follow each other, as of a transpose: save "
+          ".contiguous()",
+          file.source(), ptc::quoted(tensor.name), chunk.box.to_string());
+    table.tensors.push_back({std::string(names[at.tensor]), tensor.dtype, chunk.box.extent,
+                             array.value().offset, array.value().bytes});
+    table.boxes.push_back(chunk.box);
+  }
+  uint64_t value_bytes = 0;
+  for (const uint32_t number : items.values) {
+    const DcpValue& value = metadata.values[number];
+    value_bytes += value.item.length;
+    if (value_bytes > kMostValueBytes)
+      return invalid_argument("{}: what in it is no tensor has more than {} bytes", file.source(),
+                              kMostValueBytes);
+    std::string bytes(value.item.length, '\0');
+    PTC_TRY(read(value.item.offset, std::as_writable_bytes(std::span(bytes))));
+    table.values.emplace_back(
+        value.path.empty()
+            ? torch_path_text(std::vector<TorchStep>{{TorchStep::Kind::kKey, value.name, 0}})
+            : torch_path_text(value.path),
+        std::move(bytes));
+  }
+  file.header = dcp_table_text(table);
+  file.header_bytes = file.header.size();
+  file.tensors = std::move(table.tensors);
+  file.boxes = std::move(table.boxes);
+  file.set = set;
+  file.has_tensors = true;
+  return ok();
+}
+
+/// By tensor, in the metadata's own texts.
+std::vector<std::string_view> names_of(const DcpMetadata& metadata) {
+  TorchNames names;
+  for (const DcpTensor& tensor : metadata.tensors) {
+    const TorchStep itself{TorchStep::Kind::kKey, tensor.name, 0};
+    const bool told = !tensor.path.empty() && torch_name(tensor.path) == tensor.name;
+    names.add(tensor.name, told ? std::span<const TorchStep>(tensor.path) : std::span(&itself, 1));
+  }
+  return std::move(names).finish();
+}
+
+}  // namespace
+
+bool is_dcp_metadata(const Found& file) {
+  return std::string_view(file.path).substr(folder_of(file.path).size()) == kDcpMetadata;
+}
+
+Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std::stop_token stop) {
+  std::map<std::pair<uint64_t, std::string>, Found*> by_path;
+  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  for (Found& index : found) {
+    if (!is_dcp_metadata(index)) continue;
+    if (index.node != nullptr)
+      return invalid_argument(
+          "{} is on node {}: what dcp.save wrote is committed on the node that has it, with all of "
+          "its files",
+          index.source(), index.node->node);
+    if (index.version.bytes > kMostMetadataBytes)
+      return invalid_argument("{} has {} bytes; at most {} are read", index.source(),
+                              index.version.bytes, kMostMetadataBytes);
+    std::string text(index.version.bytes, '\0');
+    {
+      PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, index.source(), index.version).open());
+      PTC_TRY(read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0));
+    }
+    auto parsed = parse_dcp_metadata(text);
+    if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
+    const DcpMetadata& metadata = parsed.value();
+    const std::string directory = folder_of(index.path);
+    std::vector<Found*> files;
+    std::vector<uint64_t> bytes;
+    for (const std::string& name : metadata.files) {
+      const auto it = by_path.find({index.rank, directory + name});
+      if (it == by_path.end() || it->second->node != nullptr)
+        return invalid_argument(
+            "{} names {}{}, which is {}", index.source(), directory, name,
+            it == by_path.end() ? "missing"
+                                : "on node " + it->second->node->node +
+                                      ", and all of its files must be on the node that commits it");
+      files.push_back(it->second);
+      bytes.push_back(it->second->version.bytes);
+    }
+    auto within = check_dcp_files(metadata, bytes);
+    if (within.has_error()) return std::move(within).error().with_context(index.source());
+    const std::string set = directory + std::string(kDcpSetName);
+    if (by_path.contains({index.rank, set}))
+      return invalid_argument("{} has the tensors of {}, which is there too: remove one",
+                              index.source(), set);
+    std::vector<FileItems> items(files.size());
+    for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
+      bool held = false;
+      for (uint32_t c = 0; c < metadata.tensors[t].chunks.size(); ++c) {
+        const DcpItem& item = metadata.tensors[t].chunks[c].item;
+        if (item.file == DcpItem::kNone) continue;
+        items[item.file].chunks.push_back({t, c});
+        held = true;
+      }
+      if (!held)
+        return invalid_argument("{}: tensor {} has no elements, and is in no file", index.source(),
+                                ptc::quoted(metadata.tensors[t].name));
+    }
+    for (uint32_t v = 0; v < metadata.values.size(); ++v)
+      if (metadata.values[v].item.file != DcpItem::kNone)
+        items[metadata.values[v].item.file].values.push_back(v);
+    const std::vector<std::string_view> names = names_of(metadata);
+    PTC_TRY(executor.team().parallel_for(
+        files.size(),
+        [&](size_t i) { return read_items(dir_fd, metadata, items[i], names, set, *files[i]); },
+        stop));
+    index.index = true;
+  }
+  for (const Found& file : found)
+    if (file.path.ends_with(kDcpEnding) && file.set.empty())
+      return invalid_argument("{}: no .metadata beside it names it", file.source());
+  return ok();
+}
+
+}  // namespace ptc

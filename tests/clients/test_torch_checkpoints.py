@@ -1,0 +1,334 @@
+"""What torch.save and dcp.save wrote, committed as it is: cut under other layouts, and loaded again by torch."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import models
+import mount
+
+torch = mount.require("torch")
+
+SAVE_DCP = """
+import os, sys, time
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import init_device_mesh
+rank, path, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=3)
+mesh = init_device_mesh("cpu", (3,))
+state = torch.load(meet + ".pt", weights_only=True)
+def cut(value, number=[0]):
+    if isinstance(value, dict): return {key: cut(item) for key, item in value.items()}
+    if not isinstance(value, torch.Tensor) or value.dim() == 0: return value
+    number[0] += 1
+    return distribute_tensor(value, mesh, [(Shard(0), Shard(value.dim() - 1), Replicate())[number[0] % 3]])
+dcp.save({key: cut(value) for key, value in state.items()}, checkpoint_id=path)
+# All have saved; then at once, because threads of PyTorch's own can abort a process that is taken apart.
+open(f"{meet}.{rank}", "w").close()
+while not all(os.path.exists(f"{meet}.{other}") for other in range(3)): time.sleep(0.01)
+os._exit(0)
+"""
+
+TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+LAYOUTS = {"tp1-pp1-dp1": (1, 1), "tp2-pp1-dp1": (2, 1), "tp4-pp1-dp1": (4, 1), "tp1-pp2-dp1": (1, 2), "tp2-pp3-dp1": (2, 3)}
+
+
+def to_torch(tensor):
+    return torch.frombuffer(bytearray(tensor.data), dtype=TYPES[tensor.dtype]).view(tensor.shape)
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def by_name(tensors):
+    return {tensor.name: to_torch(tensor) for tensor in tensors}
+
+
+def moments(weights):
+    """Adam's, of other values than the weights and other values than each other."""
+    return {name: {"step": torch.tensor(3.), "exp_avg": weight.float() * 2, "exp_avg_sq": weight.float() * 3}
+            for name, weight in weights.items()}
+
+
+def state(weights, rank):
+    torch.manual_seed(rank)
+    return {"model": weights,
+            "optim": {"state": moments(weights), "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": list(weights)}]},
+            "iteration": 7, "rng_state": [torch.get_rng_state(), rank], "args": {"name": "llama"}}
+
+
+class Checkpoints(mount.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.model = models.Llama()
+
+    def save(self, job, value, rank=0, name="model.pt", checkpoint="base", **options):
+        path = job.incoming(checkpoint) + f"/rank/{rank}/{name}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        torch.save(value, path, **options)
+        return path
+
+    def save_ranks(self, job, tp, pp=1, make=state):
+        for rank in range(tp * pp):
+            self.save(job, make(by_name(self.model.rank_tensors(tp, pp, rank % tp, rank // tp)), rank), rank)
+        models.write_file(job.incoming("base") + "/rank/0/config.json", self.model.config_text())
+
+    def expect_tensors(self, found, expected):
+        self.assertEqual(sorted(found), sorted(expected))
+        for name, tensor in expected.items():
+            self.assertEqual((found[name].dtype, found[name].shape), (tensor.dtype, tensor.shape), name)
+            self.assertEqual(bits(found[name]), bits(tensor), name)
+
+    def expect_state(self, job, layout, tp, pp, written_ranks):
+        for rank in range(tp * pp):
+            loaded = torch.load(job.rank_file("base", layout, rank, "model.pt"), mmap=True, weights_only=True)
+            weights = by_name(self.model.rank_tensors(tp, pp, rank % tp, rank // tp))
+            self.expect_tensors(loaded["model"], weights)
+            self.assertEqual(sorted(loaded["optim"]["state"]), sorted(weights))
+            for name, expected in moments(weights).items():
+                self.expect_tensors(loaded["optim"]["state"][name], expected)
+            self.assertEqual(loaded["iteration"], 7)
+            self.assertEqual(loaded["args"], {"name": "llama"})
+            group, = loaded["optim"]["param_groups"]
+            self.assertEqual((group["lr"], group["betas"]), (0.1, (0.9, 0.95)))
+            generator, owner = loaded["rng_state"]
+            torch.manual_seed(owner)
+            self.assertEqual(bits(generator), bits(torch.get_rng_state()))
+            self.assertIn(owner, written_ranks)
+
+    def expect_whole(self, job):
+        """hf/ and model/."""
+        index = mount.read_json(job.checkpoint("base", "hf/model.safetensors.index.json"))["weight_map"]
+        found = {}
+        for name in sorted(set(index.values())):
+            found.update(models.read_safetensors(job.checkpoint("base", "hf", name)))
+        self.assertEqual(found, {tensor.name: tensor for tensor in self.model.tensors})
+        for tensor in self.model.tensors:
+            path = job.checkpoint("base", "model", tensor.name.replace(".", "/") + ".npy")
+            self.assertEqual(models.read_npy(path), (tensor.shape, tensor.data), tensor.name)
+        self.mount.ptc("verify", job.name)
+
+
+class Saved(Checkpoints):
+    """What each rank wrote with torch.save."""
+
+    def test_ranks_of_tensor_parallelism(self):
+        job = self.new_job()
+        job.set_layout(tp=2)
+        self.save_ranks(job, 2)
+        written = [mount.read_bytes(job.incoming("base") + f"/rank/{rank}/model.pt") for rank in range(2)]
+        job.commit("base")
+        self.expect_whole(job)
+        for rank in range(2):
+            self.assertEqual(mount.read_bytes(job.rank_file("base", "tp2-pp1-dp1", rank, "model.pt")), written[rank])
+        for layout in ("tp2-pp1-dp1", "tp1-pp1-dp1", "tp4-pp1-dp1"):
+            self.expect_state(job, layout, *LAYOUTS[layout], range(2))
+        job.set_layout(tp=4)
+        self.expect_state(job, "tp4-pp1-dp1", 4, 1, range(2))
+        self.expect_whole(job)
+        self.expect_state(job, "tp2-pp1-dp1", 2, 1, range(2))
+        job.set_layout(tp=2)  # the very bytes again
+        for rank in range(2):
+            self.assertEqual(mount.read_bytes(job.rank_file("base", "tp2-pp1-dp1", rank, "model.pt")), written[rank])
+        self.expect_whole(job)
+
+    def test_stages_of_a_pipeline(self):
+        job = self.new_job()
+        job.set_layout(tp=2, pp=2)
+        self.save_ranks(job, 2, 2)
+        job.commit("base")
+        self.expect_whole(job)
+        for layout, (tp, pp) in LAYOUTS.items():
+            self.expect_state(job, layout, tp, pp, range(4))
+        job.set_layout(tp=2, pp=3)
+        self.expect_state(job, "tp2-pp3-dp1", 2, 3, range(4))
+        self.expect_whole(job)
+
+    def sharded(self, rank, ranks=2):
+        """What FSDP2's rank has: rows of each tensor, as DTensors."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        torch.distributed.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+        mesh = init_device_mesh("cpu", (ranks,))
+
+        def cut(value):
+            if isinstance(value, dict):
+                return {key: cut(item) for key, item in value.items()}
+            if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                return value
+            step = -(-value.shape[0] // ranks)
+            return DTensor.from_local(value[rank * step:][:step].clone(), mesh, [Shard(0)], run_check=False, shape=value.shape, stride=value.stride())
+        try:
+            return cut(state(by_name(self.model.tensors), rank))
+        finally:
+            torch.distributed.destroy_process_group()
+
+    def test_local_shards_of_dtensors(self):
+        job = self.new_job()
+        job.set_layout(dp=2, optimizer="fsdp")
+        for rank in range(2):
+            self.save(job, self.sharded(rank), rank)
+        models.write_file(job.incoming("base") + "/rank/0/config.json", self.model.config_text())
+        job.commit("base")
+        self.expect_whole(job)
+        for layout in ("tp1-pp1-dp1", "tp2-pp1-dp1", "tp2-pp3-dp1"):
+            self.expect_state(job, layout, *LAYOUTS[layout], range(2))
+        job = self.mount.job("said-otherwise")
+        self.save(job, self.sharded(0))
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        for reason in ("is a DTensor that says it is [0:", "under layout tp1-pp1-dp1"):
+            self.assertIn(reason, job.commit_error("base"))
+
+    def test_names(self):
+        """What encloses the model is no part of its names, and is there again under every layout."""
+        tensor = torch.arange(8.).reshape(4, 2)
+        for number, value in enumerate(({"layers.0.w": tensor}, {"model": {"layers.0.w": tensor}}, {"state_dict": {"module.layers.0.w": tensor}},
+                                        {"model": {"module": {"layers": [{"w": tensor}]}}}, {"_orig_mod.layers.0.w": tensor})):
+            with self.subTest(number):
+                job = self.mount.job(f"names-{number}")
+                models.write_file(job.file("rules.json"), '{"format": "ptc-rules/1", "family": "mine", "rules": ['
+                                  '{"names": ["layers.{layer}.w"], "cut": {"axis": 0}}]}')
+                self.save(job, value, name="a.pth")
+                job.commit("base")
+                self.assertEqual(models.read_npy(job.checkpoint("base", "model/layers/0/w.npy")), ((4, 2), bits(tensor)))
+                half = torch.load(job.rank_file("base", "tp2-pp1-dp1", 1, "a.pth"), mmap=True, weights_only=True)
+                while not isinstance(half, torch.Tensor):
+                    value, = value.values() if isinstance(value, dict) else value
+                    half, = half.values() if isinstance(half, dict) else half
+                self.assertEqual(half.tolist(), tensor[2:].tolist())
+
+    def test_tied_weights_and_views(self):
+        weight = torch.arange(12.).reshape(6, 2)
+        both = torch.arange(10.)
+        job = self.new_job()
+        self.save(job, {"a.weight": weight, "b.weight": weight, "c.weight": weight.view(6, 2), "one": both[:4], "other": both[4:8],
+                        "empty": torch.empty(0, 3), "scalar": torch.tensor(5), "flag": torch.tensor(True)}, name="pytorch_model.bin")
+        written = mount.read_bytes(job.incoming("base") + "/rank/0/pytorch_model.bin")
+        job.commit("base")
+        for name, tensor in (("b/weight", weight), ("c/weight", weight), ("other", both[4:8])):
+            self.assertEqual(models.read_npy(job.checkpoint("base", f"model/{name}.npy")), (tuple(tensor.shape), bits(tensor)))
+        self.mount.ptc("verify", job.name)
+        self.assertEqual(mount.read_bytes(job.rank_file("base", "tp1-pp1-dp1", 0, "pytorch_model.bin")), written)
+
+    def test_what_has_no_tensors_is_kept(self):
+        job = self.new_job()
+        self.save(job, {"w": torch.ones(2)})
+        kept = {"training_args.bin": {"lr": 0.1}, "rng_state.pth": {"cpu": torch.get_rng_state()}, "state.pt": torch.ones(3)}
+        for name, value in kept.items():
+            self.save(job, value, name=name)
+        models.write_file(job.incoming("base") + "/rank/0/vocab.bin", b"PKnot")
+        written = {name: mount.read_bytes(job.incoming("base") + "/rank/0/" + name) for name in [*kept, "vocab.bin"]}
+        job.commit("base")
+        for name, content in written.items():
+            self.assertEqual(mount.read_bytes(job.rank_file("base", "tp1-pp1-dp1", 0, name)), content, name)
+        self.assertEqual(os.listdir(job.checkpoint("base", "model")), ["w.npy"])
+
+    def refused(self, name, value, *reasons, layout=None, **options):
+        job = self.mount.job(name)
+        if layout:
+            job.set_layout(**layout)
+            self.save(job, value, 1, **options)
+        self.save(job, value, **options)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        for reason in reasons:
+            self.assertIn(reason, job.commit_error("base"))
+
+    def test_refusals(self):
+        weight = torch.arange(12.).reshape(3, 4)
+        self.refused("old", {"w": weight}, "rank/0/model.pt: it has the form that torch.save wrote before torch 1.6",
+                     _use_new_zipfile_serialization=False)
+        self.refused("transposed", {"w": weight.t()}, "tensor 'w' cannot be cut", ".contiguous()")
+        self.refused("sparse", {"deep": [{"w": weight.to_sparse()}]}, "'deep.0.w' cannot be cut")
+        self.refused("overlap", {"a": weight[:2], "b": weight[1:]}, "'a' and 'b' share some of their bytes")
+        self.refused("by-number", {"optimizer": {"state": {0: {"exp_avg": weight}}}}, "optimizer.state.0.exp_avg", layout={"tp": 2})
+        job = self.mount.job("cut-short")
+        path = self.save(job, {"w": weight})
+        os.truncate(path, os.path.getsize(path) - 100)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn("rank/0/model.pt: ", job.commit_error("base"))
+
+
+class Distributed(Checkpoints):
+    """What dcp.save wrote, all ranks into one directory."""
+
+    saved = None  # a copy of what was saved: three processes that import torch take their time
+
+    def save_dcp(self, job, below=""):
+        top = job.incoming("base") + below
+        if Distributed.saved:
+            shutil.copytree(Distributed.saved, top)
+            return
+        meet = self.temporary("meet")
+        torch.save(self.value(), meet + ".pt")
+        os.makedirs(top)
+        writers = [subprocess.Popen([sys.executable, "-c", SAVE_DCP, str(rank), top, meet]) for rank in range(3)]
+        for writer in writers:
+            self.addCleanup(writer.kill)
+        self.assertEqual([writer.wait(timeout=240) for writer in writers], [0, 0, 0])
+        keep = tempfile.mkdtemp(prefix="ptcfs-dcp-")
+        self.addClassCleanup(shutil.rmtree, keep)
+        Distributed.saved = shutil.copytree(top, keep + "/saved")
+
+    def value(self):
+        weights = by_name(self.model.tensors)
+        return {"model": weights, "epoch": 7,
+                "optim": {"state": moments(weights), "param_groups": [{"lr": 0.1, "params": list(weights)}]}}
+
+    def expect_ranks(self, job, below=""):
+        for layout, (tp, pp) in LAYOUTS.items():
+            for rank in range(tp * pp):
+                weights = self.model.rank_tensors(tp, pp, rank % tp, rank // tp)
+                found = models.read_safetensors(job.rank_file("base", layout, rank, below + "model.safetensors"))
+                self.assertEqual({name: found[name] for name in found if not name.startswith("optim.")}, {t.name: t for t in weights})
+                for name, state_of in moments(by_name(weights)).items():
+                    for kind, tensor in state_of.items():
+                        self.assertEqual(found[f"optim.state.{name}.{kind}"].data, bits(tensor), name)
+                self.assertEqual(len(found), 4 * len(weights))
+
+    def test_of_all_ranks(self):
+        for number, below in enumerate(("", "/dcp")):
+            with self.subTest(below):
+                job = self.mount.job(f"dcp-{number}")
+                job.set_layout(tp=2)
+                self.save_dcp(job, below)
+                models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+                job.commit("base")
+                job.wait()
+                self.expect_whole(job)
+                self.expect_ranks(job, below[1:] + "/" * bool(below))
+                values = torch.load(job.rank_file("base", "tp2-pp1-dp1", 1, below[1:] + "/" * bool(below) + "values.pt"), weights_only=True)
+                self.assertEqual(values, {"epoch": 7, "optim": {"param_groups": [{"lr": 0.1, "params": list(self.value()["model"])}]}})
+                self.assertIn("layouts/tp2-pp1-dp1", os.readlink(job.file("current")))
+
+        done = self.mount.ptc("import", "imported", Distributed.saved)
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(sorted(os.listdir(self.mount.path + "/imported/checkpoints/base/model")), ["lm_head", "model", "optim"])
+
+    def refused(self, name, reason, spoil):
+        job = self.mount.job(name)
+        self.save_dcp(job)
+        spoil(job.incoming("base"))
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn(reason, job.commit_error("base"))
+
+    def test_refusals(self):
+        self.refused("missing", ".metadata names __1_0.distcp, which is missing", lambda top: os.remove(top + "/__1_0.distcp"))
+        self.refused("cut-short", "file '__1_0.distcp' has 700 bytes", lambda top: os.truncate(top + "/__1_0.distcp", 700))
+        self.refused("no-metadata", "there is no .metadata beside it", lambda top: os.remove(top + "/.metadata"))
+        self.refused("unknown", "stray.distcp: no .metadata beside it names it", lambda top: models.write_file(top + "/stray.distcp", b"x"))
+
+        def swap(top):  # each as long as the other, and nothing is where it should be
+            with open(top + "/__1_0.distcp", "r+b") as file:
+                content = file.read()
+                file.seek(0)
+                file.write(content[1:] + b"x")
+        self.refused("elsewhere", "__1_0.distcp: tensor ", swap)
+
+
+if __name__ == "__main__":
+    mount.main()
