@@ -65,6 +65,11 @@ Result<Followed> Job::Impl::follow() {
   std::lock_guard change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
+  // Of this name there may be another job by now, whose checkpoints are none of this one's. No id
+  // comes back: what was read before it was found here was said of this job.
+  PTC_TRY(const auto there, services.meta->get("jobs/" + job->name()));
+  if (!there || job_id_of(there->value) != job->id())
+    return make_error(Code::kNotFound, "job {} was removed", job->name());
   take_over(std::move(state.attributes));
   std::vector<std::string> now_alive, now_drained;
   if (services.cluster != nullptr) {

@@ -566,5 +566,14 @@ TEST_F(JobTest, WhoHoldsWhatWasRemovedHoldsNoMemory) {
   EXPECT_TRUE(goes(1));  // the kernel may know the job for long
 }
 
+TEST_F(JobTest, AnotherJobOfItsNameIsNotFollowed) {
+  EXPECT_TRUE(job_->sync().has_value());
+  const std::string another = R"({"created": "2026-01-01T00:00:00Z", "id": "another"})";
+  ASSERT_TRUE(job_->meta().commit({.puts = {{"jobs/job", another}}}).has_value());
+  const Result<> synced = job_->sync();
+  ASSERT_TRUE(synced.has_error());
+  EXPECT_EQ(synced.error().code(), Code::kNotFound);
+}
+
 }  // namespace
 }  // namespace ptc::testing
