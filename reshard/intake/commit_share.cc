@@ -221,9 +221,8 @@ void CommitShare::committed() {
   std::lock_guard lock(mutex_);
   settled_ = true;
   for (const Adopted& one : adopted_)  // the user's until now
-    if (Result<> done = one.image->make_read_only(); done.has_error())
-      spdlog::warn("a committed file can still be written through other hard links: {}",
-                   done.error().message());
+    if (Result<> done = place_.images->confirm(one.image->id()); done.has_error())
+      spdlog::warn("a file of incoming/{}: {}", incoming_, done.error().message());
   if (seal_ != nullptr) seal_->committed();
   seal = std::move(seal_);
   if (shown_ == nullptr) {

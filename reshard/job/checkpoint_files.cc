@@ -208,7 +208,8 @@ void CheckpointFiles::confirm(const CheckpointRecord& record) const {
   if (!has(record.id, record.stored)) return;
   unlink(fmt::format("{}/{}", place_.checkpoint_dir(record.id), kDraftMark).c_str());
   for (const StoredImage& image : record.checkpoint->stored()->images)
-    place_.services.images->confirm({image.id});
+    if (Result<> done = place_.services.images->confirm({image.id}); done.has_error())
+      spdlog::warn("job {}: {}", place_.name, done.error().message());
 }
 
 void CheckpointFiles::remove_images_not_in(const StoredState& these,

@@ -228,12 +228,16 @@ Result<> ImageStore::mark_draft(const ImageId& id) {
   return ok();
 }
 
-void ImageStore::confirm(const ImageId& id) {
+Result<> ImageStore::confirm(const ImageId& id) {
+  if (!is_draft(id)) return ok();
+  if (::fchmodat(directory_fd(), id.text.c_str(), 0400, 0) != 0 && errno != ENOENT)
+    return errno_error(errno, fmt::format("image {} can still be written by its owner", id.text));
   {
     std::lock_guard lock(mutex_);
-    if (drafts_.erase(id.text) == 0) return;
+    drafts_.erase(id.text);
   }
   ::unlinkat(directory_fd(), draft_name(id).c_str(), 0);  // else it is confirmed at the next start
+  return ok();
 }
 
 bool ImageStore::is_draft(const ImageId& id) const {
@@ -326,7 +330,7 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   PTC_TRY(mark_draft(id));
   if (::linkat(AT_FDCWD, by_fd.c_str(), directory_fd(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     int reason = errno;
-    confirm(id);
+    (void)confirm(id);
     if (reason == EXDEV) {
       return invalid_argument(
           "{} is on another file system than the image directory {}, so it cannot be linked there; "
@@ -374,7 +378,7 @@ Result<ImageRef> ImageStore::open(const ImageId& id) {
 Result<> ImageStore::remove(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
   PTC_TRY(remove_name(id, id.text));
-  confirm(id);  // the mark goes last
+  (void)confirm(id);  // the mark goes last
   return ok();
 }
 

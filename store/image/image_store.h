@@ -43,8 +43,6 @@ class Image {
   bool is_here() const { return node_.empty(); }
   /// Of one that is here, read-only; for passthrough, sendfile and pread.
   LazyFile& file() const { return *file_; }
-  /// From now on not even its owner may write the file.
-  Result<> make_read_only() const { return file_->set_mode(0400); }
   /// The whole image in memory, mapped when first asked for, until the object goes: that takes no
   /// descriptor. Each call uses the file, to see that it is whole. Empty image: empty span.
   /// kUnavailable of an image elsewhere.
@@ -162,8 +160,10 @@ class ImageStore {
   /// A damaged one that cannot be mended: nobody finds it any more, as if its last holder had let
   /// go.
   void withdraw(const ImageId& id);
-  /// A decision names it now: it is a draft no more.
-  void confirm(const ImageId& id);
+  /// A decision names it now: it is a draft no more, and from now on not even its owner may write
+  /// the file. An error: he may, and the mark stays, so that a start, or who comes upon it again,
+  /// does it then; for what was decided cannot be refused any more.
+  Result<> confirm(const ImageId& id);
   bool is_draft(const ImageId& id) const;
   /// Those that are drafts, and all that have a name, drafts among them.
   std::vector<ImageId> drafts() const;

@@ -191,21 +191,11 @@ void LazyFile::open_as(UniqueFd fd) {
   release();
 }
 
-Result<> LazyFile::set_mode(mode_t mode) {
-  std::lock_guard lock(mutex_);
-  const bool is_open = (users_.fetch_add(1, std::memory_order_acquire) & kOpen) != 0;
-  const FileInUse in_use(this, -1);  // if it is open, it stays so
-  UniqueFd own;
-  if (!is_open) {
-    PTC_TRY(own, open());
-  }
-  if (::fchmod(is_open ? fd_ : own.get(), mode) != 0)
-    return errno_error(errno, "chmod of " + name_);
-  return ok();
-}
-
 Result<> LazyFile::rename(const std::string& to) {
   std::lock_guard lock(mutex_);
+  // The name that a removed one may have is to go with it.
+  if (name_.empty() || removed_)
+    return make_error(Code::kNotFound, "what shall be {} in {} was removed", to, files_->path());
   if (::renameat(files_->directory(), name_.c_str(), files_->directory(), to.c_str()) != 0)
     return errno_error(errno, fmt::format("renaming {} to {} in {}", name_, to, files_->path()));
   name_ = to;

@@ -100,9 +100,7 @@ class LazyFile {
   /// `fd` is of this very file, and may do what this may; the file was not used before. Spares the
   /// first use an open.
   void open_as(UniqueFd fd);
-  /// chmod(2), errors as of use(); does not count as a use of it.
-  Result<> set_mode(mode_t mode);
-  /// It has another name from now on.
+  /// It has another name from now on. kNotFound: it was removed, and gets none any more.
   Result<> rename(const std::string& to);
   /// It has no name any more, and can be used as before: it stays open, or where enough do, or no
   /// descriptor is left, has the name <name>.removed as long as this object lives. Not there: ok.

@@ -123,7 +123,7 @@ TEST_F(Images, ArePublishedReadOnlyUnderTheirId) {
   EXPECT_TRUE(is_ok(writer.write(9995, std::as_bytes(std::span("hello", 5)))));
   ImageRef image = store_->publish(std::move(writer)).value();
   EXPECT_EQ(files(), (std::vector<std::string>{image->id().text, image->id().text + ".draft"}));
-  store_->confirm(image->id());
+  EXPECT_TRUE(is_ok(store_->confirm(image->id())));
   EXPECT_EQ(files(), std::vector<std::string>{image->id().text});
   EXPECT_EQ(image->bytes(), 10000u);
   EXPECT_EQ(text_of(image), std::string(9995, '\0') + "hello");
@@ -256,7 +256,7 @@ TEST_F(Images, OfAnotherFileSystemAreNotAdopted) {
 
 TEST_F(Images, WhatIsNotWholeGoesAtStartAndDraftsAreKnown) {
   ImageId kept = publish("a")->id(), draft = publish("b")->id();
-  store_->confirm(kept);
+  EXPECT_TRUE(is_ok(store_->confirm(kept)));
   for (const char* name : {"0123456789abcdef.part", "notes.txt"})
     ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path_ + "/images/" + name, "x")));
   store_ = ImageStore::open(path_ + "/images").value();
@@ -272,7 +272,7 @@ TEST_F(Images, WhatIsNotWholeGoesAtStartAndDraftsAreKnown) {
 
 TEST_F(Images, ThreadsMayOpenMapAndPublishAtOnce) {
   ImageId id = publish("shared")->id();
-  store_->confirm(id);
+  EXPECT_TRUE(is_ok(store_->confirm(id)));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -449,11 +449,55 @@ TEST_F(Images, AreNotReadFromAnotherFileOfTheirName) {
   EXPECT_TRUE(files().empty());
 }
 
+TEST_F(Images, ThatWereRemovedGetNoNameAgain) {
+  for (const size_t most_open :
+       {0, 4}) {  // it has no name, or one that goes with it; in that order
+    SCOPED_TRACE(most_open);
+    ASSERT_EQ(::mkdir((path_ + "/some").c_str(), 0700), 0);
+    ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path_ + "/some/a", "held")));
+    const auto files = std::make_shared<LazyFiles>(
+        open_file(AT_FDCWD, path_ + "/some", O_RDONLY | O_DIRECTORY).value(), "some", most_open);
+    std::unique_ptr<LazyFile> file = LazyFile::find(files, "a").value();
+    EXPECT_TRUE(is_ok(file->remove()));
+    EXPECT_TRUE(has_error(file->rename("b"), Code::kNotFound, "was removed"));
+    ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path_ + "/some/b", "another")));
+    char text[4] = {};
+    EXPECT_EQ(::pread(file->use().value().fd(), text, sizeof(text), 0), 4);
+    EXPECT_EQ(std::string_view(text, 4), "held");
+    file.reset();
+    EXPECT_EQ(::unlink((path_ + "/some/b").c_str()), 0);
+    EXPECT_EQ(::rmdir((path_ + "/some").c_str()), 0);
+  }
+}
+
+TEST_F(Images, AreTheirOwnersUntilTheyAreConfirmed) {
+  ASSERT_TRUE(is_ok(write_file_atomically(AT_FDCWD, path_ + "/own", "written")));
+  ASSERT_EQ(::chmod((path_ + "/own").c_str(), 0644), 0);
+  const ImageRef image = store_->adopt(AT_FDCWD, path_ + "/own").value();
+  const auto mode = [&] {
+    struct stat now {};
+    EXPECT_EQ(::stat((path_ + "/own").c_str(), &now), 0);
+    return now.st_mode & 07777;
+  };
+  EXPECT_EQ(mode(), 0644u);
+  // It cannot be done now.
+  ASSERT_EQ(::rename(file(image->id()).c_str(), (path_ + "/away").c_str()), 0);
+  ASSERT_EQ(::symlink(file(image->id()).c_str(), file(image->id()).c_str()), 0);
+  const Result<> refused = store_->confirm(image->id());
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().errno_value(), ELOOP) << refused.error().message();
+  EXPECT_TRUE(store_->is_draft(image->id()));
+  ASSERT_EQ(::rename((path_ + "/away").c_str(), file(image->id()).c_str()), 0);
+  EXPECT_TRUE(is_ok(store_->confirm(image->id())));
+  EXPECT_EQ(mode(), 0400u);
+  EXPECT_EQ(files(), std::vector{image->id().text});
+}
+
 TEST_F(Images, AreReadWithTheLastDescriptor) {
   if (kNeedsDescriptors)
     GTEST_SKIP() << "the sanitizer takes descriptors of its own to look at objects";
   const std::vector<ImageRef> images = publish_many(20);
-  for (const ImageRef& image : images) store_->confirm(image->id());
+  for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->confirm(image->id())));
   const DescriptorLimit limit(2);
   for (size_t i = 0; i < images.size(); ++i)
     EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
@@ -474,7 +518,7 @@ TEST_F(Images, RemovedWithoutADescriptorAreKeptUnderAnotherName) {
   if (kNeedsDescriptors)
     GTEST_SKIP() << "the sanitizer takes descriptors of its own to look at objects";
   std::vector<ImageRef> images = publish_many(2);
-  for (const ImageRef& image : images) store_->confirm(image->id());
+  for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->confirm(image->id())));
   {
     const DescriptorLimit limit(0);
     for (const ImageRef& image : images) EXPECT_TRUE(is_ok(store_->remove(image->id())));
