@@ -171,20 +171,20 @@ FsResult<> EditableFile::save(
   return ok();
 }
 
-FsResult<> EditableFile::rename_over(const std::string& text, const User& by) {
+FsResult<> EditableFile::rename_over(const std::string& text, const User& by, Errands& errands,
+                                     std::shared_ptr<void> owner) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kWaits = std::chrono::milliseconds(1700);
   constexpr auto kKept = std::chrono::seconds(60);
   const Clock::time_point begun = Clock::now(), until = begun + kWaits;
   for (;;) {
     const bool same_now = source_.text() == text;
-    std::shared_ptr<Rename> one;  // ends, if this is the last of it, without the lock
     std::unique_lock lock(renames_mutex_);
-    one = rename_;
+    std::shared_ptr<Rename> one = rename_;
     if (one == nullptr) {
       one = rename_ = std::make_shared<Rename>(Rename{.text = text, .by = by});
       try {
-        one->thread = std::jthread([this, one = one.get()] { carry_out(*one); });
+        errands.start([this, one, owner] { carry_out(*one); });
       } catch (const std::exception&) {  // no thread, no memory
         rename_.reset();
         return Errno{EAGAIN};
@@ -212,12 +212,6 @@ void EditableFile::carry_out(Rename& rename) {
   rename.outcome = outcome;
   rename.ended = std::chrono::steady_clock::now();
   rename_ended_.notify_all();
-}
-
-void EditableFile::end_renames() {
-  std::shared_ptr<Rename> last;  // ends without the lock
-  std::lock_guard lock(renames_mutex_);
-  last.swap(rename_);
 }
 
 bool EditableFile::catch_up() {

@@ -13,8 +13,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
+#include "fs/errands.h"
 #include "fs/errno.h"
 #include "fs/host_file.h"
 #include "fs/node.h"
@@ -49,7 +49,6 @@ class EditableFile {
   static constexpr size_t kMostDrafts = 4096;
 
   EditableFile(std::string name, Source source);
-  ~EditableFile() { end_renames(); }
 
   const std::string& name() const { return name_; }  // relative to the job
   /// The accepted text; empty where there is none.
@@ -60,10 +59,10 @@ class EditableFile {
   /// Offers a text. EINVAL when refused; the job says why in status.json.
   FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
   /// As a rename does, in a thread of its own: whoever asks waits for 1.7 s at most. EAGAIN: it
-  /// goes on, and the same again goes on with it; it may come to its end without that.
-  FsResult<> rename_over(const std::string& text, const User& by);
-  /// Waits for the last one of these; none is to follow. Before what the source uses goes.
-  void end_renames();
+  /// goes on, and the same again goes on with it; it may come to its end without that. Until then
+  /// that thread holds `owner`, which owns this object, and may be the last that does.
+  FsResult<> rename_over(const std::string& text, const User& by, Errands& errands,
+                         std::shared_ptr<void> owner);
   FsResult<> remove();
   /// Whether the text is another than at the last call, and was not saved here: then it has changed
   /// now.
@@ -99,7 +98,6 @@ class EditableFile {
     const User by;
     std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
-    std::jthread thread;
   };
   void carry_out(Rename& rename);
 

@@ -105,11 +105,14 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
 }
 
 JobView::~JobView() {
-  for (EditableFile* file : {&layout_, &rules_, &source_, &order_, &consumed_}) file->end_renames();
+  const std::shared_lock gate(space_gate());
   tree_.quotas().forget_file(account_, this);
 }
 
 FsResult<> JobView::take_text(int64_t more, bool must) {
+  // While recount() looks at this number, and then puts what it saw in the place of what was
+  // counted, neither changes.
+  const std::shared_lock gate(space_gate());
   if (limited()) {
     const uid_t owner = directory().st_uid;
     if (more > 0 && !must) {
@@ -405,7 +408,8 @@ Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
 void Tree::detach() {
   root_.reset();
   table_.forget_all();
-  decltype(views_) ending;  // without the lock: each waits for its renames, which may need it
+  errands_.wait();          // they use the store
+  decltype(views_) ending;  // destroyed without the lock
   std::lock_guard lock(views_mutex_);
   ending.swap(views_);
 }

@@ -16,6 +16,7 @@
 
 #include "dataset/run/data_set.h"
 #include "fs/editable_file.h"
+#include "fs/errands.h"
 #include "fs/file_set_source.h"
 #include "fs/gather_cache.h"
 #include "fs/host_file.h"
@@ -217,6 +218,8 @@ class Tree : public JobListener {
   ~Tree() override;
 
   Quotas& quotas() { return quotas_; }
+  /// They are waited for by detach(). What they hold may be the last of a view.
+  Errands& errands() { return errands_; }
   /// Counts what the job has here anew, if that is limited.
   void recount(Job& job);
   /// Whether that is so from now on.
@@ -295,6 +298,7 @@ class Tree : public JobListener {
   std::mutex cache_mutex_;
   KernelCache* cache_ = nullptr;  // read with one of the two, set with both
   std::atomic<bool> can_expire_names_{false};
+  Errands errands_;  // last: they use all of the above
 };
 
 /// Of a file whose opens share a descriptor, and can do without: it counts for the first of those

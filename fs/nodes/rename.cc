@@ -14,7 +14,7 @@ namespace {
 
 /// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
 FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name,
-                     EditableFile& file) {
+                     EditableFile& file, const JobViewRef& view) {
   PTC_TRY(const HeldFd directory, parent.held());
   UniqueFd fd(
       ::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -33,7 +33,8 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
     return refuse(EFBIG, fmt::format("longer than {} bytes", EditableFile::kMaxBytes));
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
-  if (auto saved = file.rename_over(text, caller.user()); !saved) return of_rename(saved.error());
+  auto saved = file.rename_over(text, caller.user(), view->tree().errands(), view);
+  if (!saved) return of_rename(saved.error());
   return parent.RealNode::unlink(name);
 }
 
@@ -106,7 +107,7 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     }
     bool there = to->exists() && !job_->hidden().hidden(to->name());
     if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
-    PTC_TRY(save_over(caller, *this, name, *to));
+    PTC_TRY(save_over(caller, *this, name, *to, job_));
     job_->hidden().show(to->name());
     return ok();
   }

@@ -155,23 +155,26 @@ TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
   std::atomic<int> offers = 0;
   std::promise<void> answer;
   std::shared_future<void> answered = answer.get_future().share();
-  EditableFile file("order.json", {.text =
-                                       [&] {
-                                         std::lock_guard lock(mutex);
-                                         return std::optional(accepted);
-                                       },
-                                   .save = [&](const std::string& text, const User&) -> Result<> {
-                                     ++offers;
-                                     answered.wait();
-                                     if (text == "bad") return invalid_argument("no");
-                                     std::lock_guard lock(mutex);
-                                     accepted = text;
-                                     return ok();
-                                   },
-                                   .remove = []() -> Result<> { return ok(); }});
+  Errands errands;
+  const auto file = std::make_shared<EditableFile>(
+      "order.json",
+      EditableFile::Source{.text =
+                               [&] {
+                                 std::lock_guard lock(mutex);
+                                 return std::optional(accepted);
+                               },
+                           .save = [&](const std::string& text, const User&) -> Result<> {
+                             ++offers;
+                             answered.wait();
+                             if (text == "bad") return invalid_argument("no");
+                             std::lock_guard lock(mutex);
+                             accepted = text;
+                             return ok();
+                           },
+                           .remove = []() -> Result<> { return ok(); }});
   const User ann{1000, 1000, {}};
   const auto rename = [&](const std::string& text) {
-    auto done = file.rename_over(text, ann);
+    auto done = file->rename_over(text, ann, errands, file);
     return done ? 0 : done.error().value;
   };
   for (const char* text : {"new", "other", "new"}) {
@@ -186,12 +189,34 @@ TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
   answer.set_value();
   EXPECT_EQ(rename("new"), 0);
   EXPECT_EQ(offers, 1);
-  EXPECT_EQ(file.text(), "new");
+  EXPECT_EQ(file->text(), "new");
   EXPECT_EQ(rename("bad"), EINVAL);
   EXPECT_EQ(rename("other"), 0);
   EXPECT_EQ(rename("new"), 0);
   EXPECT_EQ(offers, 4);
-  EXPECT_EQ(file.text(), "new");
+  EXPECT_EQ(file->text(), "new");
+}
+
+/// As of a job that is removed while one of its texts is saved.
+TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
+  std::promise<void> answer;
+  std::shared_ptr<EditableFile> file;
+  const auto save = [&](const std::string&, const User&) -> Result<> {
+    answer.get_future().wait();
+    file.reset();
+    return ok();
+  };
+  file = std::make_shared<EditableFile>(
+      "order.json", EditableFile::Source{.text = [] { return std::optional<std::string>("old"); },
+                                         .save = save,
+                                         .remove = []() -> Result<> { return ok(); }});
+  const std::weak_ptr<EditableFile> seen = file;
+  Errands errands;
+  const auto asked = file->rename_over("new", {1000, 1000, {}}, errands, file);
+  EXPECT_EQ(asked ? 0 : asked.error().value, EAGAIN);
+  answer.set_value();
+  errands.wait();
+  EXPECT_TRUE(seen.expired());
 }
 
 }  // namespace

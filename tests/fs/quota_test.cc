@@ -1,13 +1,19 @@
 // What is counted of a job and its users, whatever becomes of the job.
 #include "fs/quota.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
+#include <string>
 #include <thread>
+
+#include "fs/tree.h"
+#include "tests/store/temp_dir.h"
 
 namespace ptc {
 namespace {
@@ -137,6 +143,49 @@ TEST_F(QuotasTest, AnImageCountsWhileItIsRead) {
   image.reset();
   reader.reset();
   EXPECT_EQ(left(), 100);
+}
+
+/// What a draft of a text takes is in a number that is looked at when its job is counted anew.
+TEST(JobTexts, CountWhateverIsCountedAnewMeanwhile) {
+  const TempDir dir;
+  Tree tree;
+  tree.quotas().set_limits({}, {.bytes = 1 << 20});
+  ASSERT_TRUE(make_directory(AT_FDCWD, dir.file("store")).has_value());
+  auto store =
+      JobStore::open({.directory = dir.file("store"), .node = "n0", .copy_threads = 1}, &tree)
+          .value();
+  ASSERT_TRUE(tree.attach(store.get(), dir.file("store/root")).has_value());
+  ASSERT_TRUE(store->create_job("job").has_value());
+  JobViewRef view = tree.job("job").value();
+  const auto used = [&] { return tree.quotas().space_of(view->account())->used.bytes; };
+  std::unique_ptr<Handle> draft = view->layout().open({}, O_RDWR, false, view).value();
+  const std::string text(12288, ' ');
+  const int64_t before = used();
+
+  // Whichever of these is looked at last: the texts were already, but for one case in 200.
+  constexpr int kFiles = 199;
+  int looked_at = 0;
+  std::future<bool> written;
+  const auto look = [&] {
+    if (++looked_at == kFiles) {
+      written = std::async(std::launch::async, [&] {
+        return draft->write(std::as_bytes(std::span(text)), 0).has_value();
+      });
+      written.wait_for(std::chrono::milliseconds(500));  // unless it waits for the count
+    }
+    return Quotas::Seen{};
+  };
+  std::array<char, kFiles> files{};
+  for (char& file : files) tree.quotas().know_file(view->account(), &file, look, false);
+  tree.recount(view->job());
+  ASSERT_TRUE(written.valid());
+  EXPECT_TRUE(written.get());
+  EXPECT_EQ(used() - before, 12288 - 4096);
+  for (char& file : files) tree.quotas().forget_file(view->account(), &file);
+  draft.reset();
+  EXPECT_EQ(used(), before);
+  view.reset();
+  tree.detach();
 }
 
 }  // namespace

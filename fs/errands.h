@@ -1,0 +1,36 @@
+// What goes on when the request that began it has been answered: each in a thread of its own.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <mutex>
+#include <thread>
+
+namespace ptc {
+
+/// Threads: any.
+class Errands {
+ public:
+  Errands() = default;
+  ~Errands() { wait(); }
+  Errands(const Errands&) = delete;
+  Errands& operator=(const Errands&) = delete;
+
+  /// `errand` throws nothing; its thread lets go of what it holds, and may be the last that had it.
+  /// Throws where there is no memory, or no thread, for it.
+  void start(std::function<void()> errand);
+  /// Until all have ended, those too that are started meanwhile. Not from within one.
+  void wait();
+
+ private:
+  struct One {
+    bool ended = false;  // guarded by mutex_
+    std::jthread thread;
+  };
+  using List = std::list<One>;
+
+  std::mutex mutex_;
+  List under_way_;  // guarded
+};
+
+}  // namespace ptc
