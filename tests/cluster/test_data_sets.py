@@ -20,6 +20,7 @@ from test_dataset import SAMPLES, ids_of, write_shards
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "crash"))
 import points  # noqa: E402
 
+RENAME_SECONDS = 2.0
 KILLS = int(os.environ.get("PTC_DATA_SET_KILLS", "9"))
 
 
@@ -271,6 +272,49 @@ class Layouts(DataSet):
 
 
 class Partition(DataSet):
+    def test_a_rename_below_a_silent_etcd(self):
+        """A rename over a text that is agreed on holds locks of the whole mount: it is over in two seconds, whatever it waits for.
+        What it was to save is saved when etcd is back, and the same rename again says so."""
+        self.begin(dp=2)
+        here = self.job(0)
+        rules = json.dumps({"format": "ptc-rules/1", "family": "mine", "rules": [{"names": ["**"], "stage": "all"}]})
+        other = self.nodes.job(0, self.name + "-other")
+        self.addCleanup(lambda: self.nodes.nodes[0].ptc("rm", "--force", other.name, check=False))
+        for name in ("a", "b"):
+            os.makedirs(other.file(name))
+        layout = {**mount.read_json(here.file("layout.json")), "keep": 3}
+        texts = [("layout.json", json.dumps(layout)), ("rules.json", rules),
+                 ("dataset/order.json", json.dumps({"seed": 5, "batch": 4, "epochs": 2})), ("dataset/consumed", "8\n")]
+        for name, text in texts:
+            with self.subTest(name=name):
+                source, target = here.file(name + ".new"), here.file(name)
+                save(source, text)
+
+                def rename(source=source, target=target):
+                    start = time.monotonic()
+                    error = mount.error_of(os.rename, source, target)
+                    return error, time.monotonic() - start
+                self.nodes.etcd.send_signal(signal.SIGSTOP)
+                try:
+                    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                        renamed = pool.submit(rename)
+                        time.sleep(0.3)
+                        started = time.monotonic()
+                        os.rename(other.file("a"), other.file("b", "a"))
+                        os.rename(other.file("b", "a"), other.file("a"))
+                        self.assertLess(time.monotonic() - started, RENAME_SECONDS)
+                        error, seconds = renamed.result()
+                    self.assertEqual(error, "EAGAIN")
+                    self.assertLess(seconds, RENAME_SECONDS + 0.3)
+                    self.assertEqual(read(source).decode(), text)
+                finally:
+                    self.nodes.etcd.send_signal(signal.SIGCONT)
+                cluster.until(lambda: rename()[0] == "", "the same rename again is told that it was done", 20)
+                self.assertFalse(os.path.exists(source))
+                cluster.until(lambda: all(read(self.job(node).file(name)).decode().strip() == text.strip() for node in range(3)),
+                              "all nodes have it", 20)
+                self.nodes.wait_members()
+
     def test_cut_off_and_back(self):
         """A node alone reads and decides nothing; it catches up, though history was compacted meanwhile."""
         self.begin()
