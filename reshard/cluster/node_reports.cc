@@ -103,12 +103,14 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
   return heard_;
 }
 
-std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job) {
+std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job,
+                                                     std::chrono::milliseconds since) {
   std::vector<ReshardProgress> doing;
+  const std::map<std::string, Heard> all = heard();
   const auto now = std::chrono::steady_clock::now();
-  for (const auto& [node, heard] : heard()) {
+  for (const auto& [node, heard] : all) {
     const auto found = heard.answer.reshards.find(job);
-    if (found != heard.answer.reshards.end() && now - heard.when < kStillTrue)
+    if (found != heard.answer.reshards.end() && now - heard.when < since)
       doing.push_back(found->second);
   }
   return doing;

@@ -59,8 +59,8 @@ class NodeReports {
   /// By node, of those that are there. Who looks after a while waits for the answers, 0.3 s at
   /// most.
   std::map<std::string, Heard> heard();
-  /// What other nodes do for the reshard of a job.
-  std::vector<ReshardProgress> reshard_of(const std::string& job);
+  /// What other nodes do for the reshard of a job, as far as they said so since then.
+  std::vector<ReshardProgress> reshard_of(const std::string& job, std::chrono::milliseconds since);
 
  private:
   void ask_all(const std::stop_token& stop);

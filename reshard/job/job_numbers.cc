@@ -22,7 +22,8 @@ uint64_t Job::missing_copy_bytes() const { return impl_->knowledge.now()->missin
 JobNumbers Job::numbers() const {
   const std::optional<ReshardProgress> shown = progress();
   const JobKnowledge::Snapshot known = impl_->knowledge.now();
-  JobNumbers numbers = numbers_of(*known, impl_->place.node_key(), impl_->activities.any_reshard());
+  JobNumbers numbers = numbers_of(*known, impl_->place.node_key(),
+                                  impl_->activities.any_reshard() || shown.has_value());
   if (shown) {
     numbers.progress_bytes = shown->bytes_done;
     numbers.progress_total_bytes = shown->bytes_total;

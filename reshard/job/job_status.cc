@@ -27,17 +27,25 @@ std::optional<ReshardProgress> Job::own_progress() const {
 }
 
 std::optional<ReshardProgress> Job::progress() const {
-  if (impl_->knowledge.now()->state(impl_->activities.any_reshard()) != JobState::kResharding)
-    return std::nullopt;
-  std::vector<ReshardProgress> nodes = impl_->services.reports->reshard_of(name_);
+  // Where nothing is to do here, others may still give copies to older checkpoints; and what was
+  // heard of them is believed only as long as it is new.
+  constexpr auto kNew = std::chrono::milliseconds(1500), kOlder = std::chrono::milliseconds(5000);
+  const JobState state = impl_->knowledge.now()->state(impl_->activities.any_reshard());
+  if (state == JobState::kFailed) return std::nullopt;
+  std::vector<ReshardProgress> nodes =
+      impl_->services.reports->reshard_of(name_, state == JobState::kIdle ? kNew : kOlder);
   if (auto own = own_progress()) nodes.push_back(*std::move(own));
+  // Parts may be left of what nobody leads any more.
+  const bool led =
+      std::any_of(nodes.begin(), nodes.end(), [](const ReshardProgress& one) { return one.leads; });
+  if (state == JobState::kIdle && !led) return std::nullopt;
   return add_up(nodes);
 }
 
 std::string Job::status_json() const {
   StatusBeside beside;
   beside.progress = progress();
-  beside.reshards = impl_->activities.any_reshard();
+  beside.reshards = impl_->activities.any_reshard() || beside.progress.has_value();
   beside.commits = impl_->activities.commits();
   const Cluster* cluster = impl_->services.cluster;
   if (cluster != nullptr) {

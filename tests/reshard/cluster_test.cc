@@ -646,7 +646,45 @@ TEST_F(ClusterTest, ProgressIsTheSameOnAllNodes) {
     }
   seen->slow = false;
   cluster_.wait_settled();
-  for (unsigned node : {0u, 1u, 2u}) EXPECT_FALSE(progress(node)) << node;
+  for (unsigned node : {0u, 1u, 2u}) {
+    for (int i = 0; i < 500 && progress(node); ++i) usleep(10'000);
+    EXPECT_FALSE(progress(node)) << node;
+  }
+}
+
+/// One that has no part in it, too.
+TEST_F(ClusterTest, ProgressOfOlderCheckpointsIsTheSameOnAllNodes) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  JobRef job = cluster_.job(0, "job");
+  for (const std::string name : {"old", "new"}) {
+    write_ranks(sample_, LayoutSpec(), job->files_dir() + "/incoming/" + name);
+    ASSERT_TRUE(job->commit(name, name).has_value());
+  }
+  cluster_.wait_settled();
+  ASSERT_TRUE(cluster_.store(0).drain("w2").has_value());
+  cluster_.wait_settled();
+  std::atomic<int> parts = 0;
+  std::atomic<bool> slow = true;
+  cluster_.loses = [&](const std::string&, std::string_view method) {
+    if (method == "job/part") ++parts;  // first those of the newest
+    while (slow && parts >= 2 && method == "job/part") usleep(1000);
+    return false;
+  };
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1})");
+  for (unsigned node : {0u, 1u, 2u}) {
+    const JobRef there = cluster_.job(node, "job");
+    std::optional<ReshardProgress> shown;
+    for (int i = 0; i < 1000 && (!shown || shown->checkpoint != "old"); ++i) {
+      usleep(10'000);
+      shown = there->progress();
+    }
+    EXPECT_TRUE(shown && shown->checkpoint == "old") << node << there->status_json();
+    EXPECT_EQ(there->numbers().state, JobState::kResharding) << node;
+    EXPECT_THAT(there->status_json(), HasSubstr(R"("state": "resharding")")) << node;
+  }
+  slow = false;
+  cluster_.wait_settled();
+  cluster_.loses = nullptr;
 }
 
 /// Nodes, those that are away, too; no byte is counted on two of them.

@@ -109,8 +109,8 @@ TEST(NodeReportsTest, HoweverManyLookNodesAreAskedOnceASecond) {
     NodeReports reports(&others);
     for (int look = 0; look < 10000; ++look) (void)reports.heard();
     EXPECT_EQ(reports.heard().at("w1").answer.numbers.received_bytes, 0u);
-    EXPECT_EQ(reports.reshard_of("job").size(), 2u);
-    EXPECT_EQ(reports.reshard_of("another").size(), 0u);
+    EXPECT_EQ(reports.reshard_of("job", std::chrono::seconds(5)).size(), 2u);
+    EXPECT_EQ(reports.reshard_of("another", std::chrono::seconds(5)).size(), 0u);
   }
   const uint64_t most = 1 + static_cast<uint64_t>((Clock::now() - start) / 1s);
   for (const char* node : {"w1", "w2"}) {
