@@ -96,7 +96,7 @@ bool CommitAttempt::ended() const {
 
 std::string_view CommitAttempt::outcome() const {
   std::lock_guard lock(mutex_);
-  if (step_ == Step::kCommitted) return "committed";
+  if (step_ == Step::kCommitted) return ended_ && !is_unheard() ? "committed" : "unheard";
   return step_ == Step::kFailed ? "given up" : "open";
 }
 
@@ -108,6 +108,10 @@ std::optional<CommitAttempt::Failure> CommitAttempt::unheard_failure() const {
 
 bool CommitAttempt::unheard_success() const {
   std::lock_guard lock(mutex_);
+  return is_unheard();
+}
+
+bool Job::Impl::CommitAttempt::is_unheard() const {
   return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) &&
          shown_->is_empty();
 }

@@ -18,9 +18,10 @@
 // ends the attempt. So does a minute without a mv.
 //
 // Where 5 comes to its end after that mv got EAGAIN, the same mv again says that it was done. For
-// that the name must be found: from 4 on an empty directory is in its place (ShownName) on the node
-// that leads, until a mv was answered, or a minute long. It answers for this very commit, by its
-// id, and only as long as the checkpoint is there and nobody has put anything else in that place.
+// that the name must be found: from 4 on an empty directory is in its place (ShownName) on each
+// node that gave something, until a mv was answered, or a minute long (on others: job_take.cc). It
+// answers for this very commit, by its id, and only as long as the checkpoint is there and nobody
+// has put anything else in that place.
 //
 // A failure before 5 takes all back, on every node. A crash before 5 is taken back at the next
 // start (a hidden directory is renamed back, images that were drafts go), and by the other nodes,
@@ -69,7 +70,8 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   bool forgotten() const;
   /// Its thread has nothing more to do, and all of it was taken back or done.
   bool ended() const;
-  /// "open", "committed" or "given up": for nodes that hold something of it.
+  /// "open", "committed", "unheard" (the same, and no mv was told so yet) or "given up": for nodes
+  /// that hold something of it.
   std::string_view outcome() const;
   /// The error of one that failed while nobody waited, and when.
   struct Failure {
@@ -105,6 +107,7 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   void take_back();
   void let_go();
   void settle_doubt();
+  bool is_unheard() const;  // mutex_ held
   /// Asks these nodes at the same time, and hands each answer on.
   Result<> ask_all(
       const std::vector<std::string>& nodes, std::string_view method,

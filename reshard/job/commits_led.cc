@@ -114,6 +114,16 @@ void CommitsLed::remove_error_file(const std::string& incoming) {
 
 Result<> CommitsLed::commit(const std::string& incoming, const std::string& name,
                             Clock::time_point deadline) {
+  const auto checkpoint_of = [this](const std::string& id) {
+    const JobKnowledge::Snapshot known = uses_.knowledge.now();
+    const CheckpointRecord* record = known->find_id(id);
+    return record != nullptr ? record->checkpoint->name() : std::string();
+  };
+  const auto heard = uses_.taken.hear(incoming, name, deadline, checkpoint_of);
+  if (heard) {
+    if (heard->has_value()) remove_error_file(incoming);
+    return *heard;
+  }
   Result<std::shared_ptr<CommitAttempt>> attempt = find(incoming, name, deadline);
   if (attempt.has_error()) {
     if (attempt.error().errno_value() == EAGAIN) return std::move(attempt).error();

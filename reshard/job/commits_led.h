@@ -21,6 +21,7 @@
 #include "reshard/job/job_place.h"
 #include "reshard/job/known_job.h"
 #include "reshard/job/part_maker.h"
+#include "reshard/job/taken_dirs.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -41,6 +42,7 @@ class CommitsLed {
     Decisions& decisions;
     const PartMaker& maker;
     HashQueue& hashing;
+    TakenDirs& taken;
     Activities& activities;
     Doubts& doubts;
     std::function<Result<>()> follow;  // what others decided by now is known when it returns
@@ -50,7 +52,8 @@ class CommitsLed {
 
   /// Job::commit().
   Result<> commit(const std::string& incoming, const std::string& name, Clock::time_point deadline);
-  /// "open", "committed" or "given up": for nodes that hold something of it.
+  /// "open", "committed", "unheard" (the same, and no mv was told so yet) or "given up": for nodes
+  /// that hold something of it.
   std::string outcome_of(const std::string& id) const;
 
   /// Nothing can be committed from now on; false: one is waited for, or being decided, and all is

@@ -111,7 +111,7 @@ std::optional<StepPool::Time> Job::Impl::keep_house(const std::stop_token& stop)
   const bool commits_left = commits.look_after();
   taken.look_after(stop);
   if (!commits_left && !taken.any() && !doubts.any()) return std::nullopt;
-  return std::chrono::steady_clock::now() + kTurn;
+  return std::min(std::chrono::steady_clock::now() + kTurn, taken.next_look());
 }
 
 std::optional<std::vector<ImageId>> Job::images_in_use() const {

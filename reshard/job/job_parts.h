@@ -78,7 +78,8 @@ struct Job::Impl {
   const PartMaker maker{
       {place, peers, knowledge, files, verifier, shelf, arrivals, taken, activities, about}};
 
-  CommitsLed commits{{place, peers, knowledge, files, decisions, maker, hashing, activities, doubts,
+  CommitsLed commits{{place, peers, knowledge, files, decisions, maker, hashing, taken, activities,
+                      doubts,
                       [this]() -> Result<> {
                         PTC_TRY(follow());
                         return ok();

@@ -18,6 +18,8 @@ namespace {
 
 constexpr auto kUnheard = std::chrono::seconds(5);  // then the one that leads is asked
 constexpr auto kAskTime = std::chrono::seconds(2);
+constexpr std::chrono::milliseconds kAskAgain{200}, kAskAfter{2000};  // whether it was told
+constexpr auto kShownTime = std::chrono::seconds(60);
 constexpr auto kRenameTime =
     std::chrono::seconds(2);  // a mv may wait for it elsewhere for that long
 
@@ -58,17 +60,22 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
   std::string leader;
   std::vector<std::string>
       earlier;  // of the same node, which leads one of a directory at a time: decided or given up
+  std::vector<std::pair<std::string, std::shared_ptr<CommitShare>>> others;  // by node
   {
     std::lock_guard lock(mutex_);
     const auto own = taken_.find(id);
     if (own == taken_.end()) return given_up();
     share = own->second.share;
     leader = own->second.from;
-    for (const auto& [other, known] : taken_)
-      if (other != id && known.from == own->second.from && known.share != nullptr &&
-          known.share->incoming() == incoming)
-        earlier.push_back(other);
+    for (const auto& [other, known] : taken_) {
+      if (other == id || known.share == nullptr || known.share->incoming() != incoming) continue;
+      if (known.from == own->second.from) earlier.push_back(other);
+      else others.emplace_back(known.from, known.share);
+    }
   }
+  for (const auto& [node, other] : others)
+    if (other->shown() != nullptr)
+      return make_error(Code::kBusy, "incoming/{} is being committed by node {}", incoming, node);
   for (const std::string& other : earlier) {
     // It may have been decided, and nobody have told this node.
     if (Result<> settled = find_out(other, leader, {}); settled.has_error())
@@ -76,6 +83,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
                         "what became of the commit of incoming/{} before is not known yet: {}",
                         incoming, settled.error().message());
   }
+  forget_shown(incoming);
   if (share == nullptr) {
     MakeSeal seal;
     if (place_.listener != nullptr)
@@ -153,7 +161,7 @@ Result<std::string> TakenDirs::answer(std::string_view method, const json::objec
     return hash_files(share->directory(), rest, *place_.services.executor, hashing_.hashes(),
                       stop_.get_token());
   if (method == "hide") {
-    PTC_TRY(share->hide());
+    PTC_TRY(share->hide(CommitShare::Name::kShown));
     return std::string();
   }
   const json::value* files = request.if_contains("files");
@@ -185,6 +193,7 @@ void TakenDirs::untake(const std::string& id) {
     if (known == taken_.end()) return;
     own = std::move(known->second);
     taken_.erase(known);
+    changed_.notify_all();
   }
   if (own.share != nullptr) {
     spdlog::info("job {}: incoming/{} was not committed by node {}", place_.name,
@@ -212,23 +221,125 @@ Result<std::set<std::string>> TakenDirs::given_up() const {
 
 void TakenDirs::settle(const std::set<std::string>& given_up,
                        const std::set<std::string>& decided) {
-  std::vector<std::shared_ptr<CommitShare>> committed;
+  std::vector<std::pair<std::string, Taken>> committed_ones;
   std::vector<std::string> back;
   {
     std::lock_guard lock(mutex_);
-    std::erase_if(taken_, [&](const auto& one) {
-      if (!decided.contains(one.first)) return false;
-      if (one.second.share != nullptr) committed.push_back(one.second.share);
-      return true;
-    });
-    for (const auto& [id, own] : taken_)
-      if (given_up.contains(id)) back.push_back(id);
+    for (const auto& one : taken_) {
+      if (decided.contains(one.first)) committed_ones.push_back(one);
+      else if (given_up.contains(one.first)) back.push_back(one.first);
+    }
   }
-  for (const auto& share : committed) share->committed();
+  for (const auto& [id, own] : committed_ones) committed(id, own);
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, own] : committed_ones) taken_.erase(id);
+  }
   for (const std::string& id : back) untake(id);
 }
 
+/// It is among those that are shown before it is no more among those that were taken.
+void TakenDirs::committed(const std::string& id, const Taken& own) {
+  if (own.share == nullptr) return;
+  own.share->committed();
+  const std::shared_ptr<ShownName> name = own.share->shown();
+  if (name == nullptr) return;
+  const std::string& incoming = own.share->incoming();
+  {
+    std::lock_guard lock(mutex_);
+    const auto known = shown_.find(incoming);
+    if (known != shown_.end() && known->second.id == id) return;
+  }
+  forget_shown(incoming);
+  {
+    std::lock_guard lock(mutex_);
+    const Clock::time_point now = Clock::now();
+    shown_.insert_or_assign(incoming, Shown{id, own.from, name, now, now});
+    changed_.notify_all();
+  }
+  rest_.wake();
+}
+
+void TakenDirs::forget_shown(const std::string& incoming) {
+  std::shared_ptr<ShownName> name;
+  {
+    std::lock_guard lock(mutex_);
+    const auto known = shown_.find(incoming);
+    if (known == shown_.end()) return;
+    name = std::move(known->second.name);
+    shown_.erase(known);
+  }
+  name->remove_from(place_.commit_place(hashing_.hashes()).incoming_dir() + "/" + incoming);
+}
+
+void TakenDirs::look_after_shown(const std::stop_token& stop) {
+  std::vector<std::pair<std::string, Shown>> due;
+  const Clock::time_point now = Clock::now();
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [incoming, one] : shown_) {
+      if (one.ask_at > now) continue;
+      one.ask_at = now + (now - one.since < kAskAgain ? kAskAgain : kAskAfter);
+      due.emplace_back(incoming, one);
+    }
+  }
+  for (const auto& [incoming, one] : due) {
+    const Result<std::string> outcome = peers_.ask(
+        one.from, "commit", json::serialize(json::object{{"id", one.id}}), stop, kAskTime);
+    if (stop.stop_requested()) return;
+    const bool over = outcome.has_value() && outcome.value() != "open" &&
+                      outcome.value() != "unheard";  // it was told, or nobody will be any more
+    if (over || now - one.since > kShownTime) forget_shown(incoming);
+  }
+}
+
+TakenDirs::Clock::time_point TakenDirs::next_look() const {
+  std::lock_guard lock(mutex_);
+  auto next = Clock::time_point::max();
+  for (const auto& [incoming, one] : shown_) next = std::min(next, one.ask_at);
+  return next;
+}
+
+std::optional<Result<>> TakenDirs::hear(
+    const std::string& incoming, const std::string& name, Clock::time_point deadline,
+    const std::function<std::string(const std::string& id)>& checkpoint_of) {
+  const std::string at = place_.commit_place(hashing_.hashes()).incoming_dir() + "/" + incoming;
+  for (;;) {
+    std::optional<Shown> decided;
+    std::shared_ptr<CommitShare> open;
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto known = shown_.find(incoming); known != shown_.end()) decided = known->second;
+      for (const auto& [id, own] : taken_)
+        if (own.share != nullptr && own.share->incoming() == incoming) open = own.share;
+    }
+    if (!decided && open != nullptr && open->shown() != nullptr) {
+      const auto is_over = [&] {
+        return stopped_ || shown_.contains(incoming) ||
+               std::none_of(taken_.begin(), taken_.end(),
+                            [&](const auto& one) { return one.second.share == open; });
+      };
+      std::unique_lock lock(mutex_);
+      const auto until = std::min(deadline, Clock::now() + kShownTime);
+      if (changed_.wait_until(lock, until, is_over) && !stopped_) continue;
+      return Error(Code::kUnavailable,
+                   fmt::format("incoming/{} is being committed by another node: the same mv again "
+                               "hears how that ended",
+                               incoming),
+                   EAGAIN);
+    }
+    if (!decided) return std::nullopt;
+    const std::string made = checkpoint_of(decided->id);
+    const bool is_still = !made.empty() && decided->name->is_at(at) && decided->name->is_empty();
+    if (is_still && made != name)
+      return make_error(Code::kNotFound, "incoming/{} is checkpoint {} by now", incoming, made);
+    forget_shown(incoming);
+    if (is_still) return Result<>(ok());
+  }
+}
+
 void TakenDirs::look_after(const std::stop_token& stop) {
+  look_after_shown(stop);
   std::map<std::string, std::string> unheard;  // id → who leads it
   {
     std::lock_guard lock(mutex_);
@@ -248,14 +359,14 @@ Result<> TakenDirs::find_out(const std::string& id, const std::string& leader,
           peers_.ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
   if (outcome == "open") return make_error(Code::kBusy, "node {} has not decided yet", leader);
   PTC_TRY(rest_.follow());  // what it has decided by now is seen in the metadata
-  std::shared_ptr<CommitShare> share;
+  Taken decided;
   {
     std::lock_guard lock(mutex_);
     const auto own = taken_.find(id);
     if (own == taken_.end()) return ok();
-    if (outcome == "committed") share = own->second.share;  // and removed since
+    if (outcome != "given up") decided = own->second;  // and removed since
   }
-  if (share != nullptr) share->committed();
+  committed(id, decided);
   untake(id);
   return ok();
 }
@@ -267,14 +378,21 @@ bool TakenDirs::holds(const std::string& id) const {
 
 bool TakenDirs::any() const {
   std::lock_guard lock(mutex_);
-  return !taken_.empty();
+  return !taken_.empty() || !shown_.empty();
 }
 
 void TakenDirs::stop() {
   stop_.request_stop();
-  std::lock_guard lock(mutex_);
-  for (const auto& [id, own] : taken_)
-    if (own.share != nullptr) own.share->leave();
+  std::vector<std::string> shown;
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+    for (const auto& [id, own] : taken_)
+      if (own.share != nullptr) own.share->leave();
+    for (const auto& [incoming, one] : shown_) shown.push_back(incoming);
+  }
+  for (const std::string& incoming : shown) forget_shown(incoming);
 }
 
 }  // namespace ptc

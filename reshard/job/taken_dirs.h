@@ -13,14 +13,20 @@
 // while; and where the lease of the node that leads has ended and it has not decided, it never
 // will, for its decision names its key under that lease. Until it is hidden, the directory can be
 // written again here, too: then the commit finds nothing more on this node, and fails.
+//
+// From then on its name is shown here as on the node that leads (ShownName): the same mv, on this
+// node, waits for the decision and is told of it, also where that came too late for the mv that
+// asked for it. The name goes when that one was told, which this node asks, or after a minute.
 #pragma once
 
 #include <boost/json/object.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <string>
@@ -64,25 +70,44 @@ class TakenDirs {
   /// It will never be decided.
   void untake(const std::string& id);
 
+  using Clock = std::chrono::steady_clock;
+  /// As the node that leads it answers a mv of incoming/<incoming> to checkpoints/<name>: ok() once
+  /// it was decided, and nobody was told so; waits for that while it is being decided. kUnavailable
+  /// with EAGAIN: it still is. nullopt: the name stands for nothing that was taken.
+  /// `checkpoint_of`: the name of the checkpoint that has this id, if there is one; called without
+  /// a lock of this.
+  std::optional<Result<>> hear(
+      const std::string& incoming, const std::string& name, Clock::time_point deadline,
+      const std::function<std::string(const std::string& id)>& checkpoint_of);
+
   /// Commits that can never be decided any more. To be asked before the metadata are read that
   /// would say that one has been decided.
   Result<std::set<std::string>> given_up() const;
   /// `decided`: ids in the metadata.
   void settle(const std::set<std::string>& given_up, const std::set<std::string>& decided);
-  /// Asks those that lead, and have not been heard of for a while.
+  /// Asks those that lead, and have not been heard of for a while; or whose mv may have been told.
   void look_after(const std::stop_token& stop);
+  Clock::time_point next_look() const;  // is due then, at the latest; max(): whenever
   /// The job ends here: whether they were decided the next start knows.
   void stop();
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Taken {
     std::string from;                    // the node that leads
     MetaTransaction::Compare fence;      // of it, which its decision names
     std::shared_ptr<CommitShare> share;  // null: nothing of incoming/
     Clock::time_point heard;             // of it
   };
+  /// One that was decided, by its name in incoming/, which is shown until its mv was answered.
+  struct Shown {
+    std::string id, from;  // and the node that led it
+    std::shared_ptr<ShownName> name;
+    Clock::time_point since, ask_at;
+  };
   Result<std::string> take(const boost::json::object& request, const std::string& id);
+  void committed(const std::string& id, const Taken& own);
+  void forget_shown(const std::string& incoming);
+  void look_after_shown(const std::stop_token& stop);
   /// What became of it, by its leader and then by what is agreed: it is completed here or undone.
   /// kBusy: it is not decided.
   Result<> find_out(const std::string& id, const std::string& leader, const std::stop_token& stop);
@@ -94,7 +119,10 @@ class TakenDirs {
   KeyedLock takes_;  // by the name in incoming/
   std::stop_source stop_;
   mutable std::mutex mutex_;
-  std::map<std::string, Taken> taken_;  // guarded
+  std::condition_variable changed_;     // what hear() waits for
+  std::map<std::string, Taken> taken_;  // guarded, as all below
+  std::map<std::string, Shown> shown_;
+  bool stopped_ = false;
 };
 
 }  // namespace ptc

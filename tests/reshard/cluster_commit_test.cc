@@ -81,8 +81,11 @@ TEST_F(ClusterTest, RanksMayBeWrittenOnAnyNode) {
   const uint64_t copied = cluster_.bytes_moved() - before;
   cluster_.wait_settled();
   EXPECT_EQ(cluster_.bytes_moved() - before, copied);
-  for (unsigned node = 0; node < 3; ++node)
+  for (unsigned node = 0; node < 3; ++node) {
+    // Its name is shown until it is known that the call was answered.
+    for (int i = 0; i < 500 && std::filesystem::exists(incoming(node)); ++i) usleep(10'000);
     EXPECT_FALSE(std::filesystem::exists(incoming(node))) << node;
+  }
   expect_everywhere({0, 1, 2}, spec);
   cluster_.stop(2);
   cluster_.wait_settled();
@@ -301,12 +304,17 @@ class LateCommitTest : public CommitTest {
     for (int i = 0; i < 100 && job()->find_checkpoint("base") == nullptr; ++i) usleep(50'000);
     usleep(200'000);
     EXPECT_NE(job()->find_checkpoint("base"), nullptr);
-    EXPECT_TRUE(std::filesystem::is_empty(incoming(0)));
-    EXPECT_FALSE(std::filesystem::exists(incoming(1)));
+    for (unsigned node : {0u, 1u}) {
+      EXPECT_TRUE(std::filesystem::is_empty(incoming(node))) << node;
+    }
   }
   JobRef job() { return cluster_.job(0, "job"); }
-  Result<> commit_as(const std::string& name) {
-    return job()->commit("base", name, std::chrono::milliseconds(1700));
+  Result<> commit_as(const std::string& name, unsigned node = 0) {
+    return cluster_.job(node, "job")->commit("base", name, std::chrono::milliseconds(1700));
+  }
+  bool is_gone(unsigned node) {
+    for (int i = 0; i < 500 && std::filesystem::exists(incoming(node)); ++i) usleep(10'000);
+    return !std::filesystem::exists(incoming(node));
   }
 };
 
@@ -317,8 +325,28 @@ TEST_F(LateCommitTest, TheSameCallAgainHearsOfIt) {
   EXPECT_FALSE(std::filesystem::exists(incoming(0)));
   EXPECT_FALSE(std::filesystem::exists(incoming(0) + ".error"));
   EXPECT_EQ(commit_as("base").error().code(), Code::kAlreadyExists);  // it was answered
+  EXPECT_TRUE(is_gone(1));
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(LateCommitTest, TheSameCallOnAnotherNodeHearsOfIt) {
+  while (cluster_.job(1, "job")->find_checkpoint("base") == nullptr) usleep(10'000);
+  sleep(3);  // it is asked for now and then whether it was heard of
+  EXPECT_EQ(commit_as("other", 1).error().code(), Code::kNotFound);
+  Result<> heard = commit_as("base", 1);
+  EXPECT_TRUE(heard.has_value()) << heard.error().message();
+  EXPECT_FALSE(std::filesystem::exists(incoming(1)));
+  EXPECT_FALSE(std::filesystem::exists(incoming(1) + ".error"));
+  EXPECT_EQ(commit_as("base", 1).error().code(), Code::kAlreadyExists);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(LateCommitTest, WhatWasWrittenSinceOnAnotherNodeIsAnother) {
+  write_rank(1);
+  EXPECT_EQ(commit_as("base", 1).error().code(), Code::kAlreadyExists);
+  EXPECT_TRUE(std::filesystem::exists(incoming(1) + "/rank/1"));
 }
 
 TEST_F(LateCommitTest, WhatWasWrittenSinceIsAnother) {
@@ -340,6 +368,18 @@ TEST_F(LateCommitTest, TheNameGoesWithTheDaemon) {
   cluster_.stop(0);
   cluster_.start(0);
   EXPECT_FALSE(std::filesystem::exists(incoming(0)));
+  EXPECT_TRUE(is_gone(1));  // nobody will hear of it any more
+  cluster_.stop(1);
+  cluster_.start(1);
+  EXPECT_FALSE(std::filesystem::exists(incoming(1)));
+}
+
+TEST_F(CommitTest, WhatWasHeardOfShowsNoName) {
+  commit(0);
+  for (unsigned node : {0u, 1u}) {
+    for (int i = 0; i < 500 && std::filesystem::exists(incoming(node)); ++i) usleep(10'000);
+    EXPECT_FALSE(std::filesystem::exists(incoming(node))) << node;
+  }
 }
 
 /// A job cannot go while a commit that another node leads is being decided.
