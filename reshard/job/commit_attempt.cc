@@ -111,7 +111,7 @@ bool CommitAttempt::unheard_success() const {
   return is_unheard();
 }
 
-bool Job::Impl::CommitAttempt::is_unheard() const {
+bool CommitAttempt::is_unheard() const {
   return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) &&
          shown_->is_empty();
 }

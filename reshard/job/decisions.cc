@@ -44,7 +44,8 @@ void Decisions::remove_replaced(const CheckpointRecord& record, const StoredStat
 }
 
 Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
-                                       std::vector<StoredImage> images, bool were_damaged) {
+                                       std::vector<StoredImage> images, JobDecision decision,
+                                       bool were_damaged) {
   const Checkpoint& checkpoint = *seen.checkpoint;
   std::shared_ptr<const StoredState> before;
   CheckpointRecord record;
@@ -60,7 +61,6 @@ Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
     }
     record.mended += were_damaged;
     PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
-    JobDecision decision(place_.name);
     decision.rests_on(checkpoint.name(), record);
     PTC_TRY(put_stored(record, left, *plan, decision));
     Result<int64_t> decided = place_.commit(std::move(decision));
@@ -95,7 +95,7 @@ void Decisions::report_missing_images() {
       image.missing = image.image == nullptr;
       missing += image.missing;
     }
-    Result<bool> done = replace_images(record, std::move(images));
+    Result<bool> done = replace_images(record, std::move(images), JobDecision(place_.name));
     if (done.has_error()) spdlog::warn("job {}: {}", place_.name, done.error().message());
     else if (done.value() && missing > 0)
       spdlog::warn(

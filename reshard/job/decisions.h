@@ -40,10 +40,11 @@ class Decisions {
 
   // Whole decisions, which take the mutex.
 
-  /// The bytes of `seen` lie in `images` from now on. False: it has changed meanwhile.
+  /// The bytes of `seen` lie in `images` from now on, where all holds that `decision` rests on
+  /// besides. False: something has changed meanwhile.
   /// `were_damaged`: what was read of the others may be wrong.
   Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,
-                              bool were_damaged = false);
+                              JobDecision decision, bool were_damaged = false);
   /// Files of this node that are missing, as after a start on an empty store, or that are back. As
   /// long as other nodes count on them, their plans are other ones than this node's.
   void report_missing_images();

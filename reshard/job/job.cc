@@ -306,6 +306,7 @@ Result<> Job::Impl::want_layout_again() {
     known.saved.meta_revision = meta_revision;
     known.failed.reset();
     known.last_error.reset();
+    known.look_anyway = !place.alone();  // what failed may have been copies of an older checkpoint
   });
   knowledge.tell();
   return ok();

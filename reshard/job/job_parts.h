@@ -85,8 +85,8 @@ struct Job::Impl {
                         return ok();
                       },
                       [this] { housekeeping.wake(); }}};
-  Resharder resharder{{place, peers, knowledge, files, decisions, maker, mender, shelf, activities,
-                       doubts, [this] { return follow(); },
+  Resharder resharder{{place, peers, knowledge, files, decisions, maker, verifier, mender, shelf,
+                       activities, doubts, [this] { return follow(); },
                        [this](const std::string& name) { return remove(name, true); },
                        [this] { housekeeping.wake(); }}};
 

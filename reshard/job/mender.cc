@@ -257,8 +257,9 @@ Result<Findings> Mender::repair(const std::string& name) {
     if (!left.empty()) {
       PTC_TRY(auto now, verifier_.find(name));
       if (now.id != record.id || now.stored != record.stored) continue;
-      PTC_TRY(bool done, decisions_.replace_images(now, images_without(*record.where, left),
-                                                   /*damaged=*/true));
+      PTC_TRY(bool done,
+              decisions_.replace_images(now, images_without(*record.where, left),
+                                        JobDecision(place_.name), /*were_damaged=*/true));
       if (!done) continue;
       note_to_refresh({name});
     }

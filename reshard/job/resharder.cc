@@ -44,10 +44,13 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
         attempt.go_on([&] { return settle_older(*step.older, attempt); });
         round.brought.insert(step.older->id);
         break;
-      case Kind::kGiveBack:
+      case Kind::kGiveBack: {
+        const Result<> trimmed = attempt.result.has_error() ? ok() : trim_all(attempt);
         end(attempt);
+        if (trimmed.has_error()) look_again_at_copies(trimmed.error());
         round.leads = false;
         break;
+      }
       case Kind::kTrim:
         remove_superfluous(step.too_many, stop);
         round.trimmed = true;
@@ -101,6 +104,7 @@ void Resharder::end(Attempt& attempt) {
     attempt.activity.reset();
   });
   attempt.result = ok();
+  attempt.plans.clear();
   uses_.knowledge.tell();
 }
 
@@ -181,6 +185,7 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
   const Checkpoint& checkpoint = *record.checkpoint;
   std::shared_ptr<const StoredState> stored = record.where;
   PTC_TRY(auto change, plan_change(checkpoint, *stored, wanted));
+  attempt.plans.push_back(change);
   if (change->nothing() && stored->spec == wanted.spec) return std::shared_ptr<const StoredState>();
   const PlanReport report(uses_.place.name, uses_.place.services.node, checkpoint, *stored,
                           wanted.spec, *change);

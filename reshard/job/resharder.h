@@ -21,6 +21,8 @@
 #include "reshard/job/next_step.h"
 #include "reshard/job/part_maker.h"
 #include "reshard/job/part_shelf.h"
+#include "reshard/job/verifier.h"
+#include "reshard/move/change.h"
 #include "store/base/step_pool.h"
 
 namespace ptc {
@@ -37,6 +39,7 @@ class Resharder {
     const CheckpointFiles& files;
     Decisions& decisions;
     const PartMaker& maker;
+    const Verifier& verifier;
     Mender& mender;
     PartShelf& shelf;
     Activities& activities;
@@ -60,6 +63,7 @@ class Resharder {
     std::unique_ptr<Leadership> leadership;
     std::unique_ptr<Activity> activity;  // what it is at, once there is something to do
     Result<> result = ok();
+    std::vector<std::shared_ptr<const ChangePlan>> plans;  // made in it, for who needs one again
 
     int64_t epoch() const { return leadership->epoch(); }
     template <class Settle>
@@ -99,6 +103,12 @@ class Resharder {
                          const std::stop_token& stop);  // on another node a file of it is open, or
                                                         // that node says nothing
   void drop_undecided_parts();                          // whose leader is gone
+
+  // trim.cc
+  /// Copies beyond those that are wanted go, of all checkpoints. An error: some stay for now.
+  Result<> trim_all(const Attempt& attempt);
+  Result<> trim(const CheckpointRecord& record, const ChangePlan& change, const Attempt& attempt);
+  void look_again_at_copies(const Error& error);
 
   const Uses uses_;
   Loop loop_;  // last: its steps use the rest

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "reshard/move/placement.h"
+#include "reshard/move/superfluous.h"
 
 namespace ptc {
 namespace {
@@ -81,9 +82,12 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
       if (stored.images[i].image != nullptr && !is_among(wanted.alive, stored.images[i].node))
         plan.leaving.push_back(i);
   }
+  const std::vector<StateFile> all = plan.same_states ? plan.targets : std::vector<StateFile>();
   // A set of shards need not be joined where it is.
   if (plan.same_states)
     std::erase_if(plan.targets, [&](const StateFile& file) { return is_on(stored, file); });
+  if (placed && plan.nothing() && !wanted.nothing_leaves)
+    plan.superfluous = superfluous_images(checkpoint, stored, wanted, all);
   std::vector<ImageLayout> layouts;
   layouts.reserve(plan.targets.size());
   for (const StateFile& target : plan.targets) layouts.push_back(target.layout);

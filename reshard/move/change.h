@@ -34,10 +34,12 @@ struct ChangePlan {
   std::vector<OtherCopy> copies;
   /// Stored images of nodes that shall hold nothing: they go once the rest is there.
   std::vector<uint32_t> leaving;
+  /// Where nothing else is to do: images that are one copy too many (superfluous.h).
+  std::vector<uint32_t> superfluous;
   /// The states are what they were: the images that are within reach stay, in whatever form, and
   /// `targets` are those that come to them.
   bool same_states = false;
-  /// Nothing needs to be written, and nothing goes.
+  /// Nothing needs to be written, and nothing goes but what is superfluous.
   bool nothing() const {
     return same_states && targets.empty() && copies.empty() && leaving.empty();
   }

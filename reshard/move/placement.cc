@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "reshard/plan/assignment.h"
 
@@ -38,6 +39,19 @@ class HeldBytes {
  private:
   const StoredState& stored_;
 };
+
+/// By number of the node in StoredState::nodes: whether it has this very file. What is in it may
+/// be there as part of others, which then could not go.
+std::vector<bool> nodes_with(const StoredState& stored, const StateFile& file) {
+  std::vector<bool> nodes(stored.nodes.size() + 1);
+  const std::vector<StoredImage>& images = stored.images;
+  auto image = std::partition_point(images.begin(), images.end(), [&](const StoredImage& one) {
+    return std::tie(one.state, one.path) < std::tie(file.owner, file.path);
+  });
+  for (; image != images.end() && image->state == file.owner && image->path == file.path; ++image)
+    if (image->image != nullptr) nodes[stored.layouts()[image - images.begin()].node] = true;
+  return nodes;
+}
 
 /// Ranks with those of a tensor-parallel group side by side.
 std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
@@ -161,17 +175,21 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
     if (on.size() < replicas + 1u && on.size() < all.size()) {
       struct Candidate {
         uint64_t held;
+        bool has_file;
         uint32_t distance, node;
       };
       std::vector<Candidate> candidates;
       const std::vector<uint64_t> held = held_bytes.of(target.layout);
+      const std::vector<bool> has_file = nodes_with(stored, target);
       for (uint32_t i = 0; i < all.size(); ++i) {
         if (on.contains(all[i])) continue;
         const uint32_t distance = (i + all.size() - turn % all.size()) % all.size();
-        candidates.push_back({held[std::min<size_t>(all[i], held.size() - 1)], distance, all[i]});
+        const size_t known = std::min<size_t>(all[i], held.size() - 1);
+        candidates.push_back({held[known], has_file[known], distance, all[i]});
       }
       std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-        return a.held != b.held ? a.held > b.held : a.distance < b.distance;
+        return std::tuple(b.held, b.has_file, a.distance) <
+               std::tuple(a.held, a.has_file, b.distance);
       });
       for (const Candidate& candidate : candidates)
         if (on.size() < replicas + 1u) on.insert(candidate.node);

@@ -33,9 +33,9 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
 
 /// Where each file of `targets` (Checkpoint::target_images) shall be: on all nodes of the ranks
 /// that read it (those that are alive), and on so many more that there are `replicas` copies beside
-/// the first, as far as there are nodes; those that hold most of it already come first, then in
-/// turn. One entry a copy; `layout.node` is the number of the node in `nodes`, to which nodes are
-/// added.
+/// the first, as far as there are nodes; those that hold most of it already come first, of these
+/// those that have just this file, then in turn. One entry a copy; `layout.node` is the number of
+/// the node in `nodes`, to which nodes are added.
 std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
                                    const Placement& placement, uint32_t replicas,
                                    const std::vector<std::string>& alive, const StoredState& stored,

@@ -194,10 +194,17 @@ TEST_F(TakenDirsTest, GoesWithTheDecisionAndBackWithout) {
     const json::object files = json::parse(R"({"files": [["rank/0/note.txt", 10]]})").as_object();
     EXPECT_TRUE(taken_.answer("adopt", files, "id", "").has_value());
     EXPECT_TRUE(taken_.answer("hide", {}, "id", "").has_value());
-    EXPECT_FALSE(fs::exists(incoming_));
+    EXPECT_TRUE(fs::is_empty(incoming_));  // its name is shown
     if (decided) taken_.settle({}, {"id"});
     else taken_.untake("id");
-    EXPECT_EQ(fs::exists(incoming_), !decided);
+    EXPECT_EQ(fs::is_empty(incoming_), decided);
+    if (decided) {
+      const auto heard =
+          taken_.hear(fs::path(incoming_).filename(), "made", {},
+                      [](const std::string& id) { return id == "id" ? "made" : ""; });
+      EXPECT_TRUE(heard && heard->has_value());
+      EXPECT_FALSE(fs::exists(incoming_));
+    }
     EXPECT_FALSE(taken_.any());
     EXPECT_EQ(taken_.answer("hide", {}, "id", "").error().code(), Code::kConflict);
   }
@@ -310,7 +317,7 @@ class PartsTest : public ::testing::Test, public JobListener {
       place_, peers_, hashing_, {[] { return ok(); }, [](const std::string&) {}, [] {}}};
   PartMaker maker_{{place_, peers_, knowledge_, files_, verifier_, shelf_, arrivals_, taken_,
                     activities_, about_}};
-  CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_,
+  CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_, taken_,
                        activities_, doubts_, [] { return ok(); }, [] {}}};
 };
 
@@ -409,8 +416,8 @@ TEST_F(PartsTest, ARefusedCommitIsSaidBesideItsDirectory) {
 
 TEST_F(PartsTest, AnEditOfAJobWithoutCheckpointsIsInForceAtOnce) {
   StepPool pool(1);
-  Resharder resharder{{place_, peers_, knowledge_, files_, decisions_, maker_, mender_, shelf_,
-                       activities_, doubts_, [] { return Result<Followed>(Followed()); },
+  Resharder resharder{{place_, peers_, knowledge_, files_, decisions_, maker_, verifier_, mender_,
+                       shelf_, activities_, doubts_, [] { return Result<Followed>(Followed()); },
                        [](const std::string&) { return ok(); }, [] {}}};
   resharder.start(pool);
   knowledge_.wait(

@@ -99,6 +99,12 @@ bool World::wait_settled(Time limit) {
   return true;
 }
 
+const testing::RankParts& World::parts_of(Known& known, const LayoutSpec& spec, uint64_t rank) {
+  auto [parts, is_new] = known.ranks.try_emplace({spec.name(), rank});
+  if (is_new) parts->second = testing::slow_rank(known.sample, spec, rank);
+  return parts->second;
+}
+
 void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uint64_t rank,
                        const std::string& where, const std::function<bool()>& must_read) {
   auto known = checkpoints_.find(checkpoint.name());
@@ -113,9 +119,7 @@ void World::check_rank(const Checkpoint& checkpoint, const LayoutSpec& spec, uin
     must = must_read();
     return unreadable(set.error());
   }
-  auto [parts_of, is_new] = known->second.ranks.try_emplace({spec.name(), rank});
-  if (is_new) parts_of->second = testing::slow_rank(known->second.sample, spec, rank);
-  const testing::RankParts& expected = parts_of->second;
+  const testing::RankParts& expected = parts_of(known->second, spec, rank);
   struct Open {
     std::string path;
     Result<FileContentRef> content;
@@ -185,6 +189,105 @@ void World::check_files(unsigned node, JobStore& store, bool started_anew) {
   }
 }
 
+/// What is in the image may be on a node as part of other files, too.
+static size_t nodes_with_all_of(const StoredState& stored, const StoredImage& image) {
+  const ImageLayout& layout = stored.layouts()[&image - stored.images.data()];
+  size_t nodes = 0;
+  for (uint32_t node = 0; node < stored.nodes.size(); ++node)
+    nodes += std::all_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
+      return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
+        return stored.index().missing_on_node(slot.tensor, node, {piece.global}) == 0;
+      });
+    });
+  return nodes;
+}
+
+/// Whether the image is needed where it lies for what it has in common with another file, of which
+/// that node has no image.
+static bool stands_for_another(const StoredState& stored, const StoredImage& image) {
+  const auto is_same = [](const StoredImage& a, const StoredImage& b) {
+    return a.state == b.state && a.path == b.path;
+  };
+  const auto overlap = [&](const StoredImage& a, const StoredImage& b) {
+    for (const ArraySlot& one : stored.layouts()[&a - stored.images.data()].arrays)
+      for (const ArraySlot& other : stored.layouts()[&b - stored.images.data()].arrays)
+        for (const Piece& piece : one.part.pieces)
+          for (const Piece& another : other.part.pieces)
+            if (one.tensor == other.tensor && piece.global == another.global) return true;
+    return false;
+  };
+  return std::any_of(stored.images.begin(), stored.images.end(), [&](const StoredImage& other) {
+    return !is_same(image, other) && overlap(image, other) &&
+           std::none_of(stored.images.begin(), stored.images.end(), [&](const StoredImage& there) {
+             return there.node == image.node && is_same(there, other);
+           });
+  });
+}
+
+/// nullopt: of each file there are as many copies as are asked for, each on a node of its own; of
+/// the newest also what the nodes need whose ranks read it.
+std::optional<std::string> World::wrong_copies(const Checkpoint& checkpoint, const Layout& layout,
+                                               bool is_newest) const {
+  const std::shared_ptr<const StoredState> stored = checkpoint.stored();
+  const auto& agreed = cluster_.agreement().entries();
+  auto is_drained = [&](const std::string& node) {
+    return agreed.contains(std::string(kDrainedKeys) + node);
+  };
+  size_t in_service = 0;
+  for (unsigned node = 0; node < options_.nodes; ++node)
+    in_service += !is_drained(SimCluster::name(node));
+  const size_t wanted = std::min<size_t>(layout.replicas + size_t{1}, in_service);
+  std::map<std::tuple<uint32_t, std::string, int32_t>, std::vector<const StoredImage*>> copies;
+  for (const StoredImage& image : stored->images)
+    copies[{image.state, image.path, image.path.empty() ? image.written : -1}].push_back(&image);
+  for (const auto& [file, images] : copies) {
+    std::set<std::string> on, readers;
+    for (const StoredImage* image : images) on.insert(image->node);
+    const StoredImage& one = *images.front();
+    const bool has_tensors =
+        one.written < 0 || checkpoint.manifest().files[one.written].has_tensors;
+    const size_t whole_on = has_tensors ? nodes_with_all_of(*stored, one) : on.size();
+    uint64_t ranks = 0;
+    for (uint64_t rank = 0; is_newest && has_tensors && rank < stored->spec.sizes.world_size();
+         ++rank) {
+      StateCoords state = state_of(stored->spec, stored->spec.coords(rank));
+      bool reads = one.path.empty() || state_index(stored->spec, state) == one.state;
+      state.dp = 0;
+      reads = reads || state_index(stored->spec, state) == one.state;
+      if (!reads) continue;
+      ++ranks;
+      if (!layout.devices.empty())
+        readers.insert(layout.devices[rank].substr(0, layout.devices[rank].rfind(':')));
+    }
+    size_t most = std::max<size_t>(
+        wanted, layout.devices.empty() ? std::min<size_t>(ranks, in_service) : readers.size());
+    const size_t wanted_here = most;
+    most += static_cast<size_t>(
+        std::count_if(images.begin(), images.end(), [&](const StoredImage* image) {
+          return on.size() > wanted_here && has_tensors && stands_for_another(*stored, *image);
+        }));
+    if (on.size() == images.size() && whole_on >= wanted && on.size() <= most) continue;
+    std::string where;
+    for (const StoredImage* image : images) where += " " + image->node;
+    return fmt::format("{} of state {} has {} copies ({} ), its bytes {}; {} to {} are wanted",
+                       one.path, one.state, images.size(), where, whole_on, wanted, most);
+  }
+  return std::nullopt;
+}
+
+void World::check_copies(const Job& job) {
+  const std::string target = job.current_target().value_or("");
+  const auto layout = Layout::parse(job.layout_text());
+  if (layout.has_error() || job.numbers().state != JobState::kIdle) return;
+  for (const CheckpointRef& checkpoint : job.checkpoints()) {
+    const auto known = checkpoints_.find(checkpoint->name());
+    if (known == checkpoints_.end() || !checkpoint->lost_tensors().empty()) continue;
+    const bool is_newest = target.starts_with("checkpoints/" + checkpoint->name() + "/");
+    if (auto wrong = wrong_copies(*checkpoint, layout.value(), is_newest))
+      broken(fmt::format("{}: {}", checkpoint->name(), *wrong));
+  }
+}
+
 void World::check_end(bool started_anew) {
   std::optional<std::string> first;
   for (unsigned node = 0; node < options_.nodes; ++node) {
@@ -225,6 +328,7 @@ void World::check_end(bool started_anew) {
       if (numbers.state != JobState::kIdle && !may_fail)
         broken(fmt::format("{} is not idle: {}", here, job->status_json()));
       check_files(node, store, started_anew);
+      if (node == 0) check_copies(*job);
     });
   }
   check_again();

@@ -183,21 +183,91 @@ std::optional<std::string> wrong_leader(const MetaEvent& event,
 
 }  // namespace
 
-/// Of a checkpoint of the job: the images that a stored state names, and where they lie. Empty:
-/// nobody has the file.
-std::map<std::string, std::string> World::images_in(const std::string& id,
-                                                    const std::string& stored) const {
-  std::map<std::string, std::string> nodes;
-  for (unsigned node = 0; node < options_.nodes && nodes.empty(); ++node) {
+/// Of a checkpoint of the job; nullopt: nobody has the file.
+std::optional<boost::json::object> World::state_in(const std::string& id,
+                                                   const std::string& stored) const {
+  for (unsigned node = 0; node < options_.nodes; ++node) {
     std::ifstream file(cluster_.directory(node) / "jobs/job/checkpoints" / id / stored);
     if (!file) continue;
     std::stringstream text;
     text << file.rdbuf();
-    const boost::json::object state = object_of(text.str());
-    for (const auto& image : state.at("images").as_array())
-      nodes.emplace(text_of(image.as_object(), "id"), text_of(image.as_object(), "node"));
+    return object_of(text.str());
   }
+  return std::nullopt;
+}
+
+/// The images that it names, and where they lie. Empty: nobody has the file.
+std::map<std::string, std::string> World::images_in(const std::string& id,
+                                                    const std::string& stored) const {
+  std::map<std::string, std::string> nodes;
+  if (const auto state = state_in(id, stored))
+    for (const auto& image : state->at("images").as_array())
+      nodes.emplace(text_of(image.as_object(), "id"), text_of(image.as_object(), "node"));
   return nodes;
+}
+
+/// nullopt: where images go and none comes, nothing good in them was the last: each part of a
+/// tensor is in another that lies on a node that lives and stays in service, and has the right
+/// bytes.
+std::optional<std::string> World::wrong_trim(const MetaEvent& event, const MetaEntry& before) {
+  const boost::json::object old_record = object_of(before.value), record = object_of(*event.value);
+  const std::string id = text_of(record, "id"), name = event.key.substr(event.key.rfind('/') + 1);
+  const auto known = checkpoints_.find(name);
+  const auto was = state_in(id, text_of(old_record, "stored")),
+             is = state_in(id, text_of(record, "stored"));
+  if (known == checkpoints_.end() || !was || !is || was->at("spec") != is->at("spec"))
+    return std::nullopt;
+  const auto spec = LayoutSpec::from_json(is->at("spec").as_object());
+  if (spec.has_error()) return spec.error().message();
+  std::map<std::string, const boost::json::object*> gone;
+  for (const auto& image : was->at("images").as_array())
+    gone.emplace(text_of(image.as_object(), "id"), &image.as_object());
+  for (const auto& image : is->at("images").as_array())
+    if (gone.erase(text_of(image.as_object(), "id")) == 0) return std::nullopt;
+  if (gone.empty()) return std::nullopt;
+  const Entries& now = cluster_.agreement().entries();
+  using Parts = std::map<std::string, testing::SlowPart>;
+  /// What is in it, as it should be; null: it is not, or its file is gone.
+  auto good_parts = [&](const boost::json::object& image) -> const Parts* {
+    const std::string node = text_of(image, "node");
+    const unsigned number = static_cast<unsigned>(std::stoul(node.substr(1)));
+    std::ifstream file(cluster_.directory(number) / "images" / text_of(image, "id"));
+    if (!file) return nullptr;
+    std::stringstream text;
+    text << file.rdbuf();
+    for (uint64_t rank = 0; rank < spec.value().sizes.world_size(); ++rank) {
+      const LayoutSpec& layout = spec.value();
+      if (state_index(layout, state_of(layout, layout.coords(rank))) !=
+          static_cast<uint32_t>(number_of(image, "state")))
+        continue;
+      const testing::RankParts& files = parts_of(known->second, layout, rank);
+      const auto expected = files.find(text_of(image, "path"));
+      return expected != files.end() && !difference(text.str(), expected->second)
+                 ? &expected->second
+                 : nullptr;
+    }
+    return nullptr;
+  };
+  std::vector<const Parts*> left;
+  for (const auto& image : is->at("images").as_array())
+    if (!now.contains(std::string(kDrainedKeys) + text_of(image.as_object(), "node")))
+      if (const Parts* parts = good_parts(image.as_object())) left.push_back(parts);
+  for (const auto& [image_id, image] : gone) {
+    const Parts* parts = good_parts(*image);
+    if (parts == nullptr) continue;
+    for (const auto& [tensor, part] : *parts) {
+      const bool is_left = std::any_of(left.begin(), left.end(), [&](const Parts* others) {
+        // By whatever name: tied ones have two.
+        return std::any_of(others->begin(), others->end(),
+                           [&](const auto& other) { return other.second.bytes == part.bytes; });
+      });
+      if (!is_left && !part.bytes.empty())
+        return fmt::format("the last good copy of {} in {} of state {} goes, on {}", tensor,
+                           text_of(*image, "path"), number_of(*image, "state"),
+                           text_of(*image, "node"));
+    }
+  }
+  return std::nullopt;
 }
 
 /// nullopt: nothing new lies on a node that is being drained.
@@ -226,6 +296,8 @@ std::optional<std::string> World::wrong_checkpoint(const MetaEvent& event,
   std::optional<std::string> wrong = before ? wrong_record(object_of(before->value), record)
                                             : wrong_sequence(now, event.key, record);
   if (!wrong && event.key.starts_with(kJob)) wrong = wrong_placement(event, !before);
+  if (!wrong && event.key.starts_with(kJob) && before && !is_large(options_))
+    wrong = wrong_trim(event, *before);
   return wrong;
 }
 

@@ -5,6 +5,7 @@
 // and which layouts were asked for. An answer of a node that died meanwhile counts as no answer.
 #pragma once
 
+#include <boost/json/object.hpp>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -152,6 +153,9 @@ class World {
   std::optional<std::string> wrong_checkpoint(const MetaEvent& event,
                                               const std::optional<MetaEntry>& before);
   std::optional<std::string> wrong_placement(const MetaEvent& event, bool is_new);
+  std::optional<std::string> wrong_trim(const MetaEvent& event, const MetaEntry& before);
+  std::optional<boost::json::object> state_in(const std::string& id,
+                                              const std::string& stored) const;
   std::map<std::string, std::string> images_in(const std::string& id,
                                                const std::string& stored) const;
   std::optional<unsigned> leader() const;
@@ -172,6 +176,10 @@ class World {
   void start_all_anew();
   void check_files(unsigned node, JobStore& store, bool started_anew);
   void check_other_files(const Checkpoint& checkpoint, const std::string& where);
+  const testing::RankParts& parts_of(Known& known, const LayoutSpec& spec, uint64_t rank);
+  void check_copies(const Job& job);
+  std::optional<std::string> wrong_copies(const Checkpoint& checkpoint, const Layout& layout,
+                                          bool is_newest) const;
   void check_least_movement();
   void go_on_when_freed();
 

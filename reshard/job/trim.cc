@@ -1,0 +1,115 @@
+// Copies beyond those that are wanted go: what a node that came back no longer needs elsewhere,
+// what an edit of `replicas` or `devices` left behind, what only the newest checkpoint needs.
+//
+// This is the one place where bytes go that are good and that nothing new has taken the place of.
+// So it is a step of its own, after all else is as it is wanted, and each of these holds:
+// * Nothing is to come. A plan has superfluous images only where it writes, copies and moves
+// nothing
+//   (superfluous.h): all copies that are wanted are decided on and lie on nodes in service. It is
+//   computed anew without the images that would go, and they all stay where it then lacks anything.
+// * What stays is read, now, by each node that has it: every copy of every tensor and file of which
+//   one goes, to the last byte, and each has the checksum of the commit. Where one has not, nothing
+//   goes: it is mended from the others first, those that are one too many among them.
+// * What stays is on nodes that live and are not being drained when it is decided, the same ones as
+//   were read. The decision names for each, as it was before it was asked, the revision of
+//   nodes/<node>, which a start puts anew, and that there is no drained/<node> (commit_fenced()).
+// * Nobody wants more meanwhile, and nobody has moved or taken out any of it: the decision names
+// the
+//   layout that is wanted, the checkpoint's record, in which its generation stands, and the leader.
+// * It is one transaction as any: files are unlinked by nodes that know it to be made. In doubt,
+//   nothing is. Who has an image open keeps it, also from another node (RemoteFiles).
+// What fails here fails no reshard: copies stay, and are looked at again.
+#include <spdlog/spdlog.h>
+
+#include "reshard/job/drain.h"
+#include "reshard/job/resharder.h"
+#include "reshard/job/wanted_states.h"
+#include "reshard/move/superfluous.h"
+
+namespace ptc {
+
+Result<> Resharder::trim_all(const Attempt& attempt) {
+  if (uses_.place.alone()) return ok();
+  std::vector<std::string> names;
+  for (const auto& [name, record] : uses_.knowledge.now()->checkpoints) names.push_back(name);
+  Result<> all = ok();
+  for (const std::string& name : names) {
+    Result<CheckpointRecord> record = uses_.verifier.find(name);
+    if (record.has_error()) continue;  // it was removed
+    const Checkpoint& checkpoint = *record.value().checkpoint;
+    auto trim_one = [&]() -> Result<> {
+      PTC_TRY(auto state,
+              record.value().checkpoint == attempt.newest
+                  ? wanted_state(uses_.place, checkpoint, attempt.wanted, nodes_in_service())
+                  : where_it_is(record.value(), attempt.wanted.replicas, nodes_in_service()));
+      PTC_TRY(auto change, plan_change(checkpoint, *record.value().where, state));
+      return change->superfluous.empty() ? ok() : trim(record.value(), *change, attempt);
+    };
+    Result<> trimmed = ok();
+    try {
+      trimmed = trim_one();
+    } catch (const std::exception& error) {  // no memory
+      trimmed = make_error(Code::kNoSpace, "{}", error.what());
+    }
+    if (trimmed.has_error() && all.has_value() && uses_.knowledge.now()->has(checkpoint))
+      all = std::move(trimmed);
+  }
+  return all;
+}
+
+void Resharder::look_again_at_copies(const Error& error) {
+  constexpr auto kTryAgain = std::chrono::seconds(1);
+  spdlog::info("job {}: copies beyond those that are wanted stay for now: {}", uses_.place.name,
+               error.message());
+  uses_.knowledge.update([&](KnownJob& known) {
+    known.look_anyway = true;
+    known.others_first = std::chrono::steady_clock::now() + kTryAgain;
+  });
+  uses_.knowledge.tell();
+}
+
+Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& change,
+                         const Attempt& attempt) {
+  const Checkpoint& checkpoint = *record.checkpoint;
+  const StoredState& stored = *record.where;
+  const std::vector<uint32_t>& going = change.superfluous;
+  const std::map<std::string, std::vector<uint32_t>> beside =
+      copies_beside(checkpoint, stored, going);
+  JobDecision decision(uses_.place.name);
+  for (const auto& [node, images] : beside) {
+    if (node != uses_.place.node_key()) {
+      const MetaTransaction::Compare fence = uses_.place.services.cluster->fence_of(node);
+      decision.rests_on_key(fence.key, fence.revision);
+    }
+    decision.rests_on_key(drained_key(node), 0);
+  }
+  const std::string spec = stored.spec.name();
+  const std::unique_ptr<Activity> activity =
+      uses_.activities.begin({Activity::Kind::kReshard, checkpoint.name(), spec, spec});
+  activity->begin("comparing copies");
+  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, beside, /*pace=*/nullptr,
+                                                    activity->stop_token()));
+  if (!are_good(checkpoint, stored, going, contents)) {
+    PTC_TRY(auto found, uses_.mender.repair(checkpoint.name()));
+    if (!found.replaceable.empty())
+      return make_error(Code::kCancelled, "checkpoint {} had damaged copies", checkpoint.name());
+    spdlog::warn("job {}: checkpoint {}: no copy goes, though there are more than are wanted: {}",
+                 uses_.place.name, checkpoint.name(), found.message());
+    return ok();
+  }
+  {
+    const JobKnowledge::Snapshot known = uses_.knowledge.now();
+    if (known->saved.revision != attempt.revision)
+      return Error(Code::kCancelled, "a newer edit came");
+    attempt.leadership->name_in(decision);
+    decision.rests_on(known->saved);
+  }
+  PTC_TRY(bool done, uses_.decisions.replace_images(record, images_without(stored, going),
+                                                    std::move(decision)));
+  if (!done) return Error(Code::kConflict, "something has changed meanwhile");
+  spdlog::info("job {}: checkpoint {}: {} of {} images were copies beyond those that are wanted",
+               uses_.place.name, checkpoint.name(), going.size(), stored.images.size());
+  return ok();
+}
+
+}  // namespace ptc
