@@ -63,6 +63,10 @@ void write_kernel_reads(MetricsWriter& out, Tree& tree) {
              passthrough.opens());
   out.single("ptcfs_passthrough_files", "gauge", "Files that the kernel reads by itself now.",
              passthrough.files());
+  if (const MemoryReserve* reserve = tree.store().images().reserve())
+    out.single("ptcfs_store_reserve_bytes", "gauge",
+               "Memory that is kept for images and files to come; the kernel may have taken some.",
+               reserve->held());
   const GatherCache::Numbers cache = tree.gathered().numbers();
   out.single("ptcfs_gather_cache_limit_bytes", "gauge",
              "Memory that files computed on read may take.", tree.gathered().limit_bytes());

@@ -49,7 +49,8 @@ const std::vector<std::string> kOwn = {
     "store",     "memory",   "cache",    "quota-job", "quota-user",       "data-root",
     "node",      "http",     "etcd",     "listen",    "advertise",        "cluster",
     "secret",    "tls-ca",   "tls-cert", "tls-key",   "etcd-credentials", "etcd-ca",
-    "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience"};
+    "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience",
+    "reserve"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -125,6 +126,16 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     for (const std::string& list : CLI::detail::split(value, ','))
       for (const std::string& endpoint : CLI::detail::split(list, ';'))
         if (!endpoint.empty()) cluster.etcd.endpoints.push_back(endpoint);
+  } else if (key == "reserve") {
+    options->reserve = {};
+    if (value == "auto") {
+      options->reserve.follows = host_takes_free_memory();
+    } else if (value != "off") {
+      PTC_TRY(options->reserve.for_good, parse_size(value));
+      if (options->reserve.for_good > memory_of_machine())
+        return invalid_argument("{} is more than this machine has; give a size, auto or off",
+                                format_size(options->reserve.for_good));
+    }
   } else if (key == "scrub") {
     PTC_TRY(options->scrub, ScrubRate::parse(value));
   } else if (key == "root-mode") {
@@ -243,6 +254,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("cache", "SIZE",
           "memory for files that are computed on read; given back when they are not asked for any "
           "more (default: an eighth of memory)");
+  add_own("reserve", "SIZE",
+          "memory that is kept for the next layout or checkpoint, so that it is not waited for: so "
+          "much for good; auto: what others have left, where the host of a virtual machine takes "
+          "free memory back, for ten minutes, and the kernel may have it; off (default: auto)");
   add_own("quota-job", "SIZE[,FILES]",
           "what each job may have on this node: bytes, with its checkpoints, and files outside of "
           "these: 64G, 64G,1M, "

@@ -13,6 +13,7 @@
 #include "reshard/job/scrub.h"
 #include "reshard/node/cluster_node.h"
 #include "store/base/error.h"
+#include "store/image/memory_reserve.h"
 
 namespace ptc {
 
@@ -25,6 +26,7 @@ struct Options {
   std::string node;
   std::optional<uint64_t> cache_bytes;
   ScrubRate scrub{ScrubRate::Kind::kDaily};
+  MemoryReserveOptions reserve{.follows = host_takes_free_memory()};
   std::optional<HttpAddress> http;
   std::vector<std::string> data_roots;
   QuotaLimit quota_user, quota_job;

@@ -418,6 +418,7 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
 }
 
 FsResult<Opened> RealNode::opened(UniqueFd fd, DescriptorShareRef share, int flags) {
+  if ((flags & O_ACCMODE) != O_RDONLY) job_->tree().store().images().expect_writing();
   auto self = std::static_pointer_cast<RealNode>(shared_from_this());
   auto handle = std::make_unique<RealHandle>(std::move(self), std::move(fd), std::move(share),
                                              (flags & O_ACCMODE) != O_RDONLY);

@@ -45,10 +45,11 @@ struct ClusterServices {
 
 struct JobStoreOptions {
   std::string directory;
-  std::string node;              // empty: the host's name
-  unsigned copy_threads = 0;     // 0: as many as cores
-  ClusterServices cluster = {};  // none: a cluster of one, with its metadata in `directory`
-  ScrubRate scrub = {};          // off
+  std::string node;                   // empty: the host's name
+  unsigned copy_threads = 0;          // 0: as many as cores
+  ClusterServices cluster = {};       // none: a cluster of one, with its metadata in `directory`
+  ScrubRate scrub = {};               // off
+  MemoryReserveOptions reserve = {};  // none
   std::shared_ptr<SharedResults> results =
       nullptr;  // of several stores in one process; none: the store's own
 };

@@ -2,9 +2,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -38,7 +40,7 @@ std::string draft_name(const ImageId& id) { return id.text + std::string(kDraftS
 
 /// Gives these bytes of a file space: a full file system must show here and not
 /// as a SIGBUS of whoever uses a mapping (of a hole in a tmpfs, reading takes a page, too).
-Result<> allocate(int fd, uint64_t begin, uint64_t bytes, const std::string& what) {
+Result<> allocate_space(int fd, uint64_t begin, uint64_t bytes, const std::string& what) {
   if (bytes == 0) return ok();
   int reason = 0;
   do {
@@ -49,12 +51,23 @@ Result<> allocate(int fd, uint64_t begin, uint64_t bytes, const std::string& wha
   return ok();
 }
 
+bool is_in_memory(int fd) {
+  struct statfs info {};
+  return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
+uint64_t used_bytes(int fd) {
+  struct statvfs info {};
+  if (::fstatvfs(fd, &info) != 0) return 0;
+  return uint64_t{info.f_blocks - info.f_bfree} * info.f_frsize;
+}
+
 /// The file at this path was opened as `info` says; it keeps its times.
 Result<> fill_holes(const std::string& path, const struct stat& info, const std::string& name) {
   const auto bytes = static_cast<uint64_t>(info.st_size);
   if (static_cast<uint64_t>(info.st_blocks) * 512 >= bytes) return ok();
   PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY));
-  PTC_TRY(allocate(fd.get(), 0, bytes, name + ", a file with holes"));
+  PTC_TRY(allocate_space(fd.get(), 0, bytes, name + ", a file with holes"));
   const timespec times[2] = {info.st_atim, info.st_mtim};
   if (::futimens(fd.get(), times) != 0) return errno_error(errno, "times of " + name);
   return ok();
@@ -178,15 +191,26 @@ Result<std::span<std::byte>> ImageWriter::map() {
 
 Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
   PTC_TRY(const FileInUse file, file_->use());
-  return allocate(file.fd(), begin, end - begin, "image " + id_.text);
+  return store_->allocate(file.fd(), begin, end, id_);
 }
 
 Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir,
                                                      const ImageStoreOptions& options) {
   PTC_TRY(make_directory(AT_FDCWD, dir));
   PTC_TRY(auto fd, open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY));
-  auto files = std::make_shared<LazyFiles>(std::move(fd), dir, options.most_open);
-  auto store = std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(files)));
+  std::shared_ptr<MemoryReserve> reserve;
+  LazyFiles::Gone gone;
+  if (!options.reserve.is_off() && is_in_memory(fd.get())) {
+    PTC_TRY(UniqueFd own, open_file(fd.get(), ".", O_RDONLY | O_DIRECTORY));
+    auto used = [directory = std::make_shared<UniqueFd>(std::move(own))] {
+      return used_bytes(directory->get());
+    };
+    reserve = std::make_shared<MemoryReserve>(options.reserve, std::move(used));
+    gone = [reserve](uint64_t bytes) { reserve->gone(bytes); };
+  }
+  auto files = std::make_shared<LazyFiles>(std::move(fd), dir, options.most_open, std::move(gone));
+  auto store =
+      std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(reserve), std::move(files)));
   PTC_TRY(store->find_drafts());
   return store;
 }
@@ -275,7 +299,7 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
   writer.store_ = this;  // from here on the destructor removes the file
   writer.size_ = bytes;
   if (when == TakeSpace::kNow) {
-    PTC_TRY(allocate(fd.get(), 0, bytes, "image " + writer.id_.text));
+    PTC_TRY(allocate(fd.get(), 0, bytes, writer.id_));
   } else if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return errno_error(errno, "size of image " + writer.id_.text);
   }
@@ -283,6 +307,16 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
   PTC_TRY(writer.file_, LazyFile::find(files_, name, LazyFile::Access::kWrite));
   writer.file_->open_as(std::move(fd));
   return writer;
+}
+
+Result<> ImageStore::allocate(int fd, uint64_t begin, uint64_t end, const ImageId& id) {
+  constexpr uint64_t kAtOnce = 1 << 30;  // memory that was given is not free for long
+  for (uint64_t bytes = 0; begin < end; begin += bytes) {
+    bytes = std::min(end - begin, reserve_ != nullptr ? kAtOnce : end - begin);
+    if (reserve_ != nullptr) reserve_->give(bytes);
+    PTC_TRY(allocate_space(fd, begin, bytes, "image " + id.text));
+  }
+  return ok();
 }
 
 Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
@@ -392,8 +426,16 @@ Result<> ImageStore::remove_name(const ImageId& id, const std::string& name) {
   Result<> removed = ok();
   if (held != nullptr) {
     removed = held->file().remove();
-  } else if (::unlinkat(directory_fd(), name.c_str(), 0) != 0 && errno != ENOENT) {
-    removed = errno_error(errno, fmt::format("removing {} from {}", name, dir_));
+  } else {
+    struct stat info {};
+    if (reserve_ != nullptr)
+      (void)::fstatat(directory_fd(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW);
+    if (::unlinkat(directory_fd(), name.c_str(), 0) == 0) {
+      if (reserve_ != nullptr && info.st_nlink == 1)
+        reserve_->gone(static_cast<uint64_t>(info.st_blocks) * 512);
+    } else if (errno != ENOENT) {
+      removed = errno_error(errno, fmt::format("removing {} from {}", name, dir_));
+    }
   }
   std::lock_guard lock(mutex_);
   losing_names_.erase(losing_names_.find(id.text));

@@ -15,6 +15,7 @@
 #include "store/base/error.h"
 #include "store/base/file.h"
 #include "store/image/lazy_file.h"
+#include "store/image/memory_reserve.h"
 
 namespace ptc {
 
@@ -120,6 +121,8 @@ class ImageMender {
 struct ImageStoreOptions {
   /// So many images that nobody uses have their files open.
   size_t most_open = descriptors_for_images();
+  /// Of memory for images that come; used where the directory is one of a tmpfs.
+  MemoryReserveOptions reserve = {};
 };
 
 /// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`,
@@ -176,6 +179,12 @@ class ImageStore {
     uint64_t total_bytes, free_bytes;
   };
   Result<Space> space() const;
+  /// Files of this file system are about to be written by others: from incoming/.
+  void expect_writing() {
+    if (reserve_ != nullptr) reserve_->writing();
+  }
+  /// Null: there is none.
+  MemoryReserve* reserve() const { return reserve_.get(); }
   const std::string& directory() const { return dir_; }
   /// Descriptors of images, with those in use.
   size_t open_files() const { return files_->open_files(); }
@@ -183,8 +192,10 @@ class ImageStore {
  private:
   friend class ImageWriter;
 
-  ImageStore(std::string dir, LazyFilesRef files)
-      : dir_(std::move(dir)), files_(std::move(files)) {}
+  ImageStore(std::string dir, std::shared_ptr<MemoryReserve> reserve, LazyFilesRef files)
+      : dir_(std::move(dir)), reserve_(std::move(reserve)), files_(std::move(files)) {}
+  /// Takes space for these bytes of a file of an image.
+  Result<> allocate(int fd, uint64_t begin, uint64_t end, const ImageId& id);
   int directory_fd() const { return files_->directory(); }
   Result<std::vector<std::string>> file_names() const;
   Result<> find_drafts();
@@ -194,6 +205,7 @@ class ImageStore {
   ImageRef find_open(const ImageId& id) const;  // mutex held; null: nobody holds it
 
   const std::string dir_;
+  const std::shared_ptr<MemoryReserve> reserve_;  // null: none
   const LazyFilesRef files_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<const Image>> open_;  // guarded by mutex_

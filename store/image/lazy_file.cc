@@ -121,6 +121,7 @@ LazyFile::LazyFile(LazyFilesRef files, std::string name, Access access, const st
 LazyFile::~LazyFile() {
   files_->forget(*this);
   if (removed_) ::unlinkat(files_->directory(), name_.c_str(), 0);  // else a start sees to it
+  if ((removed_ || name_.empty()) && files_->gone_) files_->gone_(bytes_);
 }
 
 Result<std::unique_ptr<LazyFile>> LazyFile::find(LazyFilesRef files, std::string name,

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,9 +31,15 @@ inline constexpr std::string_view kRemovedSuffix = ".removed";
 /// without its mutex.
 class LazyFiles {
  public:
+  /// Hears, from any thread, of so many bytes of a file that has neither a name nor a user any
+  /// more.
+  using Gone = std::function<void(uint64_t bytes)>;
   /// `path` is the directory's, for messages.
-  LazyFiles(UniqueFd directory, std::string path, size_t most_open)
-      : directory_(std::move(directory)), path_(std::move(path)), most_open_(most_open) {}
+  LazyFiles(UniqueFd directory, std::string path, size_t most_open, Gone gone = nullptr)
+      : directory_(std::move(directory)),
+        path_(std::move(path)),
+        most_open_(most_open),
+        gone_(std::move(gone)) {}
   int directory() const { return directory_.get(); }
   const std::string& path() const { return path_; }
   /// How many are open now, with those that stay so because they have no name (LazyFile::remove).
@@ -55,6 +62,7 @@ class LazyFiles {
   const UniqueFd directory_;
   const std::string path_;
   const size_t most_open_;
+  const Gone gone_;  // may be null
   mutable std::mutex mutex_;
   std::vector<LazyFile*> open_;    // guarded: the clock's face, in any order
   size_t hand_ = 0;                // guarded: position in open_

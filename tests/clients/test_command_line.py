@@ -174,7 +174,7 @@ class Help(unittest.TestCase):
                    ("export j d --layout l", "--rank", "0 to 1048575", "1048576 0.5")]
         of_ptcfs = [("", "--lease", "2 to 3600", "0 1 3601 2.5"), ("", "--patience", "1 to 86400", "0 86401 1.5"),
                     ("", "--memory", "", "0 2E"), ("", "--cache", "", "2E"), ("", "--quota-job", "", "1,-1 1,nan none,1e999"),
-                    ("", "--quota-user", "", "1,-1 1,nan none,1e999"), ("", "--scrub", "off, daily, or", "0"),
+                    ("", "--quota-user", "", "1,-1 1,nan none,1e999"), ("", "--scrub", "off, daily, or", "0"), ("", "--reserve", "", "-1 x 1E"),
                     ("", "--root-mode", "octal", "8 17777"), ("", "--http", "", ":65536 :-1 :99999999999999999999")]
         for program, status, table in (("ptc", 2, of_ptc), ("ptcfs", 1, of_ptcfs)):
             for command, option, takes, more in table:

@@ -64,6 +64,7 @@ TEST_F(EtcdSecure, UsersAndPasswords) {
   options.credentials_file = others.credentials_file = write("right", "ptc:pass:word\n");
   EXPECT_TRUE(refused(others, Code::kPermissionDenied, "permission denied"));
 
+  options.patience = std::chrono::seconds(30);  // the server has to start again, below
   auto meta = open_etcd_meta(options).value();
   EventLog log;
   auto handle = meta->watch("", log.collect()).value();

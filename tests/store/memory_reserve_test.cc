@@ -1,0 +1,184 @@
+#include "store/image/memory_reserve.h"
+
+#include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/mount.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <optional>
+
+#include "expect_error.h"
+#include "store/base/file.h"
+#include "store/image/image_store.h"
+
+namespace ptc {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+/// Of this process's memory so much is no file's, as the kernel counts it.
+uint64_t anonymous_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (word == "RssAnon:" && status >> word) return std::stoull(word) << 10;
+  return 0;
+}
+
+class Reserve : public testing::Test {
+ protected:
+  MemoryReserve& open(MemoryReserveOptions options) {
+    options.to_spare = [this] { return to_spare_.load(); };
+    return reserve_.emplace(std::move(options), [this] { return used_.load(); });
+  }
+  std::atomic<uint64_t> used_{1024 * kMiB}, to_spare_{4096 * kMiB};
+  std::optional<MemoryReserve> reserve_;
+};
+
+TEST_F(Reserve, KeepsWhatWasLeftAndGivesItBackWhenItIsNeeded) {
+  const uint64_t before = anonymous_memory();
+  MemoryReserve& reserve = open({.follows = true});
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 0u);
+  for (int i = 0; i < 4; ++i) reserve.gone(40 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 160 * kMiB);
+  EXPECT_GE(anonymous_memory(), before + 100 * kMiB);
+  reserve.give(33 * kMiB);
+  EXPECT_EQ(reserve.held(), 96 * kMiB);
+  reserve.give(31 * kMiB);  // of the block that was begun
+  EXPECT_EQ(reserve.held(), 96 * kMiB);
+  reserve.give(1 * kMiB);
+  EXPECT_EQ(reserve.held(), 64 * kMiB);
+  reserve.give(1024 * kMiB);
+  EXPECT_EQ(reserve.held(), 0u);
+  EXPECT_LE(anonymous_memory(), before + 60 * kMiB);
+}
+
+TEST_F(Reserve, NeverKeepsMoreThanTheStoreHoldsOrThanThereIsToSpare) {
+  MemoryReserve& reserve = open({.follows = true});
+  used_ = 70 * kMiB;
+  reserve.gone(500 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 64 * kMiB);
+  used_ = 200 * kMiB;
+  to_spare_ = kMiB;
+  reserve.gone(100 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 64 * kMiB);
+  to_spare_ = 4096 * kMiB;
+  reserve.gone(40 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 96 * kMiB);
+  used_ = 0;  // everything was removed
+  reserve.gone(40 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 0u);
+}
+
+TEST_F(Reserve, GivesBackWhatNobodyUses) {
+  MemoryReserve& reserve =
+      open({.for_good = 32 * kMiB, .follows = true, .idle = std::chrono::milliseconds(50)});
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 32 * kMiB);
+  reserve.gone(100 * kMiB);
+  reserve.settle();  // it has been taken, and may be on its way back
+  while (reserve.held() != 32 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  reserve.gone(100 * kMiB);
+  reserve.settle();
+  while (reserve.held() != 32 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
+TEST_F(Reserve, WhatIsForGoodIsTakenAtTheStartAndAgain) {
+  MemoryReserve& reserve = open({.for_good = 64 * kMiB});
+  to_spare_ = 0;  // not asked: it was ordered
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 64 * kMiB);
+  reserve.give(50 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 0u);
+  reserve.gone(500 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 64 * kMiB);
+}
+
+TEST_F(Reserve, FollowsThoseWhoWrite) {
+  MemoryReserve& reserve = open({.follows = true});
+  reserve.gone(640 * kMiB);
+  reserve.settle();
+  EXPECT_EQ(reserve.held(), 640 * kMiB);
+  reserve.writing();
+  while (reserve.held() != 384 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  used_ += 100 * kMiB;  // then as much again is given
+  while (reserve.held() > 288 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  reserve.settle();  // nobody writes any more: what was given beyond that is taken back
+  EXPECT_GE(reserve.held(), 512 * kMiB);
+  EXPECT_LE(reserve.held(), 544 * kMiB);
+}
+
+/// Images of a tmpfs, of which the reserve hears.
+class ReserveOfImages : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(::mkdtemp(path_.data()), nullptr);
+    if (::mount("ptcfs-test", path_.c_str(), "tmpfs", 0, "size=512m") != 0)
+      GTEST_SKIP() << "no tmpfs can be mounted here: " << std::strerror(errno);
+    ImageStoreOptions options;
+    options.reserve = {.follows = true, .to_spare = [] { return 4096 * kMiB; }};
+    store_ = ImageStore::open(path_ + "/images", options).value();
+    ASSERT_NE(store_->reserve(), nullptr);
+  }
+  void TearDown() override {
+    store_.reset();
+    ::umount2(path_.c_str(), MNT_DETACH);
+    ::rmdir(path_.c_str());
+  }
+  ImageRef publish(uint64_t bytes) {
+    return store_->publish(store_->create(bytes).value()).value();
+  }
+  uint64_t held() {
+    store_->reserve()->settle();
+    return store_->reserve()->held();
+  }
+  std::string path_ = testing::TempDir() + "ptc-reserve-XXXXXX";
+  std::unique_ptr<ImageStore> store_;
+};
+
+TEST_F(ReserveOfImages, HearsWhenTheirMemoryGoesAndComes) {
+  const ImageRef kept = publish(100 * kMiB);
+  ImageRef held_on = publish(64 * kMiB);
+  const ImageId let_go = publish(32 * kMiB)->id();
+  EXPECT_TRUE(is_ok(store_->remove(let_go)));  // nobody holds it
+  EXPECT_EQ(held(), 32 * kMiB);
+  EXPECT_TRUE(is_ok(store_->remove(held_on->id())));
+  EXPECT_EQ(held(), 32 * kMiB);
+  held_on.reset();
+  EXPECT_EQ(held(), 96 * kMiB);
+  {
+    ImageWriter writer = store_->create(40 * kMiB, ImageStore::TakeSpace::kLater).value();
+    EXPECT_EQ(held(), 96 * kMiB);
+    EXPECT_TRUE(is_ok(writer.take_space(0, 20 * kMiB)));
+    EXPECT_EQ(held(), 64 * kMiB);
+  }
+  EXPECT_EQ(held(), 96 * kMiB);  // it was given up
+  publish(64 * kMiB);
+  EXPECT_EQ(held(), 32 * kMiB);
+}
+
+TEST(ReserveOfFiles, IsNoneWhereTheyLieOnADisk) {
+  std::string path = testing::TempDir() + "ptc-reserve-XXXXXX";
+  ASSERT_NE(::mkdtemp(path.data()), nullptr);
+  ImageStoreOptions options;
+  options.reserve.for_good = 32 * kMiB;
+  struct statfs info {};
+  ASSERT_EQ(::statfs(path.c_str(), &info), 0);
+  const auto store = ImageStore::open(path + "/images", options).value();
+  EXPECT_EQ(store->reserve() != nullptr, info.f_type == TMPFS_MAGIC);
+  EXPECT_TRUE(is_ok(remove_tree(AT_FDCWD, path)));
+}
+
+}  // namespace
+}  // namespace ptc
