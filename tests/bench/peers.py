@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A change of tensor parallelism from 4 to 2 ranks: ptcfs and what else does it, on the same state.
 
-    PTC_BIN_DIR=$PWD/build/bin build/venv/bin/python tests/bench/peers.py [--mib 400] [--rounds 3]
+    PTC_BIN_DIR=$PWD/build/bin build/venv/bin/python tests/bench/peers.py [--mib 400] [--rounds 3] [--pause 5]
 
 The state is a Llama in bf16. Every way begins with what it keeps of four ranks and ends when two
 processes, each with torch, have their own tensors in memory of their own:
@@ -159,7 +159,7 @@ def by_gloo(rank, tensors):
 
 
 def main():
-    options = bench.options(__doc__, mib=400, rounds=3)
+    options = bench.options(__doc__, mib=400, rounds=3, pause=5)
     config, tensors = bench.llama(8, bench.hidden_for(options.mib, 8))
     with bench.plain_tmpfs() as plain, \
             mount.Mount("--memory", f"{options.mib * 3 + 256}M") as daemon:
@@ -173,12 +173,17 @@ def main():
         ratios = bench.Ratios()
         for _ in range(options.rounds):
             job.set_layout(tp=BEFORE)
+            time.sleep(options.pause)
             base = run(AFTER, by_ptcfs, job.path)
             ratios.add("ptcfs: seconds", base)
+            time.sleep(options.pause)
             ratios.add("safetensors slices / ptcfs", run(AFTER, by_slices, whole) / base)
+            time.sleep(options.pause)
             ratios.add("torch DCP / ptcfs", run(AFTER, by_dcp, plain + "/dcp", tensors) / base)
+            time.sleep(options.pause)
             ratios.add("torch DCP, HF / ptcfs",
                        run(AFTER, by_dcp_of_hugging_face, plain + "/hf", tensors) / base)
+            time.sleep(options.pause)
             ratios.add("gloo / ptcfs", run(BEFORE, by_gloo, tensors) / base)
         print(f"tp{BEFORE} -> tp{AFTER} of {options.mib} MiB")
         ratios.print()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a reshard takes, as a ratio to a memcpy of the bytes that change place.
 
-    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/reshard.py [--mib 400] [--rounds 5]
+    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/reshard.py [--mib 400] [--rounds 5] [--pause 5]
 
 A Llama of --mib MiB in bf16 with Adam's moments in fp32 (four times as much), from tp4-pp2 to tp2-pp4
 and back. Timed from the save of layout.json until `current` shows the new layout. Two baselines of two
@@ -34,7 +34,7 @@ def reshard(job, **sizes):
 
 
 def main():
-    options = bench.options(__doc__, mib=400, rounds=5)
+    options = bench.options(__doc__, mib=400, rounds=5, pause=5)
     with mount.Mount("--memory", f"{options.mib * 11 + 256}M") as daemon:
         job = daemon.job("bench")
         config, tensors = bench.llama(layers=8, hidden=bench.hidden_for(options.mib, layers=8))
@@ -47,6 +47,7 @@ def main():
         ratios = bench.Ratios()
         for _ in range(options.rounds):
             for sizes in ({"tp": 2, "pp": 4, "dp": 1}, {"tp": 4, "pp": 2, "dp": 1}):
+                time.sleep(options.pause)
                 took, plan = reshard(job, **sizes)
                 mib = bench.bytes_moved(plan) >> 20
                 to = "-> tp{tp}-pp{pp}".format(**sizes)
