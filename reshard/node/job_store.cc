@@ -176,7 +176,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
     impl->meta = impl->own_meta.get();
   }
-  PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images", {.reserve = options.reserve}));
+  PTC_TRY(impl->images,
+          ImageStore::open(impl->directory + "/images", {.reserve = options.reserve}));
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
