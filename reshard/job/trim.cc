@@ -4,9 +4,9 @@
 // This is the one place where bytes go that are good and that nothing new has taken the place of.
 // So it is a step of its own, after all else is as it is wanted, and each of these holds:
 // * Nothing is to come. A plan has superfluous images only where it writes, copies and moves
-// nothing
-//   (superfluous.h): all copies that are wanted are decided on and lie on nodes in service. It is
-//   computed anew without the images that would go, and they all stay where it then lacks anything.
+//   nothing (superfluous.h): all copies that are wanted are decided on and lie on nodes in service.
+//   It is computed anew without the images that would go, and they all stay where it then lacks
+//   anything.
 // * What stays is read, now, by each node that has it: every copy of every tensor and file of which
 //   one goes, to the last byte, and each has the checksum of the commit. Where one has not, nothing
 //   goes: it is mended from the others first, those that are one too many among them.
@@ -14,8 +14,8 @@
 //   were read. The decision names for each, as it was before it was asked, the revision of
 //   nodes/<node>, which a start puts anew, and that there is no drained/<node> (commit_fenced()).
 // * Nobody wants more meanwhile, and nobody has moved or taken out any of it: the decision names
-// the
-//   layout that is wanted, the checkpoint's record, in which its generation stands, and the leader.
+//   the layout that is wanted, the checkpoint's record, in which its generation stands, and the
+//   leader.
 // * It is one transaction as any: files are unlinked by nodes that know it to be made. In doubt,
 //   nothing is. Who has an image open keeps it, also from another node (RemoteFiles).
 // What fails here fails no reshard: copies stay, and are looked at again.
