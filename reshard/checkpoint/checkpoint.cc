@@ -238,6 +238,7 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
   PTC_TRY(auto found,
           format_of(file.path, !file.set.empty()).tensors(outline, file.path, declared));
   layout.literals = std::move(found.literals);
+  layout.gaps_are_others = found.gaps_are_others;
   for (size_t i = 0; i < found.tensors.size(); ++i) {
     const TensorEntry& entry = found.tensors[i];
     auto it = held.find(group + '\0' + (is_npy(group) ? std::string() : entry.name));
@@ -499,8 +500,8 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
   auto stored = std::make_shared<StoredState>();
   stored->spec = spec;
   std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
-    return std::tie(a.state, a.path, a.written, a.node) <
-           std::tie(b.state, b.path, b.written, b.node);
+    return std::tie(a.state, a.path, a.written, a.node, a.id) <
+           std::tie(b.state, b.path, b.written, b.node, b.id);
   });
   std::vector<std::string>& nodes = stored->nodes;
   for (const StoredImage& image : images) nodes.push_back(image.node);

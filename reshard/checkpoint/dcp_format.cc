@@ -24,6 +24,7 @@ class DcpFormat final : public FileFormat {
     FileTensors found;
     found.tensors = std::move(table.tensors);
     found.boxes = std::move(table.boxes);
+    found.gaps_are_others = true;  // zip headers, pickles
     return found;
   }
   Result<FileLayout> lay_out(std::span<const NewArray>,

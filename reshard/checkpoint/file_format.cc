@@ -113,7 +113,7 @@ const FileFormat& npy_format() {
 
 bool may_be_torch(std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);
-  if (name.find("rng") != name.npos || name.find("random_states") != name.npos) return false;
+  if (name.starts_with("rng") || name.starts_with("random_states")) return false;
   return std::any_of(std::begin(kTorchEndings), std::end(kTorchEndings),
                      [&](std::string_view ending) { return path.ends_with(ending); });
 }

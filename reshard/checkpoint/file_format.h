@@ -37,6 +37,8 @@ struct FileTensors {
   /// By tensor: one before it of which it is another name, or itself; empty: each is itself.
   std::vector<uint32_t> same_as;
   Literals literals;  // bytes of the file that are no tensor's, as far as its reader may see them
+  /// What is in neither is not padding but what its writer put there; no reader sees it.
+  bool gaps_are_others = false;
 
   bool is_other_name(size_t tensor) const { return !same_as.empty() && same_as[tensor] != tensor; }
 };

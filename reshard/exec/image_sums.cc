@@ -32,7 +32,7 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
   for (const PieceSum& piece : sums.pieces_)
     if (!piece.other_name) in_pieces += piece.from_logical.total_bytes();
   sums.literals_ = layout.literals;
-  sums.padded_ = layout.literals.bytes() + in_pieces < layout.bytes;
+  sums.padded_ = !layout.gaps_are_others && layout.literals.bytes() + in_pieces < layout.bytes;
   for (PieceSum& piece : sums.pieces_) piece.end_so_far = end = std::max(end, piece.end_so_far);
   return sums;
 }

@@ -4,9 +4,11 @@
 #include <map>
 
 #include "reshard/checkpoint/dcp_table.h"
+#include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"
 #include "store/codec/dcp_metadata.h"
+#include "store/codec/tensor_path.h"
 
 namespace ptc {
 namespace {
@@ -149,10 +151,21 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       if (metadata.values[v].item.file != DcpItem::kNone)
         items[metadata.values[v].item.file].values.push_back(v);
     const std::vector<std::string_view> names = names_of(metadata);
+    for (const std::string_view name : names)
+      if (auto path = tensor_path(name); path.has_error())
+        return std::move(path).error().with_context(index.source());
     PTC_TRY(executor.team().parallel_for(
         files.size(),
         [&](size_t i) { return read_items(dir_fd, metadata, items[i], names, set, *files[i]); },
         stop));
+    // What is no tensor is laid out for each rank later: what cannot be is refused now.
+    std::vector<DcpTable> tables;
+    for (size_t i = 0; i < files.size(); ++i) {
+      PTC_TRY(auto table, parse_dcp_table(files[i]->header, bytes[i]));
+      tables.push_back(std::move(table));
+    }
+    auto values = dcp_values_file(tables);
+    if (values.has_error()) return std::move(values).error().with_context(index.source());
     index.index = true;
   }
   for (const Found& file : found)

@@ -42,7 +42,8 @@ bool Activities::any_reshard() const { return reshard().has_value(); }
 
 std::optional<Activity::Progress> Activities::reshard() const {
   std::lock_guard lock(mutex_);
-  for (const Activity::Kind kind : {Activity::Kind::kReshard, Activity::Kind::kPart})
+  for (const Activity::Kind kind :
+       {Activity::Kind::kReshard, Activity::Kind::kPart, Activity::Kind::kTrim})
     for (const Activity* one : under_way_)
       if (one->subject_.kind == kind) return one->progress();
   return std::nullopt;
@@ -66,6 +67,12 @@ void Activities::stop_reshards() {
   std::lock_guard lock(mutex_);
   for (Activity* one : under_way_)
     if (one->subject_.kind != Activity::Kind::kCommit) one->stop_.request_stop();
+}
+
+void Activities::stop_trims() {
+  std::lock_guard lock(mutex_);
+  for (Activity* one : under_way_)
+    if (one->subject_.kind == Activity::Kind::kTrim) one->stop_.request_stop();
 }
 
 void Activities::stop_with(std::string_view checkpoint) {

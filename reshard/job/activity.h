@@ -23,6 +23,7 @@ class Activity {
   enum class Kind {
     kReshard,  // led by this node
     kPart,     // this node's part of a reshard that another leads
+    kTrim,     // copies beyond those that are wanted go; whatever else is to be done goes first
     kCommit,   // a checkpoint that is being committed, here or elsewhere
   };
   /// A checkpoint on its way from one layout to another, or out of incoming/; by name.
@@ -74,6 +75,7 @@ class Activities {
 
   void stop_all();
   void stop_reshards();  // their parts too: a newer edit wins
+  void stop_trims();
   void stop_with(std::string_view checkpoint);
 
  private:

@@ -525,15 +525,21 @@ Result<> CommitAttempt::decide_once() {
     decision.put(next);
   }
   PTC_TRY(const int64_t committed, job_.place.commit(std::move(decision)));
-  record_.meta_revision = committed;
-  job_.files.confirm(record_);
-  job_.knowledge.update([&](KnownJob& known) {
-    known.checkpoints[name_] = record_;
-    known.sequence = {sequence, committed};
-    known.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
-    if (in_place) known.in_force = {next, committed};
-    known.forget_error(printable("commit of " + label_, 4096));
-  });
+  try {
+    record_.meta_revision = committed;
+    job_.files.confirm(record_);
+    job_.knowledge.update([&](KnownJob& known) {
+      known.checkpoints[name_] = record_;
+      known.sequence = {sequence, committed};
+      known.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
+      if (in_place) known.in_force = {next, committed};
+      known.forget_error(printable("commit of " + label_, 4096));
+    });
+  } catch (const std::exception& error) {  // no memory: it was decided, and is looked for again
+    return make_error(Code::kInDoubt, "{} was committed as {}, but: {}", label_, name_,
+                      error.what());
+  }
+  job_.activities.stop_trims();
   job_.knowledge.tell();
   return ok();
 }

@@ -153,8 +153,9 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
   for (;;) {
     std::shared_ptr<CommitAttempt> other;  // of the same directory
     {
-      const JobKnowledge::Snapshot known_now = uses_.knowledge.now();
       std::lock_guard lock(mutex_);
+      // Not before: an attempt that has ended by now was decided before that.
+      const JobKnowledge::Snapshot known_now = uses_.knowledge.now();
       if (closed_ || stopping_)
         return make_error(Code::kNotFound, "job {} is being removed", uses_.place.name);
       if (const auto known = attempts_.find(incoming); known != attempts_.end()) {

@@ -218,6 +218,7 @@ Result<Followed> Job::Impl::follow() {
     if (services.cluster != nullptr &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
       now.look_anyway = true;
+      activities.stop_trims();  // what is to be made goes first
       now.others_first = std::chrono::steady_clock::now();
       // What an edit asks for is done where it was made; what a loss asks for, by the first that is
       // left.

@@ -14,7 +14,7 @@ namespace ptc {
 std::optional<ReshardProgress> Job::own_progress() const {
   if (const std::optional<Activity::Progress> own = impl_->activities.reshard()) {
     const Activity::Subject& subject = own->subject;
-    return ReshardProgress{subject.kind == Activity::Kind::kReshard,
+    return ReshardProgress{subject.kind != Activity::Kind::kPart,
                            own->phase,
                            subject.checkpoint,
                            subject.from,

@@ -236,10 +236,10 @@ Result<> Mender::note_mended(const std::string& name, const std::string& id) {
   }
 }
 
-Result<Findings> Mender::repair(const std::string& name) {
+Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
   for (int tries = 1;; ++tries) {
     PTC_TRY(auto record, verifier_.find(name));
-    Result<Findings> examined = verifier_.examine(record, nullptr);
+    Result<Findings> examined = verifier_.examine(record, nullptr, stop);
     if (examined.has_error() && examined.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
       std::this_thread::sleep_for(kPauseBetweenTries);

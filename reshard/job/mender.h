@@ -43,7 +43,7 @@ class Mender {
         sync_about_(std::move(sync_about)) {}
 
   /// What was wrong; of that `replaceable` has been mended, or taken out.
-  Result<Findings> repair(const std::string& name);
+  Result<Findings> repair(const std::string& name, std::stop_token stop = {});
   /// Job::look_over().
   Result<> look_over(const std::string& name);
   /// Answers "mend": which of this node's images are right now.

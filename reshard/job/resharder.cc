@@ -46,8 +46,10 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
         break;
       case Kind::kGiveBack: {
         const Result<> trimmed = attempt.result.has_error() ? ok() : trim_all(attempt);
-        end(attempt);
+        // Before it is said that nobody leads: who waits for that finds what is still to be done.
         if (trimmed.has_error()) look_again_at_copies(trimmed.error());
+        else copies_tried_again_ = {};
+        end(attempt);
         round.leads = false;
         break;
       }
@@ -145,7 +147,7 @@ Result<> Resharder::settle_newest(Attempt& attempt) {
     attempt.activity.reset();
     return ok();
   }
-  Result<bool> flipped = flip(attempt, moved, fences);
+  Result<bool> flipped = flip(attempt, record, moved, fences);
   // Superseded at the last moment, or not written down: what was made for it goes.
   if (moved != nullptr && flipped.has_error())
     undo_unless_decided(flipped.error(), record, moved, attempt.epoch());
@@ -218,8 +220,8 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
   return moved;
 }
 
-Result<bool> Resharder::flip(const Attempt& attempt, std::shared_ptr<const StoredState> moved,
-                             const Fences& fences) {
+Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& planned,
+                             std::shared_ptr<const StoredState> moved, const Fences& fences) {
   const CheckpointRef& checkpoint = attempt.newest;
   std::lock_guard change(uses_.decisions.mutex());
   CheckpointRecord record;
@@ -232,6 +234,8 @@ Result<bool> Resharder::flip(const Attempt& attempt, std::shared_ptr<const Store
     if (known->saved.revision != attempt.revision ||
         (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
       return false;
+    // What was damaged may have been taken out of it since, and shall not come back.
+    if (moved != nullptr && newest->stored != planned.stored) return false;
     if (newest != nullptr) record = *newest;
     next = known->in_force;
     if (moved != nullptr) plan = known->running_plan;

@@ -92,7 +92,9 @@ class Resharder {
   Result<StoredRef> move_or_repair(const CheckpointRecord& record, const WantedState& wanted,
                                    Attempt& attempt, Fences& fences);
   /// False: a newer edit or checkpoint came.
-  Result<bool> flip(const Attempt& attempt, StoredRef moved, const Fences& fences);
+  /// `planned`: what `moved` was made of. False: that, or what is wanted, is another one by now.
+  Result<bool> flip(const Attempt& attempt, const CheckpointRecord& planned, StoredRef moved,
+                    const Fences& fences);
   /// After a decision that failed: at once, or when it is known that it was not made after all.
   void undo_unless_decided(const Error& error, const CheckpointRecord& record, StoredRef made,
                            int64_t epoch);
@@ -111,7 +113,8 @@ class Resharder {
   void look_again_at_copies(const Error& error);
 
   const Uses uses_;
-  Loop loop_;  // last: its steps use the rest
+  std::chrono::seconds copies_tried_again_{0};  // so long after the last time; by the loop alone
+  Loop loop_;                                   // last: its steps use the rest
 };
 
 }  // namespace ptc

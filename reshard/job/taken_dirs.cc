@@ -52,6 +52,12 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
   const std::string incoming(name->as_string());
   const KeyedLock::Held one =
       takes_.hold(incoming);  // it may be asked again before it has answered
+  {
+    std::unique_lock lock(mutex_);
+    const auto is_back = [&] { return stopped_ || !going_back_.contains(incoming); };
+    if (!changed_.wait_until(lock, Clock::now() + kRenameTime, is_back))
+      return make_error(Code::kUnavailable, "incoming/{} is being put back", incoming);
+  }
   PTC_TRY(note(request, id));
   const auto given_up = [] {
     return make_error(Code::kConflict, "the commit was given up");
@@ -193,13 +199,17 @@ void TakenDirs::untake(const std::string& id) {
     if (known == taken_.end()) return;
     own = std::move(known->second);
     taken_.erase(known);
-    changed_.notify_all();
+    if (own.share != nullptr) going_back_.insert(own.share->incoming());
   }
   if (own.share != nullptr) {
-    spdlog::info("job {}: incoming/{} was not committed by node {}", place_.name,
-                 own.share->incoming(), own.from);
+    const std::string incoming = own.share->incoming();
+    spdlog::info("job {}: incoming/{} was not committed by node {}", place_.name, incoming,
+                 own.from);
     own.share->withdraw();  // somebody may still be at it
     own.share.reset();
+    std::lock_guard lock(mutex_);
+    going_back_.erase(going_back_.find(incoming));
+    changed_.notify_all();
   }
   rest_.drop(id);
   (void)remove_tree(AT_FDCWD, place_.checkpoint_dir(id));
@@ -260,12 +270,12 @@ void TakenDirs::committed(const std::string& id, const Taken& own) {
   rest_.wake();
 }
 
-void TakenDirs::forget_shown(const std::string& incoming) {
+void TakenDirs::forget_shown(const std::string& incoming, const std::string& id) {
   std::shared_ptr<ShownName> name;
   {
     std::lock_guard lock(mutex_);
     const auto known = shown_.find(incoming);
-    if (known == shown_.end()) return;
+    if (known == shown_.end() || (!id.empty() && known->second.id != id)) return;
     name = std::move(known->second.name);
     shown_.erase(known);
   }
@@ -289,7 +299,7 @@ void TakenDirs::look_after_shown(const std::stop_token& stop) {
     if (stop.stop_requested()) return;
     const bool over = outcome.has_value() && outcome.value() != "open" &&
                       outcome.value() != "unheard";  // it was told, or nobody will be any more
-    if (over || now - one.since > kShownTime) forget_shown(incoming);
+    if (over || now - one.since > kShownTime) forget_shown(incoming, one.id);
   }
 }
 
@@ -307,8 +317,18 @@ std::optional<Result<>> TakenDirs::hear(
   for (;;) {
     std::optional<Shown> decided;
     std::shared_ptr<CommitShare> open;
+    const auto going_on = [&] {
+      return Error(Code::kUnavailable,
+                   fmt::format("incoming/{} is being committed by another node: the same mv again "
+                               "hears how that ended",
+                               incoming),
+                   EAGAIN);
+    };
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      const auto is_back = [&] { return stopped_ || !going_back_.contains(incoming); };
+      if (!changed_.wait_until(lock, std::min(deadline, Clock::now() + kShownTime), is_back))
+        return going_on();
       if (const auto known = shown_.find(incoming); known != shown_.end()) decided = known->second;
       for (const auto& [id, own] : taken_)
         if (own.share != nullptr && own.share->incoming() == incoming) open = own.share;
@@ -322,18 +342,14 @@ std::optional<Result<>> TakenDirs::hear(
       std::unique_lock lock(mutex_);
       const auto until = std::min(deadline, Clock::now() + kShownTime);
       if (changed_.wait_until(lock, until, is_over) && !stopped_) continue;
-      return Error(Code::kUnavailable,
-                   fmt::format("incoming/{} is being committed by another node: the same mv again "
-                               "hears how that ended",
-                               incoming),
-                   EAGAIN);
+      return going_on();
     }
     if (!decided) return std::nullopt;
     const std::string made = checkpoint_of(decided->id);
     const bool is_still = !made.empty() && decided->name->is_at(at) && decided->name->is_empty();
     if (is_still && made != name)
       return make_error(Code::kNotFound, "incoming/{} is checkpoint {} by now", incoming, made);
-    forget_shown(incoming);
+    forget_shown(incoming, decided->id);
     if (is_still) return Result<>(ok());
   }
 }

@@ -106,7 +106,7 @@ class TakenDirs {
   };
   Result<std::string> take(const boost::json::object& request, const std::string& id);
   void committed(const std::string& id, const Taken& own);
-  void forget_shown(const std::string& incoming);
+  void forget_shown(const std::string& incoming, const std::string& id = "");  // "": any
   void look_after_shown(const std::stop_token& stop);
   /// What became of it, by its leader and then by what is agreed: it is completed here or undone.
   /// kBusy: it is not decided.
@@ -122,6 +122,7 @@ class TakenDirs {
   std::condition_variable changed_;     // what hear() waits for
   std::map<std::string, Taken> taken_;  // guarded, as all below
   std::map<std::string, Shown> shown_;
+  std::multiset<std::string> going_back_;  // names in incoming/, taken no more and not there yet
   bool stopped_ = false;
 };
 

@@ -58,12 +58,15 @@ Result<> Resharder::trim_all(const Attempt& attempt) {
 }
 
 void Resharder::look_again_at_copies(const Error& error) {
-  constexpr auto kTryAgain = std::chrono::seconds(1);
+  // Each time all that stays is read: what lasts, such as a store that is full, shall not cost that
+  // each second.
+  constexpr auto kTryAgain = std::chrono::seconds(1), kAtMost = std::chrono::seconds(300);
+  copies_tried_again_ = std::min(2 * std::max(copies_tried_again_, kTryAgain / 2), kAtMost);
   spdlog::info("job {}: copies beyond those that are wanted stay for now: {}", uses_.place.name,
                error.message());
   uses_.knowledge.update([&](KnownJob& known) {
     known.look_anyway = true;
-    known.others_first = std::chrono::steady_clock::now() + kTryAgain;
+    known.others_first = std::chrono::steady_clock::now() + copies_tried_again_;
   });
   uses_.knowledge.tell();
 }
@@ -75,6 +78,7 @@ Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& chang
   const std::vector<uint32_t>& going = change.superfluous;
   const std::map<std::string, std::vector<uint32_t>> beside =
       copies_beside(checkpoint, stored, going);
+  if (!can_be_compared(checkpoint, stored, going)) return ok();  // then they stay
   JobDecision decision(uses_.place.name);
   for (const auto& [node, images] : beside) {
     if (node != uses_.place.node_key()) {
@@ -85,12 +89,12 @@ Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& chang
   }
   const std::string spec = stored.spec.name();
   const std::unique_ptr<Activity> activity =
-      uses_.activities.begin({Activity::Kind::kReshard, checkpoint.name(), spec, spec});
+      uses_.activities.begin({Activity::Kind::kTrim, checkpoint.name(), spec, spec});
   activity->begin("comparing copies");
   PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, beside, /*pace=*/nullptr,
                                                     activity->stop_token()));
   if (!are_good(checkpoint, stored, going, contents)) {
-    PTC_TRY(auto found, uses_.mender.repair(checkpoint.name()));
+    PTC_TRY(auto found, uses_.mender.repair(checkpoint.name(), activity->stop_token()));
     if (!found.replaceable.empty())
       return make_error(Code::kCancelled, "checkpoint {} had damaged copies", checkpoint.name());
     spdlog::warn("job {}: checkpoint {}: no copy goes, though there are more than are wanted: {}",

@@ -44,6 +44,7 @@ struct ImageLayout {
   /// By byte_offset. Several that begin at the same byte are one array, which has several names;
   /// the first is planned, and what covers least of it comes last.
   SharedVector<ArraySlot> arrays;
+  bool gaps_are_others = false;  // what is in neither is not known to be zeros, and is nobody's
   friend bool operator==(const ImageLayout&, const ImageLayout&) = default;
 };
 
