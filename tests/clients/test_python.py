@@ -1,5 +1,6 @@
 """tools/python: the package `ptc` against a real mount, with processes of torch.distributed where these matter."""
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -133,6 +134,74 @@ class Package(mount.TestCase):
                 ({"model": {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}}, "'a.b'"), ([], "a state is a dict")):
             with self.subTest(reason), self.assertRaisesRegex((TypeError, ValueError), reason):
                 ptc.save(state, where)
+
+    def test_a_name_is_no_path(self):
+        """Whatever lies where a path leads stays there: begin() removes what a broken attempt of that name has left."""
+        job = ptc.Job.create(self.mount.path + "/names")
+        kept = self.temporary("mine")
+        os.mkdir(kept)
+        models.write_file(kept + "/precious", b"x")
+        os.mkdir(job.file("incoming/other"))
+        models.write_file(job.file("incoming/other/staged"), b"x")
+        for name in (kept, "", ".", "..", "../checkpoints", "a/b", ".hidden"):
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "a name and no path"):
+                job.save({"w": torch.ones(2)}, name)
+        self.assertEqual((os.listdir(kept), os.listdir(job.file("incoming/other"))), (["precious"], ["staged"]))
+        with self.assertRaises(ValueError):
+            ptc.save({"model": {"__metadata__": torch.ones(2)}}, kept)
+
+    def test_many_tensors_and_few_descriptors(self):
+        job = ptc.Job.create(self.mount.path + "/many")
+        job.save({"model": {f"w{i}": torch.full((2,), i) for i in range(300)}}, "a")
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        targets = {f"w{i}": torch.zeros(2, dtype=torch.int64) for i in range(300)}
+        ptc.Checkpoint(job.path).fill(targets)
+        self.assertEqual([int(target[1]) for target in targets.values()], list(range(300)))
+
+    def test_optimizer_state_of_other_parameters(self):
+        model = torch.nn.Linear(2, 2)
+        adam = torch.optim.Adam(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        adam.step()
+        state = ptc.optimizer_state(model, adam)
+        wrapped = {**state, "state": {"module." + name: values for name, values in state["state"].items()}}
+        with self.assertRaisesRegex(KeyError, "module.weight"):
+            ptc.load_optimizer_state(model, adam, wrapped)
+        with self.assertRaisesRegex(ValueError, "2 groups"):
+            ptc.load_optimizer_state(model, adam, {**state, "param_groups": 2 * state["param_groups"]})
+        factored = torch.optim.Adafactor(model.parameters())
+        factored.step()
+        kept = ptc.optimizer_state(model, factored)
+        ptc.load_optimizer_state(model, torch.optim.Adafactor(model.parameters()), kept)
+
+    def test_ranks_save_one_behind_the_other_in_the_background(self):
+        job = ptc.Job.create(self.mount.path + "/overlap", dp=2)
+        self.run_ranks(2, """
+job = ptc.Job(path)
+futures = [job.save({"w": torch.full((4,), i)}, f"s{i}", wait=False) for i in range(12)]
+job.save({"w": torch.ones(4)}, "here")
+assert [future.result(60) for future in futures] == [f"{path}/checkpoints/s{i}" for i in range(12)]
+""", job.path)
+        self.assertEqual(len(job.checkpoints()), 13)
+
+    def test_what_is_cut_otherwise_is_no_fsdp(self):
+        """The daemon would put it together wrongly, and nobody would notice."""
+        job = ptc.Job.create(self.mount.path + "/otherwise", dp=4, optimizer="fsdp")
+        self.run_ranks(4, """
+flat, grid = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+whole = torch.arange(64.0).reshape(8, 8)
+for tensors in ({"w": distribute_tensor(whole, flat, [Shard(1)])}, {"w": distribute_tensor(whole, grid, [Replicate(), Shard(0)])},
+                {"w": distribute_tensor(whole, grid, [Shard(0), Shard(0)])},
+                {"w": distribute_tensor(whole, flat, [Shard(0)]), "running_mean": torch.ones(8)}):
+    try:
+        ptc.save({"model": tensors}, ptc.Job(path).incoming("a"))
+        raise SystemExit(f"saved {tensors}")
+    except ValueError as error:
+        assert "ptc.Writer" in str(error), error
+""", job.path)
 
     def test_mapped_and_once(self):
         """Tensors are the file's memory; writing to one changes nobody else's."""

@@ -309,6 +309,25 @@ class Distributed(Checkpoints):
         self.assertEqual(done.returncode, 0)
         self.assertEqual(sorted(os.listdir(self.mount.path + "/imported/checkpoints/base/model")), ["lm_head", "model", "optim"])
 
+    def test_what_stays_as_it_was_written_is_no_damage(self):
+        """Between its tensors a .distcp has what PyTorch put there."""
+        job = self.mount.job("stays")
+        self.save_dcp(job)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        job.wait()
+        done = self.mount.ptc("verify", job.path)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_names_that_are_no_paths(self):
+        """Refused, and the daemon goes on."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        for number, name in enumerate(("a" * 256, "")):
+            job = self.mount.job(f"nameless-{number}")
+            dcp.save({name: torch.ones(4), "b": torch.ones(4)}, checkpoint_id=job.incoming("base"), no_dist=True)
+            self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+            self.assertIn(".metadata", job.commit_error("base"))
+
     def refused(self, name, reason, spoil):
         job = self.mount.job(name)
         self.save_dcp(job)

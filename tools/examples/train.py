@@ -175,7 +175,8 @@ def main(rank, world, job, layout, checkpoint, meet, log):
     adam = torch.optim.AdamW(model.parameters(), **LEARNING)
     state = ptc.load(checkpoint)
     load(model, adam, state)
-    step, consumed = state["step"], state["consumed"]
+    saved = step = state["step"]
+    consumed = state["consumed"]
     samples = Samples(job, ranks.dp, ranks.dp_size)
 
     while True:
@@ -194,7 +195,8 @@ def main(rank, world, job, layout, checkpoint, meet, log):
                                        "ids": [one[0] for one in batch]}) + "\n")
         if step % SAVE_EVERY == 0:
             save(job, layout, model, adam, step, consumed)
-    if step % SAVE_EVERY or not step:
+            saved = step
+    if step != saved:
         save(job, layout, model, adam, step, consumed)
     dist.barrier()
     os._exit(0)  # threads of PyTorch's own can abort a process that is taken apart

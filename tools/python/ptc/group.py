@@ -35,21 +35,28 @@ def world_size() -> int:
 
 
 def prepare() -> None:
-    """Makes the group for `together`, so that it can be called in the background. Collective, at its first call."""
+    """Makes the groups for `together` and `gather`: one for calls in the background, and one for those made `here`, in
+    the thread of the program, for two threads must not use the same at a time. Collective, at its first call.
+    RuntimeError: the environment says that there are several processes, but they are in no group.
+    """
     global _own_group
     distributed = _distributed()
+    if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RuntimeError("WORLD_SIZE says that several processes save together, but torch.distributed is not in use: "
+                           "call init_process_group first, or ptc.save in each with its rank and rename once")
     if distributed is None or distributed.get_world_size() == 1:
         _own_group = None
     elif _own_group is None or _own_group[0] is not distributed.group.WORLD:
-        _own_group = (distributed.group.WORLD, distributed.new_group(backend="gloo"))
+        _own_group = (distributed.group.WORLD, distributed.new_group(backend="gloo"),
+                      distributed.new_group(backend="gloo"))
 
 
-def together(call: Callable[[], T]) -> T:
+def together(call: Callable[[], T], here: bool = False) -> T:
     """Once all ranks are here, rank 0 makes the call; all return its result, or raise its error. After `prepare`."""
     distributed = _distributed()
     if distributed is None or distributed.get_world_size() == 1:
         return call()
-    group = _own_group[1]
+    group = _own_group[2 if here else 1]
     distributed.barrier(group)
     outcome: list = [None, None]
     if distributed.get_rank() == 0:
@@ -63,13 +70,13 @@ def together(call: Callable[[], T]) -> T:
     return outcome[0]
 
 
-def gather(value: T) -> List[T]:
+def gather(value: T, here: bool = False) -> List[T]:
     """What each rank gave, to all. After `prepare`."""
     distributed = _distributed()
     if distributed is None or distributed.get_world_size() == 1:
         return [value]
     values: List[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(values, value, group=_own_group[1])
+    distributed.all_gather_object(values, value, group=_own_group[2 if here else 1])
     return values
 
 

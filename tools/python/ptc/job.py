@@ -24,6 +24,14 @@ class _Place(NamedTuple):
     name: str  # of a directory in incoming/ or checkpoints/; "": none
 
 
+def checkpoint_name(name: str) -> str:
+    """The same, if a checkpoint can have it. ValueError: it is empty, hidden, or a path: what it leads to is not touched.
+    """
+    if not isinstance(name, str) or not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise ValueError(f"a checkpoint has a name and no path: {name!r} cannot be one")
+    return name
+
+
 def find(path: Union[str, os.PathLike]) -> _Place:
     """The job around a path, and the name of a checkpoint in it. FileNotFoundError: there is no job."""
     path = os.path.abspath(os.fspath(path))
@@ -185,14 +193,14 @@ class Job:
             return None
 
     def incoming(self, name: str) -> str:
-        """Where a checkpoint of that name is written."""
-        return self.file("incoming", name)
+        """Where a checkpoint of that name is written. ValueError: it is a path, and no name."""
+        return self.file("incoming", checkpoint_name(name))
 
     def begin(self, name: str) -> str:
         """Removes what an attempt that was broken off left in incoming/; returns the directory. Collective."""
         where = self.incoming(name)
         group.prepare()
-        group.together(lambda: shutil.rmtree(where, ignore_errors=True))
+        group.together(lambda: shutil.rmtree(where, ignore_errors=True), here=True)
         return where
 
     def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,

@@ -19,7 +19,7 @@ except ImportError:  # under its older name
     from pytorch_lightning import Callback  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import CheckpointIO as _CheckpointIO  # type: ignore[assignment]
 
-from .job import Job
+from .job import Job, checkpoint_name
 from .loading import load
 from .optimizer import optimizer_state
 from .saving import save
@@ -40,7 +40,7 @@ class CheckpointIO(_CheckpointIO):
         self.job = job if isinstance(job, Job) else Job(job)
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: Any, storage_options: Optional[Any] = None) -> None:
-        name = os.path.basename(os.fspath(path))
+        name = checkpoint_name(os.path.basename(os.fspath(path)))
         where = self.job.incoming(name)
         shutil.rmtree(where, ignore_errors=True)  # of an attempt that was broken off
         rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
@@ -55,14 +55,14 @@ class CheckpointIO(_CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Optional[Any] = None, weights_only: Optional[bool] = None
                         ) -> Dict[str, Any]:
-        where = self.job.file("checkpoints", os.path.basename(os.fspath(path)), "layouts/tp1-pp1-dp1/rank/0")
+        where = self.job.file("checkpoints", checkpoint_name(os.path.basename(os.fspath(path))), "layouts/tp1-pp1-dp1/rank/0")
         state = load(where, map_location if isinstance(map_location, (str, torch.device)) else None)
         checkpoint = torch.load(os.path.join(where, _REST), map_location=map_location,
                                 weights_only=False if weights_only is None else weights_only)
         return {**checkpoint, "state_dict": state["model"], "optimizer_states": state["optim"]}
 
     def remove_checkpoint(self, path: Any) -> None:
-        shutil.rmtree(self.job.file("checkpoints", os.path.basename(os.fspath(path))))
+        shutil.rmtree(self.job.file("checkpoints", checkpoint_name(os.path.basename(os.fspath(path)))))
 
 
 class NamedOptimizers(Callback):

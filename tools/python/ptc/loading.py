@@ -130,7 +130,6 @@ class Checkpoint:
             info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"])
             self.tensors[info.file, info.name] = info
         self.text = read_text(os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0"))
-        self._mapped: Dict[str, Tuple[Any, int]] = {}
 
     def info(self, name: str, file: Optional[str] = None) -> TensorInfo:
         """By its name in a file; without one, in whichever has it, the model first. KeyError."""
@@ -189,12 +188,10 @@ class Checkpoint:
                                   shape=torch.Size(info.shape), stride=tuple(strides))
 
     def _map(self, info: TensorInfo) -> Tuple[Any, int]:
-        found = self._mapped.get(info.path)
-        if found is None:
-            with open(os.path.join(self.path, info.path), "rb") as file:
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            shape, data = safetensors.read_header_of_npy(memory)
-            if shape != info.shape:
-                raise ValueError(f"{info.path} of {self.path} has shape {shape}, not {info.shape}")
-            found = self._mapped[info.path] = memory, data
-        return found
+        # Not kept: a mapping of Python's has a descriptor, and there may be more tensors than a process may have of these.
+        with open(os.path.join(self.path, info.path), "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        shape, data = safetensors.read_header_of_npy(memory)
+        if shape != info.shape:
+            raise ValueError(f"{info.path} of {self.path} has shape {shape}, not {info.shape}")
+        return memory, data

@@ -4,6 +4,9 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping
 
 
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "master")
+
+
 def _names(model: Any) -> Dict[int, str]:
     names: Dict[int, str] = {}
     for name, parameter in model.named_parameters():
@@ -52,10 +55,20 @@ def load_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]) -
     """Puts it back, by name: tensors are copied, and go where the parameter is. Groups keep their parameters.
 
     Of groups the other values (lr, betas …) are taken over, in order. Names that this rank has not are passed over.
-    ValueError: a tensor has another shape than its parameter here.
+    KeyError: there is state, and none of it is of a parameter of this model: its names have another prefix. ValueError: a
+    moment has another shape than its parameter here; there are more groups, or fewer.
     """
     import torch
     from .arrays import is_distributed
+    names = [name for name, _ in model.named_parameters()]
+    if state["state"] and names and not any(name in state["state"] for name in names):
+        raise KeyError(f"the state is of parameters such as {next(iter(state['state']))}, and the model has none of them, "
+                       f"but such as {names[0]}")
+    groups = state.get("param_groups", [])
+    if groups and len(groups) != len(optimizer.param_groups):
+        raise ValueError(f"the state has {len(groups)} groups of parameters, and the optimizer {len(optimizer.param_groups)}")
+    on_device = {id(parameter) for group in optimizer.param_groups if group.get("fused") or group.get("capturable")
+                 for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         values = state["state"].get(name)
         if values is None:
@@ -68,8 +81,13 @@ def load_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]) -
                 continue
             if value.dim() == 0 or (value.numel() == 1 and here.numel() != 1):
                 own[key] = value.clone()  # a count
+                if here.dim() == 0 or id(parameter) in on_device:
+                    own[key] = own[key].to(here.device)
                 continue
             if tuple(value.shape) != tuple(here.shape):
+                if not is_distributed(parameter) and key not in _MOMENTS:  # of Adafactor and others: as the optimizer has it
+                    own[key] = value.to(here.device, copy=True)
+                    continue
                 raise ValueError(f"{key} of {name} is {tuple(value.shape)}, but the parameter here {tuple(here.shape)}")
             value = value.to(here.device, copy=True)
             if is_distributed(parameter):
@@ -77,5 +95,5 @@ def load_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]) -
                 value = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False,
                                            shape=parameter.shape, stride=parameter.stride())
             own[key] = value
-    for mine, saved in zip(optimizer.param_groups, state.get("param_groups", [])):
+    for mine, saved in zip(optimizer.param_groups, groups):
         mine.update({key: value for key, value in saved.items() if key != "params"})

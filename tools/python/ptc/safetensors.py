@@ -26,6 +26,8 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     """
     arrays = []
     for name, tensor in tensors.items():
+        if name == "__metadata__":
+            raise ValueError("a tensor cannot be called __metadata__ in a file of safetensors")
         try:
             arrays.append((name, Bytes(tensor)))
         except (TypeError, ValueError) as error:

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import Future
 from typing import Any, List, Literal, Mapping, Optional, Union, overload
 
-from . import group, safetensors, state as states
+from . import arrays, group, safetensors, state as states
 from .job import Job, find
 
 
@@ -42,6 +42,8 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     staged = os.path.basename(os.path.dirname(top)) == "incoming"
     where = os.path.join(top, "rank", str(rank)) if staged else top
     sections, text = states.flatten(state)
+    if staged:
+        check_placements(sections, Job(find(top).job).layout if layout is None else layout)
     open_files: List[int] = []
     try:
         for section, tensors in sections.items():
@@ -66,6 +68,31 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
         return top
     # Values are text already, so what finish() writes does not change under its hands.
     return finish() if wait else group.in_background(finish)
+
+
+def check_placements(sections: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
+    """Under fsdp the files of all data-parallel ranks are taken for rows of each tensor, one below the other. ValueError:
+    of a DTensor this rank holds another part than that, or all of a tensor; ptc.Writer saves these.
+    """
+    if layout.get("optimizer") != "fsdp" or int(layout.get("dp", 1)) == 1:
+        return
+    for section, tensors in sections.items():
+        if not any(arrays.is_distributed(tensor) for tensor in tensors.values()):
+            continue
+        for name, tensor in tensors.items():
+            if not arrays.is_distributed(tensor):
+                wrong = len(tensor.shape) > 0 and max(tensor.shape) > 1 and "all of it is on each rank"
+            else:
+                rows = [placement for placement in tensor.placements if placement.is_shard(0)]
+                strided = any("Strided" in type(placement).__name__ for placement in tensor.placements)
+                if not tensor.placements[0].is_shard(0) and not strided:
+                    wrong = f"its placements are {tuple(tensor.placements)}"
+                else:
+                    wrong = len(rows) > 1 and not strided and f"its rows are cut twice: {tuple(tensor.placements)}"
+            if wrong:
+                raise ValueError(f"{section}.{name} is not cut by rows over the data-parallel ranks, as the layout's "
+                                 f"\"optimizer\": \"fsdp\" says ({wrong}): save it with torch.distributed.checkpoint and "
+                                 "ptc.Writer")
 
 
 def write_text(path: str, content: Any) -> None:
@@ -102,16 +129,18 @@ def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[
     job = Job(place.job)
     group.prepare()
 
+    here = wait and after is None  # in this thread
+
     def run() -> str:
         failure: Optional[BaseException] = after.exception() if after is not None else None
         # All must come, also one whose save failed, or the others wait for it.
-        reasons = group.gather(None if failure is None else f"rank {group.rank()}: {failure}")
+        reasons = group.gather(None if failure is None else f"rank {group.rank()}: {failure}", here)
         if failure is not None:
             raise failure
         if any(reasons):
             raise OSError("not committed, for another rank could not save: " + "; ".join(filter(None, reasons)))
-        return group.together(lambda: job.rename_into_checkpoints(place.name, timeout))
-    return run() if wait and after is None else _result(run, wait)
+        return group.together(lambda: job.rename_into_checkpoints(place.name, timeout), here)
+    return run() if here else _result(run, wait)
 
 
 def _result(run: Any, wait: bool) -> Any:

@@ -59,9 +59,9 @@ class Callback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None,
                        lr_scheduler: Any = None, **kwargs: Any) -> None:
         """Loads what the Trainer has not found without its optimizer.pt."""
-        where = self.latest
-        if state.global_step == 0 or where is None or optimizer is None:
-            return
+        where = self.job.file("checkpoints", f"checkpoint-{state.global_step}", "layouts/tp1-pp1-dp1/rank/0")
+        if state.global_step == 0 or optimizer is None or not os.path.isdir(where):
+            return  # resumed from elsewhere
         saved = load(where)
         if "optim" in saved:
             load_optimizer_state(model, optimizer, saved["optim"])
