@@ -211,6 +211,21 @@ Result<FileLayout> lay_out_like(const WrittenTorchFile& like, std::span<const Ne
         (number[same] == TorchTensor::kNone || arrays[number[same]].content != array.content))
       wanted[i].same_as = TorchTensor::kNone;
   }
+  // One object under several names is one array again, so it cannot be cut in two ways.
+  std::unordered_map<PickleId, uint32_t> objects;  // the first of them
+  for (uint32_t i = 0; i < wanted.size(); ++i) {
+    const auto [first, is_new] = objects.try_emplace(file.tensors()[i].arguments, i);
+    if (is_new) continue;
+    const uint32_t other = number[first->second];
+    const bool same =
+        number[i] == other || (number[i] != TorchTensor::kNone && other != TorchTensor::kNone &&
+                               arrays[number[i]].content == arrays[other].content);
+    if (!same)
+      return invalid_argument(
+          "tensors {} and {} are one object in the file, and this layout cuts them differently: "
+          "save .clone() of one",
+          ptc::quoted(file.tensors()[first->second].name), ptc::quoted(file.tensors()[i].name));
+  }
   PTC_TRY(auto made, lay_out_torch_file(file, wanted));
   std::vector<uint64_t> offsets(arrays.size());
   std::vector<Literals::Piece> literals;

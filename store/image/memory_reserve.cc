@@ -181,8 +181,7 @@ uint64_t MemoryReserve::target() const {
 void MemoryReserve::take(std::unique_lock<std::mutex>& lock) {
   const bool for_good = held() < options_.for_good;
   lock.unlock();
-  // What is for good its owner has asked for: it takes what there is.
-  void* block = for_good || options_.to_spare() >= kBlock ? take_block(for_good) : nullptr;
+  void* block = options_.to_spare() >= kBlock ? take_block(for_good) : nullptr;
   lock.lock();
   if (block == nullptr) {
     wanted_ = std::min(wanted_, held());  // until more has gone

@@ -24,7 +24,8 @@ bool host_takes_free_memory();
 uint64_t memory_to_spare();
 
 struct MemoryReserveOptions {
-  /// So much is taken at the start, and again whenever images have left some.
+  /// So much is taken at the start, as far as there is memory to spare, and again whenever images
+  /// have left some.
   uint64_t for_good = 0;
   /// Beyond that, as much as images have left, but never more than the store holds.
   bool follows = false;

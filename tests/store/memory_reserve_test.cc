@@ -94,7 +94,6 @@ TEST_F(Reserve, GivesBackWhatNobodyUses) {
 
 TEST_F(Reserve, WhatIsForGoodIsTakenAtTheStartAndAgain) {
   MemoryReserve& reserve = open({.for_good = 64 * kMiB});
-  to_spare_ = 0;  // not asked: it was ordered
   reserve.settle();
   EXPECT_EQ(reserve.held(), 64 * kMiB);
   reserve.give(50 * kMiB);
