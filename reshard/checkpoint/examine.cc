@@ -30,13 +30,41 @@ struct Copies {
 };
 using Pieces = std::unordered_map<Box, Copies, BoxHash>;
 
+/// The same where there is too much to try: one image is wrong in all that it has, and the others
+/// are alike. Cost: O(images × pieces).
+std::vector<size_t> all_but_one(const std::vector<const Copies*>& pieces,
+                                const Checksum& expected) {
+  std::set<uint32_t> suspects;
+  for (const Copies* copies : pieces)
+    if (copies->versions.size() > 1)
+      for (const auto& [sum, images] : copies->versions)
+        if (images.size() == 1) suspects.insert(images.front());
+  for (const uint32_t suspect : suspects) {
+    std::vector<size_t> chosen;
+    Checksum sum;
+    for (const Copies* copies : pieces) {
+      size_t left = 0, last = 0;
+      for (size_t i = 0; i < copies->versions.size(); ++i) {
+        const bool its_own = copies->versions[i].second == std::vector<uint32_t>{suspect};
+        if (copies->versions.size() > 1 && its_own) continue;
+        last = i, ++left;
+      }
+      if (left != 1) break;
+      chosen.push_back(last);
+      sum += copies->versions[last].first;
+    }
+    if (chosen.size() == pieces.size() && sum == expected) return chosen;
+  }
+  return {};
+}
+
 /// Which version of each piece gives the tensor its checksum; empty: none does, or several do.
 std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces,
                                    const Checksum& expected) {
   size_t choices = 1;
   for (const Copies* copies : pieces) {
     choices *= copies->versions.size();
-    if (choices > kMaxChoices) return {};
+    if (choices > kMaxChoices) return all_but_one(pieces, expected);
   }
   std::vector<size_t> right, chosen(pieces.size());
   size_t matches = 0;
@@ -141,24 +169,38 @@ class Examination {
       std::vector<const Copies*> copies;
       for (const auto& [box, of_box] : tensors[slot.tensor]) copies.push_back(&of_box);
       const std::vector<size_t> right = right_versions(copies, facts_[slot.tensor].checksum);
+      if (right.empty()) continue;  // not within reach as a whole
+      std::vector<ImageContent::Sum> sums;
+      std::vector<const Box*> wrong;
       size_t i = 0;
       for (const auto& [box, of_box] : tensors[slot.tensor]) {
-        if (right.empty()) break;  // not within reach as a whole
         const auto& [sum, images] = of_box.versions[right[i++]];
-        const bool is_right = std::find(images.begin(), images.end(), image) != images.end();
-        const bool in_it =
-            damaged.all ? holds(layout, slot.tensor, box) : has_another(of_box, image) && !is_right;
-        if (in_it) damaged.right.push_back({slot.tensor, box, sum});
+        sums.push_back({slot.tensor, box, sum});
+        if (has_another(of_box, image) &&
+            std::find(images.begin(), images.end(), image) == images.end())
+          wrong.push_back(&box);
+      }
+      // A piece is written over as a whole, so that all of it is compared before.
+      for (const ImageContent::Sum& sum : sums) {
+        auto goes = [&](const Piece& piece) {
+          return is_in(sum.box, piece.global) &&
+                 (damaged.all || std::any_of(wrong.begin(), wrong.end(), [&](const Box* box) {
+                    return is_in(*box, piece.global);
+                  }));
+        };
+        if (any_piece(layout, slot.tensor, goes)) damaged.right.push_back(sum);
       }
     }
     return damaged;
   }
 
-  static bool holds(const ImageLayout& layout, uint32_t tensor, const Box& box) {
+  static bool is_in(const Box& box, const Box& whole) { return intersect(box, whole) == box; }
+
+  template <class Is>
+  static bool any_piece(const ImageLayout& layout, uint32_t tensor, Is is) {
     return std::any_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
       return slot.tensor == tensor &&
-             std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(),
-                         [&](const Piece& piece) { return piece.global == box; });
+             std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(), is);
     });
   }
 
@@ -282,6 +324,37 @@ Result<std::vector<ImageContent::Sum>> sums_from(const json::value& value) {
 }
 
 }  // namespace
+
+CommonCuts cuts_of(const StoredState& stored) {
+  std::vector<const ImageLayout*> layouts;
+  for (const ImageLayout& layout : stored.layouts()) layouts.push_back(&layout);
+  return CommonCuts::between(layouts);
+}
+
+json::value to_json(const CommonCuts& cuts, const StoredState& stored,
+                    const std::vector<uint32_t>& images) {
+  json::array list;
+  if (cuts.empty()) return list;
+  std::set<uint32_t> held;
+  for (const uint32_t image : images)
+    for (const ArraySlot& slot : stored.layouts()[image].arrays) held.insert(slot.tensor);
+  for (const uint32_t tensor : held) {
+    const auto cells = cuts.cells().find(tensor);
+    if (cells == cuts.cells().end()) continue;
+    for (const Box& cell : cells->second)
+      list.push_back(json::array{tensor, to_array(cell.offset), to_array(cell.extent)});
+  }
+  return list;
+}
+
+CommonCuts cuts_from(const json::value& value) {
+  CommonCuts cuts;
+  for (const json::value& entry : value.as_array()) {
+    const json::array& cell = entry.as_array();
+    cuts.add(cell.at(0).to_number<uint32_t>(), box_from(cell.at(1), cell.at(2)));
+  }
+  return cuts;
+}
 
 std::string to_text(const std::vector<ImageContent>& contents) {
   json::array list;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/checkpoint/checkpoint.h"
+#include "reshard/plan/common_cuts.h"
 #include "store/base/error.h"
 #include "store/base/json.h"
 
@@ -22,9 +23,17 @@ struct ImageContent {
     Box box;
     Checksum sum;
   };
-  std::vector<Sum> sums;          // of the pieces of tensors in it
+  std::vector<Sum> sums;          // of the pieces of tensors in it, cut as those of the others
   std::optional<Checksum> whole;  // of a file without tensors
 };
+
+/// By which all copies of a tensor can be compared.
+CommonCuts cuts_of(const StoredState& stored);
+/// As nodes send them to each other: of the tensors that an image in `images` holds. Throws, as
+/// Boost.JSON does, what the accessors of a value of another kind throw.
+json::value to_json(const CommonCuts& cuts, const StoredState& stored,
+                    const std::vector<uint32_t>& images);
+CommonCuts cuts_from(const json::value& value);
 
 /// As nodes send it to each other. kCorrupt: it is damaged.
 std::string to_text(const std::vector<ImageContent>& contents);
@@ -34,7 +43,8 @@ Result<std::vector<ImageContent>> contents_from(std::string_view text);
 struct DamagedImage {
   uint32_t image = 0;
   bool all = false;  // it is not known which of its bytes are wrong: `right` has all of its pieces
-  std::vector<ImageContent::Sum> right;  // what the damaged pieces of tensors should sum up to
+  /// What pieces of tensors that are damaged should sum up to, by the boxes they are cut into.
+  std::vector<ImageContent::Sum> right;
 };
 json::value to_json(const std::vector<DamagedImage>& images);
 Result<std::vector<DamagedImage>> damaged_images_from(const json::value& value);
@@ -51,8 +61,8 @@ struct Findings {
   std::string message() const;
 };
 
-/// Of `stored`, of which `contents` was read: all images within reach. Cost: O(pieces of tensors),
-/// but where many copies of one tensor differ.
+/// Of `stored`, of which `contents` was read, cut by cuts_of(): all images within reach. Cost:
+/// O(pieces of tensors), but where many copies of one tensor differ.
 Result<Findings> find_damage(const Checkpoint& checkpoint, const StoredState& stored,
                              std::vector<ImageContent> contents);
 

@@ -6,6 +6,8 @@
 #include "reshard/exec/image_sums.h"
 
 namespace ptc {
+
+const CommonCuts SummedTensors::kNotCut;
 namespace {
 
 // Large enough that a chunk's set-up does not count, small enough that the team stays busy to the
@@ -54,7 +56,7 @@ Executor::Executor(unsigned threads, std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)), team_(threads) {}
 
 Result<std::vector<ImageRef>> Executor::materialise(
-    ImageStore& images, const std::vector<Target>& targets, const std::vector<TensorFacts>& tensors,
+    ImageStore& images, const std::vector<Target>& targets, const SummedTensors& tensors,
     ChecksumLedger& ledger, std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
   std::vector<ImageWriter> writers;
   std::vector<ImageSums> sums;
@@ -113,7 +115,7 @@ Result<std::vector<ImageRef>> Executor::materialise(
 }
 
 Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
-                               const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
+                               const SummedTensors& tensors, ChecksumLedger& ledger,
                                std::stop_token stop) {
   std::vector<std::span<const std::byte>> bytes;
   std::vector<ImageSums> sums;

@@ -12,6 +12,7 @@
 
 #include "reshard/exec/gather.h"
 #include "reshard/exec/thread_team.h"
+#include "reshard/plan/common_cuts.h"
 #include "reshard/plan/planner.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
@@ -26,6 +27,19 @@ struct TensorFacts {
   DType dtype = DType::kF32;
   Shape shape;
   Checksum checksum;  // of all its bytes
+};
+
+/// Tensors to be summed up, by the numbers that arrays give them. All that it refers to outlives
+/// it.
+struct SummedTensors {
+  const std::vector<TensorFacts>& facts;
+  const CommonCuts& cuts;  // pieces that are cut are summed up by these boxes
+
+  SummedTensors(const std::vector<TensorFacts>& tensors, const CommonCuts& cut_at = kNotCut)
+      : facts(tensors), cuts(cut_at) {}
+
+ private:
+  static const CommonCuts kNotCut;
 };
 
 /// Adds up the checksums of a tensor's boxes. Equal boxes, held more than once, must agree; the sum
@@ -70,8 +84,7 @@ class Executor {
   /// to its place past the caches: memory sees one read and one write a byte. `bytes_done` grows as
   /// bytes are written. On an error or cancellation no image stays behind. Peak memory: the images.
   Result<std::vector<ImageRef>> materialise(ImageStore& images, const std::vector<Target>& targets,
-                                            const std::vector<TensorFacts>& tensors,
-                                            ChecksumLedger& ledger,
+                                            const SummedTensors& tensors, ChecksumLedger& ledger,
                                             std::atomic<uint64_t>& bytes_done,
                                             std::stop_token stop);
 
@@ -81,9 +94,8 @@ class Executor {
   };
   /// Reads every array of the images, wherever they lie, and adds the checksums of its pieces to
   /// `ledger`.
-  Result<> hash_images(const std::vector<StoredArrays>& images,
-                       const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
-                       std::stop_token stop);
+  Result<> hash_images(const std::vector<StoredArrays>& images, const SummedTensors& tensors,
+                       ChecksumLedger& ledger, std::stop_token stop);
 
  private:
   std::unique_ptr<Transport> transport_;

@@ -39,10 +39,12 @@ FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin,
 
 }  // namespace
 
-Result<std::vector<ImageRef>> fetch_images(
-    ImageStore& images, Executor& executor, const std::vector<FetchTarget>& targets,
-    const FetchSources& sources, const std::vector<TensorFacts>& tensors, ChecksumLedger& ledger,
-    std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
+Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
+                                           const std::vector<FetchTarget>& targets,
+                                           const FetchSources& sources,
+                                           const SummedTensors& tensors, ChecksumLedger& ledger,
+                                           std::atomic<uint64_t>& bytes_done,
+                                           std::stop_token stop) {
   std::vector<ImageWriter> writers;
   std::vector<std::span<std::byte>> memory;
   std::vector<ImageRef> shown;                    // of which other nodes may want what has come

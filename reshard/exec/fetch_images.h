@@ -51,8 +51,7 @@ struct FetchSources {
 Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
                                            const std::vector<FetchTarget>& targets,
                                            const FetchSources& sources,
-                                           const std::vector<TensorFacts>& tensors,
-                                           ChecksumLedger& ledger,
+                                           const SummedTensors& tensors, ChecksumLedger& ledger,
                                            std::atomic<uint64_t>& bytes_done, std::stop_token stop);
 
 }  // namespace ptc

@@ -4,13 +4,12 @@
 
 namespace ptc {
 
-Result<ImageSums> ImageSums::make(const ImageLayout& layout,
-                                  const std::vector<TensorFacts>& tensors) {
+Result<ImageSums> ImageSums::make(const ImageLayout& layout, const SummedTensors& tensors) {
   ImageSums sums;
   for (size_t number = 0; number < layout.arrays.size(); ++number) {
     const ArraySlot& slot = layout.arrays[number];
     const bool other_name = is_other_name(layout.arrays, number);
-    const TensorFacts& facts = tensors[slot.tensor];
+    const TensorFacts& facts = tensors.facts[slot.tensor];
     PTC_TRY(auto elements, num_elements(slot.part.local_shape));
     uint64_t bytes = elements * dtype_bits(facts.dtype) / 8;
     if (slot.byte_offset > layout.bytes || bytes > layout.bytes - slot.byte_offset)
@@ -18,11 +17,17 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout,
                         slot.byte_offset + bytes);
     for (const Piece& piece : slot.part.pieces) {
       if (piece.global.empty()) continue;
-      PTC_TRY(auto copy,
-              make_strided_copy({0, facts.shape}, piece.global.offset,
-                                array_at(slot.part, slot.byte_offset), piece.local_offset,
-                                piece.global.extent, dtype_bits(facts.dtype)));
-      sums.pieces_.emplace_back(slot.tensor, &piece, copy, other_name);
+      std::vector<const Box*> boxes = tensors.cuts.of(slot.tensor, piece.global);
+      if (boxes.empty()) boxes.push_back(&piece.global);
+      for (const Box* box : boxes) {
+        Dims local = piece.local_offset;
+        for (size_t axis = 0; axis < box->axes(); ++axis)
+          local[axis] += box->offset[axis] - piece.global.offset[axis];
+        PTC_TRY(auto copy, make_strided_copy({0, facts.shape}, box->offset,
+                                             array_at(slot.part, slot.byte_offset), local,
+                                             box->extent, dtype_bits(facts.dtype)));
+        sums.pieces_.emplace_back(slot.tensor, box, copy, other_name);
+      }
     }
   }
   std::sort(sums.pieces_.begin(), sums.pieces_.end(), [](const PieceSum& a, const PieceSum& b) {
@@ -55,8 +60,7 @@ void ImageSums::add(uint64_t offset, std::span<const std::byte> window) {
 
 Result<> ImageSums::give_to(ChecksumLedger& ledger) const {
   for (const PieceSum& piece : pieces_) {
-    PTC_TRY(ledger.add(piece.tensor, piece.piece->global,
-                       {{piece.lane[0].load(), piece.lane[1].load()}}));
+    PTC_TRY(ledger.add(piece.tensor, *piece.box, {{piece.lane[0].load(), piece.lane[1].load()}}));
   }
   return ok();
 }

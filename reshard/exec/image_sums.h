@@ -18,9 +18,9 @@ namespace ptc {
 /// Cost: each byte once, in whatever order and by whatever thread; O(log pieces) a window.
 class ImageSums {
  public:
-  /// `layout` outlives the sums; `tensors` are those that its arrays number. kCorrupt when an array
-  /// reaches beyond the image's bytes.
-  static Result<ImageSums> make(const ImageLayout& layout, const std::vector<TensorFacts>& tensors);
+  /// `layout` and `tensors.cuts` outlive the sums. kCorrupt when an array reaches beyond the
+  /// image's bytes.
+  static Result<ImageSums> make(const ImageLayout& layout, const SummedTensors& tensors);
 
   /// Adds what lies in `window`, the image's bytes from `offset` on. Threads: any, at the same
   /// time; each byte of the image once.
@@ -29,12 +29,12 @@ class ImageSums {
   /// Adds each piece's sum to the ledger, once all of the image has been added.
   Result<> give_to(ChecksumLedger& ledger) const;
 
-  /// Calls visit(tensor, box, begin, end, sum) for every piece: it lies within the image's bytes
-  /// [begin, end), and `sum` is of what has been added of it.
+  /// Calls visit(tensor, box, begin, end, sum) for every piece, or part of one that is cut: it lies
+  /// within the image's bytes [begin, end), and `sum` is of what has been added of it.
   template <class Visit>
   void for_each(Visit visit) const {
     for (const PieceSum& piece : pieces_)
-      visit(piece.tensor, piece.piece->global, piece.from_logical.target_offset,
+      visit(piece.tensor, *piece.box, piece.from_logical.target_offset,
             piece.from_logical.target_end(),
             Checksum{{piece.lane[0].load(), piece.lane[1].load()}});
   }
@@ -50,26 +50,26 @@ class ImageSums {
  private:
   struct PieceSum {
     uint32_t tensor;
-    const Piece* piece;
+    const Box* box;
     StridedCopy from_logical;  // from the whole tensor in C order to the image
     uint64_t end_so_far;       // greatest end in the image of this piece and those before it
     bool other_name;           // its bytes are those of a piece of another tensor, too
     std::atomic<uint64_t> lane[2] = {0, 0};
 
-    PieceSum(uint32_t number, const Piece* of, const StridedCopy& copy, bool is_other_name)
+    PieceSum(uint32_t number, const Box* of, const StridedCopy& copy, bool is_other_name)
         : tensor(number),
-          piece(of),
+          box(of),
           from_logical(copy),
           end_so_far(copy.target_end()),
           other_name(is_other_name) {}
     PieceSum(PieceSum&& other) noexcept
         : tensor(other.tensor),
-          piece(other.piece),
+          box(other.box),
           from_logical(other.from_logical),
           end_so_far(other.end_so_far),
           other_name(other.other_name) {}  // only before anything is added
     PieceSum& operator=(PieceSum&& other) noexcept {
-      tensor = other.tensor, piece = other.piece, from_logical = other.from_logical;
+      tensor = other.tensor, box = other.box, from_logical = other.from_logical;
       end_so_far = other.end_so_far, other_name = other.other_name;
       return *this;
     }

@@ -17,7 +17,7 @@ void for_each_chunk(uint64_t begin, uint64_t end, Visit visit) {
 }  // namespace
 
 Result<> IncomingSums::add(const ImageLayout& layout, std::span<const std::byte> memory,
-                           const std::vector<TensorFacts>& tensors) {
+                           const SummedTensors& tensors) {
   PTC_TRY(auto sums, ImageSums::make(layout, tensors));
   images_.push_back({std::move(sums), memory,
                      std::vector<uint32_t>((memory.size() + kSummedAtOnce - 1) / kSummedAtOnce)});

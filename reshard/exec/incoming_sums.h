@@ -33,7 +33,7 @@ class IncomingSums {
   /// `layout` and `memory`, the whole image in a shared mapping of its file, outlive this. What is
   /// hashed is taken out of the process's memory; who touches it again gets it from the file.
   Result<> add(const ImageLayout& layout, std::span<const std::byte> memory,
-               const std::vector<TensorFacts>& tensors);
+               const SummedTensors& tensors);
   /// Something will be written into bytes [begin, end) of the image.
   void expect(const ImagePart& part);
   void start();

@@ -92,7 +92,9 @@ Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& sto
   const bool has_tensors = file == nullptr || file->has_tensors;
   if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
   PTC_TRY(auto source, held_by_others(others, image, described, has_tensors));
-  PTC_TRY(auto sums, ImageSums::make(described, checkpoint.tensor_facts()));
+  CommonCuts cuts;
+  for (const ImageContent::Sum& sum : bad.right) cuts.add(sum.tensor, sum.box);
+  PTC_TRY(auto sums, ImageSums::make(described, {checkpoint.tensor_facts(), cuts}));
   const RightSums right(bad.right);
   const std::vector<Range> ranges = ranges_of(described, sums, bad, right);
   std::vector<std::byte> buffer(kWindowBytes);
@@ -124,7 +126,7 @@ Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& sto
   PTC_TRY(read_others(
       [&](uint64_t at, std::span<const std::byte> window) { return mender.write(at, window); }));
   PTC_TRY(mender.finish());
-  PTC_TRY(auto now, verifier_.read_image(checkpoint, stored, bad.image, nullptr));
+  PTC_TRY(auto now, verifier_.read_image(checkpoint, stored, bad.image, cuts, nullptr));
   good = now.problem.empty() && (has_tensors || now.whole == file->checksum);
   for (const ImageContent::Sum& sum : now.sums) {
     const Checksum* wanted = right.find(sum.tensor, sum.box);

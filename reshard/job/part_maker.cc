@@ -149,14 +149,17 @@ Result<> PartMaker::compare(const CheckpointRecord& record, const StoredState& s
   for (uint32_t i = 0; known && i < stored.images.size(); ++i) {
     if (stored.images[i].image == nullptr) continue;
     bool wanted = false;
-    for (const ArraySlot& slot : stored.layouts()[i].arrays)
-      for (const Piece& piece : slot.part.pieces)
-        if (!there[slot.tensor].empty() && !piece.global.empty() &&
-            there[slot.tensor].insert(piece.global).second)
-          wanted = true;
+    for (const ArraySlot& slot : stored.layouts()[i].arrays) {
+      if (there[slot.tensor].empty()) continue;
+      for (const Piece& piece : slot.part.pieces) {
+        std::vector<const Box*> boxes = change.cuts.of(slot.tensor, piece.global);
+        if (boxes.empty() && !piece.global.empty()) boxes.push_back(&piece.global);
+        for (const Box* box : boxes) wanted = there[slot.tensor].insert(*box).second || wanted;
+      }
+    }
     if (wanted) to_read[stored.images[i].node].push_back(i);
   }
-  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, to_read));
+  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, to_read, change.cuts));
   for (const ImageContent& content : contents)
     for (const auto& [tensor, box, sum] : content.sums)
       if (tensor < facts.size() && !there[tensor].empty()) {
@@ -189,7 +192,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
                  sources[transfer.source_image]->is_here();
   }
   ChecksumLedger ledger;
-  PTC_TRY(uses_.place.services.executor->hash_images(kept, facts, ledger, stop));
+  PTC_TRY(uses_.place.services.executor->hash_images(kept, {facts, change.cuts}, ledger, stop));
 
   std::vector<ImageRef> written;
   if (all_here) {
@@ -201,8 +204,9 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
           file.literals, file.bytes, change.transfers.images[i].transfers, sources));
       targets.push_back({&file, programs.back().get()});
     }
-    PTC_TRY(written, uses_.place.services.executor->materialise(
-                         *uses_.place.services.images, targets, facts, ledger, bytes_done, stop));
+    PTC_TRY(written, uses_.place.services.executor->materialise(*uses_.place.services.images,
+                                                                targets, {facts, change.cuts},
+                                                                ledger, bytes_done, stop));
   } else {
     std::vector<FetchTarget> targets;
     for (uint32_t i : numbers)
@@ -225,9 +229,9 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
       return holders.empty() ? nullptr : holders[attempt % holders.size()];
     };
     PlanRelays relays(uses_.arrivals, uses_.peers, plan_name, change);
-    PTC_TRY(written,
-            fetch_images(*uses_.place.services.images, *uses_.place.services.executor, targets,
-                         {sources, other_holder, &relays}, facts, ledger, bytes_done, stop));
+    PTC_TRY(written, fetch_images(*uses_.place.services.images, *uses_.place.services.executor,
+                                  targets, {sources, other_holder, &relays}, {facts, change.cuts},
+                                  ledger, bytes_done, stop));
   }
   PlanPart part;
   part.plan = plan_name.digest;

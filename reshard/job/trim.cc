@@ -78,7 +78,6 @@ Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& chang
   const std::vector<uint32_t>& going = change.superfluous;
   const std::map<std::string, std::vector<uint32_t>> beside =
       copies_beside(checkpoint, stored, going);
-  if (!can_be_compared(checkpoint, stored, going)) return ok();  // then they stay
   JobDecision decision(uses_.place.name);
   for (const auto& [node, images] : beside) {
     if (node != uses_.place.node_key()) {
@@ -91,8 +90,8 @@ Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& chang
   const std::unique_ptr<Activity> activity =
       uses_.activities.begin({Activity::Kind::kTrim, checkpoint.name(), spec, spec});
   activity->begin("comparing copies");
-  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, beside, /*pace=*/nullptr,
-                                                    activity->stop_token()));
+  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, beside, cuts_of(stored),
+                                                    /*pace=*/nullptr, activity->stop_token()));
   if (!are_good(checkpoint, stored, going, contents)) {
     PTC_TRY(auto found, uses_.mender.repair(checkpoint.name(), activity->stop_token()));
     if (!found.replaceable.empty())

@@ -62,7 +62,8 @@ Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksu
 
 /// This node's images of the stored state, each by itself.
 Result<std::vector<ImageContent>> Verifier::read_own_images(const Checkpoint& checkpoint,
-                                                            const StoredState& stored, Pace* pace,
+                                                            const StoredState& stored,
+                                                            const CommonCuts& cuts, Pace* pace,
                                                             const std::vector<uint32_t>& only,
                                                             std::stop_token stop) const {
   std::vector<ImageContent> contents;
@@ -70,14 +71,15 @@ Result<std::vector<ImageContent>> Verifier::read_own_images(const Checkpoint& ch
     if (stored.images[i].node != place_.node_key()) continue;
     if (!only.empty() && std::find(only.begin(), only.end(), i) == only.end()) continue;
     if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
-    PTC_TRY(auto content, read_image(checkpoint, stored, i, pace, stop));
+    PTC_TRY(auto content, read_image(checkpoint, stored, i, cuts, pace, stop));
     contents.push_back(std::move(content));
   }
   return contents;
 }
 
 Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const StoredState& stored,
-                                          uint32_t number, Pace* pace, std::stop_token stop) const {
+                                          uint32_t number, const CommonCuts& cuts, Pace* pace,
+                                          std::stop_token stop) const {
   const Manifest& manifest = checkpoint.manifest();
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const StoredImage& image = stored.images[number];
@@ -94,15 +96,15 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
       }
       return ok();
     }
-    PTC_TRY(auto sums, ImageSums::make(described, facts));
+    PTC_TRY(auto sums, ImageSums::make(described, {facts, cuts}));
     ChecksumLedger ledger;
     Checksum padding;
     if (pace != nullptr) {
       PTC_TRY(read_tensors(bytes, sums, padding, *pace));
       PTC_TRY(sums.give_to(ledger));
     } else {
-      PTC_TRY(place_.services.executor->hash_images({{&described, image.image.get()}}, facts,
-                                                    ledger, stop));
+      PTC_TRY(place_.services.executor->hash_images({{&described, image.image.get()}},
+                                                    {facts, cuts}, ledger, stop));
     }
     ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
       content.sums.push_back({tensor, box, sum});
@@ -146,16 +148,24 @@ Result<std::string> Verifier::answer(const json::object& request, const std::str
       if (bad) return invalid_argument("the request names no images");
     }
   }
+  CommonCuts cuts;
+  if (const json::value* boxes = request.if_contains("cuts")) {
+    try {
+      cuts = cuts_from(*boxes);
+    } catch (const std::exception&) {
+      return invalid_argument("the request does not say how tensors are cut");
+    }
+  }
   PTC_TRY(auto record, find_stored(id, stored_file));
   Pace* pace =
       paced != nullptr && paced->is_bool() && paced->get_bool() ? place_.services.pace : nullptr;
-  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.where, pace, only, {}));
+  PTC_TRY(auto contents, read_own_images(*record.checkpoint, *record.where, cuts, pace, only, {}));
   return to_text(contents);
 }
 
 Result<std::vector<ImageContent>> Verifier::read_images(
     const CheckpointRecord& record, const StoredState& stored,
-    const std::map<std::string, std::vector<uint32_t>>& by_node, Pace* pace,
+    const std::map<std::string, std::vector<uint32_t>>& by_node, const CommonCuts& cuts, Pace* pace,
     std::stop_token stop) const {
   if (pace != nullptr) stop = pace->stopped();
   std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(),
@@ -164,14 +174,14 @@ Result<std::vector<ImageContent>> Verifier::read_images(
   Answers<std::vector<ImageContent>> answers(
       elsewhere.size(),
       [&](size_t i) {
-        return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second,
+        return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second, cuts,
                               pace != nullptr, stop);
       },
       kAtWorkAtOnce);
   std::vector<ImageContent> contents;
   Result<> read = ok();
   if (const auto own = by_node.find(place_.node_key()); own != by_node.end()) {
-    auto here = read_own_images(*record.checkpoint, stored, pace, own->second, stop);
+    auto here = read_own_images(*record.checkpoint, stored, cuts, pace, own->second, stop);
     if (here.has_value()) contents = std::move(here).value();
     else read = std::move(here).error();
   }
@@ -187,7 +197,8 @@ Result<std::vector<ImageContent>> Verifier::read_images(
 Result<std::vector<ImageContent>> Verifier::ask_for_images(const CheckpointRecord& record,
                                                            const StoredState& stored,
                                                            const std::string& node,
-                                                           std::vector<uint32_t> images, bool paced,
+                                                           std::vector<uint32_t> images,
+                                                           const CommonCuts& cuts, bool paced,
                                                            const std::stop_token& stop) const {
   constexpr uint64_t kBatchBytes = 256 << 20;
   if (images.empty())
@@ -195,17 +206,18 @@ Result<std::vector<ImageContent>> Verifier::ask_for_images(const CheckpointRecor
       if (stored.images[i].node == node) images.push_back(i);
   std::vector<ImageContent> contents;
   for (size_t next = 0; next < images.size();) {
-    json::array batch;
+    std::vector<uint32_t> batch;
     for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes);
          ++next) {
-      batch.emplace_back(images[next]);
+      batch.push_back(images[next]);
       bytes += stored.layouts()[images[next]].bytes;
     }
     if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
     const json::object request{{"id", record.id},
                                {"stored", record.stored},
                                {"paced", paced},
-                               {"images", std::move(batch)}};
+                               {"images", json::array(batch.begin(), batch.end())},
+                               {"cuts", to_json(cuts, stored, batch)}};
     PTC_TRY(auto answer, peers_.ask(node, "examine", json::serialize(request), stop));
     PTC_TRY(auto some, contents_from(answer));
     std::move(some.begin(), some.end(), std::back_inserter(contents));
@@ -222,7 +234,7 @@ Result<Findings> Verifier::examine(const CheckpointRecord& record, Pace* pace,
     if (node == place_.node_key() || is_among(place_.services.cluster->alive(), node)) all[node];
     else away.push_back(node);
   }
-  PTC_TRY(auto contents, read_images(record, stored, all, pace, std::move(stop)));
+  PTC_TRY(auto contents, read_images(record, stored, all, cuts_of(stored), pace, std::move(stop)));
   PTC_TRY(auto found, find_damage(*record.checkpoint, stored, std::move(contents)));
   found.away = std::move(away);
   knowledge_.update([&](KnownJob& known) {

@@ -41,26 +41,29 @@ class Verifier {
   /// Answers "examine".
   Result<std::string> answer(const boost::json::object& request, const std::string& id,
                              const std::string& stored_file) const;
-  /// Of each node these images; none named: all that it holds. After `stop`, no node begins another
-  /// batch of them.
+  /// Of each node these images, summed up by `cuts`; none named: all that it holds. After `stop`,
+  /// no node begins another batch of them.
   Result<std::vector<ImageContent>> read_images(
       const CheckpointRecord& record, const StoredState& stored,
-      const std::map<std::string, std::vector<uint32_t>>& by_node, Pace* pace = nullptr,
-      std::stop_token stop = {}) const;
+      const std::map<std::string, std::vector<uint32_t>>& by_node, const CommonCuts& cuts,
+      Pace* pace = nullptr, std::stop_token stop = {}) const;
   /// One of this node.
   Result<ImageContent> read_image(const Checkpoint& checkpoint, const StoredState& stored,
-                                  uint32_t number, Pace* pace, std::stop_token stop = {}) const;
+                                  uint32_t number, const CommonCuts& cuts, Pace* pace,
+                                  std::stop_token stop = {}) const;
 
  private:
   /// `only`: these, of this node's images; none: all.
   Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint,
-                                                    const StoredState& stored, Pace* pace,
+                                                    const StoredState& stored,
+                                                    const CommonCuts& cuts, Pace* pace,
                                                     const std::vector<uint32_t>& only,
                                                     std::stop_token stop) const;
   Result<std::vector<ImageContent>> ask_for_images(const CheckpointRecord& record,
                                                    const StoredState& stored,
                                                    const std::string& node,
-                                                   std::vector<uint32_t> images, bool paced,
+                                                   std::vector<uint32_t> images,
+                                                   const CommonCuts& cuts, bool paced,
                                                    const std::stop_token& stop) const;
 
   const JobPlace& place_;

@@ -25,6 +25,7 @@ struct WantedState {
 struct ChangePlan {
   std::vector<StateFile> targets;
   TransferPlan transfers;          // one ImagePlan per target
+  CommonCuts cuts;                 // by which what is made is summed up, and copies beside it
   std::vector<std::string> nodes;  // ImageLayout::node of sources and targets counts in it
   /// A file without tensors that another node shall have too.
   struct OtherCopy {

@@ -4,7 +4,6 @@
 #include <set>
 #include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "reshard/exec/executor.h"
 
@@ -183,26 +182,6 @@ std::map<std::string, std::vector<uint32_t>> copies_beside(const Checkpoint& che
       beside[image.node].push_back(i);
   }
   return beside;
-}
-
-bool can_be_compared(const Checkpoint& checkpoint, const StoredState& stored,
-                     const std::vector<uint32_t>& going) {
-  const Touched touched = touched_by(checkpoint, stored, going);
-  std::vector<std::unordered_set<Box, BoxHash>> boxes(checkpoint.tensor_facts().size());
-  for (const auto& [node, images] : copies_beside(checkpoint, stored, going))
-    for (const uint32_t image : images)
-      for (const ArraySlot& slot : stored.layouts()[image].arrays)
-        if (touched.tensors[slot.tensor])
-          for (const Piece& piece : slot.part.pieces)
-            if (!piece.global.empty()) boxes[slot.tensor].insert(piece.global);
-  for (uint32_t tensor = 0; tensor < boxes.size(); ++tensor) {
-    if (!touched.tensors[tensor]) continue;
-    uint64_t seen = 0;
-    for (const Box& box : boxes[tensor]) seen += box.volume();
-    const auto elements = num_elements(checkpoint.tensor_facts()[tensor].shape);
-    if (elements.has_error() || seen != elements.value()) return false;
-  }
-  return true;
 }
 
 bool are_good(const Checkpoint& checkpoint, const StoredState& stored,

@@ -30,11 +30,8 @@ std::map<std::string, std::vector<uint32_t>> copies_beside(const Checkpoint& che
                                                            const StoredState& stored,
                                                            const std::vector<uint32_t>& going);
 
-/// Whether reading copies_beside() can show anything: not where one copy is in parts, as ranks
-/// wrote them, and another is whole. Pure.
-bool can_be_compared(const Checkpoint& checkpoint, const StoredState& stored,
-                     const std::vector<uint32_t>& going);
-/// Whether `contents`, as read of copies_beside(), are all of that, and as it was committed. Pure.
+/// Whether `contents`, as read of copies_beside() and cut alike, are all of that, and as it was
+/// committed. Pure.
 bool are_good(const Checkpoint& checkpoint, const StoredState& stored,
               const std::vector<uint32_t>& going, const std::vector<ImageContent>& contents);
 

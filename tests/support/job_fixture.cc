@@ -2,10 +2,13 @@
 
 #include <spdlog/spdlog.h>
 
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <cstring>
 #include <set>
 
 #include "reshard/checkpoint/file_format.h"
+#include "store/base/json.h"
 #include "store/codec/npy.h"
 #include "store/codec/pickle_writer.h"
 #include "store/codec/tensor_path.h"
@@ -86,8 +89,15 @@ Sample llama_sample(bool with_optimizer, uint32_t layers) {
 }
 
 std::string safetensors_file(const std::vector<TensorEntry>& entries,
-                             const std::vector<std::string>& bytes) {
+                             const std::vector<std::string>& bytes,
+                             const std::map<std::string, std::string>& metadata) {
   std::string header = "{", data;
+  if (!metadata.empty()) {
+    json::object object;
+    for (const auto& [key, value] : metadata) object[key] = value;
+    header +=
+        fmt::format(R"("__metadata__":{}{})", json::serialize(object), entries.empty() ? "" : ",");
+  }
   for (size_t i = 0; i < entries.size(); ++i) {
     std::string shape;
     for (uint64_t extent : entries[i].shape)

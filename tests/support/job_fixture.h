@@ -48,7 +48,8 @@ Sample llama_sample(bool with_optimizer = false, uint32_t layers = 2);
 
 /// A safetensors file as the reference writer makes it: no padding to pages, its own order.
 std::string safetensors_file(const std::vector<TensorEntry>& entries,
-                             const std::vector<std::string>& bytes);
+                             const std::vector<std::string>& bytes,
+                             const std::map<std::string, std::string>& metadata = {});
 
 /// The same as torch.save makes it: {"model": {name: tensor}, "epoch": …}.
 std::string torch_file(const std::vector<TensorEntry>& entries,
