@@ -25,10 +25,6 @@
 
 namespace ptc {
 
-Result<int64_t> Job::Impl::commit_fenced(MetaTransaction transaction) {
-  return ptc::commit_fenced(*services.meta, services.cluster, std::move(transaction));
-}
-
 PartShelf::ImageNames Job::Impl::images_of(const std::string& id) const {
   PartShelf::ImageNames names;
   const JobKnowledge::Snapshot known = knowledge.now();
@@ -68,7 +64,7 @@ Result<Followed> Job::follow() { return impl_->follow(); }
 MetaClient& Job::meta() const { return *impl_->services.meta; }
 Result<> Job::may_decide() const { return check_member(impl_->services.cluster); }
 Result<int64_t> Job::decide(MetaTransaction transaction) {
-  return impl_->commit_fenced(std::move(transaction));
+  return impl_->place.commit(std::move(transaction));
 }
 void Job::tell_data_set_changed() const { tell_others_of_data_set(impl_->services.cluster, name_); }
 Result<std::string> Job::answer(std::string_view method, std::string_view request) {
@@ -283,7 +279,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
       decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
-  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
+  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
   knowledge.update([&](KnownJob& known) {
     known.saved = {edit, meta_revision};
     known.custom_specs[spec_name] = edit.layout.spec;
@@ -301,7 +297,7 @@ Result<> Job::Impl::want_layout_again() {
   const JobKnowledge::Snapshot before = knowledge.now();
   decision.rests_on(before->saved);
   decision.put(before->saved);
-  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
+  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
   knowledge.update([&](KnownJob& known) {
     known.saved.meta_revision = meta_revision;
     known.failed.reset();
@@ -321,16 +317,13 @@ std::shared_ptr<const JobAttributes> Job::attributes() const {
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
   constexpr int kMostTries = 50;
   for (int tries = 0;; ++tries) {
-    PTC_TRY(const auto entry, impl_->services.meta->get("jobs/" + name_));
-    if (!entry) return make_error(Code::kNotFound, "job {} is gone", name_);
     PTC_TRY(const auto before, JobRecord::read_attributes(*impl_->services.meta, name_));
     JobAttributes attributes = *before.all;
     attributes.update(name, change);
     JobDecision decision(name_);
-    decision.rests_on_key(entry->key, entry->revision);
     decision.rests_on(before);
     decision.put_attributes(attributes);
-    const Result<int64_t> committed = impl_->commit_fenced(std::move(decision));
+    const Result<int64_t> committed = impl_->place.commit(std::move(decision));
     if (committed) {
       impl_->take_over(
           {{std::make_shared<const JobAttributes>(std::move(attributes))}, committed.value()});
@@ -355,12 +348,9 @@ Result<> Job::Impl::save_rules(const std::string& text) {
     job->note_refused_save("rules.json", parsed.error().message());
     return std::move(parsed).error();
   }
-  PTC_TRY(auto entry, services.meta->get("jobs/" + job->name()));
-  if (!entry) return make_error(Code::kNotFound, "job {} is gone", job->name());
   JobDecision decision(job->name());
-  decision.rests_on_key(entry->key, entry->revision);
   decision.put_rules(text);
-  PTC_TRY(commit_fenced(std::move(decision)));
+  PTC_TRY(place.commit(std::move(decision)));
   knowledge.update([&](KnownJob& known) {
     known.rules_text = text;
     known.forget_error("rules.json ");
@@ -378,7 +368,7 @@ Result<> Job::Impl::remove_rules() {
   std::lock_guard change(decisions.mutex());
   JobDecision decision(job->name());
   decision.remove_rules();
-  PTC_TRY(commit_fenced(std::move(decision)));
+  PTC_TRY(place.commit(std::move(decision)));
   knowledge.update([](KnownJob& known) {
     known.rules_text.reset();
     known.forget_error("rules.json ");
@@ -503,7 +493,7 @@ Result<> Job::Impl::pin(std::string_view name, bool pinned) {
   decision.rests_on(name, record);
   record.pinned = pinned;
   decision.put(name, record);
-  PTC_TRY(record.meta_revision, commit_fenced(std::move(decision)));
+  PTC_TRY(record.meta_revision, place.commit(std::move(decision)));
   knowledge.update([&](KnownJob& known) {
     if (const auto it = known.checkpoints.find(name); it != known.checkpoints.end())
       it->second = record;
@@ -589,7 +579,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     next.current.reset();
     decision.put(next);
   }
-  PTC_TRY(int64_t meta_revision, commit_fenced(std::move(decision)));
+  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
   knowledge.update([&](KnownJob& known) {
     if (record.checkpoint != nullptr) services.removed->note(record.id, record.checkpoint);
     known.checkpoints.erase(name);

@@ -102,11 +102,6 @@ struct Job::Impl {
   void set_error(const std::string& what);
   void forget_error(std::string_view beginning);  // if it begins so
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
-  /// A decision: fails once this node's lease has ended.
-  Result<int64_t> commit_fenced(MetaTransaction transaction);
-  Result<int64_t> commit_fenced(JobDecision decision) {
-    return commit_fenced(std::move(decision).transaction());
-  }
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
 

@@ -1,6 +1,9 @@
 // Which job it is, where it lies, and what its parts use of their surroundings.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -17,6 +20,8 @@ struct JobPlace {
   std::string dir;  // jobs/<job>
   JobServices services;
   JobListener* listener = nullptr;  // null: nobody is told
+  /// Of the key jobs/<name>, which nobody puts again; 0: existence() reads it. Copies share it.
+  std::shared_ptr<std::atomic<int64_t>> revision = std::make_shared<std::atomic<int64_t>>(0);
 
   bool alone() const { return services.cluster == nullptr; }
   /// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.
@@ -29,10 +34,13 @@ struct JobPlace {
   CommitShare::Place commit_place(HashCache& hashes) const {
     return {dir, services.images, &hashes};
   }
-  /// A decision: fails once this node's lease has ended.
-  Result<int64_t> commit(MetaTransaction transaction) const {
-    return commit_fenced(*services.meta, services.cluster, std::move(transaction));
-  }
+  /// What every decision about the job rests on: it is there, and not another one made under its
+  /// name since. kNotFound: it is not.
+  Result<MetaTransaction::Compare> existence() const;
+
+  /// A decision about the job: fails once this node's lease has ended, or with kNotFound once the
+  /// job has.
+  Result<int64_t> commit(MetaTransaction transaction) const;
   Result<int64_t> commit(JobDecision decision) const {
     return commit(std::move(decision).transaction());
   }

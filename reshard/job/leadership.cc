@@ -13,8 +13,10 @@ std::unique_ptr<Leadership> Leadership::take(const JobPlace& place) {
   // One of this node's own is left where it could not be deleted: nobody leads by it.
   const auto held = place.services.meta->get(key);
   if (held.has_error() || (held.value() && held.value()->value != cluster.self())) return nullptr;
+  const auto job = place.existence();
+  if (job.has_error()) return nullptr;
   MetaTransaction transaction;
-  transaction.compares = {{key, held.value() ? held.value()->revision : 0}};
+  transaction.compares = {job.value(), {key, held.value() ? held.value()->revision : 0}};
   transaction.leased_puts = {{key, cluster.self()}};
   transaction.lease = lease.get();
   Result<int64_t> led = place.services.meta->commit(transaction);
@@ -27,7 +29,8 @@ Leadership::~Leadership() {
   MetaTransaction transaction;
   transaction.compares = {{place_.leader_key(), epoch_}};  // not a later leader's
   transaction.deletes = {place_.leader_key()};
-  Result<int64_t> done = place_.commit(std::move(transaction));
+  Result<int64_t> done =  // also of a job that is gone
+      commit_fenced(*place_.services.meta, place_.services.cluster, std::move(transaction));
   if (done.has_error() && done.error().code() != Code::kConflict)
     spdlog::warn("job {}: another node can lead when the lease of this one ends: {}", place_.name,
                  done.error().message());

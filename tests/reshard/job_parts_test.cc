@@ -263,7 +263,7 @@ class PartsTest : public ::testing::Test, public JobListener {
     creates.put(
         LayoutEdit{R"({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1})", Layout(), 1});
     creates.put(InForce{LayoutSpec(), 0, {}});
-    EXPECT_TRUE(place_.commit(std::move(creates)).has_value());
+    EXPECT_TRUE(meta_->commit(std::move(creates).transaction()).has_value());
     take_over();
   }
   /// What is agreed on of the layout and the checkpoints is known.
@@ -320,6 +320,36 @@ class PartsTest : public ::testing::Test, public JobListener {
   CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_, taken_,
                        activities_, doubts_, [] { return ok(); }, [] {}}};
 };
+
+TEST_F(PartsTest, DecisionsAreOfThisJobAndNotOfAnotherOfItsName) {
+  auto put_anew = [&](const std::string& id) {
+    JobDecision again("job");
+    again.create(id, "2026-01-02T00:00:00Z");
+    MetaTransaction transaction = std::move(again).transaction();
+    transaction.compares.clear();
+    ASSERT_TRUE(meta_->commit(std::move(transaction)).has_value());
+  };
+  // Of all that they change there is nothing yet in the other job, nor was there in this one.
+  auto decide = [&] {
+    JobDecision decision("job");
+    decision.rests_on(Agreed<LastSequence>());
+    decision.put(LastSequence{7});
+    decision.put_rules("{}");
+    return place_.commit(std::move(decision));
+  };
+  put_anew("id of another");
+  const Result<int64_t> first = decide();
+  ASSERT_TRUE(first.has_error());
+  EXPECT_EQ(first.error().code(), Code::kNotFound);
+  put_anew(place_.id);
+  ASSERT_TRUE(place_.existence().has_value());
+  put_anew("id of another");
+  const Result<int64_t> late = decide();  // it was seen before
+  ASSERT_TRUE(late.has_error());
+  EXPECT_EQ(late.error().code(), Code::kConflict);
+  EXPECT_EQ(decide().error().code(), Code::kNotFound);
+  EXPECT_FALSE(JobRecord::read(*meta_, "job").value().rules_text.has_value());
+}
 
 TEST_F(PartsTest, CheckpointFilesAreDraftsUntilWhatNamesTheirImagesIsHere) {
   ASSERT_TRUE(files_.make_directory_of("id").has_value());

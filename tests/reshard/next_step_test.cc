@@ -284,9 +284,13 @@ class Node final : public Cluster {
 TEST(Leadership, IsOneNodesUntilItGoes) {
   const std::unique_ptr<MetaClient> meta = make_memory_meta();
   Node one(*meta, "w1"), two(*meta, "w2");
+  JobDecision creates("job");
+  creates.create("id of the job", "2026-01-01T00:00:00Z");
+  ASSERT_TRUE(meta->commit(std::move(creates).transaction()).has_value());
   auto place_on = [&](Node& node) {
     JobPlace place;
     place.name = "job";
+    place.id = "id of the job";
     place.services.meta = meta.get();
     place.services.cluster = &node;
     return place;
@@ -316,6 +320,9 @@ TEST(Leadership, IsOneNodesUntilItGoes) {
   EXPECT_NE(Leadership::take(on_two), nullptr);
   two.is_cut_off();
   EXPECT_EQ(Leadership::take(on_two), nullptr);
+  JobPlace another = place_on(one);  // under the same name
+  another.id = "id of another";
+  EXPECT_EQ(Leadership::take(another), nullptr);
 }
 
 TEST(Leadership, OneThatIsAloneAlwaysLeads) {
