@@ -185,12 +185,26 @@ for name, parameter in model.named_parameters():
     def test_deepspeed(self):
         self.need("deepspeed")
         save, load = self.pages["DeepSpeed"]
-        self.job("zero", dp=2)
-        keep = self.temporary("whole.pt")
-        self.run_ranks(2, "meet += '.deepspeed'", DEEPSPEED, "step(); step()", save, f"""
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                name, keep = f"/mnt/ptc/zero{stage}", self.temporary(f"whole{stage}.pt")
+                self.job(f"zero{stage}", dp=2)
+                engine = DEEPSPEED.replace('"stage": 1', f'"stage": {stage}, "stage3_param_persistence_threshold": 0')
+                if stage == 3:  # which DeepSpeed can cut
+                    engine = engine.replace("(6, 9)", "(6, 8)").replace("(9, 7, ", "(8, 6, ")
+                self.run_ranks(2, "meet += '.deepspeed'", engine, "step(); step()", save.replace("/mnt/ptc/zero", name),
+                               f"""
 whole = everything()
-if rank == 0: torch.save(whole, {keep!r})""", group=True)
-        self.run_ranks(1, DEEPSPEED, "step()", load, f"same(everything(), torch.load({keep!r}))", group=True)
+if rank == 0: torch.save(whole, {keep!r})
+saved = ptc.load("{name}/checkpoints/step100", rank=0)["model"]
+if {stage} < 3:
+    held = engine.module.state_dict()
+    assert set(held) == set(saved)
+    for key, tensor in held.items(): assert torch.equal(tensor, saved[key]), key
+dist.barrier()""", group=True)
+                for size in (1, 2):
+                    self.run_ranks(size, "meet += '.deepspeed'", engine, "step()", load.replace("/mnt/ptc/zero", name),
+                                   f"same(everything(), torch.load({keep!r}))", group=True)
 
     def test_trainer(self):
         self.need("transformers", "accelerate")
@@ -212,6 +226,55 @@ if rank == 0: torch.save(whole, {keep!r})""", group=True)
         self.run_ranks(1, TRAINER, "max_steps = 8", page, f"resumed = torch.load({whole!r})",
                        "for key, value in model.state_dict().items(): assert torch.equal(value, resumed[key]), key")
         self.assertEqual(job.checkpoints(), [f"checkpoint-{step}" for step in (2, 4, 6, 8)])
+
+    def test_trainer_with_a_rank_that_fails(self):
+        """In the callback, where only the first works: the others learn it, and do not wait."""
+        self.need("transformers", "accelerate")
+        page, = self.pages["Trainer"]
+        self.job("hf-fails")
+        fails = """
+import ptc.trainer
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # asked for, though there is a group
+def fail(*_): raise PermissionError("not today")
+ptc.trainer.optimizer_state = fail
+try:
+"""
+        page = page.replace("/mnt/ptc/hf", "/mnt/ptc/hf-fails")
+        self.run_ranks(2, TRAINER, "max_steps = 4", fails + "\n".join("    " + line for line in page.splitlines()), """
+    raise SystemExit("trained")
+except OSError as error:
+    assert ("not today" in str(error)) and (rank == 0 or "rank 0: not today" in str(error)), error
+assert ptc.Job("/mnt/ptc/hf-fails").checkpoints() == []
+arguments.output_dir = "/mnt/ptc/hf-fails/incoming"
+try:
+    callback.on_train_begin(arguments, trainer.state, trainer.control)
+    raise SystemExit("begun")
+except ValueError as error:
+    assert "incoming/trainer" in str(error), error
+""", group=True)
+
+    def test_lightning_runs_no_code(self):
+        self.need("lightning")
+        page, = self.pages["Lightning"]
+        page = page.replace("/mnt/ptc/lightning", "/mnt/ptc/lightning-code")
+        self.job("lightning-code")
+        ran = self.temporary("ran")
+        body = f"""
+class Runs:
+    def __reduce__(self): return os.makedirs, ({ran!r},)
+Module.on_save_checkpoint = lambda self, checkpoint: checkpoint.update(what=Runs())
+path, max_steps = None, 2
+"""
+        self.run_ranks(1, LIGHTNING, body, page, f"assert not os.path.exists({ran!r})")
+        load = "path, max_steps = '/mnt/ptc/lightning-code/checkpoints/epoch=0-step=2.ckpt', 4"
+        self.run_ranks(1, LIGHTNING, load, "try:", "\n".join("    " + line for line in page.splitlines()), f"""
+    raise SystemExit("loaded")
+except ValueError as error:
+    assert "CheckpointIO(job, weights_only=False)" in str(error) and "makedirs" in str(error), error
+assert not os.path.exists({ran!r})
+""")
+        self.run_ranks(1, LIGHTNING, load, page.replace('-code")', '-code", weights_only=False)'),
+                       f"assert os.path.exists({ran!r}) and trainer.global_step == 4")
 
     def test_lightning(self):
         self.need("lightning")

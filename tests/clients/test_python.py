@@ -1,6 +1,7 @@
 """tools/python: the package `ptc` against a real mount, with processes of torch.distributed where these matter."""
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -48,6 +49,16 @@ def tensors_of(model, tp, rank):
     kinds = {"BF16": torch.bfloat16, "F32": torch.float32}
     return {t.name: torch.frombuffer(bytearray(t.data), dtype=kinds[t.dtype]).reshape(t.shape)
             for t in model.rank_tensors(tp, 1, rank, 0)}
+
+
+class Runs:
+    """Unpickling makes a directory."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.makedirs, (self.path,)
 
 
 class Package(mount.TestCase):
@@ -130,6 +141,7 @@ class Package(mount.TestCase):
                 ({"model": {"x": (torch.ones(1), 2)}}, "make it a list"),
                 ({"model": {"x": torch.ones(2)}, "what": object()}, "type object cannot be saved"),
                 ({"model": {"x": torch.ones(2).to_sparse()}}, "x: a tensor of layout"),
+                ({"model": {"x": torch.ones(2, device="meta")}}, "x: a Tensor without memory of its own"),
                 ({"a/b": {"x": torch.ones(2)}}, "names a file"),
                 ({"model": {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}}, "'a.b'"), ([], "a state is a dict")):
             with self.subTest(reason), self.assertRaisesRegex((TypeError, ValueError), reason):
@@ -186,6 +198,128 @@ job.save({"w": torch.ones(4)}, "here")
 assert [future.result(60) for future in futures] == [f"{path}/checkpoints/s{i}" for i in range(12)]
 """, job.path)
         self.assertEqual(len(job.checkpoints()), 13)
+
+    def test_a_rank_that_fails_anywhere_is_told_to_all(self):
+        """Where it is: while the place is made, in the commit itself, and in a save of its own before the commit."""
+        job = ptc.Job.create(self.mount.path + "/fails", dp=2)
+        self.run_ranks(2, """
+from ptc import group
+job = ptc.Job(path)
+def told(call, mine, others):
+    try:
+        call()
+        raise SystemExit("went well")
+    except mine[0] as error:
+        assert rank == 1 and mine[1] in str(error), (rank, error)
+    except OSError as error:
+        assert rank == 0 and others in str(error), (rank, error)
+def begin(name):
+    if rank == 1: raise NotImplementedError("no place")
+    return ptc.Job.incoming(job, name)
+job.incoming = begin
+told(lambda: job.save({"w": torch.ones(2)}, "a"), (NotImplementedError, "no place"),
+     "a was not begun, for another rank could not: rank 1: no place")
+del job.incoming
+where = job.begin("b")
+saved = ptc.save({"w": torch.ones(2), "other": object() if rank else 1}, where, wait=False)
+told(lambda: ptc.commit(where), (TypeError, "type object"), "rank 1: a value of type object")
+told(lambda: ptc.commit(where if rank == 0 else "/nowhere"), (FileNotFoundError, "no job"), "rank 1: [Errno 2] no job")
+class Odd(Exception):
+    def __init__(self, a, b): super().__init__(a)
+def odd(): raise Odd("an odd one", 2)
+try:
+    group.together(odd, here=True)
+    raise SystemExit("went well")
+except (Odd, ptc.PtcError) as error:
+    assert isinstance(error, Odd) == (rank == 0) and "an odd one" in str(error), error
+job.save({"w": torch.ones(2)}, "b")
+""", job.path)
+        self.assertEqual(job.checkpoints(), ["b"])
+
+    def test_the_same_name_in_the_background(self):
+        """The second waits for the first, and removes nothing of it. It is refused as any name that is there."""
+        job = ptc.Job.create(self.mount.path + "/same")
+        busy = threading.Event()
+        self.addCleanup(busy.set)
+        ptc.group.in_background(lambda: busy.wait(60))
+        first = job.save({"w": torch.ones(4)}, "a", wait=False)
+        threading.Timer(0.3, busy.set).start()
+        second = job.save({"w": torch.zeros(4)}, "a", wait=False)
+        self.assertTrue(first.done())
+        self.assertEqual(first.result(60), job.file("checkpoints/a"))
+        with self.assertRaisesRegex(ptc.CommitError, "exists already"):
+            second.result(60)
+        self.assertEqual(ptc.load(job.path)["w"].tolist(), [1, 1, 1, 1])
+        shutil.rmtree(job.incoming("a"))
+        failed = job.save({"w": torch.ones(4), "what": object()}, "b", wait=False)
+        self.assertEqual(job.save({"w": torch.ones(4)}, "b"), job.file("checkpoints/b"))
+        with self.assertRaises(TypeError):
+            failed.result()
+
+    def test_what_is_given_may_change_again(self):
+        job = ptc.Job.create(self.mount.path + "/given", tp=2)
+        busy = threading.Event()
+        self.addCleanup(busy.set)
+        ptc.group.in_background(lambda: busy.wait(60))
+        config, layout, files, lists = {"a": [1]}, {"tp": 1}, {"more/note.txt": bytearray(b"kept")}, [1, {"x": 2}]
+        files["config.json"] = config
+        saved = job.save({"model": {"w": torch.ones(2)}, "lists": lists}, "a", wait=False, layout=layout, files=files)
+        config["a"].append(2)
+        layout["tp"] = 4
+        files["more/note.txt"][0] = 0
+        files["other"] = "x"
+        lists[1]["x"] = 3
+        busy.set()
+        saved.result(60)
+        rank = job.file("checkpoints/a/layouts/tp1-pp1-dp1/rank/0")
+        self.assertEqual(mount.read_json(rank + "/config.json"), {"a": [1]})
+        self.assertEqual((mount.read_text(rank + "/more/note.txt"), os.path.exists(rank + "/other")), ("kept", False))
+        self.assertEqual(ptc.load(rank)["lists"], [1, {"x": 2}])
+        for name in ("../../../b", "/tmp/x", "ptc.json", "more/../model.safetensors", "."):
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "files: "):
+                job.save({"model": {"w": torch.ones(2)}}, "b", files={name: "x"})
+
+    def test_little_is_copied_at_a_time(self):
+        """Of tensors that do not lie in one piece, as of those of a device, a copy is made; never of all at once."""
+        code = ("import sys, resource; sys.path.insert(0, sys.argv[1]); import torch, ptc\n"
+                "state = {'model': {f'w{i}': torch.ones(1 << 10, 1 << 12).T for i in range(12)}}\n"  # 192 MiB
+                "state['model']['one'] = torch.arange(1 << 25).view(2, -1).T\n"  # and 256
+                "ptc.save({'model': {'w': torch.ones(8, 8).T}}, sys.argv[2] + '/first')\n"
+                "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+                "ptc.save(state, sys.argv[2])\n"
+                "more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+                "assert more < 150 << 10, f'{more >> 10} MiB more'\n"
+                "back = ptc.load(sys.argv[2])['model']\n"
+                "assert all(torch.equal(back[name], tensor) for name, tensor in state['model'].items())")
+        subprocess.run([sys.executable, "-c", code, os.path.dirname(os.path.dirname(ptc.__file__)),
+                        self.temporary("copied")], check=True)
+
+    def test_an_older_torch_is_named(self):
+        code = ("import sys; sys.path.insert(0, sys.argv[1]); import torch; torch.__version__ = '2.4.1'; import ptc\n"
+                "for use in (lambda: ptc.Reader, lambda: ptc.box((2,), None, ())):\n"
+                "    try: use(); raise SystemExit('used')\n"
+                "    except ImportError as error: assert '2.5 or newer, and this is 2.4.1' in str(error), error")
+        subprocess.run([sys.executable, "-c", code, os.path.dirname(os.path.dirname(ptc.__file__))], check=True)
+
+    def test_a_file_of_anybody(self):
+        """Of safetensors: what is wrong with it is a ValueError."""
+        directory = self.temporary("anybody")
+        os.mkdir(directory)
+        for header, reason in (('{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', ""),
+                               ('{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}', "type 'F4'"),
+                               ('{"w":{"dtype":[],"shape":[2],"data_offsets":[0,8]}}', "the entry"),
+                               ('{"w":{"dtype":"F32","shape":[-1,-2],"data_offsets":[0,8]}}', "does not lie"),
+                               ('{"w":{"dtype":"F32","shape":[2]}}', "the entry"), ('{"w":3}', "the entry"),
+                               ('{"w":{"dtype":"F32","shape":["a"],"data_offsets":[0,8]}}', "the entry"),
+                               ("[]", "no object")):
+            with self.subTest(header):
+                models.write_file(directory + "/model.safetensors",
+                                  len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+                if not reason:
+                    self.assertEqual(ptc.load(directory)["model"]["w"].tolist(), [0, 0])
+                    continue
+                with self.assertRaisesRegex(ValueError, reason):
+                    ptc.load(directory)
 
     def test_what_is_cut_otherwise_is_no_fsdp(self):
         """The daemon would put it together wrongly, and nobody would notice."""
@@ -347,6 +481,27 @@ assert torch.equal(loaded.full_tensor(), whole("model.norm.weight", 16))
             up = "model.layers.0.mlp.up_proj.weight"
             self.assert_equal(state["model"][up], whole(up, 36, 16).chunk(2)[rank % 2])
             self.assert_equal(state["optim"]["state"][up]["exp_avg"], whole("m" + up, 36, 16).chunk(2)[rank % 2])
+
+    def test_dcp_runs_no_code(self):
+        job = ptc.Job.create(self.mount.path + "/dcp_code")
+        import torch.distributed.checkpoint as dcp
+        for name, value in (("a", Runs(self.temporary("has_run"))), ("b", {"betas": (0.9, 0.95), "w": torch.ones(2)})):
+            dcp.save({"w": torch.ones(2), "value": value}, storage_writer=ptc.Writer(job, name), no_dist=True)
+        shutil.rmtree(self.temporary("has_run"), ignore_errors=True)
+
+        def load(name, value=None, **options):
+            state = {"w": torch.zeros(2), "value": value}
+            dcp.load(state, storage_reader=ptc.Reader(job.file("checkpoints", name), **options), no_dist=True)
+            return state
+        with self.assertRaisesRegex(BaseException, "value is no value .*os.makedirs.* weights_only=False"):
+            load("a")
+        with self.assertRaisesRegex(ValueError, "ptc.Reader"):
+            ptc.load(job.file("checkpoints/a"))
+        self.assertFalse(os.path.exists(self.temporary("has_run")))
+        value = load("b", {"betas": None, "w": torch.zeros(2)})["value"]
+        self.assertEqual((value["betas"], value["w"].tolist()), ((0.9, 0.95), [1, 1]))
+        load("a", weights_only=False)
+        self.assertTrue(os.path.exists(self.temporary("has_run")))
 
     def test_dcp_reads_what_ranks_saved(self):
         job = ptc.Job.create(self.mount.path + "/dcp_of_ranks", tp=2)

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Iterator, Optional, Sequence, Tuple
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
@@ -21,6 +22,9 @@ _NUMPY = {
 }
 
 
+_TORCH_VERSION = "2.5"  # in which torch.distributed.tensor is public
+
+
 def torch_or_none() -> Any:
     """PyTorch, if it can be imported."""
     try:
@@ -28,6 +32,17 @@ def torch_or_none() -> Any:
         return torch
     except ImportError:
         return None
+
+
+def require_torch(what: str) -> None:
+    """ImportError: there is no PyTorch, or one too old for distributed tensors and checkpoints as used here."""
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(f"{what} need PyTorch {_TORCH_VERSION} or newer, and there is none") from None
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found and tuple(map(int, found.groups())) < tuple(map(int, _TORCH_VERSION.split("."))):
+        raise ImportError(f"{what} need PyTorch {_TORCH_VERSION} or newer, and this is {torch.__version__}")
 
 
 def torch_dtype(name: str) -> Any:
@@ -70,33 +85,72 @@ def local(value: Any) -> Any:
 
 
 class Bytes:
-    """An array's type, shape and bytes. The bytes are the array's own where they lie in one piece in this memory."""
+    """An array's type, shape and bytes, which are read when `pieces` comes to them."""
 
     def __init__(self, value: Any) -> None:
+        """TypeError, ValueError: it is of a kind that cannot be saved."""
         value = local(value)
-        self._keep: Any
-        if _is_torch(value):
+        self._torch = _is_torch(value)
+        if self._torch:
             import torch
-            tensor = value.detach()
-            if tensor.layout is not torch.strided or tensor.is_quantized:
-                raise TypeError(f"a tensor of layout {tensor.layout} cannot be saved: only dense ones")
+            value = value.detach()
+            if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+                raise TypeError(f"a tensor of layout {value.layout} cannot be saved: only dense ones")
             names = {getattr(torch, name, None): key for key, name in _TORCH.items()}
-            if tensor.dtype not in names:
-                raise TypeError(f"a tensor of type {tensor.dtype} cannot be saved")
-            self.dtype, self.shape = names[tensor.dtype], tuple(tensor.shape)
-            tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
-            self._keep = tensor  # its memory is what `data` shows, without NumPy, which may not be there
-            size = tensor.numel() * tensor.element_size()
-            self.data = memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b"").cast("B")
+            if value.dtype not in names:
+                raise TypeError(f"a tensor of type {value.dtype} cannot be saved")
+            if value.is_meta or (value.device.type == "cpu" and value.numel() and not _address(value)):
+                raise TypeError(f"a {type(value).__name__} without memory of its own cannot be saved: on device "
+                                f"{value.device}")
+            self.dtype, self.shape = names[value.dtype], tuple(value.shape)
+            self._in_place = (value.device.type == "cpu" and value.is_contiguous() and not value.is_conj()
+                              and not value.is_neg())
         else:
             import numpy
-            array = numpy.ascontiguousarray(value)
             names = {numpy.dtype(code): key for key, code in _NUMPY.items()}
-            if array.dtype not in names:
-                raise TypeError(f"an array of type {array.dtype} cannot be saved")
-            self.dtype, self.shape = names[array.dtype], tuple(numpy.shape(value))
-            self._keep = array.reshape(-1).view("u1") if array.size else b""
-            self.data = memoryview(self._keep)
+            if value.dtype not in names:
+                raise TypeError(f"an array of type {value.dtype} cannot be saved")
+            self.dtype, self.shape = names[value.dtype], tuple(value.shape)
+            self._in_place = value.flags.c_contiguous
+        self._value = value
+        self.nbytes = ITEM_BYTES[self.dtype]
+        for extent in self.shape:
+            self.nbytes *= extent
+
+    def pieces(self, most: int = 1 << 26) -> Iterator[Tuple[memoryview, bool]]:
+        """(bytes, whether they are a copy), in order. What lies in one piece in this memory is itself; of all else, as
+        of another device, no more is copied at a time than `most` bytes, or a row where that is longer.
+        """
+        if self.nbytes == 0:
+            return
+        if self._in_place:
+            yield self._view(self._value), False
+            return
+        value = self._value if self.shape else self._value.reshape(1)
+        rows = max(1, most * len(value) // self.nbytes)
+        for row in range(0, len(value), rows):
+            part = value[row:row + rows]
+            if self._torch:
+                yield self._view(part.resolve_conj().resolve_neg().cpu().contiguous()), True
+            else:
+                import numpy
+                yield self._view(numpy.ascontiguousarray(part)), True
+
+    def _view(self, array: Any) -> memoryview:
+        """Its memory, which it keeps. Without NumPy, which may not be there."""
+        if not self._torch:
+            return memoryview(array.reshape(-1).view("u1"))
+        buffer = (ctypes.c_ubyte * (array.numel() * array.element_size())).from_address(array.data_ptr())
+        buffer.tensor = array  # type: ignore[attr-defined]
+        return memoryview(buffer).cast("B")
+
+
+def _address(tensor: Any) -> int:
+    """0: a tensor of a class of its own, which is made of others."""
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:
+        return 0
 
 
 def array_of(buffer: Any, dtype: str, shape: Sequence[int], offset: int, numpy_arrays: bool) -> Any:

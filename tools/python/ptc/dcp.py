@@ -14,6 +14,11 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from .arrays import require_torch
+
+require_torch("ptc.Writer and ptc.Reader")
+
+# pylint: disable=wrong-import-position,wrong-import-order
 import torch
 from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -26,9 +31,9 @@ from torch.futures import Future
 
 from . import safetensors, state as states
 from .arrays import torch_dtype
-from .job import Job
-from .loading import Checkpoint, TensorInfo, section_of
-from .saving import write_text
+from .job import Job, remove
+from .loading import Checkpoint, TensorInfo, load_value, section_of
+from .saving import contents, write_file
 from .slices import Box
 
 _OPTIMIZER_KEYS = ("state", "param_groups")
@@ -58,8 +63,8 @@ class Writer(StorageWriter):
 
     One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the
     checkpoint. DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made
-    of it at once. `consumed`, `files`: Job.save. Values that are no tensors are saved by torch.save, as DCP does.
-    Errors, on all ranks, as DCP tells them: CommitError, OSError.
+    of it at once. `consumed`, `files`: Job.save, as they are now. Values that are no tensors are saved by torch.save,
+    as DCP does. Errors, on all ranks, as DCP tells them: CommitError, OSError.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], name: Optional[str] = None, *, consumed: Optional[int] = None,
@@ -67,7 +72,7 @@ class Writer(StorageWriter):
         super().__init__()
         self._job = job if isinstance(job, Job) else Job(job)
         self._name = name
-        self._consumed, self._files = consumed, dict(files or {})
+        self._consumed, self._files = consumed, contents(files, {states.FILE})
         self._is_coordinator = True
 
     def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
@@ -80,12 +85,11 @@ class Writer(StorageWriter):
             raise ValueError('a checkpoint wants a name: ptc.Writer(job, "step100"), or checkpoint_id="step100"')
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        remove(self._where())  # of an attempt that was broken off; each rank on its node, before any of them writes
         return plan
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
         import dataclasses
-        import shutil
-        shutil.rmtree(self._where(), ignore_errors=True)  # of an attempt that was broken off
         return [dataclasses.replace(plan, storage_data=shard) for shard, plan in enumerate(plans, start=1)]
 
     def _where(self) -> str:
@@ -146,12 +150,12 @@ class Writer(StorageWriter):
                     "paths": paths},
         }
         rank = os.path.join(self._where(), "rank/0")
-        write_text(os.path.join(rank, states.FILE), json.dumps(text, separators=(",", ":")))
-        write_text(os.path.join(self._where(), "layout.json"), json.dumps({"tp": 1, "pp": 1, "dp": 1}))
+        write_file(os.path.join(rank, states.FILE), json.dumps(text, separators=(",", ":")).encode())
+        write_file(os.path.join(self._where(), "layout.json"), json.dumps({"tp": 1, "pp": 1, "dp": 1}).encode())
         if self._consumed is not None:
-            write_text(os.path.join(self._where(), "consumed"), str(self._consumed))
+            write_file(os.path.join(self._where(), "consumed"), str(int(self._consumed)).encode())
         for name, content in self._files.items():
-            write_text(os.path.join(rank, name), content)
+            write_file(os.path.join(rank, name), content)
         self._job.rename_into_checkpoints(self._name or "")
 
     @classmethod
@@ -167,13 +171,17 @@ class Reader(StorageReader):
 
     `path`: a checkpoint, or what leads there: a job, <job>/current. dcp.load's checkpoint_id, if given, takes its
     place. Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by
-    its name, and by the name behind that of its file (optim.state…, of optim.safetensors). Errors: FileNotFoundError,
-    KeyError.
+    its name, and by the name behind that of its file (optim.state…, of optim.safetensors).
+
+    Values that are no tensors were pickled, and are loaded without running code, though DCP's planner would run it:
+    `weights_only`=False is for those of whoever wrote the checkpoint is trusted. Errors: FileNotFoundError, KeyError,
+    ValueError.
     """
 
-    def __init__(self, path: Union[str, os.PathLike]) -> None:
+    def __init__(self, path: Union[str, os.PathLike], *, weights_only: bool = True) -> None:
         super().__init__()
         self._path = path
+        self._weights_only = weights_only
         self._checkpoint: Optional[Checkpoint] = None
         self._of_name: Dict[str, TensorInfo] = {}
         self._values: Dict[str, bytes] = {}
@@ -231,13 +239,23 @@ class Reader(StorageReader):
         for item in plan.items:
             fqn = item.storage_index.fqn
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(self._values[fqn]))
+                planner.load_bytes(item, self._value(fqn))
                 continue
             part = Box(tuple(item.storage_offsets), tuple(item.lengths))
             target = planner.resolve_tensor(item).detach()
             target.copy_(checkpoint.read(self._of_name[fqn], part))
             planner.commit_tensor(item, target)
         return _done(None)
+
+    def _value(self, fqn: str) -> io.BytesIO:
+        """What a planner may unpickle: it asks for all that a pickle can do."""
+        data = self._values[fqn]
+        if not self._weights_only:
+            return io.BytesIO(data)
+        again = io.BytesIO()
+        torch.save(load_value(fqn, data), again)
+        again.seek(0)
+        return again
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:

@@ -3,10 +3,14 @@ from __future__ import annotations
 
 import os
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, List, Optional, TypeVar
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+
+from .errors import PtcError
 
 T = TypeVar("T")
+_REASONS = 4  # that are told in full
 
 # One thread: what a process does in the background it does in the order in which it was asked to, so that collective
 # calls meet their like on other ranks.
@@ -59,15 +63,34 @@ def together(call: Callable[[], T], here: bool = False) -> T:
     group = _own_group[2 if here else 1]
     distributed.barrier(group)
     outcome: list = [None, None]
+    failure: Optional[BaseException] = None
     if distributed.get_rank() == 0:
         try:
             outcome = [call(), None]
-        except Exception as error:  # pylint: disable=broad-except
-            outcome = [None, error]
+        except BaseException as error:  # pylint: disable=broad-except
+            failure = error  # the others are told so, also if it is Ctrl-C
+            outcome = [None, _as_told(error)]
     distributed.broadcast_object_list(outcome, src=0, group=group)
+    if failure is not None:
+        raise failure
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def _as_told(error: BaseException) -> Exception:
+    """An error of rank 0 as the others raise it: what the daemon refused as it is, else with the rank."""
+    if isinstance(error, PtcError):
+        return error
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, f"rank 0: {error.strerror}", error.filename)
+    if type(error) in (TimeoutError, OSError, ValueError, TypeError):
+        return type(error)(f"rank 0: {error}")  # type: ignore[return-value]
+    return PtcError(f"rank 0: {_reason(error)}")  # of any class: perhaps one that others could not make again
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def gather(value: T, here: bool = False) -> List[T]:
@@ -80,9 +103,74 @@ def gather(value: T, here: bool = False) -> List[T]:
     return values
 
 
+def agree(failure: Optional[BaseException], what: str, here: bool = False) -> None:
+    """All ranks go on, or all raise: one that has failed its failure, the others an OSError with `what`, the rank and
+    the reason. After `prepare`.
+    """
+    reasons = gather(None if failure is None else f"rank {rank()}: {_reason(failure)}", here)
+    if failure is not None:
+        raise failure
+    told = [reason for reason in reasons if reason is not None]
+    if told:
+        more = f"; and {len(told) - _REASONS} more" if len(told) > _REASONS else ""
+        raise OSError(f"{what}: " + "; ".join(told[:_REASONS]) + more)
+
+
+def each(call: Callable[[], T], what: str, here: bool = False) -> T:
+    """All ranks make the call; `agree` on whether it went well."""
+    failure: Optional[BaseException] = None
+    result: Any = None
+    try:
+        result = call()
+    except BaseException as error:  # pylint: disable=broad-except
+        failure = error
+    agree(failure, what, here)
+    return result
+
+
 def in_background(call: Callable[[], T]) -> "Future[T]":
     """After what was asked for before."""
     global _background
     if _background is None:
         _background = ThreadPoolExecutor(1, thread_name_prefix="ptc")
     return _background.submit(call)
+
+
+# What goes on in the background in a directory of incoming/, and saves that have failed: (directory, where files go, or
+# "" for the commit).
+_under_way: Dict[Tuple[str, str], "Future[Any]"] = {}
+_under_way_lock = threading.Lock()
+
+
+def keep(directory: str, where: str, future: "Future[Any]") -> None:
+    """For `wait_for` and `taken`, until it is done; of a save that fails, until somebody asks."""
+    key = os.path.realpath(directory), where
+
+    def done(_: Any) -> None:
+        with _under_way_lock:
+            ended_well = not where or (not future.cancelled() and future.exception() is None)
+            if ended_well and _under_way.get(key) is future:
+                del _under_way[key]
+    with _under_way_lock:
+        _under_way[key] = future
+    future.add_done_callback(done)
+
+
+def taken(directory: str) -> List["Future[Any]"]:
+    """The saves into a directory that go on, or have failed; they are the caller's from now on."""
+    directory = os.path.realpath(directory)
+    with _under_way_lock:
+        return [_under_way.pop(key) for key in list(_under_way) if key[0] == directory and key[1]]
+
+
+def wait_for(directory: str, where: Optional[str] = None) -> None:
+    """Until nothing goes on in a directory, or no commit and nothing at this place. What failed there is forgotten."""
+    directory = os.path.realpath(directory)
+    with _under_way_lock:
+        found = {key: future for key, future in _under_way.items()
+                 if key[0] == directory and (where is None or key[1] in ("", where))}
+    wait(found.values())
+    with _under_way_lock:
+        for key, future in found.items():
+            if _under_way.get(key) is future:
+                del _under_way[key]

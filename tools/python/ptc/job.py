@@ -14,6 +14,7 @@ from .errors import CommitError, LayoutError, PtcError, ReshardError
 
 _POLL_SECONDS = 0.05
 _ASK_TRIES = 600
+_REMOVE_TRIES = 10
 
 Layout = Dict[str, Any]
 """layout.json: {"tp": 4, "pp": 1, "dp": 2, …}; the sizes are required."""
@@ -44,6 +45,19 @@ def find(path: Union[str, os.PathLike]) -> _Place:
             name = last
         top = parent
     return _Place(top, name)
+
+
+def remove(directory: str) -> None:
+    """All of a directory, which other ranks may be removing, too. OSError: something stays."""
+    for _ in range(_REMOVE_TRIES):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.lexists(directory):
+            return
+    try:
+        shutil.rmtree(directory)  # says why
+    except FileNotFoundError:
+        if os.path.lexists(directory):
+            raise
 
 
 class Job:
@@ -197,29 +211,34 @@ class Job:
         return self.file("incoming", checkpoint_name(name))
 
     def begin(self, name: str) -> str:
-        """Removes what an attempt that was broken off left in incoming/; returns the directory. Collective."""
-        where = self.incoming(name)
+        """Removes what an attempt that was broken off left in incoming/; returns the directory. Collective.
+
+        Each rank removes, for incoming/ shows what was written on this node. What this process still saves there in the
+        background ends before. Errors: OSError, on all ranks.
+        """
         group.prepare()
-        group.together(lambda: shutil.rmtree(where, ignore_errors=True), here=True)
-        return where
+
+        def clean() -> str:
+            where = self.incoming(name)
+            group.wait_for(where)
+            remove(where)
+            return where
+        return group.each(clean, f"{name} was not begun, for another rank could not", here=True)
 
     def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,
              consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":
         """Saves each rank's state and commits it as a checkpoint. Collective, if torch.distributed is in use.
 
         Returns the checkpoint's directory; with wait=False, as soon as the tensors were copied, a future of it: then
-        they may change again. `layout`: under which the ranks are, if it is not the one in force. `consumed`: of the
-        data set. `files`: {"config.json": a dict, text, bytes, or anything with to_dict()}, kept as they are. Errors:
-        CommitError, OSError.
+        they, and all that was given, may change again. A name that is still being saved is waited for. `layout`: under
+        which the ranks are, if it is not the one in force. `consumed`: of the data set. `files`: {"config.json": a
+        dict, text, bytes, or anything with to_dict()}, kept as they are. Errors: CommitError; what a rank fails with,
+        and on the others OSError, which says which rank and why.
         """
         from .saving import commit, save
         where = self.begin(name)
-        try:
-            saved = save(state, where, False, layout=layout, consumed=consumed, files=files)
-        except Exception as error:  # pylint: disable=broad-except
-            saved = Future()
-            saved.set_exception(error)  # the other ranks are told so in commit()
-        committed = commit(where, False, after=saved)
+        save(state, where, False, layout=layout, consumed=consumed, files=files)  # if it fails, commit tells all ranks
+        committed = commit(where, False)
         return committed.result() if wait else committed
 
     def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None) -> str:
@@ -238,6 +257,7 @@ class Job:
                     raise CommitError(self._reason(name) or str(error)) from None
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"{target} is not committed after {timeout} s") from None
+                time.sleep(_POLL_SECONDS)
             except OSError:
                 reason = self._reason(name)
                 if not reason:

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import shutil
 from typing import Any, Dict, Optional, Union
 
+from .arrays import require_torch
+
+require_torch("ptc.lightning")
+
+# pylint: disable=wrong-import-position,wrong-import-order
 import torch
 
 try:
@@ -19,8 +25,8 @@ except ImportError:  # under its older name
     from pytorch_lightning import Callback  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import CheckpointIO as _CheckpointIO  # type: ignore[assignment]
 
-from .job import Job, checkpoint_name
-from .loading import load
+from .job import Job, checkpoint_name, remove
+from .loading import load, why_not
 from .optimizer import optimizer_state
 from .saving import save
 
@@ -33,16 +39,19 @@ class CheckpointIO(_CheckpointIO):
     torch.save's.
 
     The last part of a path is the checkpoint's name. Of a strategy whose first rank has the whole module: one process,
-    or DDP. Errors: CommitError, OSError; TypeError, where `NamedOptimizers` is not among the callbacks.
+    or DDP. That file is loaded without running code, unless `weights_only` is False here, or where Lightning takes it
+    (trainer.fit, load_from_checkpoint): hyperparameters of classes of your own want that. Errors: CommitError, OSError;
+    TypeError, where `NamedOptimizers` is not among the callbacks; ValueError: code would have to run.
     """
 
-    def __init__(self, job: Union[str, os.PathLike, Job]) -> None:
+    def __init__(self, job: Union[str, os.PathLike, Job], *, weights_only: bool = True) -> None:
         self.job = job if isinstance(job, Job) else Job(job)
+        self.weights_only = weights_only
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: Any, storage_options: Optional[Any] = None) -> None:
         name = checkpoint_name(os.path.basename(os.fspath(path)))
         where = self.job.incoming(name)
-        shutil.rmtree(where, ignore_errors=True)  # of an attempt that was broken off
+        remove(where)  # of an attempt that was broken off
         rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
         buffer = io.BytesIO()
         torch.save(rest, buffer)
@@ -57,8 +66,14 @@ class CheckpointIO(_CheckpointIO):
                         ) -> Dict[str, Any]:
         where = self.job.file("checkpoints", checkpoint_name(os.path.basename(os.fspath(path))), "layouts/tp1-pp1-dp1/rank/0")
         state = load(where, map_location if isinstance(map_location, (str, torch.device)) else None)
-        checkpoint = torch.load(os.path.join(where, _REST), map_location=map_location,
-                                weights_only=False if weights_only is None else weights_only)
+        try:
+            checkpoint = torch.load(os.path.join(where, _REST), map_location=map_location,
+                                    weights_only=self.weights_only if weights_only is None else weights_only)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{_REST} of {where} cannot be loaded without running code ({why_not(error)}). If you trust who wrote "
+                "it: ptc.lightning.CheckpointIO(job, weights_only=False), or torch.serialization.add_safe_globals"
+            ) from None
         return {**checkpoint, "state_dict": state["model"], "optimizer_states": state["optim"]}
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import mmap
 import os
+import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import group, safetensors, state as states
@@ -47,15 +48,25 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
 
 def _values_of_dcp(text: Mapping[str, Any]) -> List[Tuple[List[Any], Any]]:
     """What `Writer` saved beside tensors, by torch.save; by path."""
+    return [(text["paths"][fqn], load_value(fqn, base64.b64decode(data))) for fqn, data in text["values"].items()]
+
+
+def load_value(name: str, data: bytes) -> Any:
+    """What torch.save made of a value, without running code. ValueError: that cannot be."""
     import torch
-    values = []
-    for fqn, data in text["values"].items():
-        try:
-            value = torch.load(io.BytesIO(base64.b64decode(data)), weights_only=True)
-        except Exception as error:  # pylint: disable=broad-except
-            raise ValueError(f"{fqn} is no value that can be loaded without running code: {error}") from None
-        values.append((text["paths"][fqn], value))
-    return values
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:  # pylint: disable=broad-except
+        raise ValueError(
+            f"{name} is no value that can be loaded without running code ({why_not(error)}). If you trust who wrote "
+            "it: dcp.load with ptc.Reader(path, weights_only=False), or torch.serialization.add_safe_globals") from None
+
+
+def why_not(error: Exception) -> str:
+    """Of torch.load's long text the line that says what it was about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if re.search("GLOBAL|nsupported|allowed", line)]
+    return (told or lines or [type(error).__name__])[0]
 
 
 def read_text(where: str) -> Optional[Dict[str, Any]]:

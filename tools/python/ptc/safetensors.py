@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -9,6 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from .arrays import ITEM_BYTES, Bytes, array_of
 
 _MAX_HEADER_BYTES = 100_000_000
+_WINDOW_BYTES = 1 << 26
 
 
 class Entry(NamedTuple):
@@ -22,7 +24,8 @@ class Entry(NamedTuple):
 def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> int:
     """Writes a file and returns its descriptor, still open: what the daemon does at the close may take a while.
 
-    The tensors may change as soon as this returns. Errors: OSError; TypeError for what the format cannot hold.
+    The tensors may change as soon as this returns. Of those that are on another device, or do not lie in one piece, a
+    few MiB are copied at a time. Errors: OSError; TypeError for what the format cannot hold, before there is a file.
     """
     arrays = []
     for name, tensor in tensors.items():
@@ -36,7 +39,7 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     header: Dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name, array in arrays:
-        end = offset + array.data.nbytes
+        end = offset + array.nbytes
         header[name] = {"dtype": array.dtype, "shape": list(array.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -44,7 +47,15 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        _write_all(file, [memoryview(len(text).to_bytes(8, "little") + text), *(array.data for _, array in arrays)])
+        parts, copied = [memoryview(len(text).to_bytes(8, "little") + text)], 0
+        for _, array in arrays:
+            for data, is_copy in array.pieces(_WINDOW_BYTES):
+                parts.append(data)
+                copied += data.nbytes if is_copy else 0
+                if copied >= _WINDOW_BYTES:
+                    _write_all(file, parts)
+                    parts, copied = [], 0
+        _write_all(file, parts)
     except BaseException:
         os.close(file)
         raise
@@ -79,16 +90,23 @@ class Mapped:
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError(f"{path} is no file of safetensors: its header would have {length} bytes")
         header = json.loads(self._memory[8:8 + length])
+        if not isinstance(header, dict):
+            raise ValueError(f"{path} is no file of safetensors: its header is no object")
         self.metadata: Dict[str, str] = header.pop("__metadata__", {})
         self.entries: Dict[str, Entry] = {}
         for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            elements = 1
-            for extent in entry["shape"]:
-                elements *= extent
-            if not 0 <= begin <= end <= size - 8 - length or elements * ITEM_BYTES[entry["dtype"]] != end - begin:
+            try:
+                dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+                lies = 0 <= begin <= end <= size - 8 - length and min(shape, default=0) >= 0
+                elements = math.prod(shape)
+                known = dtype in ITEM_BYTES
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{path}: the entry of tensor {name!r} is not one of safetensors") from None
+            if not known:
+                raise ValueError(f"{path}: tensor {name!r} is of type {dtype!r}, which is not known here")
+            if not lies or elements * ITEM_BYTES[dtype] != end - begin:
                 raise ValueError(f"{path}: tensor {name!r} does not lie in the file")
-            self.entries[name] = Entry(entry["dtype"], tuple(entry["shape"]), 8 + length + begin, 8 + length + end)
+            self.entries[name] = Entry(dtype, shape, 8 + length + begin, 8 + length + end)
 
     def tensor(self, name: str, numpy_arrays: bool = False) -> Any:
         """The tensor, of the file's own memory."""

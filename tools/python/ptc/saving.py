@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import Future
-from typing import Any, List, Literal, Mapping, Optional, Union, overload
+from typing import Any, Callable, Container, Dict, List, Literal, Mapping, Optional, Tuple, Union, overload
 
 from . import arrays, group, safetensors, state as states
 from .job import Job, find
@@ -28,22 +28,49 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     """Writes this rank's state into `dir`, <job>/incoming/<name>; `commit` makes a checkpoint of it.
 
     A dict of dicts of tensors, each of which becomes a file of safetensors, and of other values (state.py says how).
-    Of a DTensor the part of this rank is written. Tensors are written once, straight to where they stay. They may be
-    on any device, and change again when this returns; with wait=False that is a future of the directory, for closing
-    the files, at which the daemon reads them, goes on in the background. Where `dir` is not in an incoming/, files go
-    right into it.
+    Of a DTensor the part of this rank is written. Tensors are written once, straight to where they stay; from another
+    device a few MiB at a time. All that is given may change again when this returns; with wait=False that is a future
+    of the directory, for closing the files, at which the daemon reads them, goes on in the background. Where `dir` is
+    not in an incoming/, files go right into it.
 
     `rank`: of torch.distributed, or RANK, if not given. Rank 0 also writes `layout` (under which the ranks are, if it
     is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save).
-    Errors: TypeError, ValueError (what cannot be saved, by its path in the state), OSError.
+    Errors: TypeError, ValueError (what cannot be saved, by its path in the state), OSError. With wait=False they are in
+    the future, and are the `commit`'s, where all ranks learn of them: of several processes each should save so.
     """
     top = os.path.abspath(os.fspath(dir))
     rank = group.rank() if rank is None else rank
     staged = os.path.basename(os.path.dirname(top)) == "incoming"
     where = os.path.join(top, "rank", str(rank)) if staged else top
+    group.wait_for(top, where)
+    if wait:
+        return _write(state, top, where, staged, rank, layout, consumed, files)()
+    future: "Future[str]"
+    try:
+        future = group.in_background(_write(state, top, where, staged, rank, layout, consumed, files))
+    except Exception as error:  # pylint: disable=broad-except
+        future = Future()
+        future.set_exception(error)
+    group.keep(top, where, future)
+    return future
+
+
+def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: int, layout: Optional[Mapping[str, Any]],
+           consumed: Optional[int], files: Optional[Mapping[str, Any]]) -> Callable[[], str]:
+    """Writes the tensors; what it returns closes their files and writes all else, of which it has the text already."""
     sections, text = states.flatten(state)
     if staged:
         check_placements(sections, Job(find(top).job).layout if layout is None else layout)
+    small = {os.path.join(where, states.FILE): json.dumps(text, separators=(",", ":")).encode()}
+    if rank == 0:
+        beside = top if staged else where
+        if layout is not None:
+            small[os.path.join(beside, "layout.json")] = json.dumps({"tp": 1, "pp": 1, "dp": 1, **layout}).encode()
+        if consumed is not None:
+            small[os.path.join(beside, "consumed")] = str(int(consumed)).encode()
+        taken = {states.FILE, *(section + ".safetensors" for section in sections)}
+        for name, content in contents(files, taken).items():
+            small[os.path.join(where, name)] = content
     open_files: List[int] = []
     try:
         for section, tensors in sections.items():
@@ -54,20 +81,18 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
         raise
 
     def finish() -> str:
+        failure: Optional[OSError] = None
         for file in open_files:
-            os.close(file)
-        write_text(os.path.join(where, states.FILE), json.dumps(text, separators=(",", ":")))
-        if rank == 0:
-            beside = top if staged else where
-            if layout is not None:
-                write_text(os.path.join(beside, "layout.json"), json.dumps({"tp": 1, "pp": 1, "dp": 1, **layout}))
-            if consumed is not None:
-                write_text(os.path.join(beside, "consumed"), str(int(consumed)))
-            for name, content in (files or {}).items():
-                write_text(os.path.join(where, name), content)
+            try:
+                os.close(file)
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        for path, content in small.items():
+            write_file(path, content)
         return top
-    # Values are text already, so what finish() writes does not change under its hands.
-    return finish() if wait else group.in_background(finish)
+    return finish
 
 
 def check_placements(sections: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
@@ -95,15 +120,33 @@ def check_placements(sections: Mapping[str, Mapping[str, Any]], layout: Mapping[
                                  "ptc.Writer")
 
 
-def write_text(path: str, content: Any) -> None:
-    """A small file: of bytes, a text, something with to_dict(), or anything that is JSON."""
-    if hasattr(content, "to_dict"):
-        content = content.to_dict()
-    if not isinstance(content, (bytes, str)):
-        content = json.dumps(content, indent=2) + "\n"
+def contents(files: Optional[Mapping[str, Any]], taken: Container[str]) -> Dict[str, bytes]:
+    """Of `files` as they are now: bytes, a text, something with to_dict(), or anything that is JSON. ValueError: a name
+    is a path to elsewhere, or one of the checkpoint's own; TypeError: it is no JSON.
+    """
+    found = {}
+    for name, content in (files or {}).items():
+        clean = os.path.normpath(name)
+        if os.path.isabs(name) or clean == os.curdir or clean.split(os.sep)[0] == os.pardir:
+            raise ValueError(f"files: {name!r} is no name of a file in a checkpoint")
+        if clean in taken:
+            raise ValueError(f"files: {name!r} is a file of the state's own")
+        if hasattr(content, "to_dict"):
+            content = content.to_dict()
+        if not isinstance(content, (bytes, bytearray, str)):
+            try:
+                content = json.dumps(content, indent=2) + "\n"
+            except TypeError as error:
+                raise TypeError(f"files: {name!r}: {error}") from None
+        found[clean] = content.encode() if isinstance(content, str) else bytes(content)
+    return found
+
+
+def write_file(path: str, content: bytes) -> None:
+    """A small file, in a directory that is made if there is none."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
 
 
 @overload
@@ -120,29 +163,25 @@ def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[
            timeout: Optional[float] = None) -> "Union[str, Future[str]]":
     """Makes a checkpoint of <job>/incoming/<name>, once all ranks have come here; returns its directory.
 
-    Rank 0 renames; all return, or raise, the same. Collective, if torch.distributed is in use. With wait=False a
-    future: calls are made one after another in the background, over a group of their own, so training may go on.
-    `after`: a future of `save`, whose failure is that of the commit. Errors: CommitError (the daemon's reason; nothing
-    is lost), OSError.
+    Rank 0 renames; all return, or all raise. Collective, if torch.distributed is in use. With wait=False a future:
+    calls are made one after another in the background, over a group of their own, so training may go on. What this
+    process saves there with wait=False ends before, and its failure is that of the commit; so is that of `after`, a
+    future of whatever else must be done. Errors: CommitError (the daemon's reason; nothing is lost), OSError; where
+    another rank has failed it names that and its reason.
     """
-    place = find(dir)
-    job = Job(place.job)
     group.prepare()
-
-    here = wait and after is None  # in this thread
+    before = group.taken(os.path.abspath(os.fspath(dir))) + ([] if after is None else [after])
 
     def run() -> str:
-        failure: Optional[BaseException] = after.exception() if after is not None else None
-        # All must come, also one whose save failed, or the others wait for it.
-        reasons = group.gather(None if failure is None else f"rank {group.rank()}: {failure}", here)
-        if failure is not None:
-            raise failure
-        if any(reasons):
-            raise OSError("not committed, for another rank could not save: " + "; ".join(filter(None, reasons)))
-        return group.together(lambda: job.rename_into_checkpoints(place.name, timeout), here)
-    return run() if here else _result(run, wait)
-
-
-def _result(run: Any, wait: bool) -> Any:
-    future = group.in_background(run)
-    return future.result() if wait else future
+        def ready() -> Tuple[Job, str]:
+            for future in before:
+                future.result()
+            place = find(dir)
+            return Job(place.job), place.name
+        job, name = group.each(ready, "not committed, for another rank could not save", here=wait)
+        return group.together(lambda: job.rename_into_checkpoints(name, timeout), here=wait)
+    if wait:
+        return run()
+    committed = group.in_background(run)
+    group.keep(os.path.abspath(os.fspath(dir)), "", committed)
+    return committed

@@ -25,6 +25,8 @@ def box(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
 
     ptc.box((4096, 4096), mesh["dp", "tp"], [Replicate(), Shard(1)]). Of a rank that is not on the mesh it is empty.
     """
+    from .arrays import require_torch
+    require_torch("distributed tensors")
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     extent, offset = compute_local_shape_and_global_offset(tuple(shape), mesh, tuple(placements))
     if len(extent) != len(shape):

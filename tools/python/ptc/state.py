@@ -203,7 +203,7 @@ def encode(value: Any) -> Any:
     if is_array(value) and not is_distributed(value):
         array = Bytes(value)
         return {_MARK: "tensor", "dtype": array.dtype, "shape": list(array.shape),
-                "base64": base64.b64encode(array.data).decode()}
+                "base64": base64.b64encode(b"".join(data for data, _ in array.pieces())).decode()}
     raise TypeError(f"a value of type {type(value).__name__} cannot be saved: only tensors, numbers, texts, bytes, and "
                     "lists and dicts of these")
 

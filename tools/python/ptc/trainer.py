@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import Future
 from typing import Any, Optional, Union
 
 from transformers import TrainerCallback
@@ -42,30 +43,54 @@ class Callback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         name = f"checkpoint-{state.global_step}"
-        source = os.path.join(args.output_dir, name)
+        self._check(args)
         where = self.job.begin(name)
-        if group.rank() == 0:
-            target = os.path.join(where, "rank", "0")
-            os.makedirs(os.path.dirname(target))
-            if os.stat(source).st_dev == os.stat(where).st_dev:
-                os.rename(source, target)
-            else:
-                shutil.copytree(source, target)
-            if optimizer is not None and os.path.exists(os.path.join(target, "optimizer.pt")):
-                os.unlink(os.path.join(target, "optimizer.pt"))
-                save({"optim": optimizer_state(model, optimizer)}, where, rank=0, layout={"tp": 1, "pp": 1, "dp": 1})
-        commit(where)
+        moved: "Future[None]" = Future()
+        try:
+            if group.rank() == 0:
+                self._move(os.path.join(args.output_dir, name), where, model, optimizer)
+            moved.set_result(None)
+        except Exception as error:  # pylint: disable=broad-except
+            moved.set_exception(error)  # all ranks are told so in commit()
+        commit(where, after=moved)
+
+    def _check(self, args: Any) -> None:
+        if os.path.realpath(args.output_dir) == os.path.realpath(self.job.file("incoming")):
+            raise ValueError(f"output_dir is {args.output_dir} itself, where begun checkpoints are: name a directory "
+                             "in it, like incoming/trainer")
+
+    @staticmethod
+    def _move(source: str, where: str, model: Any, optimizer: Any) -> None:
+        target = os.path.join(where, "rank", "0")
+        os.makedirs(os.path.dirname(target))
+        if os.stat(source).st_dev == os.stat(where).st_dev:
+            os.rename(source, target)
+        else:
+            shutil.copytree(source, target)
+        if optimizer is not None and os.path.exists(os.path.join(target, "optimizer.pt")):
+            os.unlink(os.path.join(target, "optimizer.pt"))
+            save({"optim": optimizer_state(model, optimizer)}, where, rank=0, layout={"tp": 1, "pp": 1, "dp": 1})
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None,
                        lr_scheduler: Any = None, **kwargs: Any) -> None:
         """Loads what the Trainer has not found without its optimizer.pt."""
+        self._check(args)
+        if state.global_step == 0 or optimizer is None:
+            return
         where = self.job.file("checkpoints", f"checkpoint-{state.global_step}", "layouts/tp1-pp1-dp1/rank/0")
-        if state.global_step == 0 or optimizer is None or not os.path.isdir(where):
-            return  # resumed from elsewhere
-        saved = load(where)
-        if "optim" in saved:
-            load_optimizer_state(model, optimizer, saved["optim"])
-        schedule = os.path.join(where, "scheduler.pt")
-        if lr_scheduler is not None and os.path.exists(schedule):
-            import torch
-            lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))
+        group.prepare()
+
+        def resume() -> bool:
+            if optimizer.state or not os.path.isdir(where):
+                return False  # resumed from elsewhere
+            saved = load(where)
+            if "optim" in saved:
+                load_optimizer_state(model, optimizer, saved["optim"])
+            schedule = os.path.join(where, "scheduler.pt")
+            if lr_scheduler is not None and os.path.exists(schedule):
+                import torch
+                lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))
+            return True
+        resumed = group.each(resume, "not resumed, for another rank could not load", here=True)
+        if len(set(group.gather(resumed, here=True))) > 1:
+            raise OSError(f"{where} was found by some ranks, and not by others")
