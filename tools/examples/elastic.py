@@ -4,12 +4,17 @@
 
 To change the parallelism of what runs, save layout.json, with an editor or by `ptc layout JOB set --tp 4`. For another
 global batch, too, put the new order.json into the job as `order.next.json` before: it takes effect while nothing runs.
+
+SIGTERM, SIGINT and SIGHUP: all ranks save and end, and the exit status is 128 and the signal; a second one kills them.
+No rank outlives the launcher, however that ends. Exit status 1: ranks fail again and again, or it cannot go on.
 """
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
+from multiprocessing import connection, forkserver, resource_tracker
 
 import ptc
 import train
@@ -17,10 +22,31 @@ import train
 # Ranks are forked from one process that has imported PyTorch and has done nothing else.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
+FAILURES = 5  # in a row, without a checkpoint between
 
 
-def start(job, log, directory):
-    """Processes for the layout in force and the newest checkpoint; (layout, revision, processes)."""
+class Failing(Exception):
+    """Ranks that end by themselves again and again."""
+
+
+def start_server():
+    """The process that ranks are forked from. They begin with SIGTERM blocked, as it has it: sent before a rank can
+    save, it waits until the rank can (train.main).
+    """
+    resource_tracker.ensure_running()  # it would unblock SIGTERM here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(jobs, log, directory):
+    """Processes for the layout in force and the newest checkpoint; (layout, revision, checkpoint, processes).
+
+    `jobs`: the job as each rank sees it.
+    """
+    job = jobs(None, 0)
     while not os.path.exists(job.file("status.json")):  # the node's daemon is away
         time.sleep(0.2)
     status, layout = job.wait(), job.layout
@@ -29,23 +55,72 @@ def start(job, log, directory):
         file.write(str(checkpoint.meta["consumed"]))
     if os.path.exists(job.file("order.next.json")):
         os.replace(job.file("order.next.json"), job.file("dataset/order.json"))
-    while job.read_json("dataset/plan.json")["segments"][-1]["dp"] != layout["dp"]:
-        time.sleep(0.05)
     world, meet = layout["tp"] * layout["pp"] * layout["dp"], tempfile.mktemp(dir=directory)
-    processes = [CONTEXT.Process(target=train.main, args=(rank, world, job.path, layout, job.current, meet, log))
-                 for rank in range(world)]
-    for process in processes:
-        process.start()
-    return layout, status["revision"], processes
+    seen = [jobs(layout, rank) for rank in range(world)]
+    for place in {one.path: one for one in [job, *seen]}.values():
+        while not shows_the_same(place, job, status["revision"], layout["dp"], checkpoint.meta["consumed"]):
+            time.sleep(0.05)
+    start_server()
+    processes = [CONTEXT.Process(target=train.main, daemon=True,
+                                 args=(rank, world, one.path, layout, one.current, meet, log))
+                 for rank, one in enumerate(seen)]
+    try:
+        for process in processes:
+            process.start()
+    except BaseException:
+        end(processes, at_once=True)
+        raise
+    return layout, status["revision"], checkpoint.path, processes
 
 
-def run(job, log, on_look=lambda layout, processes: None):
-    """Until all is consumed. `on_look` is called again and again with what runs."""
+def shows_the_same(place, job, revision, dp, consumed):
+    """Whether a node shows the layout, the checkpoint, and the data set from where that is."""
+    plan = place.read_json("dataset/plan.json")
+    return (place.status["in_force_revision"] == revision and plan["segments"][-1]["dp"] == dp
+            and plan["consumed"] == consumed and os.readlink(place.file("current")) == os.readlink(job.file("current")))
+
+
+def end(processes, at_once):
+    """Ends all: they save, unless `at_once`. Where one dies, the others would wait for it for ever, and are killed."""
+    processes = [process for process in processes if process.pid is not None]
+    try:
+        if not at_once:
+            for process in processes:
+                process.terminate()
+            while not any(process.exitcode for process in processes):
+                waiting = [process.sentinel for process in processes if process.exitcode is None]
+                if not waiting:
+                    return
+                connection.wait(waiting)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def run(job, log, on_look=lambda layout, processes: None, jobs=None):
+    """Until all is consumed. `on_look` is called again and again with what runs.
+
+    `jobs`: of a layout and a rank the job on the mount of that rank's node, where there are several; of None, one that
+    is there. Failing: it does not go on. However this ends, no rank runs any more.
+    """
+    jobs = jobs or (lambda layout, rank: job)
+    failures, begun = 0, None
     with tempfile.TemporaryDirectory() as directory:
         while True:
-            layout, revision, processes = start(job, log, directory)
             try:
-                for change in job.watch(0.05, revision):
+                layout, revision, checkpoint, processes = start(jobs, log, directory)
+            except OSError:  # a daemon has gone meanwhile
+                failures += 1
+                if failures >= FAILURES:
+                    raise
+                time.sleep(1)
+                continue
+            failures, begun = 0 if checkpoint != begun else failures, checkpoint
+            codes = []
+            try:
+                for change in jobs(None, 0).watch(0.05, revision):
                     on_look(layout, processes)
                     codes = [process.exitcode for process in processes]
                     if all(code == 0 for code in codes):
@@ -54,14 +129,33 @@ def run(job, log, on_look=lambda layout, processes: None):
                         break
             except OSError:  # nothing can be saved: back to what is committed, when the daemon is there again
                 codes = [1]
-            for process in processes:  # where one is dead the others wait for it for ever; else all save and end
-                if any(codes):
-                    process.kill()
-                else:
-                    process.terminate()
-            for process in processes:
-                process.join()
+            except BaseException:
+                end(processes, at_once=False)
+                raise
+            end(processes, at_once=any(codes))
+            failures += any(codes)
+            if failures >= FAILURES:
+                raise Failing(f"ranks end again and again, with {[process.exitcode for process in processes]}, and "
+                              f"have saved nothing since {checkpoint}")
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("elastic.py JOB LOG")
+    signals = []
+
+    def asked(number, _):  # a second one, while run() ends the ranks, has it kill them
+        signals.append(number)
+        raise KeyboardInterrupt
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, asked)
+    try:
+        run(ptc.Job(sys.argv[1]), os.path.abspath(sys.argv[2]))
+    except (Failing, OSError, ptc.PtcError) as error:
+        sys.exit(f"elastic: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signals[0])
 
 
 if __name__ == "__main__":
-    run(ptc.Job(sys.argv[1]), os.path.abspath(sys.argv[2]))
+    main()

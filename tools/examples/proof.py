@@ -41,6 +41,9 @@ STORIES = {
     "tensors": (1e-5, [Phase(layout_of(tp=2, dp=2), 8, 4), Phase(layout_of(dp=4), 8, 4), Phase(layout_of(tp=4), 4, 4, True),
                        Phase(layout_of(pp=2, tp=2), 4, 0)]),
     "daemon": (0, [Phase(layout_of(pp=2, dp=2), 8, 12, "daemon")]),
+    # Each rank's state is on its node alone, and once more on another.
+    "node": (0, [Phase(layout_of(pp=4, replicas=1, devices=["w0:0", "w0:1", "w1:0", "w2:0"]), 8, 12, "node"),
+                 Phase(layout_of(pp=2, dp=2, replicas=1, devices=["w0:0", "w0:1", "w1:0", "w1:1"]), 8, 0)]),
     "fsdp": (1e-5, [Phase(fsdp(4), 12, 4), Phase(fsdp(2), 12, 4, True), Phase(fsdp(3), 6, 0)]),
 }
 
@@ -54,6 +57,9 @@ def write_samples(directory):
             at, step = rng.randrange(97), rng.randrange(1, 5)
             tokens = [(at + place * step) % 97 + 97 * (step - 1) for place in range(LENGTH + 1)]
             file.write(json.dumps({"id": number, "tokens": tokens}) + "\n")
+
+
+TESTS_ONLY = ("daemon", "node")  # somebody must kill and start what is mounted: tests/clients/test_elastic.py
 
 
 def write(path, content):
@@ -80,8 +86,8 @@ def new_job(path, samples, layout, batch):
 class Editor:
     """Whoever changes the layout, and the bad luck: after so many steps of each phase."""
 
-    def __init__(self, job, phases, log, kill_daemon):
-        self.job, self.phases, self.log, self.kill_daemon = job, phases, log, kill_daemon
+    def __init__(self, job, phases, log, kill):
+        self.job, self.phases, self.log, self.kill = job, phases, log, kill
         self.at, self.killed = 0, []
 
     def __call__(self, layout, processes):
@@ -92,13 +98,19 @@ class Editor:
         if phase.kill and not any(at == self.at for at, _ in self.killed):
             self.killed.append((self.at, max(steps)))
             if phase.kill == "daemon":
-                self.kill_daemon()
+                self.kill()
             else:
                 processes[-1].kill()
-            return
+            if phase.kill != "node":
+                return
+            node = layout["devices"][-1].split(":")[0]  # for good: without it the layout does not go on
+            for process, device in zip(processes, layout["devices"]):
+                if device.split(":")[0] == node:
+                    process.kill()
+            self.kill(node)
         if self.at + 1 == len(self.phases):
             return
-        if phase.kill and len(steps) < 2 * phase.steps:
+        if phase.kill is True and len(steps) < 2 * phase.steps:
             return  # some more after it
         self.at += 1
         if self.phases[self.at].batch != phase.batch:
@@ -115,20 +127,23 @@ def read_log(log):
     return records
 
 
-def history(records):
-    """step → its record with the ids of the whole batch. Of a step that was made again, what was made last."""
+def history(records, phases):
+    """step → its record with the ids of the whole batch. Of a step that was made again, what was made last: in the
+    layout it had before, but after a node was lost.
+    """
     steps, again = {}, 0
     layouts = {}
     for record in records:
         layouts.setdefault(record["step"], []).append(record)
     for step, found in sorted(layouts.items()):
-        last = found[-1]["layout"] if len({json.dumps(one["layout"]) for one in found}) == 1 else None
-        assert last is not None, f"step {step} was made under two layouts"
+        at = {[phase.layout for phase in phases].index(one["layout"]) for one in found}
+        assert len(at) == 1 or phases[min(at)].kill == "node", f"step {step} was made under two layouts"
         losses = {one["loss"] for one in found}
         assert len(losses) == 1, f"step {step} came out differently when it was made again: {losses}"
-        ids = {one["dp"]: one["ids"] for one in found}
+        last = [one for one in found if one["layout"] == phases[max(at)].layout]
+        ids = {one["dp"]: one["ids"] for one in last}
         again += len(found) > len(ids)
-        steps[step] = {**found[-1], "ids": sum((ids[dp] for dp in sorted(ids)), [])}
+        steps[step] = {**last[-1], "ids": sum((ids[dp] for dp in sorted(ids)), [])}
     return steps, again
 
 
@@ -148,17 +163,26 @@ def uninterrupted(state, lines, batches):
     return losses
 
 
-def tell(name, mount, samples, out, kill_daemon=None):
-    """Runs a story; returns whether it holds, and prints what was found. `kill_daemon`: kills ptcfs and starts it again."""
+def tell(name, mount, samples, out, kill=None, mounts=None):
+    """Runs a story; returns whether it holds, and prints what was found.
+
+    `kill`: kills ptcfs and starts it again; of a node, kills it, and returns when the others know. `mounts`: those of
+    the nodes that devices name; `mount` is that of one that stays.
+    """
     allowed, phases = STORIES[name]
     begun = time.monotonic()
     job = new_job(os.path.join(mount, name), samples, phases[0].layout, phases[0].batch)
     log = os.path.join(out, name + ".log")
-    editor = Editor(job, phases, log, kill_daemon)
+    editor = Editor(job, phases, log, kill)
+
+    def jobs(layout, rank):
+        if layout is None or mounts is None:
+            return job
+        return ptc.Job(os.path.join(mounts[layout["devices"][rank].split(":")[0]], name))
     first = ptc.load(job.file("checkpoints/step00000"), rank=0)
     first["model"] = {name: tensor.clone() for name, tensor in first["model"].items()}  # the daemon may go
-    elastic.run(job, log, editor)
-    steps, again = history(read_log(log))
+    elastic.run(job, log, editor, jobs)
+    steps, again = history(read_log(log), phases)
     seconds = time.monotonic() - begun
 
     lines = train.Samples.read(new_order(mount, name, samples), 0)
@@ -198,13 +222,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mount")
     parser.add_argument("--out", default="proof")
-    parser.add_argument("--only", choices=STORIES)
+    parser.add_argument("--only", choices=[name for name in STORIES if name not in TESTS_ONLY])
     options = parser.parse_args()
     out, mount = os.path.abspath(options.out), os.path.abspath(options.mount)
     samples = os.path.join(out, "samples")
     write_samples(samples)
     good = [tell(name, mount, samples, out) for name in STORIES
-            if name != "daemon" and options.only in (None, name)]
+            if name not in TESTS_ONLY and options.only in (None, name)]
     sys.exit(not all(good))
 
 

@@ -8,8 +8,10 @@ has a branch. So a run that changes only these is the same run, to the last bit.
 """
 import glob
 import json
+import multiprocessing
 import os
 import signal
+import threading
 
 import torch
 import torch.distributed as dist
@@ -162,12 +164,27 @@ def load(model, adam, state):
     ptc.load_optimizer_state(model, adam, state["optim"])
 
 
+def end_with_launcher():
+    """Whatever becomes of the process that started this one, its ranks do not go on alone."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+
+    def watch():
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(rank, world, job, layout, checkpoint, meet, log):
     """Trains as rank `rank` of `world`, that meet at a file of that name, from a checkpoint of the job on."""
-    job = ptc.Job(job)
-    torch.set_num_threads(1)
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all; the launcher says what to do
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    end_with_launcher()
+    job = ptc.Job(job)
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=world)
     ranks = Ranks(layout, rank)
     trainer = (Fsdp if layout.get("optimizer") == "fsdp" else Manual)(ranks)
