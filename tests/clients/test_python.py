@@ -2,6 +2,7 @@
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import mount
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/python"))
 torch = mount.require("torch")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
+from ptc import group  # noqa: E402  pylint: disable=wrong-import-position
 
 PROLOGUE = """
 import os, sys
@@ -49,6 +51,15 @@ def tensors_of(model, tp, rank):
     kinds = {"BF16": torch.bfloat16, "F32": torch.float32}
     return {t.name: torch.frombuffer(bytearray(t.data), dtype=kinds[t.dtype]).reshape(t.shape)
             for t in model.rank_tensors(tp, 1, rank, 0)}
+
+
+def blank(value):
+    """Of a state the same, with nothing in it."""
+    if isinstance(value, dict):
+        return {key: blank(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [blank(item) for item in value]
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
 
 
 class Runs:
@@ -142,7 +153,7 @@ class Package(mount.TestCase):
                 ({"model": {"x": torch.ones(2)}, "what": object()}, "type object cannot be saved"),
                 ({"model": {"x": torch.ones(2).to_sparse()}}, "x: a tensor of layout"),
                 ({"model": {"x": torch.ones(2, device="meta")}}, "x: a Tensor without memory of its own"),
-                ({"a/b": {"x": torch.ones(2)}}, "names a file"),
+                ({"a/b": {"x": torch.ones(2)}}, "names a file"), ({"a-0-of-1": {"x": torch.ones(2)}}, "one of a set"),
                 ({"model": {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}}, "'a.b'"), ([], "a state is a dict")):
             with self.subTest(reason), self.assertRaisesRegex((TypeError, ValueError), reason):
                 ptc.save(state, where)
@@ -241,7 +252,7 @@ job.save({"w": torch.ones(2)}, "b")
         job = ptc.Job.create(self.mount.path + "/same")
         busy = threading.Event()
         self.addCleanup(busy.set)
-        ptc.group.in_background(lambda: busy.wait(60))
+        group.in_background(lambda: busy.wait(60))
         first = job.save({"w": torch.ones(4)}, "a", wait=False)
         threading.Timer(0.3, busy.set).start()
         second = job.save({"w": torch.zeros(4)}, "a", wait=False)
@@ -251,8 +262,11 @@ job.save({"w": torch.ones(2)}, "b")
             second.result(60)
         self.assertEqual(ptc.load(job.path)["w"].tolist(), [1, 1, 1, 1])
         shutil.rmtree(job.incoming("a"))
-        failed = job.save({"w": torch.ones(4), "what": object()}, "b", wait=False)
-        self.assertEqual(job.save({"w": torch.ones(4)}, "b"), job.file("checkpoints/b"))
+        with self.assertLogs("ptc") as logs:
+            failed = job.save({"w": torch.ones(4), "what": object()}, "b", wait=False)
+            self.assertFalse(failed.cancel())
+            self.assertEqual(job.save({"w": torch.ones(4)}, "b"), job.file("checkpoints/b"))
+        self.assertIn("type object cannot be saved", logs.output[0])
         with self.assertRaises(TypeError):
             failed.result()
 
@@ -260,7 +274,7 @@ job.save({"w": torch.ones(2)}, "b")
         job = ptc.Job.create(self.mount.path + "/given", tp=2)
         busy = threading.Event()
         self.addCleanup(busy.set)
-        ptc.group.in_background(lambda: busy.wait(60))
+        group.in_background(lambda: busy.wait(60))
         config, layout, files, lists = {"a": [1]}, {"tp": 1}, {"more/note.txt": bytearray(b"kept")}, [1, {"x": 2}]
         files["config.json"] = config
         saved = job.save({"model": {"w": torch.ones(2)}, "lists": lists}, "a", wait=False, layout=layout, files=files)
@@ -364,6 +378,15 @@ for tensors in ({"w": distribute_tensor(whole, flat, [Shard(1)])}, {"w": distrib
         self.assertEqual(job.checkpoints(), [f"step{step}" for step in range(4)])
         self.assertEqual(ptc.load(job.path)["step"], 3)
 
+    def test_a_child_that_is_forked(self):
+        """Has a thread of its own for what goes on in the background."""
+        ptc.save({"w": torch.ones(2)}, self.temporary("parent"), False).result()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            os._exit(ptc.save({"w": torch.ones(2)}, self.temporary("child"), False).result() != self.temporary("child"))
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
     def test_without_torch(self):
         """With NumPy alone."""
         job = ptc.Job.create(self.mount.path + "/without")
@@ -432,6 +455,9 @@ for tensors in ({"w": distribute_tensor(whole, flat, [Shard(1)])}, {"w": distrib
         for part in (((3, 0), (7, 64)), ((3, 5), (1, 9)), ((3, 5), (4, 9)), ((176, 0), (0, 64))):
             part = ptc.slices.Box(*part)
             self.assert_equal(checkpoint.read(name, part), tensors[name][part.slices])
+        for part in (((3, 5), (1, 64)), ((-1, 0), (1, 64)), ((0, 0), (177, 64)), ((0,), (9,)), ((0, 0), (1, -1))):
+            with self.subTest(part), self.assertRaisesRegex(ValueError, "has no Box"):
+                checkpoint.read(name, ptc.slices.Box(*part))
         target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         checkpoint.fill(target)
         self.assert_equal(target, tensors)
@@ -481,6 +507,36 @@ assert torch.equal(loaded.full_tensor(), whole("model.norm.weight", 16))
             up = "model.layers.0.mlp.up_proj.weight"
             self.assert_equal(state["model"][up], whole(up, 36, 16).chunk(2)[rank % 2])
             self.assert_equal(state["optim"]["state"][up]["exp_avg"], whole("m" + up, 36, 16).chunk(2)[rank % 2])
+
+    def test_dcp_of_any_nesting(self):
+        """Writer's checkpoints are what was given, by Reader and by load; so are those of save, by Reader."""
+        job = ptc.Job.create(self.mount.path + "/dcp_nesting")
+        import torch.distributed.checkpoint as dcp
+        one, two = torch.rand(3, 2), torch.arange(4)
+        for number, state in enumerate((
+                {"w": one, "model": {"a.b": two}}, {"model": {"b": {"c": one}}, "w": two, "epoch": 3},
+                {"model": one, "w": two}, {"gan": {"model": {"w": one}}, "other": {"model": {"w": two}}},
+                {"app": {"model": {"w": one}, "n": 1}}, {"model": {"w": one}, "ema": {"model": {"w": two}}},
+                {"list": [1, one, {"x.y": [two]}], "model": {"w": two}}, {"model": {"w": one}, "../..": {"w": two}},
+                {"zoo": {"w": one}, "a": {"w": two}, "model": {"w": one + 1}})):
+            for writes in ("dcp", "ptc"):
+                with self.subTest(number=number, writes=writes):
+                    name = f"{writes}{number}"
+                    if writes == "dcp":
+                        dcp.save(state, storage_writer=ptc.Writer(job, name), no_dist=True)
+                    elif "../.." in state:
+                        continue
+                    else:
+                        job.save(state, name)
+                    self.assert_equal(ptc.load(job.file("checkpoints", name)), state)
+                    back = blank(state)
+                    dcp.load(back, storage_reader=ptc.Reader(job.file("checkpoints", name)), no_dist=True)
+                    self.assert_equal(back, state)
+        bare = {"w": torch.zeros(3, 2)}
+        dcp.load(bare, storage_reader=ptc.Reader(job.file("checkpoints/ptc8")), no_dist=True)
+        self.assert_equal(bare["w"], one + 1)  # the model's, of several
+        with self.assertRaisesRegex(BaseException, "a_b.* would both be"):
+            dcp.save({"a.b": {"w": one}, "a_b": {"w": two}}, storage_writer=ptc.Writer(job, "both"), no_dist=True)
 
     def test_dcp_runs_no_code(self):
         job = ptc.Job.create(self.mount.path + "/dcp_code")

@@ -12,7 +12,8 @@ import base64
 import io
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .arrays import require_torch
 
@@ -53,9 +54,18 @@ def _section(path: Sequence[Any]) -> Tuple[Any, ...]:
     return tuple(path[:-1])
 
 
-def _directory(section: Sequence[Any]) -> str:
-    """Where a section's files are, below the rank: the model's right there."""
-    return "" if not section or section[-1] == "model" else "-".join(map(str, section))
+def _directories(paths: Iterable[Sequence[Any]]) -> Dict[Tuple[Any, ...], str]:
+    """Where the files of each section of a state are, below the rank: the model's right there, also ("app", "model")
+    where there is but one such; of a state without dicts all.
+    """
+    sections = {_section(path) for path in paths}
+    models = {section for section in sections if section and section[-1] == "model"}
+    if len(sections) == 1 and () in sections:
+        models = sections
+    elif len(models) > 1:
+        models &= {("model",)}
+    return {section: "" if section in models else re.sub(r"[^\w-]", "_", "-".join(map(str, section))) or "top"
+            for section in sections}
 
 
 class Writer(StorageWriter):
@@ -96,24 +106,26 @@ class Writer(StorageWriter):
         return self._job.incoming(self._name or "")
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
-        paths = getattr(planner, "mappings", {})
+        paths = {fqn: tuple(path) for fqn, path in getattr(planner, "mappings", {}).items()}
+        paths.update({item.index.fqn: (item.index.fqn,) for item in plan.items if item.index.fqn not in paths})
+        directories = _directories(paths.values())
         results: List[WriteResult] = []
         boxes: Dict[Tuple[str, int], Dict[str, Tuple[Any, Tuple[int, ...]]]] = {}  # of a file
         for item in plan.items:
             fqn = item.index.fqn
-            path = tuple(paths.get(fqn, (fqn,)))
+            path = paths[fqn]
             data: Any = planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
-                results.append(WriteResult(item.index, len(data.getbuffer()), (path, data.getvalue())))
+                results.append(WriteResult(item.index, len(data.getbuffer()), (path, data.getvalue(), "")))
                 continue
             section = _section(path)
             name = fqn[len(".".join(map(str, section))) + 1:] if section else fqn
             offset = tuple(item.tensor_data.chunk.offsets) if item.tensor_data else ()
-            file = 1  # a rank's second box of a tensor is in a second file
-            while name in boxes.setdefault((_directory(section), file), {}):
+            directory, file = directories[section], 1  # a rank's second box of a tensor is in a second file
+            while name in boxes.setdefault((directory, file), {}):
                 file += 1
-            boxes[_directory(section), file][name] = data, offset
-            results.append(WriteResult(item.index, data.numel() * data.element_size(), (path, None)))
+            boxes[directory, file][name] = data, offset
+            results.append(WriteResult(item.index, data.numel() * data.element_size(), (path, None, directory)))
         for (directory, file), tensors in boxes.items():
             last = max(number for other, number in boxes if other == directory)
             name = f"shard-{plan.storage_data:05}-model-{file:05}-of-{last:05}.safetensors"
@@ -129,16 +141,16 @@ class Writer(StorageWriter):
         values: Dict[str, str] = {}
         paths: Dict[str, List[Any]] = {}
         for result in (result for some in results for result in some):
-            path, data = result.storage_data
+            path, data, directory = result.storage_data
             fqn = result.index.fqn
             paths[fqn] = list(path)
             if data is not None:
                 values[fqn] = base64.b64encode(data).decode()
                 continue
             section = _section(path)
-            file = os.path.join(_directory(section), "model.safetensors")
+            file = os.path.join(directory, "model.safetensors")
             if sections.setdefault(file, section) != section:
-                both = " and ".join(".".join(map(str, one)) for one in (sections[file], section))
+                both = " and ".join(".".join(map(str, one)) or "the top" for one in (sections[file], section))
                 raise ValueError(f"{both} would both be {file}")
             by_section.setdefault(section_of(file), []).append(path[len(section):])
         lists = sorted({tuple(path[:place]) for path in paths.values() for place, key in enumerate(path)
@@ -197,7 +209,8 @@ class Reader(StorageReader):
             self._of_name, self._values = {}, {}
             text = self._checkpoint.text or {}
             own = text.get("dcp")
-            for info in self._checkpoint.tensors.values():
+            files = self._checkpoint.files
+            for info in sorted(self._checkpoint.tensors.values(), key=lambda one: files.index(one.file)):
                 if own and info.file in own["sections"]:
                     self._of_name[".".join(map(str, (*own["sections"][info.file], info.name)))] = info
                     continue
@@ -210,6 +223,7 @@ class Reader(StorageReader):
                     buffer = io.BytesIO()
                     torch.save(value, buffer)
                     self._values[fqn] = buffer.getvalue()
+                    self._of_name.pop(fqn, None)  # a tensor whose name alone is that of a value
         return self._checkpoint
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -128,12 +128,32 @@ def each(call: Callable[[], T], what: str, here: bool = False) -> T:
     return result
 
 
+def _after_fork() -> None:
+    """A child has none of its parent's threads, nor what these do."""
+    global _background, _own_group, _under_way_lock
+    _background = _own_group = None
+    _under_way_lock = threading.Lock()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def in_background(call: Callable[[], T]) -> "Future[T]":
-    """After what was asked for before."""
+    """After what was asked for before. It cannot be cancelled, for other ranks would wait for this one."""
     global _background
     if _background is None:
         _background = ThreadPoolExecutor(1, thread_name_prefix="ptc")
-    return _background.submit(call)
+    future: "Future[T]" = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # pylint: disable=broad-except
+            future.set_exception(error)
+    _background.submit(run)
+    return future
 
 
 # What goes on in the background in a directory of incoming/, and saves that have failed: (directory, where files go, or
@@ -148,7 +168,7 @@ def keep(directory: str, where: str, future: "Future[Any]") -> None:
 
     def done(_: Any) -> None:
         with _under_way_lock:
-            ended_well = not where or (not future.cancelled() and future.exception() is None)
+            ended_well = not where or future.exception() is None
             if ended_well and _under_way.get(key) is future:
                 del _under_way[key]
     with _under_way_lock:

@@ -235,10 +235,10 @@ class Job:
         dict, text, bytes, or anything with to_dict()}, kept as they are. Errors: CommitError; what a rank fails with,
         and on the others OSError, which says which rank and why.
         """
-        from .saving import commit, save
+        from .saving import commit_logged, save
         where = self.begin(name)
         save(state, where, False, layout=layout, consumed=consumed, files=files)  # if it fails, commit tells all ranks
-        committed = commit(where, False)
+        committed: "Any" = commit_logged(where, False, None, None, not wait)
         return committed.result() if wait else committed
 
     def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None) -> str:

@@ -32,17 +32,26 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     """
     where = _rank_directory(os.path.realpath(dir), group.rank() if rank is None else rank)
     numpy = numpy or torch_or_none() is None
+    text = read_text(where)
+    dcp = (text or {}).get("dcp", {"sections": {}, "paths": {}})  # of Writer
     sections: Dict[str, Dict[str, Any]] = {}
+    values = _values_of_dcp(dcp) if "values" in dcp and torch_or_none() is not None else []
+    found = False
     for path in _files(where):
-        mapped = safetensors.Mapped(path)
-        names = sections.setdefault(section_of(os.path.relpath(path, where)), {})
+        mapped, found = safetensors.Mapped(path), True
+        file = os.path.relpath(path, where)
         for name in mapped.entries:
             tensor = mapped.tensor(name, numpy)
-            names[name] = tensor if device is None or numpy else tensor.to(device)
-    text = read_text(where)
-    if text is None and not sections:
+            tensor = tensor if device is None or numpy else tensor.to(device)
+            fqn = ".".join([*map(str, dcp["sections"].get(file, ())), name])
+            if file in dcp["sections"] and fqn in dcp["paths"]:
+                values.append((dcp["paths"][fqn], tensor))
+            else:
+                sections.setdefault(section_of(file), {})[name] = tensor
+        if file not in dcp["sections"]:
+            sections.setdefault(section_of(file), {})
+    if text is None and not found:
         raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
-    values = _values_of_dcp(text["dcp"]) if text is not None and "dcp" in text and torch_or_none() is not None else []
     return states.unflatten(sections, text, numpy, values)
 
 
@@ -84,8 +93,8 @@ def section_of(file: str) -> str:
     if directory:
         return directory.replace("/", "-")
     stem = name[:-len(".safetensors")]
-    head, _, tail = stem.partition("-0")
-    return head if "-of-" in tail else stem
+    shard = re.fullmatch(states.SHARD, stem)
+    return shard[1] if shard else stem
 
 
 def _files(where: str) -> Iterator[str]:
@@ -142,11 +151,15 @@ class Checkpoint:
             self.tensors[info.file, info.name] = info
         self.text = read_text(os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0"))
 
+    @property
+    def files(self) -> List[str]:
+        """Those that tensors are in; the model's first."""
+        return sorted({file for file, _ in self.tensors}, key=lambda one: (one != "model.safetensors", one))
+
     def info(self, name: str, file: Optional[str] = None) -> TensorInfo:
         """By its name in a file; without one, in whichever has it, the model first. KeyError."""
         if file is None:
-            files = sorted({key[0] for key in self.tensors}, key=lambda one: (one != "model.safetensors", one))
-            file = next((one for one in files if (one, name) in self.tensors), None)
+            file = next((one for one in self.files if (one, name) in self.tensors), None)
         if file is None or (file, name) not in self.tensors:
             raise KeyError(f"{self.path} has no tensor {name}" + (f" in {file}" if file else ""))
         return self.tensors[file, name]
@@ -156,12 +169,17 @@ class Checkpoint:
         """A tensor, or a box of it, mapped: read(name), read(name, Box((0, 64), (128, 64))), read(name, mesh=m,
         placements=p).
 
-        The box of a mesh and placements is this rank's. Nothing but the box is read when it is used.
+        The box of a mesh and placements is this rank's. Nothing but the box is read when it is used. KeyError;
+        ValueError: the tensor has no such box.
         """
         info = self.info(tensor) if isinstance(tensor, str) else tensor
         if mesh is not None:
             part = box(info.shape, mesh, placements or ())
         part = part or whole(info.shape)
+        if not len(part.offset) == len(part.shape) == len(info.shape) or not all(
+                0 <= begin and 0 <= extent and begin + extent <= all_of_it
+                for begin, extent, all_of_it in zip(part.offset, part.shape, info.shape)):
+            raise ValueError(f"{info.name} is {info.shape}, and has no {part}")
         memory, data = self._map(info)
         run = row_runs(info.shape, part.offset, part.shape)
         size = ITEM_BYTES[info.dtype]

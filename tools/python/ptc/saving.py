@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from concurrent.futures import Future
 from typing import Any, Callable, Container, Dict, List, Literal, Mapping, Optional, Tuple, Union, overload
@@ -166,9 +167,15 @@ def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[
     Rank 0 renames; all return, or all raise. Collective, if torch.distributed is in use. With wait=False a future:
     calls are made one after another in the background, over a group of their own, so training may go on. What this
     process saves there with wait=False ends before, and its failure is that of the commit; so is that of `after`, a
-    future of whatever else must be done. Errors: CommitError (the daemon's reason; nothing is lost), OSError; where
-    another rank has failed it names that and its reason.
+    future of whatever else must be done. What fails in the background is logged, too. Errors: CommitError (the daemon's
+    reason; nothing is lost), OSError; where another rank has failed it names that and its reason.
     """
+    return commit_logged(dir, wait, after, timeout, True)
+
+
+def commit_logged(dir: Union[str, os.PathLike], wait: bool, after: "Optional[Future[Any]]", timeout: Optional[float],
+                  log: bool) -> "Union[str, Future[str]]":
+    """`commit`; with `log` what fails in the background is logged."""
     group.prepare()
     before = group.taken(os.path.abspath(os.fspath(dir))) + ([] if after is None else [after])
 
@@ -184,4 +191,13 @@ def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[
         return run()
     committed = group.in_background(run)
     group.keep(os.path.abspath(os.fspath(dir)), "", committed)
+    if log:
+        committed.add_done_callback(_tell)
     return committed
+
+
+def _tell(committed: "Future[str]") -> None:
+    """In the log: perhaps nobody asks the future."""
+    error = committed.exception()
+    if error is not None:
+        logging.getLogger("ptc").error("a checkpoint is not committed: %s", str(error) or type(error).__name__)

@@ -24,6 +24,7 @@ from .arrays import Bytes, array_of, is_array, is_distributed
 
 FORMAT = "ptc-state/1"
 FILE = "ptc.json"
+SHARD = r"(.+)-\d+-of-\d+"  # a file of a set: model-00001-of-00002
 OWN = ("rng", "rng_state", "scheduler", "lr_scheduler", "loader", "dataloader")
 
 Path = Tuple[Any, ...]
@@ -52,6 +53,8 @@ def flatten(state: Mapping[str, Any]) -> Tuple[Sections, Dict[str, Any]]:
             continue
         if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", key):
             raise ValueError(f"{key!r} holds tensors and names a file: it should be of letters, digits, '_' and '-'")
+        if re.fullmatch(SHARD, key):
+            raise ValueError(f"{key!r} holds tensors and names a file: that would be one of a set of several")
         forms[key] = forms_of([path[1:] for path in found])
         names = sections[key] = {}
         for path, tensor in found.items():
@@ -163,7 +166,7 @@ def unflatten(sections: Mapping[str, Mapping[str, Any]], text: Optional[Mapping[
         put(state, [str(key) if isinstance(key, int) else key for key in path], value)
     for path in sorted((tuple(map(str, path)) for path in text["lists"]), key=len, reverse=True):
         _make_list(state, path)
-    return {**state.pop("model"), **state} if text["flat"] else state
+    return {**state.pop("model"), **state} if text["flat"] and "model" in sections else state
 
 
 def put(into: MutableMapping[Any, Any], path: Sequence[Any], value: Any) -> None:
