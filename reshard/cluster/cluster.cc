@@ -9,6 +9,15 @@
 
 namespace ptc {
 
+Result<std::string> Cluster::ask(const std::string& node, PeerMethod method,
+                                 const std::string& request, std::stop_token stop,
+                                 std::chrono::milliseconds at_most) {
+  const PeerRow& row = row_of(method);
+  return ask_by(row, request.size(), at_most, stop, [&](std::chrono::milliseconds time) {
+    return call(node, row, request, time, stop);
+  });
+}
+
 void Cluster::belongs_to(MetaTransaction::Compare identity) {
   std::lock_guard lock(identity_mutex_);
   identity_ = std::move(identity);

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/cluster/peer_table.h"
 #include "store/base/error.h"
 #include "store/meta/meta_client.h"
 #include "store/rpc/peer_numbers.h"
@@ -30,11 +31,9 @@ class Cluster {
   virtual const std::string& self() const = 0;
   /// Nodes whose lease has not ended, this one among them while that holds for it, by name.
   virtual std::vector<std::string> alive() const = 0;
-  /// Asks another node. Its own errors come back as they are; kUnavailable when it cannot be
-  /// reached.
-  virtual Result<std::string> call(const std::string& node, std::string_view method,
-                                   const std::string& body, std::chrono::milliseconds deadline,
-                                   std::stop_token stop = {}) = 0;
+  /// Asks another node, as the method's row says (ask_by()).
+  Result<std::string> ask(const std::string& node, PeerMethod method, const std::string& request,
+                          std::stop_token stop = {}, std::chrono::milliseconds at_most = {});
   /// Every decision of this node names it: it fails once the node's lease has ended.
   virtual MetaTransaction::Compare fence() const = 0;
   /// The same of another node, as it is now: a decision that rests on what that node has made names
@@ -67,6 +66,12 @@ class Cluster {
   std::optional<std::string> distrusted() const;
 
  private:
+  /// Asks once. The node's own errors come back as they are; kUnavailable when it cannot be
+  /// reached, broken_off() when the connection broke.
+  virtual Result<std::string> call(const std::string& node, const PeerRow& row,
+                                   const std::string& request, std::chrono::milliseconds time,
+                                   std::stop_token stop) = 0;
+
   mutable std::mutex identity_mutex_;
   std::optional<MetaTransaction::Compare> identity_;  // guarded, and below
   std::optional<std::string> distrusted_;

@@ -12,7 +12,6 @@ namespace {
 
 constexpr auto kFresh = std::chrono::seconds(1);
 constexpr auto kStillTrue = std::chrono::seconds(5);
-constexpr auto kAnswersIn = std::chrono::seconds(2);
 constexpr auto kFirstLook = std::chrono::milliseconds(300);
 constexpr size_t kAtOnce = 16;
 
@@ -127,7 +126,7 @@ void NodeReports::ask_all(const std::stop_token& stop) {
   }
   auto ask = [&](size_t i) -> Result<> {
     if (stop.stop_requested()) return ok();
-    PTC_TRY(auto answer, cluster_->call(nodes[i], kNumbersMethod, "", kAnswersIn, stop));
+    PTC_TRY(auto answer, cluster_->ask(nodes[i], PeerMethod::kNumbers, "", stop));
     PTC_TRY(auto said, NodeAnswer::from_text(answer));
     std::lock_guard lock(mutex_);
     heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};

@@ -33,7 +33,7 @@ struct NodeNumbers {
   void add(const PeerNumbers& peer);
 };
 
-/// And what it does.
+/// And what it does: what it answers to PeerMethod::kNumbers.
 struct NodeAnswer {
   NodeNumbers numbers;
   std::map<std::string, ReshardProgress> reshards;  // by job
@@ -41,9 +41,6 @@ struct NodeAnswer {
   std::string to_text() const;
   static Result<NodeAnswer> from_text(std::string_view text);
 };
-
-/// Asked of another node: NodeAnswer::to_text().
-inline constexpr std::string_view kNumbersMethod = "store/numbers";
 
 /// Remembers what the other nodes said last, and asks them again in the background when somebody
 /// looks: a node that is slow or away holds up nobody, what it said is only older. Threads: any.

@@ -10,14 +10,14 @@ namespace ptc {
 
 /// Asks every other living node to take over now what is decided about `job`, which its watch would
 /// have it do a moment later: who made, changed, committed or removed something finds it so on any
-/// node. Best effort: a node that does not answer in `time` is not waited for.
+/// node. Best effort: a node that does not answer in time (`at_most`; 0: as peer_table.h says) is
+/// not waited for.
 /// Threads: any, but without a lock that a synchronisation takes: two nodes may tell each other at
 /// once.
 void tell_others(Cluster* cluster, const std::string& job,
-                 std::chrono::milliseconds time = std::chrono::seconds(2));
+                 std::chrono::milliseconds at_most = {});
 
 /// The same of what was decided about the job's data set (Job::decide).
-void tell_others_of_data_set(Cluster* cluster, const std::string& job);
-inline constexpr const char* kDataSetChangedMethod = "job/data_set_changed";
+void tell_others_of_data_set(Cluster* cluster, const WhichJob& job);
 
 }  // namespace ptc

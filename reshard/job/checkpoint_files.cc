@@ -16,6 +16,7 @@
 #include <set>
 
 #include "reshard/cluster/tombstones.h"
+#include "reshard/job/names.h"
 #include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
@@ -26,12 +27,6 @@ namespace {
 
 constexpr size_t kMaxManifestBytes = size_t{1} << 32;
 constexpr size_t kMaxFileBytes = size_t{1} << 32;
-constexpr std::chrono::milliseconds kGiveTime = std::chrono::seconds(3);
-constexpr size_t kGivenInMs = 20'000;  // bytes
-
-bool names_a_file(std::string_view text) {
-  return !text.empty() && text[0] != '.' && text.find('/') == std::string_view::npos;
-}
 
 }  // namespace
 
@@ -130,7 +125,7 @@ Result<std::string> CheckpointFiles::read(const std::string& id, const std::stri
   std::optional<Error> silent;  // a node that may have it
   for (const std::string& node : peers_.others()) {
     Result<std::string> there =
-        peers_.ask(node, "file", json::serialize(json::object{{"id", id}, {"file", file}}));
+        peers_.ask(node, PeerMethod::kFile, json::serialize(json::object{{"id", id}, {"file", file}}));
     if (there.has_error()) {
       if (there.error().code() != Code::kNotFound)
         silent = make_error(Code::kUnavailable, "{}", there.error().message());
@@ -166,11 +161,9 @@ Result<> CheckpointFiles::give(const std::string& id, const std::vector<std::str
     request["fence"] = decides->revision;
   }
   const std::string body = json::serialize(request) + "\n" + contents;
-  const std::chrono::milliseconds time =
-      kGiveTime + std::chrono::milliseconds(contents.size() / kGivenInMs);
   const std::vector<std::string> others = peers_.others();
   Answers<std::string> answers(
-      others.size(), [&](size_t i) { return peers_.ask(others[i], "files", body, {}, time); });
+      others.size(), [&](size_t i) { return peers_.ask(others[i], PeerMethod::kFiles, body); });
   bool given_to_any = others.empty();
   for (const Result<std::string>& given : answers.wait()) {
     // A node that does not answer now asks for them itself when it is there again.
@@ -283,7 +276,7 @@ void CheckpointFiles::remove(const CheckpointRecord& record) const {
     if (image.image != nullptr && image.image->is_here()) here.push_back(image.image);
   }
   record.checkpoint->let_go();
-  place_.services.removed->keep(place_.name, record.id, std::move(here));
+  place_.services.removed->keep(place_.which(), record.id, std::move(here));
   if (place_.listener != nullptr) place_.listener->images_removed(place_.name);
   (void)remove_tree(AT_FDCWD, place_.checkpoint_dir(record.id));
 }
@@ -305,7 +298,7 @@ Result<> CheckpointFiles::keep(const std::string& id, const json::object& reques
   for (const json::value& file : files->as_array()) {
     const json::array* pair = file.if_array();
     if (pair == nullptr || pair->size() != 2 || !(*pair)[0].is_string() ||
-        !names_a_file(std::string_view((*pair)[0].as_string())))
+        !can_be_file(std::string_view((*pair)[0].as_string())))
       return invalid_argument("the request names a file that cannot be one");
     boost::system::error_code bad;
     const auto bytes = (*pair)[1].to_number<uint64_t>(bad);

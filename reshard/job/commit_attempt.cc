@@ -24,12 +24,10 @@ using namespace std::chrono_literals;
 constexpr auto kWaitForRelease =
     500ms;  // the kernel tells of a last close a moment after close() has returned
 constexpr auto kWaitForNodes = 5s;  // when one comes or goes, not all hear of it at the same moment
-constexpr auto kTakeTime = 5s;      // then a node that lives is asked again
 constexpr auto kSilence = 30s;      // of a node that lives, and does not answer
-constexpr auto kHideTime = 1s;      // while a rename waits
-constexpr auto kUndoTime = 2s;      // who does not hear of it asks
 constexpr auto kDecisionTime = 400ms;  // a rename that has less left is not worth a decision
 constexpr auto kKept = 60s;            // without a mv
+static_assert(row_of(PeerMethod::kTake).is_idempotent());  // it is asked again and again
 
 }  // namespace
 
@@ -185,7 +183,7 @@ void CommitAttempt::end(Result<> result) {
   // Nobody here waits for that; who does not hear it asks, and when this node has ended, they know.
   if (elsewhere_too && !all_.stop_.stop_requested())
     (void)ask_all(
-        asked_, "untake", kUndoTime,
+        asked_, PeerMethod::kUntake,
         [&](const std::string&) {
           return json::serialize(json::object{{"id", id_}});
         },
@@ -250,7 +248,7 @@ Result<> CommitAttempt::take_elsewhere() {
   auto take = [&](const std::string& node) -> Result<std::string> {
     for (;;) {
       Result<std::string> listing =
-          job_.peers.ask(node, "take", request, stop_.get_token(), kTakeTime);
+          job_.peers.ask(node, PeerMethod::kTake, request, stop_.get_token());
       if (listing.has_value() || stop_.stop_requested()) return listing;
       const Code code = listing.error().code();
       if (code == Code::kUnavailable && !is_among(cluster.alive(), node))
@@ -279,7 +277,8 @@ Result<> CommitAttempt::take_elsewhere() {
     one.files.listing = std::move(listing).value();
     if (one.files.listing.empty()) continue;
     one.files.hash = [this, node = one.files.node](const std::string& files) {
-      return job_.peers.ask(node, "hash", json::serialize(json::object{{"id", id_}}) + "\n" + files,
+      return job_.peers.ask(node, PeerMethod::kHash,
+                            json::serialize(json::object{{"id", id_}}) + "\n" + files,
                             stop_.get_token());
     };
     elsewhere_.push_back(std::move(one));
@@ -352,7 +351,7 @@ Result<> CommitAttempt::adopt() {
   std::vector<std::string> nodes;
   for (const auto& [node, numbers] : on_node) nodes.push_back(node);
   return ask_all(
-      nodes, "adopt", {},
+      nodes, PeerMethod::kAdopt,
       [&](const std::string& node) {
         json::array list;
         for (size_t i : on_node[node])
@@ -476,7 +475,7 @@ Result<> CommitAttempt::hide() {
   std::vector<std::string> nodes;
   for (const Elsewhere& one : elsewhere_) nodes.push_back(one.files.node);
   return ask_all(
-      nodes, "hide", kHideTime,
+      nodes, PeerMethod::kHide,
       [&](const std::string&) {
         return json::serialize(json::object{{"id", id_}});
       },
@@ -582,17 +581,17 @@ void CommitAttempt::take_back() {
 }
 
 Result<> CommitAttempt::ask_all(
-    const std::vector<std::string>& nodes, std::string_view method, std::chrono::milliseconds time,
+    const std::vector<std::string>& nodes, PeerMethod method,
     const std::function<std::string(const std::string& node)>& request,
     const std::function<Result<>(const std::string& node, const std::string& answer)>& take) {
   // What takes back is asked also when all else has been stopped.
-  const std::stop_token stop = method == "untake" ? std::stop_token() : stop_.get_token();
+  const std::stop_token stop = method == PeerMethod::kUntake ? std::stop_token() : stop_.get_token();
   std::vector<std::string> requests;
   for (const std::string& node : nodes) requests.push_back(request(node));
   std::vector<Result<std::string>> answers =
       Answers<std::string>(
           nodes.size(),
-          [&](size_t i) { return job_.peers.ask(nodes[i], method, requests[i], stop, time); },
+          [&](size_t i) { return job_.peers.ask(nodes[i], method, requests[i], stop); },
           kAtWorkAtOnce)
           .wait();
   Result<> result = ok();

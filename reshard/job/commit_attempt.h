@@ -110,8 +110,7 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   bool is_unheard() const;  // mutex_ held
   /// Asks these nodes at the same time, and hands each answer on.
   Result<> ask_all(
-      const std::vector<std::string>& nodes, std::string_view method,
-      std::chrono::milliseconds time,
+      const std::vector<std::string>& nodes, PeerMethod method,
       const std::function<std::string(const std::string& node)>& request,
       const std::function<Result<>(const std::string& node, const std::string& answer)>& take);
 

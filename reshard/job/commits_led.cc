@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "reshard/job/commit_attempt.h"
+#include "reshard/job/names.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/random_id.h"
@@ -21,18 +22,6 @@ namespace ptc {
 namespace {
 
 constexpr auto kFailureKept = std::chrono::seconds(60);
-
-Result<> check_name(std::string_view name) {
-  if (name.empty() || name[0] == '.' || name.size() > 255 ||
-      name.find('/') != std::string_view::npos)
-    return invalid_argument("'{}' is no name for a checkpoint", name);
-  if (!is_utf8(name))
-    return invalid_argument(
-        "the name of the checkpoint, {}, is not UTF-8, and could not be written in "
-        "meta.json: rename it",
-        quoted(name));
-  return ok();
-}
 
 /// Where the reason of a refusal is told: incoming/<name>.error, of a name that leaves room for it.
 std::string error_file_of(const std::string& incoming) {
@@ -149,7 +138,7 @@ Result<> CommitsLed::commit(const std::string& incoming, const std::string& name
 Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incoming,
                                                         const std::string& name,
                                                         Clock::time_point deadline) {
-  PTC_TRY(check_name(name));
+  PTC_TRY(check_name(name, "checkpoint", "meta.json"));
   for (;;) {
     std::shared_ptr<CommitAttempt> other;  // of the same directory
     {

@@ -66,8 +66,10 @@ Result<> Job::may_decide() const { return check_member(impl_->services.cluster);
 Result<int64_t> Job::decide(MetaTransaction transaction) {
   return impl_->place.commit(std::move(transaction));
 }
-void Job::tell_data_set_changed() const { tell_others_of_data_set(impl_->services.cluster, name_); }
-Result<std::string> Job::answer(std::string_view method, std::string_view request) {
+void Job::tell_data_set_changed() const {
+  tell_others_of_data_set(impl_->services.cluster, impl_->place.which());
+}
+Result<std::string> Job::answer(PeerMethod method, std::string_view request) {
   return impl_->answer(method, request);
 }
 

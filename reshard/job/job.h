@@ -227,8 +227,8 @@ class Job {
   Result<int64_t> decide(MetaTransaction transaction);
   /// When it returns, the other nodes show what was decided about the data set (tell.h).
   void tell_data_set_changed() const;
-  /// What another node asks of this job; see job_peers.h for the methods.
-  Result<std::string> answer(std::string_view method, std::string_view request);
+  /// What another node asks of this job; job_peers.h has what is in a request.
+  Result<std::string> answer(PeerMethod method, std::string_view request);
 
  private:
   friend class JobStore;

@@ -48,7 +48,7 @@ struct Job::Impl {
   const JobPlace place;
   const JobServices& services = place.services;
   JobListener* const listener = place.listener;
-  const JobPeers peers{place.name, services.cluster};
+  const JobPeers peers{place.which(), services.cluster};
 
   /// What is known, and who is told of changes: those who wait for it, and what is done about it in
   /// the background.
@@ -125,7 +125,8 @@ struct Job::Impl {
   Result<> check_removed(const std::vector<std::string>& ids);
 
   // job_peers.cc
-  Result<std::string> answer(std::string_view method, std::string_view request);
+  Result<std::string> answer(PeerMethod method, std::string_view request);
+  Result<bool> is_open_here(const std::string& id);  // a file of the checkpoint
 
   // job.cc
   Result<> save_layout(const std::string& text);

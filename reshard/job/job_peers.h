@@ -15,11 +15,10 @@
 //   take, hash, adopt, hide, untake: taken_dirs.h
 //   commit   {"id"} → "open", "committed" or "given up"; asked of the node that leads
 //
-// A request is a line of JSON, and bytes behind it where it has some. The job's name and a line's
-// end are in front of it.
+// A request is a line of JSON, and bytes behind it where it has some. In front of it is a line that
+// says which job (WhichJob). cluster/peer_table.h has what else is said of each.
 #pragma once
 
-#include <chrono>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -34,17 +33,17 @@ namespace ptc {
 class JobPeers {
  public:
   /// `cluster`, which outlives this, is null in a cluster of one: then nobody is asked.
-  JobPeers(std::string job, Cluster* cluster) : job_(std::move(job)), cluster_(cluster) {}
+  JobPeers(WhichJob job, Cluster* cluster) : job_(std::move(job)), cluster_(cluster) {}
 
+  const WhichJob& job() const { return job_; }
   /// The nodes that are there, without this one.
   std::vector<std::string> others() const;
-  /// `time`: that it may take; 0: what is usual for the method. Errors of the other node come back
-  /// with its name; kUnavailable: it cannot be reached, or said nothing in that time.
-  Result<std::string> ask(const std::string& node, std::string_view method, std::string body,
-                          std::stop_token stop = {}, std::chrono::milliseconds time = {}) const;
+  /// As the method's row says (ask_by()). Errors come back with the node's name.
+  Result<std::string> ask(const std::string& node, PeerMethod method, std::string_view body,
+                          std::stop_token stop = {}) const;
 
  private:
-  const std::string job_;
+  const WhichJob job_;
   Cluster* const cluster_;
 };
 

@@ -23,6 +23,7 @@ struct JobPlace {
   /// Of the key jobs/<name>, which nobody puts again; 0: existence() reads it. Copies share it.
   std::shared_ptr<std::atomic<int64_t>> revision = std::make_shared<std::atomic<int64_t>>(0);
 
+  WhichJob which() const { return {name, id}; }
   bool alone() const { return services.cluster == nullptr; }
   /// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.
   std::string node_key() const { return alone() ? std::string() : services.cluster->self(); }

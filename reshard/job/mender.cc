@@ -199,7 +199,7 @@ std::vector<uint32_t> Mender::mend(const CheckpointRecord& record, const StoredS
   }
   Answers<std::string> answers(
       requests.size(),
-      [&](size_t i) { return peers_.ask(requests[i].first, "mend", requests[i].second); },
+      [&](size_t i) { return peers_.ask(requests[i].first, PeerMethod::kMend, requests[i].second); },
       kAtWorkAtOnce);
   if (const auto own = by_node.find(place_.node_key()); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
@@ -320,7 +320,7 @@ void Mender::refresh_everywhere(const std::string& name) {
   const std::vector<std::string> others = peers_.others();
   const std::string request = json::serialize(json::object{{"id", record.value().id}});
   Answers<std::string> told(
-      others.size(), [&](size_t i) { return peers_.ask(others[i], "refresh", request); },
+      others.size(), [&](size_t i) { return peers_.ask(others[i], PeerMethod::kRefresh, request); },
       kAtWorkAtOnce);
   note_to_refresh({name});
   (void)refresh();

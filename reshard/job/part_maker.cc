@@ -85,7 +85,7 @@ Result<NodeParts> PartMaker::make_all(const CheckpointRecord& record, const Stor
   }
   const std::string text = json::serialize(request);
   auto part_of = [&](const std::string& node) -> Result<PlanPart> {
-    PTC_TRY(auto answer, uses_.peers.ask(node, "part", text, activity.stop_token()));
+    PTC_TRY(auto answer, uses_.peers.ask(node, PeerMethod::kPart, text, activity.stop_token()));
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
     if (part.value().plan != plan_name.digest)
@@ -430,7 +430,7 @@ void PartMaker::give_up(const CheckpointRecord& record, const StoredState& made,
   uses_.files.remove_images_not_in(made, *record.checkpoint->stored());
   if (uses_.place.alone()) return;
   for (const std::string& node : uses_.peers.others())
-    (void)uses_.peers.ask(node, "drop",
+    (void)uses_.peers.ask(node, PeerMethod::kDrop,
                           json::serialize(json::object{{"id", record.id}, {"epoch", epoch}}));
 }
 

@@ -12,6 +12,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kAnswerTime = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::seconds(5);
+static_assert(row_of(PeerMethod::kArrived).is_idempotent());  // it is asked until it has
 
 }  // namespace
 
@@ -87,7 +88,7 @@ Result<ImageRef> PlanRelays::wait_for(uint32_t target, uint64_t window, std::sto
   const std::string request = json::serialize(json::object{
       {"id", plan_.id}, {"plan", plan_.digest}, {"target", target}, {"window", window}});
   for (const Clock::time_point asked = Clock::now();;) {
-    Result<std::string> image = peers_.ask(node, "arrived", request, stop);
+    Result<std::string> image = peers_.ask(node, PeerMethod::kArrived, request, stop);
     // Of a node that has just answered, whether or not it still counts as alive here.
     if (image.has_value())
       return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));

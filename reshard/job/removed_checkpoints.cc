@@ -14,16 +14,16 @@ namespace ptc {
 namespace {
 
 constexpr std::chrono::seconds kAgain(1);  // where somebody reads, or does not answer
-constexpr std::chrono::seconds kCallTime(5);
 constexpr std::chrono::seconds kGone(60);  // a node that may come back with its files still open
 
 }  // namespace
 
 Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node,
-                                     const std::string& job, const std::string& id,
+                                     const WhichJob& job, const std::string& id,
                                      std::stop_token stop) {
-  return cluster.call(node, "job/uses", job + "\n" + json::serialize(json::object{{"id", id}}),
-                      kCallTime, std::move(stop));
+  return cluster.ask(node, PeerMethod::kUses,
+                     request_about(job, json::serialize(json::object{{"id", id}})),
+                     std::move(stop));
 }
 
 Result<std::string> checkpoint_asked_of(std::string_view request) {
@@ -38,7 +38,7 @@ RemovedCheckpoints::RemovedCheckpoints(Cluster* cluster) : cluster_(cluster) {
     thread_ = std::jthread([this](std::stop_token stop) { work(std::move(stop)); });
 }
 
-void RemovedCheckpoints::keep(const std::string& job, const std::string& id,
+void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
                               std::vector<ImageRef> images) {
   if (cluster_ == nullptr || images.empty()) return;
   Kept kept{job, id, std::move(images), {}};

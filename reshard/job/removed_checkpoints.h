@@ -30,7 +30,7 @@ class RemovedCheckpoints {
   explicit RemovedCheckpoints(Cluster* cluster);
 
   /// `images` lie on this node, and have no names any more (ImageStore::remove).
-  void keep(const std::string& job, const std::string& id, std::vector<ImageRef> images);
+  void keep(const WhichJob& job, const std::string& id, std::vector<ImageRef> images);
 
   /// To be said before the checkpoint is known no more, and let go.
   void note(const std::string& id, const std::shared_ptr<const Checkpoint>& checkpoint);
@@ -42,7 +42,8 @@ class RemovedCheckpoints {
  private:
   using Clock = std::chrono::steady_clock;
   struct Kept {
-    std::string job, id;
+    WhichJob job;
+    std::string id;
     std::vector<ImageRef> images;
     std::map<std::string, Clock::time_point>
         asked;  // nodes that have not said no; when they were there last
@@ -67,7 +68,7 @@ class RemovedCheckpoints {
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".
 Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node,
-                                     const std::string& job, const std::string& id,
+                                     const WhichJob& job, const std::string& id,
                                      std::stop_token stop = {});
 /// The id of the checkpoint that such a request is about.
 Result<std::string> checkpoint_asked_of(std::string_view request);

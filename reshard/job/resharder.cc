@@ -346,7 +346,7 @@ bool Resharder::is_used_elsewhere(const std::string& id, const std::stop_token& 
   const std::vector<std::string> others = uses_.peers.others();
   return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
     Result<std::string> answer =
-        ask_whether_open(*uses_.place.services.cluster, node, uses_.place.name, id, stop);
+        ask_whether_open(*uses_.place.services.cluster, node, uses_.place.which(), id, stop);
     return answer.has_error() || answer.value() == "yes";
   });
 }

@@ -10,6 +10,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
+#include "reshard/job/names.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 
@@ -17,7 +18,6 @@ namespace ptc {
 namespace {
 
 constexpr auto kUnheard = std::chrono::seconds(5);  // then the one that leads is asked
-constexpr auto kAskTime = std::chrono::seconds(2);
 constexpr std::chrono::milliseconds kAskAgain{200}, kAskAfter{2000};  // whether it was told
 constexpr auto kShownTime = std::chrono::seconds(60);
 constexpr auto kRenameTime =
@@ -46,8 +46,7 @@ Result<> TakenDirs::note(const json::object& request, const std::string& id) {
 
 Result<std::string> TakenDirs::take(const json::object& request, const std::string& id) {
   const json::value* name = request.if_contains("incoming");
-  if (name == nullptr || !name->is_string() || name->as_string().empty() ||
-      name->as_string().find('/') != json::string::npos || name->as_string()[0] == '.')
+  if (name == nullptr || !name->is_string() || !can_be_file(std::string_view(name->as_string())))
     return invalid_argument("the request names no directory of incoming/");
   const std::string incoming(name->as_string());
   const KeyedLock::Held one =
@@ -141,10 +140,10 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
   return listing;
 }
 
-Result<std::string> TakenDirs::answer(std::string_view method, const json::object& request,
+Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& request,
                                       const std::string& id, std::string_view rest) {
-  if (method == "take") return take(request, id);
-  if (method == "untake") {
+  if (method == PeerMethod::kTake) return take(request, id);
+  if (method == PeerMethod::kUntake) {
     untake(id);
     return std::string();
   }
@@ -163,10 +162,10 @@ Result<std::string> TakenDirs::answer(std::string_view method, const json::objec
         "node {} has nothing of this commit any more, as somebody wrote it again: move "
         "it once more",
         place_.services.node);
-  if (method == "hash")
+  if (method == PeerMethod::kHash)
     return hash_files(share->directory(), rest, *place_.services.executor, hashing_.hashes(),
                       stop_.get_token());
-  if (method == "hide") {
+  if (method == PeerMethod::kHide) {
     PTC_TRY(share->hide(CommitShare::Name::kShown));
     return std::string();
   }
@@ -295,7 +294,7 @@ void TakenDirs::look_after_shown(const std::stop_token& stop) {
   }
   for (const auto& [incoming, one] : due) {
     const Result<std::string> outcome = peers_.ask(
-        one.from, "commit", json::serialize(json::object{{"id", one.id}}), stop, kAskTime);
+        one.from, PeerMethod::kCommit, json::serialize(json::object{{"id", one.id}}), stop);
     if (stop.stop_requested()) return;
     const bool over = outcome.has_value() && outcome.value() != "open" &&
                       outcome.value() != "unheard";  // it was told, or nobody will be any more
@@ -372,7 +371,7 @@ void TakenDirs::look_after(const std::stop_token& stop) {
 Result<> TakenDirs::find_out(const std::string& id, const std::string& leader,
                              const std::stop_token& stop) {
   PTC_TRY(auto outcome,
-          peers_.ask(leader, "commit", json::serialize(json::object{{"id", id}}), stop, kAskTime));
+          peers_.ask(leader, PeerMethod::kCommit, json::serialize(json::object{{"id", id}}), stop));
   if (outcome == "open") return make_error(Code::kBusy, "node {} has not decided yet", leader);
   PTC_TRY(rest_.follow());  // what it has decided by now is seen in the metadata
   Taken decided;

@@ -61,7 +61,7 @@ class TakenDirs {
       : place_(place), peers_(peers), hashing_(hashing), rest_(std::move(rest)) {}
 
   /// One of the methods above. kConflict: nothing of this commit is here any more.
-  Result<std::string> answer(std::string_view method, const boost::json::object& request,
+  Result<std::string> answer(PeerMethod method, const boost::json::object& request,
                              const std::string& id, std::string_view rest);
   /// From here on this node holds something of it, and has heard of who leads it ("from", "fence").
   Result<> note(const boost::json::object& request, const std::string& id);

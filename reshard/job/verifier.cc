@@ -218,7 +218,7 @@ Result<std::vector<ImageContent>> Verifier::ask_for_images(const CheckpointRecor
                                {"paced", paced},
                                {"images", json::array(batch.begin(), batch.end())},
                                {"cuts", to_json(cuts, stored, batch)}};
-    PTC_TRY(auto answer, peers_.ask(node, "examine", json::serialize(request), stop));
+    PTC_TRY(auto answer, peers_.ask(node, PeerMethod::kExamine, json::serialize(request), stop));
     PTC_TRY(auto some, contents_from(answer));
     std::move(some.begin(), some.end(), std::back_inserter(contents));
   }

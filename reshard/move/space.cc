@@ -7,12 +7,11 @@ namespace ptc {
 namespace {
 
 Result<uint64_t> free_on(const std::string& node, Cluster& cluster, ImageStore& own) {
-  constexpr auto kDeadline = std::chrono::seconds(5);
   if (node == cluster.self()) {
     PTC_TRY(auto space, own.space());
     return space.free_bytes;
   }
-  PTC_TRY(auto answer, cluster.call(node, kSpaceMethod, "", kDeadline));
+  PTC_TRY(auto answer, cluster.ask(node, PeerMethod::kSpace, ""));
   PTC_TRY(auto space, parse_json(answer));
   if (!space.is_object())
     return make_error(Code::kCorrupt, "node {} does not say what is free", node);

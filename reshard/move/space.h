@@ -13,14 +13,11 @@
 
 namespace ptc {
 
-/// Asked of another node: {"free": <bytes>}.
-constexpr std::string_view kSpaceMethod = "store/space";
-
 /// What a plan writes on each node, added to `bytes`.
 void add_bytes(const ChangePlan& change, const StoredState& stored,
                std::map<std::string, uint64_t>& bytes);
 
-/// kNoSpace says which node lacks how much, and what to do. kUnavailable: one of them does not
+/// Asks each node (PeerMethod::kSpace: {"free": <bytes>}). kNoSpace says which node lacks how much, and what to do. kUnavailable: one of them does not
 /// answer.
 Result<> check_space(Cluster& cluster, ImageStore& own,
                      const std::map<std::string, uint64_t>& needed);

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "reshard/node/meeting.h"
+#include "reshard/node/peer_service.h"
 #include "reshard/node/seen_nodes.h"
 #include "store/base/json.h"
 #include "store/net/address.h"
@@ -73,10 +74,10 @@ struct ClusterNode::Impl final : public Cluster {
     return names;
   }
 
-  Result<std::string> call(const std::string& node, std::string_view method,
-                           const std::string& body, std::chrono::milliseconds deadline,
+  Result<std::string> call(const std::string& node, const PeerRow& row,
+                           const std::string& request, std::chrono::milliseconds time,
                            std::stop_token stop) override {
-    return peers->call(node, method, body, deadline, std::move(stop));
+    return peers->call(node, row.name, request, time, std::move(stop));
   }
 
   MetaTransaction::Compare fence() const override {
@@ -379,11 +380,7 @@ Result<> ClusterNode::join(JobStore& store) {
     std::lock_guard lock(impl.mutex);
     impl.server = std::move(server);
   }
-  for (const char* method : JobStore::kMethods)
-    serves.handle(method, [&store, method](std::string_view request, const std::string&) {
-      return store.answer(method, request);
-    });
-  answer_meetings(serves, *impl.peers);
+  serve_peers(serves, store, *impl.peers);
   impl.store = &store;
   // The key of a daemon that was killed stays until its lease ends, under this name or another.
   impl.meetings.emplace(*impl.peers);

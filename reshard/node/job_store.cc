@@ -17,6 +17,7 @@
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job_record.h"
+#include "reshard/job/names.h"
 #include "reshard/move/space.h"
 #include "reshard/node/agreement_follower.h"
 #include "reshard/node/job_table.h"
@@ -25,25 +26,12 @@
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/random_id.h"
-#include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {
 
 constexpr unsigned kMostReshards = 64, kMostHashing = 8;  // at once, of all jobs
-
-Result<> check_job_name(std::string_view name) {
-  if (name.empty() || name[0] == '.' || name.size() > 255 ||
-      name.find('/') != std::string_view::npos)
-    return invalid_argument("'{}' is no name for a job", name);
-  if (!is_utf8(name))
-    return invalid_argument(
-        "the name of the job, {}, is not UTF-8, and could not be written in "
-        "status.json",
-        quoted(name));
-  return ok();
-}
 
 /// Of the file system that a directory lies on: the machine since its last boot, and the number
 /// that it has there.
@@ -127,8 +115,10 @@ struct JobStore::Impl {
   Result<> sync() { return follower != nullptr ? follower->sync() : Result<>(ok()); }
   Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
   Result<> remove(std::string_view name, bool force);
-  Result<> check_empty_elsewhere(const std::string& name);
-  Result<std::string> user_file_on(const std::string& on, const std::string& job) const;
+  Result<> check_empty_elsewhere(const WhichJob& job);
+  Result<std::string> user_file_on(const std::string& on, const WhichJob& job) const;
+  Result<JobRef> find_asked(const WhichJob& which);
+  Result<std::string> answer_about_job(const PeerRow& row, const JobRequest& request);
   Result<> service_changed();
 };
 
@@ -236,20 +226,20 @@ std::vector<std::string> JobStore::kept() const { return impl_->contents->kept()
 
 /// Each node has an incoming/ of its own.
 Result<std::string> JobStore::Impl::user_file_on(const std::string& on,
-                                                 const std::string& name) const {
+                                                 const WhichJob& job) const {
   if (cluster != nullptr && on != cluster->self())
-    return cluster->call(on, "job/holds", name + "\n", std::chrono::seconds(10));
-  PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
+    return cluster->ask(on, PeerMethod::kHolds, request_about(job, ""));
+  PTC_TRY(auto file, user_file_in(contents->job_dir(job.name)));
   return file.value_or("");
 }
 
-Result<> JobStore::Impl::check_empty_elsewhere(const std::string& name) {
+Result<> JobStore::Impl::check_empty_elsewhere(const WhichJob& job) {
   if (cluster == nullptr) return ok();
   for (const std::string& other : cluster->alive()) {
     if (other == cluster->self()) continue;
-    PTC_TRY(auto file, user_file_on(other, name));
+    PTC_TRY(auto file, user_file_on(other, job));
     if (!file.empty())
-      return make_error(Code::kBusy, "job {} holds {} on node {}", name, file, other);
+      return make_error(Code::kBusy, "job {} holds {} on node {}", job.name, file, other);
   }
   return ok();
 }
@@ -260,45 +250,61 @@ void JobStore::nodes_changed() {
   impl_->removed->nodes_changed();
 }
 
-Result<std::string> JobStore::answer(std::string_view method, std::string_view request) {
-  if (method == "job/changed") {
+/// Not another of its name.
+Result<JobRef> JobStore::Impl::find_asked(const WhichJob& which) {
+  const auto find = [&] {
+    JobRef job = jobs.find(which.name);
+    return job != nullptr && job->id() == which.id ? job : nullptr;
+  };
+  if (JobRef job = find()) return job;
+  PTC_TRY(sync());  // made a moment ago, on the node that asks
+  if (JobRef job = find()) return job;
+  return make_error(Code::kNotFound, "job {} was removed{}", which.name,
+                    jobs.find(which.name) != nullptr ? ", and another has its name by now" : "");
+}
+
+Result<std::string> JobStore::Impl::answer_about_job(const PeerRow& row,
+                                                     const JobRequest& request) {
+  if (row.handler == PeerHandler::kRemoved) {
+    PTC_TRY(auto id, checkpoint_asked_of(request.body));
+    if (removed->is_open_here(id)) return std::string("yes");
+    const JobRef job = jobs.find(request.job.name);
+    if (job == nullptr || job->id() != request.job.id) {
+      const std::lock_guard taken_over(jobs.changes);  // its removal
+      return std::string(removed->is_open_here(id) ? "yes" : "no");
+    }
+  }
+  PTC_TRY(auto job, find_asked(request.job));
+  if (row.handler == PeerHandler::kListener) {
+    if (listener != nullptr) listener->data_set_changed(job->name());
+    return std::string();
+  }
+  if (row.handler == PeerHandler::kStore) {
+    PTC_TRY(auto file, user_file_in(contents->job_dir(job->name())));
+    return file.value_or("");
+  }
+  return job->answer(row.method, request.body);
+}
+
+Result<std::string> JobStore::answer(PeerMethod method, std::string_view request) {
+  const PeerRow& row = row_of(method);
+  PTC_TRY(check_request(row, request.size()));
+  if (row.about == PeerAbout::kJob) {
+    PTC_TRY(auto about, JobRequest::parse(request));
+    return impl_->answer_about_job(row, about);
+  }
+  if (method == PeerMethod::kChanged) {
     if (impl_->follower != nullptr) {
       PTC_TRY(impl_->follower->take_over());
     }
     return std::string();
   }
-  if (method == kNumbersMethod) return impl_->numbers_text(*this);
-  if (method == kSpaceMethod) {
+  if (method == PeerMethod::kNumbers) return impl_->numbers_text(*this);
+  if (method == PeerMethod::kSpace) {
     PTC_TRY(auto space, impl_->images->space());
     return json::serialize(json::object{{"free", space.free_bytes}});
   }
-  const size_t line_end = request.find('\n');
-  if (line_end == std::string_view::npos || !method.starts_with("job/"))
-    return invalid_argument("a request to a job names it in its first line");
-  const std::string_view name = request.substr(0, line_end);
-  if (method == kDataSetChangedMethod) {
-    if (impl_->listener != nullptr) impl_->listener->data_set_changed(std::string(name));
-    return std::string();
-  }
-  JobRef job = find(name);
-  if (method == "job/uses") {
-    PTC_TRY(auto id, checkpoint_asked_of(request.substr(line_end + 1)));
-    if (impl_->removed->is_open_here(id)) return std::string("yes");
-    if (job == nullptr) {
-      const std::lock_guard taken_over(impl_->jobs.changes);  // its removal
-      return std::string(impl_->removed->is_open_here(id) ? "yes" : "no");
-    }
-  }
-  if (job == nullptr) {  // made a moment ago, on the node that asks
-    PTC_TRY(impl_->sync());
-    job = find(name);
-  }
-  if (job == nullptr) return make_error(Code::kUnavailable, "job {} is not known here", name);
-  if (method == "job/holds") {
-    PTC_TRY(auto file, user_file_in(impl_->contents->job_dir(name)));
-    return file.value_or("");
-  }
-  return job->answer(method.substr(4), request.substr(line_end + 1));
+  return invalid_argument("a store does not answer '{}'", row.name);
 }
 
 Result<> JobStore::drain(const std::string& node) {
@@ -401,7 +407,7 @@ void JobStore::Impl::add_what_others_say(std::map<std::string, NodeReport>& by_n
 std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const {
   std::vector<std::string> found;
   for (const JobRef& job : jobs()) {
-    Result<std::string> file = impl_->user_file_on(node, job->name());
+    Result<std::string> file = impl_->user_file_on(node, {job->name(), job->id()});
     if (file.has_value() && !file.value().empty())
       found.push_back(fmt::format("{} of job {}", file.value(), job->name()));
   }
@@ -409,7 +415,7 @@ std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const
 }
 
 Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes& attributes) {
-  PTC_TRY(check_job_name(name));
+  PTC_TRY(check_name(name, "job", "status.json"));
   PTC_TRY(check_member(impl_->cluster));
   PTC_TRY(auto job, impl_->create(name, attributes));
   tell_others(impl_->cluster, name);
@@ -477,7 +483,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
                         name, fmt::join(unreadable, ", "));
     PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
-    PTC_TRY(check_empty_elsewhere(std::string(name)));
+    PTC_TRY(check_empty_elsewhere({job->name(), job->id()}));
   }
   PTC_TRY(job->close());
   const std::string tombstone = removed_job_key(job->id());

@@ -101,16 +101,9 @@ class JobStore {
 
   /// In a cluster: nodes came or went.
   void nodes_changed();
-  /// Answers what another node asks: for "store/space", what is free here; for "store/numbers",
-  /// NodeAnswer; for "job/…", of a job, whose name is the first line of the request.
-  Result<std::string> answer(std::string_view method, std::string_view request);
-  static constexpr const char* kMethods[] = {"job/changed", "job/file",     "job/files",
-                                             "job/part",    "job/drop",     "job/arrived",
-                                             "job/examine", "job/mend",     "job/refresh",
-                                             "job/uses",    "job/take",     "job/hash",
-                                             "job/adopt",   "job/hide",     "job/untake",
-                                             "job/commit",  "job/holds",    "job/data_set_changed",
-                                             "store/space", "store/numbers"};
+  /// Answers what another node asks (cluster/peer_table.h). kNotFound: the job that it is about was
+  /// removed, whether or not another has its name by now.
+  Result<std::string> answer(PeerMethod method, std::string_view request);
 
   const std::string& node() const;
   /// Nodes of the cluster that are there, by name; in a cluster of one this node.

@@ -1,27 +1,29 @@
 #include "reshard/node/meeting.h"
 
+#include "reshard/cluster/peer_table.h"
 #include "store/base/fan_out.h"
 
 namespace ptc {
 namespace {
 
-constexpr char kMethod[] = "meet";
-constexpr std::chrono::seconds kPatience{5};  // longer than the other takes to connect
 constexpr size_t kAtOnce = 16;
 
 }  // namespace
 
-void answer_meetings(PeerServer& server, Peers& peers) {
-  server.handle(kMethod,
-                [&peers](std::string_view address, const std::string& from) -> Result<std::string> {
-                  PTC_TRY(peers.meet(from, std::string(address)));
-                  return std::string();
-                });
+PeerServer::Handler answer_meetings(Peers& peers) {
+  return [&peers](std::string_view address, const std::string& from) -> Result<std::string> {
+    PTC_TRY(check_request(row_of(PeerMethod::kMeet), address.size()));
+    PTC_TRY(peers.meet(from, std::string(address)));
+    return std::string();
+  };
 }
 
 Result<> Meetings::meet(const Other& other, const std::string& own_address) {
   PTC_TRY(peers_.meet(other.name, other.address));
-  auto back = peers_.call(other.name, kMethod, own_address, kPatience);
+  const PeerRow& row = row_of(PeerMethod::kMeet);
+  auto back = ask_by(row, own_address.size(), {}, {}, [&](std::chrono::milliseconds time) {
+    return peers_.call(other.name, row.name, own_address, time);
+  });
   if (back) return ok();
   return std::move(back).error().with_context(fmt::format("node {} cannot come back", other.name));
 }

@@ -11,8 +11,9 @@
 
 namespace ptc {
 
-/// Answers "meet" of nodes that want to join, by connecting to where they say that they listen.
-void answer_meetings(PeerServer& server, Peers& peers);
+/// Answers PeerMethod::kMeet of nodes that want to join, by connecting to where they say that they
+/// listen. `peers` outlives it.
+PeerServer::Handler answer_meetings(Peers& peers);
 
 /// The others as this node has met them: when this was so, by the revision of their keys. Threads:
 /// one at a time.

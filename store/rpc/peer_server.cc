@@ -60,6 +60,7 @@ struct PeerServer::Impl {
   std::list<Connection*> idle;     // of these the ones between two requests, longest first
   std::unordered_map<Connection*, std::list<Connection*>::iterator> idle_at;
   std::map<std::string, std::shared_ptr<const Handler>> handlers;
+  bool handles_all = false;
   SpareThreads calls{"ptcfs-call"};  // answers them
 
   bool stopping() const { return stop.stop_requested(); }
@@ -77,7 +78,7 @@ struct PeerServer::Impl {
   Task<> serve_call(Connection& connection, FrameHeader header, const std::string& from_node);
   Task<std::string> run(Connection& connection, uint64_t request, const std::string& method,
                         std::string body, const std::string& from_node);
-  std::shared_ptr<const Handler> handler_of(const std::string& method) const;
+  Result<std::shared_ptr<const Handler>> handler_of(const std::string& method) const;
 };
 
 asio::awaitable<void> PeerServer::Impl::accept_all() {
@@ -263,15 +264,13 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
                                         const std::string& method, std::string body,
                                         const std::string& from_node) {
   auto handler = handler_of(method);
-  if (!handler)
-    co_return make_error(Code::kUnavailable, "node {} does not answer {}, or not yet", self.node,
-                         quoted(method));
+  if (!handler) co_return std::move(handler).error();
   std::optional<Result<std::string>> answer;  // written on this executor
   asio::steady_timer woken(co_await asio::this_coro::executor);
   std::function<void()> work = [&] {
     auto run_handler = [&]() -> Result<std::string> {
       try {
-        return (*handler)(body, from_node);
+        return (*handler.value())(body, from_node);
       } catch (const std::exception& error) {
         spdlog::error("peers: {} of node {}: {}", method, from_node, error.what());
         return make_error(Code::kInternal, "{}", error.what());
@@ -300,11 +299,15 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
   co_return *std::move(answer);
 }
 
-std::shared_ptr<const PeerServer::Handler> PeerServer::Impl::handler_of(
+Result<std::shared_ptr<const PeerServer::Handler>> PeerServer::Impl::handler_of(
     const std::string& method) const {
   std::lock_guard lock(mutex);
-  auto found = handlers.find(method);
-  return found == handlers.end() ? nullptr : found->second;
+  if (const auto found = handlers.find(method); found != handlers.end()) return found->second;
+  if (!handles_all)
+    return make_error(Code::kUnavailable, "node {} does not answer {} yet", self.node,
+                      quoted(method));
+  return invalid_argument("node {} knows no method {}: all nodes of a cluster run the same ptcfs",
+                          self.node, quoted(method));
 }
 
 PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -361,6 +364,11 @@ std::string PeerServer::address() const { return impl_->address; }
 void PeerServer::handle(std::string method, Handler handler) {
   std::lock_guard lock(impl_->mutex);
   impl_->handlers[std::move(method)] = std::make_shared<const Handler>(std::move(handler));
+}
+
+void PeerServer::handles_all() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->handles_all = true;
 }
 
 std::vector<PeerNumbers> PeerServer::numbers() const { return impl_->counters.numbers(); }

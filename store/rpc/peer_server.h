@@ -60,6 +60,8 @@ class PeerServer {
   /// Threads: any, also while calls come in; those of a method that is not there yet get
   /// kUnavailable.
   void handle(std::string method, Handler handler);
+  /// There will be no further method: one that is not there gets kInvalidArgument from now on.
+  void handles_all();
 
   /// Of the connections that others made, by the name they proved (or, without authentication,
   /// said).

@@ -1,6 +1,8 @@
 #include "store/rpc/peers.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <map>
 #include <mutex>
 
@@ -18,6 +20,14 @@ constexpr size_t kKeepCount = 8;                  // for each node
 constexpr size_t kCallsAtOnce = 128;              // of one thread
 
 }  // namespace
+
+Error broken_off(std::string message) {
+  return Error(Code::kUnavailable, std::move(message), ECONNRESET);
+}
+
+bool is_broken_off(const Error& error) {
+  return error.code() == Code::kUnavailable && error.errno_value() == ECONNRESET;
+}
 
 struct Peers::Impl {
   struct Kept {
@@ -171,6 +181,7 @@ Task<std::string> Peers::ask(const std::string& node, std::string_view method,
                                body.size(), kMaxCallBytes);
   PTC_CO_TRY(auto connection, co_await take(node, deadline, stop));
   connection->set_patience({impl_->options.silence, deadline, stop});
+  const Deadline asked = std::chrono::steady_clock::now();
   auto answer = co_await impl_->exchange(*connection, method, body);
   if (answer || connection->error_was_said()) {
     give_back(node, std::move(connection));
@@ -178,8 +189,14 @@ Task<std::string> Peers::ask(const std::string& node, std::string_view method,
   }
   if (answer.error().code() == Code::kCancelled) co_return answer;
   ++counters(node)->broken_connections;
-  co_return make_error(Code::kUnavailable, "node {} ({}): {}; whether it has done {} is not known",
-                       node, connection->peer_address(), answer.error().message(), quoted(method));
+  std::string message =
+      fmt::format("node {} ({}): {}; whether it has done {} is not known", node,
+                  connection->peer_address(), answer.error().message(), quoted(method));
+  const Deadline now = std::chrono::steady_clock::now();
+  const Deadline heard = std::max(asked, connection->last_received());
+  if (now >= deadline || now - heard >= impl_->options.silence)
+    co_return Error(Code::kUnavailable, std::move(message));
+  co_return broken_off(std::move(message));
 }
 
 Result<std::string> Peers::call(const std::string& node, std::string_view method,

@@ -17,6 +17,11 @@ namespace ptc {
 
 class Connection;
 
+/// Of a connection that broke before the answer came: whether the node has done what was asked is
+/// not known. One that is silent is none: it may be at it.
+Error broken_off(std::string message);
+bool is_broken_off(const Error& error);
+
 struct PeersOptions {
   std::string node;  // this node's name
   std::string cluster;
@@ -39,8 +44,8 @@ class Peers {
   void remove(const std::string& node);
 
   /// Asks a node and waits for the answer. It is asked once at most: after kUnavailable of a
-  /// connection that broke in the middle, whether it did what was asked is not known, and the
-  /// message says so.
+  /// connection that broke in the middle (broken_off()) or is silent, whether it did what was asked
+  /// is not known, and the message says so.
   ///
   /// Cancellation: at once, kCancelled; the node goes on with what it does.
   /// Errors: what the handler said, as it said it; kUnavailable (no address, nobody listens, silent

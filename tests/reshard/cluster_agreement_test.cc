@@ -56,7 +56,7 @@ TEST_F(AgreementTest, WhatIsRemovedInStepsTakesNothingOfAJobMadeMeanwhile) {
                          const MetaTransaction& transaction) -> std::optional<Error> {
     if (node == "w0" && removes_more(transaction) && !made.exchange(true)) {
       EXPECT_TRUE(becomes([&] {
-        (void)cluster_.store(1).answer("job/changed", "job\n");
+        (void)cluster_.store(1).answer(PeerMethod::kChanged, "");
         return cluster_.store(1).find("job") == nullptr;
       }));
       Result<JobRef> job = cluster_.store(1).create_job("job");

@@ -128,10 +128,10 @@ class Led final : public Cluster {
  public:
   const std::string& self() const override { return self_; }
   std::vector<std::string> alive() const override { return {"w0", "w1"}; }
-  Result<std::string> call(const std::string& node, std::string_view method, const std::string&,
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string&,
                            std::chrono::milliseconds, std::stop_token) override {
     EXPECT_EQ(node, "w0");
-    EXPECT_EQ(method, "job/commit");
+    EXPECT_EQ(row.method, PeerMethod::kCommit);
     ++asked;
     return outcome;
   }
@@ -172,7 +172,7 @@ class TakenDirsTest : public ::testing::Test {
   Executor executor_{1, make_loopback_transport()};
   Led cluster_;
   JobPlace place_;
-  JobPeers peers_{"job", &cluster_};
+  JobPeers peers_{{"job", "id"}, &cluster_};
   HashQueue hashing_{"job", dir_.path().string() + "/job/files/incoming",
                      [] { return HashQueue::Expected(); }};
   std::vector<std::string> dropped_;
@@ -190,10 +190,10 @@ class TakenDirsTest : public ::testing::Test {
 
 TEST_F(TakenDirsTest, GoesWithTheDecisionAndBackWithout) {
   for (const bool decided : {false, true}) {
-    ASSERT_NE(taken_.answer("take", request(), "id", "").value(), "");
+    ASSERT_NE(taken_.answer(PeerMethod::kTake, request(), "id", "").value(), "");
     const json::object files = json::parse(R"({"files": [["rank/0/note.txt", 10]]})").as_object();
-    EXPECT_TRUE(taken_.answer("adopt", files, "id", "").has_value());
-    EXPECT_TRUE(taken_.answer("hide", {}, "id", "").has_value());
+    EXPECT_TRUE(taken_.answer(PeerMethod::kAdopt, files, "id", "").has_value());
+    EXPECT_TRUE(taken_.answer(PeerMethod::kHide, {}, "id", "").has_value());
     EXPECT_TRUE(fs::is_empty(incoming_));  // its name is shown
     if (decided) taken_.settle({}, {"id"});
     else taken_.untake("id");
@@ -206,15 +206,15 @@ TEST_F(TakenDirsTest, GoesWithTheDecisionAndBackWithout) {
       EXPECT_FALSE(fs::exists(incoming_));
     }
     EXPECT_FALSE(taken_.any());
-    EXPECT_EQ(taken_.answer("hide", {}, "id", "").error().code(), Code::kConflict);
+    EXPECT_EQ(taken_.answer(PeerMethod::kHide, {}, "id", "").error().code(), Code::kConflict);
   }
   EXPECT_THAT(dropped_, ElementsAre("id"));
-  EXPECT_EQ(taken_.answer("take", request(), "next", "").value(), "");  // there is none any more
+  EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(), "next", "").value(), "");  // there is none any more
   EXPECT_FALSE(taken_.holds("next"));
 }
 
 TEST_F(TakenDirsTest, GoesBackOnceTheNodeThatLeadsIsGone) {
-  ASSERT_TRUE(taken_.answer("take", request(), "id", "").has_value());
+  ASSERT_TRUE(taken_.answer(PeerMethod::kTake, request(), "id", "").has_value());
   EXPECT_THAT(taken_.given_up().value(), IsEmpty());
   ASSERT_TRUE(meta_->commit({.puts = {{"nodes/w0", "started anew"}}}).has_value());
   const std::set<std::string> given_up = taken_.given_up().value();
@@ -225,11 +225,11 @@ TEST_F(TakenDirsTest, GoesBackOnceTheNodeThatLeadsIsGone) {
 }
 
 TEST_F(TakenDirsTest, AnEarlierCommitOfTheDirectoryIsSettledFirst) {
-  ASSERT_TRUE(taken_.answer("take", request(), "first", "").has_value());
-  EXPECT_EQ(taken_.answer("take", request(), "second", "").error().code(), Code::kUnavailable);
+  ASSERT_TRUE(taken_.answer(PeerMethod::kTake, request(), "first", "").has_value());
+  EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(), "second", "").error().code(), Code::kUnavailable);
   EXPECT_EQ(followed_, 0);
   cluster_.outcome = "given up";
-  EXPECT_NE(taken_.answer("take", request(), "second", "").value(), "");
+  EXPECT_NE(taken_.answer(PeerMethod::kTake, request(), "second", "").value(), "");
   EXPECT_EQ(followed_, 1);
   EXPECT_FALSE(taken_.holds("first"));
   EXPECT_TRUE(taken_.holds("second"));
@@ -238,7 +238,7 @@ TEST_F(TakenDirsTest, AnEarlierCommitOfTheDirectoryIsSettledFirst) {
 
 TEST_F(TakenDirsTest, NonsenseIsRefused) {
   for (const char* name : {"", ".hidden", "../up", "a/b"})
-    EXPECT_EQ(taken_.answer("take", request(name), "id", "").error().code(), Code::kInvalidArgument)
+    EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(name), "id", "").error().code(), Code::kInvalidArgument)
         << name;
   EXPECT_EQ(taken_.note({{"from", "w0"}}, "id").error().code(), Code::kInvalidArgument);
   EXPECT_FALSE(taken_.any());
@@ -295,7 +295,7 @@ class PartsTest : public ::testing::Test, public JobListener {
   std::unique_ptr<ImageStore> images_;
   Executor executor_{1, make_loopback_transport()};
   JobPlace place_;
-  JobPeers peers_{"job", nullptr};
+  JobPeers peers_{{"job", "id"}, nullptr};
   JobKnowledge knowledge_{[] {}};
   CheckpointFiles files_{place_, peers_, knowledge_};
   Decisions decisions_{place_, files_, knowledge_};

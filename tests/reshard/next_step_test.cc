@@ -266,7 +266,7 @@ class Node final : public Cluster {
   }
   const std::string& self() const override { return name_; }
   std::vector<std::string> alive() const override { return {name_}; }
-  Result<std::string> call(const std::string&, std::string_view, const std::string&,
+  Result<std::string> call(const std::string&, const PeerRow&, const std::string&,
                            std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "nobody");
   }

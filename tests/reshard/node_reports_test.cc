@@ -67,9 +67,9 @@ class Others final : public Cluster {
     std::lock_guard lock(mutex_);
     return names_;
   }
-  Result<std::string> call(const std::string& node, std::string_view method, const std::string&,
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string&,
                            std::chrono::milliseconds, std::stop_token stop) override {
-    EXPECT_EQ(method, kNumbersMethod);
+    EXPECT_EQ(row.method, PeerMethod::kNumbers);
     std::unique_lock lock(mutex_);
     const uint64_t count = ++asked_[node];
     if (node.starts_with("hangs")) {

@@ -68,7 +68,7 @@ class OneNode final : public Cluster {
     for (const MetaEntry& entry : entries) names.push_back(entry.key.substr(kMemberKeys.size()));
     return names;
   }
-  Result<std::string> call(const std::string&, std::string_view, const std::string&,
+  Result<std::string> call(const std::string&, const PeerRow&, const std::string&,
                            std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "");
   }

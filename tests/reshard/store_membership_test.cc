@@ -30,7 +30,7 @@ class OneNode final : public Cluster {
   }
   const std::string& self() const override { return self_; }
   std::vector<std::string> alive() const override { return {self_}; }
-  Result<std::string> call(const std::string& node, std::string_view, const std::string&,
+  Result<std::string> call(const std::string& node, const PeerRow&, const std::string&,
                            std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "there is no node {}", node);
   }
@@ -149,7 +149,7 @@ class GivesUpWhileItSeals final : public JobListener {
   void checkpoint_changed(const std::string&, const std::string&) override {}
   Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string&,
                                      GivesWay) override {
-    EXPECT_TRUE(store->find(job)->answer("untake", R"({"id": "one"})").has_value());
+    EXPECT_TRUE(store->find(job)->answer(PeerMethod::kUntake, R"({"id": "one"})").has_value());
     return std::unique_ptr<Seal>();
   }
 };
@@ -168,7 +168,7 @@ TEST(Decisions, WhatIsGivenUpWhileItIsTakenIsTakenByNobody) {
   JobRef job = listener.store->create_job("job").value();
   write_file(fs::path(job->files_dir()) / "incoming/base/rank/0/notes", "staged");
   const std::string take = R"({"id": "one", "incoming": "base", "from": "w0", "fence": 1})";
-  const Result<std::string> taken = job->answer("take", take);
+  const Result<std::string> taken = job->answer(PeerMethod::kTake, take);
   ASSERT_TRUE(taken.has_error()) << taken.value();
   EXPECT_EQ(taken.error().code(), Code::kConflict);
   job.reset();

@@ -17,8 +17,8 @@ namespace ptc::sim {
 
 class Member final : public Cluster {
  public:
-  using Call = std::function<Result<std::string>(const std::string& node, std::string_view method,
-                                                 const std::string& body, Time deadline,
+  using Call = std::function<Result<std::string>(const std::string& node, const PeerRow& row,
+                                                 const std::string& request, Time deadline,
                                                  const std::stop_token& stop)>;
   /// `meta` outlives it.
   Member(std::string name, MetaClient& meta, Call call)
@@ -33,16 +33,16 @@ class Member final : public Cluster {
 
   const std::string& self() const override { return name_; }
   std::vector<std::string> alive() const override;
-  Result<std::string> call(const std::string& node, std::string_view method,
-                           const std::string& body, std::chrono::milliseconds deadline,
-                           std::stop_token stop) override {
-    return call_(node, method, body, deadline, stop);
-  }
   MetaTransaction::Compare fence() const override;
   MetaTransaction::Compare fence_of(const std::string& node) const override;
   std::shared_ptr<const MetaLease> lease() const override;
 
  private:
+  Result<std::string> call(const std::string& node, const PeerRow& row,
+                           const std::string& request, std::chrono::milliseconds time,
+                           std::stop_token stop) override {
+    return call_(node, row, request, time, stop);
+  }
   std::string key() const { return "nodes/" + name_; }
   bool is_member() const { return lease_ != nullptr && lease_->alive(); }
   Result<> join_once();

@@ -1,5 +1,6 @@
 #include "tests/sim/sim_cluster.h"
 
+#include "store/rpc/peers.h"
 #include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
 #include "tests/sim/member.h"
@@ -19,6 +20,11 @@ unsigned number_of(const std::string& name) {
 Error no_answer(unsigned node, std::string_view why) {
   return make_error(Code::kUnavailable, "node {} {}", SimCluster::name(node), why);
 }
+
+Error broken(unsigned node) {
+  return broken_off(no_answer(node, "has broken the connection").message());
+}
+Error gone(unsigned node) { return broken_off(no_answer(node, "is gone").message()); }
 
 }  // namespace
 
@@ -159,6 +165,8 @@ bool SimCluster::wait_up(unsigned node, Time limit) {
   return is_up(node);
 }
 
+Cluster& SimCluster::member(unsigned node) { return *nodes_[node].instance->member; }
+
 bool SimCluster::on(unsigned node, const std::function<void(JobStore&)>& use) {
   const std::shared_ptr<Instance> instance = serving(node);
   if (instance == nullptr) return false;
@@ -196,10 +204,10 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     instance->meta = agreement_.connect(number, instance->life);
     instance->member = std::make_unique<Member>(
         name(number), *instance->meta,
-        [this, self = instance.get()](const std::string& node, std::string_view method,
-                                      const std::string& body, Time deadline,
+        [this, self = instance.get()](const std::string& node, const PeerRow& row,
+                                      const std::string& request, Time deadline,
                                       const std::stop_token& stop) {
-          return call(*self, number_of(node), method, body, deadline, stop);
+          return call(*self, number_of(node), row, request, deadline, stop);
         });
     PTC_TRY(instance->member->begin());
     JobStoreOptions options;
@@ -311,8 +319,8 @@ int SimCluster::before_file_call(unsigned number, FileCall call) {
 
 /// As a connection of store/rpc: refused at once by a node that is not there, broken when it dies,
 /// and given up when nothing is heard for a while.
-Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::string_view method,
-                                     const std::string& body, Time deadline,
+Result<std::string> SimCluster::call(const Instance& from, unsigned to, const PeerRow& row,
+                                     const std::string& request, Time deadline,
                                      const std::stop_token& stop) {
   struct Reply {
     bool done = false;
@@ -330,13 +338,13 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::str
   if (!network_.is_cut(self, to)) {
     target = serving(to);
     if (target == nullptr) return no_answer(to, "refuses the connection");
-    if (network_.breaks()) return no_answer(to, "has broken the connection");
+    if (network_.breaks()) return broken(to);
     target->use();
     ++others_;
-    std::thread([this, target, reply, self, to, asked = std::string(method), request = body] {
-      name_thread("answer of " + name(to) + " to " + name(self) + ": " + asked);
+    std::thread([this, target, reply, self, to, &row, request] {
+      name_thread(fmt::format("answer of {} to {}: {}", name(to), name(self), row.name));
       const int before = set_group(group_of(to));
-      reply->answer = target->store->answer(asked, request);
+      reply->answer = target->store->answer(row.method, request);
       target->leave();
       network_.travel(to, self);
       set_group(before);
@@ -344,8 +352,8 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::str
       for (const Time sent = now(); network_.is_cut(to, self) && now() - sent < kSilence;)
         sleep(200ms);
       if (network_.is_cut(to, self)) reply->answer = no_answer(to, "says nothing");
-      if (network_.breaks()) reply->answer = no_answer(to, "has broken the connection");
-      if (target->life->dead) reply->answer = no_answer(to, "is gone");
+      if (network_.breaks()) reply->answer = broken(to);
+      if (target->life->dead) reply->answer = gone(to);
       reply->done = true;
       wake_all(reply.get());
       --others_;
@@ -358,7 +366,7 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, std::str
     if (from.life->dead) return no_answer(to, "cannot be reached any more");
     if (now() >= limit) return no_answer(to, "does not answer in time");
     if (target != nullptr && both_ways()) {
-      if (target->life->dead) return no_answer(to, "is gone");
+      if (target->life->dead) return gone(to);
       heard = now();
     } else if (now() - heard >= kSilence) {
       return no_answer(to, "says nothing");

@@ -56,6 +56,8 @@ class SimCluster {
   /// Runs `use` on the store of a node that is up, as a thread of that node; false: it is not up.
   /// The node may die meanwhile: then what `use` did counts for nothing.
   bool on(unsigned node, const std::function<void(JobStore&)>& use);
+  /// As it sees the others; only while it is up.
+  Cluster& member(unsigned node);
   bool died_since(unsigned node, uint64_t lives) const { return nodes_[node].lives != lives; }
   uint64_t lives(unsigned node) const { return nodes_[node].lives; }
 
@@ -80,8 +82,8 @@ class SimCluster {
   void open(unsigned node, const std::shared_ptr<Instance>& instance);
   void close(const std::shared_ptr<Instance>& instance);
   int before_file_call(unsigned node, FileCall call);
-  Result<std::string> call(const Instance& from, unsigned to, std::string_view method,
-                           const std::string& body, Time deadline, const std::stop_token& stop);
+  Result<std::string> call(const Instance& from, unsigned to, const PeerRow& row,
+                           const std::string& request, Time deadline, const std::stop_token& stop);
 
   std::filesystem::path directory_;
   std::function<void(const std::string&)> failed_;

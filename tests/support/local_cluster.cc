@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "store/rpc/peers.h"
 #include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
 
@@ -26,13 +27,16 @@ class LocalCluster::NodeCluster final : public Cluster {
     std::lock_guard lock(all_.mutex_);
     return {all_.running_.begin(), all_.running_.end()};
   }
-  Result<std::string> call(const std::string& node, std::string_view method,
-                           const std::string& body, std::chrono::milliseconds,
+  Result<std::string> call(const std::string& node, const PeerRow& row,
+                           const std::string& request, std::chrono::milliseconds,
                            std::stop_token) override {
-    const bool lost = all_.loses && all_.loses(node, method);
+    const bool lost = all_.loses && all_.loses(node, row.name);
     const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
-    return store->answer(method, body);
+    Result<std::string> answer = store->answer(row.method, request);
+    if (all_.breaks && all_.breaks(node, row.name))
+      return broken_off("node " + node + " has broken the connection");
+    return answer;
   }
   MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
   MetaTransaction::Compare fence_of(const std::string& node) const override {
@@ -209,6 +213,8 @@ void LocalCluster::start(unsigned i) {
   }
   tell_all();
 }
+
+Cluster& LocalCluster::as_seen_by(unsigned i) { return *nodes_[i]->cluster; }
 
 void LocalCluster::doubt(unsigned i, std::optional<bool> done) { nodes_[i]->meta->doubt(done); }
 

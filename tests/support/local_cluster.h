@@ -26,6 +26,7 @@ class LocalCluster {
   /// "w0", "w1", …
   static std::string name(unsigned node) { return "w" + std::to_string(node); }
   JobStore& store(unsigned node) { return *nodes_[node]->store; }
+  Cluster& as_seen_by(unsigned node);
   JobRef job(unsigned node, const std::string& job);
 
   /// The node ends, as by kill -9 for all others: its lease is gone at once.
@@ -54,6 +55,10 @@ class LocalCluster {
   /// Asked before each call and each item of a fetch ("fetch") to another node: true, and it is
   /// lost. Set while nothing runs.
   std::function<bool(const std::string& node, std::string_view method)> loses;
+
+  /// Asked after each call to another node: true, and the connection breaks before the answer comes.
+  /// Set while nothing runs.
+  std::function<bool(const std::string& node, std::string_view method)> breaks;
 
   /// Asked before each transaction of a node: with an error, it is not made. Set while nothing
   /// runs.

@@ -1,0 +1,170 @@
+// What one node may ask another: each method and all that is said of it, in one row.
+//
+// Who asks says the method, and the row says the rest: how long it waits, and whether it asks again
+// when the connection broke before the answer came (Cluster::ask()). Who serves looks a method up
+// here, and hands it to what answers it: the daemon registers every row (node/peer_service.h), the
+// clusters of the tests and the simulator give it to JobStore::answer(), and there is no other way
+// in. A further method is a row here, and a case where the switch over its handler then lacks one.
+//
+// A request about a job begins with a line that says which: by its id, for another may have its
+// name by now. That one is not touched: kNotFound, unless it is asked of what outlives its job
+// (kUses). What else is in a request: job/job_peers.h.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+
+#include "store/base/error.h"
+#include "store/rpc/frame.h"
+
+namespace ptc {
+
+enum class PeerMethod : uint8_t {
+  kMeet,
+  kChanged,
+  kSpace,
+  kNumbers,
+  kDataSetChanged,
+  kHolds,
+  kUses,
+  kFile,
+  kFiles,
+  kPart,
+  kDrop,
+  kArrived,
+  kExamine,
+  kMend,
+  kRefresh,
+  kTake,
+  kHash,
+  kAdopt,
+  kHide,
+  kUntake,
+  kCommit,
+};
+
+/// Who answers.
+enum class PeerHandler : uint8_t {
+  kMeetings,  // of the daemon: node/meeting.h
+  kFollower,  // of the store: node/agreement_follower.h
+  kStore,     // node/job_store.cc
+  kListener,  // who shows jobs: JobListener in job/job.h
+  kRemoved,   // job/removed_checkpoints.h, and the job
+  kFiles,     // of the job: job/checkpoint_files.h, and so on
+  kMaker,
+  kShelf,
+  kArrivals,
+  kVerifier,
+  kMender,
+  kTaken,
+  kCommits,
+};
+
+enum class PeerAbout : uint8_t { kNode, kJob };
+/// kAgain: asked twice it does and answers what it does and answers once.
+enum class PeerTimes : uint8_t { kOnce, kAgain };
+
+struct PeerRow {
+  PeerMethod method;
+  std::string_view name;  // on the wire
+  PeerAbout about;
+  PeerHandler handler;
+  /// Who asks waits so long, and a millisecond more for each kBytesInMs of the request.
+  std::chrono::milliseconds deadline;
+  PeerTimes times;
+  size_t max_request_bytes;  // an answer has kMaxCallBytes at most
+
+  constexpr bool is_idempotent() const { return times == PeerTimes::kAgain; }
+};
+
+inline constexpr size_t kBytesInMs = 20'000;
+
+namespace peer_rows {
+using namespace std::chrono_literals;
+using enum PeerMethod;
+using enum PeerAbout;
+using enum PeerTimes;
+using H = PeerHandler;
+/// A node that lives is waited for.
+inline constexpr std::chrono::milliseconds kWhileItLives = 12h;
+/// Names and numbers.
+inline constexpr size_t kFew = 64 << 10;
+inline constexpr size_t kMany = kMaxCallBytes;
+
+// clang-format off
+inline constexpr std::array kAll{
+    // Longer than the other takes to connect.
+    PeerRow{kMeet,           "meet",                 kNode, H::kMeetings, 5s,            kAgain, kFew},
+    // Who does not answer sees it a moment later.
+    PeerRow{kChanged,        "job/changed",          kNode, H::kFollower, 2s,            kAgain, kFew},
+    PeerRow{kSpace,          "store/space",          kNode, H::kStore,    5s,            kAgain, kFew},
+    PeerRow{kNumbers,        "store/numbers",        kNode, H::kStore,    2s,            kAgain, kFew},
+    PeerRow{kDataSetChanged, "job/data_set_changed", kJob,  H::kListener, 2s,            kAgain, kFew},
+    PeerRow{kHolds,          "job/holds",            kJob,  H::kStore,    10s,           kAgain, kFew},
+    PeerRow{kUses,           "job/uses",             kJob,  H::kRemoved,  5s,            kAgain, kFew},
+    PeerRow{kFile,           "job/file",             kJob,  H::kFiles,    30s,           kAgain, kFew},
+    PeerRow{kFiles,          "job/files",            kJob,  H::kFiles,    3s,            kAgain, kMany},
+    // A part that was made already is on the shelf.
+    PeerRow{kPart,           "job/part",             kJob,  H::kMaker,    kWhileItLives, kAgain, kMany},
+    PeerRow{kDrop,           "job/drop",             kJob,  H::kShelf,    30s,           kAgain, kFew},
+    PeerRow{kArrived,        "job/arrived",          kJob,  H::kArrivals, 30s,           kAgain, kFew},
+    PeerRow{kExamine,        "job/examine",          kJob,  H::kVerifier, kWhileItLives, kAgain, kMany},
+    // It writes into files that are read, and reads them once more: not two at a time.
+    PeerRow{kMend,           "job/mend",             kJob,  H::kMender,   kWhileItLives, kOnce,  kMany},
+    PeerRow{kRefresh,        "job/refresh",          kJob,  H::kMender,   kWhileItLives, kAgain, kFew},
+    // Then a node that lives is asked again, while the commit has time.
+    PeerRow{kTake,           "job/take",             kJob,  H::kTaken,    5s,            kAgain, kFew},
+    PeerRow{kHash,           "job/hash",             kJob,  H::kTaken,    kWhileItLives, kAgain, kMany},
+    // Each time the files become images of other names; those that nobody was told of would stay.
+    PeerRow{kAdopt,          "job/adopt",            kJob,  H::kTaken,    kWhileItLives, kOnce,  kMany},
+    PeerRow{kHide,           "job/hide",             kJob,  H::kTaken,    1s,            kAgain, kFew},  // a mv waits
+    PeerRow{kUntake,         "job/untake",           kJob,  H::kTaken,    2s,            kAgain, kFew},  // who hears nothing asks
+    PeerRow{kCommit,         "job/commit",           kJob,  H::kCommits,  2s,            kAgain, kFew},
+};
+// clang-format on
+
+constexpr bool are_in_order() {
+  for (size_t i = 0; i < kAll.size(); ++i)
+    if (static_cast<size_t>(kAll[i].method) != i) return false;
+  return kAll.size() == static_cast<size_t>(kCommit) + 1;
+}
+static_assert(are_in_order());
+}  // namespace peer_rows
+
+inline constexpr const auto& kPeerTable = peer_rows::kAll;
+constexpr const PeerRow& row_of(PeerMethod method) {
+  return kPeerTable[static_cast<size_t>(method)];
+}
+
+/// kInvalidArgument: longer than the row says.
+Result<> check_request(const PeerRow& row, size_t bytes);
+
+/// Asks once, and waits no longer than that.
+using AskOnce = std::function<Result<std::string>(std::chrono::milliseconds time)>;
+/// Asks as the row says. Where the connection broke (is_broken_off() in store/rpc/peers.h), at once
+/// a second time, unless what is asked may not be done twice; what is left of the time counts.
+/// `at_most`: who asks waits no longer; 0: as the row says. Errors: of the node; kUnavailable: it
+/// cannot be reached, or said nothing in that time, or the connection broke.
+Result<std::string> ask_by(const PeerRow& row, size_t request_bytes,
+                           std::chrono::milliseconds at_most, const std::stop_token& stop,
+                           const AskOnce& once);
+
+/// A job, and no other that has its name before or after it.
+struct WhichJob {
+  std::string name, id;
+};
+std::string request_about(const WhichJob& job, std::string_view body);
+/// `body` lies in `request`.
+struct JobRequest {
+  WhichJob job;
+  std::string_view body;
+  static Result<JobRequest> parse(std::string_view request);
+};
+
+}  // namespace ptc

@@ -1,0 +1,283 @@
+// What nodes ask each other, by the one table of it.
+#include "reshard/cluster/peer_table.h"
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "reshard/job/job_peers.h"
+#include "reshard/node/peer_service.h"
+#include "store/rpc/messages.h"
+#include "store/rpc/peers.h"
+#include "tests/reshard/cluster_fixture.h"
+#include "tests/support/peer_walk.h"
+
+namespace ptc::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::Contains;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+TEST(PeerTable, EachMethodHasANameOfItsOwn) {
+  std::set<std::string_view> names;
+  for (const PeerRow& row : kPeerTable) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    EXPECT_FALSE(row.name.empty());
+    EXPECT_LE(row.name.size(), kMaxNameBytes);
+    EXPECT_LE(row.max_request_bytes, kMaxCallBytes) << row.name;
+    EXPECT_GT(row.deadline, 0ms) << row.name;
+    EXPECT_EQ(&row_of(row.method), &row);
+  }
+}
+
+TEST(PeerTable, ARequestSaysWhichJobWhateverItsName) {
+  const std::string body("{}\n\0bytes", 9);
+  for (const std::string name : {"job", "a b", "line\nend", "\"quoted\"", "ü"}) {
+    const std::string request = request_about({name, "0123"}, body);
+    const auto parsed = JobRequest::parse(request);
+    ASSERT_TRUE(parsed.has_value()) << parsed.error().message();
+    EXPECT_EQ(parsed.value().job.name, name);
+    EXPECT_EQ(parsed.value().job.id, "0123");
+    EXPECT_EQ(parsed.value().body, body);
+  }
+  for (const char* request : {"", "job\n", "{}\n", "{\"job\": \"a\", \"job_id\": \"b\"}",
+                              "{\"job\": \"a\"}\n", "{\"job\": 1, \"job_id\": 2}\n", "[]\n"})
+    EXPECT_EQ(JobRequest::parse(request).error().code(), Code::kInvalidArgument) << request;
+}
+
+/// Says each time what `answer` says; counts.
+struct Asked {
+  std::vector<std::chrono::milliseconds> times;
+  std::function<Result<std::string>(size_t time)> answer;
+  Result<std::string> by(PeerMethod method, size_t bytes = 1, std::chrono::milliseconds at_most = {},
+                         const std::stop_token& stop = {}) {
+    return ask_by(row_of(method), bytes, at_most, stop, [&](std::chrono::milliseconds time) {
+      times.push_back(time);
+      return answer(times.size());
+    });
+  }
+};
+
+TEST(PeerTable, OnlyWhatMayBeDoneTwiceIsAskedAgainAndOnlyWhereTheConnectionBroke) {
+  for (const PeerRow& row : kPeerTable) {
+    SCOPED_TRACE(row.name);
+    Asked breaks_once{{}, [](size_t time) -> Result<std::string> {
+                        if (time == 1) return broken_off("it broke");
+                        return std::string("done");
+                      }};
+    Result<std::string> answer = breaks_once.by(row.method);
+    EXPECT_EQ(answer.has_value(), row.is_idempotent());
+    EXPECT_EQ(breaks_once.times.size(), row.is_idempotent() ? 2u : 1u);
+    EXPECT_EQ(breaks_once.times.front(), row.deadline);
+    EXPECT_LE(breaks_once.times.back(), row.deadline);
+
+    Asked breaks{{}, [](size_t) -> Result<std::string> { return broken_off("it broke"); }};
+    answer = breaks.by(row.method);
+    EXPECT_EQ(breaks.times.size(), row.is_idempotent() ? 2u : 1u);
+    EXPECT_EQ(answer.error().code(), Code::kUnavailable);
+    EXPECT_EQ(answer.error().message(), "it broke");
+    EXPECT_EQ(answer.error().errno_value(), 0) << "no file's error: " << row.name;
+
+    for (const Code code : {Code::kUnavailable, Code::kBusy, Code::kNotFound}) {
+      Asked refuses{{}, [&](size_t) -> Result<std::string> { return Error(code, "no"); }};
+      EXPECT_EQ(refuses.by(row.method).error().code(), code);
+      EXPECT_EQ(refuses.times.size(), 1u);
+    }
+  }
+  std::stop_source stopped;
+  stopped.request_stop();
+  Asked breaks{{}, [](size_t) -> Result<std::string> { return broken_off("it broke"); }};
+  EXPECT_TRUE(breaks.by(PeerMethod::kFile, 1, {}, stopped.get_token()).has_error());
+  EXPECT_EQ(breaks.times.size(), 1u);
+}
+
+TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {
+  Asked asked{{}, [](size_t) -> Result<std::string> { return std::string(); }};
+  const PeerRow& row = row_of(PeerMethod::kFiles);
+  EXPECT_TRUE(asked.by(row.method, 100 << 20).has_value());
+  EXPECT_EQ(asked.times.back(), row.deadline + std::chrono::milliseconds((100 << 20) / kBytesInMs));
+  EXPECT_TRUE(asked.by(row.method, 1, 200ms).has_value());
+  EXPECT_EQ(asked.times.back(), 200ms);
+  EXPECT_TRUE(asked.by(row.method, 1, 24h).has_value());
+  EXPECT_EQ(asked.times.back(), row.deadline);
+  const size_t count = asked.times.size();
+  const PeerRow& small = row_of(PeerMethod::kCommit);
+  EXPECT_EQ(asked.by(small.method, small.max_request_bytes + 1).error().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(asked.times.size(), count);
+}
+
+class PeerTableTest : public ClusterTest {
+ protected:
+  PeerTableTest() : ClusterTest(2) {
+    job_ = make_job();
+    EXPECT_NE(cluster_.job(1, "job"), nullptr);
+  }
+  WhichJob make_job() {
+    const JobRef job = cluster_.store(0).create_job("job").value();
+    return {job->name(), job->id()};
+  }
+  AskPeer w1_as_w0() {
+    return [this](const PeerRow& row, const std::string& request) {
+      return cluster_.as_seen_by(0).ask("w1", row.method, request);
+    };
+  }
+  WhichJob job_;
+};
+
+TEST_F(PeerTableTest, EveryRowIsAnswered) {
+  EXPECT_THAT(answers_to_all(w1_as_w0(), job_), ElementsAreArray(expected_answers(true)));
+  EXPECT_THAT(answers_to_all(w1_as_w0(), {"job", "another"}),
+              ElementsAreArray(expected_answers(false)));
+  EXPECT_THAT(answers_to_all(w1_as_w0(), {"none", "another"}),
+              ElementsAreArray(expected_answers(false)));
+}
+
+/// w1 as a daemon serves it, and w0, which asks it over a connection.
+TEST_F(PeerTableTest, ADaemonAnswersEveryRowLikeThat) {
+  const auto start = [&](unsigned node) {
+    PeerServerOptions options;
+    options.listen = "127.0.0.1:0";
+    options.node = LocalCluster::name(node);
+    options.cluster = "test";
+    options.images = &cluster_.store(node).images();
+    return PeerServer::start(options).value();
+  };
+  const auto peers_of = [&](unsigned node) {
+    PeersOptions options;
+    options.node = LocalCluster::name(node);
+    options.cluster = "test";
+    return Peers::create(options).value();
+  };
+  const std::unique_ptr<Peers> w0 = peers_of(0), w1 = peers_of(1);
+  const std::unique_ptr<PeerServer> own = start(0), server = start(1);
+  w0->set("w1", server->address());
+  const AskPeer ask = [&](const PeerRow& row, const std::string& request) {
+    return w0->call("w1", row.name, request, row.deadline);
+  };
+  Result<std::string> answer = w0->call("w1", "job/no_such_method", "", 10s);
+  EXPECT_EQ(answer.error().code(), Code::kUnavailable) << "not yet";
+  serve_peers(*server, cluster_.store(1), *w1);
+  EXPECT_THAT(answers_to_all(ask, job_), ElementsAreArray(expected_answers(true)));
+  EXPECT_THAT(answers_to_all(ask, {"job", "another"}), ElementsAreArray(expected_answers(false)));
+  const PeerRow& meet = row_of(PeerMethod::kMeet);
+  for (int times = 0; times < 2; ++times) {
+    answer = ask(meet, own->address());
+    EXPECT_TRUE(answer.has_value()) << answer.error().message();
+  }
+  answer = w0->call("w1", "job/no_such_method", "", 10s);
+  EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
+  EXPECT_THAT(answer.error().message(), HasSubstr("knows no method 'job/no_such_method'"));
+  for (const PeerRow& row : kPeerTable) {
+    if (row.max_request_bytes == kMaxCallBytes) continue;  // that is not even sent
+    answer = ask(row, std::string(row.max_request_bytes + 1, ' '));
+    EXPECT_EQ(answer.error().code(), Code::kInvalidArgument) << row.name;
+  }
+}
+
+/// The directory is that of the next job, whose id is another.
+TEST_F(PeerTableTest, ARequestOfAJobThatWasRemovedDoesNotTouchTheNextOfItsName) {
+  ASSERT_TRUE(cluster_.store(0).remove_job("job", false).has_value());
+  const WhichJob next = make_job();
+  ASSERT_NE(next.id, job_.id);
+  const std::string incoming = cluster_.job(1, "job")->files_dir() + "/incoming/base";
+  write_file(fs::path(incoming) / "rank/0/notes", "staged");
+  EXPECT_THAT(answers_to_all(w1_as_w0(), job_), ElementsAreArray(expected_answers(false)));
+  Result<std::string> refused =
+      JobPeers(job_, &cluster_.as_seen_by(0)).ask("w1", PeerMethod::kUntake, R"({"id": "4567"})");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("another has its name by now"));
+  EXPECT_FALSE(fs::exists(cluster_.job(1, "job")->files_dir() + "/../checkpoints/0123"));
+  // The same of the next job is done.
+  EXPECT_THAT(answers_to_all(w1_as_w0(), next), ::testing::Not(Contains("job/take: ''")));
+  EXPECT_TRUE(fs::exists(cluster_.job(1, "job")->files_dir() + "/../checkpoints/0123"));
+}
+
+/// A list of files may be longer than what people edit.
+TEST_F(PeerTableTest, ManyFilesAreOneRequest) {
+  std::string files = R"({"id": "4567", "files": [)";
+  for (int i = 0; i < 60'000; ++i)
+    files += fmt::format("{}[\"rank/{}/model.safetensors\", 1]", i == 0 ? "" : ",", i);
+  const PeerRow& adopt = row_of(PeerMethod::kAdopt);
+  const Result<std::string> answer = w1_as_w0()(adopt, request_about(job_, files + "]}"));
+  EXPECT_EQ(answer.error().code(), Code::kConflict) << answer.error().message();
+}
+
+/// Each time a node is asked, the connection breaks when it has done what it was asked.
+class BreakingTest : public ClusterTest {
+ protected:
+  void break_all_but(std::set<std::string, std::less<>> spared) {
+    cluster_.breaks = [this, spared = std::move(spared)](const std::string& node,
+                                                         std::string_view method) {
+      thread_local std::string broke;  // who asks again does so at once
+      const std::string call = fmt::format("{} {}", node, method);
+      {
+        std::lock_guard lock(mutex_);
+        ++asked_[std::string(method)];
+      }
+      if (spared.contains(method)) return false;
+      if (std::exchange(broke, {}) == call) return false;
+      broke = call;
+      return true;
+    };
+  }
+  std::map<std::string, int> asked() {
+    std::lock_guard lock(mutex_);
+    return asked_;
+  }
+  void write_some_on_each_node(const LayoutSpec& spec) {
+    for (unsigned node = 0; node < 3; ++node) {
+      write(node, spec);
+      for (uint64_t rank = 0; rank < 3; ++rank)
+        if (rank != node) fs::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
+    }
+  }
+  std::mutex mutex_;
+  std::map<std::string, int> asked_;  // by method; guarded
+};
+
+TEST_F(BreakingTest, WhatMayBeAskedAgainComesOutTheSame) {
+  break_all_but({"job/adopt", "job/mend"});
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 1, "pp": 3, "dp": 1, "replicas": 1})";
+  edit(0, text);
+  cluster_.wait_settled();
+  write_some_on_each_node(spec_of(text));
+  commit(1);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(text));
+  const std::string other = R"({"tp": 2, "pp": 1, "dp": 1, "replicas": 1})";
+  edit(2, other);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(other));
+  ASSERT_TRUE(cluster_.job(2, "job")->remove_checkpoint("base").has_value());
+  Result<> removed = cluster_.store(1).remove_job("job", false);
+  EXPECT_TRUE(removed.has_value()) << removed.error().message();
+  for (const char* method : {"job/changed", "job/holds", "job/files", "job/part", "job/examine",
+                             "job/take", "job/hash", "job/hide"})
+    EXPECT_GT(asked()[method], 1) << method;
+}
+
+TEST_F(BreakingTest, WhatMayNotBeDoneTwiceIsNotAskedAgain) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 1, "pp": 3, "dp": 1})";
+  edit(0, text);
+  cluster_.wait_settled();
+  write_some_on_each_node(spec_of(text));
+  break_all_but({});
+  const Result<> refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().errno_value(), EAGAIN) << refused.error().message();
+  EXPECT_EQ(asked()["job/adopt"], 2) << "w0 and w2, once each";
+  cluster_.breaks = nullptr;
+  commit(1);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(text));
+}
+
+}  // namespace
+}  // namespace ptc::testing
