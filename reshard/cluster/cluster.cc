@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "store/base/fan_out.h"
+
 namespace ptc {
 
 Result<std::string> Cluster::ask(const std::string& node, PeerMethod method,
@@ -16,6 +18,34 @@ Result<std::string> Cluster::ask(const std::string& node, PeerMethod method,
   return ask_by(row, request.size(), at_most, stop, [&](std::chrono::milliseconds time) {
     return call(node, row, request, time, stop);
   });
+}
+
+std::vector<Result<std::string>> Cluster::ask_all(PeerMethod method,
+                                                  const std::vector<Question>& questions,
+                                                  std::stop_token stop,
+                                                  std::chrono::milliseconds at_most) {
+  const PeerRow& row = row_of(method);
+  size_t bytes = 0;
+  for (const Question& one : questions) bytes = std::max(bytes, one.request.size());
+  return ask_all_by(row, questions.size(), bytes, at_most, stop,
+                    [&](const std::vector<size_t>& which, std::chrono::milliseconds time) {
+                      std::vector<Question> some;
+                      for (size_t i : which) some.push_back(questions[i]);
+                      return call_all(some, row, time, stop);
+                    });
+}
+
+std::vector<Result<std::string>> Cluster::call_all(const std::vector<Question>& questions,
+                                                   const PeerRow& row,
+                                                   std::chrono::milliseconds time,
+                                                   std::stop_token stop) {
+  return Answers<std::string>(
+             questions.size(),
+             [&](size_t i) {
+               return call(questions[i].node, row, std::string(questions[i].request), time, stop);
+             },
+             kAtWorkAtOnce)
+      .wait();
 }
 
 void Cluster::belongs_to(MetaTransaction::Compare identity) {

@@ -34,6 +34,16 @@ class Cluster {
   /// Asks another node, as the method's row says (ask_by()).
   Result<std::string> ask(const std::string& node, PeerMethod method, const std::string& request,
                           std::stop_token stop = {}, std::chrono::milliseconds at_most = {});
+  /// Several nodes at the same time, and waits for all answers, which are in their order. What goes
+  /// on beside questions, or asks more than once, has its threads from store/base/fan_out.h.
+  struct Question {
+    std::string node;
+    std::string_view request;  // outlives the call
+  };
+  std::vector<Result<std::string>> ask_all(PeerMethod method,
+                                           const std::vector<Question>& questions,
+                                           std::stop_token stop = {},
+                                           std::chrono::milliseconds at_most = {});
   /// Every decision of this node names it: it fails once the node's lease has ended.
   virtual MetaTransaction::Compare fence() const = 0;
   /// The same of another node, as it is now: a decision that rests on what that node has made names
@@ -71,6 +81,11 @@ class Cluster {
   virtual Result<std::string> call(const std::string& node, const PeerRow& row,
                                    const std::string& request, std::chrono::milliseconds time,
                                    std::stop_token stop) = 0;
+  /// The same of several; without an own way, by threads.
+  virtual std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
+                                                    const PeerRow& row,
+                                                    std::chrono::milliseconds time,
+                                                    std::stop_token stop);
 
   mutable std::mutex identity_mutex_;
   std::optional<MetaTransaction::Compare> identity_;  // guarded, and below

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <numeric>
 
 #include "store/base/json.h"
 #include "store/rpc/peers.h"
@@ -18,20 +19,38 @@ Result<> check_request(const PeerRow& row, size_t bytes) {
 Result<std::string> ask_by(const PeerRow& row, size_t request_bytes,
                            std::chrono::milliseconds at_most, const std::stop_token& stop,
                            const AskOnce& once) {
+  const auto ask_one = [&](const std::vector<size_t>&, std::chrono::milliseconds time) {
+    return std::vector{once(time)};
+  };
+  return std::move(ask_all_by(row, 1, request_bytes, at_most, stop, ask_one).front());
+}
+
+std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, size_t request_bytes,
+                                            std::chrono::milliseconds at_most,
+                                            const std::stop_token& stop, const AskAllOnce& once) {
   using Clock = std::chrono::steady_clock;
-  PTC_TRY(check_request(row, request_bytes));
+  if (count == 0) return {};
+  if (const Result<> fits = check_request(row, request_bytes); fits.has_error())
+    return std::vector<Result<std::string>>(count, fits.error());
   auto time = row.deadline + std::chrono::milliseconds(request_bytes / kBytesInMs);
   if (at_most != at_most.zero()) time = std::min(time, at_most);
   const Clock::time_point until = Clock::now() + time;
-  Result<std::string> answer = once(time);
-  const auto broke = [&] { return answer.has_error() && is_broken_off(answer.error()); };
-  if (broke() && row.is_idempotent() && !stop.stop_requested()) {
-    const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
-    if (left > left.zero()) answer = once(left);
+  std::vector<size_t> which(count);
+  std::iota(which.begin(), which.end(), size_t{0});
+  std::vector<Result<std::string>> answers = once(which, time);
+  const auto broke = [&](size_t i) {
+    return answers[i].has_error() && is_broken_off(answers[i].error());
+  };
+  std::erase_if(which, [&](size_t i) { return !broke(i); });
+  const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
+  if (!which.empty() && row.is_idempotent() && !stop.stop_requested() && left > left.zero()) {
+    std::vector<Result<std::string>> again = once(which, left);
+    for (size_t k = 0; k < which.size(); ++k) answers[which[k]] = std::move(again[k]);
   }
   // Further up there is no connection any more.
-  if (broke()) return Error(answer.error().code(), answer.error().message());
-  return answer;
+  for (size_t i : which)
+    if (broke(i)) answers[i] = Error(answers[i].error().code(), answers[i].error().message());
+  return answers;
 }
 
 std::string request_about(const WhichJob& job, std::string_view body) {

@@ -19,6 +19,7 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "store/base/error.h"
 #include "store/rpc/frame.h"
@@ -123,8 +124,10 @@ inline constexpr std::array kAll{
     PeerRow{kHash,           "job/hash",             kJob,  H::kTaken,    kWhileItLives, kAgain, kMany},
     // Each time the files become images of other names; those that nobody was told of would stay.
     PeerRow{kAdopt,          "job/adopt",            kJob,  H::kTaken,    kWhileItLives, kOnce,  kMany},
-    PeerRow{kHide,           "job/hide",             kJob,  H::kTaken,    1s,            kAgain, kFew},  // a mv waits
-    PeerRow{kUntake,         "job/untake",           kJob,  H::kTaken,    2s,            kAgain, kFew},  // who hears nothing asks
+    // While a mv waits.
+    PeerRow{kHide,           "job/hide",             kJob,  H::kTaken,    1s,            kAgain, kFew},
+    // Who does not hear of it asks.
+    PeerRow{kUntake,         "job/untake",           kJob,  H::kTaken,    2s,            kAgain, kFew},
     PeerRow{kCommit,         "job/commit",           kJob,  H::kCommits,  2s,            kAgain, kFew},
 };
 // clang-format on
@@ -154,6 +157,14 @@ using AskOnce = std::function<Result<std::string>(std::chrono::milliseconds time
 Result<std::string> ask_by(const PeerRow& row, size_t request_bytes,
                            std::chrono::milliseconds at_most, const std::stop_token& stop,
                            const AskOnce& once);
+
+/// The same of several at the same time: `once` asks those of the numbers 0 … count − 1 that it is
+/// told, and answers in their order. `request_bytes`: of the longest.
+using AskAllOnce = std::function<std::vector<Result<std::string>>(const std::vector<size_t>& which,
+                                                                  std::chrono::milliseconds time)>;
+std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, size_t request_bytes,
+                                            std::chrono::milliseconds at_most,
+                                            const std::stop_token& stop, const AskAllOnce& once);
 
 /// A job, and no other that has its name before or after it.
 struct WhichJob {

@@ -4,24 +4,20 @@
 
 #include <vector>
 
-#include "store/base/fan_out.h"
-
 namespace ptc {
 namespace {
 
 void tell(Cluster* cluster, const std::string& job, PeerMethod method, const std::string& request,
           std::chrono::milliseconds at_most) {
   if (cluster == nullptr) return;
-  std::vector<std::string> nodes = cluster->alive();
-  std::erase(nodes, cluster->self());
-  Answers<std::string> told(nodes.size(), [&](size_t i) {
-    return cluster->ask(nodes[i], method, request, {}, at_most);
-  });
-  const std::vector<Result<std::string>> answers = told.wait();
-  for (size_t i = 0; i < nodes.size(); ++i)
+  std::vector<Cluster::Question> questions;
+  for (const std::string& node : cluster->alive())
+    if (node != cluster->self()) questions.push_back({node, request});
+  const std::vector<Result<std::string>> answers = cluster->ask_all(method, questions, {}, at_most);
+  for (size_t i = 0; i < questions.size(); ++i)
     if (answers[i].has_error())
-      spdlog::info("job {}: node {} will see what changed a moment later: {}", job, nodes[i],
-                   answers[i].error().message());
+      spdlog::info("job {}: node {} will see what changed a moment later: {}", job,
+                   questions[i].node, answers[i].error().message());
 }
 
 }  // namespace

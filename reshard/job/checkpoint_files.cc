@@ -18,7 +18,6 @@
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/names.h"
 #include "reshard/move/placement.h"
-#include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 
@@ -124,8 +123,8 @@ Result<std::string> CheckpointFiles::read(const std::string& id, const std::stri
   if (here.has_value() || place_.alone() || here.error().code() != Code::kNotFound) return here;
   std::optional<Error> silent;  // a node that may have it
   for (const std::string& node : peers_.others()) {
-    Result<std::string> there =
-        peers_.ask(node, PeerMethod::kFile, json::serialize(json::object{{"id", id}, {"file", file}}));
+    Result<std::string> there = peers_.ask(
+        node, PeerMethod::kFile, json::serialize(json::object{{"id", id}, {"file", file}}));
     if (there.has_error()) {
       if (there.error().code() != Code::kNotFound)
         silent = make_error(Code::kUnavailable, "{}", there.error().message());
@@ -162,10 +161,8 @@ Result<> CheckpointFiles::give(const std::string& id, const std::vector<std::str
   }
   const std::string body = json::serialize(request) + "\n" + contents;
   const std::vector<std::string> others = peers_.others();
-  Answers<std::string> answers(
-      others.size(), [&](size_t i) { return peers_.ask(others[i], PeerMethod::kFiles, body); });
   bool given_to_any = others.empty();
-  for (const Result<std::string>& given : answers.wait()) {
+  for (const Result<std::string>& given : peers_.ask_all(others, PeerMethod::kFiles, body)) {
     // A node that does not answer now asks for them itself when it is there again.
     if (given.has_error()) spdlog::warn("job {}: {}", place_.name, given.error().message());
     else given_to_any = true;

@@ -585,15 +585,11 @@ Result<> CommitAttempt::ask_all(
     const std::function<std::string(const std::string& node)>& request,
     const std::function<Result<>(const std::string& node, const std::string& answer)>& take) {
   // What takes back is asked also when all else has been stopped.
-  const std::stop_token stop = method == PeerMethod::kUntake ? std::stop_token() : stop_.get_token();
+  const std::stop_token stop =
+      method == PeerMethod::kUntake ? std::stop_token() : stop_.get_token();
   std::vector<std::string> requests;
   for (const std::string& node : nodes) requests.push_back(request(node));
-  std::vector<Result<std::string>> answers =
-      Answers<std::string>(
-          nodes.size(),
-          [&](size_t i) { return job_.peers.ask(nodes[i], method, requests[i], stop); },
-          kAtWorkAtOnce)
-          .wait();
+  std::vector<Result<std::string>> answers = job_.peers.ask_all(nodes, method, requests, stop);
   Result<> result = ok();
   for (size_t i = 0; i < nodes.size(); ++i) {
     Result<std::string>& answer = answers[i];

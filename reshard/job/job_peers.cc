@@ -20,7 +20,8 @@ Result<std::string> text_of(const json::object& object, std::string_view key) {
 /// A name that can be a file below checkpoints/.
 Result<std::string> name_of(const json::object& object, std::string_view key) {
   PTC_TRY(auto text, text_of(object, key));
-  if (!can_be_file(text)) return invalid_argument("'{}' cannot be the {} of a checkpoint", text, key);
+  if (!can_be_file(text))
+    return invalid_argument("'{}' cannot be the {} of a checkpoint", text, key);
   return text;
 }
 
@@ -33,12 +34,43 @@ std::vector<std::string> JobPeers::others() const {
   return nodes;
 }
 
-Result<std::string> JobPeers::ask(const std::string& node, PeerMethod method,
-                                  std::string_view body, std::stop_token stop) const {
+Result<std::string> JobPeers::ask(const std::string& node, PeerMethod method, std::string_view body,
+                                  std::stop_token stop) const {
   if (cluster_ == nullptr) return make_error(Code::kUnavailable, "there is no node '{}'", node);
   auto answer = cluster_->ask(node, method, request_about(job_, body), std::move(stop));
   if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
   return answer;
+}
+
+std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string>& nodes,
+                                                   PeerMethod method, std::string_view body,
+                                                   std::stop_token stop) const {
+  const std::string request = request_about(job_, body);
+  std::vector<Cluster::Question> questions;
+  for (const std::string& node : nodes) questions.push_back({node, request});
+  return ask_all(method, questions, std::move(stop));
+}
+
+std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string>& nodes,
+                                                   PeerMethod method,
+                                                   const std::vector<std::string>& bodies,
+                                                   std::stop_token stop) const {
+  std::vector<std::string> requests;
+  for (const std::string& body : bodies) requests.push_back(request_about(job_, body));
+  std::vector<Cluster::Question> questions;
+  for (size_t i = 0; i < nodes.size(); ++i) questions.push_back({nodes[i], requests[i]});
+  return ask_all(method, questions, std::move(stop));
+}
+
+std::vector<Result<std::string>> JobPeers::ask_all(PeerMethod method,
+                                                   const std::vector<Cluster::Question>& questions,
+                                                   std::stop_token stop) const {
+  if (cluster_ == nullptr) return {};  // then there are no nodes
+  std::vector<Result<std::string>> answers = cluster_->ask_all(method, questions, std::move(stop));
+  for (size_t i = 0; i < answers.size(); ++i)
+    if (answers[i].has_error())
+      answers[i] = std::move(answers[i]).error().with_context("node " + questions[i].node);
+  return answers;
 }
 
 Result<std::string> Job::Impl::answer(PeerMethod method, std::string_view request) {
@@ -55,9 +87,12 @@ Result<std::string> Job::Impl::answer(PeerMethod method, std::string_view reques
   const json::object& object = value.as_object();
   PTC_TRY(auto id, name_of(object, "id"));
   switch (row.handler) {
-    case PeerHandler::kTaken: return taken.answer(method, object, id, rest);
-    case PeerHandler::kCommits: return commits.outcome_of(id);
-    case PeerHandler::kArrivals: return arrivals.answer(object, id);
+    case PeerHandler::kTaken:
+      return taken.answer(method, object, id, rest);
+    case PeerHandler::kCommits:
+      return commits.outcome_of(id);
+    case PeerHandler::kArrivals:
+      return arrivals.answer(object, id);
     case PeerHandler::kVerifier: {
       PTC_TRY(auto stored_file, text_of(object, "stored"));
       return verifier.answer(object, id, stored_file);
@@ -97,7 +132,8 @@ Result<std::string> Job::Impl::answer(PeerMethod method, std::string_view reques
     case PeerHandler::kMeetings:
     case PeerHandler::kFollower:
     case PeerHandler::kStore:
-    case PeerHandler::kListener: break;  // not of a job
+    case PeerHandler::kListener:
+      break;  // not of a job
   }
   return invalid_argument("a job does not answer '{}'", row.name);
 }

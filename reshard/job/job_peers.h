@@ -42,7 +42,18 @@ class JobPeers {
   Result<std::string> ask(const std::string& node, PeerMethod method, std::string_view body,
                           std::stop_token stop = {}) const;
 
+  /// Several at the same time, each the same, or each its own: by their numbers.
+  std::vector<Result<std::string>> ask_all(const std::vector<std::string>& nodes, PeerMethod method,
+                                           std::string_view body, std::stop_token stop = {}) const;
+  std::vector<Result<std::string>> ask_all(const std::vector<std::string>& nodes, PeerMethod method,
+                                           const std::vector<std::string>& bodies,
+                                           std::stop_token stop = {}) const;
+
  private:
+  std::vector<Result<std::string>> ask_all(PeerMethod method,
+                                           const std::vector<Cluster::Question>& questions,
+                                           std::stop_token stop) const;
+
   const WhichJob job_;
   Cluster* const cluster_;
 };

@@ -199,7 +199,9 @@ std::vector<uint32_t> Mender::mend(const CheckpointRecord& record, const StoredS
   }
   Answers<std::string> answers(
       requests.size(),
-      [&](size_t i) { return peers_.ask(requests[i].first, PeerMethod::kMend, requests[i].second); },
+      [&](size_t i) {
+        return peers_.ask(requests[i].first, PeerMethod::kMend, requests[i].second);
+      },
       kAtWorkAtOnce);
   if (const auto own = by_node.find(place_.node_key()); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);

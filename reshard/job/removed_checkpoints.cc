@@ -18,9 +18,8 @@ constexpr std::chrono::seconds kGone(60);  // a node that may come back with its
 
 }  // namespace
 
-Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node,
-                                     const WhichJob& job, const std::string& id,
-                                     std::stop_token stop) {
+Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node, const WhichJob& job,
+                                     const std::string& id, std::stop_token stop) {
   return cluster.ask(node, PeerMethod::kUses,
                      request_about(job, json::serialize(json::object{{"id", id}})),
                      std::move(stop));

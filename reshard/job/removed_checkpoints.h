@@ -67,9 +67,8 @@ class RemovedCheckpoints {
 };
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".
-Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node,
-                                     const WhichJob& job, const std::string& id,
-                                     std::stop_token stop = {});
+Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node, const WhichJob& job,
+                                     const std::string& id, std::stop_token stop = {});
 /// The id of the checkpoint that such a request is about.
 Result<std::string> checkpoint_asked_of(std::string_view request);
 

@@ -74,10 +74,17 @@ struct ClusterNode::Impl final : public Cluster {
     return names;
   }
 
-  Result<std::string> call(const std::string& node, const PeerRow& row,
-                           const std::string& request, std::chrono::milliseconds time,
-                           std::stop_token stop) override {
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
+                           std::chrono::milliseconds time, std::stop_token stop) override {
     return peers->call(node, row.name, request, time, std::move(stop));
+  }
+
+  std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
+                                            const PeerRow& row, std::chrono::milliseconds time,
+                                            std::stop_token stop) override {
+    std::vector<Peers::Call> calls;
+    for (const Question& one : questions) calls.push_back({one.node, row.name, one.request});
+    return peers->call_all(calls, time, std::move(stop));
   }
 
   MetaTransaction::Compare fence() const override {

@@ -225,8 +225,7 @@ std::optional<std::string> JobStore::distrusted() const { return impl_->distrust
 std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 
 /// Each node has an incoming/ of its own.
-Result<std::string> JobStore::Impl::user_file_on(const std::string& on,
-                                                 const WhichJob& job) const {
+Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const WhichJob& job) const {
   if (cluster != nullptr && on != cluster->self())
     return cluster->ask(on, PeerMethod::kHolds, request_about(job, ""));
   PTC_TRY(auto file, user_file_in(contents->job_dir(job.name)));

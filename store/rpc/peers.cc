@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kKeep = std::chrono::seconds(60);  // shorter than a server's patience
 constexpr size_t kKeepCount = 8;                  // for each node
-constexpr size_t kCallsAtOnce = 128;              // of one thread
+constexpr size_t kCallsAtOnce = 256;              // of one thread
 
 }  // namespace
 

@@ -54,9 +54,11 @@ class Peers {
   Result<std::string> call(const std::string& node, std::string_view method, std::string_view body,
                            std::chrono::milliseconds timeout, std::stop_token stop = {});
 
-  /// Asks nodes at the same time, and waits for all answers, which are in their order.
+  /// Asks nodes at the same time, without a thread for each, and waits for all answers, which are
+  /// in their order. Method and body outlive the call.
   struct Call {
-    std::string node, method, body;
+    std::string node;
+    std::string_view method, body;
   };
   std::vector<Result<std::string>> call_all(const std::vector<Call>& calls,
                                             std::chrono::milliseconds timeout,

@@ -209,7 +209,8 @@ TEST_F(TakenDirsTest, GoesWithTheDecisionAndBackWithout) {
     EXPECT_EQ(taken_.answer(PeerMethod::kHide, {}, "id", "").error().code(), Code::kConflict);
   }
   EXPECT_THAT(dropped_, ElementsAre("id"));
-  EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(), "next", "").value(), "");  // there is none any more
+  EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(), "next", "").value(),
+            "");  // there is none any more
   EXPECT_FALSE(taken_.holds("next"));
 }
 
@@ -226,7 +227,8 @@ TEST_F(TakenDirsTest, GoesBackOnceTheNodeThatLeadsIsGone) {
 
 TEST_F(TakenDirsTest, AnEarlierCommitOfTheDirectoryIsSettledFirst) {
   ASSERT_TRUE(taken_.answer(PeerMethod::kTake, request(), "first", "").has_value());
-  EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(), "second", "").error().code(), Code::kUnavailable);
+  EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(), "second", "").error().code(),
+            Code::kUnavailable);
   EXPECT_EQ(followed_, 0);
   cluster_.outcome = "given up";
   EXPECT_NE(taken_.answer(PeerMethod::kTake, request(), "second", "").value(), "");
@@ -238,7 +240,8 @@ TEST_F(TakenDirsTest, AnEarlierCommitOfTheDirectoryIsSettledFirst) {
 
 TEST_F(TakenDirsTest, NonsenseIsRefused) {
   for (const char* name : {"", ".hidden", "../up", "a/b"})
-    EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(name), "id", "").error().code(), Code::kInvalidArgument)
+    EXPECT_EQ(taken_.answer(PeerMethod::kTake, request(name), "id", "").error().code(),
+              Code::kInvalidArgument)
         << name;
   EXPECT_EQ(taken_.note({{"from", "w0"}}, "id").error().code(), Code::kInvalidArgument);
   EXPECT_FALSE(taken_.any());

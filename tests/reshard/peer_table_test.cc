@@ -1,6 +1,7 @@
 // What nodes ask each other, by the one table of it.
 #include "reshard/cluster/peer_table.h"
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "store/rpc/peers.h"
 #include "tests/reshard/cluster_fixture.h"
 #include "tests/support/peer_walk.h"
+#include "tests/support/relay.h"
 
 namespace ptc::testing {
 namespace {
@@ -53,8 +55,8 @@ TEST(PeerTable, ARequestSaysWhichJobWhateverItsName) {
 struct Asked {
   std::vector<std::chrono::milliseconds> times;
   std::function<Result<std::string>(size_t time)> answer;
-  Result<std::string> by(PeerMethod method, size_t bytes = 1, std::chrono::milliseconds at_most = {},
-                         const std::stop_token& stop = {}) {
+  Result<std::string> by(PeerMethod method, size_t bytes = 1,
+                         std::chrono::milliseconds at_most = {}, const std::stop_token& stop = {}) {
     return ask_by(row_of(method), bytes, at_most, stop, [&](std::chrono::milliseconds time) {
       times.push_back(time);
       return answer(times.size());
@@ -95,6 +97,42 @@ TEST(PeerTable, OnlyWhatMayBeDoneTwiceIsAskedAgainAndOnlyWhereTheConnectionBroke
   EXPECT_EQ(breaks.times.size(), 1u);
 }
 
+TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
+  for (const PeerMethod method : {PeerMethod::kFiles, PeerMethod::kAdopt}) {
+    std::vector<std::vector<size_t>> asked;
+    const std::vector<Result<std::string>> answers =
+        ask_all_by(row_of(method), 4, 1, {}, {},
+                   [&](const std::vector<size_t>& which, std::chrono::milliseconds) {
+                     asked.push_back(which);
+                     std::vector<Result<std::string>> some;
+                     for (const size_t i : which) {
+                       if (i == 3) some.emplace_back(Error(Code::kBusy, "not now"));
+                       else if (i % 2 == 1 && asked.size() == 1)
+                         some.emplace_back(broken_off("it"));
+                       else if (i == 2) some.emplace_back(broken_off("it broke"));
+                       else some.emplace_back(std::to_string(i));
+                     }
+                     return some;
+                   });
+    const bool again = row_of(method).is_idempotent();
+    ASSERT_EQ(asked.size(), again ? 2u : 1u);
+    EXPECT_THAT(asked.front(), ElementsAreArray({0, 1, 2, 3}));
+    EXPECT_THAT(asked.back(), ElementsAreArray(again ? std::vector<size_t>{1, 2} : asked.front()));
+    EXPECT_EQ(answers[0].value(), "0");
+    EXPECT_EQ(answers[1].has_value(), again);
+    EXPECT_EQ(answers[2].error().message(), "it broke");
+    EXPECT_EQ(answers[2].error().errno_value(), 0);
+    EXPECT_EQ(answers[3].error().code(), Code::kBusy);
+  }
+  const auto nobody = [](const std::vector<size_t>&, std::chrono::milliseconds) {
+    ADD_FAILURE() << "asked";
+    return std::vector<Result<std::string>>();
+  };
+  EXPECT_TRUE(ask_all_by(row_of(PeerMethod::kFile), 0, 1, {}, {}, nobody).empty());
+  for (const auto& answer : ask_all_by(row_of(PeerMethod::kFile), 2, 1 << 20, {}, {}, nobody))
+    EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
+}
+
 TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {
   Asked asked{{}, [](size_t) -> Result<std::string> { return std::string(); }};
   const PeerRow& row = row_of(PeerMethod::kFiles);
@@ -109,6 +147,39 @@ TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {
   EXPECT_EQ(asked.by(small.method, small.max_request_bytes + 1).error().code(),
             Code::kInvalidArgument);
   EXPECT_EQ(asked.times.size(), count);
+}
+
+TEST(PeerTable, OverAConnectionThatBreaksInAnAnswerToo) {
+  const TempDir dir;
+  const std::unique_ptr<ImageStore> images = ImageStore::open(dir.path()).value();
+  PeerServerOptions options;
+  options.listen = "127.0.0.1:0";
+  options.node = "w1";
+  options.cluster = "test";
+  options.images = images.get();
+  const std::unique_ptr<PeerServer> server = PeerServer::start(options).value();
+  PeersOptions own;
+  own.node = "w0";
+  own.cluster = "test";
+  const std::unique_ptr<Peers> peers = Peers::create(own).value();
+  constexpr uint64_t kInTheAnswer = 20'000;
+  for (const PeerRow& row : kPeerTable) {
+    SCOPED_TRACE(row.name);
+    const auto times = std::make_shared<std::atomic<int>>(0);
+    server->handle(std::string(row.name), [times](std::string_view, const std::string&) {
+      ++*times;
+      return Result<std::string>(std::string(100'000, 'x'));
+    });
+    Relay relay(server->address(), [&](int connection) {
+      return connection == 0 ? Relay::Plan{.cut_after = kInTheAnswer} : Relay::Plan{};
+    });
+    peers->set("w1", relay.address());
+    const Result<std::string> answer = ask_by(row, 0, 60s, {}, [&](std::chrono::milliseconds time) {
+      return peers->call("w1", row.name, "", time);
+    });
+    EXPECT_EQ(answer.has_value(), row.is_idempotent());
+    EXPECT_EQ(*times, row.is_idempotent() ? 2 : 1);
+  }
 }
 
 class PeerTableTest : public ClusterTest {
@@ -211,18 +282,16 @@ TEST_F(PeerTableTest, ManyFilesAreOneRequest) {
 class BreakingTest : public ClusterTest {
  protected:
   void break_all_but(std::set<std::string, std::less<>> spared) {
-    cluster_.breaks = [this, spared = std::move(spared)](const std::string& node,
-                                                         std::string_view method) {
-      thread_local std::string broke;  // who asks again does so at once
-      const std::string call = fmt::format("{} {}", node, method);
-      {
-        std::lock_guard lock(mutex_);
-        ++asked_[std::string(method)];
-      }
+    cluster_.breaks = [this, spared = std::move(spared)](
+                          const std::string& asking, const std::string& node,
+                          std::string_view method, const std::string& request) {
+      std::lock_guard lock(mutex_);
+      ++asked_[std::string(method)];
       if (spared.contains(method)) return false;
-      if (std::exchange(broke, {}) == call) return false;
-      broke = call;
-      return true;
+      const auto [call, is_new] =
+          broken_.insert(fmt::format("{} {} {} {}", asking, node, method, request));
+      if (!is_new) broken_.erase(call);
+      return is_new;
     };
   }
   std::map<std::string, int> asked() {
@@ -238,6 +307,7 @@ class BreakingTest : public ClusterTest {
   }
   std::mutex mutex_;
   std::map<std::string, int> asked_;  // by method; guarded
+  std::set<std::string> broken_;      // and not asked again yet; guarded
 };
 
 TEST_F(BreakingTest, WhatMayBeAskedAgainComesOutTheSame) {

@@ -38,9 +38,8 @@ class Member final : public Cluster {
   std::shared_ptr<const MetaLease> lease() const override;
 
  private:
-  Result<std::string> call(const std::string& node, const PeerRow& row,
-                           const std::string& request, std::chrono::milliseconds time,
-                           std::stop_token stop) override {
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
+                           std::chrono::milliseconds time, std::stop_token stop) override {
     return call_(node, row, request, time, stop);
   }
   std::string key() const { return "nodes/" + name_; }

@@ -32,6 +32,9 @@ TEST(Peers, ACallIsAnsweredWithItsBodyOrItsError) {
       has_error(peers.call("n1", "refuse", "x", 10s), Code::kNoSpace, "no room for \"it\""));
   EXPECT_TRUE(has_error(peers.call("n1", "throw", "x", 10s), Code::kInternal, "oh"));
   EXPECT_TRUE(has_error(peers.call("n1", "nothing", "x", 10s), Code::kUnavailable, "'nothing'"));
+  world.server(1)->handles_all();
+  EXPECT_TRUE(
+      has_error(peers.call("n1", "nothing", "x", 10s), Code::kInvalidArgument, "'nothing'"));
   EXPECT_TRUE(has_error(peers.call("n7", "echo", "x", 10s), Code::kUnavailable, "n7"));
   EXPECT_EQ(world.numbers(1).connections, 1u) << "one connection serves them all";
 }
@@ -79,9 +82,10 @@ TEST(Peers, ManyAreAskedAtTheSameTimeByOneThread) {
           return fmt::format("{} {}", node, request);
         });
   }
+  std::vector<std::string> bodies;
+  for (int i = 0; i < 30; ++i) bodies.push_back(std::to_string(i));
   std::vector<Peers::Call> calls;
-  for (int i = 0; i < 30; ++i)
-    calls.push_back({TcpWorld::name(1 + i % 3), "who", std::to_string(i)});
+  for (int i = 0; i < 30; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "who", bodies[i]});
   calls.push_back({"n9", "who", ""});
   const auto answers = world.peers().call_all(calls, 30s);
   ASSERT_EQ(answers.size(), calls.size());
@@ -134,8 +138,9 @@ TEST(Peers, ACallEndsAtItsDeadlineAndWhenItIsCancelled) {
     while (!go) std::this_thread::sleep_for(10ms);
     return Result<std::string>("");
   });
-  EXPECT_TRUE(
-      has_error(world.peers().call("n1", "wait", "", 200ms), Code::kUnavailable, "not known"));
+  const Result<std::string> late = world.peers().call("n1", "wait", "", 200ms);
+  EXPECT_TRUE(has_error(late, Code::kUnavailable, "not known"));
+  EXPECT_FALSE(is_broken_off(late.error()));
   std::stop_source stop;
   std::thread canceller([&] {
     std::this_thread::sleep_for(100ms);
@@ -156,6 +161,7 @@ TEST(Peers, ADeadNodeIsNoticed) {
   Result<std::string> answer = std::string();
   while (answer) answer = world.peers().call("n1", "wait", "", 60s);
   EXPECT_TRUE(has_error(answer, Code::kUnavailable, "no answer in time"));
+  EXPECT_FALSE(is_broken_off(answer.error())) << "it may be at it";
   EXPECT_EQ(world.numbers(1).broken_connections, 1u);
 }
 
@@ -168,7 +174,9 @@ TEST(Peers, ADamagedAnswerIsNoAnswer) {
   });
   Relay relay(world.server(1)->address(), [](int) { return Relay::Plan{.swap_at = 50'001}; });
   world.peers().set("n1", relay.address());
-  EXPECT_TRUE(has_error(world.peers().call("n1", "text", "", 60s), Code::kUnavailable, "damaged"));
+  const Result<std::string> damaged = world.peers().call("n1", "text", "", 60s);
+  EXPECT_TRUE(has_error(damaged, Code::kUnavailable, "damaged"));
+  EXPECT_TRUE(is_broken_off(damaged.error()));
   EXPECT_EQ(world.numbers(1).checksum_failures, 1u);
 }
 

@@ -27,14 +27,13 @@ class LocalCluster::NodeCluster final : public Cluster {
     std::lock_guard lock(all_.mutex_);
     return {all_.running_.begin(), all_.running_.end()};
   }
-  Result<std::string> call(const std::string& node, const PeerRow& row,
-                           const std::string& request, std::chrono::milliseconds,
-                           std::stop_token) override {
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
+                           std::chrono::milliseconds, std::stop_token) override {
     const bool lost = all_.loses && all_.loses(node, row.name);
     const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
     Result<std::string> answer = store->answer(row.method, request);
-    if (all_.breaks && all_.breaks(node, row.name))
+    if (all_.breaks && all_.breaks(self_, node, row.name, request))
       return broken_off("node " + node + " has broken the connection");
     return answer;
   }

@@ -56,9 +56,11 @@ class LocalCluster {
   /// lost. Set while nothing runs.
   std::function<bool(const std::string& node, std::string_view method)> loses;
 
-  /// Asked after each call to another node: true, and the connection breaks before the answer comes.
-  /// Set while nothing runs.
-  std::function<bool(const std::string& node, std::string_view method)> breaks;
+  /// Asked after each call to another node: true, and the connection breaks before the answer
+  /// comes. Set while nothing runs.
+  std::function<bool(const std::string& asking, const std::string& node, std::string_view method,
+                     const std::string& request)>
+      breaks;
 
   /// Asked before each transaction of a node: with an error, it is not made. Set while nothing
   /// runs.

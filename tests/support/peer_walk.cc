@@ -8,31 +8,41 @@ namespace {
 /// As much of it as says that it was answered by whom it should.
 std::string request_of(PeerMethod method) {
   switch (method) {
-    case PeerMethod::kFile: return R"({"id": "0123", "file": "manifest.json"})";
-    case PeerMethod::kFiles: return R"({"id": "0123", "files": [["stored-1.json", 2]]})"
-                                    "\n{}";
-    case PeerMethod::kDrop: return R"({"id": "0123", "epoch": 1})";
-    case PeerMethod::kArrived: return R"({"id": "0123", "plan": "4567", "target": 0, "window": 0})";
-    case PeerMethod::kExamine: return R"({"id": "0123", "stored": "stored-1.json"})";
+    case PeerMethod::kFile:
+      return R"({"id": "0123", "file": "manifest.json"})";
+    case PeerMethod::kFiles:
+      return R"({"id": "0123", "files": [["stored-1.json", 2]]})"
+             "\n{}";
+    case PeerMethod::kDrop:
+      return R"({"id": "0123", "epoch": 1})";
+    case PeerMethod::kArrived:
+      return R"({"id": "0123", "plan": "4567", "target": 0, "window": 0})";
+    case PeerMethod::kExamine:
+      return R"({"id": "0123", "stored": "stored-1.json"})";
     case PeerMethod::kMend:
       return R"({"id": "0123", "stored": "stored-1.json", "anywhere": [], "damaged": []})";
     case PeerMethod::kTake:
       return R"({"id": "4567", "incoming": "base", "from": "w0", "fence": 1})";
-    case PeerMethod::kAdopt: return R"({"id": "4567", "files": []})";
-    case PeerMethod::kHash: return R"({"id": "4567"})"
-                                   "\n{}";
+    case PeerMethod::kAdopt:
+      return R"({"id": "4567", "files": []})";
+    case PeerMethod::kHash:
+      return R"({"id": "4567"})"
+             "\n{}";
     case PeerMethod::kHide:
     case PeerMethod::kUntake:
-    case PeerMethod::kCommit: return R"({"id": "4567"})";
+    case PeerMethod::kCommit:
+      return R"({"id": "4567"})";
     case PeerMethod::kUses:
-    case PeerMethod::kRefresh: return R"({"id": "0123"})";
+    case PeerMethod::kRefresh:
+      return R"({"id": "0123"})";
     case PeerMethod::kPart:
     case PeerMethod::kMeet:
     case PeerMethod::kChanged:
     case PeerMethod::kSpace:
     case PeerMethod::kNumbers:
     case PeerMethod::kDataSetChanged:
-    case PeerMethod::kHolds: break;
+    case PeerMethod::kHolds:
+      break;
   }
   return "";
 }
