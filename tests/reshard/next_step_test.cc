@@ -331,5 +331,19 @@ TEST(Leadership, OneThatIsAloneAlwaysLeads) {
   EXPECT_EQ(Leadership::take(place)->epoch(), 0);
 }
 
+/// Nothing is read for it: that would wait for metadata which do not answer, and say just that.
+TEST(JobPlace, WhoIsCutOffDecidesNothingAndSaysSo) {
+  const std::unique_ptr<MetaClient> meta = make_memory_meta();
+  Node node(*meta, "w1");
+  node.is_cut_off();
+  JobPlace place;
+  place.name = "job";
+  place.services.meta = meta.get();
+  place.services.cluster = &node;
+  const Result<int64_t> decided = place.commit(MetaTransaction());
+  ASSERT_TRUE(decided.has_error());
+  EXPECT_EQ(decided.error().code(), Code::kUnavailable) << decided.error().message();
+}
+
 }  // namespace
 }  // namespace ptc
