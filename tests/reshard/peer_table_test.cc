@@ -282,21 +282,25 @@ TEST_F(PeerTableTest, ManyFilesAreOneRequest) {
 class BreakingTest : public ClusterTest {
  protected:
   void break_all_but(std::set<std::string, std::less<>> spared) {
-    cluster_.breaks = [this, spared = std::move(spared)](
+    cluster_.breaks = [calls = calls_, spared = std::move(spared)](
                           const std::string& asking, const std::string& node,
                           std::string_view method, const std::string& request) {
-      std::lock_guard lock(mutex_);
-      ++asked_[std::string(method)];
-      if (spared.contains(method)) return false;
+      std::lock_guard lock(calls->mutex);
+      ++calls->asked[std::string(method)];
+      if (calls->over || spared.contains(method)) return false;
       const auto [call, is_new] =
-          broken_.insert(fmt::format("{} {} {} {}", asking, node, method, request));
-      if (!is_new) broken_.erase(call);
+          calls->broken.insert(fmt::format("{} {} {} {}", asking, node, method, request));
+      if (!is_new) calls->broken.erase(call);
       return is_new;
     };
   }
-  std::map<std::string, int> asked() {
-    std::lock_guard lock(mutex_);
-    return asked_;
+  void break_no_more() {
+    std::lock_guard lock(calls_->mutex);
+    calls_->over = true;
+  }
+  int asked(const std::string& method) {
+    std::lock_guard lock(calls_->mutex);
+    return calls_->asked[method];
   }
   void write_some_on_each_node(const LayoutSpec& spec) {
     for (unsigned node = 0; node < 3; ++node) {
@@ -305,9 +309,13 @@ class BreakingTest : public ClusterTest {
         if (rank != node) fs::remove_all(fmt::format("{}/rank/{}", incoming(node), rank));
     }
   }
-  std::mutex mutex_;
-  std::map<std::string, int> asked_;  // by method; guarded
-  std::set<std::string> broken_;      // and not asked again yet; guarded
+  struct Calls {
+    std::mutex mutex;
+    bool over = false;                 // guarded
+    std::map<std::string, int> asked;  // by method; guarded
+    std::set<std::string> broken;      // and not asked again yet; guarded
+  };
+  const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();  // until the cluster has ended
 };
 
 TEST_F(BreakingTest, WhatMayBeAskedAgainComesOutTheSame) {
@@ -329,7 +337,7 @@ TEST_F(BreakingTest, WhatMayBeAskedAgainComesOutTheSame) {
   EXPECT_TRUE(removed.has_value()) << removed.error().message();
   for (const char* method : {"job/changed", "job/holds", "job/files", "job/part", "job/examine",
                              "job/take", "job/hash", "job/hide"})
-    EXPECT_GT(asked()[method], 1) << method;
+    EXPECT_GT(asked(method), 1) << method;
 }
 
 TEST_F(BreakingTest, WhatMayNotBeDoneTwiceIsNotAskedAgain) {
@@ -342,8 +350,8 @@ TEST_F(BreakingTest, WhatMayNotBeDoneTwiceIsNotAskedAgain) {
   const Result<> refused = cluster_.job(1, "job")->commit("base", "base");
   ASSERT_TRUE(refused.has_error());
   EXPECT_EQ(refused.error().errno_value(), EAGAIN) << refused.error().message();
-  EXPECT_EQ(asked()["job/adopt"], 2) << "w0 and w2, once each";
-  cluster_.breaks = nullptr;
+  EXPECT_EQ(asked("job/adopt"), 2) << "w0 and w2, once each";
+  break_no_more();
   commit(1);
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(text));
