@@ -61,7 +61,10 @@ class Elastic(mount.TestCase):
     # ---- the launcher ----
 
     def job(self, name, **layout):
+        """With samples for some minutes: what is not ended goes on for longer than a test looks."""
         samples = self.temporary("samples")
+        self.addCleanup(setattr, proof, "SAMPLES", proof.SAMPLES)
+        proof.SAMPLES = 40000
         proof.write_samples(samples)
         return proof.new_job(os.path.join(self.mount.path, name), samples, proof.layout_of(**layout), 4)
 
@@ -105,7 +108,6 @@ class Elastic(mount.TestCase):
         self.assertGreaterEqual(len(ranks), 3)
         launcher.kill()
         self.await_end_of(ranks)
-        self.assertLess(len({one["step"] for one in proof.read_log(self.temporary("orphans.log"))}), proof.SAMPLES // 4)
 
     def test_the_launcher_is_asked_to_end(self):
         job = self.job("asked", dp=2)
@@ -113,7 +115,8 @@ class Elastic(mount.TestCase):
         launcher.terminate()
         self.assertEqual(launcher.wait(60), 128 + signal.SIGTERM)
         self.await_end_of(ranks)
-        self.assertGreater(ptc.load(job.current, rank=0)["step"], 2)
+        last = max(one["step"] for one in proof.read_log(self.temporary("asked.log")))
+        self.assertEqual(job.checkpoints()[-1], f"step{last:05}")
 
     def test_ranks_that_fail_again_and_again(self):
         job = self.job("again")

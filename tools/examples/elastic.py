@@ -46,17 +46,22 @@ def start(jobs, log, directory):
 
     `jobs`: the job as each rank sees it.
     """
-    job = jobs(None, 0)
-    while not os.path.exists(job.file("status.json")):  # the node's daemon is away
-        time.sleep(0.2)
-    status, layout = job.wait(), job.layout
+    job, seen = jobs(None, 0), None
+    while seen is None:
+        while not os.path.exists(job.file("status.json")):  # the node's daemon is away
+            time.sleep(0.2)
+        status, layout = job.wait(), job.layout
+        world = layout["tp"] * layout["pp"] * layout["dp"]
+        try:
+            seen = [jobs(layout, rank) for rank in range(world)]
+        except OSError:  # another node is: until it is back, or a layout leaves it out
+            time.sleep(0.2)
     checkpoint = ptc.Checkpoint(job.path)
     with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:  # back to the checkpoint, or on from it
         file.write(str(checkpoint.meta["consumed"]))
     if os.path.exists(job.file("order.next.json")):
         os.replace(job.file("order.next.json"), job.file("dataset/order.json"))
-    world, meet = layout["tp"] * layout["pp"] * layout["dp"], tempfile.mktemp(dir=directory)
-    seen = [jobs(layout, rank) for rank in range(world)]
+    meet = tempfile.mktemp(dir=directory)
     for place in {one.path: one for one in [job, *seen]}.values():
         while not shows_the_same(place, job, status["revision"], layout["dp"], checkpoint.meta["consumed"]):
             time.sleep(0.05)

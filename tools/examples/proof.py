@@ -13,6 +13,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 
 import torch
@@ -103,11 +104,14 @@ class Editor:
                 processes[-1].kill()
             if phase.kill != "node":
                 return
-            node = layout["devices"][-1].split(":")[0]  # for good: without it the layout does not go on
+            node = layout["devices"][-1].split(":")[0]
             for process, device in zip(processes, layout["devices"]):
                 if device.split(":")[0] == node:
                     process.kill()
             self.kill(node)
+            self.at += 1  # without it the layout does not go on, until somebody comes
+            threading.Timer(1, self.job.set_layout, (self.phases[self.at].layout, False)).start()
+            return
         if self.at + 1 == len(self.phases):
             return
         if phase.kill is True and len(steps) < 2 * phase.steps:
