@@ -7,6 +7,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <unordered_map>
 
@@ -171,24 +172,35 @@ Result<std::vector<ImageContent>> Verifier::read_images(
   std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(),
                                                                        by_node.end());
   std::erase_if(elsewhere, [&](const auto& one) { return one.first == place_.node_key(); });
+  // Where one fails nobody wants what the others read.
+  std::stop_source given_up;
+  const std::stop_callback passes_on(stop, [&] { given_up.request_stop(); });
+  std::mutex mutex;
+  Result<> read = ok();  // guarded: the first error
+  auto unless_failed = [&](Result<std::vector<ImageContent>> some) {
+    if (some.has_value()) return some;
+    std::lock_guard lock(mutex);
+    if (read.has_value()) read = some.error();
+    given_up.request_stop();
+    return some;
+  };
   Answers<std::vector<ImageContent>> answers(
       elsewhere.size(),
       [&](size_t i) {
-        return ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second, cuts,
-                              pace != nullptr, stop);
+        return unless_failed(ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second,
+                                            cuts, pace != nullptr, given_up.get_token()));
       },
       kAtWorkAtOnce);
   std::vector<ImageContent> contents;
-  Result<> read = ok();
   if (const auto own = by_node.find(place_.node_key()); own != by_node.end()) {
-    auto here = read_own_images(*record.checkpoint, stored, cuts, pace, own->second, stop);
+    auto here = unless_failed(
+        read_own_images(*record.checkpoint, stored, cuts, pace, own->second, given_up.get_token()));
     if (here.has_value()) contents = std::move(here).value();
-    else read = std::move(here).error();
   }
   for (Result<std::vector<ImageContent>>& theirs : answers.wait()) {
     if (theirs.has_value())
       std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
-    else if (read.has_value()) read = std::move(theirs).error();
+    else (void)unless_failed(std::move(theirs));  // which was not even asked
   }
   PTC_TRY(std::move(read));
   return contents;

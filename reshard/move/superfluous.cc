@@ -71,19 +71,25 @@ class Superfluous {
     const auto [begin, end] = of_its_state
                                   ? images_of(file.owner)
                                   : std::pair<uint32_t, uint32_t>(0, stored_.images.size());
-    for (uint32_t i = begin; i < end; ++i)
-      if (stored_.layouts()[i].node == file.layout.node && is_in_service(i) && !is_other_file(i) &&
-          overlap(stored_.layouts()[i], file.layout))
+    std::unordered_multimap<uint32_t, const SubTensor*> parts;  // by tensor
+    for (const ArraySlot& slot : file.layout.arrays) parts.emplace(slot.tensor, &slot.part);
+    auto holds_some = [&](const ArraySlot& slot) {
+      const auto [first, last] = parts.equal_range(slot.tensor);
+      return std::any_of(first, last,
+                         [&](const auto& part) { return overlap(slot.part, *part.second); });
+    };
+    for (uint32_t i = begin; i < end; ++i) {
+      const ImageLayout& held = stored_.layouts()[i];
+      if (!stays_[i] && held.node == file.layout.node && is_in_service(i) && !is_other_file(i) &&
+          std::any_of(held.arrays.begin(), held.arrays.end(), holds_some))
         stays_[i] = true;
+    }
   }
 
-  static bool overlap(const ImageLayout& a, const ImageLayout& b) {
-    for (const ArraySlot& one : a.arrays)
-      for (const ArraySlot& other : b.arrays)
-        if (one.tensor == other.tensor)
-          for (const Piece& piece : one.part.pieces)
-            for (const Piece& another : other.part.pieces)
-              if (intersect(piece.global, another.global)) return true;
+  static bool overlap(const SubTensor& a, const SubTensor& b) {
+    for (const Piece& piece : a.pieces)
+      for (const Piece& another : b.pieces)
+        if (intersect(piece.global, another.global)) return true;
     return false;
   }
 
