@@ -21,13 +21,13 @@
 #include <thread>
 #include <vector>
 
-#include "fs/beneath.h"
-#include "fs/host_file.h"
-#include "fs/http_pages.h"
-#include "fs/mount_point.h"
+#include "fs/http/http_pages.h"
+#include "fs/mount/beneath.h"
+#include "fs/mount/mount_point.h"
 #include "fs/nodes/ask_file.h"
-#include "fs/tree.h"
-#include "fs/version.h"
+#include "fs/report/version.h"
+#include "fs/tree/host_file.h"
+#include "fs/tree/tree.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
 #include "tools/capabilities.h"

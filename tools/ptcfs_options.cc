@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-#include "fs/version.h"
+#include "fs/report/version.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
 #include "tools/cli/complete.h"

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "fs/fuse_session.h"
-#include "fs/http_server.h"
-#include "fs/quota.h"
-#include "fs/store_place.h"
+#include "fs/http/http_server.h"
+#include "fs/kernel/fuse_session.h"
+#include "fs/mount/store_place.h"
+#include "fs/tree/quota.h"
 #include "reshard/job/scrub.h"
 #include "reshard/node/cluster_node.h"
 #include "store/base/error.h"

@@ -14,7 +14,7 @@
 
 #include <chrono>
 
-#include "fs/tree.h"
+#include "fs/tree/tree.h"
 
 namespace ptc {
 

@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
-#include "fs/metrics.h"
 #include "fs/nodes/ask_file.h"
 #include "fs/nodes/text_file.h"
-#include "fs/reports.h"
+#include "fs/report/metrics.h"
+#include "fs/report/reports.h"
 
 namespace ptc {
 namespace {

@@ -1,7 +1,7 @@
 // .ptc/: what the mount says about itself, and the file through which the ptc tool asks it things.
 #pragma once
 
-#include "fs/tree.h"
+#include "fs/tree/tree.h"
 
 namespace ptc {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "fs/node.h"
-#include "fs/tree.h"
+#include "fs/tree/node.h"
+#include "fs/tree/tree.h"
 
 namespace ptc {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fs/nodes/dot_ptc.h"
-#include "fs/nodes/job_dir.h"
+#include "fs/nodes/job/job_dir.h"
 
 namespace ptc {
 namespace {

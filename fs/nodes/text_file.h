@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "fs/node.h"
+#include "fs/tree/node.h"
 
 namespace ptc {
 

@@ -73,7 +73,7 @@ class Commits(TestCase):
         os.makedirs(extra)
         with open(extra + "/notes.txt", "w", encoding="ascii") as file:
             file.write("there is no rank 7")
-        self.assertEqual(self.rename(0)[0], "ECANCELED")  # refused (fs/errno.h)
+        self.assertEqual(self.rename(0)[0], "ECANCELED")  # refused (fs/tree/errno.h)
         with open(self.file_on(1), "r+b") as file:
             first = file.read(1)
             file.seek(0)

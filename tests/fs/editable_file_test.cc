@@ -1,4 +1,4 @@
-#include "fs/editable_file.h"
+#include "fs/tree/editable_file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Files gathered into memory: what becomes of those whose making fails.
-#include "fs/gather_cache.h"
+#include "fs/tree/gather_cache.h"
 
 #include <gtest/gtest.h>
 

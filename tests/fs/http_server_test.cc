@@ -1,4 +1,4 @@
-#include "fs/http_server.h"
+#include "fs/http/http_server.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

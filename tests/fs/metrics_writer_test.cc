@@ -1,11 +1,11 @@
-#include "fs/metrics_writer.h"
+#include "fs/report/metrics_writer.h"
 
 #include <gtest/gtest.h>
 
 #include <thread>
 #include <vector>
 
-#include "fs/stats.h"
+#include "fs/tree/stats.h"
 
 namespace ptc {
 namespace {

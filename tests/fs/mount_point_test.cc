@@ -1,8 +1,8 @@
-#include "fs/mount_point.h"
+#include "fs/mount/mount_point.h"
 
 #include <gtest/gtest.h>
 
-#include "fs/beneath.h"
+#include "fs/mount/beneath.h"
 
 namespace ptc {
 namespace {

@@ -1,4 +1,4 @@
-#include "fs/node_table.h"
+#include "fs/tree/node_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What is counted of a job and its users, whatever becomes of the job.
-#include "fs/quota.h"
+#include "fs/tree/quota.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "fs/tree.h"
+#include "fs/tree/tree.h"
 #include "tests/store/temp_dir.h"
 
 namespace ptc {

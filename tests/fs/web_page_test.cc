@@ -1,4 +1,4 @@
-#include "fs/web_page.h"
+#include "fs/http/web_page.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <boost/json/parse.hpp>
 #include <string>
 
-#include "fs/web_matrix.h"
+#include "fs/http/web_matrix.h"
 
 namespace ptc {
 namespace {

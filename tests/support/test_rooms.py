@@ -25,6 +25,14 @@ ROOMS = {
         "job": CHECKPOINT | {"cluster", "intake", "move"},
         "node": CHECKPOINT | {"cluster", "intake", "move", "job"},
     },
+    "fs": {
+        "tree": set(),
+        "report": {"tree"},
+        "nodes": {"tree", "report"},
+        "http": {"tree", "report"},
+        "mount": set(),
+        "kernel": {"tree", "report", "nodes"},
+    },
     "store": {
         "base": set(),
         "tensor": {"base"},

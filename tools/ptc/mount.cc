@@ -17,7 +17,7 @@
 #include <optional>
 #include <thread>
 
-#include "fs/mount_point.h"
+#include "fs/mount/mount_point.h"
 #include "store/base/file.h"
 #include "tools/ptc/fields.h"
 

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "fs/mount_point.h"
+#include "fs/mount/mount_point.h"
 #include "store/base/size_text.h"
 #include "store/meta/etcd_meta.h"
 #include "tools/ptc/command.h"

@@ -1,0 +1,509 @@
+// The callbacks of libfuse: unpack, call the node, reply.
+#include <fcntl.h>
+#include <sys/statvfs.h>
+
+#include <memory>
+#include <string_view>
+
+#include "fs/kernel/fuse_readdir.h"
+#include "fs/kernel/fuse_request.h"
+#include "fs/nodes/job/job_dir.h"
+
+namespace ptc {
+namespace {
+
+constexpr size_t kMaxName = 255;
+
+const OpenFile& file_of(const fuse_file_info* info) {
+  return *reinterpret_cast<const OpenFile*>(info->fh);
+}
+Handle* handle_of(const fuse_file_info* info) { return file_of(info).get(); }
+
+const Awaited* awaited_by_save(const Handle& handle) {
+  return handle.is_agreed_on() ? &kAgreement : nullptr;
+}
+
+/// Whom an operation that changes the node may have to wait for.
+const Awaited* awaited_by_change(const Node& node) {
+  return node.is_agreed_on() ? &kAgreement : nullptr;
+}
+
+FsResult<std::string> checked_name(std::string name) {
+  std::string result = std::move(name);
+  if (result.size() > kMaxName) return Errno{ENAMETOOLONG};
+  return result;
+}
+
+void on_init(void*, fuse_conn_info* connection) {
+  auto want = [&](unsigned flag, bool on) {
+    if (on) {
+      connection->want |= connection->capable & flag;
+    } else {
+      connection->want &= ~flag;
+    }
+  };
+  want(FUSE_CAP_CACHE_SYMLINKS, true);
+  want(FUSE_CAP_READDIRPLUS, true);
+  want(FUSE_CAP_READDIRPLUS_AUTO, false);
+  want(FUSE_CAP_WRITEBACK_CACHE, false);  // excludes passthrough
+  want(FUSE_CAP_HANDLE_KILLPRIV, false);  // the second version is asked for by the session
+  want(FUSE_CAP_SPLICE_READ, false);
+  want(FUSE_CAP_SPLICE_WRITE, false);
+  want(FUSE_CAP_SPLICE_MOVE, false);
+  connection->max_read = 1 << 20;
+  connection->max_write = 1 << 20;
+  connection->max_readahead = 1 << 20;
+  // Reads ahead of a source that does not answer are such requests, too: others must find room
+  // beside them.
+  connection->max_background = 512;
+  connection->congestion_threshold = 384;
+}
+
+void on_lookup(fuse_req_t raw, fuse_ino_t parent, const char* name) {
+  NodeRef directory = node_of(raw, parent).shared_from_this();
+  const Awaited* awaited = directory->awaited();
+  auto look_up = [directory = std::move(directory),
+                  name = std::string(name)](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, directory->lookup(checked));
+    request.entry(node);
+    return ok();
+  };
+  serve(raw, Op::kLookup, parent, awaited, std::move(look_up));
+}
+
+void on_forget(fuse_req_t raw, fuse_ino_t inode, uint64_t lookups) {
+  Tree& tree = tree_of(raw);
+  { InFlight counted(tree.stats(), Op::kForget, inode, 0); }
+  if (inode != FUSE_ROOT_ID) tree.table().forget(&node_of(raw, inode), lookups);
+  fuse_reply_none(raw);
+}
+
+void on_forget_multi(fuse_req_t raw, size_t count, fuse_forget_data* forgets) {
+  Tree& tree = tree_of(raw);
+  for (size_t i = 0; i < count; ++i) {
+    { InFlight counted(tree.stats(), Op::kForget, forgets[i].ino, 0); }
+    if (forgets[i].ino == FUSE_ROOT_ID) continue;
+    tree.table().forget(&node_of(raw, forgets[i].ino), forgets[i].nlookup);
+  }
+  fuse_reply_none(raw);
+}
+
+FsResult<> reply_attributes(FuseRequest& request, Node& node) {
+  PTC_TRY(auto stat, node.attributes());
+  double seconds = node.attribute_seconds();
+  request.reply([&](fuse_req_t raw) { return fuse_reply_attr(raw, &stat, seconds); });
+  return ok();
+}
+
+void on_getattr(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
+  NodeRef node = node_of(raw, inode).shared_from_this();
+  const Awaited* awaited = node->awaited();
+  auto tell = [node = std::move(node)](FuseRequest& request) {
+    return reply_attributes(request, *node);
+  };
+  serve(raw, Op::kGetattr, inode, awaited, std::move(tell));
+}
+
+void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse_file_info* info) {
+  AttributeChange wanted;
+  const timespec now{0, UTIME_NOW};
+  if ((set & FUSE_SET_ATTR_MODE) != 0) wanted.mode = to->st_mode;
+  if ((set & FUSE_SET_ATTR_UID) != 0) wanted.uid = to->st_uid;
+  if ((set & FUSE_SET_ATTR_GID) != 0) wanted.gid = to->st_gid;
+  if ((set & FUSE_SET_ATTR_SIZE) != 0) wanted.size = static_cast<uint64_t>(to->st_size);
+  if ((set & FUSE_SET_ATTR_ATIME) != 0) wanted.access_time = to->st_atim;
+  if ((set & FUSE_SET_ATTR_MTIME) != 0) wanted.modify_time = to->st_mtim;
+  if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) wanted.access_time = now;
+  if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) wanted.modify_time = now;
+  Node& node = node_of(raw, inode);
+  Handle* handle = info != nullptr ? handle_of(info) : nullptr;
+  auto change = [&node, handle, set, wanted](FuseRequest& request) -> FsResult<> {
+    AttributeChange all = wanted;
+    // With the second version of killpriv, the kernel leaves it to us where somebody without the
+    // right writes or truncates, and says so by a bit that libfuse takes away. What changes the
+    // owner does it by itself.
+    if (set == 0 || (all.size && request.caller().uid != 0)) all.drops_suid = request.caller();
+    PTC_TRY(node.set_attributes(all, handle));
+    return reply_attributes(request, node);
+  };
+  serve(raw, Op::kSetattr, inode, awaited_by_change(node), std::move(change));
+}
+
+void on_readlink(fuse_req_t raw, fuse_ino_t inode) {
+  serve(raw, Op::kReadlink, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto target, node_of(raw, inode).read_link());
+    request.reply([&](fuse_req_t r) { return fuse_reply_readlink(r, target.c_str()); });
+    return ok();
+  });
+}
+
+void on_mknod(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode, dev_t) {
+  serve(raw, Op::kMknod, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_node(request.caller(), checked, mode));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_mkdir(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode) {
+  Node& directory = node_of(raw, parent);
+  auto make = [&directory, name = std::string(name), mode](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, directory.make_directory(request.caller(), checked, mode));
+    request.entry(node);
+    return ok();
+  };
+  serve(raw, Op::kMkdir, parent, awaited_by_change(directory), std::move(make));
+}
+
+void on_symlink(fuse_req_t raw, const char* target, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kSymlink, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_symlink(request.caller(), checked, target));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
+  serve(raw, Op::kLink, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto node, node_of(raw, parent).make_link(node_of(raw, inode), checked));
+    request.entry(node);
+    return ok();
+  });
+}
+
+void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
+  Node& directory = node_of(raw, parent);
+  auto remove = [&directory, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(directory.unlink(checked));
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kUnlink, parent, awaited_by_change(directory), std::move(remove));
+}
+
+void on_rmdir(fuse_req_t raw, fuse_ino_t parent, const char* name) {
+  Node& directory = node_of(raw, parent);
+  auto remove = [&directory, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(directory.remove_directory(checked));
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kRmdir, parent, awaited_by_change(directory), std::move(remove));
+}
+
+void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t target_parent,
+               const char* target_name, unsigned flags) {
+  Node& source = node_of(raw, parent);
+  Node& target = node_of(raw, target_parent);
+  auto rename = [&source, &target, name = std::string(name), target_name = std::string(target_name),
+                 flags](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto from, checked_name(name));
+    PTC_TRY(auto to, checked_name(target_name));
+    PTC_TRY(source.rename(request.caller(), from, target, to, flags));
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kRename, parent, awaited_by_change(source.is_agreed_on() ? source : target),
+        std::move(rename));
+}
+
+/// The reply of open and create: who gets the handle depends on whether the kernel took it.
+template <class Send>
+void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Send send) {
+  info->direct_io = opened.mode == IoMode::kDirect;
+  info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
+  // Only a written file has something to say at its close; a reader's succeeds without a daemon,
+  // too.
+  info->noflush = (info->flags & O_ACCMODE) == O_RDONLY;
+  auto file = std::make_unique<OpenFile>(std::move(opened.handle));
+  info->fh = reinterpret_cast<uint64_t>(file.get());
+  reply_backing_id() = opened.backing_id;
+  bool delivered = request.reply(send);
+  reply_backing_id() = 0;
+  if (delivered) (void)file.release();  // on_release() has it now
+}
+
+void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
+  NodeRef node = node_of(raw, inode).shared_from_this();
+  const Awaited* awaited = node->awaited();
+  auto open = [node = std::move(node),
+               reply_info = *info](FuseRequest& request) mutable -> FsResult<> {
+    PTC_TRY(auto opened, node->open(request.caller(), reply_info.flags));
+    reply_opened(request, std::move(opened), &reply_info,
+                 [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
+    return ok();
+  };
+  serve(raw, Op::kOpen, inode, awaited, std::move(open));
+}
+
+void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
+               fuse_file_info* info) {
+  serve(raw, Op::kCreate, parent, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto checked, checked_name(name));
+    PTC_TRY(auto created,
+            node_of(raw, parent).create(request.caller(), checked, mode, info->flags));
+    PTC_TRY(auto entry, entry_of(request.tree(), *created.node));
+    NodeTable& table = request.tree().table();
+    table.remember(created.node);
+    reply_opened(request, std::move(created.opened), info, [&](fuse_req_t r) {
+      int error = fuse_reply_create(r, &entry, info);
+      if (error != 0) table.forget(created.node.get(), 1);
+      return error;
+    });
+    return ok();
+  });
+}
+
+/// A buffer that stays with its thread: touching fresh pages costs more than filling them.
+std::span<std::byte> thread_buffer(size_t size) {
+  static thread_local std::unique_ptr<std::byte[]> buffer;
+  static thread_local size_t have = 0;
+  if (have < size) {
+    buffer.reset(new std::byte[size]);
+    have = size;
+  }
+  return {buffer.get(), size};
+}
+
+void on_read(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+  auto read = [size, offset](FuseRequest& request, Handle& handle) -> FsResult<> {
+    std::span<std::byte> out = thread_buffer(size);
+    auto interrupted = [&request] { return request.interrupted(); };
+    PTC_TRY(auto got, handle.read(out, static_cast<uint64_t>(offset), interrupted));
+    request.tree().stats().add_bytes(Op::kRead, got);
+    request.reply([&](fuse_req_t r) {
+      return fuse_reply_buf(r, reinterpret_cast<const char*>(out.data()), got);
+    });
+    return ok();
+  };
+  Handle& handle = *handle_of(info);
+  if (const Awaited* awaited = handle.awaited()) {
+    auto later = [read, file = file_of(info)](FuseRequest& request) {
+      return read(request, *file);
+    };
+    return serve(raw, Op::kRead, inode, awaited, std::move(later));
+  }
+  serve(raw, Op::kRead, inode, [&](FuseRequest& request) { return read(request, handle); });
+}
+
+void on_write(fuse_req_t raw, fuse_ino_t inode, const char* data, size_t size, off_t offset,
+              fuse_file_info* info) {
+  serve(raw, Op::kWrite, inode, [&](FuseRequest& request) -> FsResult<> {
+    std::span bytes(reinterpret_cast<const std::byte*>(data), size);
+    PTC_TRY(auto put, handle_of(info)->write(bytes, static_cast<uint64_t>(offset)));
+    request.tree().stats().add_bytes(Op::kWrite, put);
+    request.reply([&](fuse_req_t r) { return fuse_reply_write(r, put); });
+    return ok();
+  });
+}
+
+void on_flush(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
+  Handle& handle = *handle_of(info);
+  auto flush = [&handle](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle.flush());
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kFlush, inode, awaited_by_save(handle), std::move(flush));
+}
+
+void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
+  // Closed also where the request is refused: there is no second one.
+  auto file = std::make_shared<std::unique_ptr<const OpenFile>>(&file_of(info));
+  const Awaited* awaited = awaited_by_save(***file);
+  auto close = [file = std::move(file)](FuseRequest& request) -> FsResult<> {
+    file->reset();
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kRelease, inode, awaited, std::move(close));
+}
+
+void on_fsync(fuse_req_t raw, fuse_ino_t inode, int data_only, fuse_file_info* info) {
+  Handle& handle = *handle_of(info);
+  auto sync = [&handle, data_only](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle.sync(data_only != 0));
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kFsync, inode, awaited_by_save(handle), std::move(sync));
+}
+
+void on_fallocate(fuse_req_t raw, fuse_ino_t inode, int mode, off_t offset, off_t length,
+                  fuse_file_info* info) {
+  serve(raw, Op::kFallocate, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(handle_of(info)->allocate(mode, offset, length));
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_lseek(fuse_req_t raw, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
+  serve(raw, Op::kLseek, inode, [&](FuseRequest& request) -> FsResult<> {
+    Handle& handle = *handle_of(info);
+    PTC_TRY(auto stat, node_of(raw, inode).attributes());
+    PTC_TRY(auto found, handle.seek(offset, whence, static_cast<uint64_t>(stat.st_size)));
+    request.reply([&](fuse_req_t r) { return fuse_reply_lseek(r, found); });
+    return ok();
+  });
+}
+
+void on_fsyncdir(fuse_req_t raw, fuse_ino_t inode, int, fuse_file_info*) {
+  serve(raw, Op::kFsyncdir, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node_of(raw, inode).sync_directory());
+    request.done_ok();
+    return ok();
+  });
+}
+
+void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
+  serve(raw, Op::kStatfs, inode, [&](FuseRequest& request) -> FsResult<> {
+    struct statvfs space = {};
+    if (::statvfs(request.tree().store().directory().c_str(), &space) != 0) return last_errno();
+    space.f_namemax = kMaxName;
+    if (const auto* in_job = dynamic_cast<const RealNode*>(&node_of(raw, inode)))
+      in_job->limit_space(space);
+    request.reply([&](fuse_req_t r) { return fuse_reply_statfs(r, &space); });
+    return ok();
+  });
+}
+
+void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value, size_t size,
+                 int flags) {
+  Node& node = node_of(raw, inode);
+  auto set = [&node, name = std::string(name), value = std::string(value, size),
+              flags](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node.set_xattr(name, value, flags));
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kSetxattr, inode, awaited_by_change(node), std::move(set));
+}
+
+/// A value, or its length where the caller asked for that with a size of 0.
+FsResult<> reply_xattr(FuseRequest& request, const std::string& value, size_t size) {
+  if (size != 0 && value.size() > size) return Errno{ERANGE};
+  request.reply([&](fuse_req_t raw) {
+    return size == 0 ? fuse_reply_xattr(raw, value.size())
+                     : fuse_reply_buf(raw, value.data(), value.size());
+  });
+  return ok();
+}
+
+void on_getxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, size_t size) {
+  serve(raw, Op::kGetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    // Said once, `ls -l` asks no file of this mount for labels and access lists again.
+    if (!std::string_view(name).starts_with("user.") &&
+        std::string_view(name) != JobDir::kQuotaXattr)
+      return Errno{EOPNOTSUPP};
+    PTC_TRY(auto value, node_of(raw, inode).get_xattr(name));
+    return reply_xattr(request, value, size);
+  });
+}
+
+void on_listxattr(fuse_req_t raw, fuse_ino_t inode, size_t size) {
+  serve(raw, Op::kListxattr, inode, [&](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(auto names, node_of(raw, inode).list_xattrs());
+    std::string all;
+    for (const std::string& name : names) all.append(name).push_back('\0');
+    return reply_xattr(request, all, size);
+  });
+}
+
+void on_removexattr(fuse_req_t raw, fuse_ino_t inode, const char* name) {
+  Node& node = node_of(raw, inode);
+  auto remove = [&node, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+    PTC_TRY(node.remove_xattr(name));
+    request.done_ok();
+    return ok();
+  };
+  serve(raw, Op::kRemovexattr, inode, awaited_by_change(node), std::move(remove));
+}
+
+}  // namespace
+
+int32_t& reply_backing_id() {
+  static thread_local int32_t id = 0;
+  return id;
+}
+
+Node& node_of(fuse_req_t raw, fuse_ino_t inode) {
+  if (inode == FUSE_ROOT_ID) return tree_of(raw).root();
+  return *reinterpret_cast<Node*>(inode);
+}
+
+fuse_ino_t id_of(const Node& node) {
+  if (node.key() == kRootKey) return FUSE_ROOT_ID;
+  return reinterpret_cast<fuse_ino_t>(&node);
+}
+
+FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node) {
+  PTC_TRY(auto stat, node.attributes());
+  fuse_entry_param entry = {};
+  entry.ino = id_of(node);
+  entry.attr = stat;
+  entry.attr_timeout = node.attribute_seconds();
+  Node::NameLife life = node.name_life();
+  bool keep = life == Node::NameLife::kForever ||
+              (life == Node::NameLife::kUntilTold && tree.can_expire_names());
+  entry.entry_timeout = keep ? kCacheSeconds : 0;
+  return entry;
+}
+
+void FuseRequest::entry(const NodeRef& node) {
+  auto entry = entry_of(tree(), *node);
+  if (!entry) return error(entry.error().value);
+  NodeTable& table = tree().table();
+  table.remember(node);
+  bool delivered = reply([&](fuse_req_t raw) { return fuse_reply_entry(raw, &entry.value()); });
+  if (!delivered) table.forget(node.get(), 1);
+}
+
+const fuse_lowlevel_ops& fuse_operations() {
+  static const fuse_lowlevel_ops operations = [] {
+    fuse_lowlevel_ops ops = {};
+    ops.init = on_init;
+    ops.lookup = on_lookup;
+    ops.forget = on_forget;
+    ops.forget_multi = on_forget_multi;
+    ops.getattr = on_getattr;
+    ops.setattr = on_setattr;
+    ops.readlink = on_readlink;
+    ops.mknod = on_mknod;
+    ops.mkdir = on_mkdir;
+    ops.symlink = on_symlink;
+    ops.link = on_link;
+    ops.unlink = on_unlink;
+    ops.rmdir = on_rmdir;
+    ops.rename = on_rename;
+    ops.open = on_open;
+    ops.create = on_create;
+    ops.read = on_read;
+    ops.write = on_write;
+    ops.flush = on_flush;
+    ops.release = on_release;
+    ops.fsync = on_fsync;
+    ops.fallocate = on_fallocate;
+    ops.lseek = on_lseek;
+    ops.opendir = on_opendir;
+    ops.readdir = on_readdir;
+    ops.readdirplus = on_readdirplus;
+    ops.fsyncdir = on_fsyncdir;
+    ops.statfs = on_statfs;
+    ops.setxattr = on_setxattr;
+    ops.getxattr = on_getxattr;
+    ops.listxattr = on_listxattr;
+    ops.removexattr = on_removexattr;
+    return ops;
+  }();
+  return operations;
+}
+
+}  // namespace ptc

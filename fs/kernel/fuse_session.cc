@@ -1,0 +1,405 @@
+#include "fs/kernel/fuse_session.h"
+
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "fs/kernel/fuse_request.h"
+#include "fs/nodes/root_dir.h"
+
+namespace ptc {
+namespace {
+
+// The kernel's wire format, as far as this libfuse does not know it yet.
+struct InHeader {
+  uint32_t length, opcode;
+  uint64_t unique, nodeid;
+  uint32_t uid, gid, pid, padding;
+};
+struct InitIn {
+  uint32_t major, minor, max_readahead, flags, flags2;
+};
+struct OutHeader {
+  uint32_t length;
+  int32_t error;
+  uint64_t unique;
+};
+struct PruneOut {
+  uint32_t count, padding;
+  uint64_t spare;
+};
+struct InitOut {
+  uint32_t major, minor, max_readahead, flags;
+  uint16_t max_background, congestion_threshold;
+  uint32_t max_write, time_gran;
+  uint16_t max_pages, map_alignment;
+  uint32_t flags2, max_stack_depth;
+};
+struct OpenOut {
+  uint64_t fh;
+  uint32_t open_flags;
+  int32_t backing_id;
+};
+constexpr uint32_t kOpcodeInit = 26;
+constexpr int32_t kNotifyIncEpoch = 8, kNotifyPrune = 9;
+constexpr uint64_t kParallelDirops = uint64_t{1} << 18;
+constexpr uint64_t kInitExt = uint64_t{1} << 30;
+constexpr uint64_t kPassthrough = uint64_t{1} << 37;
+constexpr uint64_t kKillprivV2 = uint64_t{1} << 28;
+constexpr uint32_t kOpenPassthrough = 1 << 7;
+constexpr uint32_t kOpenCached = (1 << 0) | (1 << 1);  // direct_io, keep_cache: not with it
+
+constexpr size_t kMaxRequest = 1 << 20;
+constexpr int kWakeSignal = SIGUSR2;  // interrupts a thread that waits for a request
+
+/// What libfuse has to say goes where all else goes; the last complaint also into our own error.
+std::string& last_complaint() {
+  thread_local std::string text;  // read by the thread that mounts
+  return text;
+}
+void log_for_libfuse(enum fuse_log_level level, const char* format, va_list arguments) {
+  char text[1024];
+  ::vsnprintf(text, sizeof(text), format, arguments);
+  std::string_view line = text;
+  while (line.ends_with('\n')) line.remove_suffix(1);
+  if (line.empty()) return;
+  if (level <= FUSE_LOG_ERR) last_complaint() = line;
+  spdlog::log(level <= FUSE_LOG_ERR ? spdlog::level::warn : spdlog::level::debug, "{}", line);
+}
+
+FuseSession* session_of(void* userdata) { return static_cast<FuseSession*>(userdata); }
+
+/// fusermount3 -u[z], for those who may not umount(2).
+bool unmount_by_helper(const std::string& mount_point, bool lazy) {
+  pid_t child = ::fork();
+  if (child == 0) {
+    ::execlp("fusermount3", "fusermount3", lazy ? "-uzq" : "-uq", "--", mount_point.c_str(),
+             nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  while (child > 0 && ::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+FuseSession::FuseSession(Tree& tree, const MountOptions& options)
+    : tree_(tree),
+      options_(options),
+      waits_({.patience = options.patience,
+              .counted = [this](int change) { note_waiting(change); }}) {}
+
+Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountOptions& options) {
+  std::unique_ptr<FuseSession> session(new FuseSession(tree, options));
+  PTC_TRY(session->start());
+  return session;
+}
+
+Result<> FuseSession::start() {
+  std::string source;
+  for (char c : options_.source) {
+    if (c == ',' || c == '\\') source += '\\';
+    source += c;
+  }
+  std::string mount_options = fmt::format(
+      "default_permissions,nosuid,nodev,fsname={},subtype=ptcfs,max_read={}", source, kMaxRequest);
+  if (options_.allow_other) mount_options += ",allow_other";
+  for (const std::string& option : options_.kernel_options) mount_options += "," + option;
+  fuse_set_log_func(&log_for_libfuse);
+  fuse_args args = FUSE_ARGS_INIT(0, nullptr);
+  fuse_opt_add_arg(&args, "ptcfs");
+  fuse_opt_add_arg(&args, "-o");
+  fuse_opt_add_arg(&args, mount_options.c_str());
+  if (options_.debug) fuse_opt_add_arg(&args, "-d");
+  session_ = fuse_session_new(&args, &fuse_operations(), sizeof(fuse_lowlevel_ops), this);
+  fuse_opt_free_args(&args);
+  if (session_ == nullptr) {
+    return invalid_argument("libfuse does not accept the mount options '{}': {}", mount_options,
+                            last_complaint());
+  }
+
+  tree_.set_root(tree_.table().intern(std::make_shared<RootDir>(tree_)));
+  if (fuse_session_mount(session_, options_.mount_point.c_str()) != 0) {
+    return make_error(Code::kUnavailable, "mounting {} failed: {}", options_.mount_point,
+                      last_complaint());
+  }
+  fuse_custom_io io = {};
+  io.writev = &FuseSession::on_write;
+  io.read = &FuseSession::on_read;
+  int fd = fuse_session_fd(session_);
+  if (int error = fuse_session_custom_io(session_, &io, fd); error != 0) {
+    return errno_error(-error, "connecting libfuse to the kernel");
+  }
+
+  struct sigaction wake = {};
+  wake.sa_handler = [](int) {};
+  ::sigaction(kWakeSignal, &wake, nullptr);  // no SA_RESTART: read() returns
+  std::unique_lock lock(mutex_);
+  for (unsigned i = 0; i < options_.threads; ++i) begin_thread();
+  if (!ended_.wait_for(lock, std::chrono::seconds(10), [&] { return greeted_ || running_ == 0; }) ||
+      !greeted_) {
+    return make_error(Code::kUnavailable, "the kernel did not answer the mount of {}",
+                      options_.mount_point);
+  }
+  lock.unlock();
+  set_read_ahead();
+  return ok();
+}
+
+FuseSession::~FuseSession() {
+  if (session_ == nullptr) return;
+  tree_.set_kernel_cache(nullptr);
+  bool clean = unmount();
+  stop();
+  for (std::vector<std::thread>* threads : {&threads_, &spare_})
+    for (std::thread& thread : *threads) thread.join();
+  tree_.passthrough().stop();
+  // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After
+  // a lazy unmount it would not, and take away whatever is mounted there by now.
+  if (clean) fuse_session_unmount(session_);
+  fuse_session_destroy(session_);
+  tree_.table().forget_all();
+}
+
+void FuseSession::begin_thread() {
+  threads_.emplace_back([this] { serve_requests(); });
+  ++running_;
+}
+
+/// Half of the threads are left to what waits for nobody, whatever waits.
+void FuseSession::note_waiting(int change) {
+  const int waiting = waiting_.fetch_add(change) + change;
+  const int least = static_cast<int>(options_.threads) / 2;
+  if (change < 0 || running_.load() - waiting >= std::max(least, 1)) return;
+  std::vector<std::thread> ended;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ || unmounted_) return;
+    ended = std::exchange(spare_, {});
+    try {
+      begin_thread();
+    } catch (const std::exception& error) {
+      spdlog::warn("no further thread can be had to answer requests: {}", error.what());
+    }
+  }
+  for (std::thread& thread : ended) thread.join();
+}
+
+bool FuseSession::is_spare() {
+  const auto too_many = [this] {
+    return running_.load() - waiting_.load() > static_cast<int>(options_.threads);
+  };
+  if (!too_many()) return false;
+  std::lock_guard lock(mutex_);
+  if (!too_many() || stopping_) return false;
+  const auto self = std::find_if(threads_.begin(), threads_.end(), [](const std::thread& one) {
+    return one.get_id() == std::this_thread::get_id();
+  });
+  if (self == threads_.end()) return false;
+  spare_.push_back(std::move(*self));
+  threads_.erase(self);
+  return true;
+}
+
+void FuseSession::serve_requests() {
+  fuse_buf buffer = {};
+  bool spare = false;
+  while (!fuse_session_exited(session_) && !(spare = is_spare())) {
+    int got = fuse_session_receive_buf(session_, &buffer);
+    if (got == -EINTR || got == -EAGAIN) continue;
+    if (got <= 0) break;  // unmounted
+    fuse_session_process_buf(session_, &buffer);
+  }
+  std::free(buffer.mem);
+  {
+    std::lock_guard lock(mutex_);
+    if (!spare) gone_ = true;
+    --running_;
+  }
+  ended_.notify_all();
+}
+
+bool FuseSession::wait(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  // Those that wait for others may do so for ever, and nobody waits for them any more.
+  return ended_.wait_for(lock, patience, [&] { return is_over(); });
+}
+
+void FuseSession::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  fuse_session_exit(session_);
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (running_ == 0) return;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      for (std::thread& thread : threads_) ::pthread_kill(thread.native_handle(), kWakeSignal);
+    }
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, std::chrono::milliseconds(20), [&] { return running_ == 0; });
+  }
+}
+
+bool FuseSession::unmount() {
+  {
+    std::lock_guard lock(mutex_);
+    // Nothing serves any more: somebody else has unmounted it.
+    if (std::exchange(unmounted_, true)) return clean_;
+    if (is_over()) return clean_ = true;
+  }
+  const char* path = options_.mount_point.c_str();
+  bool root = ::geteuid() == 0;
+  if (root ? ::umount2(path, UMOUNT_NOFOLLOW) == 0
+           : unmount_by_helper(options_.mount_point, false)) {
+    std::lock_guard lock(mutex_);
+    return clean_ = true;
+  }
+  if (root) {
+    ::umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW);
+  } else {
+    unmount_by_helper(options_.mount_point, true);
+  }
+  return false;
+}
+
+void FuseSession::drop_attributes(const Node& node) {
+  // Errors: the kernel has let go of it, or the mount is gone. Both are what was wanted.
+  (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), -1, 0);
+}
+
+void FuseSession::drop_content(const Node& node) {
+  (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), 0, 0);
+}
+
+void FuseSession::expire_names() {
+  if (!can_expire_names()) return;
+  OutHeader notification = {sizeof(OutHeader), kNotifyIncEpoch, 0};
+  // Fails only where there is no mount any more.
+  (void)!::write(fuse_session_fd(session_), &notification, sizeof(notification));
+}
+
+void FuseSession::prune_names(bool all) {
+  constexpr size_t kVeryMany = 100'000;  // each takes half a KiB
+  constexpr size_t kAtOnce = 4096;
+  if (kernel_minor_ < kMinorWithPrune || (!all && tree_.table().size() < kVeryMany)) return;
+  for (size_t part = 0; part < NodeTable::kParts; ++part) {
+    std::vector<uint64_t> ids;
+    for (const Node* node : tree_.table().known_to_kernel(part))
+      if (const fuse_ino_t id = reinterpret_cast<fuse_ino_t>(node); node != &tree_.root())
+        ids.push_back(id);
+    for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
+      const size_t count = std::min(kAtOnce, ids.size() - begin);
+      PruneOut prune = {static_cast<uint32_t>(count), 0, 0};
+      OutHeader header = {
+          static_cast<uint32_t>(sizeof header + sizeof prune + count * sizeof(uint64_t)),
+          kNotifyPrune, 0};
+      iovec parts[] = {{&header, sizeof header},
+                       {&prune, sizeof prune},
+                       {&ids[begin], count * sizeof(uint64_t)}};
+      if (::writev(fuse_session_fd(session_), parts, 3) < 0) return;  // there is no mount any more
+    }
+  }
+}
+
+void FuseSession::set_read_ahead() const {
+  // 128 KiB whatever INIT asks for; files that are read through the daemon want more.
+  struct stat stat = {};
+  if (::stat(options_.mount_point.c_str(), &stat) != 0) return;
+  std::ofstream(
+      fmt::format("/sys/class/bdi/{}:{}/read_ahead_kb", major(stat.st_dev), minor(stat.st_dev)))
+      << kMaxRequest / 1024;
+}
+
+ssize_t FuseSession::on_read(int fd, void* buffer, size_t size, void* userdata) {
+  ssize_t got = ::read(fd, buffer, size);
+  if (got >= static_cast<ssize_t>(sizeof(InHeader) + sizeof(InitIn))) {
+    InHeader header;
+    std::memcpy(&header, buffer, sizeof(header));
+    if (header.opcode == kOpcodeInit) {
+      InitIn init;
+      std::memcpy(&init, static_cast<char*>(buffer) + sizeof(header), sizeof(init));
+      FuseSession* self = session_of(userdata);
+      self->kernel_minor_ = init.minor;
+      self->kernel_flags_ = init.flags | (uint64_t{init.flags2} << 32);
+      self->init_request_ = header.unique;
+    }
+  }
+  return got;
+}
+
+/// INIT: asks for what this libfuse cannot ask for.
+void FuseSession::answer_init(struct iovec* iov, int count) {
+  InitOut out = {};
+  if (count < 2 || iov[1].iov_len < sizeof(out)) return;
+  std::memcpy(&out, iov[1].iov_base, sizeof(out));
+  uint64_t offered = kernel_flags_;
+  if ((offered & kPassthrough) != 0) {
+    out.flags |= kInitExt;
+    out.flags2 |= kPassthrough >> 32;
+    out.max_stack_depth = 1;
+  }
+  // Otherwise one lookup that waits holds up all others in its directory, and nobody can kill
+  // these.
+  if ((offered & kParallelDirops) != 0) out.flags |= kParallelDirops;
+  // Otherwise every write asks for security.capability first.
+  if ((offered & kKillprivV2) != 0) out.flags |= kKillprivV2;
+  std::memcpy(iov[1].iov_base, &out, sizeof(out));
+}
+
+ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userdata) {
+  FuseSession* self = session_of(userdata);
+  OutHeader header = {};
+  if (iov[0].iov_len >= sizeof(header)) std::memcpy(&header, iov[0].iov_base, sizeof(header));
+  uint64_t init = self->init_request_;
+  if (init != 0 && header.unique == init && header.error == 0) {
+    self->init_request_ = 0;
+    self->answer_init(iov, count);
+    self->tree_.set_kernel_cache(self);  // before the kernel asks, and so remembers, anything
+    ssize_t written = ::writev(fd, iov, count);
+    int error = (self->kernel_flags_ & kPassthrough) != 0 ? self->tree_.passthrough().start(fd)
+                                                          : EOPNOTSUPP;
+    if (error != 0) {
+      spdlog::warn(
+          "the kernel will not read images by itself ({}); everything goes through this "
+          "process, at a fraction of the speed",
+          std::strerror(error));
+    }
+    {
+      std::lock_guard lock(self->mutex_);
+      self->greeted_ = true;
+    }
+    self->ended_.notify_all();
+    return written;
+  }
+  if (int32_t id = reply_backing_id();
+      id != 0 && header.error == 0 && count == 2 && iov[1].iov_len >= sizeof(OpenOut)) {
+    char* at = static_cast<char*>(iov[1].iov_base) + iov[1].iov_len - sizeof(OpenOut);
+    OpenOut open;
+    std::memcpy(&open, at, sizeof(open));
+    open.open_flags = (open.open_flags & ~kOpenCached) | kOpenPassthrough;
+    open.backing_id = id;
+    std::memcpy(at, &open, sizeof(open));
+  }
+  return ::writev(fd, iov, count);
+}
+
+}  // namespace ptc

@@ -1,0 +1,97 @@
+// The mount: connects libfuse to the tree, and the kernel's passthrough to both.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fs/tree/tree.h"
+#include "fs/kernel/waits.h"
+
+struct fuse_session;
+struct iovec;
+
+namespace ptc {
+
+struct MountOptions {
+  std::string mount_point;       // an existing directory, absolute
+  std::string source = "ptcfs";  // shown by mount(8), which knows its fstab line by it
+  bool allow_other = false;
+  bool debug = false;     // every request on stderr
+  unsigned threads = 24;  // that answer requests; beside those that wait for others
+  std::chrono::milliseconds patience{
+      60000};  // a request waits so long for another node or a foreign file
+  std::vector<std::string> kernel_options;  // noexec, noatime …
+};
+
+/// Order: mount(), then unmount() (or somebody else's umount), then wait() and destruction.
+/// Threads: any.
+class FuseSession : public KernelCache {
+ public:
+  /// Mounts, and returns when the kernel has greeted. `tree` outlives the session.
+  static Result<std::unique_ptr<FuseSession>> mount(Tree& tree, const MountOptions& options);
+  ~FuseSession() override;
+
+  Tree& tree() const { return tree_; }
+  Waits& waits() { return waits_; }
+
+  /// True once the mount is gone and all threads have ended.
+  bool wait(std::chrono::milliseconds patience);
+  /// Unmounts; where something is still open, lazily, so that the name is free and what is open is
+  /// served for as long as this process lives. True if that was not needed.
+  bool unmount();
+  /// After this no request is answered any more.
+  void stop();
+
+  /// The kernel forgets names that nobody uses now, if it knows very many, or `all` the same (Linux
+  /// 6.18; before, it does so when it needs the memory). Now and then.
+  void prune_names(bool all = false);
+
+  void drop_attributes(const Node& node) override;
+  void drop_content(const Node& node) override;
+  void expire_names() override;
+  bool can_expire_names() const override { return kernel_minor_ >= kMinorWithEpochs; }
+
+ private:
+  FuseSession(Tree& tree, const MountOptions& options);
+  Result<> start();
+  void begin_thread();  // mutex_ held
+  void serve_requests();
+  bool is_spare();
+  void note_waiting(int change);
+  void set_read_ahead() const;
+  static ssize_t on_read(int fd, void* buffer, size_t size, void* userdata);
+  static ssize_t on_write(int fd, struct iovec* iov, int count, void* userdata);
+  void answer_init(struct iovec* iov, int count);
+
+  Tree& tree_;
+  const MountOptions options_;
+  fuse_session* session_ = nullptr;
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::atomic<int> running_{0};     // threads that serve, changed with mutex_ held
+  std::atomic<int> waiting_{0};     // those of them that may be waiting for others
+  std::vector<std::thread> spare_;  // that end; guarded
+  bool stopping_ = false;           // guarded
+  bool gone_ = false;               // nothing is received any more: unmounted, or stopped; guarded
+  bool is_over() const { return gone_ && running_ <= waiting_; }  // mutex_ held
+  bool greeted_ = false;                                          // guarded
+  bool unmounted_ = false;                                        // guarded
+  bool clean_ = false;  // unmounted, and nothing was open; guarded
+  static constexpr uint32_t kMinorWithEpochs = 44,
+                            kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
+  std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
+  std::atomic<uint32_t> kernel_minor_{0};
+  Waits waits_;
+};
+
+}  // namespace ptc

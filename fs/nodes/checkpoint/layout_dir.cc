@@ -1,0 +1,77 @@
+#include "fs/nodes/checkpoint/layout_dir.h"
+
+#include <charconv>
+#include <optional>
+
+namespace ptc {
+namespace {
+
+/// "0", "12": only as it is written by us, so that one rank has one path.
+std::optional<uint64_t> parse_rank(const std::string& name) {
+  uint64_t rank = 0;
+  auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  if (std::to_string(rank) != name) return std::nullopt;
+  return rank;
+}
+
+}  // namespace
+
+FsResult<NodeRef> LayoutDir::find(const std::string& name) {
+  if (name != "rank") return Errno{ENOENT};
+  return intern(std::make_shared<RanksDir>(job(), checkpoint(), child_key(name), spec_));
+}
+
+FsResult<std::vector<DirEntry>> LayoutDir::entries() {
+  return std::vector<DirEntry>{entry("rank", S_IFDIR)};
+}
+
+FsResult<struct stat> RanksDir::attributes() {
+  struct stat stat = checkpoint()->attributes(S_IFDIR | 0755, path());
+  stat.st_nlink = 2 + spec_.sizes.world_size();
+  return stat;
+}
+
+FsResult<NodeRef> RanksDir::find(const std::string& name) {
+  std::optional<uint64_t> rank = parse_rank(name);
+  if (!rank || *rank >= spec_.sizes.world_size()) return Errno{ENOENT};
+  std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
+  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = *rank] {
+    return of->rank_files(spec, rank);
+  };
+  auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
+  PTC_TRY(const FileSetRef files, as_fs(source->get()));
+  return intern(std::make_shared<RankDir>(job(), checkpoint(), std::move(key), std::move(source),
+                                          *files, spec_, *rank));
+}
+
+FsResult<std::vector<DirEntry>> RanksDir::entries() {
+  std::vector<DirEntry> result;
+  for (uint64_t rank = 0; rank < spec_.sizes.world_size(); ++rank) {
+    result.push_back(entry(std::to_string(rank), S_IFDIR));
+  }
+  return result;
+}
+
+FsResult<NodeRef> RankDir::find(const std::string& name) {
+  if (name != "tensors") return FileSetDir::find(name);
+  std::string key = child_key(name);
+  if (NodeRef node = known(key)) return node;
+  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = rank_] {
+    return of->rank_tensors(spec, rank);
+  };
+  auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
+  PTC_TRY(const FileSetRef tensors, as_fs(source->get()));
+  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source),
+                                             *tensors, ""));
+}
+
+FsResult<std::vector<DirEntry>> RankDir::entries() {
+  PTC_TRY(auto files, FileSetDir::entries());
+  std::erase_if(files, [](const DirEntry& entry) { return entry.name == "tensors"; });
+  files.push_back(entry("tensors", S_IFDIR));
+  return files;
+}
+
+}  // namespace ptc

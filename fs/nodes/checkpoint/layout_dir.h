@@ -1,0 +1,59 @@
+// layouts/<layout>/rank/<r>/: what one rank of a layout loads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fs/nodes/checkpoint/file_set_dir.h"
+
+namespace ptc {
+
+/// layouts/<layout>/: holds rank/ and nothing else.
+class LayoutDir : public FrozenDir {
+ public:
+  LayoutDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+            LayoutSpec spec)
+      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), spec_(std::move(spec)) {}
+
+ private:
+  FsResult<NodeRef> find(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> entries() override;
+  const LayoutSpec spec_;
+};
+
+/// layouts/<layout>/rank/: a directory a rank.
+class RanksDir : public FrozenDir {
+ public:
+  RanksDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+           LayoutSpec spec)
+      : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)), spec_(std::move(spec)) {}
+  FsResult<struct stat> attributes() override;
+
+ private:
+  FsResult<NodeRef> find(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> entries() override;
+  const LayoutSpec spec_;
+};
+
+/// layouts/<layout>/rank/<r>/: its files, and its sub-tensors under tensors/.
+class RankDir : public FileSetDir {
+ public:
+  RankDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+          FileSetSourceRef source, const FileSet& files, LayoutSpec spec, uint64_t rank)
+      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source), files,
+                   ""),
+        spec_(std::move(spec)),
+        rank_(rank) {}
+
+ private:
+  FsResult<NodeRef> find(const std::string& name) override;
+  FsResult<std::vector<DirEntry>> entries() override;
+  FsResult<uint64_t> subdirectories() override { return FrozenDir::subdirectories(); }
+  const LayoutSpec spec_;
+  const uint64_t rank_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,138 @@
+// layout.json, rules.json, and those of dataset/: files whose content is accepted or refused as a
+// whole.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "fs/tree/errands.h"
+#include "fs/tree/errno.h"
+#include "fs/tree/host_file.h"
+#include "fs/tree/node.h"
+#include "reshard/job/job_attributes.h"
+
+namespace ptc {
+
+/// One such file of one job, for as long as the mount lives. Every handle that may write keeps a
+/// draft of its own; readers see the accepted text; a draft is offered when its handle is closed or
+/// synced. A refused draft stays with its handle, which may mend it.
+/// Threads: any. No lock is held while a text is offered.
+class EditableFile {
+ public:
+  struct Source {
+    std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
+    std::function<Result<>(const std::string&, const User& by)> save;
+    std::function<Result<>()> remove;  // what unlink means
+    /// Saves by a rename; left out: as `save`. kConflict: what it waits for goes on, and the same
+    /// rename again goes on with it.
+    std::function<Result<>(const std::string&, const User& by)> rename_over = {};
+    /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
+    std::function<FileAttributes()> attributes = {};
+    std::function<Result<>(const FileAttributes&)> change_attributes = {};
+    /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with
+    /// locks held.
+    std::function<FsResult<>(int64_t more, bool must)> take = {};
+  };
+  /// A longer draft is EFBIG; parsers take no more.
+  static constexpr uint64_t kMaxBytes = 1 << 20;
+  /// Of all drafts together: more is EDQUOT.
+  static constexpr int64_t kMostDraftBytes = 16 << 20;
+  static constexpr size_t kMostDrafts = 4096;
+
+  EditableFile(std::string name, Source source);
+
+  const std::string& name() const { return name_; }  // relative to the job
+  /// The accepted text; empty where there is none.
+  std::string text() const;
+  /// Whether its name shows: there is a text, or somebody is writing the first.
+  bool exists() const;
+
+  /// Offers a text. EINVAL when refused; the job says why in status.json.
+  FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
+  /// As a rename does, in a thread of its own: whoever asks waits for 1.7 s at most. EAGAIN: it
+  /// goes on, and the same again goes on with it; it may come to its end without that. Until then
+  /// that thread holds `owner`, which owns this object, and may be the last that does.
+  FsResult<> rename_over(const std::string& text, const User& by, Errands& errands,
+                         std::shared_ptr<void> owner);
+  FsResult<> remove();
+  /// Whether the text is another than at the last call, and was not saved here: then it has changed
+  /// now.
+  bool catch_up();
+
+  /// From now on a file of the host has the times (and mode and owner, where nothing else says
+  /// them), so that they last; the first change makes it. Until then they are as the owner of
+  /// `directory`, which outlives this object, would expect.
+  void keep_attributes(const HostFile& directory, std::string path);
+  struct stat attributes(const struct stat& directory, ino_t inode) const;
+  FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
+
+  /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The
+  /// handle holds `owner`, which owns this object. What is written through it is saved by `caller`,
+  /// whoever closes it. EDQUOT, EMFILE: there are too many drafts.
+  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags, bool created,
+                                         std::shared_ptr<void> owner);
+
+ private:
+  friend class EditHandle;
+  struct Draft {
+    std::string text;
+    bool created = false;    // the name did not exist before
+    bool truncated = false;  // emptied, and nothing written since it was opened
+    bool written = false;    // changed since it was last accepted
+    bool offered = false;    // and refused as it is now
+    int64_t counted = 0;     // bytes
+  };
+  using Drafts = std::list<Draft>;
+  /// The kernel holds locks of the whole mount while somebody waits for it.
+  struct Rename {
+    const std::string text;
+    const User by;
+    std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
+    std::chrono::steady_clock::time_point ended{};
+  };
+  void carry_out(Rename& rename);
+
+  static constexpr std::chrono::seconds kBaseLasts{10};
+  FsResult<> save(const std::string& text, const User& by,
+                  const std::function<Result<>(const std::string&, const User& by)>& offer);
+  bool has_base() const;
+  FsResult<> resize(Draft& draft, uint64_t size);  // mutex held
+  void end(Drafts::iterator draft);                // mutex held
+  FsResult<> take(int64_t more, bool must) {
+    return source_.take ? source_.take(more, must) : FsResult<>(ok());
+  }
+  /// The accepted text has this size now.
+  FsResult<> count_text(uint64_t size, bool must);
+  HeldFd attributes_dir() const;
+  FsResult<> make_attributes_file() const;
+  size_t hash_of_text() const;
+  void note_time() const;  // of a change, which is now
+
+  const std::string name_;
+  const Source source_;
+  std::mutex renames_mutex_;
+  std::condition_variable rename_ended_;
+  std::shared_ptr<Rename>
+      rename_;  // under way, or nobody has heard how it ended; guarded by renames_mutex_
+  mutable std::mutex mutex_;
+  int64_t draft_bytes_ = 0, text_bytes_ = 0;  // counted; guarded
+  std::weak_ptr<const std::string> read_;     // what readers have open, for the next one; guarded
+  Drafts drafts_;                    // of handles that may write, newest change first; guarded
+  std::optional<std::string> base_;  // after truncate(2) by path: what the next writer begins
+  std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
+  std::optional<size_t> seen_;  // hash of the text when it was last looked at; guarded
+  const HostFile* attributes_dir_ = nullptr;
+  std::string attributes_path_;
+  const timespec made_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,72 @@
+#include "fs/tree/node.h"
+
+#include <unistd.h>
+
+#include "fs/tree/node_table.h"
+
+namespace ptc {
+
+const Awaited kAgreement{"the agreement of the nodes", 64, true};
+
+FsResult<size_t> Handle::read(std::span<std::byte>, uint64_t, const Interrupted&) {
+  return Errno{EBADF};
+}
+FsResult<size_t> Handle::write(std::span<const std::byte>, uint64_t) { return Errno{EBADF}; }
+FsResult<> Handle::allocate(int, off_t, off_t) { return Errno{EOPNOTSUPP}; }
+
+FsResult<off_t> Handle::seek(off_t offset, int whence, uint64_t size) {
+  // Without holes to tell of: data up to the end, where the one hole begins.
+  if (offset < 0 || static_cast<uint64_t>(offset) >= size) return Errno{ENXIO};
+  if (whence == SEEK_DATA) return offset;
+  if (whence == SEEK_HOLE) return static_cast<off_t>(size);
+  return Errno{EINVAL};
+}
+
+Node::~Node() {
+  if (table_ != nullptr) table_->erase_expired(key_);
+}
+
+FsResult<> Node::set_attributes(const AttributeChange&, Handle*) { return refusal(); }
+FsResult<Opened> Node::open(const Caller&, int) { return Errno{EISDIR}; }
+FsResult<std::string> Node::read_link() { return Errno{EINVAL}; }
+FsResult<NodeRef> Node::lookup(const std::string&) { return Errno{ENOTDIR}; }
+FsResult<std::vector<DirEntry>> Node::list() { return Errno{ENOTDIR}; }
+FsResult<Created> Node::create(const Caller&, const std::string&, mode_t, int) { return refusal(); }
+FsResult<NodeRef> Node::make_directory(const Caller&, const std::string&, mode_t) {
+  return refusal();
+}
+FsResult<NodeRef> Node::make_node(const Caller&, const std::string&, mode_t) { return refusal(); }
+FsResult<NodeRef> Node::make_symlink(const Caller&, const std::string&, const std::string&) {
+  return refusal();
+}
+FsResult<NodeRef> Node::make_link(Node&, const std::string&) { return refusal(); }
+FsResult<> Node::unlink(const std::string&) { return refusal(); }
+FsResult<> Node::remove_directory(const std::string&) { return refusal(); }
+FsResult<> Node::rename(const Caller&, const std::string&, Node&, const std::string&, unsigned) {
+  return refusal();
+}
+FsResult<std::string> Node::get_xattr(const std::string&) { return Errno{ENODATA}; }
+FsResult<> Node::set_xattr(const std::string&, std::string_view, int) {
+  return Errno{immutable() ? EROFS : EOPNOTSUPP};
+}
+FsResult<> Node::remove_xattr(const std::string&) {
+  return Errno{immutable() ? EROFS : EOPNOTSUPP};
+}
+
+timespec later(timespec a, timespec b) {
+  return std::pair(a.tv_sec, a.tv_nsec) < std::pair(b.tv_sec, b.tv_nsec) ? b : a;
+}
+
+struct stat virtual_stat(mode_t mode, uid_t uid, gid_t gid, timespec time, ino_t inode) {
+  struct stat result = {};
+  result.st_mode = mode;
+  result.st_uid = uid;
+  result.st_gid = gid;
+  result.st_nlink = S_ISDIR(mode) ? 2 : 1;
+  result.st_ino = inode;
+  result.st_atim = result.st_mtim = result.st_ctim = time;
+  result.st_blksize = 1 << 20;
+  return result;
+}
+
+}  // namespace ptc

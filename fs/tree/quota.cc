@@ -1,0 +1,279 @@
+#include "fs/tree/quota.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "store/base/size_text.h"
+
+namespace ptc {
+namespace {
+
+/// Whether so much more is too much. What is less than before never is; what cannot even be counted
+/// always is.
+bool exceeds(const QuotaAmount& used, const QuotaAmount& more, const QuotaLimit& limit) {
+  const auto too_much = [](int64_t now, int64_t added, uint64_t most) {
+    int64_t sum = 0;
+    return added > 0 && (__builtin_add_overflow(now, added, &sum) ||
+                         (sum > 0 && static_cast<uint64_t>(sum) > most));
+  };
+  return too_much(used.bytes, more.bytes, limit.bytes) ||
+         too_much(used.files, more.files, limit.files);
+}
+
+void add_to(QuotaAmount& all, const QuotaAmount& more) {
+  all.bytes += more.bytes;
+  all.files += more.files;
+}
+
+}  // namespace
+
+Result<QuotaLimit> QuotaLimit::parse(std::string_view text) {
+  QuotaLimit limit;
+  const size_t comma = std::min(text.find_first_of(",;"), text.size());
+  const std::string_view bytes = text.substr(0, comma);
+  if (bytes != "none") {
+    PTC_TRY(limit.bytes, parse_size(bytes));
+  }
+  if (comma == text.size()) return limit;
+  if (const std::string_view files = text.substr(comma + 1); files != "none") {
+    PTC_TRY(limit.files, parse_size(files));
+  }
+  return limit;
+}
+
+void Quotas::set_limits(QuotaLimit user, QuotaLimit job) {
+  std::lock_guard lock(mutex_);
+  each_user_ = user;
+  each_job_ = job;
+}
+
+void Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit) {
+  std::lock_guard lock(mutex_);
+  account_locked(job)->limit = limit;
+}
+
+bool Quotas::limits(const std::string& job) const {
+  std::lock_guard lock(mutex_);
+  if (each_user_.any()) return true;
+  const auto found = jobs_.find(job);
+  return (found == jobs_.end() ? each_job_ : limit_of(*found->second)).any();
+}
+
+std::optional<Quotas::Space> Quotas::space_of(const Account& account) {
+  look();
+  std::lock_guard lock(mutex_);
+  const Space space{limit_of(*account), account->all};
+  return space.limit.any() ? std::optional(space) : std::nullopt;
+}
+
+Quotas::Account Quotas::account(const std::string& job) {
+  std::lock_guard lock(mutex_);
+  return account_locked(job);
+}
+
+Quotas::Account Quotas::account_locked(const std::string& job) {
+  Account& account = jobs_[job];
+  if (account == nullptr) account = std::make_shared<Job>();
+  return account;
+}
+
+std::vector<std::string> Quotas::jobs() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, account] : jobs_) names.push_back(name);
+  return names;
+}
+
+FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
+  look();
+  std::lock_guard lock(mutex_);
+  if (exceeds(account->all, amount, limit_of(*account)) ||
+      exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
+    return Errno{EDQUOT};
+  add_locked(*account, user, amount);
+  return ok();
+}
+
+void Quotas::add(const Account& account, uid_t user, QuotaAmount amount) {
+  std::lock_guard lock(mutex_);
+  add_locked(*account, user, amount);
+}
+
+void Quotas::add_locked(Job& job, uid_t user, QuotaAmount amount) {
+  QuotaAmount& of_user = job.by_user[user];
+  // By whatever way: what is not there cannot go, or he would get that much more elsewhere.
+  amount.bytes = std::max(amount.bytes, -of_user.bytes);
+  amount.files = std::max(amount.files, -of_user.files);
+  for (QuotaAmount* sum : {&of_user, &job.all, &users_[user]}) add_to(*sum, amount);
+}
+
+void Quotas::clear_locked(Job& job) {
+  for (const auto& [user, amount] : job.by_user)
+    add_to(users_[user], {-amount.bytes, -amount.files});
+  job.by_user.clear();
+  job.all = {};
+}
+
+void Quotas::recount(const std::string& job, const std::function<Counted()>& count) {
+  const Account account = this->account(job);
+  std::unique_lock gate_lock(account->gate);
+  const Counted counted = count();
+  Job& of = *account;
+  const AllSeen seen = look_at_all(of);
+  std::lock_guard lock(mutex_);
+  if (of.gone) return;
+  clear_locked(of);
+  for (const auto& [user, amount] : counted.outside) add_locked(of, user, amount);
+  std::unordered_map<const void*, Held> before = std::exchange(of.images, {});
+  for (const Held& image : counted.images) {
+    add_locked(of, image.user, {image.bytes, 0});
+    const auto held = image.image.lock();
+    if (held == nullptr) continue;
+    before.erase(held.get());
+    of.images.insert_or_assign(held.get(), image);
+  }
+  for (auto& [key, image] : before) of.removed.push_back(std::move(image));
+  std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
+  for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
+  bool by_kernel = false;
+  for (auto& [key, file] : of.files) {
+    by_kernel = by_kernel || file->by_kernel;
+    if (const auto now = seen.find(key); now != seen.end()) file->seen = now->second;
+    else continue;  // it was opened, or made, a moment ago
+    file->alone = !file->seen.named;
+    if (file->alone) add_locked(of, file->seen.user, file->seen.amount);
+  }
+  if (by_kernel || !of.removed.empty()) look_after_locked(account);
+}
+
+std::shared_mutex& Quotas::gate(const Account& account) { return account->gate; }
+
+Quotas::Account Quotas::detach(const std::string& job) {
+  std::lock_guard lock(mutex_);
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) return nullptr;
+  Account account = std::move(found->second);
+  jobs_.erase(found);
+  return account;
+}
+
+void Quotas::settle(const Account& account) {
+  if (account == nullptr) return;
+  std::unique_lock gate_lock(account->gate);
+  Job& of = *account;
+  const AllSeen seen = look_at_all(of);
+  std::lock_guard lock(mutex_);
+  of.gone = true;
+  clear_locked(of);
+  for (auto& [key, image] : std::exchange(of.images, {})) of.removed.push_back(std::move(image));
+  std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
+  for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
+  for (auto& [key, file] : of.files) {
+    if (const auto now = seen.find(key); now != seen.end()) file->seen = now->second;
+    file->alone = true;
+    add_locked(of, file->seen.user, file->seen.amount);
+  }
+  look_after_locked(account);
+}
+
+Quotas::AllSeen Quotas::look_at_all(Job& job) {
+  std::vector<std::pair<const void*, FileRef>> files;
+  {
+    std::lock_guard lock(mutex_);
+    files.assign(job.files.begin(), job.files.end());
+  }
+  AllSeen all;
+  for (const auto& [key, file] : files) {
+    std::lock_guard looking(file->looking);
+    if (file->look) all.emplace(key, file->look());
+  }
+  return all;
+}
+
+void Quotas::look_after_locked(const Account& account) {
+  if (!std::exchange(account->looked_after, true)) looked_after_.push_back(account);
+}
+
+void Quotas::look() {
+  std::vector<std::pair<Account, FileRef>> files;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(looked_after_, [&](const Account& account) {
+      Job& of = *account;
+      std::erase_if(of.removed, [&](const Held& image) {
+        if (!image.image.expired()) return false;
+        add_locked(of, image.user, {-image.bytes, 0});
+        return true;
+      });
+      bool more = !of.removed.empty();
+      for (const auto& [key, file] : of.files) {
+        if (!file->by_kernel) continue;
+        more = true;
+        files.emplace_back(account, file);
+      }
+      of.looked_after = more;
+      return !more;
+    });
+  }
+  for (const auto& [account, file] : files) {
+    std::lock_guard looking(file->looking);
+    if (!file->look) continue;
+    const Seen now = file->look();
+    std::lock_guard lock(mutex_);
+    if (now.user == file->seen.user)  // who changes that counts it
+      add_locked(*account, now.user, {now.amount.bytes - file->seen.amount.bytes, 0});
+    file->seen = now;
+  }
+}
+
+void Quotas::know_file(const Account& account, const void* key, std::function<Seen()> look,
+                       bool by_kernel) {
+  FileRef file;
+  {
+    std::lock_guard lock(mutex_);
+    FileRef& known = account->files[key];
+    if (known == nullptr) {
+      known = std::make_shared<File>();
+      known->look = std::move(look);  // nobody else has it yet
+    }
+    if (!by_kernel || known->by_kernel) return;
+    file = known;
+  }
+  std::lock_guard looking(file->looking);
+  if (!file->look) return;
+  const Seen now = file->look();
+  std::lock_guard lock(mutex_);
+  if (std::exchange(file->by_kernel, true)) return;
+  file->seen = now;
+  if (each_user_.any() || limit_of(*account).any()) look_after_locked(account);
+}
+
+void Quotas::note_nameless(const Account& account, const void* key) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = account->files.find(key); found != account->files.end())
+    found->second->alone = true;
+}
+
+void Quotas::forget_file(const Account& account, const void* key) {
+  FileRef file;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = account->files.find(key);
+    if (found == account->files.end()) return;
+    file = found->second;
+  }
+  std::lock_guard looking(file->looking);
+  if (!file->look) return;
+  const Seen now = std::exchange(file->look, nullptr)();
+  std::lock_guard lock(mutex_);
+  if (file->alone) {
+    const Seen& counted = file->by_kernel ? file->seen : now;
+    add_locked(*account, counted.user, {-counted.amount.bytes, -counted.amount.files});
+  } else if (file->by_kernel && now.user == file->seen.user) {
+    add_locked(*account, now.user, {now.amount.bytes - file->seen.amount.bytes, 0});
+  }
+  account->files.erase(key);
+}
+
+}  // namespace ptc

@@ -1,0 +1,159 @@
+// How many bytes and files a job, and a user in all jobs, may have on this node.
+//
+// Counted is what lies outside of checkpoints (incoming/, and what users keep beside layout.json,
+// extended attributes with it), as it changes, and checkpoints' bytes on this node, by who
+// committed them, when they change. Nothing is scanned but at the start, when a checkpoint comes,
+// goes or is moved, and when a commit was answered. Files are those outside of checkpoints,
+// directories and links among them. Texts that are saved (layout.json …), and drafts of them, are
+// the job's owner's.
+//
+// What is removed, itself or with its job, is counted until its memory is free: a file until the
+// last one closes it, an image of a checkpoint until nobody reads it. So an account can outlive its
+// job.
+//
+// Where a limit concerns a job, its files are written and read through the daemon: what the kernel
+// writes by itself nobody counts. Files that were open before there was a limit are looked at
+// whenever somebody wants more; they grow all the same. A reshard, which is nobody's wish alone, is
+// not held up.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "fs/tree/errno.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+struct QuotaLimit {
+  uint64_t bytes = UINT64_MAX, files = UINT64_MAX;
+  bool any() const { return bytes != UINT64_MAX || files != UINT64_MAX; }
+  /// "64G", "64G,1M", "none,100000" (or with ';', where commas separate options): sizes as --memory
+  /// has them, counts likewise. "none": no limit.
+  static Result<QuotaLimit> parse(std::string_view text);
+};
+
+struct QuotaAmount {
+  int64_t bytes = 0, files = 0;
+};
+
+/// Threads: any.
+class Quotas {
+  struct Job;
+
+ public:
+  using ByUser = std::map<uid_t, QuotaAmount>;
+  /// What one job has, for as long as anything of it takes memory.
+  using Account = std::shared_ptr<Job>;
+
+  /// Of the mount: for each user but root, and each job that has none of its own.
+  void set_limits(QuotaLimit user, QuotaLimit job);
+  /// nullopt: that of the mount.
+  void set_job_limit(const std::string& job, std::optional<QuotaLimit> limit);
+
+  /// Whether anything limits what is in the job.
+  bool limits(const std::string& job) const;
+  /// Those of the job, with what there is: nullopt where it has none.
+  struct Space {
+    QuotaLimit limit;
+    QuotaAmount used;
+  };
+  std::optional<Space> space_of(const Account& account);
+
+  /// That of the job which has this name now.
+  Account account(const std::string& job);
+  std::vector<std::string> jobs() const;
+
+  /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have.
+  FsResult<> reserve(const Account& account, uid_t user, QuotaAmount amount);
+  /// Counts what has come or gone. Never more goes than there is.
+  void add(const Account& account, uid_t user, QuotaAmount amount);
+
+  /// An image of a checkpoint, by who committed it. It is counted while it is one, and then until
+  /// nobody holds it.
+  struct Held {
+    uid_t user;
+    int64_t bytes;
+    std::weak_ptr<const void> image;
+  };
+  struct Counted {
+    ByUser outside;  // of checkpoints
+    std::vector<Held> images;
+  };
+  /// Counts a job anew. While something changes and is counted, the gate is held shared; here
+  /// alone. `count` returns what is there by name.
+  void recount(const std::string& job, const std::function<Counted()>& count);
+  static std::shared_mutex& gate(const Account& account);
+
+  /// The job is gone: another one of its name has an account of its own. settle() is to follow,
+  /// with no lock held.
+  Account detach(const std::string& job);
+  /// From now on only what is open, or held, is counted.
+  void settle(const Account& account);
+
+  /// A file that is open, or has lost its last name; or something else that recount() does not find
+  /// by name.
+  struct Seen {
+    uid_t user = 0;
+    QuotaAmount amount;
+    bool named = true;  // then it is counted by its name
+  };
+  /// `look` is called, by one at a time, until forget_file(); also with the gate held, but with no
+  /// lock that others wait for. `by_kernel`: it grows without anybody being asked.
+  void know_file(const Account& account, const void* key, std::function<Seen()> look,
+                 bool by_kernel);
+  /// It has lost its last name: what is counted of it stays so.
+  void note_nameless(const Account& account, const void* key);
+  /// It is about to be closed, and its space to be free unless it has a name.
+  void forget_file(const Account& account, const void* key);
+
+ private:
+  /// It may be on a file system that is slow: so it is looked at without mutex_.
+  struct File {
+    std::mutex looking;          // before mutex_
+    std::function<Seen()> look;  // none: it is forgotten. Guarded by `looking`; the rest by mutex_
+    bool by_kernel = false;
+    bool alone = false;  // counted by itself
+    Seen seen;           // when it was looked at last
+  };
+  using FileRef = std::shared_ptr<File>;
+  struct Job {
+    std::shared_mutex gate;
+    std::optional<QuotaLimit> limit;
+    QuotaAmount all;
+    ByUser by_user;
+    std::unordered_map<const void*, FileRef> files;
+    std::unordered_map<const void*, Held> images;  // of checkpoints
+    std::vector<Held> removed;                     // and of no checkpoint any more
+    bool gone = false, looked_after = false;
+  };
+  QuotaLimit limit_of(const Job& job) const { return job.limit.value_or(each_job_); }
+  Account account_locked(const std::string& job);
+  void add_locked(Job& job, uid_t user, QuotaAmount amount);
+  void clear_locked(Job& job);
+  /// It has something that changes by itself.
+  void look_after_locked(const Account& account);
+  /// What grew, or went, by itself is counted.
+  void look();
+  using AllSeen = std::unordered_map<const void*, Seen>;
+  AllSeen look_at_all(Job& job);
+
+  mutable std::mutex mutex_;  // all below
+  QuotaLimit each_user_, each_job_;
+  std::unordered_map<std::string, Account> jobs_;
+  std::vector<Account> looked_after_;
+  std::unordered_map<uid_t, QuotaAmount> users_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,266 @@
+#include "fs/tree/tree.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "fs/tree/commit_check.h"
+#include "fs/tree/real_node.h"
+
+namespace ptc {
+
+Tree::Tree(uint64_t gathered_bytes)
+    : started_(std::chrono::steady_clock::now()),
+      gathered_(gathered_bytes, std::thread::hardware_concurrency()) {}
+
+Tree::~Tree() { root_.reset(); }
+
+Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
+  store_ = store;
+  PTC_TRY(make_directory(AT_FDCWD, root_dir, 0755));
+  PTC_TRY(root_fd_, open_file(AT_FDCWD, root_dir, O_PATH | O_DIRECTORY | O_NOFOLLOW));
+  handles_.start(root_dir);
+  for (const JobRef& job : store_->jobs())
+    if (take_limit(job->name(), *job->attributes())) recount(*job);
+  return ok();
+}
+
+void Tree::detach() {
+  root_.reset();
+  table_.forget_all();
+  errands_.wait();          // they use the store
+  decltype(views_) ending;  // destroyed without the lock
+  std::lock_guard lock(views_mutex_);
+  ending.swap(views_);
+}
+
+void Tree::set_kernel_cache(KernelCache* cache) {
+  std::lock_guard content_lock(content_mutex_);
+  std::lock_guard lock(cache_mutex_);
+  cache_ = cache;
+  can_expire_names_ = cache != nullptr && cache->can_expire_names();
+}
+
+void Tree::drop_attributes(const Node& node) {
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ != nullptr) cache_->drop_attributes(node);
+}
+
+Result<JobViewRef> Tree::job(std::string_view name) {
+  std::string key(name);
+  JobViewRef removed;  // destroyed without the lock
+  auto view = [&]() -> Result<JobViewRef> {
+    std::lock_guard lock(views_mutex_);
+    JobRef job = store_->find(name);
+    auto found = views_.find(key);
+    if (found != views_.end()) {
+      if (found->second->job_ref() == job) return found->second;
+      removed = std::move(found->second);  // perhaps made again
+      views_.erase(found);
+      quotas_.detach(key);
+    }
+    if (job == nullptr) return JobViewRef();
+    PTC_TRY(auto made, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
+    views_.emplace(std::move(key), made);
+    return made;
+  }();
+  if (removed != nullptr) quotas_.settle(removed->account());
+  return view;
+}
+
+FsResult<DescriptorShareRef> Tree::take_descriptor(uid_t user) {
+  auto share = DescriptorShare::take(user, root_fd_.get());
+  if (share || share.error().value != EMFILE) return share;
+  gathered_.drop_unused();
+  return DescriptorShare::take(user, root_fd_.get());
+}
+
+DescriptorShareRef OpenerShare::of(Tree& tree, uid_t user) {
+  std::lock_guard lock(mutex_);
+  if (auto known = share_.lock()) return known;
+  const auto share = tree.take_descriptor(user);
+  if (!share) return nullptr;
+  share_ = share.value();
+  return share.value();
+}
+
+void Tree::space_changed(const std::string& job_name) {
+  const JobRef job = store_ == nullptr ? nullptr : store_->find(job_name);
+  if (job != nullptr) recount(*job);
+}
+
+void Tree::images_removed(const std::string& job_name) {
+  {
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return;
+  }
+  auto found = job(job_name);
+  if (found && found.value() != nullptr) found.value()->let_go_of_removed();
+}
+
+namespace {
+
+/// What is below a directory, hard links once. What goes meanwhile is not counted.
+void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser& by_user) {
+  UniqueFd fd(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr,
+                                             &::closedir);
+  if (stream == nullptr) return;
+  (void)fd.release();  // the stream's
+  const std::string here = fmt::format("/proc/self/fd/{}", ::dirfd(stream.get()));
+  if (struct stat stat = {}; top && ::fstat(::dirfd(stream.get()), &stat) == 0)
+    by_user[stat.st_uid].bytes += xattr_bytes(here + "/.");
+  while (const dirent* entry = ::readdir(stream.get())) {
+    const std::string_view name = entry->d_name;
+    struct stat stat = {};
+    if (name == "." || name == ".." ||
+        ::fstatat(::dirfd(stream.get()), entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    const bool own = top && (name == kIncomingName || name == kDataSetName);
+    if (own) by_user[stat.st_uid].bytes += xattr_bytes(here + "/" + entry->d_name);
+    if (!own && (S_ISDIR(stat.st_mode) || stat.st_nlink < 2 || seen.insert(stat.st_ino).second)) {
+      by_user[stat.st_uid].bytes += stat.st_blocks * 512 + xattr_bytes(here + "/" + entry->d_name);
+      ++by_user[stat.st_uid].files;
+    }
+    if (!S_ISDIR(stat.st_mode)) continue;
+    const UniqueFd below(::openat(::dirfd(stream.get()), entry->d_name,
+                                  O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (below.valid()) count_space(below.get(), false, seen, by_user);
+  }
+}
+
+}  // namespace
+
+bool Tree::take_limit(const std::string& job, const JobAttributes& attributes) {
+  const std::string quota = attributes.of("").quota.value_or("");
+  const auto limit = QuotaLimit::parse(quota);
+  quotas_.set_job_limit(job, quota.empty() || !limit ? std::nullopt : std::optional(limit.value()));
+  return quotas_.limits(job);
+}
+
+void Tree::recount(Job& job) {
+  if (!quotas_.limits(job.name())) return;
+  quotas_.recount(job.name(), [&job] {
+    Quotas::Counted found;
+    std::set<ino_t> seen;
+    if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+        top.valid())
+      count_space(top.get(), true, seen, found.outside);
+    for (const CheckpointRef& checkpoint : job.checkpoints())
+      for (const StoredImage& image : checkpoint->stored()->images)
+        if (image.image != nullptr && image.image->is_here())
+          found.images.push_back({checkpoint->manifest().uid,
+                                  static_cast<int64_t>(image.image->bytes()), image.image});
+    return found;
+  });
+}
+
+void Tree::attributes_changed(const std::string& job_name) {
+  // Who has not looked at the job yet applies them when somebody does.
+  if (JobViewRef view = known_view(job_name)) view->apply_attributes();
+  const JobRef job = store_ == nullptr ? nullptr : store_->find(job_name);
+  if (job != nullptr && take_limit(job_name, *job->attributes())) recount(*job);
+}
+
+void Tree::data_set_changed(const std::string& job_name) {
+  // Who has not looked at the job yet reads the metadata when somebody does.
+  if (JobViewRef view = known_view(job_name)) view->data_set().catch_up();
+}
+
+Result<> Tree::contents_mended(const std::string& job_name, const std::string& name) {
+  JobViewRef view;
+  {
+    std::lock_guard lock(views_mutex_);
+    if (const auto found = views_.find(job_name); found != views_.end()) view = found->second;
+  }
+  const std::shared_ptr<CheckpointView> checkpoint =
+      view != nullptr ? view->checkpoint(name) : nullptr;
+  if (checkpoint == nullptr) return ok();  // nobody has looked at it
+  // What the kernel asks for again comes from what is right already.
+  std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
+  std::erase_if(nodes, [](const NodeRef& node) { return !node->has_content(); });
+  PTC_TRY(gathered_.refresh(checkpoint->key + "/"));
+  std::lock_guard lock(content_mutex_);
+  for (const NodeRef& node : nodes)
+    if (cache_ != nullptr) cache_->drop_content(*node);
+  return ok();
+}
+
+Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std::string& incoming,
+                                         GivesWay gives_way) {
+  {
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return std::unique_ptr<Seal>();  // not mounted: nobody reaches the files
+  }
+  PTC_TRY(auto view, job(job_name));
+  if (view == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", job_name);
+  auto check = std::make_unique<CommitCheck>(std::move(view), incoming, std::move(gives_way));
+  PTC_TRY(check->prepare());
+  return std::unique_ptr<Seal>(std::move(check));
+}
+
+void Tree::forget_old() {
+  listings_.forget_old();
+  recent_sets_.forget_old();
+}
+
+void Tree::names_changed() {
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ != nullptr) cache_->expire_names();
+}
+
+JobViewRef Tree::known_view(const std::string& job_name) {
+  std::lock_guard lock(views_mutex_);
+  const auto found = views_.find(job_name);
+  return found != views_.end() ? found->second : nullptr;
+}
+
+void Tree::jobs_changed() {
+  // The view of one, if there is any, goes when somebody looks for it, which may be never.
+  for (const std::string& name : quotas_.jobs())
+    if (store_ != nullptr && store_->find(name) == nullptr) quotas_.settle(quotas_.detach(name));
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ == nullptr) return;
+  touch_directory(root_fd());
+  cache_->drop_attributes(root());
+  cache_->expire_names();
+}
+
+void Tree::job_changed(const std::string& job_name) {
+  if (JobViewRef view = known_view(job_name)) view->catch_up();
+}
+
+void Tree::checkpoint_changed(const std::string& job_name, const std::string& name) {
+  {
+    // Not mounted yet, or not any more: a reshard may be resumed before there is a store to ask.
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return;
+  }
+  auto found = job(job_name);
+  if (!found || found.value() == nullptr) return;
+  JobView& view = *found.value();
+  recount(view.job());
+  // Times first: by them the kernel knows that what it has listed is old.
+  touch_directory(view.files_fd().get());
+  view.note_checkpoints_changed();
+  std::vector<NodeRef> nodes;
+  for (const std::string& key : {view.key(), checkpoints_key(view)})
+    if (NodeRef node = table_.find(key)) nodes.push_back(std::move(node));
+  if (auto checkpoint = view.checkpoint(name)) {
+    // The same names and bytes, but which of them take memory (st_blocks) has changed.
+    for (NodeRef& node : table_.under(checkpoint_key(*checkpoint)))
+      nodes.push_back(std::move(node));
+  }
+  std::lock_guard lock(cache_mutex_);
+  if (cache_ == nullptr) return;
+  for (const NodeRef& node : nodes) cache_->drop_attributes(*node);
+}
+
+}  // namespace ptc
