@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,7 +26,8 @@ namespace ptc {
 namespace {
 
 constexpr size_t kMaxQuestion = 64 << 10;
-constexpr unsigned kMaxAtOnce = 8;
+constexpr unsigned kMostOfOne = 8,
+                   kMostOfAll = 64;  // at once; of root: as if there was nobody else
 
 /// Whether the process is in the group, as of now.
 bool in_group(const Caller& caller, gid_t gid) {
@@ -168,22 +170,48 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
   return as_json ? std::move(as_json).value() : json::value(answer);
 }
 
+/// How many questions of whom are being answered. Threads: any.
+class Askers {
+ public:
+  /// False: there are too many; else leave() follows.
+  bool enter(uid_t user) {
+    std::lock_guard lock(mutex_);
+    if (of_user_[user] >= kMostOfOne || (user != 0 && all_ - of_user_[0] >= kMostOfAll)) {
+      if (of_user_[user] == 0) of_user_.erase(user);
+      return false;
+    }
+    ++of_user_[user], ++all_;
+    return true;
+  }
+  void leave(uid_t user) {
+    std::lock_guard lock(mutex_);
+    --all_;
+    if (--of_user_[user] == 0) of_user_.erase(user);
+  }
+  unsigned all() const {
+    std::lock_guard lock(mutex_);
+    return all_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uid_t, unsigned> of_user_;  // guarded, as the next
+  unsigned all_ = 0;
+};
+
 /// A question being answered on a thread of its own, so that nothing else waits for it.
 class Answer {
  public:
   static FsResult<std::shared_ptr<Answer>> begin(Tree& tree, Caller caller, std::string question) {
     auto answer = std::make_shared<Answer>();
-    if (running().fetch_add(1) >= kMaxAtOnce) {
-      running().fetch_sub(1);
-      return Errno{EAGAIN};
-    }
+    if (!askers().enter(caller.uid)) return Errno{EAGAIN};
     try {
       std::thread([answer, &tree, caller, question = std::move(question)] {
         answer->finish(make_text(tree, caller, question, answer->stop_.get_token()));
-        running().fetch_sub(1);
+        askers().leave(caller.uid);
       }).detach();
     } catch (const std::system_error&) {
-      running().fetch_sub(1);
+      askers().leave(caller.uid);
       return Errno{EAGAIN};
     }
     return answer;
@@ -205,9 +233,9 @@ class Answer {
     return size;
   }
 
-  static std::atomic<unsigned>& running() {
-    static std::atomic<unsigned> count{0};
-    return count;
+  static Askers& askers() {
+    static Askers& all = *new Askers;  // threads may outlive main()
+    return all;
   }
 
  private:
@@ -322,7 +350,7 @@ class AskFile : public Node {
 
 bool wait_for_answers(std::chrono::milliseconds patience) {
   auto deadline = std::chrono::steady_clock::now() + patience;
-  while (Answer::running() != 0) {
+  while (Answer::askers().all() != 0) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -171,8 +171,8 @@ FsResult<> EditableFile::save(
   return ok();
 }
 
-FsResult<> EditableFile::rename_over(const std::string& text, const User& by, Errands& errands,
-                                     std::shared_ptr<void> owner) {
+FsResult<> EditableFile::by_rename(const std::optional<std::string>& text, const User& by,
+                                   Errands& errands, std::shared_ptr<void> owner) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kWaits = std::chrono::milliseconds(1700);
   constexpr auto kKept = std::chrono::seconds(60);
@@ -204,8 +204,10 @@ FsResult<> EditableFile::rename_over(const std::string& text, const User& by, Er
 void EditableFile::carry_out(Rename& rename) {
   FsResult<> outcome = Errno{ENOMEM};
   try {
-    outcome =
-        save(rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
+    if (rename.text)
+      outcome =
+          save(*rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
+    else outcome = remove();
   } catch (const std::exception&) {  // no memory
   }
   std::lock_guard lock(renames_mutex_);

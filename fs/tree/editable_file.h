@@ -62,7 +62,13 @@ class EditableFile {
   /// goes on, and the same again goes on with it; it may come to its end without that. Until then
   /// that thread holds `owner`, which owns this object, and may be the last that does.
   FsResult<> rename_over(const std::string& text, const User& by, Errands& errands,
-                         std::shared_ptr<void> owner);
+                         std::shared_ptr<void> owner) {
+    return by_rename(text, by, errands, std::move(owner));
+  }
+  /// The same of what a rename to elsewhere does here: as remove().
+  FsResult<> rename_away(const User& by, Errands& errands, std::shared_ptr<void> owner) {
+    return by_rename(std::nullopt, by, errands, std::move(owner));
+  }
   FsResult<> remove();
   /// Whether the text is another than at the last call, and was not saved here: then it has changed
   /// now.
@@ -94,11 +100,13 @@ class EditableFile {
   using Drafts = std::list<Draft>;
   /// The kernel holds locks of the whole mount while somebody waits for it.
   struct Rename {
-    const std::string text;
+    const std::optional<std::string> text;  // none from then on
     const User by;
     std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
   };
+  FsResult<> by_rename(const std::optional<std::string>& text, const User& by, Errands& errands,
+                       std::shared_ptr<void> owner);
   void carry_out(Rename& rename);
 
   static constexpr std::chrono::seconds kBaseLasts{10};

@@ -132,6 +132,7 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
 }
 
 void JobView::apply_attributes() {
+  std::lock_guard one(applying_);
   const auto all = job_->attributes();
   limited_ = tree_.take_limit(job_->name(), *all);
   for (const auto& [name, file] :
@@ -159,15 +160,19 @@ void JobView::apply_attributes() {
     if (NodeRef node = tree_.table().find(key)) tree_.drop_attributes(*node);
 }
 
-FsResult<> JobView::agree_on(const std::string& name) {
+FsResult<> JobView::agree_on(const std::string& name, const AttributeChange& change) {
+  if (!change.mode && !change.uid && !change.gid) return ok();
   const HeldFd fd = (name.empty()            ? files_
                      : name == kIncomingName ? incoming_
                                              : data_set_files_)
                         .hold();
   struct stat now = {};
   if (!fd.valid() || ::fstat(fd.get(), &now) != 0) return last_errno();
-  const Result<> agreed =
-      job_->change_attributes(name, {now.st_uid, now.st_gid, now.st_mode & 07777});
+  FileAttributes changed;
+  if (change.uid) changed.uid = now.st_uid;
+  if (change.gid) changed.gid = now.st_gid;
+  if (change.mode) changed.mode = now.st_mode & 07777;
+  const Result<> agreed = job_->change_attributes(name, changed);
   if (!agreed) apply_attributes();  // as it was
   return as_decided(agreed);
 }

@@ -100,8 +100,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   /// Gives the job's directories the owners and modes that are agreed on.
   void apply_attributes();
-  /// Those that this directory has here are agreed on from now on; on an error they are taken back.
-  FsResult<> agree_on(const std::string& name);
+  /// What `change` says of them, and this directory has here now, is agreed on from then on; what
+  /// it does not say another node may be changing. On an error it is taken back.
+  FsResult<> agree_on(const std::string& name, const AttributeChange& change);
 
   /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.
   bool limited() const { return limited_.load(std::memory_order_relaxed); }
@@ -166,6 +167,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   Whiteouts hidden_;
   CommitGate gate_;
   const Quotas::Account account_;
+  std::mutex applying_;  // before all others: what is agreed on later is applied later
   std::atomic<int64_t> text_bytes_{0};  // that texts and drafts are counted with
   std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch

@@ -73,7 +73,7 @@ namespace {
 using ListXattrs = ssize_t (*)(const char* path, char* names, size_t size);
 using GetXattr = ssize_t (*)(const char* path, const char* name, void* value, size_t size);
 
-int64_t xattr_bytes(const char* path, ListXattrs list, GetXattr get) {
+int64_t bytes_of_xattrs(const char* path, ListXattrs list, GetXattr get) {
   const ssize_t size = list(path, nullptr, 0);
   if (size <= 0) return 0;
   std::string names(static_cast<size_t>(size) + 1024, '\0');
@@ -92,10 +92,10 @@ int64_t xattr_bytes(const char* path, ListXattrs list, GetXattr get) {
 }  // namespace
 
 int64_t xattr_bytes(const HeldFd& file) {
-  return xattr_bytes(file.proc_path().c_str(), ::listxattr, ::getxattr);
+  return bytes_of_xattrs(file.proc_path().c_str(), ::listxattr, ::getxattr);
 }
 int64_t xattr_bytes(const std::string& path) {
-  return xattr_bytes(path.c_str(), ::llistxattr, ::lgetxattr);
+  return bytes_of_xattrs(path.c_str(), ::llistxattr, ::lgetxattr);
 }
 
 template <class Change>

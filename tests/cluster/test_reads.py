@@ -14,6 +14,7 @@ import cluster
 from cluster import mount  # (it finds tests/clients)
 import models
 from cases import MIB, TestCase, layout_name, read
+from users import ANN, BOB, ROOT
 
 
 class LargeLlama(models.Llama):
@@ -155,6 +156,7 @@ class Lost(TestCase):
 class Stopped(TestCase):
     """A node is stopped, and no other has what lies on it."""
     LEASE = 40
+    OPTIONS = ("-o", "allow_other")
     READERS = 60  # more than there are threads that answer
     PROMPT = 5    # seconds, on a machine that does other things too
 
@@ -191,6 +193,27 @@ class Stopped(TestCase):
         self.nodes.resume(0)
         patient.join()
         os.close(askers[0])
+
+    def test_who_asks_much_leaves_room_for_others(self):
+        self.commit(0, models.Llama(36), devices=["w0:0"])
+        self.nodes.pause(0)
+
+        def begin(user):
+            """Who opens it asks. None: it was one too many."""
+            os.seteuid(user[0])
+            try:
+                fd = os.open(self.nodes.path(2, ".ptc/ask"), os.O_RDWR)
+            finally:
+                os.seteuid(0)
+            self.addCleanup(os.close, fd)
+            with contextlib.suppress(BlockingIOError):
+                os.write(fd, json.dumps({"do": "verify", "job": self.name, "checkpoint": "base"}).encode())
+                return fd
+            return None
+        of_ann = [begin(ANN) for _ in range(9)]
+        self.assertEqual([number for number, fd in enumerate(of_ann) if fd is None], [8])
+        self.assertIsNotNone(begin(BOB))
+        self.assertIsNotNone(begin(ROOT))
 
     def test_it_stops_its_readers_and_nothing_else(self):
         self.commit(0, LargeLlama(34), devices=["w0:0"])

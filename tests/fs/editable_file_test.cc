@@ -198,6 +198,41 @@ TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
 }
 
 /// As of a job that is removed while one of its texts is saved.
+TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
+  std::atomic<bool> there = true;
+  std::atomic<int> removals = 0;
+  std::promise<void> answer;
+  std::shared_future<void> answered = answer.get_future().share();
+  Errands errands;
+  const auto file = std::make_shared<EditableFile>(
+      "rules.json",
+      EditableFile::Source{
+          .text = [&] { return there ? std::optional<std::string>("{}") : std::nullopt; },
+          .save = [](const std::string&, const User&) -> Result<> { return ok(); },
+          .remove = [&]() -> Result<> {
+            ++removals;
+            answered.wait();
+            there = false;
+            return ok();
+          }});
+  const auto away = [&] {
+    auto done = file->rename_away({1000, 1000, {}}, errands, file);
+    return done ? 0 : done.error().value;
+  };
+  for (int i = 0; i < 2; ++i) {
+    auto asked = std::async(std::launch::async, away);
+    const bool in_time = asked.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    if (!in_time) answer.set_value();
+    EXPECT_EQ(asked.get(), EAGAIN);
+    if (!in_time) return;
+  }
+  answer.set_value();
+  EXPECT_EQ(away(), 0);
+  EXPECT_EQ(removals, 1);
+  EXPECT_FALSE(file->exists());
+}
+
 TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
   std::promise<void> answer;
   std::shared_ptr<EditableFile> file;

@@ -22,8 +22,7 @@ class DataSetDir : public OwnNamesDir {
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     PTC_TRY(RealNode::set_attributes(change, handle));
-    return change.mode || change.uid || change.gid ? job().agree_on(kDataSetName)
-                                                   : FsResult<>(ok());
+    return job().agree_on(kDataSetName, change);
   }
   EditableFile* editable(const std::string& name) override;
 

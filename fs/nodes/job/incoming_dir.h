@@ -16,8 +16,7 @@ class IncomingDir : public RealNode {
   NameLife name_life() const override { return NameLife::kForever; }
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
     PTC_TRY(RealNode::set_attributes(change, handle));
-    return change.mode || change.uid || change.gid ? job().agree_on(kIncomingName)
-                                                   : FsResult<>(ok());
+    return job().agree_on(kIncomingName, change);
   }
 };
 

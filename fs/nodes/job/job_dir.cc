@@ -19,15 +19,12 @@ namespace {
 
 // `rm -r` goes in this order: `current` must come before what it points to, or it would be gone by
 // itself when rm gets to it.
-constexpr OwnNamesDir::OwnName kOwnNames[] = {{"layout.json", OwnNamesDir::Kind::kSaved},
-                                              {"rules.json", OwnNamesDir::Kind::kSaved},
-                                              {"status.json", OwnNamesDir::Kind::kText},
-                                              {"plan.json", OwnNamesDir::Kind::kText},
-                                              {"plan.svg", OwnNamesDir::Kind::kText},
-                                              {"current", OwnNamesDir::Kind::kLink},
-                                              {"dataset", OwnNamesDir::Kind::kDirectory},
-                                              {"incoming", OwnNamesDir::Kind::kDirectory},
-                                              {"checkpoints", OwnNamesDir::Kind::kDirectory}};
+constexpr OwnNamesDir::OwnName kOwnNames[] = {
+    {"layout.json", OwnNamesDir::Kind::kSaved},    {"rules.json", OwnNamesDir::Kind::kSaved},
+    {"status.json", OwnNamesDir::Kind::kText},     {"plan.json", OwnNamesDir::Kind::kText},
+    {"plan.svg", OwnNamesDir::Kind::kText},        {"current", OwnNamesDir::Kind::kLink},
+    {"dataset", OwnNamesDir::Kind::kDirectory},    {"incoming", OwnNamesDir::Kind::kDirectory},
+    {"checkpoints", OwnNamesDir::Kind::kDirectory}};
 
 }  // namespace
 
@@ -51,7 +48,7 @@ FsResult<struct stat> JobDir::attributes() {
 FsResult<> JobDir::set_attributes(const AttributeChange& change, Handle* handle) {
   PTC_TRY(RealNode::set_attributes(change, handle));
   if (!change.mode && !change.uid && !change.gid) return ok();
-  PTC_TRY(job().agree_on(""));
+  PTC_TRY(job().agree_on("", change));
   // These have the job's owner and mode.
   Tree& tree = job().tree();
   for (const std::string& key : {checkpoints_key(job()), job().key() + "/dataset/gen"})

@@ -39,8 +39,10 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
 }
 
 /// layout.json is moved away, as for a backup: the accepted text, as a real file. The layout stays
-/// in force; only its name is gone until somebody writes it again.
-FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
+/// in force; only its name is gone until somebody writes it again. rules.json goes, which is
+/// decided: where that takes long, EAGAIN, and the file is there already under its new name, so
+/// that nothing is lost whatever comes of it.
+FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file, RealNode& target,
                      const std::string& target_name, unsigned flags) {
   const HeldFd files = parent.job().files_fd();
   const int job_dir = files.get();
@@ -75,7 +77,8 @@ FsResult<> move_away(RealNode& parent, EditableFile& file, RealNode& target,
     ::unlinkat(job_dir, scratch.c_str(), 0);
     return moved;
   }
-  PTC_TRY(file.remove());
+  const JobViewRef view = parent.job().shared_from_this();
+  PTC_TRY(file.rename_away(caller.user(), view->tree().errands(), view));
   if (file.exists()) parent.job().hidden().hide_until_shown(file.name());
   return ok();
 }
@@ -102,7 +105,7 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     if (from != nullptr) {
       PTC_TRY(const HeldFd directory, target->held());
       return target->take_away(directory, target_name, [&] {
-        return move_away(*this, *from, *target, target_name, flags);
+        return move_away(caller, *this, *from, *target, target_name, flags);
       });
     }
     bool there = to->exists() && !job_->hidden().hidden(to->name());
