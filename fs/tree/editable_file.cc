@@ -171,18 +171,17 @@ FsResult<> EditableFile::save(
   return ok();
 }
 
-FsResult<> EditableFile::by_rename(const std::optional<std::string>& text, const User& by,
-                                   Errands& errands, std::shared_ptr<void> owner) {
+FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kWaits = std::chrono::milliseconds(1700);
   constexpr auto kKept = std::chrono::seconds(60);
   const Clock::time_point begun = Clock::now(), until = begun + kWaits;
   for (;;) {
-    const bool same_now = source_.text() == text;
+    const bool same_now = source_.text() == asked.text;
     std::unique_lock lock(renames_mutex_);
     std::shared_ptr<Rename> one = rename_;
     if (one == nullptr) {
-      one = rename_ = std::make_shared<Rename>(Rename{.text = text, .by = by});
+      one = rename_ = std::make_shared<Rename>(asked);
       try {
         errands.start([this, one, owner] { carry_out(*one); });
       } catch (const std::exception&) {  // no thread, no memory
@@ -193,7 +192,7 @@ FsResult<> EditableFile::by_rename(const std::optional<std::string>& text, const
     const auto has_ended = [&] { return one->outcome.has_value(); };
     if (!rename_ended_.wait_until(lock, until, has_ended)) return Errno{EAGAIN};
     if (rename_ == one) rename_.reset();
-    const bool asked_for = one->text == text && one->by == by;
+    const bool asked_for = one->text == asked.text && one->was == asked.was && one->by == asked.by;
     // Of one that ended while nobody waited, this may be long ago.
     const bool still_so =
         one->ended >= begun || (*one->outcome ? same_now : begun - one->ended < kKept);
@@ -207,7 +206,7 @@ void EditableFile::carry_out(Rename& rename) {
     if (rename.text)
       outcome =
           save(*rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
-    else outcome = remove();
+    else outcome = as_decided(source_.remove_if(rename.was));
   } catch (const std::exception&) {  // no memory
   }
   std::lock_guard lock(renames_mutex_);

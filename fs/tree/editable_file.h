@@ -35,6 +35,9 @@ class EditableFile {
     /// Saves by a rename; left out: as `save`. kConflict: what it waits for goes on, and the same
     /// rename again goes on with it.
     std::function<Result<>(const std::string&, const User& by)> rename_over = {};
+    /// As `remove`, if it still is this text, else kConflict; left out where nothing is decided by
+    /// that.
+    std::function<Result<>(const std::string&)> remove_if = {};
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
     std::function<Result<>(const FileAttributes&)> change_attributes = {};
@@ -53,6 +56,7 @@ class EditableFile {
   const std::string& name() const { return name_; }  // relative to the job
   /// The accepted text; empty where there is none.
   std::string text() const;
+  std::optional<std::string> accepted() const { return source_.text(); }
   /// Whether its name shows: there is a text, or somebody is writing the first.
   bool exists() const;
 
@@ -63,11 +67,15 @@ class EditableFile {
   /// that thread holds `owner`, which owns this object, and may be the last that does.
   FsResult<> rename_over(const std::string& text, const User& by, Errands& errands,
                          std::shared_ptr<void> owner) {
-    return by_rename(text, by, errands, std::move(owner));
+    return by_rename({.text = text, .was = {}, .by = by}, errands, std::move(owner));
   }
-  /// The same of what a rename to elsewhere does here: as remove().
-  FsResult<> rename_away(const User& by, Errands& errands, std::shared_ptr<void> owner) {
-    return by_rename(std::nullopt, by, errands, std::move(owner));
+  /// The same of what a rename to elsewhere does here, where the text that was taken along is
+  /// `was`: as remove(), but another text stays: EAGAIN.
+  FsResult<> rename_away(const std::string& was, const User& by, Errands& errands,
+                         std::shared_ptr<void> owner) {
+    return source_.remove_if
+               ? by_rename({.text = {}, .was = was, .by = by}, errands, std::move(owner))
+               : remove();
   }
   FsResult<> remove();
   /// Whether the text is another than at the last call, and was not saved here: then it has changed
@@ -100,13 +108,13 @@ class EditableFile {
   using Drafts = std::list<Draft>;
   /// The kernel holds locks of the whole mount while somebody waits for it.
   struct Rename {
-    const std::optional<std::string> text;  // none from then on
+    const std::optional<std::string> text;  // none: it is removed from here
+    const std::string was;                  // what was, then
     const User by;
     std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
   };
-  FsResult<> by_rename(const std::optional<std::string>& text, const User& by, Errands& errands,
-                       std::shared_ptr<void> owner);
+  FsResult<> by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner);
   void carry_out(Rename& rename);
 
   static constexpr std::chrono::seconds kBaseLasts{10};

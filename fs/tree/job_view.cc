@@ -64,7 +64,13 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
                                        [this](const std::string& t, const User&) {
                                          return say_saved(rules_, job_->save_rules(t), true);
                                        },
-                                   .remove = [this] { return job_->remove_rules(); }})),
+                                   .remove = [this] { return job_->remove_rules(); },
+                                   .remove_if =
+                                       [this](const std::string& text) {
+                                         const Result<> removed = job_->remove_rules(text);
+                                         catch_up();  // no request of the kernel's may wait for it
+                                         return removed;
+                                       }})),
       source_("dataset/source.json",
               agreed("dataset/source.json",
                      {.text = [this] { return data_set_->source_text(); },
@@ -162,16 +168,11 @@ void JobView::apply_attributes() {
 
 FsResult<> JobView::agree_on(const std::string& name, const AttributeChange& change) {
   if (!change.mode && !change.uid && !change.gid) return ok();
-  const HeldFd fd = (name.empty()            ? files_
-                     : name == kIncomingName ? incoming_
-                                             : data_set_files_)
-                        .hold();
-  struct stat now = {};
-  if (!fd.valid() || ::fstat(fd.get(), &now) != 0) return last_errno();
-  FileAttributes changed;
-  if (change.uid) changed.uid = now.st_uid;
-  if (change.gid) changed.gid = now.st_gid;
-  if (change.mode) changed.mode = now.st_mode & 07777;
+  FileAttributes
+      changed;  // not as fstat shows it: what is agreed on already may be applied just now
+  if (change.uid) changed.uid = *change.uid;
+  if (change.gid) changed.gid = *change.gid;
+  if (change.mode) changed.mode = *change.mode & 07777;
   const Result<> agreed = job_->change_attributes(name, changed);
   if (!agreed) apply_attributes();  // as it was
   return as_decided(agreed);

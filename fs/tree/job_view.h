@@ -100,8 +100,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   /// Gives the job's directories the owners and modes that are agreed on.
   void apply_attributes();
-  /// What `change` says of them, and this directory has here now, is agreed on from then on; what
-  /// it does not say another node may be changing. On an error it is taken back.
+  /// What `change` says of them, which this directory has here, is agreed on from then on; what it
+  /// does not say another node may be changing. On an error it is taken back.
   FsResult<> agree_on(const std::string& name, const AttributeChange& change);
 
   /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.

@@ -207,8 +207,10 @@ FsResult<> RealNode::take_away(const HeldFd& directory, const std::string& name,
   if (known == nullptr) return call();
   known->file_.pin(child.get());
   FsResult<> done = call();
-  if (!done || (::fstat(child.get(), &stat) == 0 && stat.st_nlink > 0)) known->file_.unpin();
-  if (done && job_->limited()) known->note_unlinked();
+  // On an error, too, it may have lost its last name: what follows a rename may fail.
+  const bool named = ::fstat(child.get(), &stat) == 0 && stat.st_nlink > 0;
+  if (named) known->file_.unpin();
+  if ((done || !named) && job_->limited()) known->note_unlinked();
   return done;
 }
 

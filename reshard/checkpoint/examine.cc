@@ -30,41 +30,17 @@ struct Copies {
 };
 using Pieces = std::unordered_map<Box, Copies, BoxHash>;
 
-/// The same where there is too much to try: one image is wrong in all that it has, and the others
-/// are alike. Cost: O(images × pieces).
-std::vector<size_t> all_but_one(const std::vector<const Copies*>& pieces,
-                                const Checksum& expected) {
-  std::set<uint32_t> suspects;
-  for (const Copies* copies : pieces)
-    if (copies->versions.size() > 1)
-      for (const auto& [sum, images] : copies->versions)
-        if (images.size() == 1) suspects.insert(images.front());
-  for (const uint32_t suspect : suspects) {
-    std::vector<size_t> chosen;
-    Checksum sum;
-    for (const Copies* copies : pieces) {
-      size_t left = 0, last = 0;
-      for (size_t i = 0; i < copies->versions.size(); ++i) {
-        const bool its_own = copies->versions[i].second == std::vector<uint32_t>{suspect};
-        if (copies->versions.size() > 1 && its_own) continue;
-        last = i, ++left;
-      }
-      if (left != 1) break;
-      chosen.push_back(last);
-      sum += copies->versions[last].first;
-    }
-    if (chosen.size() == pieces.size() && sum == expected) return chosen;
-  }
-  return {};
-}
+/// Of each piece the versions that may be right.
+using Options = std::vector<std::vector<size_t>>;
 
-/// Which version of each piece gives the tensor its checksum; empty: none does, or several do.
-std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces,
-                                   const Checksum& expected) {
+/// The one choice that gives the tensor its checksum; empty: none does, several do, or there are
+/// too many to try.
+std::vector<size_t> only_choice(const std::vector<const Copies*>& pieces, const Options& options,
+                                const Checksum& expected) {
   size_t choices = 1;
-  for (const Copies* copies : pieces) {
-    choices *= copies->versions.size();
-    if (choices > kMaxChoices) return all_but_one(pieces, expected);
+  for (const std::vector<size_t>& of_piece : options) {
+    choices *= of_piece.size();
+    if (choices == 0 || choices > kMaxChoices) return {};
   }
   std::vector<size_t> right, chosen(pieces.size());
   size_t matches = 0;
@@ -72,13 +48,44 @@ std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces,
     size_t rest = choice;
     Checksum sum;
     for (size_t i = 0; i < pieces.size(); ++i) {
-      chosen[i] = rest % pieces[i]->versions.size();
-      rest /= pieces[i]->versions.size();
+      chosen[i] = options[i][rest % options[i].size()];
+      rest /= options[i].size();
       sum += pieces[i]->versions[chosen[i]].first;
     }
     if (sum == expected && ++matches == 1) right = chosen;
   }
   return matches == 1 ? right : std::vector<size_t>();
+}
+
+/// Which version of each piece gives the tensor its checksum; empty: none does, or several do.
+/// Where there is too much to try, one image may be wrong in all that it has: without it there is
+/// less.
+std::vector<size_t> right_versions(const std::vector<const Copies*>& pieces,
+                                   const Checksum& expected) {
+  Options all(pieces.size());
+  size_t choices = 1;
+  std::set<uint32_t> suspects;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto& versions = pieces[i]->versions;
+    for (size_t version = 0; version < versions.size(); ++version) {
+      all[i].push_back(version);
+      if (versions.size() > 1 && versions[version].second.size() == 1)
+        suspects.insert(versions[version].second.front());
+    }
+    choices = std::min(choices * versions.size(), kMaxChoices + 1);
+  }
+  if (choices <= kMaxChoices) return only_choice(pieces, all, expected);
+  for (const uint32_t suspect : suspects) {
+    Options without = all;
+    for (size_t i = 0; i < pieces.size(); ++i)
+      if (without[i].size() > 1)
+        std::erase_if(without[i], [&](size_t version) {
+          return pieces[i]->versions[version].second == std::vector<uint32_t>{suspect};
+        });
+    if (std::vector<size_t> right = only_choice(pieces, without, expected); !right.empty())
+      return right;
+  }
+  return {};
 }
 
 bool holds_all(const std::vector<TensorFacts>& tensors, const std::vector<WrittenFile>& files,
@@ -181,28 +188,23 @@ class Examination {
           wrong.push_back(&box);
       }
       // A piece is written over as a whole, so that all of it is compared before.
-      for (const ImageContent::Sum& sum : sums) {
-        auto goes = [&](const Piece& piece) {
-          return is_in(sum.box, piece.global) &&
-                 (damaged.all || std::any_of(wrong.begin(), wrong.end(), [&](const Box* box) {
-                    return is_in(*box, piece.global);
-                  }));
-        };
-        if (any_piece(layout, slot.tensor, goes)) damaged.right.push_back(sum);
-      }
+      std::vector<const Box*> pieces;
+      for (const ArraySlot& other : layout.arrays)
+        if (other.tensor == slot.tensor)
+          for (const Piece& piece : other.part.pieces)
+            if (damaged.all || std::any_of(wrong.begin(), wrong.end(), [&](const Box* box) {
+                  return is_in(*box, piece.global);
+                }))
+              pieces.push_back(&piece.global);
+      for (const ImageContent::Sum& sum : sums)
+        if (std::any_of(pieces.begin(), pieces.end(),
+                        [&](const Box* piece) { return is_in(sum.box, *piece); }))
+          damaged.right.push_back(sum);
     }
     return damaged;
   }
 
   static bool is_in(const Box& box, const Box& whole) { return intersect(box, whole) == box; }
-
-  template <class Is>
-  static bool any_piece(const ImageLayout& layout, uint32_t tensor, Is is) {
-    return std::any_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
-      return slot.tensor == tensor &&
-             std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(), is);
-    });
-  }
 
   static bool has_another(const Copies& copies, uint32_t image) {
     return std::any_of(copies.versions.begin(), copies.versions.end(), [&](const auto& version) {
@@ -335,25 +337,24 @@ json::value to_json(const CommonCuts& cuts, const StoredState& stored,
                     const std::vector<uint32_t>& images) {
   json::array list;
   if (cuts.empty()) return list;
-  std::set<uint32_t> held;
+  std::set<const Box*> said;
   for (const uint32_t image : images)
-    for (const ArraySlot& slot : stored.layouts()[image].arrays) held.insert(slot.tensor);
-  for (const uint32_t tensor : held) {
-    const auto cells = cuts.cells().find(tensor);
-    if (cells == cuts.cells().end()) continue;
-    for (const Box& cell : cells->second)
-      list.push_back(json::array{tensor, to_array(cell.offset), to_array(cell.extent)});
-  }
+    for (const ArraySlot& slot : stored.layouts()[image].arrays)
+      for (const Piece& piece : slot.part.pieces)
+        for (const Box* cell : cuts.of(slot.tensor, piece.global))
+          if (said.insert(cell).second)
+            list.push_back(
+                json::array{slot.tensor, to_array(cell->offset), to_array(cell->extent)});
   return list;
 }
 
 CommonCuts cuts_from(const json::value& value) {
-  CommonCuts cuts;
+  std::vector<std::pair<uint32_t, Box>> cells;
   for (const json::value& entry : value.as_array()) {
     const json::array& cell = entry.as_array();
-    cuts.add(cell.at(0).to_number<uint32_t>(), box_from(cell.at(1), cell.at(2)));
+    cells.emplace_back(cell.at(0).to_number<uint32_t>(), box_from(cell.at(1), cell.at(2)));
   }
-  return cuts;
+  return CommonCuts(std::move(cells));
 }
 
 std::string to_text(const std::vector<ImageContent>& contents) {

@@ -29,7 +29,7 @@ struct ImageContent {
 
 /// By which all copies of a tensor can be compared.
 CommonCuts cuts_of(const StoredState& stored);
-/// As nodes send them to each other: of the tensors that an image in `images` holds. Throws, as
+/// As nodes send them to each other: those that an image in `images` is cut by. Throws, as
 /// Boost.JSON does, what the accessors of a value of another kind throw.
 json::value to_json(const CommonCuts& cuts, const StoredState& stored,
                     const std::vector<uint32_t>& images);

@@ -360,15 +360,21 @@ Result<> Job::Impl::save_rules(const std::string& text) {
   return ok();
 }
 
-Result<> Job::remove_rules() {
-  PTC_TRY(impl_->remove_rules());
+Result<> Job::remove_rules(const std::optional<std::string>& only) {
+  PTC_TRY(impl_->remove_rules(only));
   tell_others(impl_->services.cluster, name_);
   return ok();
 }
 
-Result<> Job::Impl::remove_rules() {
+Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
   std::lock_guard change(decisions.mutex());
   JobDecision decision(job->name());
+  if (only) {
+    PTC_TRY(const auto rules, JobRecord::read_rules(*services.meta, job->name()));
+    if (!rules.text || *rules.text != *only)
+      return make_error(Code::kConflict, "rules.json has changed meanwhile");
+    decision.rests_on(rules);
+  }
   decision.remove_rules();
   PTC_TRY(place.commit(std::move(decision)));
   knowledge.update([](KnownJob& known) {

@@ -129,7 +129,8 @@ class Job {
   /// rules.json, if the job has one.
   std::optional<std::string> rules_text() const;
   Result<> save_rules(const std::string& text);
-  Result<> remove_rules();
+  /// `only`: if they still are this text; kConflict: they are not.
+  Result<> remove_rules(const std::optional<std::string>& only = std::nullopt);
   /// Says in status.json why a file of the job was not saved, until forget_refused_save() or the
   /// next edit. Refusals by save_layout() and save_rules() are said there already.
   void note_refused_save(const std::string& file, const std::string& why);

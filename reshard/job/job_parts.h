@@ -132,7 +132,7 @@ struct Job::Impl {
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // with the mutex of the decisions held
   Result<> save_rules(const std::string& text);
-  Result<> remove_rules();
+  Result<> remove_rules(const std::optional<std::string>& only);
   Result<> pin(std::string_view name, bool pinned);
   /// Of a checkpoint, by name. kBusy: `only_unused`, and somebody reads it.
   Result<> remove(const std::string& name, bool only_unused);

@@ -178,6 +178,13 @@ Result<Agreed<AttributesInForce>> JobRecord::read_attributes(MetaClient& meta,
   return entry ? attributes_of(*entry) : Agreed<AttributesInForce>();
 }
 
+Result<Agreed<RulesText>> JobRecord::read_rules(MetaClient& meta, std::string_view job) {
+  PTC_TRY(const auto entry, meta.get(fmt::format("jobs/{}/{}", job, kRules)));
+  Agreed<RulesText> rules;
+  if (entry) rules = {{entry->value}, entry->revision};
+  return rules;
+}
+
 std::string JobDecision::key(std::string_view what) const {
   return fmt::format("jobs/{}/{}", job_, what);
 }
@@ -208,6 +215,10 @@ void JobDecision::rests_on(const Agreed<LastSequence>& sequence) {
 
 void JobDecision::rests_on(const Agreed<AttributesInForce>& attributes) {
   rests_on_key(key(kAttributes), attributes.meta_revision);
+}
+
+void JobDecision::rests_on(const Agreed<RulesText>& rules) {
+  rests_on_key(key(kRules), rules.meta_revision);
 }
 
 void JobDecision::rests_on(std::string_view checkpoint, const Agreed<CheckpointEntry>& entry) {

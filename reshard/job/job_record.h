@@ -53,6 +53,10 @@ struct LastSequence {
   int64_t last = 0;  // that was given to a checkpoint, there or removed; each commit puts it
 };
 
+struct RulesText {
+  std::optional<std::string> text;
+};
+
 struct AttributesInForce {
   std::shared_ptr<const JobAttributes> all = std::make_shared<const JobAttributes>();
 };
@@ -95,6 +99,7 @@ struct JobRecord {
   /// kUnavailable.
   static Result<JobRecord> read(MetaClient& meta, std::string_view job);
   static Result<Agreed<AttributesInForce>> read_attributes(MetaClient& meta, std::string_view job);
+  static Result<Agreed<RulesText>> read_rules(MetaClient& meta, std::string_view job);
 };
 
 /// The value of the key in_force, as somebody sees it who knows no more of the job.
@@ -110,6 +115,7 @@ class JobDecision {
   void rests_on(const Agreed<InForce>& in_force);
   void rests_on(const Agreed<LastSequence>& sequence);
   void rests_on(const Agreed<AttributesInForce>& attributes);
+  void rests_on(const Agreed<RulesText>& rules);
   void rests_on(std::string_view checkpoint, const Agreed<CheckpointEntry>& entry);
   /// What was read of other keys, of nodes for one.
   void rests_on_key(std::string key, int64_t meta_revision);

@@ -92,8 +92,9 @@ Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& sto
   const bool has_tensors = file == nullptr || file->has_tensors;
   if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
   PTC_TRY(auto source, held_by_others(others, image, described, has_tensors));
-  CommonCuts cuts;
-  for (const ImageContent::Sum& sum : bad.right) cuts.add(sum.tensor, sum.box);
+  std::vector<std::pair<uint32_t, Box>> cells;
+  for (const ImageContent::Sum& sum : bad.right) cells.emplace_back(sum.tensor, sum.box);
+  const CommonCuts cuts(std::move(cells));
   PTC_TRY(auto sums, ImageSums::make(described, {checkpoint.tensor_facts(), cuts}));
   const RightSums right(bad.right);
   const std::vector<Range> ranges = ranges_of(described, sums, bad, right);

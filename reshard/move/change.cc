@@ -92,11 +92,12 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
   layouts.reserve(plan.targets.size());
   for (const StateFile& target : plan.targets) layouts.push_back(target.layout);
   PTC_TRY(plan.transfers, plan_transfers(stored.index(), layouts));
-  std::vector<const ImageLayout*> compared;
-  for (const ImageLayout& layout : layouts) compared.push_back(&layout);
-  if (plan.same_states && !layouts.empty())
+  if (plan.same_states && !layouts.empty()) {
+    std::vector<const ImageLayout*> compared;
+    for (const ImageLayout& layout : layouts) compared.push_back(&layout);
     for (const ImageLayout& layout : stored.layouts()) compared.push_back(&layout);
-  plan.cuts = CommonCuts::between(compared);
+    plan.cuts = CommonCuts::between(compared);
+  }
   TransferPlan::Totals& totals = plan.transfers.totals;
   auto stays = [&](uint32_t image) {
     return !std::binary_search(plan.leaving.begin(), plan.leaving.end(), image);

@@ -209,18 +209,20 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
       EditableFile::Source{
           .text = [&] { return there ? std::optional<std::string>("{}") : std::nullopt; },
           .save = [](const std::string&, const User&) -> Result<> { return ok(); },
-          .remove = [&]() -> Result<> {
+          .remove = []() -> Result<> { return make_error(Code::kInternal, "of any text"); },
+          .remove_if = [&](const std::string& text) -> Result<> {
             ++removals;
             answered.wait();
+            if (text != "{}") return make_error(Code::kConflict, "it has changed");
             there = false;
             return ok();
           }});
-  const auto away = [&] {
-    auto done = file->rename_away({1000, 1000, {}}, errands, file);
+  const auto away = [&](const std::string& was) {
+    auto done = file->rename_away(was, {1000, 1000, {}}, errands, file);
     return done ? 0 : done.error().value;
   };
   for (int i = 0; i < 2; ++i) {
-    auto asked = std::async(std::launch::async, away);
+    auto asked = std::async(std::launch::async, away, "{}");
     const bool in_time = asked.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
     EXPECT_TRUE(in_time);
     if (!in_time) answer.set_value();
@@ -228,9 +230,12 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
     if (!in_time) return;
   }
   answer.set_value();
-  EXPECT_EQ(away(), 0);
+  EXPECT_EQ(away("{}"), 0);
   EXPECT_EQ(removals, 1);
   EXPECT_FALSE(file->exists());
+  there = true;
+  EXPECT_EQ(away("as it was before"), EAGAIN);
+  EXPECT_TRUE(file->exists());
 }
 
 TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {

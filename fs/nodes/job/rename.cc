@@ -44,13 +44,16 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
 /// that nothing is lost whatever comes of it.
 FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file, RealNode& target,
                      const std::string& target_name, unsigned flags) {
+  // Where an earlier one was EAGAIN it may be gone by now, and is not to be moved once more.
+  const std::optional<std::string> accepted = file.accepted();
+  if (!accepted && !file.exists()) return Errno{ENOENT};
+  const std::string text = accepted.value_or("");
   const HeldFd files = parent.job().files_fd();
   const int job_dir = files.get();
   PTC_TRY(const HeldFd target_dir, target.held());
   PTC_TRY(auto scratch, as_fs(parent.job().scratch_path()));
   auto moved = [&]() -> FsResult<> {
     PTC_TRY(auto fd, as_fs(open_file(job_dir, scratch, O_WRONLY | O_CREAT | O_EXCL)));
-    std::string text = file.text();
     PTC_TRY(as_fs(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0)));
     struct stat owner = file.attributes(parent.job().directory(), 0);
     timespec times[2] = {owner.st_atim, owner.st_mtim};
@@ -78,7 +81,13 @@ FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file,
     return moved;
   }
   const JobViewRef view = parent.job().shared_from_this();
-  PTC_TRY(file.rename_away(caller.user(), view->tree().errands(), view));
+  const auto away = file.rename_away(text, caller.user(), view->tree().errands(), view);
+  if (!away) {
+    // The kernel takes it that nothing has changed.
+    touch_directory(target_dir.get());
+    view->tree().drop_attributes(target);
+    return away;
+  }
   if (file.exists()) parent.job().hidden().hide_until_shown(file.name());
   return ok();
 }
