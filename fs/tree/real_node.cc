@@ -240,6 +240,7 @@ class RealHandle : public Handle {
       if (writable_)
         name = UniqueFd(
             ::open(fmt::format("/proc/self/fd/{}", fd_.get()).c_str(), O_PATH | O_CLOEXEC));
+      if (writable_) node_->job().job().note_writer(node_->inode_);
       fd_.reset();
       if (writable_ && node_->writers_.fetch_sub(1) == 1) node_->note_written(name.get());
     } catch (const std::exception&) {  // no memory: then it is hashed at the commit
@@ -317,9 +318,9 @@ class RealHandle : public Handle {
 };
 
 RealNode::RealNode(JobViewRef job, HostFile file, const struct stat& stat)
-    : RealNode(std::move(job), std::move(file), key_of(stat)) {}
+    : Node(key_of(stat)), job_(std::move(job)), file_(std::move(file)), inode_(stat.st_ino) {}
 RealNode::RealNode(JobViewRef job, HostFile file, std::string key)
-    : Node(std::move(key)), job_(std::move(job)), file_(std::move(file)) {}
+    : Node(std::move(key)), job_(std::move(job)), file_(std::move(file)), inode_(0) {}
 
 FsResult<HeldFd> RealNode::held() const {
   HeldFd fd = file_.hold();
@@ -406,6 +407,7 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
             [&]() -> FsResult<> {
               if (::truncate(fd.proc_path().c_str(), static_cast<off_t>(*change.size)) != 0)
                 return last_errno();
+              job_->job().note_writer(inode_);
               return ok();
             });
       }));
@@ -420,7 +422,10 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
 }
 
 FsResult<Opened> RealNode::opened(UniqueFd fd, DescriptorShareRef share, int flags) {
-  if ((flags & O_ACCMODE) != O_RDONLY) job_->tree().store().images().expect_writing();
+  if ((flags & O_ACCMODE) != O_RDONLY) {
+    job_->tree().store().images().expect_writing();
+    job_->job().note_writer(inode_);
+  }
   auto self = std::static_pointer_cast<RealNode>(shared_from_this());
   auto handle = std::make_unique<RealHandle>(std::move(self), std::move(fd), std::move(share),
                                              (flags & O_ACCMODE) != O_RDONLY);
@@ -436,6 +441,11 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
     UniqueFd fd;
     const auto open_it = [&]() -> FsResult<> {
       fd = UniqueFd(::open(path.proc_path().c_str(), host_flags));
+      struct stat stat = {};
+      // Just now a lease shows whether somebody writes the file (HashQueue): that is waited for.
+      if (!fd.valid() && errno == EWOULDBLOCK && ::fstat(path.get(), &stat) == 0 &&
+          S_ISREG(stat.st_mode))
+        fd = UniqueFd(::open(path.proc_path().c_str(), host_flags & ~O_NONBLOCK));
       return ok();
     };
     if ((flags & O_TRUNC) != 0) {

@@ -117,6 +117,7 @@ class RealNode : public Node {
 
   const JobViewRef job_;
   HostFile file_;
+  const uint64_t inode_;  // 0: a directory with a key of its own
   InodeMode mode_;
   std::atomic<uint64_t> writers_{0};
   std::atomic<bool> read_only_{false};

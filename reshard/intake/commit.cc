@@ -339,6 +339,11 @@ Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
   return ok();
 }
 
+Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes) {
+  for (Found& file : found) file.ticket = hashes.begin(file.version);
+  return check_closed(dir_fd, found);
+}
+
 namespace {
 
 // config.json of the first rank that has one; empty if none has.
@@ -511,11 +516,10 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
     for (Found& file : found) {
       if (file.node != nullptr) continue;
       if (!file.has_tensors) {
-        PTC_TRY(file.whole,
-                hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
+        PTC_TRY(file.whole, hash_file(*to_hash(dir_fd, file), FileState::kSealed, hashes, stop));
         continue;
       }
-      const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
+      const auto source = to_hash(dir_fd, file);
       for (uint32_t i = 0; i < file.tensors.size(); ++i) {
         arrays.push_back({source, i, file.tensors[i], file.parts[i],
                           model.tensors()[file.model_tensor[i]].shape});
@@ -672,11 +676,15 @@ bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
 
 Result<bool> open_for_writing(int dir_fd, const std::string& path) {
   PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
+  return open_for_writing(fd.get());
+}
+
+bool open_for_writing(int fd) {
   // The kernel grants a read lease only while no description of the file can write; shared writable
   // mappings keep theirs. Where leases are not to be had (another owner's file without CAP_LEASE,
   // file systems without them) the caller's own count of open handles must do.
-  if (fcntl(fd.get(), F_SETLEASE, F_RDLCK) == 0) {
-    fcntl(fd.get(), F_SETLEASE, F_UNLCK);
+  if (fcntl(fd, F_SETLEASE, F_RDLCK) == 0) {
+    fcntl(fd, F_SETLEASE, F_UNLCK);
     return false;
   }
   return errno == EAGAIN;
@@ -692,7 +700,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     PTC_TRY(found, find_files(request.dir_fd, &spec));
   }
   if (is_single_process(found, said.has_value())) spec = LayoutSpec();
-  PTC_TRY(check_closed(request.dir_fd, found));
+  PTC_TRY(begin_hashing(request.dir_fd, found, hashes));
   PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
   PTC_TRY(find_sets(request.dir_fd, found));
   for (const FilesElsewhere& node : elsewhere) {
@@ -771,30 +779,23 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   return draft;
 }
 
-void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
-                      const Model* previous, HashCache& hashes, std::stop_token stop) {
-  Found file;
-  file.rank = rank;
-  file.path = path;
-  struct stat st {};
-  if (fstatat(dir_fd, file.source().c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 ||
-      !S_ISREG(st.st_mode) || rank >= spec.sizes.world_size())
-    return;
-  file.version = version_of(st);
-  const bool torch = may_be_torch(path);
-  if (!path.ends_with(".safetensors") && !path.ends_with(".npy") && !torch) {
-    (void)hash_file(dir_fd, file.source(), file.version, FileState::kOpen, hashes, stop);
+namespace {
+
+/// What can be hashed of one file alone. `fd` is it.
+void hash_alone(int dir_fd, int fd, Found& file, const LayoutSpec& spec, const Model* previous,
+                HashCache& hashes, std::stop_token stop) {
+  const FileToHashRef source = to_hash(dir_fd, file);
+  const bool torch = may_be_torch(file.path);
+  if (!file.path.ends_with(".safetensors") && !file.path.ends_with(".npy") && !torch) {
+    (void)hash_file(*source, FileState::kOpen, hashes, stop);
     return;
   }
   if ((torch ? read_if_torch(dir_fd, file) : read_header(dir_fd, file)).has_error()) return;
   if (torch && file.tensors.empty()) {
-    (void)hash_file(dir_fd, file.source(), file.version, FileState::kOpen, hashes, stop);
+    (void)hash_file(*source, FileState::kOpen, hashes, stop);
     return;
   }
-  const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
-  const Result<UniqueFd> fd = source->open();
-  if (fd.has_error()) return;
-  const StateCoords state = state_of(spec, spec.coords(rank));
+  const StateCoords state = state_of(spec, spec.coords(file.rank));
   std::map<std::string, uint32_t> by_name;
   if (previous != nullptr)
     for (uint32_t t = 0; t < previous->tensors().size(); ++t)
@@ -820,8 +821,29 @@ void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const 
                spec.optimizer != OptimizerCut::kReplicated) {
       continue;
     }
-    (void)hash_array({source, i, tensor, part, global}, fd.value().get(), hashes, stop);
+    (void)hash_array({source, i, tensor, part, global}, fd, hashes, stop);
   }
+}
+
+}  // namespace
+
+bool hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
+                      const Model* previous, HashCache& hashes, std::stop_token stop) {
+  Found file;
+  file.rank = rank;
+  file.path = path;
+  const Result<UniqueFd> fd = open_file(dir_fd, file.source(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat st {};
+  if (fd.has_error() || fstat(fd.value().get(), &st) != 0 || !S_ISREG(st.st_mode) ||
+      rank >= spec.sizes.world_size())
+    return true;
+  file.version = version_of(st);
+  file.ticket = hashes.begin(file.version);
+  if (open_for_writing(fd.value().get())) return false;
+  hash_alone(dir_fd, fd.value().get(), file, spec, previous, hashes, std::move(stop));
+  // Of who opened it meanwhile beside the mount nobody has told us.
+  if (open_for_writing(fd.value().get())) hashes.forget(file.version.inode);
+  return true;
 }
 
 }  // namespace ptc

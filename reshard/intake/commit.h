@@ -27,7 +27,8 @@
 
 namespace ptc {
 
-/// A file as it was at some moment; changes when the file is written.
+/// A file as it was at some moment. Changes when the file is written, but not with each store
+/// through a mapping: on a tmpfs what is stored into a page that is mapped already moves no time.
 struct FileVersion {
   uint64_t device = 0, inode = 0, bytes = 0;
   int64_t mtime_ns = 0;
@@ -36,26 +37,36 @@ struct FileVersion {
 };
 FileVersion version_of(const struct stat& st);
 
-/// Checksums of files in incoming/, made before they are committed. Threads: any.
+/// Checksums of files in incoming/, made before they are committed. Since times do not tell of all
+/// that is written, what is known of a file rests on this: nobody had it open or mapped for writing
+/// when it was hashed, and forget() was called whenever it was opened so. Threads: any.
 class HashCache {
  public:
+  /// The right to put sums of one file, until that is forgotten.
+  using Ticket = uint64_t;
+  /// Comes before the look whether anybody can write the file (open_for_writing), and that before
+  /// its bytes are read: who opens it after the look makes the ticket worthless.
+  Ticket begin(const FileVersion& file);
   /// `key` says of what in the file: which bytes of which array, and as what part of which tensor.
   std::optional<Checksum> find(const FileVersion& file, const std::string& key) const;
-  void put(const FileVersion& file, const std::string& key, const Checksum& sum);
+  /// Nothing, if the file was forgotten since the ticket was given, or became another version.
+  void put(const FileVersion& file, Ticket ticket, const std::string& key, const Checksum& sum);
   void count(uint64_t bytes) { bytes_ += bytes; }
   uint64_t bytes() const { return bytes_; }  // hashed ever
   /// The file got another name or lost one, by us, and nobody has written it.
   void renew(const FileVersion& before, const FileVersion& now);
-  /// Forgets files whose name is gone; called after a commit with the files it took.
-  void forget(const FileVersion& file);
+  /// Somebody may write the file, or it is a checkpoint's by now.
+  void forget(uint64_t inode);
 
  private:
   struct Entry {
     FileVersion version;
+    Ticket ticket = 0;
     std::unordered_map<std::string, Checksum> sums;
   };
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> files_;  // by inode; guarded
+  Ticket last_ticket_ = 0;                     // guarded
   std::atomic<uint64_t> bytes_ = 0;
 };
 
@@ -104,11 +115,14 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
 
 /// Hashes one file that was just closed, as far as it is clear where its tensors belong without the
 /// other ranks' files: under tp = ep = 1, or when `previous` has the same tensors. Errors do not
-/// matter here; they are found again by draft_commit.
-void hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
+/// matter here; they are found again by draft_commit. false: nothing was hashed, as somebody has
+/// the file open or mapped for writing.
+bool hash_closed_file(int dir_fd, const std::string& path, uint64_t rank, const LayoutSpec& spec,
                       const Model* previous, HashCache& hashes, std::stop_token stop);
 
-/// Whether anybody has the file open for writing (or mapped shared and writable).
+/// Whether anybody has the file open for writing (or mapped shared and writable). For a moment it
+/// holds a lease: who opens the file for writing then waits that long, or gets EWOULDBLOCK.
 Result<bool> open_for_writing(int dir_fd, const std::string& path);
+bool open_for_writing(int fd);  // opened O_RDONLY
 
 }  // namespace ptc

@@ -225,6 +225,7 @@ Result<std::string> list_files(int dir_fd) {
 Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
                                HashCache& hashes, std::stop_token stop) {
   PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(begin_hashing(dir_fd, found, hashes));
   PTC_TRY(find_sets(dir_fd, found));
   std::vector<ArrayToHash> arrays;
   std::vector<std::pair<size_t, json::array>> pads;  // answer's file, by array
@@ -237,8 +238,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
       json::object answer{{"number", text.at("number")}};
       const json::value* tensors = text.if_contains("tensors");
       if (tensors == nullptr) {
-        PTC_TRY(auto whole,
-                hash_file(dir_fd, file.source(), file.version, FileState::kSealed, hashes, stop));
+        PTC_TRY(auto whole, hash_file(*to_hash(dir_fd, file), FileState::kSealed, hashes, stop));
         answer["whole"] = whole.to_hex();
         files.push_back(std::move(answer));
         continue;
@@ -248,7 +248,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
       if (tensors->as_array().size() != file.tensors.size())
         return make_error(Code::kBusy, "{} was written while it was being committed",
                           file.source());
-      const auto source = std::make_shared<const FileToHash>(dir_fd, file.source(), file.version);
+      const auto source = to_hash(dir_fd, file);
       for (uint32_t i = 0; i < file.tensors.size(); ++i) {
         const json::object& part = tensors->as_array()[i].as_object();
         SubTensor sub = part_from(part);

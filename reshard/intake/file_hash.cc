@@ -184,14 +184,15 @@ Result<std::vector<Checksum>> hash_task(
   sums.assign(keys.size(), Checksum());
   PTC_TRY(hash(sums));
   hashes.count(task.end - task.begin);
-  for (size_t p = 0; p < keys.size(); ++p) hashes.put(version, keys[p], sums[p]);
+  for (size_t p = 0; p < keys.size(); ++p)
+    hashes.put(version, array.file->ticket(), keys[p], sums[p]);
   return sums;
 }
 
 }  // namespace
 
 Result<UniqueFd> FileToHash::open() const {
-  PTC_TRY(auto fd, open_file(dir_fd_, path_, O_RDONLY | O_NOFOLLOW));
+  PTC_TRY(auto fd, open_file(dir_fd_, path_, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat st {};
   if (::fstat(fd.get(), &st) != 0) return errno_error(errno, path_);
   const FileVersion now = version_of(st);
@@ -200,6 +201,13 @@ Result<UniqueFd> FileToHash::open() const {
       now.mtime_ns != version_.mtime_ns)
     return make_error(Code::kBusy, "{} was written while it was being committed", path_);
   return fd;
+}
+
+HashCache::Ticket HashCache::begin(const FileVersion& file) {
+  std::lock_guard lock(mutex_);
+  Entry& entry = files_[file.inode];
+  if (entry.ticket == 0 || entry.version != file) entry = {file, ++last_ticket_, {}};
+  return entry.ticket;
 }
 
 std::optional<Checksum> HashCache::find(const FileVersion& file, const std::string& key) const {
@@ -211,11 +219,11 @@ std::optional<Checksum> HashCache::find(const FileVersion& file, const std::stri
   return sum->second;
 }
 
-void HashCache::put(const FileVersion& file, const std::string& key, const Checksum& sum) {
+void HashCache::put(const FileVersion& file, Ticket ticket, const std::string& key,
+                    const Checksum& sum) {
   std::lock_guard lock(mutex_);
-  Entry& entry = files_[file.inode];
-  if (entry.version != file) entry = {file, {}};
-  entry.sums[key] = sum;
+  const auto it = files_.find(file.inode);
+  if (it != files_.end() && it->second.ticket == ticket) it->second.sums[key] = sum;
 }
 
 void HashCache::renew(const FileVersion& before, const FileVersion& now) {
@@ -224,9 +232,9 @@ void HashCache::renew(const FileVersion& before, const FileVersion& now) {
   if (it != files_.end() && it->second.version == before) it->second.version = now;
 }
 
-void HashCache::forget(const FileVersion& file) {
+void HashCache::forget(uint64_t inode) {
   std::lock_guard lock(mutex_);
-  files_.erase(file.inode);
+  files_.erase(inode);
 }
 
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,
@@ -280,10 +288,11 @@ Result<> hash_array(const ArrayToHash& array, int fd, HashCache& hashes, std::st
   return ok();
 }
 
-Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
-                           FileState state, HashCache& hashes, std::stop_token stop) {
+Result<Checksum> hash_file(const FileToHash& file, FileState state, HashCache& hashes,
+                           std::stop_token stop) {
+  const FileVersion& version = file.version();
   if (auto sum = hashes.find(version, "file")) return *sum;
-  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
+  PTC_TRY(auto fd, file.open());
   const ArrayToHash array;
   StridedCopy whole;
   whole.run_bytes = version.bytes;
@@ -294,7 +303,7 @@ Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersio
   PTC_TRY(hash_bytes(array, {whole}, 0, version.bytes, fd.get(), mapped ? &*mapped : nullptr, sums,
                      stop));
   hashes.count(version.bytes);
-  hashes.put(version, "file", sums[0]);
+  hashes.put(version, file.ticket(), "file", sums[0]);
   return sums[0];
 }
 

@@ -22,10 +22,11 @@ namespace ptc {
 /// A file that is to be read more than once, and takes no descriptor meanwhile. Threads: any.
 class FileToHash {
  public:
-  /// `path` below a directory that stays open.
-  FileToHash(int dir_fd, std::string path, const FileVersion& version)
-      : dir_fd_(dir_fd), path_(std::move(path)), version_(version) {}
+  /// `path` below a directory that stays open. Without a ticket what is hashed of it is not kept.
+  FileToHash(int dir_fd, std::string path, const FileVersion& version, HashCache::Ticket ticket = 0)
+      : dir_fd_(dir_fd), path_(std::move(path)), version_(version), ticket_(ticket) {}
   const FileVersion& version() const { return version_; }
+  HashCache::Ticket ticket() const { return ticket_; }
   /// kBusy: it is not as it was in that version.
   Result<UniqueFd> open() const;
 
@@ -33,6 +34,7 @@ class FileToHash {
   int dir_fd_;
   std::string path_;
   FileVersion version_;
+  HashCache::Ticket ticket_;
 };
 using FileToHashRef = std::shared_ptr<const FileToHash>;
 
@@ -59,8 +61,8 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
 Result<> hash_array(const ArrayToHash& array, int fd, HashCache& hashes, std::stop_token stop);
 
 /// A whole file as a vector of bytes.
-Result<Checksum> hash_file(int dir_fd, const std::string& path, const FileVersion& version,
-                           FileState state, HashCache& hashes, std::stop_token stop);
+Result<Checksum> hash_file(const FileToHash& file, FileState state, HashCache& hashes,
+                           std::stop_token stop);
 
 /// The parts of a local array that no piece covers and that are not all zeros.
 struct FoundPadding {

@@ -21,6 +21,7 @@ struct Found {
   uint64_t rank = 0;
   std::string path;  // below the rank's directory
   FileVersion version;
+  HashCache::Ticket ticket = 0;  // to put its checksums
   uint64_t links = 0;
   std::optional<ReadRights>
       rights;  // with what directories on the way to it allow; nullopt: a node did not say
@@ -54,10 +55,17 @@ struct Found {
   bool is_other_name(size_t tensor) const { return !same_as.empty() && same_as[tensor] != tensor; }
 };
 
+/// To be committed, as FileToHash.
+inline FileToHashRef to_hash(int dir_fd, const Found& file) {
+  return std::make_shared<const FileToHash>(dir_fd, file.source(), file.version, file.ticket);
+}
+
 /// Files below rank/<r>/, by rank and path; with `spec`, ranks that it does not have are refused.
 Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec);
 /// kBusy, naming the first that is open for writing.
 Result<> check_closed(int dir_fd, const std::vector<Found>& found);
+/// The same, before they are hashed: gives them their tickets.
+Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes);
 /// Marks the shards of sets with an index.
 Result<> find_sets(int dir_fd, std::vector<Found>& found);
 /// Reads the file's outline and what tensors it has.

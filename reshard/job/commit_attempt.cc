@@ -549,7 +549,7 @@ void CommitAttempt::finish() {
     step_ = Step::kCommitted;
   }
   if (share_ != nullptr) share_->committed();
-  for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version);
+  for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version.inode);
   all_.remove_error_file(incoming_);
   if (job_.place.listener != nullptr)
     job_.place.listener->checkpoint_changed(job_.place.name, name_);

@@ -1,8 +1,10 @@
 // Files of incoming/ are hashed when they are closed, so that a commit need not.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <stop_token>
@@ -15,8 +17,9 @@
 
 namespace ptc {
 
-/// One at a time, in the order in which they were closed. What is wrong with one, or not hashed in
-/// time, the commit sees to. Threads: any.
+/// One at a time, in the order in which they were closed. One that can be written still, through a
+/// mapping that outlives the close, is asked for again for a second. What is wrong with one, or not
+/// hashed in time, the commit sees to. Threads: any.
 class HashQueue {
  public:
   /// What a file is taken for that says nothing of its own: written under `spec`, by a model as
@@ -42,17 +45,25 @@ class HashQueue {
   const HashCache& hashes() const { return hashes_; }
 
  private:
+  struct Waiting {
+    std::string path;
+    std::chrono::milliseconds pause{1};  // before it is asked for again
+  };
+  std::optional<Waiting> take_next();  // mutex held; the next that is due
+  void ask_again(Waiting one, const std::stop_source& stop);
   std::optional<StepPool::Time> hash_next(const std::stop_token& stop);  // one
-  void hash(const std::string& path, Expected expected, std::stop_token stop);
+  /// Whether it is seen to; false: somebody may write it still.
+  bool hash(const std::string& path, Expected expected, std::stop_token stop);
 
   const std::string job_, incoming_dir_;
   const std::function<Expected()> expected_;
   HashCache hashes_;
   std::mutex mutex_;
-  std::deque<std::string> waiting_;  // guarded, as the next two
-  std::string hashing_;              // the name in incoming/ of which a file is being hashed
-  std::stop_source stop_hashing_;    // ends that
-  Loop loop_;                        // last: its steps use the rest
+  std::deque<Waiting> waiting_;                   // guarded, as the next three
+  std::multimap<StepPool::Time, Waiting> again_;  // when they are due
+  std::string hashing_;            // the name in incoming/ of which a file is being hashed
+  std::stop_source stop_hashing_;  // ends that
+  Loop loop_;                      // last: its steps use the rest
 };
 
 }  // namespace ptc

@@ -449,6 +449,7 @@ std::vector<std::string> Job::materialised_layouts(const Checkpoint& checkpoint)
 }
 
 void Job::note_closed(const std::string& path) { impl_->hashing.closed(path); }
+void Job::note_writer(uint64_t inode) { impl_->hashing.hashes().forget(inode); }
 
 Result<> Job::commit(const std::string& incoming, const std::string& name,
                      std::chrono::milliseconds patience) {

@@ -168,6 +168,9 @@ class Job {
   /// A file of incoming/ was closed after writing: read its header and hash it in the background,
   /// so that commit() need not. `path` is relative to incoming/.
   void note_closed(const std::string& path);
+  /// Somebody has opened a file of the user's for writing, by whatever name, or closes it: what was
+  /// hashed of it is forgotten. Call it before the first byte can be written.
+  void note_writer(uint64_t inode);
 
   /// Refused while the checkpoint is pinned.
   Result<> remove_checkpoint(std::string_view name);

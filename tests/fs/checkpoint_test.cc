@@ -116,22 +116,15 @@ TEST_F(CheckpointTest, RemovingAJob) {
 }
 
 TEST_F(CheckpointTest, QuestionsAreAnswered) {
-  auto ask = [&](const std::string& question) {
-    int fd = ::open((mount_.path() + "/.ptc/ask").c_str(), O_RDWR);
-    EXPECT_GE(fd, 0);
-    EXPECT_EQ(::write(fd, question.data(), question.size()), static_cast<ssize_t>(question.size()));
-    std::string answer(1 << 16, '\0');
-    ssize_t got = ::read(fd, answer.data(), answer.size());
-    ::close(fd);
-    return answer.substr(0, got < 0 ? 0 : static_cast<size_t>(got));
-  };
-  EXPECT_NE(ask(R"({"do":"verify","job":"job","checkpoint":"a"})").find("\"ok\":true"),
+  EXPECT_NE(ask(mount_, R"({"do":"verify","job":"job","checkpoint":"a"})").find("\"ok\":true"),
             std::string::npos);
-  EXPECT_NE(ask(R"({"do":"plan","job":"job","layout":{"tp":1,"pp":1,"dp":2}})").find("\"ok\":true"),
+  EXPECT_NE(ask(mount_, R"({"do":"plan","job":"job","layout":{"tp":1,"pp":1,"dp":2}})")
+                .find("\"ok\":true"),
             std::string::npos);
-  EXPECT_NE(ask(R"({"do":"dance","job":"job"})").find("invalid argument"), std::string::npos);
-  EXPECT_NE(ask("nonsense").find("\"ok\":false"), std::string::npos);
-  EXPECT_NE(ask(R"({"do":"remove","job":"job","force":true})").find("\"ok\":true"),
+  EXPECT_NE(ask(mount_, R"({"do":"dance","job":"job"})").find("invalid argument"),
+            std::string::npos);
+  EXPECT_NE(ask(mount_, "nonsense").find("\"ok\":false"), std::string::npos);
+  EXPECT_NE(ask(mount_, R"({"do":"remove","job":"job","force":true})").find("\"ok\":true"),
             std::string::npos);
   EXPECT_EQ(::access(job().c_str(), F_OK), -1) << "gone at once, not when the cache is";
 }

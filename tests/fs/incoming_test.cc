@@ -84,6 +84,76 @@ TEST_F(IncomingTest, AFileThatIsOpenForWritingIsNotCommitted) {
   EXPECT_EQ(commit(job(), "a"), 0) << mount_.log();
 }
 
+/// On a tmpfs, where a store into a page that is mapped already moves no time of the file.
+class MappedTest : public MountTest {
+ protected:
+  void SetUp() override {
+    if (std::string reason = TestMount::why_not(); !reason.empty()) GTEST_SKIP() << reason;
+    ASSERT_NO_FATAL_FAILURE(mount_.start({"--memory", "64M"}));
+    ASSERT_EQ(::mkdir(job().c_str(), 0755), 0) << std::strerror(errno);
+    write_incoming(job(), "a");
+    until_hashed(kTensorBytes);
+  }
+  /// Waits until so many bytes were hashed that were closed in incoming/.
+  void until_hashed(uint64_t bytes) {
+    const std::string name = "\nptcfs_job_hashed_bytes_total{job=\"job\"} ";
+    uint64_t hashed = 0;
+    for (int i = 0; i < 3000 && hashed < bytes; ++i) {
+      const std::string metrics = read_file(mount_.path() + "/.ptc/metrics");
+      if (const size_t at = metrics.find(name); at != std::string::npos)
+        hashed = std::stoull(metrics.substr(at + name.size()));
+      if (hashed < bytes) ::usleep(10'000);
+    }
+    ASSERT_GE(hashed, bytes) << "nothing is hashed in the background";
+  }
+  char* map(int fd) const {
+    return static_cast<char*>(
+        ::mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0));
+  }
+  /// As it is after its last byte was changed.
+  void expect_committed(char last) {
+    ASSERT_EQ(commit(job(), "a"), 0) << mount_.log();
+    std::string expected = tiny_safetensors(4, 8);
+    expected.back() = last;
+    EXPECT_EQ(read_file(job("checkpoints/a/layouts/tp1-pp1-dp1/rank/0/model.safetensors")),
+              expected);
+    const std::string verified = ask(mount_, R"({"do":"verify","job":"job","checkpoint":"a"})");
+    EXPECT_NE(verified.find("\"ok\":true"), std::string::npos) << verified;
+  }
+
+  static constexpr uint64_t kTensorBytes = 4 * 8 * 4;
+  const size_t kFileBytes = tiny_safetensors(4, 8).size();
+  const std::string path_ = job("incoming/a/rank/0/model.safetensors");
+};
+
+TEST_F(MappedTest, WhatIsWrittenAfterItWasHashedIsHashedAgain) {
+  const int fd = ::open(path_.c_str(), O_RDWR);
+  ASSERT_GE(fd, 0);
+  char* bytes = map(fd);
+  ASSERT_NE(bytes, MAP_FAILED);
+  const char last = static_cast<char>(bytes[kFileBytes - 1] ^ 1);
+  bytes[kFileBytes - 1] = last;
+  ::munmap(bytes, kFileBytes);
+  ::close(fd);
+  expect_committed(last);
+}
+
+TEST_F(MappedTest, WhatOutlivesTheCloseIsNotHashedBefore) {
+  const int fd = ::open(path_.c_str(), O_RDWR);
+  ASSERT_GE(fd, 0);
+  char* bytes = map(fd);
+  ASSERT_NE(bytes, MAP_FAILED);
+  ASSERT_EQ(::pwrite(fd, "?", 1, static_cast<off_t>(kFileBytes - 1)), 1);
+  ::close(fd);
+  // Hashed after it, if at all.
+  const std::string other(10 * kTensorBytes, 'o');
+  ASSERT_EQ(write_file(job("incoming/a/rank/0/other.txt"), other), 0);
+  until_hashed(kTensorBytes + other.size());
+  bytes[kFileBytes - 1] = '!';
+  ::munmap(bytes, kFileBytes);
+  expect_committed('!');
+}
+
 TEST_F(IncomingTest, ClosingAndCommittingAtOnce) {
   for (int i = 0; i < 20; ++i) {
     std::string name = "n" + std::to_string(i);

@@ -170,6 +170,16 @@ int commit(const std::string& job, const std::string& name) {
   return error;
 }
 
+std::string ask(const TestMount& mount, const std::string& question) {
+  const int fd = ::open((mount.path() + "/.ptc/ask").c_str(), O_RDWR);
+  EXPECT_GE(fd, 0);
+  EXPECT_EQ(::write(fd, question.data(), question.size()), static_cast<ssize_t>(question.size()));
+  std::string answer(1 << 16, '\0');
+  const ssize_t got = ::read(fd, answer.data(), answer.size());
+  ::close(fd);
+  return answer.substr(0, got < 0 ? 0 : static_cast<size_t>(got));
+}
+
 int shell(const std::string& command) {
   int status = std::system(command.c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;

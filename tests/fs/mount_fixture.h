@@ -57,6 +57,8 @@ void write_incoming(const std::string& job, const std::string& name);
 /// 0 or errno of mv incoming/<name> checkpoints/<name>.
 int commit(const std::string& job, const std::string& name);
 inline int errno_of(int result) { return result == 0 ? 0 : errno; }
+/// What .ptc/ask answers.
+std::string ask(const TestMount& mount, const std::string& question);
 /// Runs a command with sh; its exit status.
 int shell(const std::string& command);
 

@@ -175,7 +175,7 @@ TEST_F(CommitShareTest, WhatIsHiddenMeanwhileDoesNotGiveWay) {
 TEST_F(CommitShareTest, ALinkIsNoWrite) {
   struct stat st {};
   ASSERT_EQ(stat(file_.c_str(), &st), 0);
-  hashes_.put(version_of(st), "key", Checksum());
+  hashes_.put(version_of(st), hashes_.begin(version_of(st)), "key", Checksum());
   auto share = take();
   ASSERT_TRUE(share->adopt({"rank/0/a.txt"}).has_value());
   share.reset();

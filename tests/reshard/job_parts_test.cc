@@ -1,6 +1,9 @@
 // The parts of a job that stand alone: what each keeps, and when it lets go of it.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <boost/json/parse.hpp>
 #include <filesystem>
@@ -121,6 +124,56 @@ TEST(HashQueue, HashesWhatWasClosedAndLeavesWhatACommitTakes) {
   while (queue.hashes().bytes() <= bytes / 2) std::this_thread::yield();
   queue.stop();
   EXPECT_LE(queue.hashes().bytes(), bytes);  // and nothing of the other
+}
+
+TEST(HashQueue, WhatIsMappedForWritingIsNotHashed) {
+  TempDir dir;
+  const std::string incoming = dir.path().string() + "/incoming", rank = "base/rank/0/";
+  fs::create_directories(incoming + "/" + rank);
+  const auto sum_of = [&](const HashQueue& queue, const std::string& name) {
+    struct stat st {};
+    EXPECT_EQ(stat((incoming + "/" + rank + name).c_str(), &st), 0);
+    return queue.hashes().find(version_of(st), "file");
+  };
+  write_file(incoming + "/" + rank + "mapped", "some bytes");
+  write_file(incoming + "/" + rank + "other", "others");
+  UniqueFd fd(open((incoming + "/" + rank + "mapped").c_str(), O_RDWR));
+  void* bytes = mmap(nullptr, 10, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  ASSERT_NE(bytes, MAP_FAILED);
+  fd.reset();
+  StepPool pool(1);
+  HashQueue queue("job", incoming, [] { return HashQueue::Expected(); });
+  queue.closed(rank + "mapped");
+  queue.closed(rank + "other");
+  queue.start(pool);
+  while (!sum_of(queue, "other")) std::this_thread::yield();
+  EXPECT_FALSE(sum_of(queue, "mapped"));
+  munmap(bytes, 10);
+  queue.closed(rank + "mapped");
+  while (!sum_of(queue, "mapped")) std::this_thread::yield();
+  queue.stop();
+}
+
+TEST(HashCache, WhatIsForgottenIsNotPutBack) {
+  const FileVersion file{1, 2, 3, 4, 5}, with_another_name{1, 2, 3, 4, 6}, rewritten{1, 2, 3, 7, 7};
+  HashCache hashes;
+  const Checksum sum;
+  const HashCache::Ticket before = hashes.begin(file);
+  hashes.put(file, before, "first", sum);
+  EXPECT_TRUE(hashes.find(file, "first"));
+  hashes.forget(file.inode);  // somebody opens it for writing, while it is being hashed
+  hashes.put(file, before, "second", sum);
+  EXPECT_FALSE(hashes.find(file, "first"));
+  EXPECT_FALSE(hashes.find(file, "second"));
+  const HashCache::Ticket after = hashes.begin(file);
+  hashes.put(file, before, "first", sum);
+  EXPECT_FALSE(hashes.find(file, "first"));
+  hashes.put(file, after, "first", sum);
+  EXPECT_EQ(hashes.begin(file), after);
+  hashes.renew(file, with_another_name);
+  EXPECT_TRUE(hashes.find(with_another_name, "first"));
+  EXPECT_NE(hashes.begin(rewritten), after);
+  EXPECT_FALSE(hashes.find(with_another_name, "first"));
 }
 
 /// Two nodes: this one, w1, and w0, which leads and answers what it is told to.
