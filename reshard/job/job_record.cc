@@ -139,8 +139,10 @@ Result<InForce> parse_in_force(std::string_view text) {
 }
 
 std::string LookedOver::to_text() const {
-  return json::serialize(
-      json::object{{"time_ns", time_ns}, {"found", to_array(found)}, {"mended", to_array(mended)}});
+  return json::serialize(json::object{{"time_ns", time_ns},
+                                      {"found", to_array(found)},
+                                      {"mended", to_array(mended)},
+                                      {"away", to_array(away)}});
 }
 
 std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
@@ -150,7 +152,8 @@ std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
   const json::value* time = object.if_contains("time_ns");
   if (time == nullptr || !time->is_int64()) return std::nullopt;
   LookedOver looked{time->get_int64()};
-  for (auto [key, list] : {std::pair("found", &looked.found), std::pair("mended", &looked.mended)})
+  for (auto [key, list] : {std::pair("found", &looked.found), std::pair("mended", &looked.mended),
+                           std::pair("away", &looked.away)})
     if (const json::value* texts = object.if_contains(key); texts != nullptr && texts->is_array())
       for (const json::value& one : texts->get_array())
         if (one.is_string()) list->emplace_back(std::string_view(one.get_string()));

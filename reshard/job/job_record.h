@@ -78,6 +78,7 @@ struct CheckpointEntry {
 struct LookedOver {
   int64_t time_ns = 0;
   std::vector<std::string> found = {}, mended = {};  // damaged still; and no more
+  std::vector<std::string> away = {};                // nodes whose copies were not looked at
   friend bool operator==(const LookedOver&, const LookedOver&) = default;
 
   std::string to_text() const;

@@ -132,7 +132,8 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
       object["looked_over"] =
           json::object{{"time", time_text(found.time_ns)},
                        {"damaged", json::array(found.found.begin(), found.found.end())},
-                       {"mended", json::array(found.mended.begin(), found.mended.end())}};
+                       {"mended", json::array(found.mended.begin(), found.mended.end())},
+                       {"away", json::array(found.away.begin(), found.away.end())}};
       for (const std::string& what : found.found)
         warnings.push_back(json::value(fmt::format(
             "checkpoint {} is damaged: {}; no other copy has it right", checkpoint.name(), what)));

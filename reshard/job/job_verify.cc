@@ -73,6 +73,11 @@ std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
     int64_t last = looked != known->looked_over.end() ? looked->second.time_ns : 0;
     if (const int64_t committed = record.checkpoint->manifest().time_ns; committed >= since_ns)
       last = std::max(last, committed);
+    // What was away then, and is there now, was not looked at.
+    if (looked != known->looked_over.end() &&
+        std::any_of(looked->second.away.begin(), looked->second.away.end(),
+                    [&](const std::string& node) { return is_among(there, node); }))
+      last = 0;
     if (!next || last < next->last_ns) next = ToLookOver{name, last};
   }
   return next;

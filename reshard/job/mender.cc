@@ -341,7 +341,7 @@ Result<> Mender::look_over(const std::string& name) {
     PTC_TRY(found, repair(name));
     (void)refresh();
   }
-  LookedOver looked{now_ns(), found.beyond, found.replaced};
+  LookedOver looked{now_ns(), found.beyond, found.replaced, found.away};
   for (const std::string& what : looked.found)
     spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", place_.name, name, what);
   JobDecision decision(place_.name);

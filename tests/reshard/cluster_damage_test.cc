@@ -1,8 +1,10 @@
 // Copies that are damaged or gone: found, mended or made anew, and never passed on.
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tests/reshard/cluster_fixture.h"
 
@@ -46,6 +48,12 @@ class DamageTest : public ClusterTest {
     stream.seekp(static_cast<std::streamoff>(offset));
     stream.put(byte);
     ASSERT_TRUE(stream.good());
+  }
+  template <class True>
+  static bool becomes(True is_true) {
+    for (int i = 0; i < 1000 && !is_true(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return is_true();
   }
   std::string spec_text_;
 };
@@ -155,6 +163,29 @@ TEST_F(DamageTest, FilesThatWereAwayAreTakenForGoodAgain) {
   start_with(away, images);
   EXPECT_TRUE(cluster_.job(other, "job")->find_checkpoint("base")->lost_tensors().empty());
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+TEST_F(DamageTest, CopiesThatWereAwayAreLookedAtOnceTheyAreBack) {
+  commit_with_copies(2);  // on each node all
+  const auto due = [&] {
+    for (const unsigned node : {0u, 1u, 2u})
+      if (const auto next = cluster_.job(node, "job")->next_to_look_over(INT64_MAX);
+          next && next->last_ns == 0)
+        return true;
+    return false;
+  };
+  cluster_.stop(2);
+  cluster_.wait_settled();
+  Result<> looked = cluster_.job(0, "job")->look_over("base");
+  ASSERT_TRUE(looked.has_value()) << looked.error().message();
+  EXPECT_THAT(cluster_.job(0, "job")->status_json(), HasSubstr(R"("away": ["w2"])"));
+  EXPECT_GT(cluster_.job(0, "job")->next_to_look_over(INT64_MAX)->last_ns, 0);
+  cluster_.start(2);
+  EXPECT_TRUE(becomes(due));
+  cluster_.wait_settled();
+  looked = cluster_.job(0, "job")->look_over("base");
+  ASSERT_TRUE(looked.has_value()) << looked.error().message();
+  EXPECT_TRUE(becomes([&] { return !due(); }));
 }
 
 TEST_F(DamageTest, WhatCannotBeReadHereGoesWhenItIsRemoved) {
