@@ -29,11 +29,11 @@ class LocalCluster::NodeCluster final : public Cluster {
   }
   Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
                            std::chrono::milliseconds, std::stop_token) override {
-    const bool lost = all_.loses && all_.loses(node, row.name);
+    const bool lost = all_.loses(node, row.name);
     const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
     Result<std::string> answer = store->answer(row.method, request);
-    if (all_.breaks && all_.breaks(self_, node, row.name, request))
+    if (all_.breaks(self_, node, row.name, request))
       return broken_off("node " + node + " has broken the connection");
     return answer;
   }
@@ -65,7 +65,7 @@ class LocalCluster::NodeTransport final : public Transport {
         continue;
       }
       const std::string& node = item.source->node();
-      const bool lost = all_.loses && all_.loses(node, "fetch");
+      const bool lost = all_.loses(node, "fetch");
       const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, node);
       if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
       auto image = store->images().open(item.source->id(), item.source->bytes());
@@ -98,9 +98,7 @@ class LocalCluster::NodeMeta final : public MetaClient {
     return meta_.list(prefix);
   }
   Result<int64_t> commit(const MetaTransaction& transaction) override {
-    if (all_.refuses)
-      if (std::optional<Error> refused = all_.refuses(self_, transaction))
-        return *std::move(refused);
+    if (std::optional<Error> refused = all_.refuses(self_, transaction)) return *std::move(refused);
     const bool commits =
         std::any_of(transaction.puts.begin(), transaction.puts.end(),
                     [](const auto& put) { return put.first.ends_with("/sequence"); });

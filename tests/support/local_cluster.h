@@ -10,6 +10,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "reshard/node/job_store.h"
@@ -17,6 +19,35 @@
 #include "tests/support/job_fixture.h"
 
 namespace ptc::testing {
+
+/// What a test asks to be done; may be exchanged while it is called, which then ends as it began.
+template <class Signature>
+class Hook;
+template <class Answer, class... Arguments>
+class Hook<Answer(Arguments...)> {
+ public:
+  using Function = std::function<Answer(Arguments...)>;
+  Hook& operator=(Function function) {
+    auto shared = std::make_shared<const Function>(std::move(function));
+    std::lock_guard lock(mutex_);
+    function_.swap(shared);
+    return *this;
+  }
+  /// Nothing is set: as if it had said no.
+  template <class... Given>
+  Answer operator()(Given&&... given) const {
+    std::shared_ptr<const Function> function;
+    {
+      std::lock_guard lock(mutex_);
+      function = function_;
+    }
+    return function != nullptr && *function ? (*function)(std::forward<Given>(given)...) : Answer();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Function> function_;  // guarded
+};
 
 class LocalCluster {
  public:
@@ -53,19 +84,17 @@ class LocalCluster {
   uint64_t bytes_sent(unsigned node) const;
 
   /// Asked before each call and each item of a fetch ("fetch") to another node: true, and it is
-  /// lost. Set while nothing runs.
-  std::function<bool(const std::string& node, std::string_view method)> loses;
+  /// lost.
+  Hook<bool(const std::string& node, std::string_view method)> loses;
 
   /// Asked after each call to another node: true, and the connection breaks before the answer
-  /// comes. Set while nothing runs.
-  std::function<bool(const std::string& asking, const std::string& node, std::string_view method,
-                     const std::string& request)>
+  /// comes.
+  Hook<bool(const std::string& asking, const std::string& node, std::string_view method,
+            const std::string& request)>
       breaks;
 
-  /// Asked before each transaction of a node: with an error, it is not made. Set while nothing
-  /// runs.
-  std::function<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)>
-      refuses;
+  /// Asked before each transaction of a node: with an error, it is not made.
+  Hook<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)> refuses;
   /// What is agreed on, past all nodes.
   MetaClient& meta() { return *meta_; }
 
