@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "fs/http/web_page.h"
 #include "fs/report/metrics.h"
 #include "fs/report/reports.h"
 #include "fs/report/version.h"
-#include "fs/http/web_page.h"
 
 namespace ptc {
 namespace {

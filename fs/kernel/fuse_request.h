@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "fs/kernel/fuse_session.h"
+#include "fs/kernel/waits.h"
 #include "fs/tree/node.h"
 #include "fs/tree/stats.h"
 #include "fs/tree/tree.h"
-#include "fs/kernel/waits.h"
 
 namespace ptc {
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "fs/tree/tree.h"
 #include "fs/kernel/waits.h"
+#include "fs/tree/tree.h"
 
 struct fuse_session;
 struct iovec;

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "fs/tree/gather_cache.h"
 #include "fs/nodes/checkpoint/checkpoint_dir.h"
+#include "fs/tree/gather_cache.h"
 #include "fs/tree/passthrough.h"
 
 namespace ptc {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "fs/nodes/flipping_link.h"
 #include "fs/nodes/dataset/generation_dir.h"
+#include "fs/nodes/flipping_link.h"
 #include "fs/nodes/job/layout_file.h"
 #include "fs/nodes/text_file.h"
 
@@ -19,13 +19,11 @@ constexpr const char* kHiddenAt = "dataset/";
 
 // `rm -r` goes in this order: without order.json there is no head, and nothing in gen/ to go
 // through.
-constexpr OwnNamesDir::OwnName kDataNames[] = {{"head", OwnNamesDir::Kind::kLink},
-                                               {"order.json", OwnNamesDir::Kind::kSaved},
-                                               {"source.json", OwnNamesDir::Kind::kSaved},
-                                               {"consumed", OwnNamesDir::Kind::kSaved},
-                                               {"plan.json", OwnNamesDir::Kind::kText},
-                                               {"status.json", OwnNamesDir::Kind::kText},
-                                               {"gen", OwnNamesDir::Kind::kDirectory}};
+constexpr OwnNamesDir::OwnName kDataNames[] = {
+    {"head", OwnNamesDir::Kind::kLink},         {"order.json", OwnNamesDir::Kind::kSaved},
+    {"source.json", OwnNamesDir::Kind::kSaved}, {"consumed", OwnNamesDir::Kind::kSaved},
+    {"plan.json", OwnNamesDir::Kind::kText},    {"status.json", OwnNamesDir::Kind::kText},
+    {"gen", OwnNamesDir::Kind::kDirectory}};
 
 }  // namespace
 
