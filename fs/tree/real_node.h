@@ -23,6 +23,15 @@ using RealNodeRef = std::shared_ptr<RealNode>;
 /// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything
 /// is done by its handle, or relative to it, so no path of a user is ever resolved on the host.
 /// Key: device and inode number, so that all hard links of a file are one node.
+/// A directory in which what is renamed into it becomes something else.
+class RenameTarget {
+ public:
+  virtual ~RenameTarget() = default;
+  /// `parent` is where it comes from; `flags` as of Node::rename().
+  virtual FsResult<> take(RealNode& parent, const std::string& name, const std::string& target_name,
+                          unsigned flags) = 0;
+};
+
 class RealNode : public Node {
  public:
   ~RealNode() override;

@@ -9,14 +9,14 @@
 
 namespace ptc {
 
-class CheckpointsDir : public Node {
+class CheckpointsDir : public Node, public RenameTarget {
  public:
   static FsResult<NodeRef> make(const JobViewRef& job);
   explicit CheckpointsDir(JobViewRef job) : Node(checkpoints_key(*job)), job_(std::move(job)) {}
 
   /// mv incoming/<name> checkpoints/<target_name>. `parent` is where it comes from.
   FsResult<> take(RealNode& parent, const std::string& name, const std::string& target_name,
-                  unsigned flags);
+                  unsigned flags) override;
 
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return kCacheSeconds; }

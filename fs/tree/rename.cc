@@ -6,8 +6,8 @@
 #include <shared_mutex>
 #include <string>
 
-#include "fs/nodes/checkpoint/checkpoints_dir.h"
 #include "fs/tree/real_node.h"
+#include "fs/tree/tree.h"
 
 namespace ptc {
 namespace {
@@ -97,9 +97,8 @@ FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file,
 FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node& target_parent,
                             const std::string& target_name, unsigned flags) {
   if ((flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0) return Errno{EINVAL};
-  if (auto* checkpoints = dynamic_cast<CheckpointsDir*>(&target_parent)) {
-    return checkpoints->take(*this, name, target_name, flags);
-  }
+  if (auto* other = dynamic_cast<RenameTarget*>(&target_parent))
+    return other->take(*this, name, target_name, flags);
   auto* target = dynamic_cast<RealNode*>(&target_parent);
   if (target == nullptr) return Errno{target_parent.immutable() ? EROFS : EPERM};
   if (target->job_ != job_) return Errno{EXDEV};
