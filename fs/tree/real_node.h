@@ -20,9 +20,6 @@ namespace ptc {
 class RealNode;
 using RealNodeRef = std::shared_ptr<RealNode>;
 
-/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything
-/// is done by its handle, or relative to it, so no path of a user is ever resolved on the host.
-/// Key: device and inode number, so that all hard links of a file are one node.
 /// A directory in which what is renamed into it becomes something else.
 class RenameTarget {
  public:
@@ -32,6 +29,9 @@ class RenameTarget {
                           unsigned flags) = 0;
 };
 
+/// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything
+/// is done by its handle, or relative to it, so no path of a user is ever resolved on the host.
+/// Key: device and inode number, so that all hard links of a file are one node.
 class RealNode : public Node {
  public:
   ~RealNode() override;
