@@ -1,6 +1,5 @@
 #include "fs/tree/tree.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -13,6 +12,7 @@
 
 #include "fs/tree/commit_check.h"
 #include "fs/tree/real_node.h"
+#include "store/base/walk_tree.h"
 
 namespace ptc {
 
@@ -107,33 +107,36 @@ void Tree::images_removed(const std::string& job_name) {
 
 namespace {
 
-/// What is below a directory, hard links once. What goes meanwhile is not counted.
-void count_space(int directory, bool top, std::set<ino_t>& seen, Quotas::ByUser& by_user) {
-  UniqueFd fd(::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr,
-                                             &::closedir);
-  if (stream == nullptr) return;
-  (void)fd.release();  // the stream's
-  const std::string here = fmt::format("/proc/self/fd/{}", ::dirfd(stream.get()));
-  if (struct stat stat = {}; top && ::fstat(::dirfd(stream.get()), &stat) == 0)
-    by_user[stat.st_uid].bytes += xattr_bytes(here + "/.");
-  while (const dirent* entry = ::readdir(stream.get())) {
-    const std::string_view name = entry->d_name;
-    struct stat stat = {};
-    if (name == "." || name == ".." ||
-        ::fstatat(::dirfd(stream.get()), entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) != 0)
-      continue;
-    const bool own = top && (name == kIncomingName || name == kDataSetName);
-    if (own) by_user[stat.st_uid].bytes += xattr_bytes(here + "/" + entry->d_name);
-    if (!own && (S_ISDIR(stat.st_mode) || stat.st_nlink < 2 || seen.insert(stat.st_ino).second)) {
-      by_user[stat.st_uid].bytes += stat.st_blocks * 512 + xattr_bytes(here + "/" + entry->d_name);
-      ++by_user[stat.st_uid].files;
+/// What is below a job's directory, hard links once. What goes meanwhile is not counted.
+void count_space(int top, const std::string& job, Quotas::ByUser& by_user) {
+  const auto path_of = [](int fd, const char* name) {
+    return fmt::format("/proc/self/fd/{}/{}", fd, name);
+  };
+  struct stat top_facts = {};
+  if (::fstat(top, &top_facts) == 0)
+    by_user[top_facts.st_uid].bytes += xattr_bytes(path_of(top, "."));
+  std::set<ino_t> seen;
+  bool at_top = true;  // a directory's own entries come before what is below them
+  const auto count = [&](int dir, const char* name, const struct stat& facts) {
+    if (at_top) {
+      struct stat here = {};
+      at_top = ::fstat(dir, &here) == 0 && here.st_ino == top_facts.st_ino;
     }
-    if (!S_ISDIR(stat.st_mode)) continue;
-    const UniqueFd below(::openat(::dirfd(stream.get()), entry->d_name,
-                                  O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (below.valid()) count_space(below.get(), false, seen, by_user);
-  }
+    QuotaAmount& sum = by_user[facts.st_uid];
+    const bool own = at_top && (std::string_view(name) == kIncomingName ||
+                                std::string_view(name) == kDataSetName);
+    if (own) {
+      sum.bytes += xattr_bytes(path_of(dir, name));
+    } else if (S_ISDIR(facts.st_mode) || facts.st_nlink < 2 || seen.insert(facts.st_ino).second) {
+      sum.bytes += facts.st_blocks * 512 + xattr_bytes(path_of(dir, name));
+      ++sum.files;
+    }
+    return true;
+  };
+  const Result<> counted = walk_tree(top, count);
+  if (counted.has_error())
+    spdlog::warn("job '{}': not all that it takes could be counted: {}", job,
+                 counted.error().message());
 }
 
 }  // namespace
@@ -149,10 +152,9 @@ void Tree::recount(Job& job) {
   if (!quotas_.limits(job.name())) return;
   quotas_.recount(job.name(), [&job] {
     Quotas::Counted found;
-    std::set<ino_t> seen;
     if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
         top.valid())
-      count_space(top.get(), true, seen, found.outside);
+      count_space(top.get(), job.name(), found.outside);
     for (const CheckpointRef& checkpoint : job.checkpoints())
       for (const StoredImage& image : checkpoint->stored()->images)
         if (image.image != nullptr && image.image->is_here())

@@ -86,6 +86,12 @@ Result<> remove_job_directory(ImageStore& images, const std::string& directory) 
        !error && it != end; it.increment(error)) {
     PTC_TRY(remove_checkpoint_directory(images, it->path()));
   }
+  // The id last: by it the next start knows a removal that was cut off.
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error))
+    if (it->path().filename() != "id") {
+      PTC_TRY(remove_tree(AT_FDCWD, it->path()));
+    }
   return remove_tree(AT_FDCWD, directory);
 }
 

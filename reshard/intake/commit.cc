@@ -28,6 +28,7 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr unsigned kMaxDepth = 64;  // of directories: users nest them as deeply as they like
 
 std::optional<uint64_t> parse_rank(std::string_view text) {
   uint64_t rank = 0;
@@ -64,7 +65,10 @@ uint32_t allowed_below(const struct stat& directory) {
 }
 
 Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
-              uint32_t allowed, std::vector<Found>& found) {
+              uint32_t allowed, std::vector<Found>& found, unsigned depth = 0) {
+  if (depth > kMaxDepth) {
+    return invalid_argument("{}/{}: directories are nested deeper than {}", root, below, kMaxDepth);
+  }
   PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
   for (const std::string& name : names) {
     std::string path = below.empty() ? name : below + "/" + name;
@@ -78,7 +82,7 @@ Result<> walk(int dir_fd, const std::string& root, const std::string& below, uin
           ptc::quoted(full));
     }
     if (S_ISDIR(st.st_mode)) {
-      PTC_TRY(walk(dir_fd, root, path, rank, allowed & allowed_below(st), found));
+      PTC_TRY(walk(dir_fd, root, path, rank, allowed & allowed_below(st), found, depth + 1));
     } else if (S_ISREG(st.st_mode)) {
       Found file;
       file.rank = rank;

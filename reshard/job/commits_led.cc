@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 
 #include "reshard/job/commit_attempt.h"
 #include "reshard/job/names.h"
@@ -16,6 +15,7 @@
 #include "store/base/json.h"
 #include "store/base/random_id.h"
 #include "store/base/utf8.h"
+#include "store/base/walk_tree.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {
@@ -45,18 +45,19 @@ bool may_pass(Code code) {
 /// Whether anything below the directory was changed after that time.
 bool changed_since(const std::string& directory, int64_t time_ns) {
   constexpr int64_t kTick = 20'000'000;  // of the clock that stamps files
-  namespace fs = std::filesystem;
-  auto is_newer = [&](const std::string& path) {
-    struct stat st {};
-    return lstat(path.c_str(), &st) == 0 &&
-           st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec > time_ns + kTick;
+  auto is_newer = [&](const struct stat& facts) {
+    return facts.st_ctim.tv_sec * 1'000'000'000 + facts.st_ctim.tv_nsec > time_ns + kTick;
   };
-  if (is_newer(directory)) return true;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end;
-       it.increment(error))
-    if (is_newer(it->path())) return true;
-  return static_cast<bool>(error);
+  const Result<UniqueFd> top = open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  struct stat facts = {};
+  if (top.has_error() || ::fstat(top.value().get(), &facts) != 0 || is_newer(facts)) return true;
+  bool any = false;
+  const Result<> walked =
+      walk_tree(top.value().get(), [&](int, const char*, const struct stat& entry) {
+        any = is_newer(entry);
+        return !any;
+      });
+  return any || walked.has_error();
 }
 
 }  // namespace

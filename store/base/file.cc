@@ -33,23 +33,116 @@ Result<> write_new_file(int dir_fd, const std::string& path, std::string_view te
   return ok();
 }
 
-Result<> remove_directory_content(UniqueFd dir, const std::string& path) {
-  std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(dir.get()), &::closedir);
+Result<uint64_t> random_number() {
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != sizeof random)
+    return errno_error(errno, "getrandom");
+  return random;
+}
+
+/// A file, or a directory in which nothing is. 0, or why it stays: ENOTEMPTY: something is in it,
+/// or it was replaced just now.
+int remove_entry(int dir_fd, const char* name) {
+  if (::unlinkat(dir_fd, name, 0) == 0 || errno == ENOENT) return 0;
+  const int reason = errno;
+  if (reason != EISDIR && reason != EPERM) return reason;
+  if (::unlinkat(dir_fd, name, AT_REMOVEDIR) == 0 || errno == ENOENT) return 0;
+  if (errno == ENOTDIR) return reason == EPERM ? EPERM : ENOTEMPTY;
+  return errno == EEXIST ? ENOTEMPTY : errno;
+}
+
+/// Calls visit(name) for what is in the directory.
+template <class Visit>
+Result<> for_each_entry(int dir_fd, const std::string& path, Visit visit) {
+  UniqueFd fd(::openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  std::unique_ptr<DIR, int (*)(DIR*)> stream(fd.valid() ? ::fdopendir(fd.get()) : nullptr,
+                                             &::closedir);
   if (!stream) return errno_error(errno, "reading directory " + path);
-  int fd = dir.release();  // now the stream's
+  (void)fd.release();  // now the stream's
   for (;;) {
     errno = 0;
-    dirent* entry = ::readdir(stream.get());
+    const dirent* entry = ::readdir(stream.get());
     if (entry == nullptr) {
       if (errno != 0) return errno_error(errno, "reading directory " + path);
       return ok();
     }
-    std::string name = entry->d_name;
+    const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
-    auto removed = remove_tree(fd, name);
-    if (!removed) return std::move(removed).error().with_context(path);
+    PTC_TRY(visit(entry->d_name));
   }
 }
+
+/// Of a directory that users may have filled, and still change: nested as deeply as they like. So
+/// no stack grows with the depth, nor do descriptors: what is in the directories of the top goes,
+/// and directories deeper still move up into it, for a next pass. Nothing here ever goes up by
+/// "..", or by a path, so that whatever is moved meanwhile leads nowhere else.
+class TreeRemoval {
+ public:
+  TreeRemoval(int top, const std::string& path, uint64_t random)
+      : top_(top), path_(path), prefix_(fmt::format(".ptcfs-removed-{:016x}-", random)) {}
+
+  Result<> run() {
+    constexpr unsigned kInVain =
+        100;  // passes; others change it, or something prevents it for good
+    for (unsigned in_vain = 0; in_vain < kInVain;) {
+      any_ = done_ = false;
+      PTC_TRY(for_each_entry(top_, path_, [this](const char* name) { return remove(name); }));
+      if (!any_) return ok();
+      in_vain = done_ ? 0 : in_vain + 1;
+    }
+    return errno_error(ENOTEMPTY, "removing what is in " + path_);
+  }
+
+ private:
+  Result<> remove(const char* name) {
+    any_ = true;
+    const int reason = remove_entry(top_, name);
+    if (reason != ENOTEMPTY) return removed(reason, name);
+    const UniqueFd dir(
+        ::openat(top_, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    if (!dir.valid()) {
+      if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) return ok();  // replaced just now
+      return errno_error(errno, fmt::format("opening {}/{}", path_, name));
+    }
+    PTC_TRY(for_each_entry(dir.get(), path_ + "/" + name,
+                           [&](const char* below) { return remove_or_raise(dir.get(), below); }));
+    if (::unlinkat(top_, name, AT_REMOVEDIR) == 0) done_ = true;
+    return ok();
+  }
+
+  Result<> remove_or_raise(int dir, const char* name) {
+    const int reason = remove_entry(dir, name);
+    if (reason != ENOTEMPTY) return removed(reason, name);
+    const std::string to = fmt::format("{}{}", prefix_, raised_++);
+    if (::renameat(dir, name, top_, to.c_str()) == 0) {
+      done_ = true;
+      return ok();
+    }
+    switch (errno) {
+      case EMLINK:  // of the top's directories the next pass removes some
+      case ENOENT:
+      case EEXIST:
+      case ENOTEMPTY:
+      case ENOTDIR:
+      case EISDIR:
+        return ok();  // somebody else's doing: another name, in the next pass
+      default:
+        return errno_error(errno, fmt::format("removing {} below {}", name, path_));
+    }
+  }
+
+  Result<> removed(int reason, const char* name) {
+    if (reason != 0) return errno_error(reason, fmt::format("removing {} below {}", name, path_));
+    done_ = true;
+    return ok();
+  }
+
+  const int top_;
+  const std::string& path_;
+  const std::string prefix_;
+  uint64_t raised_ = 0;
+  bool any_ = false, done_ = false;  // in this pass: something was there; of that something went
+};
 
 }  // namespace
 
@@ -155,9 +248,7 @@ Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t l
 }
 
 Result<> write_file_atomically(int dir_fd, const std::string& path, std::string_view text) {
-  uint64_t random = 0;
-  if (::getrandom(&random, sizeof random, 0) != sizeof random)
-    return errno_error(errno, "getrandom");
+  PTC_TRY(const uint64_t random, random_number());
   std::string temporary = fmt::format("{}.tmp-{:016x}", path, random);
   Result<> written = write_new_file(dir_fd, temporary, text);
   if (written && ::renameat(dir_fd, temporary.c_str(), dir_fd, path.c_str()) != 0)
@@ -182,7 +273,8 @@ Result<> remove_tree(int dir_fd, const std::string& path) {
   if (::unlinkat(dir_fd, path.c_str(), 0) == 0 || errno == ENOENT) return ok();
   if (errno != EISDIR && errno != EPERM) return errno_error(errno, "removing " + path);
   PTC_TRY(auto dir, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  PTC_TRY(remove_directory_content(std::move(dir), path));
+  PTC_TRY(const uint64_t random, random_number());
+  PTC_TRY(TreeRemoval(dir.get(), path, random).run());
   if (::unlinkat(dir_fd, path.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
     return errno_error(errno, "removing directory " + path);
   return ok();

@@ -57,7 +57,7 @@ Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t l
 Result<> write_file_atomically(int dir_fd, const std::string& path, std::string_view text);
 
 Result<> make_directory(int dir_fd, const std::string& path, mode_t mode = 0700);  // exists: ok
-/// Removes a tree; what does not exist is ok. Follows no symbolic link.
+/// Removes a tree, however deep; what does not exist is ok. Follows no link; never leaves the tree.
 Result<> remove_tree(int dir_fd, const std::string& path);
 Result<> sync_directory(int dir_fd, const std::string& path);
 

@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -13,6 +15,7 @@
 #include <thread>
 
 #include "fs/tree/tree.h"
+#include "tests/store/small_stack.h"
 #include "tests/store/temp_dir.h"
 
 namespace ptc {
@@ -185,6 +188,39 @@ TEST(JobTexts, CountWhateverIsCountedAnewMeanwhile) {
   draft.reset();
   EXPECT_EQ(used(), before);
   view.reset();
+  tree.detach();
+}
+
+TEST(JobFiles, CountHoweverDeeplyTheyAreNested) {
+  const TempDir dir;
+  Tree tree;
+  tree.quotas().set_limits({}, {.bytes = int64_t{1} << 40});
+  ASSERT_TRUE(make_directory(AT_FDCWD, dir.file("store")).has_value());
+  auto store =
+      JobStore::open({.directory = dir.file("store"), .node = "n0", .copy_threads = 1}, &tree)
+          .value();
+  ASSERT_TRUE(tree.attach(store.get(), dir.file("store/root")).has_value());
+  const JobRef job = store->create_job("job").value();
+  const JobViewRef view = tree.job("job").value();
+  tree.recount(*job);
+  const auto used = [&] { return tree.quotas().space_of(view->account())->used; };
+  const int64_t before = used().files;
+  UniqueFd here =
+      open_file(AT_FDCWD, job->files_dir() + "/incoming", O_RDONLY | O_DIRECTORY).value();
+  for (int i = 0; i < kNested; ++i) {
+    ASSERT_EQ(::mkdirat(here.get(), "d", 0700), 0);
+    here = open_file(here.get(), "d", O_RDONLY | O_DIRECTORY).value();
+  }
+  const std::string text(1 << 20, 'x');
+  const UniqueFd file = open_file(here.get(), "f", O_WRONLY | O_CREAT | O_EXCL).value();
+  ASSERT_TRUE(write_exactly(file.get(), std::as_bytes(std::span(text)), 0).has_value());
+  const int64_t bytes = used().bytes;
+  on_small_stack([&] { tree.recount(*job); });
+  EXPECT_EQ(used().files - before, kNested + 1);
+  EXPECT_GE(used().bytes - bytes, 1 << 20);
+  // Nor does its removal end the daemon.
+  on_small_stack([&] { EXPECT_TRUE(store->remove_job("job", /*force=*/true).has_value()); });
+  EXPECT_NE(::access(dir.file("store/jobs/job").c_str(), F_OK), 0);
   tree.detach();
 }
 

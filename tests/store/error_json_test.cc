@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -6,12 +7,18 @@
 #include <boost/json/serialize.hpp>
 #include <cerrno>
 #include <cmath>
+#include <map>
+#include <set>
+#include <stop_token>
+#include <thread>
 
 #include "expect_error.h"
+#include "small_stack.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
 #include "store/base/utf8.h"
+#include "store/base/walk_tree.h"
 
 namespace ptc {
 namespace {
@@ -227,6 +234,107 @@ TEST_F(Files, TreesAreRemovedWithoutFollowingLinks) {
   EXPECT_TRUE(is_ok(remove_tree(dir(), "t")));
   EXPECT_EQ(::faccessat(dir(), "t", F_OK, 0), -1);
   EXPECT_EQ(read_text_file(dir(), "keep/f", 10).value(), "x");
+}
+
+void make_file(int dir_fd, const std::string& path) {
+  ASSERT_TRUE(is_ok(open_file(dir_fd, path, O_WRONLY | O_CREAT | O_EXCL)));
+}
+
+/// Directories d/d/d…, and a file in the last.
+void nest(int dir_fd, int levels) {
+  UniqueFd here(::openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  for (int i = 0; i < levels; ++i) {
+    ASSERT_EQ(::mkdirat(here.get(), "d", 0700), 0);
+    here = open_file(here.get(), "d", O_RDONLY | O_DIRECTORY).value();
+  }
+  ASSERT_NO_FATAL_FAILURE(make_file(here.get(), "f"));
+}
+
+/// The lowest descriptor that is free.
+int next_descriptor() { return UniqueFd(::fcntl(0, F_DUPFD_CLOEXEC, 0)).get(); }
+
+TEST_F(Files, TreesAreRemovedHoweverDeeplyTheyAreNested) {
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t")));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t/many")));
+  const UniqueFd top = open_file(dir(), "t", O_RDONLY | O_DIRECTORY).value();
+  ASSERT_NO_FATAL_FAILURE(nest(top.get(), kNested));
+  for (int i = 0; i < 300; ++i) {
+    const std::string name = fmt::format("t/many/{}", i);
+    ASSERT_TRUE(is_ok(make_directory(dir(), name)));
+    ASSERT_TRUE(is_ok(make_directory(dir(), name + "/d")));
+    ASSERT_NO_FATAL_FAILURE(make_file(dir(), name + "/d/f"));
+  }
+  on_small_stack([&] { EXPECT_TRUE(is_ok(remove_tree(dir(), "t"))); });
+  EXPECT_EQ(::faccessat(dir(), "t", F_OK, 0), -1);
+}
+
+TEST_F(Files, NothingElseIsRemovedWhileSomebodyMovesDirectories) {
+  ASSERT_TRUE(is_ok(make_directory(dir(), "keep")));
+  ASSERT_NO_FATAL_FAILURE(make_file(dir(), "keep/f"));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "out")));
+  for (int round = 0; round < 50; ++round) {
+    ASSERT_TRUE(is_ok(make_directory(dir(), "t")));
+    ASSERT_TRUE(is_ok(make_directory(dir(), "t/a")));
+    const UniqueFd a = open_file(dir(), "t/a", O_RDONLY | O_DIRECTORY).value();
+    ASSERT_NO_FATAL_FAILURE(nest(a.get(), 20));
+    ASSERT_EQ(::symlinkat("../../keep", a.get(), "link"), 0);
+    std::jthread mover([&](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        (void)::renameat2(a.get(), "d", a.get(), "link", RENAME_EXCHANGE);
+        (void)::renameat(a.get(), "d", dir(), "out/d");
+        (void)::renameat(dir(), "out/d", a.get(), "d");
+      }
+    });
+    EXPECT_TRUE(is_ok(remove_tree(dir(), "t")));
+    mover = {};
+    EXPECT_EQ(::faccessat(dir(), "keep/f", F_OK, 0), 0);
+    EXPECT_TRUE(is_ok(remove_tree(dir(), "t")));  // into which something may have been moved back
+    EXPECT_TRUE(is_ok(remove_tree(dir(), "out/d")));
+  }
+}
+
+TEST_F(Files, TreesAreWalkedHoweverDeeplyTheyAreNested) {
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t")));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t/beside")));
+  ASSERT_NO_FATAL_FAILURE(make_file(dir(), "t/beside/g"));
+  ASSERT_EQ(::symlinkat("/", dir(), "t/beside/link"), 0);
+  const UniqueFd top = open_file(dir(), "t", O_PATH | O_DIRECTORY).value();
+  ASSERT_NO_FATAL_FAILURE(nest(top.get(), kNested));
+  const int before = next_descriptor();
+  int most = 0;
+  std::map<std::string, int> seen;
+  EXPECT_TRUE(is_ok(walk_tree(top.get(), [&](int, const char* name, const struct stat&) {
+    most = std::max(most, next_descriptor());
+    ++seen[name];
+    return true;
+  })));
+  EXPECT_EQ(seen, (std::map<std::string, int>{
+                      {"beside", 1}, {"g", 1}, {"link", 1}, {"d", kNested}, {"f", 1}}));
+  EXPECT_LT(most, before + 8);
+  int some = 0;
+  EXPECT_TRUE(is_ok(
+      walk_tree(top.get(), [&](int, const char*, const struct stat&) { return ++some < 100; })));
+  EXPECT_EQ(some, 100);
+}
+
+TEST_F(Files, AWalkStaysInItsTreeThoughDirectoriesAreMoved) {
+  ASSERT_TRUE(is_ok(make_directory(dir(), "t")));
+  ASSERT_TRUE(is_ok(make_directory(dir(), "out")));
+  ASSERT_NO_FATAL_FAILURE(make_file(dir(), "out/not"));
+  for (const char* name : {"t/a", "t/b", "t/a/m", "t/a/n", "t/a/m/d"})
+    ASSERT_TRUE(is_ok(make_directory(dir(), name)));
+  for (const char* name : {"t/a/m/d/f", "t/a/n/g", "t/b/h"})
+    ASSERT_NO_FATAL_FAILURE(make_file(dir(), name));
+  const UniqueFd top = open_file(dir(), "t", O_PATH | O_DIRECTORY).value();
+  std::set<std::string> seen;
+  EXPECT_TRUE(is_ok(walk_tree(top.get(), [&](int, const char* name, const struct stat&) {
+    EXPECT_TRUE(seen.insert(name).second) << name;
+    if (std::string_view(name) == "f") {  // while it is in there
+      EXPECT_EQ(::renameat(dir(), "t/a/m", dir(), "out/m"), 0);
+    }
+    return true;
+  })));
+  EXPECT_EQ(seen, (std::set<std::string>{"a", "b", "m", "n", "d", "f", "g", "h"}));
 }
 
 }  // namespace
