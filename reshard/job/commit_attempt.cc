@@ -433,7 +433,8 @@ Result<> CommitAttempt::make_copies() {
     PTC_TRY(auto parts, job_.maker.make_all(record_, *stored, wanted, *change, *activity_, of_nodes,
                                             /*epoch=*/0, &fences_.front()));
     auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
-      PTC_TRY(job_.maker.compare(record_, *stored, *change, parts, /*known=*/false));
+      PTC_TRY(job_.maker.compare(record_, *stored, *change, parts, /*known=*/false,
+                                 activity_->stop_token()));
       PTC_TRY(auto images, job_.maker.compose(checkpoint, *stored, *change, parts));
       return checkpoint.make_stored(stored->spec, std::move(images));
     };

@@ -128,7 +128,8 @@ void PartMaker::give_up(const CheckpointRecord& record, const NodeParts& parts,
 }
 
 Result<> PartMaker::compare(const CheckpointRecord& record, const StoredState& stored,
-                            const ChangePlan& change, const NodeParts& parts, bool known) const {
+                            const ChangePlan& change, const NodeParts& parts, bool known,
+                            const std::stop_token& stop) const {
   const Checkpoint& checkpoint = *record.checkpoint;
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   auto name = [&](uint32_t tensor) { return checkpoint.manifest().tensor_name(tensor); };
@@ -159,7 +160,8 @@ Result<> PartMaker::compare(const CheckpointRecord& record, const StoredState& s
     }
     if (wanted) to_read[stored.images[i].node].push_back(i);
   }
-  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, to_read, change.cuts));
+  PTC_TRY(auto contents, uses_.verifier.read_images(record, stored, to_read, change.cuts,
+                                                    /*pace=*/nullptr, stop));
   for (const ImageContent& content : contents)
     for (const auto& [tensor, box, sum] : content.sums)
       if (tensor < facts.size() && !there[tensor].empty()) {

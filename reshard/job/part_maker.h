@@ -55,9 +55,11 @@ class PartMaker {
                              const MetaTransaction::Compare* decides = nullptr) const;
   /// What was made has the checksums that were committed. Of copies of some files only what
   /// completes a tensor can be compared: the rest of it is read where it lies, if `known`, that is
-  /// the other nodes know the checkpoint.
+  /// the other nodes know the checkpoint. kCancelled: after `stop`, which may be long before all is
+  /// read.
   Result<> compare(const CheckpointRecord& record, const StoredState& stored,
-                   const ChangePlan& change, const NodeParts& parts, bool known) const;
+                   const ChangePlan& change, const NodeParts& parts, bool known,
+                   const std::stop_token& stop) const;
   /// Where the bytes lie once it is decided on.
   Result<std::vector<StoredImage>> compose(const Checkpoint& checkpoint, const StoredState& stored,
                                            const ChangePlan& change, const NodeParts& parts) const;

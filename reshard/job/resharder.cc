@@ -173,7 +173,8 @@ Result<std::shared_ptr<const StoredState>> Resharder::move_or_repair(const Check
                                                                      Fences& fences) {
   auto moved = move(record, wanted, attempt, fences);
   if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
-  Result<Findings> found = uses_.mender.repair(record.checkpoint->name());
+  Result<Findings> found =
+      uses_.mender.repair(record.checkpoint->name(), attempt.activity->stop_token());
   if (found.has_error() || found.value().replaceable.empty()) return moved;
   return make_error(Code::kCancelled,
                     "damaged copies were taken out: what is made of the others comes next");
@@ -201,7 +202,8 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
 
   PTC_TRY(auto parts, uses_.maker.make_all(record, *stored, wanted, *change, activity, fences,
                                            attempt.epoch()));
-  Result<> made = uses_.maker.compare(record, *stored, *change, parts, /*known=*/true);
+  Result<> made =
+      uses_.maker.compare(record, *stored, *change, parts, /*known=*/true, activity.stop_token());
   Result<std::shared_ptr<const StoredState>> moved = Error(Code::kInternal, "");
   if (made.has_value()) {
     Result<std::vector<StoredImage>> images =

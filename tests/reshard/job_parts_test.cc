@@ -485,6 +485,32 @@ TEST_F(PartsTest, AskedForAPartByNonsenseNothingIsMade) {
   EXPECT_TRUE(shelf_.empty());
 }
 
+TEST_F(PartsTest, WhatIsReadToCompareEndsWhenItIsStopped) {
+  const TempDir other;
+  auto store =
+      JobStore::open({.directory = other.path().string(), .node = "w1", .copy_threads = 1}, this)
+          .value();
+  const JobRef job = store->create_job("job").value();
+  write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
+  ASSERT_TRUE(job->commit("base", "base").has_value());
+  const CheckpointRef checkpoint = job->find_checkpoint("base");
+  CheckpointRecord record;
+  record.checkpoint = checkpoint;
+  record.where = checkpoint->stored();
+  ChangePlan change;  // a copy of a file in which a box of this tensor is
+  change.same_states = true;
+  NodeParts parts(1);
+  parts.front().second.sums.push_back({0, Box(), Checksum()});
+  std::stop_source stop;
+  const Result<> read =
+      maker_.compare(record, *record.where, change, parts, true, stop.get_token());
+  EXPECT_TRUE(read.has_value()) << read.error().message();
+  stop.request_stop();
+  const Result<> cut = maker_.compare(record, *record.where, change, parts, true, stop.get_token());
+  ASSERT_TRUE(cut.has_error());
+  EXPECT_EQ(cut.error().code(), Code::kCancelled) << cut.error().message();
+}
+
 TEST_F(PartsTest, ARefusedCommitIsSaidBesideItsDirectory) {
   const auto soon = [] { return CommitsLed::Clock::now() + std::chrono::seconds(20); };
   EXPECT_EQ(commits_.commit("base", ".hidden", soon()).error().code(), Code::kInvalidArgument);
