@@ -208,6 +208,39 @@ Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std:
   return std::unique_ptr<Seal>(std::move(check));
 }
 
+namespace {
+
+/// Of the directories of a job that is being removed.
+class JobSeal final : public Seal {
+ public:
+  explicit JobSeal(JobViewRef view)
+      : view_(std::move(view)),
+        keys_{view_->key(), view_->incoming_key(), view_->key() + "/dataset"},
+        owner_(std::make_shared<const GivesWay>()) {}
+  ~JobSeal() override { view_->gate().unseal(keys_, owner_); }
+  bool seal() { return view_->gate().seal(keys_, owner_); }
+  void committed() override {}
+
+ private:
+  const JobViewRef view_;
+  const std::vector<std::string> keys_;
+  const CommitGate::Owner owner_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Seal>> Tree::seal_job(const std::string& job_name) {
+  {
+    std::lock_guard lock(cache_mutex_);
+    if (cache_ == nullptr) return std::unique_ptr<Seal>();  // not mounted: nobody reaches the files
+  }
+  PTC_TRY(auto view, job(job_name));
+  if (view == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", job_name);
+  auto seal = std::make_unique<JobSeal>(std::move(view));
+  if (!seal->seal()) return make_error(Code::kBusy, "job {} is being committed to", job_name);
+  return std::unique_ptr<Seal>(std::move(seal));
+}
+
 void Tree::forget_old() {
   listings_.forget_old();
   recent_sets_.forget_old();

@@ -110,6 +110,7 @@ class Tree : public JobListener {
   void attributes_changed(const std::string& job) override;
   void data_set_changed(const std::string& job) override;
   Result<> contents_mended(const std::string& job, const std::string& checkpoint) override;
+  Result<std::unique_ptr<Seal>> seal_job(const std::string& job) override;
   Result<std::unique_ptr<Seal>> seal(const std::string& job, const std::string& incoming,
                                      GivesWay gives_way) override;
 

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <cerrno>
 #include <filesystem>
 
 #include "store/base/file.h"
@@ -14,6 +16,24 @@
 
 namespace ptc {
 namespace {
+
+bool says_unforced(std::string_view tombstone) {
+  const Result<json::value> value = parse_json(tombstone);
+  if (value.has_error() || !value.value().is_object()) return false;
+  const json::value* forced = value.value().as_object().if_contains("forced");
+  return forced != nullptr && forced->is_bool() && !forced->get_bool();
+}
+
+/// What users may write into. A directory in which something is stays, and what is above it: false.
+Result<bool> take_user_directories(const std::string& job_dir) {
+  for (const char* name : {"committing", "files/incoming", "files/dataset", "files"}) {
+    const std::string path = fmt::format("{}/{}", job_dir, name);
+    if (::rmdir(path.c_str()) == 0 || errno == ENOENT) continue;
+    if (errno == ENOTEMPTY || errno == EEXIST) return false;
+    return errno_error(errno, "removing directory " + path);
+  }
+  return true;
+}
 
 constexpr std::string_view kJobs = "removed/jobs/", kCheckpoints = "removed/checkpoints/";
 
@@ -24,8 +44,9 @@ std::string removed_checkpoint_key(std::string_view id) {
   return fmt::format("{}{}", kCheckpoints, id);
 }
 
-std::string removed_job_text(std::string_view name) {
-  return json::serialize(json::object{{"name", name}, {"time", time_text(now_ns())}});
+std::string removed_job_text(std::string_view name, bool forced) {
+  return json::serialize(
+      json::object{{"name", name}, {"forced", forced}, {"time", time_text(now_ns())}});
 }
 
 std::string removed_checkpoint_text(std::string_view job, std::string_view name) {
@@ -37,8 +58,11 @@ Result<Tombstones> read_tombstones(MetaClient& meta) {
   PTC_TRY(found.entries, meta.list(kTombstones));
   for (const MetaEntry& entry : found.entries) {
     found.revision = std::max(found.revision, entry.revision);
-    if (entry.key.starts_with(kJobs))
-      found.jobs.emplace(entry.key.substr(kJobs.size()), json_text(entry.value, "name"));
+    if (entry.key.starts_with(kJobs)) {
+      const std::string id = entry.key.substr(kJobs.size());
+      found.jobs.emplace(id, json_text(entry.value, "name"));
+      if (says_unforced(entry.value)) found.unforced.insert(id);
+    }
     if (entry.key.starts_with(kCheckpoints))
       found.checkpoints.emplace(entry.key.substr(kCheckpoints.size()),
                                 json_text(entry.value, "job"));
@@ -80,11 +104,15 @@ Result<> remove_checkpoint_directory(ImageStore& images, const std::string& dire
   return remove_tree(AT_FDCWD, directory);
 }
 
-Result<> remove_job_directory(ImageStore& images, const std::string& directory) {
+Result<bool> remove_job_directory(ImageStore& images, const std::string& directory, bool forced) {
   std::error_code error;
   for (std::filesystem::directory_iterator it(directory + "/checkpoints", error), end;
        !error && it != end; it.increment(error)) {
     PTC_TRY(remove_checkpoint_directory(images, it->path()));
+  }
+  if (!forced) {
+    PTC_TRY(const bool empty, take_user_directories(directory));
+    if (!empty) return false;
   }
   // The id last: by it the next start knows a removal that was cut off.
   for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
@@ -92,7 +120,8 @@ Result<> remove_job_directory(ImageStore& images, const std::string& directory) 
     if (it->path().filename() != "id") {
       PTC_TRY(remove_tree(AT_FDCWD, it->path()));
     }
-  return remove_tree(AT_FDCWD, directory);
+  PTC_TRY(remove_tree(AT_FDCWD, directory));
+  return true;
 }
 
 }  // namespace ptc

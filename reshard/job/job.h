@@ -87,6 +87,11 @@ struct JobListener {
                                              GivesWay /*gives_way*/) {
     return std::unique_ptr<Seal>();
   }
+  /// Nothing comes into the job's directories that users may write as long as the seal lives: it is
+  /// being removed. Called while no job is made or removed.
+  virtual Result<std::unique_ptr<Seal>> seal_job(const std::string& /*job*/) {
+    return std::unique_ptr<Seal>();
+  }
   /// Another node decided something about the job's data set. Returns when that is shown here.
   virtual void data_set_changed(const std::string& /*job*/) {}
 };

@@ -170,7 +170,8 @@ Result<Followed> AgreementFollower::take_over() {
   for (const JobRef& job : gone) jobs_.erase(job->name());
   if (!gone.empty() && listener_ != nullptr) listener_->jobs_changed();
   for (const JobRef& job : gone) {
-    PTC_TRY(contents_.remove_job_directory(job->name()));
+    PTC_TRY(contents_.remove_job_directory(job->name(), job->id(),
+                                           !agreed.removed.unforced.contains(job->id())));
   }
   // One of which something cannot be had now holds up no other, unless it is etcd that does not
   // answer.

@@ -485,6 +485,23 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
     PTC_TRY(check_empty_elsewhere({job->name(), job->id()}));
   }
   PTC_TRY(job->close());
+  // What was looked at above may have changed. From here on nothing comes into it on this node, so
+  // that what is found now holds until the job is gone; of other nodes: tombstones.h.
+  std::unique_ptr<Seal> seal;
+  auto seal_empty = [&]() -> Result<> {
+    if (listener != nullptr) {
+      PTC_TRY(seal, listener->seal_job(job->name()));
+    }
+    PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
+    if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
+    return ok();
+  };
+  if (!force) {
+    if (Result<> empty = seal_empty(); empty.has_error()) {
+      job->reopen();
+      return empty;
+    }
+  }
   const std::string tombstone = removed_job_key(job->id());
   auto forget = [&]() -> Result<> {
     // Since the check something may have been committed; now nothing can be any more.
@@ -520,8 +537,13 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    return delete_keys(itself, keys, {{tombstone, removed_job_text(name)}},
-                       {{itself, there->revision}, {sequence, last_commit}});
+    std::vector<MetaTransaction::Compare> compares{{itself, there->revision},
+                                                   {sequence, last_commit}};
+    if (!force)  // nor is there a data set by then, of which each first decision puts one of these
+      for (const char* key : {"source", "order", "consumed", "saved"})
+        compares.push_back({fmt::format("{}/dataset/{}", itself, key), 0});
+    return delete_keys(itself, keys, {{tombstone, removed_job_text(name, force)}},
+                       std::move(compares));
   };
   constexpr int kTries = 5;  // a commit may come in between, on another node
   Result<> forgotten = forget();
@@ -535,7 +557,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
   }
   job->forget();
   jobs.erase(job->name());
-  PTC_TRY(contents->remove_job_directory(job->name()));
+  PTC_TRY(contents->remove_job_directory(job->name(), job->id(), force));
   if (cluster == nullptr)
     (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
   spdlog::info("job {} removed", name);

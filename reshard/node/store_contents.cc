@@ -85,7 +85,7 @@ Result<> StoreContents::settle_directories(const std::map<std::string, std::stri
     PTC_TRY(auto id, id_in(job_dir(name)));
     const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
     if (gone) {
-      PTC_TRY(remove_job_directory(name));
+      PTC_TRY(remove_job_directory(name, id, !tombstones.unforced.contains(id)));
     } else {
       keep("jobs/" + name, "there is no such job any more, and nobody removed it");
     }
@@ -99,20 +99,30 @@ Result<> StoreContents::open_job_directory(const std::string& name, const std::s
   std::error_code error;
   if (is_new ? std::filesystem::exists(job_dir(name), error) : !found.empty() && found != id) {
     if (tombstones.jobs.contains(found) || is_bare(job_dir(name))) {
-      PTC_TRY(remove_job_directory(name));
+      PTC_TRY(remove_job_directory(name, found, !tombstones.unforced.contains(found)));
     } else {
-      const std::string aside = fmt::format("kept/{}-{}", name, found);
-      PTC_TRY(make_directory(AT_FDCWD, directory_ + "/kept"));
-      if (rename(job_dir(name).c_str(), fmt::format("{}/{}", directory_, aside).c_str()) != 0)
-        return errno_error(errno, job_dir(name));
-      keep(aside, "there is another job of its name, and nobody removed this one");
+      PTC_TRY(
+          put_aside(name, found, "there is another job of its name, and nobody removed this one"));
     }
   }
   return make_job_directory(name, id);
 }
 
-Result<> StoreContents::remove_job_directory(const std::string& name) {
-  return ptc::remove_job_directory(images_, job_dir(name));
+Result<> StoreContents::put_aside(const std::string& name, const std::string& id,
+                                  const std::string& why) {
+  const std::string aside = fmt::format("kept/{}-{}", name, id);
+  PTC_TRY(make_directory(AT_FDCWD, directory_ + "/kept"));
+  if (rename(job_dir(name).c_str(), fmt::format("{}/{}", directory_, aside).c_str()) != 0)
+    return errno_error(errno, job_dir(name));
+  keep(aside, why);
+  return ok();
+}
+
+Result<> StoreContents::remove_job_directory(const std::string& name, const std::string& id,
+                                             bool forced) {
+  PTC_TRY(const bool gone, ptc::remove_job_directory(images_, job_dir(name), forced));
+  if (gone) return ok();
+  return put_aside(name, id, "its job was removed: somebody had just written files into it");
 }
 
 Result<> StoreContents::make_job_directory(const std::string& name, const std::string& id) {

@@ -40,12 +40,15 @@ class StoreContents {
   /// For a job that there is; one of its name that was there before may have left something.
   Result<> open_job_directory(const std::string& name, const std::string& id,
                               const Tombstones& tombstones, bool is_new = false);
-  Result<> remove_job_directory(const std::string& name);
+  /// Carries out that the job with this id was removed. Not `forced`: if files of users are in it,
+  /// it goes to kept/ instead.
+  Result<> remove_job_directory(const std::string& name, const std::string& id, bool forced);
   /// Drafts that a former life of this node left: nobody can decide on them any more. Others that
   /// nothing names stay. Once it is known what all jobs need; until then it is to be called again.
   void settle_found_images(const std::vector<JobRef>& jobs, bool at_start);
 
  private:
+  Result<> put_aside(const std::string& name, const std::string& id, const std::string& why);
   Result<> make_job_directory(const std::string& name, const std::string& id);
 
   const std::string directory_;

@@ -6,10 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include "tests/fs/mount_fixture.h"
 
@@ -40,6 +42,33 @@ TEST_F(IncomingTest, TheKernelReadsAndWritesByItself) {
   ::close(fd);
   std::string stats = read_file(mount_.path() + "/.ptc/stats");
   EXPECT_EQ(stats.find("\"write\""), std::string::npos) << stats;
+}
+
+TEST_F(IncomingTest, NoFileGoesWithAJobThatIsRemovedWithoutForce) {
+  constexpr int kRounds = 150;
+  const std::string other = mount_.path() + "/other", file = other + "/incoming/f";
+  int lost = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_EQ(errno_of(::mkdir(other.c_str(), 0755)), 0);
+    std::atomic<bool> go = false;
+    int written = -1;
+    std::thread writer([&] {
+      while (!go) std::this_thread::yield();
+      for (int turn = 0; turn < round * 200; ++turn) go = true;  // earlier and later
+      written = write_file(file, "kept");
+    });
+    go = true;
+    const int removed = errno_of(::rmdir(other.c_str()));
+    writer.join();
+    if (removed == 0 && written == 0) ++lost;
+    if (removed != 0) {
+      EXPECT_EQ(written, 0) << "or it is not removed for nothing: " << removed;
+      EXPECT_EQ(read_file(file), "kept");
+      EXPECT_EQ(errno_of(::unlink(file.c_str())), 0);
+      EXPECT_EQ(errno_of(::rmdir(other.c_str())), 0);
+    }
+  }
+  EXPECT_EQ(lost, 0) << "of " << kRounds;
 }
 
 TEST_F(IncomingTest, OwnersAreTheCallers) {

@@ -529,6 +529,47 @@ TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
   EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
 }
 
+/// Without force a job goes in which nobody has a file: one that is written between the look and
+/// the decision, or on a node that was not asked, is not lost.
+TEST_F(ClusterTest, WhatIsWrittenWhileAJobIsRemovedIsKept) {
+  const JobRef job = cluster_.store(0).create_job("job").value();
+  const std::string id = job->id();
+  for (unsigned node : {1u, 2u}) ASSERT_NE(cluster_.job(node, "job"), nullptr);
+  cluster_.wait_settled();
+  const std::string away = incoming(2) + "/notes.txt";
+  cluster_.stop(2);
+  write_file(away, "written on a node that is away");
+  const std::string written = incoming(1) + "/rank/0/notes.txt";
+  std::atomic<bool> once = true;
+  cluster_.refuses = [&](const std::string&,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    for (const auto& [key, value] : transaction.puts)
+      if (key.starts_with("removed/jobs/") && once.exchange(false)) write_file(written, "just now");
+    return std::nullopt;
+  };
+  const Result<> removed = cluster_.store(0).remove_job("job", false);
+  ASSERT_TRUE(removed.has_value()) << removed.error().message();
+  cluster_.refuses = nullptr;
+  EXPECT_FALSE(once);
+  cluster_.start(2);
+  const std::string kept = "kept/job-" + id;
+  const auto file_in = [&](unsigned node, const std::string& path) {
+    return cluster_.directory(node) + "/" + kept + "/files/incoming/base/" + path;
+  };
+  EXPECT_EQ(cluster_.store(1).find("job"), nullptr);
+  ASSERT_TRUE(std::filesystem::exists(file_in(1, "rank/0/notes.txt")));
+  EXPECT_EQ(read_file(file_in(1, "rank/0/notes.txt")), "just now");
+  EXPECT_THAT(cluster_.store(1).kept(), ::testing::Contains(kept));
+  ASSERT_TRUE(std::filesystem::exists(file_in(2, "notes.txt")));
+  EXPECT_EQ(read_file(file_in(2, "notes.txt")), "written on a node that is away");
+  EXPECT_FALSE(std::filesystem::exists(cluster_.directory(0) + "/" + kept));
+  for (unsigned node : {0u, 1u, 2u})
+    EXPECT_FALSE(std::filesystem::exists(cluster_.directory(node) + "/jobs/job")) << node;
+  // A new one of its name has nothing of it.
+  ASSERT_TRUE(cluster_.store(1).create_job("job").has_value());
+  EXPECT_TRUE(cluster_.store(2).remove_job("job", false).has_value());
+}
+
 TEST_F(ClusterTest, ANodeThatIsCutOffDecidesNothing) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   ASSERT_NE(cluster_.job(1, "job"), nullptr);

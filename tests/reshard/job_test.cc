@@ -543,6 +543,47 @@ TEST(JobStoreTest, NoJobIsMadeWhileTheListenerIsToldOfJobs) {
   EXPECT_TRUE(made.get());
 }
 
+/// Whoever writes through a mount may do so between the look into a job and its removal.
+TEST(JobStoreTest, AJobIsSealedAndLookedAtAgainBeforeItIsRemoved) {
+  struct Listener : JobListener {
+    struct Sealed : Seal {
+      explicit Sealed(std::function<void()> opened) : opened_(std::move(opened)) {}
+      ~Sealed() override { opened_(); }
+      void committed() override {}
+      std::function<void()> opened_;
+    };
+    std::function<void()> sealed, opened;
+    void names_changed() override {}
+    void checkpoint_changed(const std::string&, const std::string&) override {}
+    Result<std::unique_ptr<Seal>> seal_job(const std::string& job) override {
+      EXPECT_EQ(job, "job");
+      sealed();
+      return std::unique_ptr<Seal>(std::make_unique<Sealed>(opened));
+    }
+  } listener;
+  const TempDir dir;
+  auto store =
+      JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, &listener).value();
+  const JobRef job = store->create_job("job").value();
+  const fs::path file = job->files_dir() + "/incoming/base/rank/0/notes.txt";
+  bool there = false;
+  listener.sealed = [&] { write_file(file, "just before"); };
+  listener.opened = [&] { there = fs::exists(dir.path() / "jobs/job"); };
+  const Result<> removed = store->remove_job("job", false);
+  ASSERT_TRUE(removed.has_error());
+  EXPECT_EQ(removed.error().code(), Code::kBusy);
+  EXPECT_TRUE(there);
+  EXPECT_EQ(read_file(file), "just before");
+  // Nor is it half gone.
+  fs::remove_all(job->files_dir() + "/incoming/base");
+  write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
+  EXPECT_TRUE(job->commit("base", "base").has_value());
+  EXPECT_TRUE(job->remove_checkpoint("base").has_value());
+  listener.sealed = [] {};
+  ASSERT_TRUE(store->remove_job("job", false).has_value());
+  EXPECT_FALSE(there) << "sealed until its directory was gone";
+}
+
 TEST_F(JobTest, WhoHoldsWhatWasRemovedHoldsNoMemory) {
   const LayoutSpec written = spec("tp1-pp1-dp1");
   std::vector<std::weak_ptr<const Image>> images;
