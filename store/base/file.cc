@@ -274,10 +274,13 @@ Result<> remove_tree(int dir_fd, const std::string& path) {
   if (errno != EISDIR && errno != EPERM) return errno_error(errno, "removing " + path);
   PTC_TRY(auto dir, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   PTC_TRY(const uint64_t random, random_number());
-  PTC_TRY(TreeRemoval(dir.get(), path, random).run());
-  if (::unlinkat(dir_fd, path.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
-    return errno_error(errno, "removing directory " + path);
-  return ok();
+  constexpr int kTries = 100;  // somebody who does not know yet may make a file in it, and another
+  for (int tries = 1;; ++tries) {
+    PTC_TRY(TreeRemoval(dir.get(), path, random).run());
+    if (::unlinkat(dir_fd, path.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return ok();
+    if ((errno != ENOTEMPTY && errno != EEXIST) || tries == kTries)
+      return errno_error(errno, "removing directory " + path);
+  }
 }
 
 Result<> sync_directory(int dir_fd, const std::string& path) {

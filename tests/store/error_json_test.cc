@@ -223,6 +223,20 @@ TEST_F(Files, ShortReadsAreCorrupt) {
   EXPECT_TRUE(has_error(read_exactly(fd.get(), buffer, 3), Code::kCorrupt, "ends at byte 5"));
 }
 
+/// As a thread does that has not heard yet that the directory's owner goes.
+TEST_F(Files, WhatSomebodyMakesMeanwhileGoesToo) {
+  for (int round = 0; round < 100; ++round) {
+    ASSERT_TRUE(is_ok(make_directory(dir(), "busy")));
+    const UniqueFd busy = open_file(dir(), "busy", O_RDONLY | O_DIRECTORY).value();
+    std::jthread maker([&] {
+      for (int i = 0; i < 30; ++i)
+        UniqueFd(::openat(busy.get(), fmt::format("{}", i).c_str(), O_WRONLY | O_CREAT, 0600));
+    });
+    EXPECT_TRUE(is_ok(remove_tree(dir(), "busy")));
+    EXPECT_NE(::faccessat(dir(), "busy", F_OK, 0), 0);
+  }
+}
+
 TEST_F(Files, TreesAreRemovedWithoutFollowingLinks) {
   ASSERT_TRUE(is_ok(make_directory(dir(), "keep")));
   ASSERT_TRUE(is_ok(write_file_atomically(dir(), "keep/f", "x")));
