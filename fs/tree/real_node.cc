@@ -405,6 +405,7 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
         return counted(
             0, [] { return uint64_t{0}; },
             [&]() -> FsResult<> {
+              job_->job().note_writer(inode_);
               if (::truncate(fd.proc_path().c_str(), static_cast<off_t>(*change.size)) != 0)
                 return last_errno();
               job_->job().note_writer(inode_);
@@ -424,6 +425,8 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
 FsResult<Opened> RealNode::opened(UniqueFd fd, DescriptorShareRef share, int flags) {
   if ((flags & O_ACCMODE) != O_RDONLY) {
     job_->tree().store().images().expect_writing();
+    job_->job().note_writer(inode_);
+  } else if ((flags & O_TRUNC) != 0) {
     job_->job().note_writer(inode_);
   }
   auto self = std::static_pointer_cast<RealNode>(shared_from_this());
@@ -449,6 +452,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
       return ok();
     };
     if ((flags & O_TRUNC) != 0) {
+      job_->job().note_writer(inode_);
       PTC_TRY(counted(
           0, [] { return uint64_t{0}; }, open_it));
     } else {

@@ -111,7 +111,11 @@ Result<bool> remove_job_directory(ImageStore& images, const std::string& directo
     PTC_TRY(remove_checkpoint_directory(images, it->path()));
   }
   if (!forced) {
-    PTC_TRY(const bool empty, take_user_directories(directory));
+    // Once more: who looked at the job just now may have made one of the empty ones anew.
+    bool empty = false;
+    for (int tries = 0; tries < 2 && !empty; ++tries) {
+      PTC_TRY(empty, take_user_directories(directory));
+    }
     if (!empty) return false;
   }
   // The id last: by it the next start knows a removal that was cut off.

@@ -169,13 +169,18 @@ Result<Followed> AgreementFollower::take_over() {
   }
   for (const JobRef& job : gone) jobs_.erase(job->name());
   if (!gone.empty() && listener_ != nullptr) listener_->jobs_changed();
-  for (const JobRef& job : gone) {
-    PTC_TRY(contents_.remove_job_directory(job->name(), job->id(),
-                                           !agreed.removed.unforced.contains(job->id())));
-  }
-  // One of which something cannot be had now holds up no other, unless it is etcd that does not
-  // answer.
+  // One of which something cannot be had now, or removed, holds up no other, unless it is etcd that
+  // does not answer. Until all is, it is not said that what was decided is carried out here.
   Result<> whole = ok();
+  std::vector<Removal> removals = std::exchange(unremoved_, {});
+  for (const JobRef& job : gone)
+    removals.push_back({job->name(), job->id(), !agreed.removed.unforced.contains(job->id())});
+  for (Removal& one : removals) {
+    const Result<> removed = contents_.remove_left_directory(one.name, one.id, one.forced);
+    if (removed.has_value()) continue;
+    if (whole.has_value()) whole = removed.error();
+    unremoved_.push_back(std::move(one));
+  }
   std::optional<Error> lacking;
   for (const JobRef& job : known) {
     Result<Followed> followed = job->follow();

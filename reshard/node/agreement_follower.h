@@ -81,9 +81,16 @@ class AgreementFollower {
   Result<> load_new(const std::string& name, const std::string& id,
                     const Tombstones& removed_meanwhile);
 
+  /// A directory of a job that was removed.
+  struct Removal {
+    std::string name, id;
+    bool forced;
+  };
+
   MetaClient& meta_;
   Cluster& cluster_;
   const std::unique_ptr<StoreMembership> membership_;  // guarded by JobTable::changes
+  std::vector<Removal> unremoved_;                     // that failed; guarded by JobTable::changes
   JobTable& jobs_;
   StoreContents& contents_;
   JobListener* const listener_;

@@ -85,7 +85,11 @@ Result<> StoreContents::settle_directories(const std::map<std::string, std::stri
     PTC_TRY(auto id, id_in(job_dir(name)));
     const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
     if (gone) {
-      PTC_TRY(remove_job_directory(name, id, !tombstones.unforced.contains(id)));
+      // One that stays is no reason not to start.
+      if (const Result<> removed =
+              remove_job_directory(name, id, !tombstones.unforced.contains(id));
+          removed.has_error())
+        keep("jobs/" + name, "its job was removed: " + removed.error().message());
     } else {
       keep("jobs/" + name, "there is no such job any more, and nobody removed it");
     }
@@ -110,7 +114,11 @@ Result<> StoreContents::open_job_directory(const std::string& name, const std::s
 
 Result<> StoreContents::put_aside(const std::string& name, const std::string& id,
                                   const std::string& why) {
-  const std::string aside = fmt::format("kept/{}-{}", name, id);
+  constexpr size_t kMostBytes = 200;  // of the name: a whole one has no room beside an id
+  size_t end = std::min(name.size(), kMostBytes);
+  while (end < name.size() && end > 0 && (static_cast<unsigned char>(name[end]) & 0xc0) == 0x80)
+    --end;
+  const std::string aside = fmt::format("kept/{}-{}", name.substr(0, end), id);
   PTC_TRY(make_directory(AT_FDCWD, directory_ + "/kept"));
   if (rename(job_dir(name).c_str(), fmt::format("{}/{}", directory_, aside).c_str()) != 0)
     return errno_error(errno, job_dir(name));
@@ -123,6 +131,12 @@ Result<> StoreContents::remove_job_directory(const std::string& name, const std:
   PTC_TRY(const bool gone, ptc::remove_job_directory(images_, job_dir(name), forced));
   if (gone) return ok();
   return put_aside(name, id, "its job was removed: somebody had just written files into it");
+}
+
+Result<> StoreContents::remove_left_directory(const std::string& name, const std::string& id,
+                                              bool forced) {
+  PTC_TRY(auto found, id_in(job_dir(name)));
+  return found == id ? remove_job_directory(name, id, forced) : ok();
 }
 
 Result<> StoreContents::make_job_directory(const std::string& name, const std::string& id) {

@@ -43,6 +43,8 @@ class StoreContents {
   /// Carries out that the job with this id was removed. Not `forced`: if files of users are in it,
   /// it goes to kept/ instead.
   Result<> remove_job_directory(const std::string& name, const std::string& id, bool forced);
+  /// The same once more, after that failed: unless it is another job's by now.
+  Result<> remove_left_directory(const std::string& name, const std::string& id, bool forced);
   /// Drafts that a former life of this node left: nobody can decide on them any more. Others that
   /// nothing names stay. Once it is known what all jobs need; until then it is to be called again.
   void settle_found_images(const std::vector<JobRef>& jobs, bool at_start);

@@ -570,6 +570,25 @@ TEST_F(ClusterTest, WhatIsWrittenWhileAJobIsRemovedIsKept) {
   EXPECT_TRUE(cluster_.store(2).remove_job("job", false).has_value());
 }
 
+/// Its name and an id are longer than a file's name may be.
+TEST_F(ClusterTest, WhatIsWrittenBelowALongNameIsKeptToo) {
+  const std::string name = std::string(249, 'n') + "\u00e9\u00e9";
+  ASSERT_TRUE(cluster_.store(0).create_job(name).has_value());
+  ASSERT_NE(cluster_.job(2, name), nullptr);
+  const std::string written = cluster_.job(2, name)->files_dir() + "/incoming/base/notes.txt";
+  cluster_.stop(2);
+  write_file(written, "written on a node that is away");
+  ASSERT_TRUE(cluster_.store(0).remove_job(name, false).has_value());
+  cluster_.start(2);
+  EXPECT_EQ(cluster_.store(2).find(name), nullptr);
+  const std::vector<std::string> kept = cluster_.store(2).kept();
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(cluster_.directory(2) + "/" + kept[0] +
+                                      "/files/incoming/base/notes.txt"))
+      << kept[0];
+  EXPECT_TRUE(cluster_.store(0).create_job(name).has_value());
+}
+
 TEST_F(ClusterTest, ANodeThatIsCutOffDecidesNothing) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   ASSERT_NE(cluster_.job(1, "job"), nullptr);

@@ -282,7 +282,8 @@ TEST_F(EtcdFaults, AStoppedProcessKnowsThatItsLeaseIsOver) {
   pid_t child = ::fork();
   if (child == 0) {
     auto meta = open_etcd_meta(direct_options_).value();
-    auto lease = meta->lease(seconds(2)).value();
+    // Long enough for etcd on a busy machine to renew it.
+    auto lease = meta->lease(seconds(6)).value();
     int64_t joined = meta->commit({.leased_puts = {{"node", "me"}}, .lease = lease.get()}).value();
     // Says whether it is alive until it is not any more.
     for (;;) {
