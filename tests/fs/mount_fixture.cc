@@ -15,6 +15,8 @@
 #include <sstream>
 #include <thread>
 
+#include "fs/mount/beneath.h"
+
 namespace ptc {
 namespace {
 
@@ -43,6 +45,9 @@ TestMount::~TestMount() {
   }
   while (mounted(store_) && ::umount2(store_.c_str(), MNT_DETACH) == 0) {
   }
+  // A daemon that ended by a signal has closed it.
+  if (Result<Beneath> beneath = Beneath::open(mount_); beneath.has_value())
+    (void)beneath.value().give_back();
   std::error_code ignored;
   std::filesystem::remove_all(top_, ignored);
 }
