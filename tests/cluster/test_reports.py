@@ -126,7 +126,7 @@ class Reports(TestCase):
         self.nodes.kill(1)
         self.nodes.kill(2)
         self.nodes.wait_members()
-        self.assertGreater(missing(0), 0)
+        cluster.until(lambda: missing(0) > 0, "the job has followed, too")
         self.assertIn(self.name, [one["job"] for one in self.nodes_of(0)["missing_copies"]["jobs"]])
         self.assertIn("are missing", self.nodes.nodes[0].ptc("top", "--once").stdout)
         self.assertGreater(self.metrics(0)[("ptcfs_job_missing_copy_bytes", (("job", self.name),))], 0)
