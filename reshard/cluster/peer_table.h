@@ -2,9 +2,9 @@
 //
 // Who asks says the method, and the row says the rest: how long it waits, and whether it asks again
 // when the connection broke before the answer came (Cluster::ask()). Who serves looks a method up
-// here, and hands it to what answers it: the daemon registers every row (node/peer_service.h), the
-// clusters of the tests and the simulator give it to JobStore::answer(), and there is no other way
-// in. A further method is a row here, and a case where the switch over its handler then lacks one.
+// here, and hands it to what answers it: the daemon registers every row, the clusters of the tests
+// and the simulator hand it to answer_peer() (node/peer_service.h), and there is no other way in. A
+// further method is a row here, and a case where the switch over its handler then lacks one.
 //
 // A request about a job begins with a line that says which: by its id, for another may have its
 // name by now. That one is not touched: kNotFound, unless it is asked of what outlives its job
@@ -52,7 +52,7 @@ enum class PeerMethod : uint8_t {
 
 /// Who answers.
 enum class PeerHandler : uint8_t {
-  kMeetings,  // of the daemon: node/meeting.h
+  kMeetings,  // node/meeting.h
   kFollower,  // of the store: node/agreement_follower.h
   kStore,     // node/job_store.cc
   kListener,  // who shows jobs: JobListener in job/job.h

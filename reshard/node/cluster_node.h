@@ -1,10 +1,5 @@
-// This node as a member of a cluster: found by the others through etcd, asked and asking over TCP.
-//
-// nodes/<name> is put under a lease: {"address": "10.0.0.1:7070", "store": "<16 hex>", "boot": "<16
-// hex>"}. A node is alive while its key is there; one that starts again is known by its store. It
-// puts it when it has met all the others (meeting.h); `membership` is put by each that does, so
-// that of two that come at the same time the later one meets the earlier one. One whose own lease
-// may have ended decides nothing (fence()), and joins anew when etcd can be reached again.
+// This node as a member of a cluster (membership.h): found by the others through etcd, asked and
+// asking over TCP.
 #pragma once
 
 #include <chrono>
@@ -54,10 +49,6 @@ class ClusterNode {
   /// The others see that this node is gone; nothing is answered any more.
   void leave();
 
-  struct Member {
-    std::string name, address;
-  };
-  std::vector<Member> members() const;
   std::string address() const;  // where this node listens; empty before join()
 
  private:

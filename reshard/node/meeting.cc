@@ -10,19 +10,18 @@ constexpr size_t kAtOnce = 16;
 
 }  // namespace
 
-PeerServer::Handler answer_meetings(Peers& peers) {
-  return [&peers](std::string_view address, const std::string& from) -> Result<std::string> {
-    PTC_TRY(check_request(row_of(PeerMethod::kMeet), address.size()));
-    PTC_TRY(peers.meet(from, std::string(address)));
-    return std::string();
-  };
+Result<std::string> answer_meeting(PeerCalls& calls, const std::string& from,
+                                   std::string_view address) {
+  PTC_TRY(check_request(row_of(PeerMethod::kMeet), address.size()));
+  PTC_TRY(calls.meet(from, std::string(address)));
+  return std::string();
 }
 
 Result<> Meetings::meet(const Other& other, const std::string& own_address) {
-  PTC_TRY(peers_.meet(other.name, other.address));
+  PTC_TRY(calls_.meet(other.name, other.address));
   const PeerRow& row = row_of(PeerMethod::kMeet);
   auto back = ask_by(row, own_address.size(), {}, {}, [&](std::chrono::milliseconds time) {
-    return peers_.call(other.name, row.name, own_address, time);
+    return calls_.call(other.name, row, own_address, time, {});
   });
   if (back) return ok();
   return std::move(back).error().with_context(fmt::format("node {} cannot come back", other.name));

@@ -4,16 +4,17 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "store/rpc/peer_server.h"
-#include "store/rpc/peers.h"
+#include "reshard/cluster/peer_calls.h"
 
 namespace ptc {
 
-/// Answers PeerMethod::kMeet of nodes that want to join, by connecting to where they say that they
-/// listen. `peers` outlives it.
-PeerServer::Handler answer_meetings(Peers& peers);
+/// Answers PeerMethod::kMeet of a node that wants to join, by connecting to where it says that it
+/// listens.
+Result<std::string> answer_meeting(PeerCalls& calls, const std::string& from,
+                                   std::string_view address);
 
 /// The others as this node has met them: when this was so, by the revision of their keys. Threads:
 /// one at a time.
@@ -23,10 +24,10 @@ class Meetings {
     std::string name, address;
     int64_t revision = 0;
   };
-  explicit Meetings(Peers& peers) : peers_(peers) {}
+  explicit Meetings(PeerCalls& calls) : calls_(calls) {}
 
   /// Meets those that it has not met yet, many at a time: this node connects to the other, the
-  /// other to `own_address`, and both prove who they are each time. `peers` knows their addresses.
+  /// other to `own_address`, and both prove who they are each time. `calls` knows their addresses.
   /// Errors name the first node, and say what is wrong: kPermissionDenied (secret, certificate,
   /// cluster), kUnavailable.
   Result<> meet(const std::vector<Other>& others, const std::string& own_address);
@@ -34,7 +35,7 @@ class Meetings {
  private:
   Result<> meet(const Other& other, const std::string& own_address);
 
-  Peers& peers_;
+  PeerCalls& calls_;
   std::map<std::string, int64_t> met_;
 };
 

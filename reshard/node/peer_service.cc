@@ -5,15 +5,18 @@
 
 namespace ptc {
 
-void serve_peers(PeerServer& server, JobStore& store, Peers& peers) {
-  for (const PeerRow& row : kPeerTable) {
-    PeerServer::Handler handler = [&store, method = row.method](std::string_view request,
-                                                                const std::string&) {
-      return store.answer(method, request);
-    };
-    if (row.handler == PeerHandler::kMeetings) handler = answer_meetings(peers);
-    server.handle(std::string(row.name), std::move(handler));
-  }
+Result<std::string> answer_peer(JobStore& store, PeerCalls& calls, const PeerRow& row,
+                                std::string_view request, const std::string& from) {
+  if (row.handler == PeerHandler::kMeetings) return answer_meeting(calls, from, request);
+  return store.answer(row.method, request);
+}
+
+void serve_peers(PeerServer& server, JobStore& store, PeerCalls& calls) {
+  for (const PeerRow& row : kPeerTable)
+    server.handle(std::string(row.name),
+                  [&store, &calls, &row](std::string_view request, const std::string& from) {
+                    return answer_peer(store, calls, row, request, from);
+                  });
   server.handles_all();
 }
 

@@ -9,6 +9,7 @@
 
 #include "reshard/job/job_peers.h"
 #include "reshard/node/peer_service.h"
+#include "reshard/node/tcp_calls.h"
 #include "store/rpc/messages.h"
 #include "store/rpc/peers.h"
 #include "tests/reshard/cluster_fixture.h"
@@ -232,7 +233,8 @@ TEST_F(PeerTableTest, ADaemonAnswersEveryRowLikeThat) {
   };
   Result<std::string> answer = w0->call("w1", "job/no_such_method", "", 10s);
   EXPECT_EQ(answer.error().code(), Code::kUnavailable) << "not yet";
-  serve_peers(*server, cluster_.store(1), *w1);
+  TcpCalls calls(*w1);
+  serve_peers(*server, cluster_.store(1), calls);
   EXPECT_THAT(answers_to_all(ask, job_), ElementsAreArray(expected_answers(true)));
   EXPECT_THAT(answers_to_all(ask, {"job", "another"}), ElementsAreArray(expected_answers(false)));
   const PeerRow& meet = row_of(PeerMethod::kMeet);

@@ -59,8 +59,10 @@ class MetaServer::Client final : public MetaClient {
   Result<std::optional<MetaEntry>> get(std::string_view key) override {
     note_get(key);
     auto answer = ask([&]() -> std::optional<MetaEntry> {
+      note_read();
       auto found = server_.entries_.find(key);
       if (found == server_.entries_.end()) return std::nullopt;
+      note_entry(found->second);
       return found->second;
     });
     if (!answer) return away();
@@ -70,9 +72,12 @@ class MetaServer::Client final : public MetaClient {
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
     auto answer = ask([&] {
       std::vector<MetaEntry> found;
+      note_read();
       for (auto it = server_.entries_.lower_bound(prefix);
-           it != server_.entries_.end() && it->first.starts_with(prefix); ++it)
+           it != server_.entries_.end() && it->first.starts_with(prefix); ++it) {
+        note_entry(it->second);
         found.push_back(it->second);
+      }
       return found;
     });
     if (!answer) return away();
@@ -100,7 +105,10 @@ class MetaServer::Client final : public MetaClient {
     std::optional<Result<int64_t>> done;  // on the server, whether or not that is known here
     auto answer = ask([&] {
       settle_doubts();
-      if (!done) done = server_.commit(request);
+      if (!done) {
+        done = server_.commit(request);
+        note_commit(transaction, done->has_value());
+      }
       return *done;
     });
     if (answer) return *std::move(answer);
@@ -153,6 +161,8 @@ class MetaServer::Client final : public MetaClient {
       if (std::any_of(watched_.begin(), watched_.end(),
                       [&](const std::string& prefix) { return event.key.starts_with(prefix); })) {
         pending_.push_back(event);
+        numbers().bytes += event.key.size() + (event.value ? event.value->size() : 0);
+        server_.turn_ += server_.costs_.event;
         any = true;
       }
     if (any) wake_all(this);
@@ -174,6 +184,7 @@ class MetaServer::Client final : public MetaClient {
       if (life_->dead) return std::nullopt;
       if (!network.is_cut(node_, store()) && !network.breaks()) {
         auto answer = on_server();
+        server_.finish_turn();
         network.travel(store(), node_);
         if (life_->dead) return std::nullopt;
         if (!network.is_cut(store(), node_) && !network.breaks()) return answer;
@@ -182,6 +193,26 @@ class MetaServer::Client final : public MetaClient {
       sleep(100ms);
     }
   }
+
+  void note_read() {
+    ++numbers().reads;
+    server_.turn_ += server_.costs_.read;
+  }
+  void note_entry(const MetaEntry& entry) {
+    numbers().bytes += entry.key.size() + entry.value.size();
+    server_.turn_ += server_.costs_.entry;
+  }
+  void note_commit(const MetaTransaction& transaction, bool done) {
+    const bool writes = !transaction.puts.empty() || !transaction.leased_puts.empty() ||
+                        !transaction.deletes.empty();
+    if (!done) ++numbers().conflicts;
+    else if (writes) ++numbers().writes;
+    for (const auto* puts : {&transaction.puts, &transaction.leased_puts})
+      for (const auto& [key, value] : *puts) numbers().bytes += key.size() + value.size();
+    server_.turn_ += server_.costs_.write;
+    server_.answered_later_ = server_.costs_.sync;
+  }
+  AgreementNumbers& numbers() { return server_.numbers_[node_]; }
 
   void settle_doubts() {
     for (const auto& doubt : doubts_) doubt->forbidden = true;
@@ -312,6 +343,15 @@ void MetaServer::end_lease_of(unsigned node) {
   for (const auto& [id, lease] : leases_)
     if (lease.node == node) all.push_back(id);
   for (const int64_t id : all) end_lease(id);
+}
+
+/// Waits until the server has done what was asked, after all that was asked before.
+void MetaServer::finish_turn() {
+  const Time later = std::exchange(answered_later_, Time());
+  const Time turn = std::exchange(turn_, Time());
+  if (turn == Time()) return;
+  busy_until_ = std::max(busy_until_, now()) + turn;
+  sleep(busy_until_ + later - now());
 }
 
 /// Renews leases in the name of the clients that can reach the store, ends others, and lets late

@@ -1,5 +1,6 @@
 #include "tests/sim/sim_cluster.h"
 
+#include "reshard/node/peer_service.h"
 #include "store/rpc/peers.h"
 #include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
@@ -10,6 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr Time kSilence = 5s;  // until a peer that says nothing counts as dead, as in store/rpc
+constexpr Time kConnect = 3s;  // until a peer has let this one in, as there
 constexpr Time kStartAgain = 1s;
 constexpr size_t kKeptResults = 64;
 
@@ -28,14 +30,42 @@ Error gone(unsigned node) { return broken_off(no_answer(node, "is gone").message
 
 }  // namespace
 
+NodeCosts& NodeCosts::operator+=(const NodeCosts& other) {
+  writes += other.writes;
+  conflicts += other.conflicts;
+  for (size_t i = 0; i < calls.size(); ++i) calls[i] += other.calls[i];
+  sent += other.sent;
+  agreement += other.agreement;
+  return *this;
+}
+
+NodeCosts NodeCosts::operator-(const NodeCosts& before) const {
+  NodeCosts since = *this;
+  since.writes -= before.writes;
+  since.conflicts -= before.conflicts;
+  for (size_t i = 0; i < calls.size(); ++i) since.calls[i] -= before.calls[i];
+  since.sent -= before.sent;
+  since.agreement -= before.agreement;
+  return since;
+}
+
+void NodeCosts::raise_to(const NodeCosts& other) {
+  writes = std::max(writes, other.writes);
+  conflicts = std::max(conflicts, other.conflicts);
+  for (size_t i = 0; i < calls.size(); ++i) calls[i] = std::max(calls[i], other.calls[i]);
+  sent = std::max(sent, other.sent);
+  agreement = std::max(agreement, other.agreement);
+}
+
 struct SimCluster::Instance {
   unsigned node = 0;
   std::filesystem::path directory;
   std::shared_ptr<Life> life = std::make_shared<Life>();
-  bool serving = false;
+  bool serving = false, joined = false;  // it answers the others; and is seen by all
   bool closing = false, closed = false;
   // Destroyed from below.
   std::unique_ptr<MetaClient> meta;
+  std::unique_ptr<PeerCalls> calls;
   std::unique_ptr<Member> member;
   std::unique_ptr<JobStore> store;
 
@@ -109,8 +139,10 @@ class SimCluster::Streams final : public Transport {
       if (opened.has_error()) return make_error(Code::kUnavailable, "{}", opened.error().message());
       image = std::move(opened).value();
     }
-    for (const FetchItem& item : items)
+    for (const FetchItem& item : items) {
       all_.bytes_moved_ += bytes_between(item.copy, item.begin, item.end);
+      all_.nodes_[node].costs.sent += bytes_between(item.copy, item.begin, item.end);
+    }
     std::vector<FetchItem> there(items.begin(), items.end());
     for (FetchItem& item : there) item.source = image.get();
     Result<> fetched = local_->fetch(there, stop);
@@ -125,6 +157,25 @@ class SimCluster::Streams final : public Transport {
   const unsigned self_;
   const std::shared_ptr<const Life> life_;
   std::unique_ptr<Transport> local_;
+};
+
+/// A node is found by its name.
+class SimCluster::Calls final : public PeerCalls {
+ public:
+  Calls(SimCluster& all, const Instance& self) : all_(all), self_(self) {}
+  void set(const std::string&, const std::string&) override {}
+  void remove(const std::string&) override {}
+  Result<> meet(const std::string& node, const std::string&) override {
+    return all_.meet(self_, number_of(node));
+  }
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
+                           std::chrono::milliseconds time, std::stop_token stop) override {
+    return all_.call(self_, number_of(node), row, request, time, stop);
+  }
+
+ private:
+  SimCluster& all_;
+  const Instance& self_;
 };
 
 SimCluster::SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path directory,
@@ -157,7 +208,10 @@ std::shared_ptr<SimCluster::Instance> SimCluster::serving(unsigned node) const {
   return instance != nullptr && instance->serving ? instance : nullptr;
 }
 
-bool SimCluster::is_up(unsigned node) const { return serving(node) != nullptr; }
+bool SimCluster::is_up(unsigned node) const {
+  const std::shared_ptr<Instance> instance = serving(node);
+  return instance != nullptr && instance->joined;
+}
 
 bool SimCluster::wait_up(unsigned node, Time limit) {
   const Time deadline = now() + limit;
@@ -166,6 +220,15 @@ bool SimCluster::wait_up(unsigned node, Time limit) {
 }
 
 Cluster& SimCluster::member(unsigned node) { return *nodes_[node].instance->member; }
+
+NodeCosts SimCluster::costs(unsigned node) const {
+  NodeCosts costs = nodes_[node].costs;
+  const AgreementNumbers agreed = agreement_.numbers(node);
+  costs.writes = agreed.writes;
+  costs.conflicts = agreed.conflicts;
+  costs.agreement = agreed.bytes;
+  return costs;
+}
 
 bool SimCluster::on(unsigned node, const std::function<void(JobStore&)>& use) {
   const std::shared_ptr<Instance> instance = serving(node);
@@ -202,27 +265,29 @@ void SimCluster::start(unsigned number) {
 void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance) {
   auto once = [&]() -> Result<> {
     instance->meta = agreement_.connect(number, instance->life);
-    instance->member = std::make_unique<Member>(
-        name(number), *instance->meta,
-        [this, self = instance.get()](const std::string& node, const PeerRow& row,
-                                      const std::string& request, Time deadline,
-                                      const std::stop_token& stop) {
-          return call(*self, number_of(node), row, request, deadline, stop);
-        });
-    PTC_TRY(instance->member->begin());
+    instance->calls = std::make_unique<Calls>(*this, *instance);
+    const MemberOptions member{name(number)};
+    instance->member = std::make_unique<Member>(member, *instance->meta, *instance->calls);
     JobStoreOptions options;
     options.directory = instance->directory;
     options.node = name(number);
     options.copy_threads = 2;
     options.results = results_;
-    options.cluster = {instance->meta.get(), instance->member.get(),
-                       [this, number, life = instance->life] {
-                         return std::make_unique<Streams>(*this, number, life);
-                       }};
+    options.cluster.meta = instance->meta.get();
+    options.cluster.cluster = instance->member.get();
+    options.cluster.transport = [this, number, life = instance->life] {
+      return std::make_unique<Streams>(*this, number, life);
+    };
+    options.cluster.begin = [&](const std::string& store) {
+      return instance->member->begin(store);
+    };
     PTC_TRY(instance->store, JobStore::open(options, nullptr));
     // Whoever sees it may ask it.
     instance->serving = !instance->life->dead;
-    return instance->member->join(*instance->store);
+    PTC_TRY(instance->member->join(name(number),
+                                   [store = instance->store.get()] { store->nodes_changed(); }));
+    instance->joined = true;
+    return ok();
   };
   while (!instance->life->dead) {
     Result<> opened = once();
@@ -238,6 +303,7 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
       wait(instance->life.get(), std::nullopt, "until nobody uses the node");
     instance->store.reset();
     instance->member.reset();
+    instance->calls.reset();
     instance->meta.reset();
     sleep(kStartAgain);
   }
@@ -253,6 +319,7 @@ void SimCluster::close(const std::shared_ptr<Instance>& instance) {
   instance->wait_unused();
   instance->store.reset();
   instance->member.reset();
+  instance->calls.reset();
   instance->meta.reset();
   instance->closed = true;
   wake_all(instance.get());
@@ -317,6 +384,24 @@ int SimCluster::before_file_call(unsigned number, FileCall call) {
   return node.full && call == FileCall::kWrite ? ENOSPC : 0;
 }
 
+/// As a connection that two make to prove who they are: to the other and back.
+Result<> SimCluster::meet(const Instance& from, unsigned to) {
+  const unsigned self = from.node;
+  const Time limit = now() + kConnect;
+  for (;;) {
+    if (from.life->dead) return no_answer(to, "cannot be reached any more");
+    network_.travel(self, to);
+    if (!network_.is_cut(self, to)) {
+      if (serving(to) == nullptr) return no_answer(to, "refuses the connection");
+      if (network_.breaks()) return broken(to);
+      network_.travel(to, self);
+      if (!network_.is_cut(to, self) && !network_.is_frozen(to)) return ok();
+    }
+    if (now() >= limit) return no_answer(to, "does not let this node in in time");
+    sleep(200ms);
+  }
+}
+
 /// As a connection of store/rpc: refused at once by a node that is not there, broken when it dies,
 /// and given up when nothing is heard for a while.
 Result<std::string> SimCluster::call(const Instance& from, unsigned to, const PeerRow& row,
@@ -332,6 +417,8 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, const Pe
     return !network_.is_cut(self, to) && !network_.is_cut(to, self) && !network_.is_frozen(to);
   };
   if (from.life->dead) return no_answer(to, "cannot be reached any more");
+  ++nodes_[self].costs.calls[static_cast<size_t>(row.method)];
+  nodes_[self].costs.sent += request.size();
   network_.travel(self, to);
   auto reply = std::make_shared<Reply>();
   std::shared_ptr<Instance> target;
@@ -344,8 +431,9 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, const Pe
     std::thread([this, target, reply, self, to, &row, request] {
       name_thread(fmt::format("answer of {} to {}: {}", name(to), name(self), row.name));
       const int before = set_group(group_of(to));
-      reply->answer = target->store->answer(row.method, request);
+      reply->answer = answer_peer(*target->store, *target->calls, row, request, name(self));
       target->leave();
+      if (reply->answer.has_value()) nodes_[to].costs.sent += reply->answer.value().size();
       network_.travel(to, self);
       set_group(before);
       // Sent again until it arrives, or the connection is given up.

@@ -1,15 +1,17 @@
 // A cluster of simulated nodes: each is a real JobStore over a directory of its own, with the
-// product's threads; simulated are the agreement store, the calls and streams between nodes, and
-// who is alive.
+// product's threads and its membership; simulated are the agreement store, and the calls and
+// streams between nodes.
 //
 // A node that is killed leaves its directory as it is at that moment; its threads go on, in vain,
 // over what was theirs, and nobody hears of them any more. Touched by the thread that runs, without
 // a lock.
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +24,19 @@ namespace ptc::sim {
 
 /// Of the scheduler: the threads of a node.
 inline int group_of(unsigned node) { return static_cast<int>(node) + 1; }
+
+/// What a node has cost so far, its earlier lives too. Bytes: of requests, answers and streams
+/// between nodes that it sent; and of what it and the agreement store told each other.
+struct NodeCosts {
+  uint64_t writes = 0, conflicts = 0;  // transactions that were made, and that were refused
+  std::array<uint64_t, kPeerTable.size()> calls{};  // that it made, by the table's row
+  uint64_t sent = 0, agreement = 0;
+
+  uint64_t all_calls() const { return std::accumulate(calls.begin(), calls.end(), uint64_t{0}); }
+  NodeCosts& operator+=(const NodeCosts& other);
+  NodeCosts operator-(const NodeCosts& before) const;
+  void raise_to(const NodeCosts& other);  // each by itself
+};
 
 class SimCluster {
  public:
@@ -62,10 +77,12 @@ class SimCluster {
   uint64_t lives(unsigned node) const { return nodes_[node].lives; }
 
   uint64_t bytes_moved() const { return bytes_moved_; }
+  NodeCosts costs(unsigned node) const;
   std::filesystem::path directory(unsigned node) const;
 
  private:
   class Streams;
+  class Calls;
   struct Instance;
   struct Node {
     std::shared_ptr<Instance> instance;
@@ -76,12 +93,14 @@ class SimCluster {
     unsigned calls_left = 0;  // until that happens; 0: nothing does
     std::function<void()> happens;
     std::thread keeper;  // starts it, and ends it
+    NodeCosts costs = {};
   };
 
   std::shared_ptr<Instance> serving(unsigned node) const;
   void open(unsigned node, const std::shared_ptr<Instance>& instance);
   void close(const std::shared_ptr<Instance>& instance);
   int before_file_call(unsigned node, FileCall call);
+  Result<> meet(const Instance& from, unsigned to);
   Result<std::string> call(const Instance& from, unsigned to, const PeerRow& row,
                            const std::string& request, Time deadline, const std::stop_token& stop);
 

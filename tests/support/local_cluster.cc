@@ -4,54 +4,46 @@
 #include <atomic>
 #include <thread>
 
+#include "reshard/node/peer_service.h"
 #include "store/rpc/peers.h"
 #include "store/tensor/packed_copy.h"
 #include "store/transport/transport.h"
 
 namespace ptc::testing {
+namespace {
 
-class LocalCluster::NodeCluster final : public Cluster {
+unsigned number_of(const std::string& node) {
+  return static_cast<unsigned>(std::stoul(node.substr(1)));
+}
+
+}  // namespace
+
+/// A node is found by its name.
+class LocalCluster::NodeCalls final : public PeerCalls {
  public:
-  NodeCluster(LocalCluster& all, std::string self)
-      : all_(all),
-        self_(std::move(self)),
-        lease_(all.meta_->lease(std::chrono::seconds(60)).value()) {
-    MetaTransaction join;
-    join.puts = {{std::string(kMembership), self_}};
-    join.leased_puts = {{"nodes/" + self_, "up"}};
-    join.lease = lease_.get();
-    revision_ = all.meta_->commit(join).value();
-  }
-  const std::string& self() const override { return self_; }
-  std::vector<std::string> alive() const override {
-    std::lock_guard lock(all_.mutex_);
-    return {all_.running_.begin(), all_.running_.end()};
+  NodeCalls(LocalCluster& all, std::string self) : all_(all), self_(std::move(self)) {}
+  void set(const std::string&, const std::string&) override {}
+  void remove(const std::string&) override {}
+  Result<> meet(const std::string& node, const std::string&) override {
+    if (all_.serving(node, self_) != nullptr) return ok();
+    return make_error(Code::kUnavailable, "node {} does not answer", node);
   }
   Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
                            std::chrono::milliseconds, std::stop_token) override {
-    const bool lost = all_.loses(node, row.name);
+    const bool meets = row.handler == PeerHandler::kMeetings;
+    const bool lost = !meets && all_.loses(node, row.name);
     const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);
-    Result<std::string> answer = store->answer(row.method, request);
-    if (all_.breaks(self_, node, row.name, request))
+    NodeCalls& theirs = *all_.nodes_[number_of(node)]->calls;
+    Result<std::string> answer = answer_peer(*store, theirs, row, request, self_);
+    if (!meets && all_.breaks(self_, node, row.name, request))
       return broken_off("node " + node + " has broken the connection");
     return answer;
   }
-  MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
-  MetaTransaction::Compare fence_of(const std::string& node) const override {
-    auto entry = all_.meta_->get("nodes/" + node);
-    return {"nodes/" + node,
-            entry.has_value() && entry.value() ? entry.value()->revision : INT64_MAX};
-  }
-  std::shared_ptr<const MetaLease> lease() const override { return fenced ? nullptr : lease_; }
-
-  std::atomic<bool> fenced = false;
 
  private:
   LocalCluster& all_;
-  std::string self_;
-  std::shared_ptr<MetaLease> lease_;
-  int64_t revision_;
+  const std::string self_;
 };
 
 class LocalCluster::NodeTransport final : public Transport {
@@ -90,6 +82,21 @@ class LocalCluster::NodeTransport final : public Transport {
 
 /// All nodes' metadata, as one reaches them.
 class LocalCluster::NodeMeta final : public MetaClient {
+  /// That the node is cut off it knows, and the store does not.
+  class Lease final : public MetaLease {
+   public:
+    Lease(std::unique_ptr<MetaLease> lease, const std::atomic<bool>& fenced)
+        : lease_(std::move(lease)), fenced_(fenced) {}
+    int64_t id() const override { return lease_->id(); }
+    Clock::time_point deadline() const override {
+      return fenced_ ? Clock::time_point::min() : lease_->deadline();
+    }
+
+   private:
+    const std::unique_ptr<MetaLease> lease_;
+    const std::atomic<bool>& fenced_;
+  };
+
  public:
   NodeMeta(LocalCluster& all, std::string self)
       : all_(all), meta_(*all.meta_), self_(std::move(self)) {}
@@ -112,11 +119,14 @@ class LocalCluster::NodeMeta final : public MetaClient {
     return ok();
   }
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
-    return meta_.lease(ttl);
+    if (fenced) return make_error(Code::kUnavailable, "the metadata are away");
+    PTC_TRY(auto lease, meta_.lease(ttl));
+    return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), fenced));
   }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     return meta_.watch(std::move(prefix), std::move(on_event));
   }
+  std::atomic<bool> fenced = false;
   void doubt(std::optional<bool> done) { doubt_ = done ? static_cast<int>(*done) : -1; }
 
  private:
@@ -160,34 +170,48 @@ JobRef LocalCluster::job(unsigned node, const std::string& name) {
   return nullptr;
 }
 
-void LocalCluster::tell_all() {
-  for (auto& node : nodes_)
-    if (node->store != nullptr) node->store->nodes_changed();
+void LocalCluster::wait_seen() const {
+  std::vector<std::string> running;
+  {
+    std::lock_guard lock(mutex_);
+    running.assign(running_.begin(), running_.end());
+  }
+  for (const std::string& name : running) {
+    const Node& node = *nodes_[number_of(name)];
+    // One that knows itself to be cut off, or does not believe what it hears, sees what it saw.
+    while (!node.meta->fenced && !node.membership->distrusted() &&
+           node.membership->alive() != running)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void LocalCluster::stop(unsigned i) {
+  Node& node = *nodes_[i];
   {
     std::lock_guard lock(mutex_);
     running_.erase(name(i));
   }
-  tell_all();
+  node.membership->leave();
+  wait_seen();
   // Those who ask it something now have their answers first.
-  while (nodes_[i]->store.use_count() > 1)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  nodes_[i]->store.reset();
-  nodes_[i]->cluster.reset();
+  while (node.store.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  node.store.reset();
+  node.membership.reset();
 }
 
 std::shared_ptr<JobStore> LocalCluster::serving(const std::string& node,
                                                 const std::string& asking) {
   std::lock_guard lock(mutex_);
   if (!running_.contains(node) || !running_.contains(asking)) return nullptr;
-  return nodes_[std::stoul(node.substr(1))]->store;
+  return nodes_[number_of(node)]->store;
 }
 
 void LocalCluster::start(unsigned i) {
   Node& node = *nodes_[i];
-  node.cluster = std::make_unique<NodeCluster>(*this, name(i));
+  node.meta = std::make_unique<NodeMeta>(*this, name(i));
+  node.calls = std::make_unique<NodeCalls>(*this, name(i));
+  const MemberOptions member{.node = name(i), .lease = std::chrono::seconds(60)};
+  node.membership = std::make_unique<Membership>(member, *node.meta, *node.calls);
   {
     std::lock_guard lock(mutex_);
     running_.insert(name(i));
@@ -196,26 +220,31 @@ void LocalCluster::start(unsigned i) {
   options.directory = node.dir.path();
   options.node = name(i);
   options.copy_threads = 2;
-  node.meta = std::make_unique<NodeMeta>(*this, name(i));
-  options.cluster = {node.meta.get(), node.cluster.get(),
-                     [this] { return std::make_unique<NodeTransport>(*this); }};
-  auto store = JobStore::open(options, nullptr);
-  if (store.has_error()) {
-    ADD_FAILURE() << store.error().message();
+  options.cluster.meta = node.meta.get();
+  options.cluster.cluster = node.membership.get();
+  options.cluster.transport = [this] { return std::make_unique<NodeTransport>(*this); };
+  options.cluster.begin = [&](const std::string& store) { return node.membership->begin(store); };
+  const auto must = [](const auto& done) {
+    if (done.has_value()) return;
+    ADD_FAILURE() << done.error().message();
     std::abort();
-  }
+  };
+  auto store = JobStore::open(options, nullptr);
+  must(store);
+  JobStore& opened = *store.value();
   {
     std::lock_guard lock(mutex_);
     node.store = std::move(store).value();
   }
-  tell_all();
+  must(node.membership->join(name(i), [&opened] { opened.nodes_changed(); }));
+  wait_seen();
 }
 
-Cluster& LocalCluster::as_seen_by(unsigned i) { return *nodes_[i]->cluster; }
+Cluster& LocalCluster::as_seen_by(unsigned i) { return *nodes_[i]->membership; }
 
 void LocalCluster::doubt(unsigned i, std::optional<bool> done) { nodes_[i]->meta->doubt(done); }
 
-void LocalCluster::fence(unsigned i, bool fenced) { nodes_[i]->cluster->fenced = fenced; }
+void LocalCluster::fence(unsigned i, bool fenced) { nodes_[i]->meta->fenced = fenced; }
 
 void LocalCluster::wait_settled() {
   for (int calm = 0; calm < 3;) {

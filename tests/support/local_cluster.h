@@ -1,6 +1,6 @@
-// Several nodes of a cluster in one process: their agreement is a memory_meta, their network is
-// calls of functions, and can be cut. For the logic; real processes and sockets are in
-// tests/cluster.
+// Several nodes of a cluster in one process: with the product's membership, their agreement is a
+// memory_meta, their network is calls of functions, and can be cut. For the logic; real processes
+// and sockets are in tests/cluster.
 #pragma once
 
 #include <functional>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "reshard/node/job_store.h"
+#include "reshard/node/membership.h"
 #include "store/meta/meta_client.h"
 #include "tests/support/job_fixture.h"
 
@@ -60,12 +61,12 @@ class LocalCluster {
   Cluster& as_seen_by(unsigned node);
   JobRef job(unsigned node, const std::string& job);
 
-  /// The node ends, as by kill -9 for all others: its lease is gone at once.
+  /// The node ends, as by kill -9 for all others: its lease is gone at once, and they have seen it.
   void stop(unsigned node);
-  /// … and comes back with its old directory.
+  /// … and comes back with its old directory, and all see it.
   void start(unsigned node);
 
-  /// The node knows that its lease may have ended; all others still see it.
+  /// The node knows that its lease may have ended, and gets no other; all others still see it.
   void fence(unsigned node, bool fenced);
 
   /// From now on the node's decisions that commit a checkpoint are in doubt, done or not, and
@@ -99,16 +100,18 @@ class LocalCluster {
   MetaClient& meta() { return *meta_; }
 
  private:
-  class NodeCluster;
+  class NodeCalls;
   class NodeTransport;
   class NodeMeta;
   struct Node {
     TempDir dir;
-    std::unique_ptr<NodeCluster> cluster;
     std::unique_ptr<NodeMeta> meta;
+    std::unique_ptr<NodeCalls> calls;
+    std::unique_ptr<Membership> membership;
     std::shared_ptr<JobStore> store;  // one of several while it is asked; guarded
   };
-  void tell_all();
+  /// Until all nodes that run know which do.
+  void wait_seen() const;
   /// nullptr: it does not answer that node.
   std::shared_ptr<JobStore> serving(const std::string& node, const std::string& asking);
 

@@ -1,0 +1,42 @@
+// How a member of a cluster reaches the others: over TCP in the daemon (node/tcp_calls.h), by calls
+// of functions in the clusters of the tests, over the simulated network in the simulator.
+#pragma once
+
+#include <chrono>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "reshard/cluster/cluster.h"
+#include "store/base/error.h"
+#include "store/rpc/peer_numbers.h"
+
+namespace ptc {
+
+/// Threads: any.
+class PeerCalls {
+ public:
+  virtual ~PeerCalls() = default;
+
+  /// Where a member listens, as its key says; and that it is one no more.
+  virtual void set(const std::string& node, const std::string& address) = 0;
+  virtual void remove(const std::string& node) = 0;
+
+  /// Connects anew to `address`, where `node` shall be, and both prove who they are. Errors:
+  /// kPermissionDenied (secret, certificate, cluster); kUnavailable.
+  virtual Result<> meet(const std::string& node, const std::string& address) = 0;
+  /// Asks once. The node's own errors come back as they are; kUnavailable when it cannot be
+  /// reached, broken_off() when the connection broke.
+  virtual Result<std::string> call(const std::string& node, const PeerRow& row,
+                                   const std::string& request, std::chrono::milliseconds time,
+                                   std::stop_token stop) = 0;
+  /// Several at the same time, with answers in their order; without an own way, by threads.
+  virtual std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
+                                                    const PeerRow& row,
+                                                    std::chrono::milliseconds time,
+                                                    std::stop_token stop);
+  /// Of all connections between this node and others, by node.
+  virtual std::vector<PeerNumbers> numbers() const { return {}; }
+};
+
+}  // namespace ptc

@@ -1,0 +1,58 @@
+#include "reshard/node/tcp_calls.h"
+
+#include <map>
+#include <utility>
+
+namespace ptc {
+
+std::unique_ptr<PeerServer> TcpCalls::serve(std::unique_ptr<PeerServer> server) {
+  std::lock_guard lock(mutex_);
+  server_.swap(server);
+  return server;
+}
+
+std::string TcpCalls::address() const {
+  std::lock_guard lock(mutex_);
+  return server_ == nullptr ? "" : server_->address();
+}
+
+void TcpCalls::set(const std::string& node, const std::string& address) {
+  peers_.set(node, address);
+}
+void TcpCalls::remove(const std::string& node) { peers_.remove(node); }
+
+Result<> TcpCalls::meet(const std::string& node, const std::string& address) {
+  return peers_.meet(node, address);
+}
+
+Result<std::string> TcpCalls::call(const std::string& node, const PeerRow& row,
+                                   const std::string& request, std::chrono::milliseconds time,
+                                   std::stop_token stop) {
+  return peers_.call(node, row.name, request, time, std::move(stop));
+}
+
+std::vector<Result<std::string>> TcpCalls::call_all(const std::vector<Cluster::Question>& questions,
+                                                    const PeerRow& row,
+                                                    std::chrono::milliseconds time,
+                                                    std::stop_token stop) {
+  std::vector<Peers::Call> calls;
+  for (const Cluster::Question& one : questions) calls.push_back({one.node, row.name, one.request});
+  return peers_.call_all(calls, time, std::move(stop));
+}
+
+std::vector<PeerNumbers> TcpCalls::numbers() const {
+  std::vector<PeerNumbers> all = peers_.numbers();
+  {
+    std::lock_guard lock(mutex_);
+    if (server_ != nullptr)
+      for (PeerNumbers& theirs : server_->numbers()) all.push_back(std::move(theirs));
+  }
+  std::map<std::string, PeerNumbers> by_node;
+  for (const PeerNumbers& one : all)
+    by_node.try_emplace(one.node, PeerNumbers{one.node}).first->second.add(one);
+  std::vector<PeerNumbers> numbers;
+  for (auto& [node, sum] : by_node) numbers.push_back(std::move(sum));
+  return numbers;
+}
+
+}  // namespace ptc

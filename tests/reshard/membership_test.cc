@@ -1,0 +1,220 @@
+// A node's membership over an agreement store and calls of functions, alone: no store, no jobs.
+#include "reshard/node/membership.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+
+namespace ptc {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Of all nodes: who can be reached, and where.
+struct Wires {
+  mutable std::mutex mutex;
+  std::map<std::string, std::string> up;                  // name → address
+  std::set<std::pair<std::string, std::string>> refused;  // from, to
+  std::vector<std::pair<std::string, std::string>> met;   // who connected to whom
+};
+
+class FakeCalls final : public PeerCalls {
+ public:
+  FakeCalls(Wires& wires, std::string self) : wires_(wires), self_(std::move(self)) {}
+  void set(const std::string&, const std::string&) override {}
+  void remove(const std::string&) override {}
+  Result<> meet(const std::string& node, const std::string& address) override {
+    std::lock_guard lock(wires_.mutex);
+    wires_.met.emplace_back(self_, node);
+    const auto found = wires_.up.find(node);
+    if (found == wires_.up.end() || found->second != address)
+      return make_error(Code::kUnavailable, "nobody listens at {}", address);
+    if (wires_.refused.contains({self_, node}))
+      return make_error(Code::kPermissionDenied, "node {} has another secret", node);
+    return ok();
+  }
+  Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
+                           std::chrono::milliseconds, std::stop_token) override {
+    if (row.handler != PeerHandler::kMeetings) return std::string("answer of " + node);
+    FakeCalls theirs(wires_, node);
+    return answer_meeting(theirs, self_, request);
+  }
+
+ private:
+  Wires& wires_;
+  const std::string self_;
+};
+
+/// Leases that a test ends.
+class MetaWithLeases final : public MetaClient {
+ public:
+  explicit MetaWithLeases(MetaClient& meta) : meta_(meta) {}
+  Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    return meta_.list(prefix);
+  }
+  Result<int64_t> commit(const MetaTransaction& transaction) override {
+    ++commits;
+    return meta_.commit(transaction);
+  }
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    PTC_TRY(auto lease, meta_.lease(ttl));
+    ended = std::make_shared<std::atomic<bool>>(false);
+    return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), ended));
+  }
+  Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
+    return meta_.watch(std::move(prefix), std::move(on_event));
+  }
+
+  std::shared_ptr<std::atomic<bool>> ended;  // of the last one
+  std::atomic<int> commits = 0;
+
+ private:
+  struct Lease final : public MetaLease {
+    Lease(std::unique_ptr<MetaLease> lease, std::shared_ptr<std::atomic<bool>> ended)
+        : lease_(std::move(lease)), ended_(std::move(ended)) {}
+    int64_t id() const override { return lease_->id(); }
+    Clock::time_point deadline() const override {
+      return *ended_ ? Clock::time_point::min() : lease_->deadline();
+    }
+    const std::unique_ptr<MetaLease> lease_;
+    const std::shared_ptr<std::atomic<bool>> ended_;
+  };
+  MetaClient& meta_;
+};
+
+class MembershipTest : public ::testing::Test {
+ protected:
+  struct Node {
+    Node(MetaClient& agreed, Wires& wires, const std::string& name, std::chrono::seconds lease)
+        : meta(agreed), calls(wires, name), membership({name, lease}, meta, calls) {}
+    MetaWithLeases meta;
+    FakeCalls calls;
+    std::atomic<int> changes = 0;
+    Membership membership;
+  };
+
+  Node& make(const std::string& name, std::chrono::seconds lease = 60s) {
+    nodes_.push_back(std::make_unique<Node>(*meta_, wires_, name, lease));
+    return *nodes_.back();
+  }
+  void listen(const std::string& name) {
+    std::lock_guard lock(wires_.mutex);
+    wires_.up[name] = "at " + name;
+  }
+  Result<> join(Node& node, const std::string& store) {
+    const std::string name = node.membership.self();
+    PTC_TRY(node.membership.begin(store));
+    listen(name);
+    return node.membership.join("at " + name, [&] { ++node.changes; });
+  }
+  Node& joined(const std::string& name) {
+    Node& node = make(name);
+    const Result<> done = join(node, "store of " + name);
+    EXPECT_TRUE(done.has_value()) << done.error().message();
+    return node;
+  }
+  static void until(const std::function<bool()>& holds) {
+    while (!holds()) std::this_thread::sleep_for(1ms);
+  }
+  int64_t revision(const std::string& key) {
+    const auto entry = meta_->get(key).value();
+    return entry ? entry->revision : 0;
+  }
+
+  std::unique_ptr<MetaClient> meta_ = make_memory_meta();
+  Wires wires_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+TEST_F(MembershipTest, WhoComesAndGoesIsSeenByAllWithTheRevisionThatDecisionsName) {
+  Node& a = joined("a");
+  Node& b = joined("b");
+  until([&] { return a.membership.alive().size() == 2; });
+  EXPECT_THAT(b.membership.alive(), ElementsAre("a", "b"));
+  EXPECT_EQ(a.membership.fence_of("b").revision, revision("nodes/b"));
+  EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+  EXPECT_GE(a.changes, 2);
+  EXPECT_EQ(a.membership.ask("b", PeerMethod::kSpace, "").value(), "answer of b");
+  b.membership.leave();
+  until([&] { return a.membership.alive().size() == 1; });
+  EXPECT_EQ(a.membership.fence_of("b").revision, INT64_MAX);
+  EXPECT_EQ(b.membership.fence().revision, INT64_MAX) << "it decides nothing any more";
+  until([&] {
+    for (const Cluster::Seen& seen : a.membership.seen())
+      if (seen.node == "b") return !seen.there;
+    return false;
+  });
+}
+
+TEST_F(MembershipTest, TwoThatComeAtOnceHaveMetEachOther) {
+  constexpr int kNodes = 8;
+  for (int i = 0; i < kNodes; ++i) make("w" + std::to_string(i));
+  std::vector<std::jthread> threads;
+  for (auto& node : nodes_)
+    threads.emplace_back([&, node = node.get()] {
+      const Result<> done = join(*node, "store of " + node->membership.self());
+      EXPECT_TRUE(done.has_value()) << done.error().message();
+    });
+  threads.clear();
+  std::set<std::pair<std::string, std::string>> met(wires_.met.begin(), wires_.met.end());
+  for (auto& one : nodes_)
+    for (auto& other : nodes_)
+      if (one != other)
+        EXPECT_TRUE(met.contains({one->membership.self(), other->membership.self()}))
+            << one->membership.self() << " and " << other->membership.self();
+}
+
+TEST_F(MembershipTest, WhoIsNotLetInIsNoMemberAndSaysWhy) {
+  joined("a");
+  Node& b = make("b");
+  wires_.refused.insert({"a", "b"});  // a does not believe b
+  const Result<> refused = join(b, "store of b");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), Code::kPermissionDenied);
+  EXPECT_THAT(refused.error().message(), HasSubstr("this node, b at at b, is not let into"));
+  EXPECT_EQ(revision("nodes/b"), 0);
+}
+
+TEST_F(MembershipTest, WhatAFormerLifePromisedIsForgottenBeforeTheStoreIsOpened) {
+  Node& a = joined("a");
+  const int64_t before = revision("nodes/a");
+  {
+    std::lock_guard lock(wires_.mutex);
+    wires_.up.erase("a");  // as if it had been killed: its key is there still
+  }
+  Node& again = make("a");
+  ASSERT_TRUE(again.membership.begin("store of a").has_value());
+  EXPECT_EQ(revision("nodes/a"), 0);
+  EXPECT_GT(revision(std::string(kMembership)), before);
+  EXPECT_EQ(a.membership.self(), "a");
+}
+
+TEST_F(MembershipTest, OneThatStillRunsIsNotPushedOut) {
+  joined("a");
+  Node& copy = make("a");
+  const Result<> refused = copy.membership.begin("store of a");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), Code::kAlreadyExists);
+  EXPECT_NE(revision("nodes/a"), 0);
+}
+
+TEST_F(MembershipTest, WhoseLeaseMayHaveEndedDecidesNothingAndJoinsAgainUnderAnother) {
+  Node& a = joined("a");
+  joined("b");
+  const int64_t before = revision("nodes/a");
+  *a.meta.ended = true;
+  EXPECT_EQ(a.membership.fence().revision, INT64_MAX);
+  EXPECT_THAT(a.membership.alive(), ::testing::Not(::testing::Contains("a")));
+  until([&] { return a.membership.fence().revision != INT64_MAX; });
+  EXPECT_GT(revision("nodes/a"), before);
+  EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+}
+
+}  // namespace
+}  // namespace ptc
