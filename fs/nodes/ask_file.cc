@@ -71,7 +71,7 @@ Result<json::value> remove(Tree& tree, JobView& view, const json::object& questi
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
     PTC_TRY(view.job().remove_checkpoint(checkpoint));
   } else {
-    PTC_TRY(tree.store().remove_job(job, force));
+    PTC_TRY(tree.store().remove_job(job, force, view.job().id()));
     tree.store().tell_jobs_changed();
     (void)tree.job(job);  // lets go of the view of it
   }
@@ -241,8 +241,8 @@ class Answer {
  private:
   static std::string make_text(Tree& tree, const Caller& caller, const std::string& question,
                                std::stop_token stop) {
-    json::object reply{{"ok", true}};
     try {
+      json::object reply{{"ok", true}};
       auto result = carry_out(tree, caller, question, std::move(stop));
       if (result) {
         reply["result"] = std::move(result).value();
@@ -251,10 +251,12 @@ class Answer {
                  {"code", code_name(result.error().code())},
                  {"error", result.error().message()}};
       }
-    } catch (const std::exception& error) {
-      reply = {{"ok", false}, {"code", code_name(Code::kInternal)}, {"error", error.what()}};
+      return json::serialize(reply) + "\n";
+    } catch (const std::exception& error) {  // no memory for the answer, for one
+      const json::object reply{
+          {"ok", false}, {"code", code_name(Code::kInternal)}, {"error", error.what()}};
+      return json::serialize(reply) + "\n";
     }
-    return json::serialize(reply) + "\n";
   }
   void finish(std::string text) {
     {

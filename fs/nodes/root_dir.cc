@@ -85,7 +85,9 @@ FsResult<NodeRef> RootDir::make_directory(const Caller& caller, const std::strin
 
 FsResult<> RootDir::remove_directory(const std::string& name) {
   if (name == kDotPtc) return Errno{EPERM};
-  auto removed = tree_.store().remove_job(name, false);
+  PTC_TRY(auto view, as_fs(tree_.job(name)));
+  if (view == nullptr) return Errno{ENOENT};
+  auto removed = tree_.store().remove_job(name, false, view->job().id());
   if (!removed) {
     bool holds_something = removed.error().code() == Code::kBusy;
     if (!holds_something) {

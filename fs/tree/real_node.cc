@@ -204,11 +204,12 @@ FsResult<> RealNode::take_away(const HeldFd& directory, const std::string& name,
   struct stat stat = {};
   if (!child.valid() || ::fstat(child.get(), &stat) != 0) return call();
   const auto known = std::dynamic_pointer_cast<RealNode>(job_->tree().table().find(key_of(stat)));
-  if (known == nullptr) return call();
-  known->file_.pin(child.get());
+  if (known != nullptr) known->file_.pin(child.get());
   FsResult<> done = call();
   // On an error, too, it may have lost its last name: what follows a rename may fail.
   const bool named = ::fstat(child.get(), &stat) == 0 && stat.st_nlink > 0;
+  if (!named && S_ISREG(stat.st_mode)) job_->job().note_gone(stat.st_ino);
+  if (known == nullptr) return done;
   if (named) known->file_.unpin();
   if ((done || !named) && job_->limited()) known->note_unlinked();
   return done;

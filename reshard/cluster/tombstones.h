@@ -42,6 +42,11 @@ struct Tombstones {
   std::set<std::string, std::less<>> unforced;                        // ids of those jobs
   std::vector<MetaEntry> entries;
   int64_t revision = 0;  // of the last one
+
+  /// What removed this job did not care what was in it.
+  bool forced(std::string_view job_id) const {
+    return jobs.contains(job_id) && !unforced.contains(job_id);
+  }
 };
 Result<Tombstones> read_tombstones(MetaClient& meta);
 Result<bool> is_removed(MetaClient& meta, const std::string& key);

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -55,8 +56,13 @@ class HashCache {
   uint64_t bytes() const { return bytes_; }  // hashed ever
   /// The file got another name or lost one, by us, and nobody has written it.
   void renew(const FileVersion& before, const FileVersion& now);
-  /// Somebody may write the file, or it is a checkpoint's by now.
+  /// Somebody may write the file, or it is a checkpoint's by now, or gone.
   void forget(uint64_t inode);
+  size_t files() const;
+
+  /// Of more the oldest go, which are hashed again at their commit: whoever may make files makes
+  /// entries.
+  static constexpr size_t kMostFiles = 1 << 16, kMostSums = 1 << 20;
 
  private:
   struct Entry {
@@ -64,9 +70,14 @@ class HashCache {
     Ticket ticket = 0;
     std::unordered_map<std::string, Checksum> sums;
   };
+  using Files = std::unordered_map<uint64_t, Entry>;
+  void drop(Files::iterator file);
+  void make_room(Ticket beside);
   mutable std::mutex mutex_;
-  std::unordered_map<uint64_t, Entry> files_;  // by inode; guarded
-  Ticket last_ticket_ = 0;                     // guarded
+  Files files_;                        // by inode; guarded, as all below
+  std::map<Ticket, uint64_t> by_age_;  // inodes
+  size_t sums_ = 0;
+  Ticket last_ticket_ = 0;
   std::atomic<uint64_t> bytes_ = 0;
 };
 

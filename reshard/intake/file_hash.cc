@@ -205,9 +205,30 @@ Result<UniqueFd> FileToHash::open() const {
 
 HashCache::Ticket HashCache::begin(const FileVersion& file) {
   std::lock_guard lock(mutex_);
-  Entry& entry = files_[file.inode];
-  if (entry.ticket == 0 || entry.version != file) entry = {file, ++last_ticket_, {}};
-  return entry.ticket;
+  const auto known = files_.find(file.inode);
+  if (known != files_.end() && known->second.version == file) return known->second.ticket;
+  if (known != files_.end()) drop(known);
+  const Ticket ticket = ++last_ticket_;
+  files_.emplace(file.inode, Entry{file, ticket, {}});
+  by_age_.emplace(ticket, file.inode);
+  make_room(ticket);
+  return ticket;
+}
+
+void HashCache::drop(Files::iterator file) {
+  sums_ -= file->second.sums.size();
+  by_age_.erase(file->second.ticket);
+  files_.erase(file);
+}
+
+void HashCache::make_room(Ticket beside) {
+  while ((files_.size() > kMostFiles || sums_ > kMostSums) && by_age_.begin()->first != beside)
+    drop(files_.find(by_age_.begin()->second));
+}
+
+size_t HashCache::files() const {
+  std::lock_guard lock(mutex_);
+  return files_.size();
 }
 
 std::optional<Checksum> HashCache::find(const FileVersion& file, const std::string& key) const {
@@ -223,7 +244,9 @@ void HashCache::put(const FileVersion& file, Ticket ticket, const std::string& k
                     const Checksum& sum) {
   std::lock_guard lock(mutex_);
   const auto it = files_.find(file.inode);
-  if (it != files_.end() && it->second.ticket == ticket) it->second.sums[key] = sum;
+  if (it == files_.end() || it->second.ticket != ticket) return;
+  sums_ += it->second.sums.insert_or_assign(key, sum).second ? 1 : 0;
+  make_room(ticket);
 }
 
 void HashCache::renew(const FileVersion& before, const FileVersion& now) {
@@ -234,7 +257,7 @@ void HashCache::renew(const FileVersion& before, const FileVersion& now) {
 
 void HashCache::forget(uint64_t inode) {
   std::lock_guard lock(mutex_);
-  files_.erase(inode);
+  if (const auto known = files_.find(inode); known != files_.end()) drop(known);
 }
 
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,

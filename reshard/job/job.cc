@@ -464,39 +464,60 @@ Result<> Job::commit(const std::string& incoming, const std::string& name,
   return ok();
 }
 
-Result<> Job::remove_checkpoint(std::string_view name) {
+Result<> Job::remove_checkpoint(std::string_view name, std::string_view which) {
   PTC_TRY(check_member(impl_->services.cluster));
+  std::string id(which);
+  auto known_id = [&] {
+    const JobKnowledge::Snapshot known = impl_->knowledge.now();
+    const CheckpointRecord* record = known->record_of(name);
+    return record != nullptr ? record->id : std::string();
+  };
+  if (id.empty()) id = known_id();
   if (impl_->services.cluster != nullptr) {
     PTC_TRY(impl_->follow());
     // Where its bytes lie now all shall know, also those who have a file of it open.
     tell_others(impl_->services.cluster, name_);
+    if (id.empty()) id = known_id();
   }
   constexpr int kTries = 10;
-  Result<> removed = impl_->remove(std::string(name), /*only_unused=*/false);
+  Result<> removed = impl_->remove(std::string(name), id, /*only_unused=*/false);
   // Another node may have decided something about it, a flip for one, that is not known here yet.
   for (int tries = 1;
        tries < kTries && removed.has_error() && removed.error().code() == Code::kConflict;
        ++tries) {
     PTC_TRY(impl_->follow());
-    removed = impl_->remove(std::string(name), /*only_unused=*/false);
+    removed = impl_->remove(std::string(name), id, /*only_unused=*/false);
   }
   PTC_TRY(std::move(removed));
   tell_others(impl_->services.cluster, name_);
   return ok();
 }
 
-Result<> Job::pin_checkpoint(std::string_view name, bool pinned) {
-  PTC_TRY(impl_->pin(name, pinned));
+Result<> Job::pin_checkpoint(std::string_view name, bool pinned, std::string_view id) {
+  PTC_TRY(impl_->pin(name, pinned, id));
   tell_others(impl_->services.cluster, name_);
   return ok();
 }
 
-Result<> Job::Impl::pin(std::string_view name, bool pinned) {
+namespace {
+
+Result<> check_id(std::string_view job, std::string_view name, std::string_view id,
+                  const CheckpointRecord& record) {
+  if (id.empty() || record.id == id) return ok();
+  return make_error(Code::kNotFound,
+                    "checkpoint {} of job {} is another by now: the one that was meant was removed",
+                    name, job);
+}
+
+}  // namespace
+
+Result<> Job::Impl::pin(std::string_view name, bool pinned, std::string_view id) {
   std::lock_guard change(decisions.mutex());
   const JobKnowledge::Snapshot now = knowledge.now();
   if (now->record_of(name) == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
   CheckpointRecord record = *now->record_of(name);
+  PTC_TRY(check_id(job->name(), name, id, record));
   if (record.pinned == pinned) return ok();
   JobDecision decision(job->name());
   decision.rests_on(name, record);
@@ -559,7 +580,7 @@ void Job::forget() {
   });
 }
 
-Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
+Result<> Job::Impl::remove(const std::string& name, std::string_view id, bool only_unused) {
   std::lock_guard change(decisions.mutex());
   CheckpointRecord record;
   InForce next;
@@ -570,6 +591,7 @@ Result<> Job::Impl::remove(const std::string& name, bool only_unused) {
     if (it == nullptr || (it->checkpoint == nullptr && only_unused))
       return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = *it;
+    PTC_TRY(check_id(job->name(), name, id, record));
     if (record.pinned)
       return Error(Code::kPermissionDenied,
                    fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off",

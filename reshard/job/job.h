@@ -176,11 +176,16 @@ class Job {
   /// Somebody has opened a file of the user's for writing, by whatever name, or closes it: what was
   /// hashed of it is forgotten. Call it before the first byte can be written.
   void note_writer(uint64_t inode);
+  /// A file of the user's has lost its last name.
+  void note_gone(uint64_t inode) { note_writer(inode); }
 
-  /// Refused while the checkpoint is pinned.
-  Result<> remove_checkpoint(std::string_view name);
+  /// Refused while the checkpoint is pinned. `id`: which one, of those that have the name one after
+  /// another; empty: the one that this node knows by it when it is called, or, where it knows none,
+  /// when it has heard of all. kNotFound: there is none, or another, which stays.
+  Result<> remove_checkpoint(std::string_view name, std::string_view id = {});
   /// A pinned checkpoint is removed by nobody: not by `keep`, not by rm. Durable when this returns.
-  Result<> pin_checkpoint(std::string_view name, bool pinned);
+  /// `id`: as above.
+  Result<> pin_checkpoint(std::string_view name, bool pinned, std::string_view id = {});
   bool is_pinned(std::string_view checkpoint) const;
 
   /// What changing to `layout_text` would move, as plan.json; changes nothing.

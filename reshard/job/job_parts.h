@@ -85,10 +85,11 @@ struct Job::Impl {
                         return ok();
                       },
                       [this] { housekeeping.wake(); }}};
-  Resharder resharder{{place, peers, knowledge, files, decisions, maker, verifier, mender, shelf,
-                       activities, doubts, [this] { return follow(); },
-                       [this](const std::string& name) { return remove(name, true); },
-                       [this] { housekeeping.wake(); }}};
+  Resharder resharder{
+      {place, peers, knowledge, files, decisions, maker, verifier, mender, shelf, activities,
+       doubts, [this] { return follow(); },
+       [this](const std::string& name, const std::string& id) { return remove(name, id, true); },
+       [this] { housekeeping.wake(); }}};
 
   Loop housekeeping;  // its steps are keep_house()
 
@@ -133,9 +134,10 @@ struct Job::Impl {
   Result<> want_layout_again();  // with the mutex of the decisions held
   Result<> save_rules(const std::string& text);
   Result<> remove_rules(const std::optional<std::string>& only);
-  Result<> pin(std::string_view name, bool pinned);
-  /// Of a checkpoint, by name. kBusy: `only_unused`, and somebody reads it.
-  Result<> remove(const std::string& name, bool only_unused);
+  Result<> pin(std::string_view name, bool pinned, std::string_view id);
+  /// What has the name. kNotFound: that is another than `id` says (empty: any). kBusy:
+  /// `only_unused`, and somebody reads it.
+  Result<> remove(const std::string& name, std::string_view id, bool only_unused);
 };
 
 }  // namespace ptc

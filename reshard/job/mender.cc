@@ -331,6 +331,20 @@ void Mender::refresh_everywhere(const std::string& name) {
     if (answer.has_error()) spdlog::warn("job {}: {}", place_.name, answer.error().message());
 }
 
+namespace {
+
+/// What is written down of many is no more than there is room for in one value.
+std::vector<std::string> first_of(std::vector<std::string> all) {
+  constexpr size_t kMost = 16;
+  if (all.size() <= kMost) return all;
+  const size_t more = all.size() - kMost;
+  all.resize(kMost);
+  all.push_back(fmt::format("and {} more", more));
+  return all;
+}
+
+}  // namespace
+
 Result<> Mender::look_over(const std::string& name) {
   PTC_TRY(auto record, verifier_.find(name));
   if (const std::vector<std::string> lost = record.checkpoint->lost_tensors(); !lost.empty())
@@ -341,7 +355,7 @@ Result<> Mender::look_over(const std::string& name) {
     PTC_TRY(found, repair(name));
     (void)refresh();
   }
-  LookedOver looked{now_ns(), found.beyond, found.replaced, found.away};
+  LookedOver looked{now_ns(), first_of(found.beyond), first_of(found.replaced), found.away};
   for (const std::string& what : looked.found)
     spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", place_.name, name, what);
   JobDecision decision(place_.name);

@@ -336,8 +336,9 @@ void Resharder::remove_superfluous(const std::vector<std::pair<std::string, std:
                                    const std::stop_token& stop) {
   for (const auto& [name, id] : surplus) {
     if (is_used_elsewhere(id, stop)) continue;
-    Result<> removed = uses_.remove_unused(name);
-    if (removed.has_error() && removed.error().code() != Code::kBusy)
+    Result<> removed = uses_.remove_unused(name, id);
+    if (removed.has_error() && removed.error().code() != Code::kBusy &&
+        removed.error().code() != Code::kNotFound)
       spdlog::warn("job {}: checkpoint {} is one too many, but: {}", uses_.place.name, name,
                    removed.error().message());
   }

@@ -45,8 +45,9 @@ class Resharder {
     Activities& activities;
     Doubts& doubts;
     std::function<Result<Followed>()> follow;  // what others decided is known when it returns
-    std::function<Result<>(const std::string& name)> remove_unused;  // kBusy: it is used
-    std::function<void()> settle_doubts;                             // soon
+    /// kBusy: it is used. kNotFound: what has the name is another.
+    std::function<Result<>(const std::string& name, const std::string& id)> remove_unused;
+    std::function<void()> settle_doubts;  // soon
   };
   explicit Resharder(Uses uses) : uses_(std::move(uses)) {}
 

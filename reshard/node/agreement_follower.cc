@@ -90,10 +90,12 @@ void AgreementFollower::follow(std::stop_token stop) {
     }
     if (!wanted) continue;
     std::vector<std::string> alive = cluster_.alive();
-    const Result<Followed> taken_over = take_over();
+    const Result<TakenOver> taken_over = take_over();
     const Error* error = nullptr;
+    bool may_come = true;  // soon
     if (taken_over.has_error()) error = &taken_over.error();
     else if (taken_over.value().lacking) error = &*taken_over.value().lacking;
+    else if (taken_over.value().left) error = &*taken_over.value().left, may_come = false;
     if (std::string why = error != nullptr ? error->message() : "";
         !cluster_.distrusted() && why != told) {
       if (error != nullptr)
@@ -107,7 +109,8 @@ void AgreementFollower::follow(std::stop_token stop) {
       synced_alive_ = std::move(alive);
       synced_.notify_all();
       if (error != nullptr)
-        retry = Clock::now() + (error->code() == Code::kNotFound ? kRetryLost : kRetry);
+        retry =
+            Clock::now() + (!may_come || error->code() == Code::kNotFound ? kRetryLost : kRetry);
       continue;
     }
     wanted_.wait_for(lock, stop, kRetry, [] { return false; });
@@ -138,7 +141,7 @@ Result<> AgreementFollower::sync() {
   return ok();
 }
 
-Result<Followed> AgreementFollower::take_over() {
+Result<TakenOver> AgreementFollower::take_over() {
   std::lock_guard change(jobs_.changes);
   PTC_TRY(auto agreed, membership_->look());
   PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
@@ -171,16 +174,12 @@ Result<Followed> AgreementFollower::take_over() {
   if (!gone.empty() && listener_ != nullptr) listener_->jobs_changed();
   // One of which something cannot be had now, or removed, holds up no other, unless it is etcd that
   // does not answer. Until all is, it is not said that what was decided is carried out here.
-  Result<> whole = ok();
-  std::vector<Removal> removals = std::exchange(unremoved_, {});
+  Result<> whole = ok(), carried_out = contents_.carry_out_left();
   for (const JobRef& job : gone)
-    removals.push_back({job->name(), job->id(), !agreed.removed.unforced.contains(job->id())});
-  for (Removal& one : removals) {
-    const Result<> removed = contents_.remove_left_directory(one.name, one.id, one.forced);
-    if (removed.has_value()) continue;
-    if (whole.has_value()) whole = removed.error();
-    unremoved_.push_back(std::move(one));
-  }
+    if (Result<> removed =
+            contents_.carry_out({job->name(), job->id(), agreed.removed.forced(job->id())});
+        removed.has_error())
+      carried_out = std::move(removed);
   std::optional<Error> lacking;
   for (const JobRef& job : known) {
     Result<Followed> followed = job->follow();
@@ -198,8 +197,9 @@ Result<Followed> AgreementFollower::take_over() {
   if (!lacking)
     contents_.settle_found_images(
         jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
+  if (carried_out.has_error()) return TakenOver{std::move(lacking), carried_out.error()};
   membership_->taken_over(agreed, drained_entries);
-  return Followed{std::move(lacking)};
+  return TakenOver{std::move(lacking), std::nullopt};
 }
 
 /// `first`: of all jobs. An error: no other need be tried.

@@ -15,10 +15,11 @@
 //    carried out.
 //
 // A job of which something cannot be carried out now holds up no other; but 4 and 5 wait for it,
-// and all is done again half a second later. The first such reason is told, once. Where only files
-// cannot be had that describe a checkpoint (nodes that have them are away), 4 waits, and 5 does
-// not: what was removed has gone. If no node that is there has them, that is tried again when one
-// comes, or ten seconds later.
+// and all is done again half a second later. A directory of a removed job that stays, of whatever
+// cause, keeps 5 back alone, and is tried again every ten seconds. The first such reason is told,
+// once. Where only files cannot be had that describe a checkpoint (nodes that have them are away),
+// 4 waits, and 5 does not: what was removed has gone. If no node that is there has them, that is
+// tried again when one comes, or ten seconds later.
 #pragma once
 
 #include <chrono>
@@ -39,6 +40,12 @@
 #include "store/meta/meta_client.h"
 
 namespace ptc {
+
+/// What others decided was taken over.
+struct TakenOver {
+  std::optional<Error> lacking;  // Followed::lacking of a job
+  std::optional<Error> left;     // a job was removed, and its directory cannot be
+};
 
 /// Of a node of a cluster. Threads: any. All that it is given outlives it.
 class AgreementFollower {
@@ -63,7 +70,7 @@ class AgreementFollower {
   /// Takes over all there is, now. kUnavailable: not all of it could be had.
   Result<> sync();
   /// The same; an error says that something of it was not carried out.
-  Result<Followed> take_over();
+  Result<TakenOver> take_over();
   /// Soon.
   void want_sync();
   /// Waits until what others decided and who came or went by now is taken over, two seconds at
@@ -81,16 +88,9 @@ class AgreementFollower {
   Result<> load_new(const std::string& name, const std::string& id,
                     const Tombstones& removed_meanwhile);
 
-  /// A directory of a job that was removed.
-  struct Removal {
-    std::string name, id;
-    bool forced;
-  };
-
   MetaClient& meta_;
   Cluster& cluster_;
   const std::unique_ptr<StoreMembership> membership_;  // guarded by JobTable::changes
-  std::vector<Removal> unremoved_;                     // that failed; guarded by JobTable::changes
   JobTable& jobs_;
   StoreContents& contents_;
   JobListener* const listener_;

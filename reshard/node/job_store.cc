@@ -114,7 +114,7 @@ struct JobStore::Impl {
   /// Takes over what other nodes decided, now.
   Result<> sync() { return follower != nullptr ? follower->sync() : Result<>(ok()); }
   Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
-  Result<> remove(std::string_view name, bool force);
+  Result<> remove(std::string_view name, bool force, std::string_view id);
   Result<> check_empty_elsewhere(const WhichJob& job);
   Result<std::string> user_file_on(const std::string& on, const WhichJob& job) const;
   Result<JobRef> find_asked(const WhichJob& which);
@@ -423,6 +423,7 @@ Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes
 
 Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
   std::lock_guard change(jobs.changes);
+  if (cluster == nullptr) (void)contents->carry_out_left();  // else the follower does
   if (jobs.find(name) != nullptr)
     return make_error(Code::kAlreadyExists, "job {} exists already", name);
   PTC_TRY(auto id, random_id());
@@ -450,14 +451,14 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   return job;
 }
 
-Result<> JobStore::remove_job(std::string_view name, bool force) {
+Result<> JobStore::remove_job(std::string_view name, bool force, std::string_view id) {
   PTC_TRY(check_member(impl_->cluster));
   if (impl_->cluster != nullptr) {
     (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the
                           // decision compares all
     tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
   }
-  PTC_TRY(impl_->remove(name, force));
+  PTC_TRY(impl_->remove(name, force, id));
   tell_others(impl_->cluster, std::string(name));
   return ok();
 }
@@ -467,10 +468,13 @@ void JobStore::tell_jobs_changed() {
   if (impl_->listener != nullptr) impl_->listener->jobs_changed();
 }
 
-Result<> JobStore::Impl::remove(std::string_view name, bool force) {
+Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_view id) {
   std::lock_guard change(jobs.changes);
   JobRef job = jobs.find(name);
   if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
+  if (!id.empty() && job->id() != id)
+    return make_error(Code::kNotFound,
+                      "job {} is another by now: the one that was meant was removed", name);
   if (!force) {
     size_t count = job->checkpoints().size();
     if (count > 0)
@@ -557,8 +561,8 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force) {
   }
   job->forget();
   jobs.erase(job->name());
-  PTC_TRY(contents->remove_job_directory(job->name(), job->id(), force));
-  if (cluster == nullptr)
+  const bool gone = contents->carry_out({job->name(), job->id(), force}).has_value();
+  if (gone && cluster == nullptr)
     (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
   spdlog::info("job {} removed", name);
   return ok();

@@ -69,8 +69,9 @@ class JobStore {
   /// `attributes`: owners and modes from the beginning.
   Result<JobRef> create_job(const std::string& name, const JobAttributes& attributes = {});
   /// kBusy ("holds 3 checkpoints") unless empty: no checkpoints, nothing in incoming/, no files of
-  /// the user's own. `force` removes all of it.
-  Result<> remove_job(std::string_view name, bool force);
+  /// the user's own. `force` removes all of it. `id`: which one, of those that have the name one
+  /// after another; empty: any. kNotFound: there is none, or another, which stays.
+  Result<> remove_job(std::string_view name, bool force, std::string_view id = {});
   /// The listener hears, as if another node had done so, that jobs were made or removed.
   void tell_jobs_changed();
   JobRef find(std::string_view name) const;

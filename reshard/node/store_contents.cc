@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "store/base/file.h"
 #include "store/base/size_text.h"
@@ -52,7 +53,9 @@ Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
   error.clear();
   for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;)
     return std::optional("incoming/" + it->path().filename().string());
-  if (error) return errno_error(error.value(), "reading " + files_dir + "/incoming");
+  if (error && error != std::errc::no_such_file_or_directory)
+    return errno_error(error.value(), "reading " + files_dir + "/incoming");
+  error.clear();
   for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
     if (it->path().filename() == "dataset") {
       if (!std::filesystem::is_empty(it->path(), error))
@@ -86,8 +89,7 @@ Result<> StoreContents::settle_directories(const std::map<std::string, std::stri
     const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
     if (gone) {
       // One that stays is no reason not to start.
-      if (const Result<> removed =
-              remove_job_directory(name, id, !tombstones.unforced.contains(id));
+      if (const Result<> removed = remove_job_directory(name, id, tombstones.forced(id));
           removed.has_error())
         keep("jobs/" + name, "its job was removed: " + removed.error().message());
     } else {
@@ -103,7 +105,11 @@ Result<> StoreContents::open_job_directory(const std::string& name, const std::s
   std::error_code error;
   if (is_new ? std::filesystem::exists(job_dir(name), error) : !found.empty() && found != id) {
     if (tombstones.jobs.contains(found) || is_bare(job_dir(name))) {
-      PTC_TRY(remove_job_directory(name, found, !tombstones.unforced.contains(found)));
+      // What cannot be removed keeps no other from its name.
+      if (const Result<> removed = remove_job_directory(name, found, tombstones.forced(found));
+          removed.has_error()) {
+        PTC_TRY(put_aside(name, found, "its job was removed: " + removed.error().message()));
+      }
     } else {
       PTC_TRY(
           put_aside(name, found, "there is another job of its name, and nobody removed this one"));
@@ -133,10 +139,28 @@ Result<> StoreContents::remove_job_directory(const std::string& name, const std:
   return put_aside(name, id, "its job was removed: somebody had just written files into it");
 }
 
-Result<> StoreContents::remove_left_directory(const std::string& name, const std::string& id,
-                                              bool forced) {
-  PTC_TRY(auto found, id_in(job_dir(name)));
-  return found == id ? remove_job_directory(name, id, forced) : ok();
+Result<> StoreContents::carry_out(Removal removal) {
+  auto remove = [&]() -> Result<> {
+    PTC_TRY(auto found, id_in(job_dir(removal.name)));
+    if (found != removal.id) return ok();  // another job's by now
+    return remove_job_directory(removal.name, removal.id, removal.forced);
+  };
+  Result<> removed = remove();
+  if (removed.has_value()) return removed;
+  if (const std::string why = removed.error().message(); why != removal.told) {
+    spdlog::warn("job {} was removed, but its directory stays for now: {}", removal.name, why);
+    removal.told = why;
+  }
+  left_.push_back(std::move(removal));
+  return removed;
+}
+
+Result<> StoreContents::carry_out_left() {
+  Result<> all = ok();
+  for (Removal& one : std::exchange(left_, {}))
+    if (Result<> removed = carry_out(std::move(one)); removed.has_error() && all.has_value())
+      all = std::move(removed);
+  return all;
 }
 
 Result<> StoreContents::make_job_directory(const std::string& name, const std::string& id) {

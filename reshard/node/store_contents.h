@@ -43,8 +43,18 @@ class StoreContents {
   /// Carries out that the job with this id was removed. Not `forced`: if files of users are in it,
   /// it goes to kept/ instead.
   Result<> remove_job_directory(const std::string& name, const std::string& id, bool forced);
-  /// The same once more, after that failed: unless it is another job's by now.
-  Result<> remove_left_directory(const std::string& name, const std::string& id, bool forced);
+
+  /// A directory of a job that was removed.
+  struct Removal {
+    std::string name, id;
+    bool forced;
+    std::string told = {};  // why it is there still
+  };
+  /// The same, unless the directory is another job's. On an error it stays for carry_out_left().
+  Result<> carry_out(Removal removal);
+  /// Tries all again that failed. The error of one that fails still.
+  Result<> carry_out_left();
+
   /// Drafts that a former life of this node left: nobody can decide on them any more. Others that
   /// nothing names stay. Once it is known what all jobs need; until then it is to be called again.
   void settle_found_images(const std::vector<JobRef>& jobs, bool at_start);
@@ -57,6 +67,7 @@ class StoreContents {
   ImageStore& images_;
   std::vector<ImageId> found_drafts_;  // in the store when it was opened
   bool images_looked_over_ = false;
+  std::vector<Removal> left_;
   mutable std::mutex mutex_;
   std::vector<std::string> kept_;  // guarded
 };

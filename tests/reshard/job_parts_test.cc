@@ -188,6 +188,24 @@ TEST(HashCache, WhatIsForgottenIsNotPutBack) {
   EXPECT_FALSE(hashes.find(with_another_name, "first"));
 }
 
+TEST(HashCache, OfMoreThanThereIsRoomForTheOldestGo) {
+  HashCache hashes;
+  const auto file = [](uint64_t inode) { return FileVersion{1, inode, 3, 4, 5}; };
+  for (uint64_t inode = 1; inode <= HashCache::kMostFiles + 10; ++inode)
+    hashes.put(file(inode), hashes.begin(file(inode)), "all", Checksum());
+  EXPECT_EQ(hashes.files(), HashCache::kMostFiles);
+  EXPECT_FALSE(hashes.find(file(10), "all"));
+  EXPECT_TRUE(hashes.find(file(11), "all"));
+  // Few files of many tensors take as much.
+  const HashCache::Ticket ticket = hashes.begin(file(1));
+  for (size_t sum = 0; sum < HashCache::kMostSums; ++sum)
+    hashes.put(file(1), ticket, std::to_string(sum), Checksum());
+  EXPECT_EQ(hashes.files(), 1u);
+  EXPECT_TRUE(hashes.find(file(1), "0"));
+  hashes.forget(1);
+  EXPECT_EQ(hashes.files(), 0u);
+}
+
 /// Two nodes: this one, w1, and w0, which leads and answers what it is told to.
 class Led final : public Cluster {
  public:
@@ -542,7 +560,7 @@ TEST_F(PartsTest, AnEditOfAJobWithoutCheckpointsIsInForceAtOnce) {
   StepPool pool(1);
   Resharder resharder{{place_, peers_, knowledge_, files_, decisions_, maker_, verifier_, mender_,
                        shelf_, activities_, doubts_, [] { return Result<Followed>(Followed()); },
-                       [](const std::string&) { return ok(); }, [] {}}};
+                       [](const std::string&, const std::string&) { return ok(); }, [] {}}};
   resharder.start(pool);
   knowledge_.wait(
       [](const KnownJob& known) { return known.in_force.revision == 1 && !known.leads; });

@@ -61,6 +61,7 @@ const std::vector<Break>& planted_breaks() {
       {"older-leader", {D::kOlder}, What::kKey, is_leader, "CCEEdx", "d", "S"},
       {"older-checkpoint", {D::kOlder}, What::kKey, is_record, "CCEEdx", "rp"},
       {"older-makers", {D::kOlder}, What::kOtherNodes, nullptr, "CCEEdx", "k"},
+      {"trim-checkpoint", {D::kTrim}, What::kKey, is_record, "CcEEx", "rp"},
       {"commit-in-force", {D::kCommit}, What::kKey, is_in_force, "c", "e"},
       {"commit-sequence", {D::kCommit}, What::kKey, is_sequence, "C", "C"},
       {"commit-name", {D::kCommit}, What::kKey, is_record, "C", "N"},

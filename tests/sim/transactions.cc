@@ -8,11 +8,12 @@
 namespace ptc::sim {
 namespace {
 
-constexpr std::array<std::pair<Decision, std::string_view>, 17> kNames = {{
+constexpr std::array<std::pair<Decision, std::string_view>, 18> kNames = {{
     {Decision::kLead, "lead"},
     {Decision::kEndLead, "end of a lead"},
     {Decision::kFlip, "flip"},
     {Decision::kOlder, "older"},
+    {Decision::kTrim, "trim"},
     {Decision::kCommit, "commit"},
     {Decision::kRemoval, "removal"},
     {Decision::kPin, "pin"},
@@ -105,7 +106,11 @@ Decision decision_of(const MetaTransaction& transaction, const ValueAt& value_at
                                  [&](const auto& compare) { return is_leader(compare.key); });
   if (leads && put_where(transaction, is_in_force_key) != nullptr) return Decision::kFlip;
   if (record == nullptr) return Decision::kNone;
-  if (leads) return Decision::kOlder;
+  if (leads)
+    return std::any_of(transaction.compares.begin(), transaction.compares.end(),
+                       [&](const auto& compare) { return is_layout(compare.key); })
+               ? Decision::kTrim
+               : Decision::kOlder;
   const bool is_new = std::any_of(
       transaction.compares.begin(), transaction.compares.end(),
       [&](const auto& compare) { return compare.key == record->first && compare.revision == 0; });

@@ -15,6 +15,7 @@ enum class Decision {
   kEndLead,
   kFlip,   // what is in force, by a leader
   kOlder,  // where the bytes of a checkpoint beside the newest lie, by a leader
+  kTrim,   // that copies beyond those that are wanted go, by a leader
   kCommit,
   kRemoval,  // of a checkpoint
   kPin,

@@ -155,13 +155,15 @@ FsResult<> CheckpointDir::set_xattr(const std::string& name, std::string_view va
   if (value != "1") return Errno{EINVAL};
   if ((flags & XATTR_CREATE) != 0 && pinned()) return Errno{EEXIST};
   if ((flags & XATTR_REPLACE) != 0 && !pinned()) return Errno{ENODATA};
-  return as_decided(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), true));
+  return as_decided(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), true,
+                                                checkpoint()->checkpoint->manifest().id));
 }
 
 FsResult<> CheckpointDir::remove_xattr(const std::string& name) {
   if (name != kPin) return FrozenDir::remove_xattr(name);
   if (!pinned()) return Errno{ENODATA};
-  return as_decided(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), false));
+  return as_decided(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), false,
+                                                checkpoint()->checkpoint->manifest().id));
 }
 
 FsResult<NodeRef> CheckpointDir::find(const std::string& name) {

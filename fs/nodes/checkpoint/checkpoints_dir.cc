@@ -66,7 +66,7 @@ FsResult<> CheckpointsDir::remove_directory(const std::string& name) {
   auto view = job_->checkpoint(name);
   if (view == nullptr) return Errno{ENOENT};
   if (!CheckpointDir::all_hidden(*view)) return Errno{ENOTEMPTY};
-  PTC_TRY(as_decided(job_->job().remove_checkpoint(name)));
+  PTC_TRY(as_decided(job_->job().remove_checkpoint(name, view->checkpoint->manifest().id)));
   (void)job_->checkpoint(name);  // drops the view
   return ok();
 }

@@ -1,0 +1,181 @@
+// What is removed is what was meant, on all nodes, and nothing else; what cannot be removed now is
+// tried again, and stands in nobody's way.
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+
+#include "reshard/cluster/tombstones.h"
+#include "tests/reshard/cluster_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  ASSERT_TRUE(cluster_.job(1, "job")->remove_checkpoint("base").has_value());
+  write_file(incoming(2) + "/rank/0/notes.txt", "not to be lost");
+  Result<> refused = cluster_.store(0).remove_job("job", false);
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("on node w2"));
+  ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
+  EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
+}
+
+/// Without force a job goes in which nobody has a file: one that is written between the look and
+/// the decision, or on a node that was not asked, is not lost.
+TEST_F(ClusterTest, WhatIsWrittenWhileAJobIsRemovedIsKept) {
+  const JobRef job = cluster_.store(0).create_job("job").value();
+  const std::string id = job->id();
+  for (unsigned node : {1u, 2u}) ASSERT_NE(cluster_.job(node, "job"), nullptr);
+  cluster_.wait_settled();
+  const std::string away = incoming(2) + "/notes.txt";
+  cluster_.stop(2);
+  write_file(away, "written on a node that is away");
+  const std::string written = incoming(1) + "/rank/0/notes.txt";
+  std::atomic<bool> once = true;
+  cluster_.refuses = [&](const std::string&,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    for (const auto& [key, value] : transaction.puts)
+      if (key.starts_with("removed/jobs/") && once.exchange(false)) write_file(written, "just now");
+    return std::nullopt;
+  };
+  const Result<> removed = cluster_.store(0).remove_job("job", false);
+  ASSERT_TRUE(removed.has_value()) << removed.error().message();
+  cluster_.refuses = nullptr;
+  EXPECT_FALSE(once);
+  cluster_.start(2);
+  const std::string kept = "kept/job-" + id;
+  const auto file_in = [&](unsigned node, const std::string& path) {
+    return cluster_.directory(node) + "/" + kept + "/files/incoming/base/" + path;
+  };
+  EXPECT_EQ(cluster_.store(1).find("job"), nullptr);
+  ASSERT_TRUE(std::filesystem::exists(file_in(1, "rank/0/notes.txt")));
+  EXPECT_EQ(read_file(file_in(1, "rank/0/notes.txt")), "just now");
+  EXPECT_THAT(cluster_.store(1).kept(), ::testing::Contains(kept));
+  ASSERT_TRUE(std::filesystem::exists(file_in(2, "notes.txt")));
+  EXPECT_EQ(read_file(file_in(2, "notes.txt")), "written on a node that is away");
+  EXPECT_FALSE(std::filesystem::exists(cluster_.directory(0) + "/" + kept));
+  for (unsigned node : {0u, 1u, 2u})
+    EXPECT_FALSE(std::filesystem::exists(cluster_.directory(node) + "/jobs/job")) << node;
+  // A new one of its name has nothing of it.
+  ASSERT_TRUE(cluster_.store(1).create_job("job").has_value());
+  EXPECT_TRUE(cluster_.store(2).remove_job("job", false).has_value());
+}
+
+/// Its name and an id are longer than a file's name may be.
+TEST_F(ClusterTest, WhatIsWrittenBelowALongNameIsKeptToo) {
+  const std::string name = std::string(249, 'n') + "\u00e9\u00e9";
+  ASSERT_TRUE(cluster_.store(0).create_job(name).has_value());
+  ASSERT_NE(cluster_.job(2, name), nullptr);
+  const std::string written = cluster_.job(2, name)->files_dir() + "/incoming/base/notes.txt";
+  cluster_.stop(2);
+  write_file(written, "written on a node that is away");
+  ASSERT_TRUE(cluster_.store(0).remove_job(name, false).has_value());
+  cluster_.start(2);
+  EXPECT_EQ(cluster_.store(2).find(name), nullptr);
+  const std::vector<std::string> kept = cluster_.store(2).kept();
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(cluster_.directory(2) + "/" + kept[0] +
+                                      "/files/incoming/base/notes.txt"))
+      << kept[0];
+  EXPECT_TRUE(cluster_.store(0).create_job(name).has_value());
+}
+
+/// While the node that removes makes sure that it has heard of all, another removes the same, and
+/// commits another under its name.
+TEST_F(ClusterTest, ARemovalTakesNoNewerOneOfItsName) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  for (unsigned node : {1u, 2u}) ASSERT_NE(cluster_.job(node, "job"), nullptr);
+  const std::string before = cluster_.job(0, "job")->find_checkpoint("base")->manifest().id;
+  write(1, LayoutSpec());
+  std::atomic<bool> once = true;
+  cluster_.loses = [&](const std::string&, std::string_view method) {
+    if (method == "job/changed" && once.exchange(false)) {
+      EXPECT_TRUE(cluster_.job(1, "job")->remove_checkpoint("base").has_value());
+      commit(1);
+    }
+    return false;
+  };
+  const Result<> removed = cluster_.job(0, "job")->remove_checkpoint("base");
+  EXPECT_FALSE(once);
+  ASSERT_TRUE(removed.has_error());
+  EXPECT_EQ(removed.error().code(), Code::kNotFound);
+  EXPECT_THAT(removed.error().message(), HasSubstr("is another by now"));
+  const Result<> pinned = cluster_.job(0, "job")->pin_checkpoint("base", true, before);
+  ASSERT_TRUE(pinned.has_error());
+  EXPECT_EQ(pinned.error().code(), Code::kNotFound);
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+  EXPECT_NE(cluster_.job(0, "job")->find_checkpoint("base")->manifest().id, before);
+}
+
+TEST_F(ClusterTest, ARemovalTakesNoNewerJobOfItsName) {
+  const std::string before = cluster_.store(0).create_job("job").value()->id();
+  ASSERT_TRUE(cluster_.store(0).remove_job("job", false, before).has_value());
+  ASSERT_TRUE(cluster_.store(1).create_job("job").has_value());
+  for (bool force : {false, true}) {
+    const Result<> removed = cluster_.store(0).remove_job("job", force, before);
+    ASSERT_TRUE(removed.has_error());
+    EXPECT_EQ(removed.error().code(), Code::kNotFound);
+    EXPECT_THAT(removed.error().message(), HasSubstr("is another by now"));
+  }
+  for (unsigned node : {0u, 1u, 2u}) EXPECT_NE(cluster_.job(node, "job"), nullptr);
+}
+
+/// False: this file system has nothing of the kind, or one may not.
+bool set_immutable(const std::string& path, bool immutable) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY));
+  int flags = 0;
+  if (ioctl(fd.get(), FS_IOC_GETFLAGS, &flags) != 0) return false;
+  flags = immutable ? flags | FS_IMMUTABLE_FL : flags & ~FS_IMMUTABLE_FL;
+  return ioctl(fd.get(), FS_IOC_SETFLAGS, &flags) == 0;
+}
+
+/// On the node that decides, on one that hears of it.
+TEST_F(ClusterTest, ADirectoryThatCannotBeRemovedIsTriedAgain) {
+  const std::string id = cluster_.store(0).create_job("job").value()->id();
+  ASSERT_NE(cluster_.job(1, "job"), nullptr);
+  std::vector<UniqueFd> files;  // whatever name they get meanwhile
+  for (unsigned node : {0u, 1u}) {
+    const std::string path = incoming(node) + "/notes.txt";
+    write_file(path, "to stay");
+    if (!set_immutable(path, true)) GTEST_SKIP() << "no file can be made immutable here";
+    files.emplace_back(open(path.c_str(), O_RDONLY));
+  }
+  const auto dir = [&](unsigned node) { return cluster_.directory(node) + "/jobs/job"; };
+  const Result<> removed = cluster_.store(0).remove_job("job", true);
+  EXPECT_TRUE(removed.has_value()) << removed.error().message();  // it is gone, for everybody
+  for (unsigned node : {0u, 1u, 2u}) EXPECT_EQ(cluster_.store(node).find("job"), nullptr);
+  EXPECT_TRUE(fs::exists(dir(0)) && fs::exists(dir(1)));
+  // Nothing else waits for it, and nobody says that it is carried out.
+  ASSERT_TRUE(cluster_.store(2).create_job("other").has_value());
+  for (unsigned node : {0u, 1u}) ASSERT_NE(cluster_.job(node, "other"), nullptr);
+  EXPECT_TRUE(cluster_.meta().get(removed_job_key(id)).value().has_value());
+  for (const UniqueFd& file : files) {
+    int flags = 0;
+    ASSERT_EQ(ioctl(file.get(), FS_IOC_SETFLAGS, &flags), 0);
+  }
+  files.clear();
+  ASSERT_TRUE(cluster_.store(2).create_job("third").has_value());  // of which they hear
+  for (unsigned node : {0u, 1u}) {
+    for (int i = 0; i < 1000 && fs::exists(dir(node)); ++i) usleep(20'000);
+    EXPECT_FALSE(fs::exists(dir(node))) << node;
+  }
+}
+
+}  // namespace
+}  // namespace ptc::testing
