@@ -1,6 +1,7 @@
 """The processes that save together: who this is, and what all of them must agree on."""
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ _REASONS = 4  # that are told in full
 # One thread: what a process does in the background it does in the order in which it was asked to, so that collective
 # calls meet their like on other ranks.
 _background: Optional[ThreadPoolExecutor] = None
-_own_group: Any = None
+_own_group: "Optional[Group]" = None  # of several processes
 
 
 def _distributed() -> Any:
@@ -38,9 +39,104 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed else 1
 
 
-def prepare() -> None:
-    """Makes the groups for `together` and `gather`: one for calls in the background, and one for those made `here`, in
-    the thread of the program, for two threads must not use the same at a time. Collective, at its first call.
+class Group:
+    """The processes that were together when `prepare` was called: what they do in the background is done by these, or
+    fails. A process that is in no group is alone.
+    """
+
+    def __init__(self, distributed: Any = None) -> None:
+        self.rank = distributed.get_rank() if distributed else 0
+        self.size = distributed.get_world_size() if distributed else 1
+        self.world: Any = distributed.group.WORLD if distributed else None
+        # For calls in the background, and for those made `here`, in the thread of the program, for two threads must not
+        # use the same at a time.
+        self._groups: Any = distributed and [distributed.new_group(backend="gloo") for _ in range(2)]
+
+    def _open(self) -> Any:
+        """torch.distributed, with the group still in place. PtcError: the process has destroyed it meanwhile."""
+        distributed = _distributed()
+        if distributed is None or distributed.group.WORLD is not self.world:
+            self._groups = None  # closes its connections: no other rank waits for this one
+            raise PtcError("the process group was destroyed before this was done: wait for the future of a save first, "
+                           "and call destroy_process_group then")
+        return distributed
+
+    def _meet(self, call: Callable[[Any, Any], T], here: bool) -> T:
+        """A call of torch.distributed's, with one of the groups. PtcError: the group or another rank has gone."""
+        distributed = self._open()
+        try:
+            return call(distributed, self._groups[here])
+        except Exception as error:  # pylint: disable=broad-except
+            self._open()
+            raise PtcError(f"rank {self.rank} has waited for the others in vain: one has ended, or has not made the same "
+                           f"call ({_reason(error).splitlines()[0]})") from error
+
+    def _arrive(self, here: bool) -> None:
+        """Until all are here. The barrier that says on rank 0 which rank is not."""
+        self._meet(lambda distributed, group: distributed.monitored_barrier(group), here)
+
+    def together(self, call: Callable[[], T], here: bool = False) -> T:
+        """Once all ranks are here, rank 0 makes the call; all return its result, or raise its error."""
+        if self.size == 1:
+            return call()
+        self._arrive(here)
+        if self.rank == 0:
+            self._open()
+            try:
+                result = call()
+            except BaseException as error:
+                self._tell([None, _as_told(error)], here)  # also if it is Ctrl-C
+                raise
+            self._tell([result, None], here)
+            return result
+        outcome: list = [None, None]
+        self._meet(lambda distributed, group: distributed.broadcast_object_list(outcome, src=0, group=group), here)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def _tell(self, outcome: list, here: bool) -> None:
+        """What has become of rank 0's call, to the others. It has been made: that they cannot be told changes nothing."""
+        try:
+            self._meet(lambda distributed, group: distributed.broadcast_object_list(outcome, src=0, group=group), here)
+        except PtcError as error:
+            logging.getLogger("ptc").warning("other ranks do not learn what has become of a call of rank 0: %s", error)
+
+    def gather(self, value: T, here: bool = False) -> List[T]:
+        """What each rank gave, to all."""
+        if self.size == 1:
+            return [value]
+        values: List[Any] = [None] * self.size
+        self._arrive(here)
+        self._meet(lambda distributed, group: distributed.all_gather_object(values, value, group=group), here)
+        return values
+
+    def agree(self, failure: Optional[BaseException], what: str, here: bool = False) -> None:
+        """All ranks go on, or all raise: one that has failed its failure, the others an OSError with `what`, the rank and
+        the reason.
+        """
+        reasons = self.gather(None if failure is None else f"rank {self.rank}: {_reason(failure)}", here)
+        if failure is not None:
+            raise failure
+        told = [reason for reason in reasons if reason is not None]
+        if told:
+            more = f"; and {len(told) - _REASONS} more" if len(told) > _REASONS else ""
+            raise OSError(f"{what}: " + "; ".join(told[:_REASONS]) + more)
+
+    def each(self, call: Callable[[], T], what: str, here: bool = False) -> T:
+        """All ranks make the call; `agree` on whether it went well."""
+        failure: Optional[BaseException] = None
+        result: Any = None
+        try:
+            result = call()
+        except BaseException as error:  # pylint: disable=broad-except
+            failure = error
+        self.agree(failure, what, here)
+        return result
+
+
+def prepare() -> Group:
+    """The group that this process is in now. Collective, where that is of several and is new.
     RuntimeError: the environment says that there are several processes, but they are in no group.
     """
     global _own_group
@@ -49,33 +145,10 @@ def prepare() -> None:
         raise RuntimeError("WORLD_SIZE says that several processes save together, but torch.distributed is not in use: "
                            "call init_process_group first, or ptc.save in each with its rank and rename once")
     if distributed is None or distributed.get_world_size() == 1:
-        _own_group = None
-    elif _own_group is None or _own_group[0] is not distributed.group.WORLD:
-        _own_group = (distributed.group.WORLD, distributed.new_group(backend="gloo"),
-                      distributed.new_group(backend="gloo"))
-
-
-def together(call: Callable[[], T], here: bool = False) -> T:
-    """Once all ranks are here, rank 0 makes the call; all return its result, or raise its error. After `prepare`."""
-    distributed = _distributed()
-    if distributed is None or distributed.get_world_size() == 1:
-        return call()
-    group = _own_group[2 if here else 1]
-    distributed.barrier(group)
-    outcome: list = [None, None]
-    failure: Optional[BaseException] = None
-    if distributed.get_rank() == 0:
-        try:
-            outcome = [call(), None]
-        except BaseException as error:  # pylint: disable=broad-except
-            failure = error  # the others are told so, also if it is Ctrl-C
-            outcome = [None, _as_told(error)]
-    distributed.broadcast_object_list(outcome, src=0, group=group)
-    if failure is not None:
-        raise failure
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
+        return Group()
+    if _own_group is None or _own_group.world is not distributed.group.WORLD:
+        _own_group = Group(distributed)
+    return _own_group
 
 
 def _as_told(error: BaseException) -> Exception:
@@ -91,41 +164,6 @@ def _as_told(error: BaseException) -> Exception:
 
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def gather(value: T, here: bool = False) -> List[T]:
-    """What each rank gave, to all. After `prepare`."""
-    distributed = _distributed()
-    if distributed is None or distributed.get_world_size() == 1:
-        return [value]
-    values: List[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(values, value, group=_own_group[2 if here else 1])
-    return values
-
-
-def agree(failure: Optional[BaseException], what: str, here: bool = False) -> None:
-    """All ranks go on, or all raise: one that has failed its failure, the others an OSError with `what`, the rank and
-    the reason. After `prepare`.
-    """
-    reasons = gather(None if failure is None else f"rank {rank()}: {_reason(failure)}", here)
-    if failure is not None:
-        raise failure
-    told = [reason for reason in reasons if reason is not None]
-    if told:
-        more = f"; and {len(told) - _REASONS} more" if len(told) > _REASONS else ""
-        raise OSError(f"{what}: " + "; ".join(told[:_REASONS]) + more)
-
-
-def each(call: Callable[[], T], what: str, here: bool = False) -> T:
-    """All ranks make the call; `agree` on whether it went well."""
-    failure: Optional[BaseException] = None
-    result: Any = None
-    try:
-        result = call()
-    except BaseException as error:  # pylint: disable=broad-except
-        failure = error
-    agree(failure, what, here)
-    return result
 
 
 def _after_fork() -> None:

@@ -216,14 +216,14 @@ class Job:
         Each rank removes, for incoming/ shows what was written on this node. What this process still saves there in the
         background ends before. Errors: OSError, on all ranks.
         """
-        group.prepare()
+        processes = group.prepare()
 
         def clean() -> str:
             where = self.incoming(name)
             group.wait_for(where)
             remove(where)
             return where
-        return group.each(clean, f"{name} was not begun, for another rank could not", here=True)
+        return processes.each(clean, f"{name} was not begun, for another rank could not", here=True)
 
     def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,
              consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":

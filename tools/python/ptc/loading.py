@@ -192,13 +192,16 @@ class Checkpoint:
         """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this
         rank's part.
 
-        KeyError: one is not in the checkpoint; ValueError: it has another shape.
+        Values become of the targets' types. KeyError: one is not in the checkpoint; ValueError: it has another shape, or
+        is on the meta device.
         """
         for name, target in state.items():
             info = self.info(name, file)
             if tuple(target.shape) != info.shape:
                 raise ValueError(f"{name} is {info.shape} in {self.path}, not {tuple(target.shape)}")
             into = local(target)
+            if into.is_meta:
+                raise ValueError(f"{name} is on the meta device and cannot take values: module.to_empty(device=…) comes first")
             if into.numel():
                 into.copy_(self.read(info, box_of(target)))
 

@@ -176,7 +176,7 @@ def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[
 def commit_logged(dir: Union[str, os.PathLike], wait: bool, after: "Optional[Future[Any]]", timeout: Optional[float],
                   log: bool) -> "Union[str, Future[str]]":
     """`commit`; with `log` what fails in the background is logged."""
-    group.prepare()
+    processes = group.prepare()
     before = group.taken(os.path.abspath(os.fspath(dir))) + ([] if after is None else [after])
 
     def run() -> str:
@@ -185,8 +185,8 @@ def commit_logged(dir: Union[str, os.PathLike], wait: bool, after: "Optional[Fut
                 future.result()
             place = find(dir)
             return Job(place.job), place.name
-        job, name = group.each(ready, "not committed, for another rank could not save", here=wait)
-        return group.together(lambda: job.rename_into_checkpoints(name, timeout), here=wait)
+        job, name = processes.each(ready, "not committed, for another rank could not save", here=wait)
+        return processes.together(lambda: job.rename_into_checkpoints(name, timeout), here=wait)
     if wait:
         return run()
     committed = group.in_background(run)

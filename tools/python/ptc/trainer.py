@@ -78,7 +78,7 @@ class Callback(TrainerCallback):
         if state.global_step == 0 or optimizer is None:
             return
         where = self.job.file("checkpoints", f"checkpoint-{state.global_step}", "layouts/tp1-pp1-dp1/rank/0")
-        group.prepare()
+        processes = group.prepare()
 
         def resume() -> bool:
             if optimizer.state or not os.path.isdir(where):
@@ -91,6 +91,6 @@ class Callback(TrainerCallback):
                 import torch
                 lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))
             return True
-        resumed = group.each(resume, "not resumed, for another rank could not load", here=True)
-        if len(set(group.gather(resumed, here=True))) > 1:
+        resumed = processes.each(resume, "not resumed, for another rank could not load", here=True)
+        if len(set(processes.gather(resumed, here=True))) > 1:
             raise OSError(f"{where} was found by some ranks, and not by others")

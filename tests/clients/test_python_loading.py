@@ -1,0 +1,112 @@
+"""tools/python: what is loaded is what was asked for, or refused by name; on a real mount."""
+import os
+import sys
+
+import mount
+import ranks
+
+sys.path.insert(0, ranks.PACKAGE)
+torch = mount.require("torch")
+import ptc  # noqa: E402  pylint: disable=wrong-import-position
+
+
+def network():
+    """Of two layers, each with a norm: weights, and biases without decay."""
+    torch.manual_seed(1)
+    return torch.nn.ModuleDict({f"layer{i}": torch.nn.ModuleDict({"up": torch.nn.Linear(3, 3), "norm": torch.nn.LayerNorm(3)})
+                                for i in range(2)})
+
+
+def adam_of(model, order=(0, 1), where=lambda name: True):
+    groups = [{"params": [p for n, p in model.named_parameters() if where(n) and p.dim() > 1], "weight_decay": 0.5},
+              {"params": [p for n, p in model.named_parameters() if where(n) and p.dim() < 2], "weight_decay": 0.0}]
+    return torch.optim.AdamW([groups[i] for i in order], lr=0.1)
+
+
+def step(model, adam):
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, 1.0 + number)
+    adam.step()
+
+
+class Optimizers(ranks.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.model = network()
+        adam = adam_of(self.model)
+        step(self.model, adam)
+        adam.param_groups[0]["lr"] = 0.25
+        self.state = ptc.optimizer_state(self.model, adam)
+
+    def decays(self, adam):
+        """By dimensions of the parameters."""
+        return {(p.dim(), group["weight_decay"], group["lr"]) for group in adam.param_groups for p in group["params"]}
+
+    def test_groups_go_by_their_parameters(self):
+        for order in ((0, 1), (1, 0)):
+            adam = adam_of(self.model, order)
+            ptc.load_optimizer_state(self.model, adam, self.state)
+            self.assertEqual(self.decays(adam), {(2, 0.5, 0.25), (1, 0.0, 0.1)})
+
+    def test_groups_of_another_stage(self):
+        """A rank may have another's list of names: of what has the same name but for the layer's number."""
+        def first(name):
+            return name.startswith("layer0")
+        groups = [{**group, "params": [name for name in group["params"] if first(name)]}
+                  for group in self.state["param_groups"]]
+        adam = adam_of(self.model, (1, 0), lambda name: not first(name))
+        ptc.load_optimizer_state(self.model, adam, {**self.state, "param_groups": groups})
+        self.assertEqual(self.decays(adam), {(2, 0.5, 0.25), (1, 0.0, 0.1)})
+
+    def test_groups_that_are_others(self):
+        a, b = self.state["param_groups"]
+        moved = [{**a, "params": a["params"][1:]}, {**b, "params": b["params"] + a["params"][:1]}]
+        with self.assertRaisesRegex(ValueError, "one group here, but were saved in several, which differ.*layer0.up"):
+            ptc.load_optimizer_state(self.model, adam_of(self.model), {**self.state, "param_groups": moved})
+        strange = [{**group, "params": ["x." + name for name in group["params"]]} for group in (a, b)]
+        with self.assertRaisesRegex(ValueError, "no group that was saved names any of the parameters layer0.up.weight"):
+            ptc.load_optimizer_state(self.model, adam_of(self.model), {**self.state, "param_groups": strange})
+
+    def test_parameters_that_are_not_known(self):
+        def without(state, *names):
+            return {"state": {name: values for name, values in state["state"].items() if name not in names},
+                    "param_groups": [{**group, "params": [name for name in group["params"] if name not in names]}
+                                     for group in state["param_groups"]]}
+        fewer = without(self.state, "layer1.up.weight", "layer1.up.bias")
+        with self.assertRaisesRegex(KeyError, "nothing of layer1.up.bias, layer1.up.weight; strict=False"):
+            ptc.load_optimizer_state(self.model, adam_of(self.model), fewer)
+        adam = adam_of(self.model)
+        ptc.load_optimizer_state(self.model, adam, fewer, strict=False)
+        self.assertEqual(len(adam.state), 6)
+        del self.state["state"]["layer1.up.weight"]  # it had none, which its group tells
+        adam = adam_of(self.model)
+        ptc.load_optimizer_state(self.model, adam, self.state)
+        self.assertEqual(len(adam.state), 7)
+
+    def test_an_optimizer_of_some_parameters(self):
+        """As of a model some of which is frozen: only these get state, and can be saved again."""
+        adam = adam_of(self.model, where=lambda name: "layer1" in name)
+        ptc.load_optimizer_state(self.model, adam, self.state)
+        self.assertEqual(len(adam.state_dict()["state"]), 4)
+        self.assertEqual(sorted(ptc.optimizer_state(self.model, adam)["state"]),
+                         sorted(name for name, _ in self.model.named_parameters() if "layer1" in name))
+
+    def test_a_module_without_memory(self):
+        state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        with torch.device("meta"):
+            empty = network()
+        with self.assertRaisesRegex(ValueError, "layer0.up.weight is on the meta device.*to_empty"):
+            ptc.load_model_state(empty, state)
+        empty.to_empty(device="cpu")
+        ptc.load_model_state(empty, {**state, "more": torch.ones(1)})
+        self.assert_equal(dict(empty.state_dict()), state)
+        with self.assertRaisesRegex(KeyError, "the model has no more"):
+            ptc.load_model_state(empty, {**state, "more": torch.ones(1)}, strict=True)
+        job = ptc.Job.create(self.mount.path + "/meta")
+        job.save(state, "a")
+        with self.assertRaisesRegex(ValueError, "to_empty"):
+            ptc.Checkpoint(job.path).fill({"layer0.up.weight": torch.ones(3, 3, device="meta")})
+
+
+if __name__ == "__main__":
+    mount.main()
