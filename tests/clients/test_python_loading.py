@@ -108,5 +108,65 @@ class Optimizers(ranks.TestCase):
             ptc.Checkpoint(job.path).fill({"layer0.up.weight": torch.ones(3, 3, device="meta")})
 
 
+class Newest(ranks.TestCase):
+    """What a job, and its `current`, stand for. The daemon makes the layout in force of a checkpoint that was written in
+    another one behind the commit, and takes long for this one.
+    """
+    SAVE = """
+def state(step): return {"model": {"layers.0.w": torch.full((2000, 1000), float(step))}, "step": step}
+"""
+
+    def test_is_what_was_committed_last(self):
+        job = ptc.Job.create(self.mount.path + "/newest", dp=4, optimizer="fsdp")
+        with self.assertRaisesRegex(FileNotFoundError, "nothing was committed yet"):
+            ptc.load(job.path)
+        self.run_ranks(2, self.SAVE + """
+for number in range(1, 5):
+    if number % 2:
+        dcp.save(state(number), storage_writer=ptc.Writer(path, f"s{number}"))
+    else:
+        ptc.Job(path).save(state(number), f"s{number}", layout={"dp": 2})
+    back = {"model": {"layers.0.w": torch.zeros(2000, 1000)}, "step": 0}
+    dcp.load(back, storage_reader=ptc.Reader(path + "/current"))
+    assert back["step"] == number and torch.equal(back["model"]["layers.0.w"], state(number)["model"]["layers.0.w"])
+    loaded = ptc.load(path)
+    assert loaded["step"] == number and loaded["model"]["layers.0.w"].shape == (500, 1000), loaded
+    assert torch.equal(ptc.load(path + "/current")["model"]["layers.0.w"], loaded["model"]["layers.0.w"])
+    dist.barrier()
+""", job.path)
+        job.wait()
+        self.assertEqual(job.newest, job.current)
+
+    def test_is_the_same_for_all_ranks(self):
+        """Of which one looks before a commit, and the other behind it."""
+        job = ptc.Job.create(self.mount.path + "/agreed", dp=2)
+        job.save({"model": {"w": torch.ones(4)}, "step": 1}, "s1", layout={"dp": 1})
+        self.run_ranks(2, """
+job = ptc.Job(path)
+if rank == 1:
+    ptc.save({"model": {"w": torch.ones(4)}, "step": 2}, job.incoming("s2"), rank=0, layout={"dp": 1})
+dist.barrier()
+if rank == 1:
+    job.rename_into_checkpoints("s2")
+found = [None, None]
+dist.all_gather_object(found, ptc.load(path)["step"])
+assert found[0] == found[1], found
+dist.barrier()
+class Slow(ptc.Reader):
+    def read_metadata(self, *arguments, **options):
+        if rank == 1:
+            ptc.save({"model": {"w": torch.ones(4)}, "step": 3}, job.incoming("s3"), rank=0, layout={"dp": 1})
+            dist.recv(torch.zeros(1), 0)
+            job.rename_into_checkpoints("s3")
+            return super().read_metadata(*arguments, **options)
+        found = super().read_metadata(*arguments, **options)
+        dist.send(torch.zeros(1), 1)
+        return found
+state = {"model": {"w": torch.zeros(4)}, "step": 0}
+dcp.load(state, storage_reader=Slow(path))
+assert state["step"] == 2, state
+""", job.path)
+
+
 if __name__ == "__main__":
     mount.main()

@@ -9,6 +9,7 @@ So the checkpoint is there under every layout, and what a job of any kind saved 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import os
@@ -73,8 +74,9 @@ class Writer(StorageWriter):
 
     One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the
     checkpoint. DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made
-    of it at once. `consumed`, `files`: Job.save, as they are now. Values that are no tensors are saved by torch.save,
-    as DCP does. Errors, on all ranks, as DCP tells them: CommitError, OSError.
+    of it behind dcp.save: `current` leads there then, `ptc.load` and `Reader` of the job at once. `consumed`, `files`:
+    Job.save, as they are now. Values that are no tensors are saved by torch.save, as DCP does. Errors, on all ranks, as
+    DCP tells them: CommitError, OSError.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], name: Optional[str] = None, *, consumed: Optional[int] = None,
@@ -99,7 +101,6 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
-        import dataclasses
         return [dataclasses.replace(plan, storage_data=shard) for shard, plan in enumerate(plans, start=1)]
 
     def _where(self) -> str:
@@ -181,8 +182,8 @@ class Writer(StorageWriter):
 class Reader(StorageReader):
     """A storage reader of DCP: of a checkpoint, each rank the boxes that it wants, whatever wrote it.
 
-    `path`: a checkpoint, or what leads there: a job, <job>/current. dcp.load's checkpoint_id, if given, takes its
-    place. Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by
+    `path`: a checkpoint, or what leads there; a job, and its `current`, stand for the newest that is committed, and all
+    ranks read that which the coordinator finds. dcp.load's checkpoint_id, if given, takes its place. Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by
     its name, and by the name behind that of its file (optim.state…, of optim.safetensors).
 
     Values that are no tensors were pickled, and are loaded without running code, though DCP's planner would run it:
@@ -203,9 +204,9 @@ class Reader(StorageReader):
         if checkpoint_id:
             self._path = checkpoint_id
 
-    def _open(self) -> Checkpoint:
+    def _open(self, path: Union[str, os.PathLike, None] = None) -> Checkpoint:
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint(self._path)
+            self._checkpoint = Checkpoint(path or self._path)
             self._of_name, self._values = {}, {}
             text = self._checkpoint.text or {}
             own = text.get("dcp")
@@ -246,12 +247,18 @@ class Reader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: List[LoadPlan]) -> List[LoadPlan]:
-        return plans
+        name = os.path.basename(self._open().path)
+        return [dataclasses.replace(plan, storage_data=name) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
         checkpoint = self._open()
+        if plan.storage_data != os.path.basename(checkpoint.path):  # one was committed while ranks looked
+            self._checkpoint = None
+            checkpoint = self._open(os.path.join(os.path.dirname(checkpoint.path), plan.storage_data))
         for item in plan.items:
             fqn = item.storage_index.fqn
+            if fqn not in (self._values if item.type == LoadItemType.BYTE_IO else self._of_name):
+                raise KeyError(f"{checkpoint.path} has no {fqn}")
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._value(fqn))
                 continue

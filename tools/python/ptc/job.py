@@ -47,6 +47,19 @@ def find(path: Union[str, os.PathLike]) -> _Place:
     return _Place(top, name)
 
 
+def stands_for(path: Union[str, os.PathLike]) -> "Optional[Job]":
+    """The job, if a path is one, or leads to its `current`: what it stands for is another checkpoint with each commit."""
+    path = os.path.abspath(os.fspath(path))
+    while True:
+        top, last = os.path.split(path)
+        place = os.path.realpath(top if last == "current" else path)
+        if os.path.lexists(os.path.join(place, "status.json")) and os.path.isdir(os.path.join(place, "checkpoints")):
+            return Job(place)
+        if last == "current" or not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.realpath(top), os.readlink(path)))
+
+
 def remove(directory: str) -> None:
     """All of a directory, which other ranks may be removing, too. OSError: something stays."""
     for _ in range(_REMOVE_TRIES):
@@ -199,8 +212,18 @@ class Job:
         return [one["name"] for one in self.status["checkpoints"]]
 
     @property
+    def newest(self) -> Optional[str]:
+        """The newest checkpoint under the layout in force: a path that stays what it is. `current` leads there once it
+        has been made of what was committed, and until then to the one before. None: nothing was committed yet.
+        """
+        status = self.status
+        if not status["checkpoints"]:
+            return None
+        return self.file("checkpoints", status["checkpoints"][-1]["name"], "layouts", status["layout"])
+
+    @property
     def current(self) -> Optional[str]:
-        """Where `current` leads now: a path that stays what it is. None: nothing was committed yet."""
+        """Where `current` leads now: a path that stays what it is. None: it leads nowhere yet."""
         try:
             return self.file(os.readlink(self.file("current")))
         except FileNotFoundError:

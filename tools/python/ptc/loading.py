@@ -8,21 +8,25 @@ import json
 import mmap
 import os
 import re
+import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import group, safetensors, state as states
 from .arrays import ITEM_BYTES, array_of, local, row_runs, torch_or_none
-from .job import find
+from .job import find, stands_for
 from .slices import Box, box, box_of, whole
 
 PathLike = Union[str, os.PathLike]
+_HEARD_SECONDS = 5
 
 
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False) -> Dict[str, Any]:
     """What `save` saved, as this rank has it under a layout: <job>/current, or …/layouts/<any layout>.
 
-    `dir` may also be a job (its `current`), a checkpoint (the layout it was written in), a rank's directory, or one of
-    Hugging Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
+    A job, and its `current`, stand for the newest checkpoint that is committed, under the layout in force; all processes
+    of torch.distributed get the same one, so they all make this call (unless they say their `rank`, and each looks for
+    itself). `dir` may also be a checkpoint (the layout it was written in), a rank's directory, or one of Hugging Face
+    files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
     before it is used, ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise
     they are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name:
     tensor}}.
@@ -30,7 +34,7 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch.
     Errors: FileNotFoundError, ValueError (not what it should be).
     """
-    where = _rank_directory(os.path.realpath(dir), group.rank() if rank is None else rank)
+    where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank)
     numpy = numpy or torch_or_none() is None
     text = read_text(where)
     dcp = (text or {}).get("dcp", {"sections": {}, "paths": {}})  # of Writer
@@ -53,6 +57,29 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     if text is None and not found:
         raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
     return states.unflatten(sections, text, numpy, values)
+
+
+def fixed(path: PathLike, together: bool = False) -> str:
+    """A path that stays what it is, whatever is committed meanwhile. Of a job, and its `current`, the newest checkpoint
+    under the layout in force; if `together`, that which rank 0 finds, on all ranks. FileNotFoundError: there is none.
+    """
+    job = stands_for(path)
+    if job is None:
+        return os.path.realpath(path)
+
+    def choose() -> str:
+        newest = job.newest
+        if newest is None:
+            raise FileNotFoundError(errno.ENOENT, "nothing was committed yet", os.fspath(path))
+        return os.path.relpath(newest, job.path)
+    chosen = job.file(group.prepare().together(choose, here=True) if together and group.world_size() > 1 else choose())
+    deadline = time.monotonic() + _HEARD_SECONDS
+    while not os.path.isdir(chosen):  # rank 0 is on another node, and this one has not heard of it yet
+        if time.monotonic() > deadline:
+            raise FileNotFoundError(errno.ENOENT, "the newest checkpoint is not there under the layout in force: "
+                                    + (job.error or "no reason is known"), chosen)
+        time.sleep(0.05)
+    return chosen
 
 
 def _values_of_dcp(text: Mapping[str, Any]) -> List[Tuple[List[Any], Any]]:
@@ -114,8 +141,6 @@ def _rank_directory(where: str, rank: int) -> str:
     if os.path.isfile(os.path.join(where, "meta.json")):
         with open(os.path.join(where, "meta.json"), encoding="utf-8") as file:
             return os.path.join(where, "layouts", json.load(file)["written_as"], "rank", str(rank))
-    if os.path.isfile(os.path.join(where, "status.json")) and os.path.isdir(os.path.join(where, "checkpoints")):
-        return os.path.join(os.path.realpath(os.path.join(where, "current")), "rank", str(rank))
     return where
 
 
@@ -131,17 +156,16 @@ class TensorInfo(NamedTuple):
 class Checkpoint:
     """Tensors of a checkpoint as wholes, of which any rank under any layout takes what it wants.
 
-    `path`: a checkpoint, or anything in it or that leads there, like <job>/current. What it is then stays, whatever
-    `current` becomes. Holds the mappings of what was read. Threads: not to be shared without a lock.
+    `path`: a checkpoint, or anything in it or that leads there; of a job, and its `current`, the newest that is
+    committed. Which it is stays so, whatever is committed then; of several processes each finds its own, so give them
+    one path (`Job.newest`) where a save may come between. Holds the mappings of what was read. Threads: not to be shared
+    without a lock.
     """
 
     def __init__(self, path: PathLike) -> None:
-        real = os.path.realpath(path)
-        place = find(real)
-        if not place.name:  # the job itself
-            place = find(os.path.realpath(os.path.join(real, "current")))
+        place = find(fixed(path))
         if not place.name:
-            raise FileNotFoundError(errno.ENOENT, "nothing was committed yet", os.fspath(path))
+            raise FileNotFoundError(errno.ENOENT, "this is in a job, but in no checkpoint of it", os.fspath(path))
         self.path = os.path.join(place.job, "checkpoints", place.name)
         with open(os.path.join(self.path, "meta.json"), encoding="utf-8") as file:
             self.meta: Dict[str, Any] = json.load(file)

@@ -35,11 +35,10 @@ class Callback(TrainerCallback):
     @property
     def latest(self) -> Optional[str]:
         """For trainer.train(resume_from_checkpoint=…): the newest checkpoint, as one rank has it. None: there is none.
+        All ranks ask, and get the same.
         """
-        current = self.job.current
-        if current is None:
-            return None
-        return os.path.join(os.path.dirname(current), "tp1-pp1-dp1", "rank", "0")
+        newest = group.prepare().together(lambda: self.job.newest, here=True)
+        return None if newest is None else os.path.join(os.path.dirname(newest), "tp1-pp1-dp1", "rank", "0")
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         name = f"checkpoint-{state.global_step}"
