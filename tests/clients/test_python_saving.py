@@ -1,5 +1,6 @@
 """tools/python: what becomes of saves that something comes between, on a real mount."""
 import os
+import subprocess
 import sys
 
 import mount
@@ -48,6 +49,95 @@ except ptc.PtcError as error:
 os._exit(0)
 """, job.path)
         self.assertEqual(job.checkpoints(), ["a"])
+
+    def test_two_processes_save_one_name(self):
+        """Without a group, as a second start of what still runs. The second is told, and nothing of the first is touched."""
+        job = ptc.Job.create(self.mount.path + "/twice")
+        code = ("import sys; sys.path.insert(0, sys.argv[1]); import torch, ptc\n"
+                "try: ptc.Job(sys.argv[2]).save({'w': torch.zeros(4)}, 'a'); print('saved')\n"
+                "except ptc.CommitError as error: print(error)")
+
+        def second():
+            return subprocess.run([sys.executable, "-c", code, ranks.PACKAGE, job.path], check=True, text=True,
+                                  stdout=subprocess.PIPE).stdout.strip()
+        where = job.begin("a")
+        ptc.save({"w": torch.ones(4)}, where)
+        self.assertEqual(second(), f"a is being saved by process {os.getpid()}")
+        ptc.commit(where)
+        self.assertEqual(ptc.load(job.path)["w"].tolist(), [1, 1, 1, 1])
+        self.assertIn("exists already", second())
+        job.save({"w": torch.ones(4)}, "b")
+        self.assertEqual(sorted(os.listdir(job.file("incoming"))), ["a", "a.error"])
+        os.makedirs(job.incoming("c"))
+        killed = subprocess.Popen([sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import ptc, os\n"
+                                   "ptc.Job(sys.argv[2]).begin('c'); print(1, flush=True); sys.stdin.read()", ranks.PACKAGE,
+                                   job.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with killed:
+            killed.stdout.readline()
+            with self.assertRaisesRegex(ptc.CommitError, f"process {killed.pid}"):
+                job.save({"w": torch.ones(4)}, "c")
+            killed.kill()
+        job.save({"w": torch.ones(4)}, "c")
+
+    def test_a_name_again(self):
+        job = ptc.Job.create(self.mount.path + "/again")
+        job.save({"w": torch.ones(4)}, "a")
+        with self.assertRaisesRegex(ptc.CommitError, "exists already"):
+            job.save({"w": torch.zeros(4)}, "a")
+        job.save({"w": torch.zeros(4)}, "a", overwrite=True)
+        self.assertEqual((job.checkpoints(), ptc.load(job.path)["w"].tolist()), (["a"], [0, 0, 0, 0]))
+        import torch.distributed.checkpoint as dcp
+        dcp.save({"w": torch.ones(4)}, storage_writer=ptc.Writer(job, "a", overwrite=True), no_dist=True)
+        self.assertEqual((job.checkpoints(), ptc.load(job.path)["w"].tolist()), (["a"], [1, 1, 1, 1]))
+        with self.assertRaises(TypeError):
+            job.save({"w": torch.ones(4), "x": object()}, "a", overwrite=True)
+        self.assertEqual(job.checkpoints(), ["a"])
+
+    def test_fsdp_of_what_is_not_rows(self):
+        """Whole beside DTensors; or one element of each: the daemon would stack the one, and take the other for a scalar."""
+        job = ptc.Job.create(self.mount.path + "/not_rows", dp=4, optimizer="fsdp")
+        self.run_ranks(4, """
+from torch.distributed.fsdp import fully_shard
+def sharded(*shape):
+    return distribute_tensor(torch.zeros(shape), init_device_mesh("cpu", (4,)), [Shard(0)])
+job = ptc.Job(path)
+for state, reason in (
+        ({"model": {"a.w": sharded(8, 3)}, "teacher": {"a.w": torch.ones(8, 3)}}, "teacher.a.w .*all of it is on each rank"),
+        ({"model": {"a.w": sharded(8, 3), "a.b": sharded(4)}}, "model.a.b .*it has 4 elements for 4 ranks"),
+        ({"model": {"a.w": sharded(8, 3), "a.b": sharded(1)}}, "model.a.b .*it has 1 elements")):
+    try:
+        raise SystemExit(job.save(state, "a"))
+    except ValueError as error:
+        import re
+        assert re.search(reason + ".*ptc.Writer", str(error)), error
+    dcp.save(state, storage_writer=ptc.Writer(job, "b", overwrite=True))
+    checkpoint = ptc.Checkpoint(job.newest)
+    for key, names in state.items():
+        for name, tensor in names.items():
+            file = "model.safetensors" if key == "model" else key + "/model.safetensors"
+            assert checkpoint.info(name, file).shape == tuple(tensor.shape), name
+    dist.barrier()
+job.save({"model": {"a.w": sharded(8, 3), "a.b": sharded(5), "a.c": sharded(4, 1), "a.n": torch.tensor(4)}}, "c")
+""", job.path)
+        job.set_layout(dp=2)
+        self.assertEqual({name: tuple(tensor.shape) for name, tensor in ptc.load(job.path, rank=0)["model"].items()},
+                         {"a.w": (4, 3), "a.b": (3,), "a.c": (2, 1), "a.n": ()})
+
+
+class FullStore(mount.TestCase):
+    mount_options = ("--memory", "96M")
+
+    def test_what_failed_takes_no_room(self):
+        job = ptc.Job.create(self.mount.path + "/full")
+        import torch.distributed.checkpoint as dcp
+        state = {"model": {f"l.{i}": torch.ones(1 << 20) for i in range(32)}}
+        for save in (lambda: job.save(state, "a"), lambda: job.save(state, "b", wait=False).result(60),
+                     lambda: ptc.save(state, job.incoming("c")),
+                     lambda: dcp.save(state, storage_writer=ptc.Writer(job, "d"), no_dist=True)):
+            with self.assertRaisesRegex(BaseException, "No space left on device.*model.*safetensors"):
+                save()
+        self.assertEqual([name for _, _, names in os.walk(job.file("incoming")) for name in names], [])
+        job.save({"w": torch.ones(1 << 20)}, "e")
 
 
 if __name__ == "__main__":

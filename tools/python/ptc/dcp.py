@@ -9,6 +9,7 @@ So the checkpoint is there under every layout, and what a job of any kind saved 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import io
 import json
@@ -31,9 +32,9 @@ from torch.distributed.checkpoint.planner import (LoadItemType, LoadPlan, LoadPl
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from . import safetensors, state as states
+from . import owner, safetensors, state as states
 from .arrays import torch_dtype
-from .job import Job, remove
+from .job import Job, empty, find, remove
 from .loading import Checkpoint, TensorInfo, load_value, section_of
 from .saving import contents, write_file
 from .slices import Box
@@ -74,30 +75,43 @@ class Writer(StorageWriter):
 
     One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the
     checkpoint. DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made
-    of it behind dcp.save: `current` leads there then, `ptc.load` and `Reader` of the job at once. `consumed`, `files`:
-    Job.save, as they are now. Values that are no tensors are saved by torch.save, as DCP does. Errors, on all ranks, as
+    of it behind dcp.save: `current` leads there then, `ptc.load` and `Reader` of the job at once. `consumed`, `files`,
+    `overwrite`: Job.save, as they are now. Values that are no tensors are saved by torch.save, as DCP does. Errors, on all ranks, as
     DCP tells them: CommitError, OSError.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], name: Optional[str] = None, *, consumed: Optional[int] = None,
-                 files: Optional[Mapping[str, Any]] = None) -> None:
+                 files: Optional[Mapping[str, Any]] = None, overwrite: bool = False) -> None:
         super().__init__()
         self._job = job if isinstance(job, Job) else Job(job)
         self._name = name
         self._consumed, self._files = consumed, contents(files, {states.FILE})
+        self._overwrite = overwrite
         self._is_coordinator = True
 
     def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
-        if checkpoint_id is not None:
-            self._name = os.path.basename(os.path.normpath(os.fspath(checkpoint_id)))
+        if checkpoint_id is None:
+            return
+        path = os.path.normpath(os.fspath(checkpoint_id))
+        if os.path.dirname(path) and not self._is_here(path):
+            raise ValueError(f"{path} is not in {self._job.path}, where this Writer saves")
+        self._name = os.path.basename(path)
+
+    def _is_here(self, path: str) -> bool:
+        try:
+            return os.path.samefile(find(path).job, self._job.path)
+        except FileNotFoundError:
+            return False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._is_coordinator = is_coordinator
         if not self._name:
             raise ValueError('a checkpoint wants a name: ptc.Writer(job, "step100"), or checkpoint_id="step100"')
+        if is_coordinator:
+            owner.claim(self._where())
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        remove(self._where())  # of an attempt that was broken off; each rank on its node, before any of them writes
+        empty(self._where())  # of an attempt that was broken off; each rank on its node, before any of them writes
         return plan
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
@@ -107,6 +121,15 @@ class Writer(StorageWriter):
         return self._job.incoming(self._name or "")
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        try:
+            return self._write(plan, planner)
+        except BaseException:  # nothing stays of it
+            with contextlib.suppress(OSError):
+                remove(self._where())
+            owner.release(self._where())
+            raise
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> Any:
         paths = {fqn: tuple(path) for fqn, path in getattr(planner, "mappings", {}).items()}
         paths.update({item.index.fqn: (item.index.fqn,) for item in plan.items if item.index.fqn not in paths})
         directories = _directories(paths.values())
@@ -137,6 +160,12 @@ class Writer(StorageWriter):
         return _done(results)
 
     def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
+        try:
+            self._finish(results)
+        finally:
+            owner.release(self._where())
+
+    def _finish(self, results: List[List[WriteResult]]) -> None:
         sections: Dict[str, Tuple[Any, ...]] = {}
         by_section: Dict[str, List[Sequence[Any]]] = {}
         values: Dict[str, str] = {}
@@ -169,7 +198,7 @@ class Writer(StorageWriter):
             write_file(os.path.join(self._where(), "consumed"), str(int(self._consumed)).encode())
         for name, content in self._files.items():
             write_file(os.path.join(rank, name), content)
-        self._job.rename_into_checkpoints(self._name or "")
+        self._job.rename_into_checkpoints(self._name or "", overwrite=self._overwrite)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:

@@ -1,6 +1,7 @@
 """A job of a mount: its layout, its checkpoints, what it is busy with."""
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,7 +10,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Union
 
-from . import group
+from . import group, owner
 from .errors import CommitError, LayoutError, PtcError, ReshardError
 
 _POLL_SECONDS = 0.05
@@ -40,7 +41,8 @@ def find(path: Union[str, os.PathLike]) -> _Place:
     while not os.path.lexists(os.path.join(top, "status.json")) or not os.path.isdir(os.path.join(top, "checkpoints")):
         parent, last = os.path.split(top)
         if parent == top:
-            raise FileNotFoundError(errno.ENOENT, "no job of ptcfs is here, nor around", path)
+            raise FileNotFoundError(errno.ENOENT, "no job of ptcfs is here, nor around (mkdir in a mount makes one, or "
+                                                  "ptc.Job.create)", path)
         if os.path.basename(parent) in ("incoming", "checkpoints"):
             name = last
         top = parent
@@ -58,6 +60,21 @@ def stands_for(path: Union[str, os.PathLike]) -> "Optional[Job]":
         if last == "current" or not os.path.islink(path):
             return None
         path = os.path.normpath(os.path.join(os.path.realpath(top), os.readlink(path)))
+
+
+def empty(directory: str) -> None:
+    """Removes all that is in a directory, which stays; nothing, if there is none. OSError: something stays."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            remove(path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def remove(directory: str) -> None:
@@ -237,36 +254,48 @@ class Job:
         """Removes what an attempt that was broken off left in incoming/; returns the directory. Collective.
 
         Each rank removes, for incoming/ shows what was written on this node. What this process still saves there in the
-        background ends before. Errors: OSError, on all ranks.
+        background ends before. Until a `commit` ends, well or not, or this process does, the directory is these
+        processes' own. Errors, on all ranks: CommitError (another process of this machine saves that name), OSError.
         """
         processes = group.prepare()
+        failed = f"{name} was not begun, for another rank could not"
 
-        def clean() -> str:
+        def take() -> str:
             where = self.incoming(name)
             group.wait_for(where)
-            remove(where)
+            if processes.rank == 0:
+                owner.claim(where)
             return where
-        return processes.each(clean, f"{name} was not begun, for another rank could not", here=True)
+        where = processes.each(take, failed, here=True)
+        processes.each(lambda: empty(where), failed, here=True)
+        return where
 
     def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,
-             consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":
+             consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None, overwrite: bool = False
+             ) -> "Union[str, Future[str]]":
         """Saves each rank's state and commits it as a checkpoint. Collective, if torch.distributed is in use.
 
         Returns the checkpoint's directory; with wait=False, as soon as the tensors were copied, a future of it: then
         they, and all that was given, may change again. A name that is still being saved is waited for. `layout`: under
         which the ranks are, if it is not the one in force. `consumed`: of the data set. `files`: {"config.json": a
-        dict, text, bytes, or anything with to_dict()}, kept as they are. Errors: CommitError; what a rank fails with,
-        and on the others OSError, which says which rank and why.
+        dict, text, bytes, or anything with to_dict()}, kept as they are. `overwrite`: a checkpoint of that name is
+        removed before the commit, and is lost if this one is refused then. Errors: CommitError (what was written stays
+        in incoming/); what a rank fails with, and on the others OSError, which says which rank and why: then nothing
+        stays.
         """
         from .saving import commit_logged, save
         where = self.begin(name)
         save(state, where, False, layout=layout, consumed=consumed, files=files)  # if it fails, commit tells all ranks
-        committed: "Any" = commit_logged(where, False, None, None, not wait)
+        committed: "Any" = commit_logged(where, False, None, None, overwrite, not wait, True)
         return committed.result() if wait else committed
 
-    def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None) -> str:
-        """The rename that commits, on one rank, tried again while what it asked for goes on. CommitError, OSError."""
+    def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None, overwrite: bool = False) -> str:
+        """The rename that commits, on one rank, tried again while what it asked for goes on. `overwrite`: what has the
+        name is removed before. CommitError, OSError.
+        """
         source, target = self.incoming(name), self.file("checkpoints", name)
+        if overwrite and os.path.isdir(source) and os.path.isdir(target):
+            remove(target)
         deadline = None if timeout is None else time.monotonic() + timeout
         in_vain = 0
         while True:

@@ -25,7 +25,8 @@ except ImportError:  # under its older name
     from pytorch_lightning import Callback  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import CheckpointIO as _CheckpointIO  # type: ignore[assignment]
 
-from .job import Job, checkpoint_name, remove
+from . import owner
+from .job import Job, checkpoint_name, empty
 from .loading import load, why_not
 from .optimizer import optimizer_state
 from .saving import save
@@ -38,7 +39,7 @@ class CheckpointIO(_CheckpointIO):
     """Saves the module's parameters and its optimizers' state as tensors, by name, and all else in one file of
     torch.save's.
 
-    The last part of a path is the checkpoint's name. Of a strategy whose first rank has the whole module: one process,
+    The last part of a path is the checkpoint's name; one that is there is replaced, as Lightning wants it. Of a strategy whose first rank has the whole module: one process,
     or DDP. Lightning calls it on that rank alone: the others learn of an error when that process ends. That file is
     loaded without running code, unless `weights_only` is False here, or where Lightning takes it (trainer.fit,
     load_from_checkpoint): hyperparameters of classes of your own want that. Errors: CommitError, OSError; TypeError,
@@ -52,16 +53,20 @@ class CheckpointIO(_CheckpointIO):
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: Any, storage_options: Optional[Any] = None) -> None:
         name = checkpoint_name(os.path.basename(os.fspath(path)))
         where = self.job.incoming(name)
-        remove(where)  # of an attempt that was broken off
-        rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
-        buffer = io.BytesIO()
-        torch.save(rest, buffer)
-        state = {"model": checkpoint["state_dict"], "optim": checkpoint.get("optimizer_states", [])}
+        owner.claim(where)
+        empty(where)  # of an attempt that was broken off
         try:
-            save(state, where, rank=0, layout=_ALONE, files={_REST: buffer.getvalue()})
-        except TypeError as error:
-            raise TypeError(f"{error}; of Lightning: callbacks=[ptc.lightning.NamedOptimizers()]") from None
-        self.job.rename_into_checkpoints(name)
+            rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+            buffer = io.BytesIO()
+            torch.save(rest, buffer)
+            state = {"model": checkpoint["state_dict"], "optim": checkpoint.get("optimizer_states", [])}
+            try:
+                save(state, where, rank=0, layout=_ALONE, files={_REST: buffer.getvalue()})
+            except TypeError as error:
+                raise TypeError(f"{error}; of Lightning: callbacks=[ptc.lightning.NamedOptimizers()]") from None
+            self.job.rename_into_checkpoints(name, overwrite=True)
+        finally:
+            owner.release(where)
 
     def load_checkpoint(self, path: Any, map_location: Optional[Any] = None, weights_only: Optional[bool] = None
                         ) -> Dict[str, Any]:

@@ -56,8 +56,10 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
                     _write_all(file, parts)
                     parts, copied = [], 0
         _write_all(file, parts)
-    except BaseException:
+    except BaseException as error:
         os.close(file)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, path) from None
         raise
     return file
 

@@ -1,14 +1,16 @@
 """save and commit: a rank's tensors into incoming/, and the rename that makes a checkpoint of what all have written."""
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from concurrent.futures import Future
 from typing import Any, Callable, Container, Dict, List, Literal, Mapping, Optional, Tuple, Union, overload
 
-from . import arrays, group, safetensors, state as states
-from .job import Job, find
+from . import arrays, group, owner, safetensors, state as states
+from .errors import PtcError
+from .job import Job, find, remove
 
 
 @overload
@@ -36,8 +38,8 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
 
     `rank`: of torch.distributed, or RANK, if not given. Rank 0 also writes `layout` (under which the ranks are, if it
     is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save).
-    Errors: TypeError, ValueError (what cannot be saved, by its path in the state), OSError. With wait=False they are in
-    the future, and are the `commit`'s, where all ranks learn of them: of several processes each should save so.
+    Errors: TypeError, ValueError (what cannot be saved, by its path in the state), OSError; then nothing stays of what
+    this call wrote. With wait=False they are in the future, and are the `commit`'s, where all ranks learn of them: of several processes each should save so.
     """
     top = os.path.abspath(os.fspath(dir))
     rank = group.rank() if rank is None else rank
@@ -72,53 +74,79 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
         taken = {states.FILE, *(section + ".safetensors" for section in sections)}
         for name, content in contents(files, taken).items():
             small[os.path.join(where, name)] = content
-    open_files: List[int] = []
-    try:
-        for section, tensors in sections.items():
-            open_files.append(safetensors.write(os.path.join(where, section + ".safetensors"), tensors))
-    except BaseException:
-        for file in open_files:
-            os.close(file)
-        raise
+    open_files: Dict[str, int] = {}
 
-    def finish() -> str:
+    def close() -> None:
         failure: Optional[OSError] = None
-        for file in open_files:
+        for path in list(open_files):
             try:
-                os.close(file)
+                os.close(open_files.pop(path))
             except OSError as error:
-                failure = failure or error
+                failure = failure or OSError(error.errno, error.strerror, path)
         if failure is not None:
             raise failure
-        for path, content in small.items():
-            write_file(path, content)
+
+    def take_back() -> None:
+        """What a save that has failed wrote would take up room for ever."""
+        with contextlib.suppress(OSError):
+            close()
+        for path in [*small, *(os.path.join(where, section + ".safetensors") for section in sections)]:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def finish() -> str:
+        try:
+            close()
+            for path, content in small.items():
+                write_file(path, content)
+        except BaseException:
+            take_back()
+            raise
         return top
+    try:
+        for section, tensors in sections.items():
+            path = os.path.join(where, section + ".safetensors")
+            open_files[path] = safetensors.write(path, tensors)
+    except BaseException:
+        take_back()
+        raise
     return finish
 
 
 def check_placements(sections: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
     """Under fsdp the files of all data-parallel ranks are taken for rows of each tensor, one below the other. ValueError:
-    of a DTensor this rank holds another part than that, or all of a tensor; ptc.Writer saves these.
+    beside DTensors a rank holds all of a tensor; of a DTensor it holds another part than rows, or one element, which is
+    taken for a scalar. ptc.Writer saves these. Where there is no DTensor at all, what is given are rows.
     """
     if layout.get("optimizer") != "fsdp" or int(layout.get("dp", 1)) == 1:
         return
+    if not any(arrays.is_distributed(tensor) for tensors in sections.values() for tensor in tensors.values()):
+        return
     for section, tensors in sections.items():
-        if not any(arrays.is_distributed(tensor) for tensor in tensors.values()):
-            continue
         for name, tensor in tensors.items():
-            if not arrays.is_distributed(tensor):
-                wrong = len(tensor.shape) > 0 and max(tensor.shape) > 1 and "all of it is on each rank"
-            else:
-                rows = [placement for placement in tensor.placements if placement.is_shard(0)]
-                strided = any("Strided" in type(placement).__name__ for placement in tensor.placements)
-                if not tensor.placements[0].is_shard(0) and not strided:
-                    wrong = f"its placements are {tuple(tensor.placements)}"
-                else:
-                    wrong = len(rows) > 1 and not strided and f"its rows are cut twice: {tuple(tensor.placements)}"
+            wrong = _not_rows(tensor)
             if wrong:
                 raise ValueError(f"{section}.{name} is not cut by rows over the data-parallel ranks, as the layout's "
                                  f"\"optimizer\": \"fsdp\" says ({wrong}): save it with torch.distributed.checkpoint and "
                                  "ptc.Writer")
+
+
+def _not_rows(tensor: Any) -> str:
+    """Why the daemon would not put a tensor together as it was; "": it does."""
+    if not arrays.is_distributed(tensor):
+        return "all of it is on each rank" if len(tensor.shape) > 0 and max(tensor.shape) > 1 else ""
+    rows = [placement for placement in tensor.placements if placement.is_shard(0)]
+    strided = any("Strided" in type(placement).__name__ for placement in tensor.placements)
+    if not tensor.placements[0].is_shard(0) and not strided:
+        return f"its placements are {tuple(tensor.placements)}"
+    if len(rows) > 1 and not strided:
+        return f"its rows are cut twice: {tuple(tensor.placements)}"
+    ranks = 1
+    for axis, placement in enumerate(tensor.placements):
+        ranks *= tensor.device_mesh.size(axis) if placement.is_shard(0) else 1
+    if len(tensor.shape) == 1 and tensor.shape[0] <= ranks:
+        return f"it has {tensor.shape[0]} elements for {ranks} ranks, and one element is taken for a scalar"
+    return ""
 
 
 def contents(files: Optional[Mapping[str, Any]], taken: Container[str]) -> Dict[str, bytes]:
@@ -146,36 +174,42 @@ def contents(files: Optional[Mapping[str, Any]], taken: Container[str]) -> Dict[
 def write_file(path: str, content: bytes) -> None:
     """A small file, in a directory that is made if there is none."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(content)
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 @overload
 def commit(dir: Union[str, os.PathLike], wait: Literal[True] = True, *, after: "Optional[Future[Any]]" = None,
-           timeout: Optional[float] = None) -> str: ...
+           timeout: Optional[float] = None, overwrite: bool = False) -> str: ...
 
 
 @overload
 def commit(dir: Union[str, os.PathLike], wait: Literal[False], *, after: "Optional[Future[Any]]" = None,
-           timeout: Optional[float] = None) -> "Future[str]": ...
+           timeout: Optional[float] = None, overwrite: bool = False) -> "Future[str]": ...
 
 
 def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[Future[Any]]" = None,
-           timeout: Optional[float] = None) -> "Union[str, Future[str]]":
+           timeout: Optional[float] = None, overwrite: bool = False) -> "Union[str, Future[str]]":
     """Makes a checkpoint of <job>/incoming/<name>, once all ranks have come here; returns its directory.
 
     Rank 0 renames; all return, or all raise. Collective, if torch.distributed is in use. With wait=False a future:
     calls are made one after another in the background, over a group of their own, so training may go on. What this
     process saves there with wait=False ends before, and its failure is that of the commit; so is that of `after`, a
-    future of whatever else must be done. What fails in the background is logged, too. Errors: CommitError (the daemon's
-    reason; nothing is lost), OSError; where another rank has failed it names that and its reason.
+    future of whatever else must be done. What fails in the background is logged, too. `overwrite`: a checkpoint of that
+    name is removed first, and is lost if this one is refused then. Errors: CommitError (the daemon's reason; nothing of
+    what was written is lost), OSError; where another rank has failed it names that and its reason.
     """
-    return commit_logged(dir, wait, after, timeout, True)
+    return commit_logged(dir, wait, after, timeout, overwrite, True, False)
 
 
 def commit_logged(dir: Union[str, os.PathLike], wait: bool, after: "Optional[Future[Any]]", timeout: Optional[float],
-                  log: bool) -> "Union[str, Future[str]]":
-    """`commit`; with `log` what fails in the background is logged."""
+                  overwrite: bool, log: bool, discard: bool) -> "Union[str, Future[str]]":
+    """`commit`; with `log` what fails in the background is logged; with `discard` nothing stays where a rank could not
+    save.
+    """
     processes = group.prepare()
     before = group.taken(os.path.abspath(os.fspath(dir))) + ([] if after is None else [after])
 
@@ -185,8 +219,17 @@ def commit_logged(dir: Union[str, os.PathLike], wait: bool, after: "Optional[Fut
                 future.result()
             place = find(dir)
             return Job(place.job), place.name
-        job, name = processes.each(ready, "not committed, for another rank could not save", here=wait)
-        return processes.together(lambda: job.rename_into_checkpoints(name, timeout), here=wait)
+        try:
+            try:
+                job, name = processes.each(ready, "not committed, for another rank could not save", here=wait)
+            except Exception as error:  # pylint: disable=broad-except
+                if discard and not isinstance(error, PtcError):
+                    with contextlib.suppress(OSError):
+                        remove(os.fspath(dir))
+                raise
+            return processes.together(lambda: job.rename_into_checkpoints(name, timeout, overwrite), here=wait)
+        finally:
+            owner.release(os.fspath(dir))
     if wait:
         return run()
     committed = group.in_background(run)
