@@ -1,23 +1,23 @@
 #include "reshard/checkpoint/shard_boxes.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
-#include <string_view>
-#include <unordered_set>
+#include <optional>
 #include <utility>
+
+#include "store/tensor/box_overlap.h"
 
 namespace ptc {
 namespace {
 
-/// Whether the boxes, all different and within `region`, fill it.
-Result<> check_tiling(std::vector<Box> boxes, const Box& region) {
+/// Something of `region` that none of the boxes has, where few cuts find it; for messages.
+std::optional<Box> find_gap(std::vector<Box> boxes, const Box& region, int depth) {
+  constexpr int kMostDepth = 64;
+  if (boxes.empty()) return region;
   if (boxes.size() == 1) {
-    if (boxes.front() == region) return ok();
-    return invalid_argument("nothing holds {} of it",
-                            subtract(region, boxes.front()).front().to_string());
+    if (boxes.front() == region) return std::nullopt;
+    return subtract(region, boxes.front()).front();
   }
-  for (size_t axis = 0; axis < region.axes(); ++axis) {
+  for (size_t axis = 0; axis < region.axes() && depth < kMostDepth; ++axis) {
     std::sort(boxes.begin(), boxes.end(),
               [&](const Box& a, const Box& b) { return a.offset[axis] < b.offset[axis]; });
     // Slabs that no box crosses.
@@ -30,7 +30,7 @@ Result<> check_tiling(std::vector<Box> boxes, const Box& region) {
         Box gap = region;
         gap.offset[axis] = end;
         gap.extent[axis] = next - end;
-        return invalid_argument("nothing holds {} of it", gap.to_string());
+        return gap;
       }
       if (i == boxes.size()) break;
       if (boxes[i].offset[axis] == end) slabs.emplace_back(i, end);
@@ -42,14 +42,31 @@ Result<> check_tiling(std::vector<Box> boxes, const Box& region) {
       Box slab = region;
       slab.offset[axis] = slabs[s].second;
       slab.extent[axis] = (last ? region_end : slabs[s + 1].second) - slab.offset[axis];
-      PTC_TRY(check_tiling(
-          {boxes.begin() + slabs[s].first, last ? boxes.end() : boxes.begin() + slabs[s + 1].first},
-          slab));
+      if (auto gap = find_gap({boxes.begin() + slabs[s].first,
+                               last ? boxes.end() : boxes.begin() + slabs[s + 1].first},
+                              slab, depth + 1))
+        return gap;
     }
-    return ok();
+    return std::nullopt;
   }
-  return invalid_argument("{} and {} overlap, or do not lie in a grid", boxes[0].to_string(),
-                          boxes[1].to_string());
+  return std::nullopt;
+}
+
+/// Whether the boxes, all different and within `region`, fill it.
+Result<> check_tiling(const std::vector<Box>& boxes, const Box& region) {
+  std::vector<const Box*> pointers;
+  for (const Box& box : boxes) pointers.push_back(&box);
+  PTC_TRY(const auto overlap, find_overlap(pointers));
+  if (overlap)
+    return invalid_argument("{} and {} overlap", boxes[overlap->first].to_string(),
+                            boxes[overlap->second].to_string());
+  uint64_t elements = 0;  // of disjoint boxes: not more than the region has
+  for (const Box& box : boxes) elements += box.volume();
+  if (elements == region.volume()) return ok();
+  if (const std::optional<Box> gap = find_gap(boxes, region, 0))
+    return invalid_argument("nothing holds {} of it", gap->to_string());
+  return invalid_argument("nothing holds {} of its {} elements", region.volume() - elements,
+                          region.volume());
 }
 
 }  // namespace
@@ -79,7 +96,7 @@ Result<Box> union_of_boxes(std::vector<Box> boxes) {
       all.extent[axis] = end - all.offset[axis];
     }
   PTC_TRY(num_elements(all.extent));
-  PTC_TRY(check_tiling(std::move(boxes), all));
+  PTC_TRY(check_tiling(boxes, all));
   return all;
 }
 

@@ -10,8 +10,8 @@
 namespace ptc {
 
 /// The box that these make up together, equal ones being copies of each other. kInvalidArgument:
-/// something of it is in none of them, or in two. Cost: O(n log n) of boxes that lie in a grid, as
-/// they do.
+/// something of it is in none of them, or in two. Cost and stack: those of find_overlap(), so
+/// O(n log n) of boxes that lie in a grid, as they do.
 Result<Box> union_of_boxes(std::vector<Box> boxes);
 
 /// An array that is this box and nothing else.

@@ -1,7 +1,6 @@
 #include "store/codec/dcp_metadata.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <unordered_map>
 
@@ -10,77 +9,10 @@
 #include "store/codec/pickle_walk.h"
 #include "store/codec/safetensors.h"
 #include "store/codec/torch_file.h"
+#include "store/tensor/box_overlap.h"
 
 namespace ptc {
 namespace {
-
-/// Finds two boxes that have an element in common. Boxes that were cut from one, again and again
-/// along whole faces, are told apart by sorting; what is left and not so is compared each with
-/// each, if it is not too much.
-class OverlapFinder {
- public:
-  OverlapFinder(const std::vector<const Box*>& boxes, PickleWalk& walk)
-      : boxes_(boxes), walk_(walk), order_(boxes.size()) {
-    std::iota(order_.begin(), order_.end(), 0u);
-  }
-
-  /// Numbers of two that overlap; nullopt: none do. kInvalidArgument: too entangled.
-  Result<std::optional<std::pair<uint32_t, uint32_t>>> run() {
-    PTC_TRY(split(0, order_.size(), 0, 0));
-    return found_;
-  }
-
- private:
-  static constexpr int kMostDepth = 64;
-  static constexpr uint64_t kMostPairs = 1 << 24;
-
-  Result<> split(size_t begin, size_t end, size_t axis, int depth) {
-    const size_t axes = boxes_.empty() ? 0 : boxes_[0]->axes();
-    if (end - begin < 2 || found_) return ok();
-    if (depth < kMostDepth) {
-      for (size_t tried = 0; tried < axes; ++tried, axis = (axis + 1) % axes) {
-        PTC_TRY(walk_.count(end - begin));
-        auto first = order_.begin() + static_cast<ptrdiff_t>(begin),
-             last = order_.begin() + static_cast<ptrdiff_t>(end);
-        auto before = [&](uint32_t a, uint32_t b) {
-          return boxes_[a]->offset[axis] < boxes_[b]->offset[axis];
-        };
-        if (!std::is_sorted(first, last, before)) std::sort(first, last, before);
-        // A cut is where all before it have ended.
-        size_t from = begin;
-        uint64_t reach = 0;
-        bool cut = false;
-        for (size_t i = begin; i < end; ++i) {
-          const Box& box = *boxes_[order_[i]];
-          if (i > begin && box.offset[axis] >= reach) {
-            cut = true;
-            PTC_TRY(split(from, i, (axis + 1) % axes, depth + 1));
-            from = i;
-          }
-          reach = std::max(reach, box.offset[axis] + box.extent[axis]);
-        }
-        if (cut) return split(from, end, (axis + 1) % axes, depth + 1);
-      }
-    }
-    for (size_t i = begin; i < end && !found_; ++i) {
-      for (size_t k = i + 1; k < end; ++k) {
-        PTC_TRY(walk_.count());
-        if (++pairs_ > kMostPairs)
-          return invalid_argument("its {} chunks are too entangled", boxes_.size());
-        if (!intersect(*boxes_[order_[i]], *boxes_[order_[k]])) continue;
-        found_ = std::pair(order_[i], order_[k]);
-        break;
-      }
-    }
-    return ok();
-  }
-
-  const std::vector<const Box*>& boxes_;
-  PickleWalk& walk_;
-  std::vector<uint32_t> order_;
-  uint64_t pairs_ = 0;
-  std::optional<std::pair<uint32_t, uint32_t>> found_;
-};
 
 class DcpParser {
  public:
@@ -397,8 +329,8 @@ class DcpParser {
         return invalid_argument("its chunks overlap");
       boxes.push_back(&chunk.box);
     }
-    OverlapFinder finder(boxes, walk_);
-    PTC_TRY(auto overlap, finder.run());
+    PTC_TRY(auto overlap,
+            find_overlap(boxes, [this](uint64_t steps) { return walk_.count(steps); }));
     if (overlap)
       return invalid_argument("its chunks {} and {} overlap", boxes[overlap->first]->to_string(),
                               boxes[overlap->second]->to_string());

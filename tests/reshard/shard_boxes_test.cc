@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/store/expect_error.h"
+#include "tests/store/small_stack.h"
 
 namespace ptc {
 namespace {
@@ -44,6 +45,36 @@ TEST(UnionOfBoxesTest, RefusesGapsAndOverlaps) {
   EXPECT_TRUE(refused({box({0}, {2}), box({0, 2}, {2, 2})}, "its parts have 1 axes and 2"));
   EXPECT_TRUE(
       refused({box({0, 0}, {uint64_t{1} << 40, 1}), box({0, uint64_t{1} << 40}, {1, 1})}, ""));
+}
+
+TEST(UnionOfBoxesTest, OfBoxesThatWindAroundOne) {
+  EXPECT_EQ(union_of_boxes({box({0, 0}, {1, 2}), box({0, 2}, {2, 1}), box({2, 1}, {1, 2}),
+                            box({1, 0}, {2, 1}), box({1, 1}, {1, 1})})
+                .value(),
+            box({0, 0}, {3, 3}));
+  EXPECT_TRUE(has_error(union_of_boxes({box({0, 0}, {1, 2}), box({0, 2}, {2, 1}),
+                                        box({2, 1}, {1, 2}), box({1, 0}, {2, 1})}),
+                        Code::kInvalidArgument, "nothing holds 1 of its 9 elements"));
+}
+
+TEST(UnionOfBoxesTest, EachCutWithinTheOneBefore) {
+  constexpr uint64_t kCuts = 2'000;
+  std::vector<Box> boxes;  // a row, then a column of the rest, then a row of the rest …
+  Box rest = box({0, 0}, {kCuts, kCuts});
+  for (uint64_t i = 0; rest.extent[0] > 1 && rest.extent[1] > 1; ++i) {
+    Box cut = rest;
+    cut.extent[i % 2] = 1;
+    boxes.push_back(cut);
+    ++rest.offset[i % 2];
+    --rest.extent[i % 2];
+  }
+  boxes.push_back(rest);
+  on_small_stack([&] {
+    EXPECT_EQ(union_of_boxes(boxes).value(), box({0, 0}, {kCuts, kCuts}));
+    Box& last = boxes.back();
+    last.extent[0] = 2;
+    EXPECT_FALSE(union_of_boxes(boxes).has_value());
+  });
 }
 
 TEST(UnionOfBoxesTest, OfManyInAnyOrder) {
