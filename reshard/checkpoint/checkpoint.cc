@@ -19,6 +19,9 @@
 namespace ptc {
 namespace {
 
+/// Of all files of a layout, in memory as long as it is known where everything is in them.
+constexpr uint64_t kMostLayoutLiteralBytes = uint64_t{4} << 30;
+
 bool is_npy(std::string_view path) { return path.ends_with(".npy"); }
 
 bool is_within(const Box& box, const Shape& shape) {
@@ -277,22 +280,84 @@ Result<FileOutline> Checkpoint::outline_of(const WrittenFile& file) const {
       std::string_view(facts_->headers).substr(file.header_offset, file.header_bytes), file.bytes};
 }
 
-Result<std::vector<FileOutline>> Checkpoint::written_like(const std::string& path,
-                                                          const StateCoords& state) const {
-  std::vector<std::pair<std::pair<bool, bool>, const WrittenFile*>> files;
+Result<std::shared_ptr<const std::vector<int32_t>>> Checkpoint::first_writers() const {
+  using Writers = std::shared_ptr<const std::vector<int32_t>>;
+  return results_->get<std::vector<int32_t>>(key("first writers"), [&]() -> Result<Writers> {
+    auto writers = std::make_shared<std::vector<int32_t>>(model().tensors().size(), -1);
+    const LayoutSpec& spec = manifest().written_spec;
+    // Ranks that differ in tp or dp alone have the same tensors.
+    std::set<std::tuple<std::string_view, uint64_t, uint64_t>> seen;
+    for (size_t i = 0; i < manifest().files.size(); ++i) {
+      const WrittenFile& file = manifest().files[i];
+      if (!file.has_tensors || !file.set.empty()) continue;
+      const StateCoords state = state_of(spec, spec.coords(file.rank));
+      if (!seen.emplace(file.path, state.pp, state.ep).second) continue;
+      PTC_TRY(const auto held, model().hold(spec, state));
+      for (const Model::Held& part : held) {
+        int32_t& writer = (*writers)[part.tensor];
+        if (writer < 0 && model().tensors()[part.tensor].file == file.path)
+          writer = static_cast<int32_t>(i);
+      }
+    }
+    return Writers(std::move(writers));
+  });
+}
+
+Result<std::vector<FileOutline>> Checkpoint::written_like(
+    const std::string& path, const StateCoords& state, const std::vector<Model::Held>& held) const {
   const LayoutSpec& spec = manifest().written_spec;
+  const WrittenFile* best = nullptr;
+  StateCoords best_at;
+  std::pair<bool, bool> best_order;
   for (const WrittenFile& file : manifest().files) {
     if (!file.has_tensors || !file.set.empty() || file.path != path) continue;
     const StateCoords at = state_of(spec, spec.coords(file.rank));
-    files.push_back({{at.pp != state.pp, at != state}, &file});
+    const std::pair<bool, bool> order{at.pp != state.pp, at != state};
+    if (best != nullptr && order >= best_order) continue;
+    best = &file;
+    best_at = at;
+    best_order = order;
   }
-  std::stable_sort(files.begin(), files.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<FileOutline> outlines;
-  for (const auto& [order, file] : files) {
-    PTC_TRY(outlines.emplace_back(), outline_of(*file));
+  if (best == nullptr) return outlines;
+  PTC_TRY(outlines.emplace_back(), outline_of(*best));
+  PTC_TRY(const auto writers, first_writers());
+  PTC_TRY(const auto in_best, model().hold(spec, best_at));
+  std::vector<bool> has(model().tensors().size());
+  for (const Model::Held& part : in_best) has[part.tensor] = true;
+  std::set<int32_t> others;
+  for (const Model::Held& part : held)
+    if (const int32_t writer = (*writers)[part.tensor]; !has[part.tensor] && writer >= 0)
+      others.insert(writer);
+  for (const int32_t other : others) {
+    const WrittenFile& file = manifest().files[static_cast<size_t>(other)];
+    if (&file == best) continue;
+    PTC_TRY(outlines.emplace_back(), outline_of(file));
   }
   return outlines;
+}
+
+Result<> Checkpoint::check_literals(const LayoutSpec& spec) const {
+  if (state_key(spec) == state_key(manifest().written_spec)) return ok();
+  std::map<std::string_view, uint64_t> most;  // by path
+  for (const WrittenFile& file : manifest().files) {
+    if (!file.has_tensors || !file.set.empty() || &format_of(file.path, false) != &torch_format())
+      continue;
+    uint64_t& bytes = most[file.path];
+    bytes = std::max(bytes, file.header_bytes);
+  }
+  if (most.empty()) return ok();
+  bool by_dp = spec.optimizer == OptimizerCut::kReplicated;  // or the states are
+  for (uint32_t t = 0; t < model().tensors().size() && !by_dp; ++t)
+    by_dp = model().is_cut_over_dp(t, spec);
+  const uint64_t files = by_dp ? state_count(spec) : state_count(spec) / spec.sizes.dp;
+  for (const auto& [path, bytes] : most)
+    if (bytes > kMostLayoutLiteralBytes / files)
+      return invalid_argument(
+          "{} bytes of {} are beside its tensors (values that are no tensors), and under layout {} "
+          "each of {} files has as many: at most {} are kept of all together",
+          bytes, path, spec.name(), files, kMostLayoutLiteralBytes);
+  return ok();
 }
 
 /// Numbers for parts of tensors, the same for those with the same bytes.
@@ -326,7 +391,7 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   const FileFormat& format = format_of(path, false);
   std::vector<FileOutline> like;
   if (&format == &torch_format()) {
-    PTC_TRY(like, written_like(path, state));
+    PTC_TRY(like, written_like(path, state, held));
     const std::vector<uint64_t> contents = contents_of(held);
     for (size_t i = 0; i < arrays.size(); ++i) arrays[i].content = contents[i];
   }
@@ -431,6 +496,7 @@ ImageLayout Checkpoint::padding_layout() const {
 }
 
 Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& spec) const {
+  PTC_TRY(check_literals(spec));
   std::vector<StateFile> targets;
   if (!manifest().padding.empty() && state_key(spec) != state_key(manifest().written_spec))
     targets.push_back({"", padding_layout()});

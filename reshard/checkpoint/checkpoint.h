@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/manifest.h"
 #include "reshard/checkpoint/shared_results.h"
@@ -192,6 +193,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.
   Result<FileSetRef> rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const;
 
+  /// By directory the values.pt of what distributed checkpointing wrote there (dcp_values.h): made
+  /// once, and all ranks' directories share it.
+  using TextsByDirectory = std::map<std::string, std::string>;
+  Result<std::shared_ptr<const TextsByDirectory>> values_of_dcp() const;
+
   /// The files of one state under `spec` with their arrays and headers, as they would be stored:
   /// the target side of a plan. Pure function of checkpoint and spec.
   Result<StateFilesRef> state_files(const LayoutSpec& spec, const StateCoords& state) const;
@@ -233,13 +239,19 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
   std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
-  /// By directory the values.pt of what distributed checkpointing wrote there (dcp_values.h).
-  Result<std::map<std::string, std::string>> values_of_dcp() const;
   Result<FileOutline> outline_of(const WrittenFile& file) const;
-  /// The files of this name that ranks wrote: of the rank with the same coordinates, then of that
-  /// stage, then of the others.
-  Result<std::vector<FileOutline>> written_like(const std::string& path,
-                                                const StateCoords& state) const;
+  /// What distributed checkpointing wrote, by directory.
+  Result<std::map<std::string, std::vector<DcpTable>>> tables_of_dcp() const;
+  /// The file of this name of the rank with the same coordinates, or else of that stage, or else
+  /// the first; then those of others that have tensors of these which it has not, as few as need
+  /// be.
+  Result<std::vector<FileOutline>> written_like(const std::string& path, const StateCoords& state,
+                                                const std::vector<Model::Held>& held) const;
+  /// By tensor the first file that has it, an index into Manifest::files; −1: none, as of a set.
+  Result<std::shared_ptr<const std::vector<int32_t>>> first_writers() const;
+  /// kInvalidArgument: what is beside tensors in files of torch's takes too much memory under this
+  /// layout, where each state has its own.
+  Result<> check_literals(const LayoutSpec& spec) const;
   std::vector<uint64_t> contents_of(const std::vector<Model::Held>& held) const;
   uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
                     const std::vector<Model::Held>& held) const;

@@ -43,6 +43,7 @@ std::string dcp_table_text(const DcpTable& table) {
     tensors.push_back(json::array{json::value(tensor.name), json::value(dtype_name(tensor.dtype)),
                                   to_array(table.boxes[i].offset), to_array(table.boxes[i].extent),
                                   tensor.offset, tensor.bytes});
+    if (!table.paths.empty()) tensors.back().as_array().push_back(json::value(table.paths[i]));
   }
   for (const auto& [path, value] : table.values) {
     values.push_back(json::array{json::value(path), value.size()});
@@ -76,7 +77,10 @@ Result<DcpTable> parse_dcp_table(std::string_view text, uint64_t file_bytes) {
           entry.bytes > file_bytes - entry.offset)
         return damaged(entry.name);
       table.tensors.push_back(std::move(entry));
+      if (fields.size() > 6) table.paths.emplace_back(fields.at(6).as_string());
     }
+    if (!table.paths.empty() && table.paths.size() != table.tensors.size())
+      return damaged("paths are missing");
     for (const json::value& value : parsed.as_object().at("values").as_array()) {
       const json::array& fields = value.as_array();
       const uint64_t bytes = fields.at(1).to_number<uint64_t>();

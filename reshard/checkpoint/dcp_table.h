@@ -16,6 +16,9 @@ namespace ptc {
 struct DcpTable {
   std::vector<TensorEntry> tensors;  // their shapes are those of the boxes
   std::vector<Box> boxes;            // by tensor: of the whole
+  /// By tensor: its exact path (torch_path.h) in the state that was saved, whose torch_name() is
+  /// the whole name that it had there. Empty: not known.
+  std::vector<std::string> paths;
   /// By exact path (torch_path.h) the bytes of an archive as torch.save writes it.
   std::vector<std::pair<std::string, std::string>> values;
 };

@@ -2,6 +2,7 @@
 
 #include <deque>
 
+#include "store/base/json.h"
 #include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
 
@@ -24,12 +25,39 @@ std::string file_of(const TorchLayout& made, const std::vector<TorchPathValue>& 
   return file;
 }
 
+/// The elements of a transpose, or of a slice of columns, one behind the other. A tensor that
+/// repeats its elements (expand) has more of them than the archive, which nobody saves on purpose.
+Result<std::string> in_c_order(std::string_view bytes, const TorchTensor& tensor,
+                               size_t archive_bytes) {
+  PTC_TRY(const uint64_t all, array_bytes(tensor.shape, tensor.dtype));
+  if (all > archive_bytes || dtype_bits(tensor.dtype) % 8 != 0)
+    return invalid_argument(
+        "tensor {} has {} bytes, more than what it is saved in, because its elements are repeated: "
+        "save .contiguous()",
+        ptc::quoted(tensor.name), all);
+  const size_t item = dtype_bits(tensor.dtype) / 8;
+  std::string gathered;
+  gathered.reserve(all);
+  std::vector<uint64_t> index(tensor.shape.size());
+  for (uint64_t left = all / item, at = 0; left > 0; --left) {
+    gathered.append(bytes.substr(at * item, item));
+    for (size_t axis = index.size(); axis-- > 0;) {
+      at += tensor.strides[axis];
+      if (++index[axis] < tensor.shape[axis]) break;
+      at -= tensor.strides[axis] * tensor.shape[axis];
+      index[axis] = 0;
+    }
+  }
+  return gathered;
+}
+
 }  // namespace
 
 Result<std::string> dcp_values_file(std::span<const DcpTable> tables) {
   std::deque<TorchFile> files;  // whose pickles the values point to
   std::vector<TorchPathValue> values;
   std::vector<std::string_view> bytes;  // by value: of a tensor
+  std::deque<std::string> gathered_bytes;
   for (const DcpTable& table : tables) {
     for (const auto& [text, archive] : table.values) {
       PTC_TRY(const auto path, parse_torch_path(text));
@@ -47,12 +75,23 @@ Result<std::string> dcp_values_file(std::span<const DcpTable> tables) {
         value.pickle = &file.pickle();
         value.node = literal.node;
       }
+      if (!file.opaque().empty()) {
+        const TorchOpaque& opaque = file.opaque().front();
+        return invalid_argument("value {}: what is at {} in it cannot be kept: {}",
+                                ptc::quoted(torch_name(path)), ptc::quoted(opaque.name),
+                                opaque.reason);
+      }
       for (const TorchTensor& tensor : file.tensors()) {
-        if (!tensor.contiguous) continue;
         TorchPathValue& value = add(tensor.place);
         value.dtype = tensor.dtype;
         value.shape = tensor.shape;
-        bytes.back() = std::string_view(archive).substr(tensor.offset, tensor.bytes);
+        const auto elements = std::string_view(archive).substr(tensor.offset, tensor.bytes);
+        if (tensor.contiguous) {
+          bytes.back() = elements;
+        } else {
+          PTC_TRY(auto gathered, in_c_order(elements, tensor, archive.size()));
+          bytes.back() = gathered_bytes.emplace_back(std::move(gathered));
+        }
       }
     }
   }

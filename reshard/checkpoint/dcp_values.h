@@ -14,7 +14,9 @@ namespace ptc {
 inline constexpr std::string_view kDcpValuesFile = "values.pt";
 
 /// Nested dicts and lists as the state had them; where these cannot be (a list of which other
-/// elements are tensors) one dict with the names of torch_path.h. Empty: there are no values.
+/// elements are tensors) one dict with the names of torch_path.h. Tensors among them are
+/// contiguous. Empty: there are no values. kInvalidArgument: tensors in sets, or in objects of
+/// unknown kinds.
 Result<std::string> dcp_values_file(std::span<const DcpTable> tables);
 
 }  // namespace ptc

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/checkpoint/torch_names.h"
 #include "reshard/plan/literals.h"
 #include "store/base/error.h"
 #include "store/codec/safetensors.h"
@@ -36,7 +37,8 @@ struct FileTensors {
   std::vector<std::optional<SaidPart>> said;
   /// By tensor: one before it of which it is another name, or itself; empty: each is itself.
   std::vector<uint32_t> same_as;
-  Literals literals;  // bytes of the file that are no tensor's, as far as its reader may see them
+  TorchNaming naming;  // of torch's: what its names are without
+  Literals literals;   // bytes of the file that are no tensor's, as far as its reader may see them
   /// What is in neither is not padding but what its writer put there; no reader sees it.
   bool gaps_are_others = false;
 
@@ -56,6 +58,12 @@ struct NewArray {
   Shape shape;
   uint64_t content = 0;  // two of equal number have equal bytes
 };
+
+/// Of all files of a checkpoint together, replicas counted once: nodes give headers.bin to each
+/// other in one message with the manifest, of kMaxCallBytes.
+inline constexpr uint64_t kMostOutlineBytes = 192 << 20;
+/// While a checkpoint is committed, replicas too: so much memory it may take.
+inline constexpr uint64_t kMostOutlineBytesRead = uint64_t{1} << 30;
 
 /// Where everything is in a new file.
 struct FileLayout {
@@ -94,6 +102,8 @@ const FileFormat& npy_format();
 /// torch.save's. Values that are no tensors, and states of random generators, are literals. Names
 /// are those of torch_path.h without what encloses the model (torch_names.h).
 const FileFormat& torch_format();
+/// The same outline of a file of torch's, whose names are without this from then on.
+std::string with_naming(std::string_view outline, const TorchNaming& naming);
 /// A file of PyTorch's distributed checkpointing. Its outline is not made of itself, but of what
 /// `.metadata` says (dcp_table.h).
 const FileFormat& dcp_format();

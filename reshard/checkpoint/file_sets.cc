@@ -1,4 +1,5 @@
-// The files that can be read out of a checkpoint: model/, hf/, rank/<r>/ and rank/<r>/tensors/.
+// The files that can be read out of a checkpoint: model/, hf/, rank/<r>/ and
+// rank/<r>/tensors/.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -25,6 +26,9 @@ namespace {
 // Shards of hf/ are as large as the Hugging Face tools make them.
 constexpr uint64_t kHfShardBytes = 5'000'000'000;
 
+// Beside what it tells of.
+constexpr const char* kLeftOut = "LEFT_OUT.txt";
+
 // While a content lives, the checkpoint is in use.
 struct InUse {
   std::shared_ptr<const Checkpoint> checkpoint;
@@ -50,15 +54,15 @@ class StoredContent final : public FileContent {
 
 class TextContent final : public FileContent {
  public:
-  explicit TextContent(std::string text) : text_(std::move(text)) {}
-  uint64_t bytes() const override { return text_.size(); }
+  explicit TextContent(std::shared_ptr<const std::string> text) : text_(std::move(text)) {}
+  uint64_t bytes() const override { return text_->size(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
-    std::memcpy(out.data(), text_.data() + offset, out.size());
+    std::memcpy(out.data(), text_->data() + offset, out.size());
     return ok();
   }
 
  private:
-  std::string text_;
+  const std::shared_ptr<const std::string> text_;
 };
 
 class GatheredContent final : public FileContent {
@@ -406,7 +410,11 @@ class DescribedSet : public FileSet {
   }
 
   void add_text(std::string path, std::string text, const ReadRights& rights) {
-    uint64_t bytes = text.size();
+    add_text(std::move(path), std::make_shared<const std::string>(std::move(text)), rights);
+  }
+  void add_text(std::string path, std::shared_ptr<const std::string> text,
+                const ReadRights& rights) {
+    const uint64_t bytes = text->size();
     add({std::move(path), bytes, "", rights}, Kind::kComputed,
         [text = std::move(text)](const ContentSource&) -> Result<FileContentRef> {
           return FileContentRef(std::make_shared<TextContent>(text));
@@ -533,30 +541,39 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
           });
     }
     for (uint32_t file : other_files(coords)) set->add_other(file);
-    PTC_TRY(auto values, values_of_dcp());
-    for (auto& [directory, text] : values) {
+    PTC_TRY(const auto values, values_of_dcp());
+    for (const auto& [directory, text] : *values) {
       const std::string path = directory + std::string(kDcpValuesFile);
-      if (!set->has(path)) set->add_text(path, std::move(text), facts_->rights_in(path));
+      const std::shared_ptr<const std::string> shared(values, &text);
+      if (!set->has(path)) set->add_text(path, shared, facts_->rights_in(path));
     }
     set->finish();
     return FileSetRef(std::move(set));
   });
 }
 
-Result<std::map<std::string, std::string>> Checkpoint::values_of_dcp() const {
-  std::map<std::string, std::vector<DcpTable>> tables;  // by directory
+Result<std::map<std::string, std::vector<DcpTable>>> Checkpoint::tables_of_dcp() const {
+  std::map<std::string, std::vector<DcpTable>> tables;
   for (const WrittenFile& file : manifest().files) {
     if (!file.has_tensors || &format_of(file.path, true) != &dcp_format()) continue;
     PTC_TRY(const FileOutline outline, outline_of(file));
     PTC_TRY(auto table, parse_dcp_table(outline.text, outline.file_bytes));
     tables[file.path.substr(0, file.path.rfind('/') + 1)].push_back(std::move(table));
   }
-  std::map<std::string, std::string> values;
-  for (const auto& [directory, of_files] : tables) {
-    PTC_TRY(auto text, dcp_values_file(of_files));
-    if (!text.empty()) values.emplace(directory, std::move(text));
-  }
-  return values;
+  return tables;
+}
+
+Result<std::shared_ptr<const Checkpoint::TextsByDirectory>> Checkpoint::values_of_dcp() const {
+  using Values = std::shared_ptr<const TextsByDirectory>;
+  return results_->get<TextsByDirectory>(key("values of dcp"), [&]() -> Result<Values> {
+    PTC_TRY(const auto tables, tables_of_dcp());
+    auto values = std::make_shared<TextsByDirectory>();
+    for (const auto& [directory, of_files] : tables) {
+      PTC_TRY(auto text, dcp_values_file(of_files));
+      if (!text.empty()) values->emplace(directory, std::move(text));
+    }
+    return Values(std::move(values));
+  });
 }
 
 std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {
@@ -638,7 +655,7 @@ Result<FileSetRef> Checkpoint::hf_files() const {
             "\n",
         rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     if (std::string missing = left_out_text(left_out()); !missing.empty())
-      set->add_text("LEFT_OUT.txt", std::move(missing),
+      set->add_text(kLeftOut, std::move(missing),
                     rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     for (uint32_t file : other_files(RankCoords())) set->add_other(file);
     set->finish();

@@ -2,6 +2,7 @@
 // own (headers, directory), the pickle, and storages of values that are no tensors of the model.
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"
+#include "store/codec/pickle_writer.h"
 #include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
 #include "store/codec/torch_layout.h"
@@ -18,6 +20,8 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kMagic = "ptctorch";
+/// The same, then a TorchNaming: a number (1: whole), the length of the wrappers, these.
+constexpr std::string_view kMagicNaming = "ptctorc2";
 /// Of a file that are no tensors'.
 constexpr uint64_t kMostLiteralBytes = 256 << 20;
 
@@ -37,6 +41,24 @@ std::string text_of(const std::vector<Range>& ranges, std::string_view bytes) {
   return text.append(bytes);
 }
 
+/// Removes what is before the pieces of an outline. nullopt: its names are by that file alone.
+/// kCorrupt: it is none.
+Result<std::optional<TorchNaming>> take_naming(std::string_view& text) {
+  std::optional<TorchNaming> naming;
+  if (text.starts_with(kMagic)) return text.remove_prefix(kMagic.size()), naming;
+  uint64_t numbers[2];
+  if (text.starts_with(kMagicNaming) && text.size() >= kMagicNaming.size() + sizeof numbers) {
+    text.remove_prefix(kMagicNaming.size());
+    std::memcpy(numbers, text.data(), sizeof numbers);
+    text.remove_prefix(sizeof numbers);
+    if (numbers[1] <= text.size()) {
+      naming = TorchNaming{numbers[0] == 1, std::string(text.substr(0, numbers[1])), false};
+      return text.remove_prefix(numbers[1]), naming;
+    }
+  }
+  return make_error(Code::kCorrupt, "its outline is damaged");
+}
+
 Result<Literals> literals_of(const FileOutline& outline) {
   const auto damaged = [] { return make_error(Code::kCorrupt, "its outline is damaged"); };
   std::string_view text = outline.text;
@@ -46,8 +68,7 @@ Result<Literals> literals_of(const FileOutline& outline) {
     text.remove_prefix(sizeof value);
     return value;
   };
-  if (!text.starts_with(kMagic)) return damaged();
-  text.remove_prefix(kMagic.size());
+  PTC_TRY(take_naming(text));
   if (text.size() < 8) return damaged();
   const uint64_t count = number();
   if (count > text.size() / 16) return damaged();
@@ -82,9 +103,10 @@ ReadAt read_literals(const Literals& literals) {
 struct ModelTensors {
   std::vector<uint32_t> numbers;        // in TorchFile::tensors()
   std::vector<std::string_view> names;  // in the same order, in that file's own
+  TorchNaming naming;
 };
 
-ModelTensors model_tensors(const TorchFile& file) {
+ModelTensors model_tensors(const TorchFile& file, const std::optional<TorchNaming>& as) {
   ModelTensors found;
   TorchNames names;
   for (uint32_t i = 0; i < file.tensors().size(); ++i) {
@@ -95,7 +117,7 @@ ModelTensors model_tensors(const TorchFile& file) {
     found.numbers.push_back(i);
     names.add(tensor.name, path);
   }
-  found.names = std::move(names).finish();
+  found.names = std::move(names).finish(as, &found.naming);
   return found;
 }
 
@@ -147,9 +169,11 @@ class WrittenTorchFile {
  public:
   static Result<std::shared_ptr<const WrittenTorchFile>> read(const FileOutline& outline) {
     PTC_TRY(auto literals, literals_of(outline));
+    std::string_view text = outline.text;
+    PTC_TRY(const auto naming, take_naming(text));
     PTC_TRY(auto file, TorchFile::read(read_literals(literals), outline.file_bytes));
     return std::shared_ptr<const WrittenTorchFile>(
-        new WrittenTorchFile(std::move(literals), std::move(file)));
+        new WrittenTorchFile(std::move(literals), std::move(file), naming));
   }
   const TorchFile& file() const { return file_; }
   const ModelTensors& model() const { return model_; }
@@ -168,8 +192,10 @@ class WrittenTorchFile {
   }
 
  private:
-  WrittenTorchFile(Literals literals, TorchFile file)
-      : literals_(std::move(literals)), file_(std::move(file)), model_(model_tensors(file_)) {}
+  WrittenTorchFile(Literals literals, TorchFile file, const std::optional<TorchNaming>& naming)
+      : literals_(std::move(literals)),
+        file_(std::move(file)),
+        model_(model_tensors(file_, naming)) {}
   const Literals literals_;
   const TorchFile file_;
   const ModelTensors model_;
@@ -289,14 +315,11 @@ bool renumber(std::vector<TorchStep>& path, std::string_view name) {
   return !next();
 }
 
-std::string parent_of(std::vector<TorchStep> path) {
-  path.pop_back();
-  return torch_path_text(path);
-}
-
 /// A file with tensors of several, as where stages of a pipeline have others than before: at the
-/// paths at which these had them. What is beside tensors in one dict comes with them; all else is
-/// that of the first file.
+/// paths at which these had them. What is beside tensors in a dict, or deeper beside them, comes
+/// with them; of all else each value is that of the first file that has one there. A list without
+/// tensors is one value, but for the parameters of an optimizer's groups: of these a file has those
+/// that it has the tensors of.
 class TorchMerge {
  public:
   explicit TorchMerge(std::span<const NewArray> arrays) : arrays_(arrays), left_(arrays.size()) {
@@ -311,13 +334,14 @@ class TorchMerge {
     const bool first = files_.empty();
     files_.push_back(written);
     const TorchFile& file = written->file();
-    std::unordered_set<std::string> taken, others;  // parents of its tensors
+    Tensors tensors;
     for (size_t i = 0; i < written->model().numbers.size(); ++i) {
       const std::string_view name = written->model().names[i];
       std::vector<TorchStep> path = file.path(file.tensors()[written->model().numbers[i]].place);
       const auto found = by_name_.find(name);
       const bool take = found != by_name_.end() && !placed_[found->second];
-      (take ? taken : others).insert(parent_of(path));
+      note(tensors, path, take);
+      if (found == by_name_.end()) names_elsewhere_.insert(std::string(name));
       kinds_.try_emplace(without_numbers(name), path);
       if (!take) continue;
       placed_[found->second] = true;
@@ -326,18 +350,32 @@ class TorchMerge {
     }
     for (const TorchLiteral& literal : file.literals()) {
       std::vector<TorchStep> path = file.path(literal.place);
-      if (path.empty()) continue;
-      const std::string parent = parent_of(path);
-      if (!taken.contains(parent) && (!first || others.contains(parent))) continue;
-      literals_.push_back({{std::move(path), &file.pickle(), literal.node}, nullptr, 0});
+      if (path.empty() || !comes(tensors, path, path.size() - 1, first)) continue;
+      if (take_parameters(path, file.pickle(), literal.node)) continue;
+      const bool empty = is_empty(file.pickle(), literal.node);
+      (empty ? empties_ : literals_)
+          .push_back({{std::move(path), &file.pickle(), literal.node}, nullptr, 0, files_.size()});
+    }
+    for (const TorchPair& pair : file.pairs()) {
+      std::vector<TorchStep> path = file.path(pair.place);
+      if (!comes(tensors, path, path.size(), first)) continue;
+      PickleWriter key;
+      PTC_TRY(PickleValues(file.pickle(), key).write(pair.key));
+      if (!pairs_.insert(torch_path_text(path) + '/' + std::move(key).finish()).second) continue;
+      Own own{{std::move(path), &file.pickle(), pair.node}, nullptr, 0, files_.size()};
+      own.value.key = pair.key;
+      literals_.push_back(std::move(own));
     }
     if (!first) return ok();
+    for (const TorchOpaque& opaque : file.opaque())
+      return invalid_argument("what is at {} cannot be in a file with other tensors: {}",
+                              ptc::quoted(opaque.name), opaque.reason);
     std::unordered_set<uint32_t> of_model(written->model().numbers.begin(),
                                           written->model().numbers.end());
     for (uint32_t i = 0; i < file.tensors().size(); ++i) {
       const TorchTensor& tensor = file.tensors()[i];
       if (of_model.contains(i)) continue;
-      Own own{{file.path(tensor.place)}, written.get(), tensor.offset};
+      Own own{{file.path(tensor.place)}, written.get(), tensor.offset, files_.size()};
       own.value.dtype = tensor.dtype;
       own.value.shape = tensor.shape;
       if (!own.value.path.empty()) literals_.push_back(std::move(own));
@@ -356,26 +394,19 @@ class TorchMerge {
                                 ptc::quoted(arrays_[i].name));
       place(std::move(path), i);
     }
-    std::unordered_set<std::string> above;  // texts of paths with tensors below
-    for (const TorchPathValue& value : values_) {
-      std::vector<TorchStep> path = value.path;
-      for (; !path.empty() && above.insert(torch_path_text(path)).second; path.pop_back()) {
-      }
-    }
-    std::vector<const Own*> owner(values_.size());
-    for (const Own& own : literals_) {
-      if (!above.insert(torch_path_text(own.value.path)).second) continue;
-      values_.push_back(own.value);
-      owner.push_back(&own);
-    }
+    for (const TorchPathValue& value : values_) occupy(value.path, 0);
+    owner_.resize(values_.size());
+    place_parameters();
+    for (const Own& own : literals_) place(own);
+    for (const Own& own : empties_) place(own);
     PTC_TRY(auto made, compose_torch_file(values_));
     std::vector<uint64_t> offsets(arrays_.size());
     std::vector<Literals::Piece> bytes;
     for (size_t v = 0; v < values_.size(); ++v) {
-      if (owner[v] == nullptr) {
+      if (v < array_.size()) {
         offsets[array_[v]] = made.tensors[v].offset;
-      } else if (owner[v]->file != nullptr) {
-        PTC_TRY(auto copy, owner[v]->file->bytes(owner[v]->offset, made.tensors[v].bytes));
+      } else if (owner_[v] != nullptr && owner_[v]->file != nullptr) {
+        PTC_TRY(auto copy, owner_[v]->file->bytes(owner_[v]->offset, made.tensors[v].bytes));
         bytes.push_back({made.tensors[v].offset, std::move(copy)});
       }
     }
@@ -388,7 +419,135 @@ class TorchMerge {
     TorchPathValue value;
     const WrittenTorchFile* file;
     uint64_t offset;
+    size_t of;  // the number of its file, from 1 on
   };
+  /// By the text of a path: the model's tensors below it in one file.
+  struct Below {
+    bool directly = false, taken = false;
+  };
+  using Tensors = std::unordered_map<std::string, Below>;
+  /// The parameters of a group.
+  struct Parameters {
+    std::vector<TorchStep> path;
+    struct One {
+      const Pickle* pickle;
+      PickleId node;
+      TorchStep key;
+    };
+    size_t of = 0;  // the first file that has them
+    std::vector<One> all;
+    std::unordered_set<std::string> known;
+  };
+
+  void note(Tensors& tensors, std::vector<TorchStep> path, bool take) {
+    for (bool directly = true; !path.empty(); directly = false) {
+      if (!take) elsewhere_.insert(torch_path_text(path));
+      path.pop_back();
+      Below& below = tensors[torch_path_text(path)];
+      below.directly = below.directly || directly;
+      below.taken = below.taken || take;
+    }
+  }
+  /// Whether a value in the container that is `depth` steps down `path` comes with the tensors that
+  /// are taken.
+  static bool comes(const Tensors& tensors, std::vector<TorchStep> path, size_t depth, bool first) {
+    for (path.resize(depth); !path.empty(); path.pop_back()) {
+      const auto found = tensors.find(torch_path_text(path));
+      if (found == tensors.end()) continue;
+      return found->second.taken || (first && !found->second.directly);
+    }
+    return true;
+  }
+  static bool is_empty(const Pickle& pickle, PickleId node) {
+    return (pickle.is(node, PickleKind::kDict) || pickle.is(node, PickleKind::kList)) &&
+           !pickle.changes(node).more();
+  }
+
+  /// Whether it is the list of a group's parameters, by name or number.
+  bool take_parameters(const std::vector<TorchStep>& path, const Pickle& pickle, PickleId node) {
+    const size_t size = path.size();
+    if (size < 3 || path[size - 1].key != "params" || path[size - 3].key != "param_groups" ||
+        !pickle.is(node, PickleKind::kList))
+      return false;
+    std::vector<Parameters::One> all;
+    bool named = true;
+    (void)pickle.for_items(node, [&](PickleId item) -> Result<> {
+      if (pickle.is(item, PickleKind::kText))
+        all.push_back({&pickle, item, {TorchStep::Kind::kKey, std::string(pickle.text(item)), 0}});
+      else if (pickle.is(item, PickleKind::kInt))
+        all.push_back({&pickle, item, {TorchStep::Kind::kNumberKey, {}, pickle.integer(item)}});
+      else named = false;
+      return ok();
+    });
+    if (!named) return false;
+    const auto [found, is_new] = parameters_.try_emplace(torch_path_text(path));
+    Parameters& parameters = found->second;
+    if (is_new) parameters.path = path, parameters.of = files_.size();
+    for (Parameters::One& one : all)
+      if (parameters.known.insert(torch_path_text(std::span(&one.key, 1))).second)
+        parameters.all.push_back(std::move(one));
+    return true;
+  }
+  void place_parameters() {
+    for (auto& [text, parameters] : parameters_) {
+      std::vector<TorchStep> path = parameters.path;
+      occupy(path, parameters.of);
+      path.push_back({TorchStep::Kind::kListIndex, {}, 0});
+      for (const Parameters::One& one : parameters.all) {
+        if (!is_here(parameters.path, one.key)) continue;
+        values_.push_back({path, one.pickle, one.node});
+        ++path.back().number;
+      }
+      if (path.back().number == 0) {
+        values_.push_back({parameters.path});
+        values_.back().empty_list = true;
+      }
+    }
+    owner_.resize(values_.size());
+  }
+  /// Whether the file has the optimizer's state of a parameter, or else that itself. What no file
+  /// has tensors of stays.
+  bool is_here(std::vector<TorchStep> path, const TorchStep& key) const {
+    path.resize(path.size() - 3);  // param_groups, its number, params
+    path.push_back({TorchStep::Kind::kKey, "state", 0});
+    path.push_back(key);
+    const std::string state = torch_path_text(path);
+    if (occupied_.contains(state)) return true;
+    if (elsewhere_.contains(state)) return false;
+    if (key.kind != TorchStep::Kind::kKey) return true;
+    for (std::string_view name = key.key;;) {
+      if (by_name_.contains(name)) return true;
+      if (names_elsewhere_.contains(std::string(name))) return false;
+      const size_t dot = name.find('.');
+      if (dot == name.npos) return true;
+      name.remove_prefix(dot + 1);  // of a wrapper
+    }
+  }
+
+  void occupy(std::vector<TorchStep> path, size_t of) {
+    values_at_.insert(torch_path_text(path));
+    for (; occupied_.try_emplace(torch_path_text(path), of).second && !path.empty();
+         path.pop_back()) {
+    }
+  }
+  /// Not where there is another value, or below one, or in a list that is another file's.
+  void place(const Own& own) {
+    std::vector<TorchStep> path = own.value.path;
+    if (!own.value.key && occupied_.contains(torch_path_text(path))) return;
+    for (std::vector<TorchStep> above = path; !above.empty();) {
+      const bool element = above.back().kind == TorchStep::Kind::kListIndex ||
+                           above.back().kind == TorchStep::Kind::kTupleIndex;
+      above.pop_back();
+      const std::string text = torch_path_text(above);
+      const auto list = occupied_.find(text);
+      if (values_at_.contains(text)) return;
+      // 0: of the model's tensors
+      if (element && list != occupied_.end() && list->second != 0 && list->second != own.of) return;
+    }
+    values_.push_back(own.value);
+    owner_.push_back(&own);
+    if (!own.value.key) occupy(std::move(path), own.of);
+  }
   void place(std::vector<TorchStep> path, uint32_t array) {
     TorchPathValue value{std::move(path)};
     value.dtype = arrays_[array].dtype;
@@ -403,9 +562,18 @@ class TorchMerge {
   std::unordered_map<std::string, std::vector<TorchStep>> kinds_;  // a path of each kind of name
   std::vector<bool> placed_;                                       // by array
   std::vector<WrittenTorchFileRef> files_;                         // whose pickles values point to
-  std::vector<TorchPathValue> values_;
-  std::vector<uint32_t> array_;  // by value
-  std::vector<Own> literals_;
+  std::unordered_set<std::string> elsewhere_;        // texts of paths of tensors that do not come,
+                                                     // and of what is above them
+  std::unordered_set<std::string> names_elsewhere_;  // of tensors
+  std::map<std::string, Parameters> parameters_;     // by the text of the list's path
+  std::unordered_set<std::string> pairs_;            // dict and key
+  std::vector<TorchPathValue> values_;               // first those of arrays
+  std::vector<uint32_t> array_;                      // by value
+  std::vector<const Own*> owner_;                    // by value; null: of an array, or a parameter
+  std::vector<Own> literals_, empties_;
+  /// By the text of a path with a value at it, or below: the file of the first, 0 for tensors.
+  std::unordered_map<std::string, size_t> occupied_;
+  std::unordered_set<std::string> values_at_;
 };
 
 class TorchFormat final : public FileFormat {
@@ -413,7 +581,7 @@ class TorchFormat final : public FileFormat {
   Result<std::string> outline(const ReadAt& read, uint64_t file_bytes,
                               std::optional<DType>) const override {
     PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
-    const ModelTensors model = model_tensors(file);
+    const ModelTensors model = model_tensors(file, {});
     std::vector<Range> arrays;
     for (const uint32_t i : model.numbers) {
       const TorchTensor& tensor = file.tensors()[i];
@@ -452,7 +620,10 @@ class TorchFormat final : public FileFormat {
     FileTensors found;
     PTC_TRY(found.literals, literals_of(outline));
     PTC_TRY(const auto file, TorchFile::read(read_literals(found.literals), outline.file_bytes));
-    const ModelTensors model = model_tensors(file);
+    std::string_view text = outline.text;
+    PTC_TRY(const auto naming, take_naming(text));
+    const ModelTensors model = model_tensors(file, naming);
+    found.naming = model.naming;
     PTC_TRY(check_arrays(file, model));
     uint64_t name_bytes = 0;
     for (const std::string_view name : model.names) name_bytes += name.size();
@@ -497,6 +668,14 @@ class TorchFormat final : public FileFormat {
 };
 
 }  // namespace
+
+std::string with_naming(std::string_view outline, const TorchNaming& naming) {
+  if (!take_naming(outline)) return std::string(outline);
+  std::string text(kMagicNaming);
+  for (const uint64_t number : {uint64_t{naming.whole}, uint64_t{naming.wrappers.size()}})
+    text.append(reinterpret_cast<const char*>(&number), sizeof number);
+  return text.append(naming.wrappers).append(outline);
+}
 
 const FileFormat& torch_format() {
   static const TorchFormat format;

@@ -40,26 +40,55 @@ void TorchNames::add(std::string_view whole, std::span<const TorchStep> path) {
       path.begin(), path.end(), [](const TorchStep& step) { return is_among(kOptimizer, step); }));
 }
 
-std::vector<std::string_view> TorchNames::finish() && {
-  bool again = std::find(of_optimizer_.begin(), of_optimizer_.end(), false) != of_optimizer_.end();
-  while (again) {
-    again = false;
-    for (const std::string_view wrapper : kWrappers) {
-      bool all = true;
-      for (size_t i = 0; i < names_.size() && all; ++i)
-        all = of_optimizer_[i] ||
-              (names_[i].size() > wrapper.size() && names_[i].starts_with(wrapper));
-      if (!all) continue;
-      for (size_t i = 0; i < names_.size(); ++i)
-        if (!of_optimizer_[i]) names_[i].remove_prefix(wrapper.size());
-      again = true;
+std::vector<std::string_view> TorchNames::finish(const std::optional<TorchNaming>& as,
+                                                 TorchNaming* naming) && {
+  TorchNaming found;
+  found.of_model =
+      std::find(of_optimizer_.begin(), of_optimizer_.end(), false) != of_optimizer_.end();
+  const auto all_begin_with = [&](std::string_view wrapper) {
+    for (size_t i = 0; i < names_.size(); ++i)
+      if (!of_optimizer_[i] &&
+          (names_[i].size() <= wrapper.size() || !names_[i].starts_with(wrapper)))
+        return false;
+    return true;
+  };
+  const auto leave_out = [&](std::string_view wrapper) {
+    for (size_t i = 0; i < names_.size(); ++i)
+      if (!of_optimizer_[i]) names_[i].remove_prefix(wrapper.size());
+    found.wrappers += wrapper;
+  };
+  if (as) {
+    if (all_begin_with(as->wrappers)) leave_out(as->wrappers);
+  } else {
+    for (bool again = found.of_model; again;) {
+      again = false;
+      for (const std::string_view wrapper : kWrappers) {
+        if (!all_begin_with(wrapper)) continue;
+        leave_out(wrapper);
+        again = true;
+      }
     }
   }
   std::unordered_set<std::string_view> seen;
   const bool unique = std::all_of(names_.begin(), names_.end(), [&](std::string_view name) {
     return !name.empty() && seen.insert(name).second;
   });
-  return unique ? std::move(names_) : std::move(whole_);
+  found.whole = !unique || (as && as->whole);
+  if (naming != nullptr) *naming = found;
+  return found.whole ? std::move(whole_) : std::move(names_);
+}
+
+TorchNaming in_common(const TorchNaming& a, const TorchNaming& b) {
+  TorchNaming both{a.whole || b.whole, {}, a.of_model || b.of_model};
+  if (!a.of_model || !b.of_model) {
+    both.wrappers = a.of_model ? a.wrappers : b.wrappers;
+    return both;
+  }
+  // No two wrappers begin alike.
+  const auto end =
+      std::mismatch(a.wrappers.begin(), a.wrappers.end(), b.wrappers.begin(), b.wrappers.end());
+  both.wrappers.assign(a.wrappers.begin(), end.first);
+  return both;
 }
 
 bool is_random_state(std::span<const TorchStep> path) {

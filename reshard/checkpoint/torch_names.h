@@ -4,13 +4,15 @@
 //   * A dict that only encloses the model is left out: `model`, `module`, `state_dict`,
 //     `model_state_dict`, `model_state`, as often as they follow each other at the beginning.
 //   * `module.` and `_orig_mod.`, which wrappers of the model put before each of its names, are
-//   left
-//     out where all of these have it.
+//     left out where all of these have it.
 // Optimizer state keeps its whole path, `optim.state.<parameter>.exp_avg`: it is the parameter's,
 // because that one's name is in it. Where names without the above would be the same, all keep it.
+// Files of one name that several ranks wrote leave out the same: the least of what each would.
 #pragma once
 
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,13 +20,25 @@
 
 namespace ptc {
 
+/// What is left out of names.
+struct TorchNaming {
+  bool whole = false;     // nothing: they would be the same otherwise
+  std::string wrappers;   // "module._orig_mod.": before each of the model's
+  bool of_model = false;  // there are such names
+  friend bool operator==(const TorchNaming&, const TorchNaming&) = default;
+};
+/// What both can leave out.
+TorchNaming in_common(const TorchNaming& a, const TorchNaming& b);
+
 /// Names all tensors of a file, or of a checkpoint, together. Memory: 40 bytes for each.
 class TorchNames {
  public:
   /// `whole` is torch_name(path), and outlives what finish() returns.
   void add(std::string_view whole, std::span<const TorchStep> path);
-  /// In the same order: the ends of those texts.
-  std::vector<std::string_view> finish() &&;
+  /// In the same order: the ends of those texts. `as`: leaves out that, or nothing where names
+  /// would be the same; else as much as it can. `naming`: what it left out.
+  std::vector<std::string_view> finish(const std::optional<TorchNaming>& as = {},
+                                       TorchNaming* naming = nullptr) &&;
 
  private:
   std::vector<std::string_view> whole_, names_;

@@ -283,6 +283,7 @@ Result<> read_outline(int fd, Found& file) {
   file.boxes = std::move(tensors.boxes);
   file.said = std::move(tensors.said);
   file.same_as = std::move(tensors.same_as);
+  file.naming = std::move(tensors.naming);
   return ok();
 }
 
@@ -327,6 +328,22 @@ Result<> read_if_torch(int dir_fd, Found& file) {
   }
   file.problem = why;
   return ok();
+}
+
+Result<> check_outlines(std::span<const Found* const> files, uint64_t limit) {
+  uint64_t bytes = 0;
+  const Found* most = nullptr;
+  for (const Found* file : files) {
+    bytes += file->header.size();
+    if (most == nullptr || file->header.size() > most->header.size()) most = file;
+  }
+  if (bytes <= limit) return ok();
+  return invalid_argument(
+      "{} bytes of its files are beside their tensors (headers; of what torch.save wrote, also all "
+      "values that are no tensors, and states of random generators), and at most {} of a "
+      "checkpoint are kept so: {} has {} of them. Save such values in a file that is no .pt, .pth, "
+      ".bin or .ckpt, which is kept as it is",
+      bytes, limit, most->source(), most->header.size());
 }
 
 bool torch_files_count(const std::vector<Found>& found) {
@@ -602,6 +619,40 @@ Result<> read_outlines_elsewhere(std::vector<Found>& found) {
     file.boxes = std::move(tensors.boxes);
     file.said = std::move(tensors.said);
     file.same_as = std::move(tensors.same_as);
+    file.naming = std::move(tensors.naming);
+  }
+  return ok();
+}
+
+/// Names in files of one name are without the same on all ranks; each has told what its own could
+/// be without.
+Result<> agree_on_names(std::vector<Found>& found) {
+  std::map<std::string_view, TorchNaming> namings;  // by path
+  // With fewer wrappers left out, names may become the same: once more, then.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const Found& file : found) {
+      if (!file.has_tensors || file.tensors.empty()) continue;
+      const auto [known, is_new] = namings.try_emplace(file.path, file.naming);
+      if (!is_new) known->second = in_common(known->second, file.naming);
+    }
+    for (Found& file : found) {
+      if (!file.has_tensors || file.tensors.empty()) continue;
+      const TorchNaming& naming = namings.at(file.path);
+      if (file.naming.whole == naming.whole &&
+          (!file.naming.of_model || file.naming.wrappers == naming.wrappers))
+        continue;
+      changed = true;
+      file.header = with_naming(file.header, naming);
+      file.header_bytes = file.header.size();
+      PTC_TRY(auto tensors,
+              torch_format().tensors({file.header, file.version.bytes}, file.path, {}));
+      file.tensors = std::move(tensors.tensors);
+      file.naming = std::move(tensors.naming);
+      for (const TensorEntry& tensor : file.tensors) {
+        PTC_TRY(tensor_path(tensor.name));
+      }
+    }
   }
   return ok();
 }
@@ -623,15 +674,23 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
   } else {
     for (Found& file : found) file.has_tensors = torch ? may_be_torch(file.path) : is_npy(file);
   }
+  std::atomic<uint64_t> outline_bytes = 0;
+  for (const Found& file : found) outline_bytes += file.header.size();
+  std::atomic<bool> too_many = false;
   PTC_TRY(executor.team().parallel_for(
       found.size(),
       [&](size_t i) -> Result<> {
-        if (!found[i].has_tensors || found[i].node != nullptr) return ok();
+        if (!found[i].has_tensors || found[i].node != nullptr || too_many) return ok();
         Result<> read = torch ? read_if_torch(dir_fd, found[i]) : read_header(dir_fd, found[i]);
         if (read.has_error()) return std::move(read).error().with_context(found[i].source());
+        outline_bytes += found[i].header.size();
+        if (outline_bytes > kMostOutlineBytesRead) too_many = true;
         return ok();
       },
       stop));
+  std::vector<const Found*> outlines;
+  for (const Found& file : found) outlines.push_back(&file);
+  PTC_TRY(check_outlines(outlines, kMostOutlineBytesRead));
   std::set<std::string_view> names;  // of torch's files with tensors: that of another rank has none
   for (const Found& file : found) {
     if (torch && !file.problem.empty())
@@ -641,6 +700,9 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
   for (Found& file : found)
     if (torch) file.has_tensors = !file.header.empty() && names.contains(file.path);
   PTC_TRY(read_outlines_elsewhere(found));
+  if (torch) {
+    PTC_TRY(agree_on_names(found));
+  }
   return find_box_sets(found);
 }
 
@@ -740,6 +802,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.
   std::map<std::pair<uint32_t, std::string>, size_t> kept;  // index into files
+  std::vector<const Found*> outlines;
+  uint64_t header_bytes = 0;
   for (Found& file : found) {
     if (file.node == nullptr) draft.looked_at.push_back(file.version);
     WrittenFile written;
@@ -764,8 +828,9 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
       written.set = file.set;
       written.boxes = !file.boxes.empty();
       written.header_bytes = file.header_bytes;
-      written.header_offset = draft.headers.size();
-      draft.headers += file.header;
+      written.header_offset = header_bytes;
+      header_bytes += file.header_bytes;
+      outlines.push_back(&file);
       for (uint32_t i = 0; written.set.empty() && i < file.tensors.size(); ++i) {
         for (FoundPadding& pad : file.padding[i])
           draft.manifest.padding.push_back({static_cast<uint32_t>(draft.manifest.files.size()),
@@ -780,6 +845,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     draft.versions.push_back(file.version);
     draft.manifest.files.push_back(std::move(written));
   }
+  PTC_TRY(check_outlines(outlines, kMostOutlineBytes));
+  for (const Found* file : outlines) draft.headers += file->header;
   return draft;
 }
 

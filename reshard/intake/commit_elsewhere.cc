@@ -203,6 +203,11 @@ Result<std::string> list_files(int dir_fd) {
                                     std::move(shape), tensor.offset, tensor.bytes});
     }
     headers += file.header;
+    if (headers.size() > kMostOutlineBytes) {
+      std::vector<const Found*> outlines;
+      for (const Found& one : found) outlines.push_back(&one);
+      PTC_TRY(check_outlines(outlines, kMostOutlineBytes));
+    }
     const ReadRights rights = file.rights.value_or(ReadRights());
     files.push_back(json::object{{"rank", file.rank},
                                  {"path", file.path},

@@ -13,7 +13,9 @@
 namespace ptc {
 namespace {
 
-constexpr uint64_t kMostMetadataBytes = INT32_MAX;
+// The model and both moments of a 405B on 16 384 ranks take half of that. It is read whole, and
+// takes up to 40 times as much memory.
+constexpr uint64_t kMostMetadataBytes = 1 << 30;
 constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
 constexpr std::string_view kDcpSetName = "model.safetensors";
 
@@ -29,8 +31,8 @@ struct FileItems {
 };
 
 Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& items,
-                    const std::vector<std::string_view>& names, const std::string& set,
-                    Found& file) {
+                    const std::vector<std::string_view>& names,
+                    const std::vector<std::string>& paths, const std::string& set, Found& file) {
   PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
   const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
     return read_exactly(fd.get(), into, offset);
@@ -51,6 +53,7 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
     table.tensors.push_back({std::string(names[at.tensor]), tensor.dtype, chunk.box.extent,
                              array.value().offset, array.value().bytes});
     table.boxes.push_back(chunk.box);
+    table.paths.push_back(paths[at.tensor]);
   }
   uint64_t value_bytes = 0;
   for (const uint32_t number : items.values) {
@@ -76,14 +79,16 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
   return ok();
 }
 
+/// Where it was, or under its name, if nobody says so.
+std::vector<TorchStep> path_of(const DcpTensor& tensor) {
+  if (!tensor.path.empty() && torch_name(tensor.path) == tensor.name) return tensor.path;
+  return {{TorchStep::Kind::kKey, tensor.name, 0}};
+}
+
 /// By tensor, in the metadata's own texts.
 std::vector<std::string_view> names_of(const DcpMetadata& metadata) {
   TorchNames names;
-  for (const DcpTensor& tensor : metadata.tensors) {
-    const TorchStep itself{TorchStep::Kind::kKey, tensor.name, 0};
-    const bool told = !tensor.path.empty() && torch_name(tensor.path) == tensor.name;
-    names.add(tensor.name, told ? std::span<const TorchStep>(tensor.path) : std::span(&itself, 1));
-  }
+  for (const DcpTensor& tensor : metadata.tensors) names.add(tensor.name, path_of(tensor));
   return std::move(names).finish();
 }
 
@@ -154,10 +159,17 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     for (const std::string_view name : names)
       if (auto path = tensor_path(name); path.has_error())
         return std::move(path).error().with_context(index.source());
+    std::vector<std::string> paths;  // exact
+    for (const DcpTensor& tensor : metadata.tensors)
+      paths.push_back(torch_path_text(path_of(tensor)));
     PTC_TRY(executor.team().parallel_for(
         files.size(),
-        [&](size_t i) { return read_items(dir_fd, metadata, items[i], names, set, *files[i]); },
+        [&](size_t i) {
+          return read_items(dir_fd, metadata, items[i], names, paths, set, *files[i]);
+        },
         stop));
+    PTC_TRY(
+        check_outlines(std::vector<const Found*>(files.begin(), files.end()), kMostOutlineBytes));
     // What is no tensor is laid out for each rank later: what cannot be is refused now.
     std::vector<DcpTable> tables;
     for (size_t i = 0; i < files.size(); ++i) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,7 @@ struct Found {
       boxes;  // of the whole tensors, by position in tensors (shard_boxes.h); else empty
   std::vector<std::optional<SaidPart>> said;  // as FileTensors has them, and the next
   std::vector<uint32_t> same_as;
+  TorchNaming naming;
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
   std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece
@@ -72,6 +74,8 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found);
 Result<> read_header(int dir_fd, Found& file);
 /// The same of a file that may be torch.save's; what is wrong with it becomes its `problem`.
 Result<> read_if_torch(int dir_fd, Found& file);
+/// kInvalidArgument, naming the file that has most: the outlines of `files` have more than `limit`.
+Result<> check_outlines(std::span<const Found* const> files, uint64_t limit);
 /// Whether tensors are looked for in torch's files: where there are no others.
 bool torch_files_count(const std::vector<Found>& found);
 

@@ -400,10 +400,20 @@ Result<> CommitAttempt::write_down() {
   if (!job_.place.alone()) record_.nodes = stored->nodes;
   record_.stored = "stored-1.json";  // the id is this commit's alone
   const std::string directory = job_.place.checkpoint_dir(id_);
+  const std::string stored_text = stored->to_text();
+  // Also of a node that is alone: it may join others, with this.
+  constexpr uint64_t kRequest = 1 << 20;
+  if (const uint64_t bytes = manifest_text.size() + draft_.headers.size() + stored_text.size();
+      bytes > kMaxCallBytes - kRequest)
+    return invalid_argument(
+        "what is kept of the checkpoint beside its tensors has {} bytes ({} files, {} tensors), "
+        "and "
+        "at most {} can be given to other nodes",
+        bytes, manifest.files.size(), manifest.model->tensors().size(), kMaxCallBytes - kRequest);
   PTC_TRY(job_.files.make_directory_of(id_));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/manifest.json", manifest_text));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/headers.bin", draft_.headers));
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/stored-1.json", stored->to_text()));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/stored-1.json", stored_text));
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir + "/checkpoints"));
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir));
   if (job_.place.alone()) return ok();

@@ -43,6 +43,17 @@ std::string fact_in_words(const std::string& fact) {
   return fmt::format("'{}'", fact);
 }
 
+/// "optimizer.state.0.exp_avg": whose it is, its name does not say.
+bool is_state_of_a_number(std::string_view name) {
+  constexpr std::string_view kState = "state.";
+  for (size_t at = name.find(kState); at != name.npos; at = name.find(kState, at + 1)) {
+    if (at > 0 && name[at - 1] != '.') continue;
+    const size_t begin = at + kState.size(), end = name.find_first_not_of("0123456789", begin);
+    if (end != name.npos && end > begin && name[end] == '.') return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank) {
@@ -84,11 +95,19 @@ Error Model::uncovered_error() const {
     if (covered(bound_[tensor])) continue;
     if (++count <= 3) names.push_back(tensors_[tensor].name);
   }
+  const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
   return invalid_argument(
-      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): give rules.json a rule "
+      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}give rules.json a rule "
       "for {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or \"fsdp\"",
       rules_->family(), fmt::join(names, ", "), count > names.size() ? ", …" : "", count,
-      count == 1 ? "" : "s", count == 1 ? "it" : "them");
+      count == 1 ? "" : "s",
+      numbered
+          ? "an optimizer's own state_dict() has numbers for its parameters, and no file says "
+            "which these are; save what "
+            "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() returns, which "
+            "has their names, or "
+          : "",
+      count == 1 ? "it" : "them");
 }
 
 bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {

@@ -37,7 +37,7 @@ class TorchComposer {
           zip.add_later(root_ + "/data/" + std::to_string(i), storage.bytes, 0), storage.bytes};
     }
     for (uint32_t i = 0; i < values_.size(); ++i)
-      if (values_[i].pickle == nullptr) layout_.tensors[i] = layout_.tensors[owner_[i]];
+      if (values_[i].is_tensor()) layout_.tensors[i] = layout_.tensors[owner_[i]];
     zip.add(root_ + "/version", "3\n");
     layout_.zip = std::move(zip).finish();
     return std::move(layout_);
@@ -50,6 +50,8 @@ class TorchComposer {
     bool is_dict = false, is_tuple = false;
     std::vector<std::pair<TorchStep, uint32_t>> children;  // in the order of their first value
     std::map<std::pair<std::string, int64_t>, uint32_t> by_key;
+    std::vector<uint32_t> pairs;  // values with keys of their own
+    bool empty() const { return children.empty() && pairs.empty(); }
   };
   struct Storage {
     uint64_t bytes;
@@ -66,13 +68,15 @@ class TorchComposer {
       return invalid_argument("{}: there are two values in one place",
                               ptc::quoted(torch_name(path)));
     };
-    if (path.empty() || path.size() > TorchFile::kMaxDepth) return clash();
+    const bool is_pair = values_[number].key.has_value();
+    if (path.empty() && !is_pair && values_.size() == 1) return nodes_[0].value = number, ok();
+    if ((path.empty() && !is_pair) || path.size() > TorchFile::kMaxDepth) return clash();
     uint32_t at = 0;
     for (size_t i = 0; i < path.size(); ++i) {
       const TorchStep& step = path[i];
       Node& node = nodes_[at];
       if (node.value != kNoValue) return clash();
-      if (node.children.empty()) {
+      if (node.empty()) {
         node.is_dict = is_key(step);
         node.is_tuple = step.kind == Kind::kTupleIndex;
       } else if (node.is_dict != is_key(step) ||
@@ -88,12 +92,19 @@ class TorchComposer {
       if (is_new) {
         node.children.emplace_back(step, next);
         nodes_.emplace_back();  // `node` is no more
-      } else if (i + 1 == path.size()) {
+      } else if (i + 1 == path.size() && !is_pair) {
         return clash();
       }
       at = next;
     }
-    nodes_[at].value = number;
+    Node& last = nodes_[at];
+    if (!is_pair) {
+      last.value = number;
+      return ok();
+    }
+    if (last.value != kNoValue || (!last.empty() && !last.is_dict)) return clash();
+    last.is_dict = true;
+    last.pairs.push_back(number);
     return ok();
   }
 
@@ -103,14 +114,14 @@ class TorchComposer {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < values_.size(); ++i) {
       const TorchPathValue& value = values_[i];
-      if (value.pickle != nullptr) continue;
+      if (!value.is_tensor()) continue;
       const auto error = [&](std::string_view what) {
         return invalid_argument("tensor {}: {}", ptc::quoted(torch_name(value.path)), what);
       };
       owner_[i] = i;
       if (value.same_as != TorchTensor::kNone) {
         const uint32_t same = value.same_as;
-        if (same >= i || values_[same].pickle != nullptr || values_[same].dtype != value.dtype ||
+        if (same >= i || !values_[same].is_tensor() || values_[same].dtype != value.dtype ||
             values_[same].shape != value.shape)
           return error("the tensor that it shares bytes with is not before it, or not like it");
         owner_[i] = owner_[same];
@@ -140,23 +151,30 @@ class TorchComposer {
           return invalid_argument("of a list in it, element {} is missing", i);
     }
     if (node.is_dict || !node.is_tuple) writer_.opcode(node.is_dict ? '}' : ']');
-    if (!node.children.empty() || node.is_tuple) writer_.opcode('(');
+    if (!node.empty() || node.is_tuple) writer_.opcode('(');
     for (const auto& [step, child] : node.children) {
       if (step.kind == Kind::kKey) writer_.text(step.key);
       else if (step.kind == Kind::kNumberKey) writer_.integer(step.number);
       PTC_TRY(write(child, depth + 1));
     }
+    for (const uint32_t pair : node.pairs) {
+      PTC_TRY(pickled(pair, *values_[pair].key));
+      PTC_TRY(pickled(pair, values_[pair].node));
+    }
     if (node.is_tuple) writer_.opcode('t');
-    else if (!node.children.empty()) writer_.opcode(node.is_dict ? 'u' : 'e');
+    else if (!node.empty()) writer_.opcode(node.is_dict ? 'u' : 'e');
     return ok();
+  }
+
+  Result<> pickled(uint32_t number, PickleId node) {
+    const Pickle* pickle = values_[number].pickle;
+    return pickles_.try_emplace(pickle, *pickle, writer_).first->second.write(node);
   }
 
   Result<> write_value(uint32_t number) {
     const TorchPathValue& value = values_[number];
-    if (value.pickle != nullptr) {
-      const auto [values, is_new] = pickles_.try_emplace(value.pickle, *value.pickle, writer_);
-      return values->second.write(value.node);
-    }
+    if (value.pickle != nullptr) return pickled(number, value.node);
+    if (value.empty_list) return writer_.opcode(']'), ok();
     const std::string_view typed = torch_storage_name(value.dtype);
     const uint64_t bytes = storages_[storage_[number]].bytes;
     writer_.known_global("torch._utils",

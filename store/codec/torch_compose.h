@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -17,10 +18,16 @@
 namespace ptc {
 
 struct TorchPathValue {
-  std::vector<TorchStep> path = {};  // not empty
+  std::vector<TorchStep> path = {};  // not empty, but of a pair, or of one that is all
   /// Of a value that is no tensor, and in which there is none: it is this one of this pickle.
   const Pickle* pickle = nullptr;
   PickleId node = 0;
+  /// Of a pair whose key is no step of a path: this one of the same pickle. `path` is the dict's,
+  /// and may be empty; several pairs may have the same, and who asks sees to it that their keys
+  /// differ.
+  std::optional<PickleId> key = {};
+  bool empty_list = false;  // it is that, and none of the others
+  bool is_tensor() const { return pickle == nullptr && !empty_list; }
   // Of a tensor:
   DType dtype = DType::kF32;
   Shape shape = {};

@@ -91,7 +91,13 @@ Result<> TorchFileReader::read_members() {
       return invalid_argument("its bytes are in the order {}; only little-endian files are read",
                               quoted(byte_order));
   }
-  PTC_TRY(auto bytes, content(*found, INT32_MAX));
+  if (found->bytes > TorchFile::kMostPickleBytes)
+    return invalid_argument(
+        "its pickle has {} bytes, and at most {} are read: what is no tensor (arrays of NumPy's, "
+        "long lists of numbers) is kept in it; save it as tensors, or in a file that is no "
+        ".pt, .pth, .bin or .ckpt",
+        found->bytes, TorchFile::kMostPickleBytes);
+  PTC_TRY(auto bytes, content(*found, TorchFile::kMostPickleBytes));
   file_.bytes_ = std::make_unique<std::vector<char>>(std::move(bytes));
   member_ += "data/";
   return ok();
@@ -254,6 +260,9 @@ Result<> TorchFileReader::visit_pairs(PickleId id, uint32_t parent, size_t depth
         PTC_TRY(add_opaque(value, parent,
                            fmt::format("its key, {}, is neither a text nor a whole number",
                                        pickle_->describe(key))));
+      } else {
+        PTC_TRY(charge_one<TorchPair>());
+        file_.pairs_.push_back({parent, key, value});
       }
       return ok();
     }

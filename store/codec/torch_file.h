@@ -91,6 +91,13 @@ struct TorchLiteral {
   PickleId node;
 };
 
+/// A pair of a dict whose key is neither a text nor a whole number, and in which there is no
+/// tensor.
+struct TorchPair {
+  uint32_t place;  // of the dict
+  PickleId key, node;
+};
+
 /// A value with tensors in it that cannot be told apart, or a tensor that this file system has no
 /// type for.
 struct TorchOpaque {
@@ -107,21 +114,25 @@ class TorchFile {
   /// TorchScript; members that are compressed; storages that are not there or have another size
   /// than the pickle says; tensors that lie outside of their storage, have more than kMaxAxes axes
   /// or the same name as another; values nested deeper than kMaxDepth with tensors in them; a
-  /// pickle that has so many names for so few values that with them it takes more than 28 bytes of
-  /// memory for each of its own, and 1 MiB, or to look at it takes more steps than pickle_walk.h
-  /// allows.
+  /// pickle of more than kMostPickleBytes, which is not read then, or one that has so many names
+  /// for so few values that with them it takes more than 28 bytes of memory for each of its own,
+  /// and 1 MiB, or to look at it takes more steps than pickle_walk.h allows.
   static Result<TorchFile> read(const ReadAt& read, uint64_t file_bytes);
   TorchFile(TorchFile&&) noexcept = default;
   TorchFile& operator=(TorchFile&&) noexcept = default;
 
   static constexpr size_t kMaxDepth = 64;
+  /// Of data.pkl. It is read whole and takes up to 28 times as much memory; one of 100 000 tensors
+  /// has some 30 MB.
+  static constexpr uint64_t kMostPickleBytes = 128 << 20;
 
   const std::vector<TorchTensor>& tensors() const {
     return tensors_;
   }  // in the order of the pickle
   const std::deque<TorchLiteral>& literals() const {
     return literals_;
-  }  // in the order of the pickle
+  }                                                              // in the order of the pickle
+  const std::deque<TorchPair>& pairs() const { return pairs_; }  // in the order of the pickle
   const std::vector<TorchOpaque>& opaque() const { return opaque_; }
   const std::vector<TorchStorage>& storages() const { return storages_; }
   const std::vector<TorchSharding>& shardings() const { return shardings_; }
@@ -150,6 +161,7 @@ class TorchFile {
   std::deque<Place> places_;  // 0 is the root; these grow without a copy
   std::vector<TorchTensor> tensors_;
   std::deque<TorchLiteral> literals_;
+  std::deque<TorchPair> pairs_;
   std::vector<TorchOpaque> opaque_;
   std::vector<TorchStorage> storages_;
   std::vector<TorchSharding> shardings_;

@@ -95,6 +95,7 @@ class Checkpoints(mount.TestCase):
             self.assertEqual(loaded["args"], {"name": "llama"})
             group, = loaded["optim"]["param_groups"]
             self.assertEqual((group["lr"], group["betas"]), (0.1, (0.9, 0.95)))
+            self.assertEqual(sorted(group["params"]), sorted(weights))
             generator, owner = loaded["rng_state"]
             torch.manual_seed(owner)
             self.assertEqual(bits(generator), bits(torch.get_rng_state()))
@@ -228,6 +229,74 @@ class Saved(Checkpoints):
             self.assertEqual(mount.read_bytes(job.rank_file("base", "tp1-pp1-dp1", 0, name)), content, name)
         self.assertEqual(os.listdir(job.checkpoint("base", "model")), ["w.npy"])
 
+    RULES = ('{"format": "ptc-rules/1", "family": "mine", "rules": ['
+             '{"names": ["layers.{layer}.w"], "cut": {"axis": 0}}]}')
+
+    @staticmethod
+    def stage(*layers):
+        """A state with values that are no tensors at all depths, and under keys of many kinds."""
+        names = [f"layers.{layer}.w" for layer in layers]
+        tensors = {layer: torch.full((4, 2), float(layer)) for layer in layers}
+        return {"model": {"layers": {layer: {"w": tensors[layer], "meta": {"deep": [layer], "none": {}}, (1, layer): "pair", 0.5: None}
+                                     for layer in layers}},
+                "optim": {"state": {name: {"exp_avg": tensor * 2, "step": 3} for name, tensor in zip(names, tensors.values())},
+                          "param_groups": [{"lr": 0.1, "params": names, "betas": (0.9, 0.95)}]},
+                "args": {"empty": [], "list": [{"a": 1}, {"b": ()}], None: {True: b"x"}}}
+
+    def equal(self, found, expected, at="state"):
+        self.assertIs(type(found), type(expected), at)
+        if isinstance(expected, dict):
+            self.assertEqual(set(found), set(expected), at)
+            for key, value in expected.items():
+                self.equal(found[key], value, f"{at}[{key!r}]")
+        elif isinstance(expected, torch.Tensor):
+            self.assertEqual(found.tolist(), expected.tolist(), at)
+        else:
+            self.assertEqual(found, expected, at)
+
+    def test_what_is_beside_tensors(self):
+        """When stages change nothing is lost of it, and what belongs to tensors goes where these go."""
+        for written in (1, 2, 4):
+            job = self.mount.job(f"beside-{written}")
+            models.write_file(job.file("rules.json"), self.RULES)
+            job.set_layout(pp=written)
+            each = 4 // written
+            for rank in range(written):
+                self.save(job, self.stage(*range(rank * each, rank * each + each)), rank)
+            job.commit("base")
+            for stages in (1, 2, 4):
+                each = 4 // stages
+                for rank in range(stages):
+                    with self.subTest(f"{written} to {stages}, {rank}"):
+                        found = torch.load(job.rank_file("base", f"tp1-pp{stages}-dp1", rank, "model.pt"), weights_only=True)
+                        self.equal(found, self.stage(*range(rank * each, rank * each + each)))
+
+    def test_values_only_one_stage_has(self):
+        job = self.new_job()
+        models.write_file(job.file("rules.json"), self.RULES)
+        job.set_layout(pp=2)
+        for rank in range(2):
+            self.save(job, {**self.stage(rank), f"only-{rank}": {"x": rank}, "of": rank, "list": [rank] * (rank + 1), "late": [{}, {"y": 1}][rank]}, rank)
+        job.commit("base")
+        found = torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "model.pt"), weights_only=True)
+        self.equal(found, {**self.stage(0, 1), "only-0": {"x": 0}, "only-1": {"x": 1}, "of": 0, "list": [0], "late": {"y": 1}})
+
+    def test_more_beside_tensors_than_is_kept(self):
+        job = self.mount.job("beside-too-much")
+        models.write_file(job.file("rules.json"), self.RULES)
+        job.set_layout(tp=2)
+        for rank in range(2):
+            self.save(job, {"layers": [{"w": torch.ones(2, 2)}], "rng": torch.zeros(100 << 20, dtype=torch.uint8)}, rank)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        for reason in ("at most 201326592 of a checkpoint are kept", "rank/0/model.pt has 10485"):
+            self.assertIn(reason, job.commit_error("base"))
+        job = self.mount.job("beside-many-times")
+        models.write_file(job.file("rules.json"), self.RULES)
+        self.save(job, {"layers": [{"w": torch.ones(4096, 2)}], "rng": torch.zeros(20 << 20, dtype=torch.uint8)})
+        job.commit("base")
+        self.assertEqual(mount.error_of(lambda: job.save_layout(dp=256, optimizer="fsdp")), "EINVAL")
+        self.assertIn("each of 256 files has as many", job.status()["last_error"]["what"])
+
     def refused(self, name, value, *reasons, layout=None, **options):
         job = self.mount.job(name)
         if layout:
@@ -245,7 +314,8 @@ class Saved(Checkpoints):
         self.refused("transposed", {"w": weight.t()}, "tensor 'w' cannot be cut", ".contiguous()")
         self.refused("sparse", {"deep": [{"w": weight.to_sparse()}]}, "'deep.0.w' cannot be cut")
         self.refused("overlap", {"a": weight[:2], "b": weight[1:]}, "'a' and 'b' share some of their bytes")
-        self.refused("by-number", {"optimizer": {"state": {0: {"exp_avg": weight}}}}, "optimizer.state.0.exp_avg", layout={"tp": 2})
+        self.refused("by-number", {"optimizer": {"state": {0: {"exp_avg": weight}}}}, "optimizer.state.0.exp_avg",
+                     "an optimizer's own state_dict() has numbers for its parameters", layout={"tp": 2})
         job = self.mount.job("cut-short")
         path = self.save(job, {"w": weight})
         os.truncate(path, os.path.getsize(path) - 100)
@@ -328,6 +398,20 @@ class Distributed(Checkpoints):
             self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
             self.assertIn(".metadata", job.commit_error("base"))
 
+    def test_values_with_tensors_in_them(self):
+        """A tuple, a set: dcp.save keeps them as one value."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        matrix = torch.arange(6.).reshape(2, 3)
+        job = self.mount.job("values")
+        dcp.save({"w": torch.ones(4), "pair": (matrix.t(), matrix[:, 1:], "text")}, checkpoint_id=job.incoming("base"), no_dist=True)
+        job.commit("base")
+        turned, columns, text = torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "values.pt"), weights_only=True)["pair"]
+        self.assertEqual((turned.tolist(), columns.tolist(), text), (matrix.t().tolist(), [[1., 2.], [4., 5.]], "text"))
+        job = self.mount.job("values-in-a-set")
+        dcp.save({"w": torch.ones(4), "odd": {matrix}}, checkpoint_id=job.incoming("base"), no_dist=True)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn("value 'odd': what is at '' in it cannot be kept: its tensors are in an object", job.commit_error("base"))
+
     def refused(self, name, reason, spoil):
         job = self.mount.job(name)
         self.save_dcp(job)
@@ -338,6 +422,8 @@ class Distributed(Checkpoints):
     def test_refusals(self):
         self.refused("missing", ".metadata names __1_0.distcp, which is missing", lambda top: os.remove(top + "/__1_0.distcp"))
         self.refused("cut-short", "file '__1_0.distcp' has 700 bytes", lambda top: os.truncate(top + "/__1_0.distcp", 700))
+        self.refused("long-metadata", ".metadata has 1500000000 bytes; at most 1073741824 are read",
+                     lambda top: os.truncate(top + "/.metadata", 1_500_000_000))
         self.refused("no-metadata", "there is no .metadata beside it", lambda top: os.remove(top + "/.metadata"))
         self.refused("unknown", "stray.distcp: no .metadata beside it names it", lambda top: models.write_file(top + "/stray.distcp", b"x"))
 

@@ -100,6 +100,43 @@ TEST(TorchNames, WithoutWhatEnclosesTheModel) {
               ElementsAre("model.w", "state_dict.w"));
 }
 
+TEST(TorchNames, AreWithoutTheSameInFilesOfOneName) {
+  const Written all(torch_file({tensor({key("module.a")}, {2}), tensor({key("module.b")}, {3})}));
+  const Written some(torch_file({tensor({key("module.c")}, {2}), tensor({key("d")}, {3})}));
+  const Written optimizer(torch_file({tensor({key("optim"), key("module.a"), key("m")}, {2})}));
+  auto names = [](const Written& file, const std::optional<TorchNaming>& as) {
+    const std::string text = as ? with_naming(file.text, *as) : file.text;
+    std::vector<std::string> found;
+    const FileTensors tensors =
+        torch_format().tensors({text, file.file.size()}, "a.pt", {}).value();
+    for (const TensorEntry& tensor : tensors.tensors) found.push_back(tensor.name);
+    return found;
+  };
+  EXPECT_THAT(names(all, {}), ElementsAre("a", "b"));
+  const TorchNaming both = in_common(all.tensors().value().naming, some.tensors().value().naming);
+  EXPECT_EQ(both, (TorchNaming{false, "", true}));
+  EXPECT_EQ(in_common(optimizer.tensors().value().naming, all.tensors().value().naming),
+            (TorchNaming{false, "module.", true}));
+  EXPECT_THAT(names(all, both), ElementsAre("module.a", "module.b"));
+  EXPECT_THAT(names(some, both), ElementsAre("module.c", "d"));
+  const std::string twice = with_naming(with_naming(all.text, both), {false, "module.", true});
+  EXPECT_THAT(torch_format().tensors({twice, all.file.size()}, "a.pt", {}).value().tensors[1].name,
+              "b");
+  for (size_t bytes = 0; bytes < 40; ++bytes)
+    EXPECT_FALSE(
+        torch_format().tensors({twice.substr(0, bytes), all.file.size()}, "a.pt", {}).has_value());
+  // A file of the same kind with other tensors has the same names.
+  const std::string text = with_naming(all.text, both);
+  const FileOutline outline{text, all.file.size()};
+  std::string file;
+  const FileLayout made = torch_format()
+                              .lay_out(std::vector<NewArray>{{"module.a", DType::kF32, {1}, 0},
+                                                             {"module.b", DType::kF32, {1}, 1}},
+                                       std::span(&outline, 1))
+                              .value();
+  EXPECT_THAT(names_in(made, 2, file), ElementsAre("module.a[1] 0", "module.b[1] 1"));
+}
+
 TEST(TorchFormat, AnOutlineIsTheFileWithoutItsTensors) {
   std::vector<TorchPathValue> values = {
       tensor({key("model"), key("w")}, {2, 3}), tensor({key("model"), key("tied")}, {2, 3}),
@@ -185,12 +222,14 @@ TEST(DcpTable, IsReadAsItWasWritten) {
   DcpTable table;
   table.tensors.push_back({"w", DType::kBF16, {2, 3}, 64, 12});
   table.boxes.push_back({{4, 0}, {2, 3}});
+  table.paths.push_back("model.%i3.w");
   table.values.emplace_back("optim.%l0", "\n\0bytes");
   table.values.emplace_back("%", "");
   const std::string text = dcp_table_text(table);
   const DcpTable read = parse_dcp_table(text, 76).value();
   EXPECT_EQ(read.tensors[0].name, "w");
   EXPECT_EQ(read.boxes, table.boxes);
+  EXPECT_EQ(read.paths, table.paths);
   EXPECT_EQ(read.values, table.values);
   EXPECT_THAT(parse_dcp_table(text, 75).error().message(), HasSubstr("damaged: w"));
   for (size_t bytes = 0; bytes < text.size(); ++bytes)

@@ -321,6 +321,26 @@ TEST(TorchFile, ManyValuesWithoutTensorsBesideOne) {
   EXPECT_EQ(file.value().literals().size(), 100'000u);
 }
 
+TEST(TorchFile, APickleThatIsTooLongIsNotRead) {
+  ZipWriter zip;
+  zip.add_later("archive/data.pkl", TorchFile::kMostPickleBytes + 1, 0);
+  const ZipWriter::Layout made = std::move(zip).finish();
+  uint64_t longest = 0;
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) -> Result<> {
+    longest = std::max<uint64_t>(longest, into.size());
+    std::fill(into.begin(), into.end(), std::byte{});
+    for (const ZipWriter::Piece& piece : made.pieces) {
+      for (size_t i = 0; i < piece.bytes.size(); ++i)
+        if (const uint64_t at = piece.offset + i; at >= offset && at - offset < into.size())
+          into[at - offset] = static_cast<std::byte>(piece.bytes[i]);
+    }
+    return ok();
+  };
+  EXPECT_TRUE(has_error(TorchFile::read(read, made.file_bytes), Code::kInvalidArgument,
+                        "its pickle has 134217729 bytes, and at most 134217728 are read"));
+  EXPECT_LT(longest, uint64_t{1} << 20);
+}
+
 TEST(TorchFile, AMeshIsReadOnceAndHasTheRanksOfItsOwn) {
   const auto mesh = [](size_t size) {
     return text("_layout") +
