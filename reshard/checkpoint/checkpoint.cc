@@ -497,6 +497,13 @@ ImageLayout Checkpoint::padding_layout() const {
 
 Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& spec) const {
   PTC_TRY(check_literals(spec));
+  std::shared_ptr<const std::vector<int32_t>> writers;  // held: each of torch's files asks
+  if (std::any_of(manifest().files.begin(), manifest().files.end(), [](const WrittenFile& file) {
+        return file.has_tensors && file.set.empty() &&
+               &format_of(file.path, false) == &torch_format();
+      })) {
+    PTC_TRY(writers, first_writers());
+  }
   std::vector<StateFile> targets;
   if (!manifest().padding.empty() && state_key(spec) != state_key(manifest().written_spec))
     targets.push_back({"", padding_layout()});

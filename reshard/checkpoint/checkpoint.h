@@ -188,6 +188,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<FileSetRef> model_files() const;
   /// hf/: shards, index, and what else rank 0 wrote.
   Result<FileSetRef> hf_files() const;
+  /// dcp/: `.metadata` and `.distcp` files of PyTorch's distributed checkpointing (dcp_tree.h).
+  Result<FileSetRef> dcp_files() const;
   /// layouts/<spec>/rank/<r>/ without tensors/: what this rank loads.
   Result<FileSetRef> rank_files(const LayoutSpec& spec, uint64_t global_rank) const;
   /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.

@@ -1,4 +1,4 @@
-// The files that can be read out of a checkpoint: model/, hf/, rank/<r>/ and
+// The files that can be read out of a checkpoint: model/, hf/, dcp/, rank/<r>/ and
 // rank/<r>/tensors/.
 #include <fmt/ranges.h>
 
@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "reshard/checkpoint/checkpoint.h"
+#include "reshard/checkpoint/dcp_tree.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "store/base/json.h"
 #include "store/codec/npy.h"
@@ -28,6 +29,9 @@ constexpr uint64_t kHfShardBytes = 5'000'000'000;
 
 // Beside what it tells of.
 constexpr const char* kLeftOut = "LEFT_OUT.txt";
+
+// Who wrote this (tools/python) has each section of a state in a file, and all else in here.
+constexpr const char* kSections = "ptc.json";
 
 // While a content lives, the checkpoint is in use.
 struct InUse {
@@ -658,6 +662,61 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       set->add_text(kLeftOut, std::move(missing),
                     rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     for (uint32_t file : other_files(RankCoords())) set->add_other(file);
+    set->finish();
+    return FileSetRef(std::move(set));
+  });
+}
+
+Result<FileSetRef> Checkpoint::dcp_files() const {
+  return cached("dcp", [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>("dcp", shared_from_this());
+    const auto rights_of = [&](const ImageLayout& layout) {
+      ReadRights rights = facts_->rights_in("");
+      bool first = true;
+      for (const ArraySlot& slot : layout.arrays) {
+        const ReadRights& of_tensor = facts_->rights_of(slot.tensor);
+        rights = std::exchange(first, false) ? of_tensor : rights.narrowed_to(of_tensor);
+      }
+      return rights;
+    };
+    const auto make = [&]() -> Result<DcpTree> {
+      PTC_TRY(const auto files, state_files(LayoutSpec(), StateCoords()));
+      DcpSources sources;
+      PTC_TRY(sources.tables, tables_of_dcp());
+      for (const WrittenFile& file : manifest().files) {
+        sources.sections = sources.sections || (!file.has_tensors && file.path == kSections);
+        if (!file.has_tensors || !file.set.empty() || sources.outlines.contains(file.path))
+          continue;
+        PTC_TRY(const FileOutline outline, outline_of(file));
+        sources.outlines.emplace(file.path, outline.text);
+      }
+      PTC_TRY(auto tree, make_dcp_tree(*files, model(), sources));
+      if (sources.sections)
+        tree.left_out += fmt::format("values that are no tensors: {} of each rank\n", kSections);
+      return tree;
+    };
+    Result<DcpTree> tree = make();
+    // What cannot be made must not keep the checkpoint from being listed and removed.
+    if (tree.has_error()) {
+      set->add_text(kLeftOut, "Nothing is here: " + tree.error().message() + "\n",
+                    facts_->rights_in(""));
+      return FileSetRef(std::move(set));
+    }
+    std::optional<ReadRights> rights_of_all;
+    for (DcpTree::File& file : tree.value().files) {
+      const ReadRights rights = rights_of(file.layout);
+      rights_of_all = rights_of_all ? rights_of_all->narrowed_to(rights) : rights;
+      set->add({file.name, file.layout.bytes, "", rights}, DescribedSet::Kind::kComputed,
+               [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
+                   const ContentSource& source) { return source.open_gathered(layout); });
+    }
+    const ReadRights rights = rights_of_all.value_or(facts_->rights_in(""));
+    set->add_text(".metadata", std::move(tree.value().metadata), rights);
+    if (!tree.value().left_out.empty())
+      set->add_text(kLeftOut,
+                    "Not in this directory, but in model/ or layouts/ of the checkpoint:\n" +
+                        tree.value().left_out,
+                    rights);
     set->finish();
     return FileSetRef(std::move(set));
   });

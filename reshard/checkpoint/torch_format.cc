@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/torch_contents.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"
 #include "store/codec/pickle_writer.h"
@@ -675,6 +676,41 @@ std::string with_naming(std::string_view outline, const TorchNaming& naming) {
   for (const uint64_t number : {uint64_t{naming.whole}, uint64_t{naming.wrappers.size()}})
     text.append(reinterpret_cast<const char*>(&number), sizeof number);
   return text.append(naming.wrappers).append(outline);
+}
+
+Result<TorchContents> torch_contents(const Literals& literals, uint64_t file_bytes,
+                                     std::string_view like) {
+  PTC_TRY(const auto naming, take_naming(like));
+  const ReadAt read = read_literals(literals);
+  PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
+  const ModelTensors model = model_tensors(file, naming);
+  TorchContents contents;
+  size_t next = 0;  // of the model's
+  for (uint32_t i = 0; i < file.tensors().size(); ++i) {
+    const TorchTensor& tensor = file.tensors()[i];
+    TorchContents::Tensor made{
+        "", tensor.name, file.path(tensor.place), tensor.offset, tensor.dtype, tensor.shape, false};
+    if (next < model.numbers.size() && model.numbers[next] == i) {
+      made.name = model.names[next++];
+      made.of_model = true;
+    } else if (!tensor.contiguous) {
+      contents.others.push_back(ptc::quoted(tensor.name) + " (a transpose)");
+      continue;
+    }
+    contents.tensors.push_back(std::move(made));
+  }
+  for (const TorchLiteral& literal : file.literals()) {
+    std::vector<TorchStep> path = file.path(literal.place);
+    PTC_TRY(auto archive, save_value(file.pickle(), literal.node));
+    contents.values.push_back({torch_name(path), std::move(path), std::move(archive)});
+  }
+  for (const TorchOpaque& opaque : file.opaque())
+    contents.others.push_back(fmt::format("{} ({})", ptc::quoted(opaque.name), opaque.reason));
+  for (const TorchPair& pair : file.pairs())
+    contents.others.push_back(fmt::format("{}[{}] (its key is neither a text nor a whole number)",
+                                          ptc::quoted(file.name(pair.place)),
+                                          file.pickle().describe(pair.key)));
+  return contents;
 }
 
 const FileFormat& torch_format() {

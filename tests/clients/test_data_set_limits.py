@@ -125,13 +125,13 @@ class Limits(mount.TestCase):
 
     def test_consumed_beside_the_ranks(self):
         self.commit("none")
-        self.assertEqual(os.listdir(self.job.checkpoint("none")), ["meta.json", "model", "hf", "layouts"])
+        self.assertEqual(os.listdir(self.job.checkpoint("none")), ["meta.json", "model", "hf", "dcp", "layouts"])
         self.commit("top", consumed="0012\n")
         path = self.job.checkpoint("top", "consumed")
         self.assertEqual(mount.read_text(path), "12\n")
         self.assertEqual(os.stat(path).st_size, 3)
         self.assertEqual(mount.error_of(open, path, "w"), "EROFS")
-        self.assertEqual(os.listdir(self.job.checkpoint("top")), ["meta.json", "model", "hf", "layouts", "consumed"])
+        self.assertEqual(os.listdir(self.job.checkpoint("top")), ["meta.json", "model", "hf", "dcp", "layouts", "consumed"])
         self.assertEqual(mount.read_json(self.job.checkpoint("top", "meta.json"))["consumed"], 12)
         self.commit("both", consumed="7", rank__0__consumed="7\n")
         self.assertEqual(mount.read_text(self.job.checkpoint("both", "consumed")), "7\n")

@@ -32,6 +32,36 @@ while not all(os.path.exists(f"{meet}.{other}") for other in range(3)): time.sle
 os._exit(0)
 """
 
+LOAD_DCP = """
+import os, sys, time
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import init_device_mesh
+rank, path, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+expected = torch.load(meet + ".pt", weights_only=True)
+def walk(value, do):
+    if isinstance(value, dict): return {key: walk(item, do) for key, item in value.items()}
+    return do(value)
+def cut(value, number=[0]):
+    if not isinstance(value, torch.Tensor) or value.dim() == 0: return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
+    number[0] += 1
+    return distribute_tensor(torch.zeros_like(value), mesh, [(Shard(0), Shard(value.dim() - 1), Replicate())[number[0] % 3]])
+state = walk(expected, cut)
+dcp.load(state, checkpoint_id=path)
+def compare(found, wanted, at):
+    if isinstance(wanted, dict): return [compare(found[key], item, f"{at}.{key}") for key, item in wanted.items()]
+    if isinstance(found, DTensor): found = found.full_tensor()
+    same = torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+    assert same, at
+compare(state, expected, "state")
+open(f"{meet}.{rank}", "w").close()
+while not all(os.path.exists(f"{meet}.{other}") for other in range(2)): time.sleep(0.01)
+os._exit(0)
+"""
+
 TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 LAYOUTS = {"tp1-pp1-dp1": (1, 1), "tp2-pp1-dp1": (2, 1), "tp4-pp1-dp1": (4, 1), "tp1-pp2-dp1": (1, 2), "tp2-pp3-dp1": (2, 3)}
 
@@ -433,6 +463,123 @@ class Distributed(Checkpoints):
                 file.seek(0)
                 file.write(content[1:] + b"x")
         self.refused("elsewhere", "__1_0.distcp: tensor ", swap)
+
+
+class ReadByDcp(Checkpoints):
+    """dcp/: whatever was written, and under whatever layout, dcp.load takes it into any mesh."""
+
+    def value(self):
+        weights = by_name(self.model.tensors)
+        return {"model": weights, "iteration": 7, "args": {"name": "llama"},
+                "optim": {"state": moments(weights), "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": list(weights)}]}}
+
+    def load(self, job, value, nested=True):
+        """As one process has it; `nested`: also without being told what there is."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # pylint: disable=import-outside-toplevel
+
+        def empty(item):
+            if isinstance(item, dict):
+                return {key: empty(one) for key, one in item.items()}
+            if isinstance(item, list):
+                return [empty(one) for one in item]
+            return torch.zeros_like(item) if isinstance(item, torch.Tensor) else type(item)()
+        state = empty(value)
+        state.get("optim", {}).get("param_groups", [{}])[0]["params"] = ["one"]
+        dcp.load(state, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.same(state, value)
+        if not nested:
+            return None
+        path = self.temporary(job.name + ".pt")
+        dcp_to_torch_save(job.checkpoint("base", "dcp"), path)
+        whole = torch.load(path, weights_only=True)
+        self.same({key: whole[key] for key in value}, value)
+        return whole
+
+    def same(self, found, expected, at="state"):
+        if isinstance(expected, dict):
+            self.assertEqual(sorted(found, key=str), sorted(expected, key=str), at)
+            for key, item in expected.items():
+                self.same(found[key], item, f"{at}.{key}")
+        elif isinstance(expected, list) and at.endswith("param_groups"):
+            for number, item in enumerate(expected):
+                self.same({**found[number], "params": sorted(found[number]["params"])}, {**item, "params": sorted(item["params"])}, at)
+        elif isinstance(expected, torch.Tensor):
+            self.assertEqual((found.dtype, found.shape, bits(found)), (expected.dtype, expected.shape, bits(expected)), at)
+        else:
+            self.assertEqual(found, expected, at)
+
+    def load_in_mesh(self, job, value):
+        meet = self.temporary("meet-" + job.name)
+        torch.save(value, meet + ".pt")
+        readers = [subprocess.Popen([sys.executable, "-c", LOAD_DCP, str(rank), job.checkpoint("base", "dcp"), meet]) for rank in range(2)]
+        for reader in readers:
+            self.addCleanup(reader.kill)
+        self.assertEqual([reader.wait(timeout=240) for reader in readers], [0, 0])
+
+    def test_what_torch_saved(self):
+        job = self.new_job()
+        job.set_layout(tp=2, pp=2)
+        self.save_ranks(job, 2, 2)
+        job.commit("base")
+        whole = self.load(job, self.value())
+        torch.manual_seed(0)
+        self.assertEqual((bits(whole["rng_state"][0]), whole["rng_state"][1]), (bits(torch.get_rng_state()), 0))
+        self.assertEqual(os.listdir(job.checkpoint("base", "dcp")), [".metadata", "__0_0.distcp"])
+        value = self.value()
+        value["optim"].pop("param_groups")
+        self.load_in_mesh(job, value)
+        job.set_layout(tp=4)
+        self.load(job, self.value())
+
+    def test_what_dcp_saved(self):
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        value = self.value()
+        value["a/b"] = {"module.w": torch.arange(6.).reshape(2, 3), "scalar": torch.tensor(5), "empty": torch.empty(0, 3)}
+        job = self.new_job()
+        dcp.save(value, checkpoint_id=job.incoming("base"), no_dist=True)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        self.load(job, value)
+        job.set_layout(dp=2, optimizer="fsdp")
+        self.load(job, value)
+
+    def test_safetensors(self):
+        job = self.new_job()
+        self.model.write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        self.load(job, by_name(self.model.tensors))
+
+    def test_sections_of_a_state(self):
+        """As tools/python has them."""
+        job = self.new_job()
+        self.model.write_hf(job.incoming("base") + "/rank/0")
+        one = self.model.tensors[0]
+        models.write_safetensors(job.incoming("base") + "/rank/0/optim.safetensors",
+                                 [models.Tensor(f"state.{one.name}.exp_avg", one.dtype, one.shape, one.data)])
+        models.write_file(job.incoming("base") + "/rank/0/ptc.json", "{}")
+        job.commit("base")
+        self.load(job, {"model": by_name(self.model.tensors), "optim": {"state": {one.name: {"exp_avg": to_torch(one)}}}}, nested=False)
+
+    def test_large_tensors_are_read_in_parts(self):
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        value = {"large": torch.arange(5000. * 1024).reshape(5000, 1024), "long": torch.arange(3_000_001), "flag": torch.tensor(True)}
+        job = self.new_job()
+        self.save(job, value)
+        job.commit("base")
+        self.load(job, value)
+        metadata = dcp.FileSystemReader(job.checkpoint("base", "dcp")).read_metadata().state_dict_metadata
+        self.assertEqual([tuple(chunk.sizes) for chunk in metadata["large"].chunks], [(1250, 1024)] * 4)
+        self.assertEqual([tuple(chunk.sizes) for chunk in metadata["long"].chunks], [(750_001,), (750_001,), (750_001,), (749_998,)])
+        self.load_in_mesh(job, value)
+
+    def test_what_cannot_be_there_is_said(self):
+        job = self.new_job()
+        self.save(job, {"w": torch.ones(2), "by": {(1, 2): 3, "x": 4}})
+        job.commit("base")
+        self.load(job, {"w": torch.ones(2), "by": {"x": 4}})
+        self.assertIn("neither a text nor a whole number", mount.read_text(job.checkpoint("base", "dcp/LEFT_OUT.txt")))
+        shutil.rmtree(job.checkpoint("base"))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ TEST_F(CheckpointTest, AFlipDoesNotKeepWhatIsBeingRemoved) {
   for (int i = 0; i < 500 && !listed(); ++i) ::usleep(10'000);
   ASSERT_TRUE(listed());
   for (const std::string path : {before, job("checkpoints/a/model"), job("checkpoints/a/hf"),
-                                 job("checkpoints/a/meta.json")})
+                                 job("checkpoints/a/dcp"), job("checkpoints/a/meta.json")})
     EXPECT_EQ(shell("rm -r " + path), 0) << path;
   EXPECT_EQ(errno_of(::rmdir(layouts.c_str())), 0);
   EXPECT_EQ(errno_of(::rmdir(job("checkpoints/a").c_str())), 0);

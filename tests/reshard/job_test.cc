@@ -15,6 +15,9 @@
 #include <thread>
 
 #include "store/base/json.h"
+#include "store/codec/dcp_compose.h"
+#include "store/codec/dcp_metadata.h"
+#include "store/codec/pickle_writer.h"
 #include "tests/support/job_fixture.h"
 
 namespace ptc::testing {
@@ -379,6 +382,60 @@ TEST_F(JobTest, ShardsWithAnIndexAreOneFile) {
   set_layout(R"({"tp": 2, "pp": 2, "dp": 1})");
   expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp2-pp2-dp1"));
   expect_layout(*job_->find_checkpoint("base"), sample_, spec("tp1-pp1-dp1"));
+}
+
+TEST_F(JobTest, WhatDcpSavedIsReadAsDcpSavesIt) {
+  PickleWriter number;
+  number.integer(7);
+  const std::string pickled = std::move(number).finish();
+  const Pickle seven = Pickle::parse(pickled).value();
+  std::vector<DcpNewTensor> tensors;
+  for (const TensorInfo& tensor : sample_.tensors)
+    tensors.push_back(
+        {"model." + tensor.name,
+         {{TorchStep::Kind::kKey, "model", 0}, {TorchStep::Kind::kKey, tensor.name, 0}},
+         tensor.dtype,
+         tensor.shape,
+         {Box::whole(tensor.shape)}});
+  const std::vector<DcpNewValue> values = {{"epoch", {}, save_value(seven, seven.root()).value()}};
+  const DcpNewCheckpoint made = compose_dcp(tensors, values, 20'000).value();
+  std::vector<std::string> files;
+  for (const DcpNewFile& file : made.files) {
+    files.emplace_back(file.bytes, '\0');
+    for (const ZipWriter::Piece& piece : file.pieces)
+      files.back().replace(piece.offset, piece.bytes.size(), piece.bytes);
+  }
+  for (size_t t = 0; t < tensors.size(); ++t)
+    files[made.places[t][0].file].replace(made.places[t][0].offset, sample_.bytes[t].size(),
+                                          sample_.bytes[t]);
+  for (size_t f = 0; f < files.size(); ++f)
+    write_file(incoming("base") / made.files[f].name, files[f]);
+  write_file(incoming("base") / ".metadata", made.metadata);
+  write_file(incoming("base") / "config.json", sample_.config);
+  commit("base");
+  const CheckpointRef base = job_->find_checkpoint("base");
+  expect_model(*base, sample_);
+  set_layout(R"({"tp": 2, "pp": 2, "dp": 1})");
+  expect_layout(*base, sample_, spec("tp2-pp2-dp1"));
+  const auto once = base->values_of_dcp().value();
+  EXPECT_EQ(once, base->values_of_dcp().value());
+  const auto first = base->rank_files(spec("tp2-pp2-dp1"), 0).value(),
+             last = base->rank_files(spec("tp2-pp2-dp1"), 3).value();
+  EXPECT_EQ(read_content(*first, "values.pt"), once->at(""));
+  EXPECT_EQ(read_content(*last, "values.pt"), once->at(""));
+
+  // What dcp/ has is that checkpoint, and may be committed as it is.
+  const FileSetRef read = base->dcp_files().value();
+  for (const FileSet::Entry& entry : read->entries())
+    write_file(incoming("again") / entry.path, read_content(*read, entry.path));
+  write_file(incoming("again") / "config.json", sample_.config);
+  const DcpMetadata metadata = parse_dcp_metadata(read_content(*read, ".metadata")).value();
+  EXPECT_EQ(metadata.tensors.size(), tensors.size());
+  EXPECT_EQ(metadata.tensors.front().path.size(), 2u);
+  EXPECT_EQ(metadata.values.size(), 1u);
+  commit("again");
+  expect_model(*job_->find_checkpoint("again"), sample_);
+  EXPECT_EQ(job_->find_checkpoint("again")->values_of_dcp().value()->at(""), once->at(""));
 }
 
 TEST_F(JobTest, KeepsTheNewestCheckpoints) {

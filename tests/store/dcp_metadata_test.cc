@@ -4,6 +4,7 @@
 #include <random>
 
 #include "expect_error.h"
+#include "store/codec/dcp_compose.h"
 #include "store/codec/pickle_writer.h"
 
 namespace ptc {
@@ -234,6 +235,54 @@ TEST(DcpMetadata, SixteenThousandRanksTakeNoTimeToCheck) {
     for (uint64_t column = 0; column < 128; ++column) boxes.push_back({{row, column * 2}, {1, 2}});
   EXPECT_TRUE(is_ok(one({128, 256}, boxes)));
   EXPECT_TRUE(is_ok(one({128, 256}, boxes, false)));
+}
+
+TEST(DcpComposeTest, IsReadAsItWasMade) {
+  const Box upper{{0, 0}, {2, 3}}, lower{{2, 0}, {1, 3}};
+  const TorchStep model{TorchStep::Kind::kKey, "model", 0},
+      third{TorchStep::Kind::kListIndex, {}, 3};
+  PickleWriter writer;
+  writer.text("text");
+  const std::string bytes = std::move(writer).finish();
+  const Pickle text = Pickle::parse(bytes).value();
+  const std::string archive = save_value(text, text.root()).value();
+  const std::vector<DcpNewTensor> tensors = {
+      {"model.3", {model, third}, DType::kBF16, {3, 3}, {upper, lower}},
+      {"none", {}, DType::kF32, {0, 4}, {Box::whole({0, 4})}},
+      {"one", {}, DType::kI64, {}, {Box::whole({})}}};
+  const std::vector<DcpNewValue> values = {{"a.b", {}, archive}};
+  const DcpNewCheckpoint made = compose_dcp(tensors, values, 1500).value();
+  const DcpMetadata read = parse_dcp_metadata(made.metadata).value();
+  ASSERT_EQ(read.tensors.size(), 3u);
+  EXPECT_EQ(read.tensors[0].path, tensors[0].path);
+  EXPECT_EQ(read.tensors[0].chunks[1].box, lower);
+  EXPECT_GT(made.files.size(), 1u);
+  std::vector<uint64_t> sizes;
+  std::vector<std::string> files;
+  for (const std::string& name : read.files) {
+    const auto file = std::find_if(made.files.begin(), made.files.end(),
+                                   [&](const DcpNewFile& one) { return one.name == name; });
+    ASSERT_NE(file, made.files.end());
+    sizes.push_back(file->bytes);
+    files.emplace_back(file->bytes, 'x');
+    for (const ZipWriter::Piece& piece : file->pieces)
+      files.back().replace(piece.offset, piece.bytes.size(), piece.bytes);
+  }
+  ASSERT_TRUE(is_ok(check_dcp_files(read, sizes)));
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    for (size_t c = 0; c < tensors[t].chunks.size(); ++c) {
+      const DcpItem& item = read.tensors[t].chunks[c].item;
+      const DcpArray array = find_dcp_array(read_at(std::as_bytes(std::span(files[item.file]))),
+                                            item, tensors[t].dtype, tensors[t].chunks[c].extent)
+                                 .value();
+      EXPECT_EQ(array.offset, made.places[t][c].offset);
+    }
+  }
+  const DcpItem& item = read.values.at(0).item;
+  EXPECT_EQ(files[item.file].substr(item.offset, item.length), archive);
+  EXPECT_TRUE(has_error(
+      compose_dcp(std::vector<DcpNewTensor>{{"w", {}, DType::kF4, {2}, {Box::whole({2})}}}, {}, 1),
+      Code::kInvalidArgument, "torch has no type F4"));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace ptc {
 namespace {
 
 constexpr const char* kPin = "user.ptc.pin";
-constexpr std::string_view kParts[] = {"meta.json", "model", "hf", "layouts", "consumed"};
+constexpr std::string_view kParts[] = {"meta.json", "model", "hf", "dcp", "layouts", "consumed"};
 
 /// Whether a checkpoint has this part; all but `consumed` are always there.
 bool has_part(const CheckpointView& checkpoint, std::string_view name) {
@@ -171,11 +171,11 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
   if (text && has_part(*checkpoint(), name))
     return intern(std::make_shared<FrozenText>(checkpoint(), name));
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
-  if (name != "model" && name != "hf") return Errno{ENOENT};
+  if (name != "model" && name != "hf" && name != "dcp") return Errno{ENOENT};
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
-  auto make = [of = checkpoint()->checkpoint, model = name == "model"] {
-    return model ? of->model_files() : of->hf_files();
+  auto make = [of = checkpoint()->checkpoint, name] {
+    return name == "model" ? of->model_files() : name == "hf" ? of->hf_files() : of->dcp_files();
   };
   auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
   PTC_TRY(const FileSetRef files, as_fs(source->get()));

@@ -1,4 +1,4 @@
-// checkpoints/<name>/: meta.json, model/, hf/, layouts/.
+// checkpoints/<name>/: meta.json, model/, hf/, dcp/, layouts/.
 #pragma once
 
 #include <memory>
