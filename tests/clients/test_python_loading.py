@@ -1,4 +1,5 @@
 """tools/python: what is loaded is what was asked for, or refused by name; on a real mount."""
+import argparse
 import os
 import sys
 
@@ -166,6 +167,88 @@ state = {"model": {"w": torch.zeros(4)}, "step": 0}
 dcp.load(state, storage_reader=Slow(path))
 assert state["step"] == 2, state
 """, job.path)
+
+
+class Places(ranks.TestCase):
+    def dcp_load(self, state, path):
+        import torch.distributed.checkpoint as dcp
+        dcp.load(state, storage_reader=ptc.Reader(path), no_dist=True)
+        return state
+
+    def test_sections_with_names_of_others(self):
+        """A name in a section is not that of another section's tensor, and what several have is not guessed."""
+        job = ptc.Job.create(self.mount.path + "/names")
+        one, two = torch.ones(3), torch.full((3,), 2.0)
+        job.save({"model": {"encoder.w": one}, "encoder": {"w": two}}, "a")
+        self.assert_equal(self.dcp_load({"model": {"encoder.w": torch.zeros(3)}, "encoder": {"w": torch.zeros(3)}}, job.path),
+                          {"model": {"encoder.w": one}, "encoder": {"w": two}})
+        flat = {"model.w": one, "w": two}
+        job.save(flat, "b")
+        self.assert_equal(self.dcp_load({"model.w": torch.zeros(3), "w": torch.zeros(3)}, job.path), flat)
+        job.save({"student": {"w": one}, "teacher": {"w": two}}, "c")
+        with self.assertRaisesRegex(KeyError, "w in student.safetensors and in teacher.safetensors"):
+            ptc.Checkpoint(job.path).read("w")
+        self.assert_equal(ptc.Checkpoint(job.path).read(ptc.Checkpoint(job.path).info("w", "teacher.safetensors")), two)
+
+    def test_numbers_follow_their_parameter(self):
+        """A count that is an int is not left on the rank that wrote it."""
+        job = ptc.Job.create(self.mount.path + "/numbers", pp=2)
+        layers = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(4)]
+        counts = {name: {"exp_avg": torch.full((4, 2), float(i)), "step": 10 + i, "scale": 0.5 + i, "on": i > 1}
+                  for i, name in enumerate(layers)}
+        for rank in range(2):
+            held = layers[2 * rank:2 * rank + 2]
+            ptc.save({"model": {name: torch.ones(4, 2) for name in held}, "optim": {"state": {name: counts[name] for name in held}}},
+                     job.incoming("a"), rank=rank, files={"config.json": {"model_type": "llama", "num_hidden_layers": 4}})
+        ptc.commit(job.incoming("a"))
+        for pp in (2, 1, 4):
+            job.set_layout(pp=pp)
+            for rank in range(pp):
+                held = layers[rank * 4 // pp:(rank + 1) * 4 // pp]
+                self.assert_equal(ptc.load(job.path, rank=rank)["optim"]["state"], {name: counts[name] for name in held})
+        blank = {"optim": {"state": {name: {"exp_avg": torch.zeros(4, 2), "step": 0, "scale": 0.0, "on": None} for name in layers}}}
+        self.assert_equal(self.dcp_load(blank, job.path), {"optim": {"state": counts}})
+
+    def test_what_torch_wrote(self):
+        import torch.distributed.checkpoint as dcp
+        job = ptc.Job.create(self.mount.path + "/by_torch")
+        state = {"model": {"a.w": torch.rand(4, 2), "a.b": torch.rand(3)}, "epoch": 3,
+                 "optim": {"state": {"a.w": {"exp_avg": torch.rand(4, 2), "n": 4}},
+                           "param_groups": [{"betas": (0.5, 0.9), "params": ["a.w"]}]}}
+
+        def blank():
+            return {"model": {"a.w": torch.zeros(4, 2), "a.b": torch.zeros(3)}, "epoch": 0,
+                    "optim": {"state": {"a.w": {"exp_avg": torch.zeros(4, 2), "n": 0}}, "param_groups": [{"betas": None, "params": None}]}}
+        dcp.save(state, checkpoint_id=job.incoming("dcp"), no_dist=True)
+        os.makedirs(job.incoming("pt") + "/rank/0")
+        torch.save(state, job.incoming("pt") + "/rank/0/checkpoint.pt")
+        for name in ("dcp", "pt"):
+            with self.subTest(name):
+                path = ptc.commit(job.incoming(name))
+                self.assert_equal(ptc.load(path), state)
+                self.assert_equal(self.dcp_load(blank(), path), state)
+        os.makedirs(job.incoming("code") + "/rank/0")
+        torch.save({"model": state["model"], "what": argparse.Namespace(a=1)}, job.incoming("code") + "/rank/0/checkpoint.pt")
+        path = ptc.commit(job.incoming("code"))
+        with self.assertRaisesRegex(ValueError, "checkpoint.pt cannot be loaded without running code.*argparse.Namespace.*torch.load"):
+            ptc.load(path)
+
+    def test_places_that_are_none(self):
+        job = ptc.Job.create(self.mount.path + "/places")
+        job.save({"w": torch.ones(2)}, "a")
+        for place in ("checkpoints", "checkpoints/a/layouts", "current/rank", "dataset"):
+            with self.subTest(place), self.assertRaisesRegex(FileNotFoundError, "this is neither a job"):
+                ptc.load(job.file(place), rank=0)
+        for place in ("", "checkpoints/a", "current"):
+            with self.subTest(place), self.assertRaisesRegex(FileNotFoundError, "no rank 9 of 1"):
+                ptc.load(job.file(place), rank=9)
+        with self.assertRaisesRegex(FileNotFoundError, "in no checkpoint"):
+            ptc.Checkpoint(job.file("dataset"))
+        for place in ("", "incomming/x", "checkpoints/b"):
+            with self.subTest(place), self.assertRaisesRegex(ValueError, "not in its incoming/"):
+                ptc.save({"w": torch.ones(2)}, job.file(place))
+        with self.assertRaisesRegex(FileNotFoundError, "ptc.Job.create"):
+            ptc.Job(self.mount.path + "/nobody_made_it")
 
 
 if __name__ == "__main__":

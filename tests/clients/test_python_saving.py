@@ -9,6 +9,7 @@ import ranks
 sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
+import ptc.state  # noqa: E402  pylint: disable=wrong-import-position
 
 
 class Saving(ranks.TestCase):
@@ -122,6 +123,37 @@ job.save({"model": {"a.w": sharded(8, 3), "a.b": sharded(5), "a.c": sharded(4, 1
         job.set_layout(dp=2)
         self.assertEqual({name: tuple(tensor.shape) for name, tensor in ptc.load(job.path, rank=0)["model"].items()},
                          {"a.w": (4, 3), "a.b": (3,), "a.c": (2, 1), "a.n": ()})
+
+    def test_values_are_named_and_kept(self):
+        numpy = mount.require("numpy")
+        job = ptc.Job.create(self.mount.path + "/values")
+        self.addCleanup(setattr, ptc.state, "_MUCH_BYTES", ptc.state._MUCH_BYTES)
+        ptc.state._MUCH_BYTES = 64
+        with self.assertWarnsRegex(UserWarning, "rng/table: .*kept as text in ptc.json"):
+            job.save({"model": {"a.w": torch.ones(2)}, "loss": numpy.float32(0.5), "seen": [numpy.int64(3), numpy.bool_(True)],
+                      "rng": {"table": torch.ones(100)}}, "a")
+        state = ptc.load(job.path)
+        self.assert_equal((state["loss"], state["seen"]), (0.5, [3, True]))
+        circle = {"w": torch.ones(2)}
+        circle["self"] = circle
+        for state, error, reason in (
+                ({"model": {"w": torch.ones(2)}, "a": {"b": [1, {2}]}}, TypeError, "a/b/1: a value of type set"),
+                ({"model": {"w": torch.ones(2)}, "d": torch.device("cpu")}, TypeError, "d: a value of type device"),
+                ({"w": torch.ones(2), "step": 3}, ValueError, "the tensors w are at the top beside other values"),
+                ({"model": circle}, ValueError, "nested too deeply, or holds itself")):
+            with self.subTest(reason), self.assertRaisesRegex(error, reason):
+                job.save(state, "b")
+
+    def test_a_writer_saves_in_its_job(self):
+        import torch.distributed.checkpoint as dcp
+        jobs = [ptc.Job.create(self.mount.path + "/" + name) for name in ("mine", "others")]
+        writer = ptc.Writer(jobs[0])
+        for place in (jobs[1].file("checkpoints/a"), "/nowhere/a"):
+            with self.assertRaisesRegex(ValueError, "is not in .*/mine, where"):
+                dcp.save({"w": torch.ones(2)}, checkpoint_id=place, storage_writer=writer, no_dist=True)
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=jobs[0].file("checkpoints/a"), storage_writer=writer, no_dist=True)
+        dcp.save({"w": torch.ones(2)}, checkpoint_id="b", storage_writer=writer, no_dist=True)
+        self.assertEqual([job.checkpoints() for job in jobs], [["a", "b"], []])
 
 
 class FullStore(mount.TestCase):

@@ -48,6 +48,12 @@ def _done(value: Any) -> Any:
     return future
 
 
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
 def _section(path: Sequence[Any]) -> Tuple[Any, ...]:
     """The dict of a state that a value belongs to: ("model",) of model/layers.0.w, ("optim",) of optim/state/…"""
     for place, key in enumerate(path[:-1]):
@@ -213,7 +219,7 @@ class Reader(StorageReader):
 
     `path`: a checkpoint, or what leads there; a job, and its `current`, stand for the newest that is committed, and all
     ranks read that which the coordinator finds. dcp.load's checkpoint_id, if given, takes its place. Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by
-    its name, and by the name behind that of its file (optim.state…, of optim.safetensors).
+    the name behind that of its file (optim.state…, of optim.safetensors), and by its own, where that is no other's.
 
     Values that are no tensors were pickled, and are loaded without running code, though DCP's planner would run it:
     `weights_only`=False is for those of whoever wrote the checkpoint is trusted. Errors: FileNotFoundError, KeyError,
@@ -226,6 +232,7 @@ class Reader(StorageReader):
         self._weights_only = weights_only
         self._checkpoint: Optional[Checkpoint] = None
         self._of_name: Dict[str, TensorInfo] = {}
+        self._numbers: Dict[str, TensorInfo] = {}  # tensors that were numbers
         self._values: Dict[str, bytes] = {}
 
     def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
@@ -236,25 +243,47 @@ class Reader(StorageReader):
     def _open(self, path: Union[str, os.PathLike, None] = None) -> Checkpoint:
         if self._checkpoint is None:
             self._checkpoint = Checkpoint(path or self._path)
-            self._of_name, self._values = {}, {}
+            self._of_name, self._numbers, self._values = {}, {}, {}
             text = self._checkpoint.text or {}
             own = text.get("dcp")
-            files = self._checkpoint.files
-            for info in sorted(self._checkpoint.tensors.values(), key=lambda one: files.index(one.file)):
-                if own and info.file in own["sections"]:
-                    self._of_name[".".join(map(str, (*own["sections"][info.file], info.name)))] = info
-                    continue
-                self._of_name.setdefault(info.name, info)
-                self._of_name.setdefault(f"{section_of(info.file)}.{info.name}", info)
+            self._name_tensors(self._checkpoint, text)
             if own:
                 self._values = {fqn: base64.b64decode(data) for fqn, data in own["values"].items()}
             elif text:
-                for fqn, value in flatten_state_dict(states.decode(text["values"]))[0].items():
-                    buffer = io.BytesIO()
-                    torch.save(value, buffer)
-                    self._values[fqn] = buffer.getvalue()
-                    self._of_name.pop(fqn, None)  # a tensor whose name alone is that of a value
+                self._take_values(states.decode(text["values"]))
+            else:
+                self._take_values(self._checkpoint.values(self._weights_only))
         return self._checkpoint
+
+    def _name_tensors(self, checkpoint: Checkpoint, text: Mapping[str, Any]) -> None:
+        """By the names of sections, and by their own alone where no section has such a tensor; what a flat state had at
+        the top, first by these.
+        """
+        own = (text.get("dcp") or {}).get("sections", {})
+        names: List[Tuple[str, TensorInfo]] = []
+        bare: List[Tuple[str, TensorInfo]] = []
+        files = checkpoint.files
+        for info in sorted(checkpoint.tensors.values(), key=lambda one: files.index(one.file)):
+            if info.file in own:
+                names.append((".".join(map(str, (*own[info.file], info.name))), info))
+                continue
+            names.append((f"{section_of(info.file)}.{info.name}", info))
+            bare.append((info.name, info))
+            if not text:  # the daemon leaves it out of what torch.save and DCP wrote
+                bare.append((f"model.{info.name}", info))
+        for fqn, info in bare + names if text.get("flat") else names + bare:
+            section = section_of(info.file)
+            forms = text.get("forms", {}).get(section, ())
+            number = bool(text.get("numbers")) and states.is_number(states.split(info.name, forms), text, section)
+            if fqn not in self._of_name and fqn not in self._numbers:
+                (self._numbers if number else self._of_name)[fqn] = info
+
+    def _take_values(self, values: Mapping[str, Any]) -> None:
+        for fqn, value in flatten_state_dict(values)[0].items():
+            if isinstance(value, torch.Tensor) and fqn in self._of_name:
+                continue
+            self._values[fqn] = _saved(value)
+            self._of_name.pop(fqn, None)  # a tensor whose name alone is that of a value
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         checkpoint = self._open()
@@ -263,7 +292,7 @@ class Reader(StorageReader):
             size = torch.Size(info.shape)
             chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
             known[fqn] = TensorStorageMetadata(TensorProperties(torch_dtype(info.dtype)), size, [chunk])
-        for fqn in self._values:
+        for fqn in (*self._values, *self._numbers):
             known.setdefault(fqn, BytesStorageMetadata())
         own = (checkpoint.text or {}).get("dcp")
         paths = {fqn: tuple(path) for fqn, path in own["paths"].items()} if own else {fqn: (fqn,) for fqn in known}
@@ -286,7 +315,7 @@ class Reader(StorageReader):
             checkpoint = self._open(os.path.join(os.path.dirname(checkpoint.path), plan.storage_data))
         for item in plan.items:
             fqn = item.storage_index.fqn
-            if fqn not in (self._values if item.type == LoadItemType.BYTE_IO else self._of_name):
+            if fqn not in self._of_name and (item.type != LoadItemType.BYTE_IO or fqn not in {**self._values, **self._numbers}):
                 raise KeyError(f"{checkpoint.path} has no {fqn}")
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._value(fqn))
@@ -299,13 +328,10 @@ class Reader(StorageReader):
 
     def _value(self, fqn: str) -> io.BytesIO:
         """What a planner may unpickle: it asks for all that a pickle can do."""
+        if fqn in self._numbers:
+            return io.BytesIO(_saved(self._open().read(self._numbers[fqn]).item()))
         data = self._values[fqn]
-        if not self._weights_only:
-            return io.BytesIO(data)
-        again = io.BytesIO()
-        torch.save(load_value(fqn, data), again)
-        again.seek(0)
-        return again
+        return io.BytesIO(_saved(load_value(fqn, data)) if self._weights_only else data)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:

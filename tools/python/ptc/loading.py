@@ -18,6 +18,8 @@ from .slices import Box, box, box_of, whole
 
 PathLike = Union[str, os.PathLike]
 _HEARD_SECONDS = 5
+_VALUES = "values.pt"  # what the daemon has of DCP's own files beside tensors
+_TORCH_FILES = (".pt", ".pth")
 
 
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False) -> Dict[str, Any]:
@@ -32,13 +34,16 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     tensor}}.
 
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch.
-    Errors: FileNotFoundError, ValueError (not what it should be).
+    Of what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
+    of one .pt is what that holds. Types that NumPy has not, like bfloat16, are their bits there. Errors:
+    FileNotFoundError, ValueError (not what it should be).
     """
     where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank)
     numpy = numpy or torch_or_none() is None
     text = read_text(where)
     dcp = (text or {}).get("dcp", {"sections": {}, "paths": {}})  # of Writer
     sections: Dict[str, Dict[str, Any]] = {}
+    _check_place(where)
     values = _values_of_dcp(dcp) if "values" in dcp and torch_or_none() is not None else []
     found = False
     for path in _files(where):
@@ -55,7 +60,9 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
         if file not in dcp["sections"]:
             sections.setdefault(section_of(file), {})
     if text is None and not found:
-        raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
+        return _saved_by_torch(where, device)
+    if text is None and os.path.isfile(os.path.join(where, _VALUES)) and torch_or_none() is not None:
+        return _saved_by_dcp(sections, load_file(os.path.join(where, _VALUES), None))
     return states.unflatten(sections, text, numpy, values)
 
 
@@ -80,6 +87,58 @@ def fixed(path: PathLike, together: bool = False) -> str:
                                     + (job.error or "no reason is known"), chosen)
         time.sleep(0.05)
     return chosen
+
+
+def _saved_by_torch(where: str, device: Any) -> Dict[str, Any]:
+    """What torch.save put into the files of a directory: of one file what that holds, of several by their names."""
+    files = [name for name in sorted(os.listdir(where)) if name.endswith(_TORCH_FILES)]
+    if not files or torch_or_none() is None:
+        raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
+    found = {section_of(name): load_file(os.path.join(where, name), device) for name in files}
+    alone = next(iter(found.values()))
+    return dict(alone) if len(found) == 1 and isinstance(alone, Mapping) else found
+
+
+def _saved_by_dcp(sections: Dict[str, Dict[str, Any]], values: Any) -> Dict[str, Any]:
+    """What PyTorch's own writer of DCP saved: the daemon has its tensors in one file, the optimizer's by their whole names,
+    and the values beside.
+    """
+    state: Dict[str, Any] = {key: dict(names) for key, names in sections.items()}
+    for name in list(state.get("model", ())):
+        found = re.fullmatch(r"(optim\w*)\.state\.(.+)\.(\w+)", name)
+        if found:
+            states.put(state, (found[1], "state", found[2], found[3]), state["model"].pop(name))
+
+    def add(into: Dict[str, Any], more: Mapping[Any, Any]) -> None:
+        for key, value in more.items():
+            if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+                add(into[key], value)
+            else:
+                into.setdefault(key, value)
+    add(state, values if isinstance(values, Mapping) else {})
+    return state
+
+
+def load_file(path: str, device: Any, weights_only: bool = True) -> Any:
+    """What torch.save put into a file, mapped where it stays. ValueError: that cannot be had without running code."""
+    import torch
+    try:
+        return torch.load(path, map_location=device or "cpu", mmap=True, weights_only=weights_only)
+    except Exception as error:  # pylint: disable=broad-except
+        raise ValueError(f"{path} cannot be loaded without running code ({why_not(error)}). If you trust who wrote it: "
+                         "torch.load of that file, or torch.serialization.add_safe_globals") from None
+
+
+def _check_place(where: str) -> None:
+    """FileNotFoundError: it is in a job, but no place where a rank's files are; nothing below it is looked for."""
+    try:
+        job = find(where).job
+    except FileNotFoundError:
+        return
+    parts = os.path.relpath(where, job).split(os.sep)
+    if parts[0] != "incoming" and not {"rank", "hf"} & set(parts[:-1]) and parts[-1] != "hf":
+        raise FileNotFoundError(errno.ENOENT, "this is neither a job, nor a checkpoint, a layout, or a rank's directory of one",
+                                where)
 
 
 def _values_of_dcp(text: Mapping[str, Any]) -> List[Tuple[List[Any], Any]]:
@@ -115,11 +174,11 @@ def read_text(where: str) -> Optional[Dict[str, Any]]:
 
 
 def section_of(file: str) -> str:
-    """optim.safetensors, optim/model.safetensors → optim; shards of a set are one."""
+    """optim.safetensors, optim/model.safetensors, optim.pt → optim; shards of a set are one."""
     directory, name = os.path.split(file)
     if directory:
         return directory.replace("/", "-")
-    stem = name[:-len(".safetensors")]
+    stem = os.path.splitext(name)[0]
     shard = re.fullmatch(states.SHARD, stem)
     return shard[1] if shard else stem
 
@@ -137,10 +196,14 @@ def _rank_directory(where: str, rank: int) -> str:
     if not os.path.isdir(where):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
     if os.path.isdir(os.path.join(where, "rank")):
-        return os.path.join(where, "rank", str(rank))
+        found = os.path.join(where, "rank", str(rank))
+        if not os.path.isdir(found):
+            raise FileNotFoundError(errno.ENOENT, f"there is no rank {rank} of {len(os.listdir(os.path.join(where, 'rank')))}",
+                                    found)
+        return found
     if os.path.isfile(os.path.join(where, "meta.json")):
         with open(os.path.join(where, "meta.json"), encoding="utf-8") as file:
-            return os.path.join(where, "layouts", json.load(file)["written_as"], "rank", str(rank))
+            return _rank_directory(os.path.join(where, "layouts", json.load(file)["written_as"]), rank)
     return where
 
 
@@ -158,7 +221,7 @@ class Checkpoint:
 
     `path`: a checkpoint, or anything in it or that leads there; of a job, and its `current`, the newest that is
     committed. Which it is stays so, whatever is committed then; of several processes each finds its own, so give them
-    one path (`Job.newest`) where a save may come between. Holds the mappings of what was read. Threads: not to be shared
+    one path (`Job.newest`) where a save may come between. What was read of it stays mapped, also when it is removed. Threads: not to be shared
     without a lock.
     """
 
@@ -181,12 +244,29 @@ class Checkpoint:
         return sorted({file for file, _ in self.tensors}, key=lambda one: (one != "model.safetensors", one))
 
     def info(self, name: str, file: Optional[str] = None) -> TensorInfo:
-        """By its name in a file; without one, in whichever has it, the model first. KeyError."""
+        """By its name in a file; without one, in the model's, else in the only one that has it. KeyError: none has, or
+        several.
+        """
         if file is None:
-            file = next((one for one in self.files if (one, name) in self.tensors), None)
+            files = [one for one in self.files if (one, name) in self.tensors]
+            if len(files) > 1 and files[0] != "model.safetensors":
+                raise KeyError(f"{self.path} has a tensor {name} in {' and in '.join(files)}: say of which file")
+            file = files[0] if files else None
         if file is None or (file, name) not in self.tensors:
             raise KeyError(f"{self.path} has no tensor {name}" + (f" in {file}" if file else ""))
         return self.tensors[file, name]
+
+    def values(self, weights_only: bool = True) -> Dict[str, Any]:
+        """Of what torch.save or PyTorch's own DCP wrote, what rank 0 had in those files, tensors too; nested. ValueError: it
+        cannot be loaded without running code.
+        """
+        where = os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0")
+        found: Dict[str, Any] = {}
+        for file in (_VALUES, *self.files):
+            if file.endswith(_TORCH_FILES) and os.path.isfile(os.path.join(where, file)):
+                content = load_file(os.path.join(where, file), None, weights_only)
+                found.update(content if isinstance(content, Mapping) else {section_of(file): content})
+        return found
 
     def read(self, tensor: Union[str, TensorInfo], part: Optional[Box] = None, *, mesh: Any = None,
              placements: Optional[Sequence[Any]] = None) -> Any:

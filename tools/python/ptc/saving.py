@@ -45,6 +45,8 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     rank = group.rank() if rank is None else rank
     staged = os.path.basename(os.path.dirname(top)) == "incoming"
     where = os.path.join(top, "rank", str(rank)) if staged else top
+    if not staged:
+        _check_place(top)
     group.wait_for(top, where)
     if wait:
         return _write(state, top, where, staged, rank, layout, consumed, files)()
@@ -56,6 +58,16 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
         future.set_exception(error)
     group.keep(top, where, future)
     return future
+
+
+def _check_place(path: str) -> None:
+    """ValueError: it is in a job, where checkpoints are begun in incoming/ alone."""
+    try:
+        job = find(path).job
+    except FileNotFoundError:
+        return
+    if os.path.relpath(path, job).split(os.sep)[0] != "incoming":
+        raise ValueError(f"{path} is in a job, but not in its incoming/, where checkpoints are written")
 
 
 def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: int, layout: Optional[Mapping[str, Any]],

@@ -13,14 +13,20 @@ key that holds dots, a parameter's name; the keys before and behind it are its *
 keeps: a rank that holds other parameters under another layout finds its paths by the same forms. Tensors at the top
 beside sections, and all of the entries named in `OWN`, are the rank's own: they are kept in ptc.json, byte for byte,
 and go where other files of a rank go. A state of nothing but tensors at the top is one section, `model`.
+
+Numbers beside the tensors of a parameter (an optimizer's count that is an int) follow it as tensors do: they are such of
+one element in the file, and ptc.json has their forms, by which they are numbers again. NumPy's scalars become Python's.
+Texts and other values beside tensors are the rank's own.
 """
 from __future__ import annotations
 
 import base64
 import re
+import sys
+import warnings
 from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
-from .arrays import Bytes, array_of, is_array, is_distributed
+from .arrays import Bytes, array_of, is_array, is_distributed, torch_or_none
 
 FORMAT = "ptc-state/1"
 FILE = "ptc.json"
@@ -31,6 +37,7 @@ Path = Tuple[Any, ...]
 Form = Tuple[Tuple[str, ...], Tuple[str, ...], bool]  # keys before a parameter's name, behind it; whether there is one
 Sections = Dict[str, Dict[str, Any]]
 _MARK = "__ptc__"
+_MUCH_BYTES = 1 << 24
 
 
 def flatten(state: Mapping[str, Any]) -> Tuple[Sections, Dict[str, Any]]:
@@ -40,8 +47,16 @@ def flatten(state: Mapping[str, Any]) -> Tuple[Sections, Dict[str, Any]]:
     flat = bool(state) and all(is_array(value) for value in state.values())
     if flat:
         state = {"model": state}
+    try:
+        return _flatten(state, flat)
+    except RecursionError:
+        raise ValueError("the state is nested too deeply, or holds itself") from None
+
+
+def _flatten(state: Mapping[str, Any], flat: bool) -> Tuple[Sections, Dict[str, Any]]:
     sections: Sections = {}
     forms: Dict[str, List[Form]] = {}
+    numbers: Dict[str, List[Form]] = {}
     lists: List[Path] = []
     rest: Dict[str, Any] = {}
     for key, value in state.items():
@@ -51,6 +66,7 @@ def flatten(state: Mapping[str, Any]) -> Tuple[Sections, Dict[str, Any]]:
         if not found:
             rest[key] = value
             continue
+        numbers[key] = _take_numbers(rest[key], found)
         if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", key):
             raise ValueError(f"{key!r} holds tensors and names a file: it should be of letters, digits, '_' and '-'")
         if re.fullmatch(SHARD, key):
@@ -62,8 +78,12 @@ def flatten(state: Mapping[str, Any]) -> Tuple[Sections, Dict[str, Any]]:
             if split(name, forms[key]) != tuple(map(str, path[1:])) or name in names:
                 raise ValueError(f"{'/'.join(map(str, path))}: several paths would be the name {name!r}")
             names[name] = tensor
-    text: Dict[str, Any] = {"format": FORMAT, "flat": flat, "forms": forms, "lists": lists, "values": encode(rest)}
-    return sections, text
+    own = [str(key) for key, value in state.items() if is_array(value) and key not in OWN]
+    if own and not any(isinstance(value, Mapping) and key not in OWN for key, value in state.items()):
+        raise ValueError(f"the tensors {', '.join(own[:4])} are at the top beside other values, where they would be the rank's "
+                         'own, which nothing cuts: put them into a dict, {"model": {…}, "step": 3}')
+    return sections, {"format": FORMAT, "flat": flat, "forms": forms, "numbers": numbers, "lists": lists,
+                      "values": encode(rest)}
 
 
 def _take_tensors(value: Any, path: Path, found: Dict[Path, Any], lists: List[Path]) -> Any:
@@ -91,6 +111,58 @@ def _take_tensors(value: Any, path: Path, found: Dict[Path, Any], lists: List[Pa
 
 
 _TAKEN = object()
+_NUMBERS = {bool: "bool", int: "int64", float: "float64"}
+
+
+def _take_numbers(left: Any, found: Dict[Path, Any]) -> List[Form]:
+    """Moves the numbers that are beside a parameter's tensors from what is left into `found`, and returns their forms. One
+    of a form of which another parameter has a tensor stays a value.
+    """
+    forms = forms_of([path[1:] for path in found])
+    of_tensors = {path: _form_in(path[1:], forms) for path in found}
+    there = set(of_tensors.values())
+    taken: Dict[Form, None] = {}
+    for path, (before, behind, named) in of_tensors.items():
+        values = left
+        for key in path[1:-1]:
+            values = values.get(key) if isinstance(values, dict) else None
+        if not isinstance(values, dict) or not named or not behind:
+            continue
+        for key, value in list(values.items()):
+            form = before, (*behind[:-1], key), True
+            number = _plain(value)
+            if (isinstance(key, str) and "." not in key and form not in there and type(number) in _NUMBERS
+                    and not (type(number) is int and number.bit_length() > 63)):
+                found[(*path[:-1], key)] = _array_of_number(number)
+                taken[form] = None
+                del values[key]
+    for path, (before, _, named) in of_tensors.items():
+        for place in range(len(path) - 1, len(before) + 1, -1) if named else ():
+            _drop_empty(left, path[1:place])
+    return sorted(taken, key=repr)
+
+
+def _drop_empty(left: Any, path: Path) -> None:
+    """Removes a dict of which nothing is left: a rank that does not hold that parameter would have it all the same."""
+    for key in path[:-1]:
+        left = left.get(key) if isinstance(left, dict) else None
+    if isinstance(left, dict) and left.get(path[-1]) == {}:
+        del left[path[-1]]
+
+
+def _array_of_number(value: Any) -> Any:
+    kind = _NUMBERS[type(value)]
+    torch = torch_or_none()
+    if torch is not None:
+        return torch.tensor(value, dtype=getattr(torch, kind))
+    import numpy
+    return numpy.array(value, kind)
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's; anything else is what it is."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -112,6 +184,24 @@ def form_of(path: Sequence[Any]) -> Form:
     return ((), (), True) if len(keys) == 1 else (keys, (), False)
 
 
+def _fits(keys: Sequence[Any], form: Form) -> bool:
+    """Whether a path is a name in that frame."""
+    before, behind, named = form
+    return named and len(before) + len(behind) + 1 == len(keys) and tuple(keys[:len(before)]) == tuple(before) and (
+        tuple(keys[len(before) + 1:]) == tuple(behind))
+
+
+def _form_in(path: Sequence[Any], forms: Sequence[Form]) -> Form:
+    """Of the forms of all paths that of one."""
+    own = form_of(path)
+    return own if own in forms else next(form for form in forms if _fits(list(map(str, path)), form))
+
+
+def is_number(path: Sequence[Any], text: Mapping[str, Any], section: str) -> bool:
+    """Whether the tensor at that path of a section was a number, by ptc.json."""
+    return any(_fits(list(map(str, path)), form) for form in text.get("numbers", {}).get(section, ()))
+
+
 def forms_of(paths: Iterable[Sequence[Any]]) -> List[Form]:
     """The forms of all. A path without dots has the form of others that it fits: "lm_head" is a name where "a.b" is."""
     found: Dict[Form, None] = {}
@@ -123,8 +213,7 @@ def forms_of(paths: Iterable[Sequence[Any]]) -> List[Form]:
         else:
             plain.append(form[0])
     for keys in plain:
-        if not any(len(before) + len(behind) + 1 == len(keys) and keys[:len(before)] == before
-                   and keys[len(before) + 1:] == behind for before, behind, named in found if named):
+        if not any(_fits(keys, form) for form in found):
             found[keys, (), False] = None
     return sorted(found, key=repr)
 
@@ -161,7 +250,8 @@ def unflatten(sections: Mapping[str, Mapping[str, Any]], text: Optional[Mapping[
         forms = [(tuple(before), tuple(behind), named) for before, behind, named in text["forms"].get(key, [])]
         into = state.setdefault(key, {})
         for name, tensor in names.items():
-            put(into, split(name, forms), tensor)
+            path = split(name, forms)
+            put(into, path, tensor.item() if is_number(path, text, key) else tensor)
     for path, value in values:
         put(state, [str(key) if isinstance(key, int) else key for key in path], value)
     for path in sorted((tuple(map(str, path)) for path in text["lists"]), key=len, reverse=True):
@@ -185,8 +275,11 @@ def _make_list(state: Any, path: Path) -> None:
         state[path[-1]] = [items[key] for key in sorted(items, key=int)]
 
 
-def encode(value: Any) -> Any:
-    """A value as JSON that `decode` reads. TypeError: it is of a kind that JSON and this module do not know."""
+def encode(value: Any, path: Path = ()) -> Any:
+    """A value as JSON that `decode` reads. TypeError, with its path: it is of a kind that JSON and this module do not
+    know.
+    """
+    value = _plain(value)
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -194,21 +287,31 @@ def encode(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, list):
-        return [encode(item) for item in value]
+        return [encode(item, (*path, number)) for number, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {_MARK: "tuple", "items": [encode(item) for item in value]}
+        return {_MARK: "tuple", "items": [encode(item, (*path, number)) for number, item in enumerate(value)]}
     if isinstance(value, (bytes, bytearray)):
         return {_MARK: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value) and _MARK not in value:
-            return {key: encode(item) for key, item in value.items()}
-        return {_MARK: "dict", "items": [[encode(key), encode(item)] for key, item in value.items()]}
+            return {key: encode(item, (*path, key)) for key, item in value.items()}
+        return {_MARK: "dict", "items": [[encode(key, path), encode(item, (*path, key))] for key, item in value.items()]}
     if is_array(value) and not is_distributed(value):
-        array = Bytes(value)
+        try:
+            array = Bytes(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{_text(path)}: {error}") from None
+        if array.nbytes > _MUCH_BYTES:
+            warnings.warn(f"{_text(path)}: {array.nbytes >> 20} MiB are kept as text in {FILE}, of each rank: in a dict at the "
+                          "top, of a name that is not in ptc.state.OWN, it would be in a file of tensors", stacklevel=2)
         return {_MARK: "tensor", "dtype": array.dtype, "shape": list(array.shape),
                 "base64": base64.b64encode(b"".join(data for data, _ in array.pieces())).decode()}
-    raise TypeError(f"a value of type {type(value).__name__} cannot be saved: only tensors, numbers, texts, bytes, and "
-                    "lists and dicts of these")
+    raise TypeError(f"{_text(path)}: a value of type {type(value).__name__} cannot be saved: only tensors, numbers, texts, "
+                    "bytes, and lists and dicts of these")
+
+
+def _text(path: Sequence[Any]) -> str:
+    return "/".join(map(str, path)) or "the state"
 
 
 def decode(value: Any, numpy_arrays: bool = False) -> Any:
