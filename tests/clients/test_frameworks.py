@@ -182,6 +182,20 @@ for name, parameter in model.named_parameters():
     assert adam.state[parameter]["step"] == 1
 """, group=True)
 
+        job.set_layout(tp=1)
+        self.run_ranks(1, MEGATRON, """
+def without(path, load=ptc.load):
+    state = load(path)
+    del state["model"]["output_layer.weight"]
+    return state
+ptc.load = without
+try:
+""" + "\n".join("    " + line for line in load.splitlines()), """
+    raise SystemExit("loaded")
+except AssertionError as error:
+    assert "output_layer.weight" in str(error), error
+""", group=True)
+
     def test_deepspeed(self):
         self.need("deepspeed")
         save, load = self.pages["DeepSpeed"]
@@ -226,6 +240,34 @@ dist.barrier()""", group=True)
         self.run_ranks(1, TRAINER, "max_steps = 8", page, f"resumed = torch.load({whole!r})",
                        "for key, value in model.state_dict().items(): assert torch.equal(value, resumed[key]), key")
         self.assertEqual(job.checkpoints(), [f"checkpoint-{step}" for step in (2, 4, 6, 8)])
+
+    def test_trainer_loads_the_best_and_keeps_few(self):
+        """Also when it is resumed in between: the best is where it was committed."""
+        self.need("transformers", "accelerate")
+        page, = self.pages["Trainer"]
+        page = page.replace("/mnt/ptc/hf", "/mnt/ptc/hf-best").replace("train_dataset=samples, callbacks=[callback]",
+                                                                       "train_dataset=samples, eval_dataset=samples[:4], callbacks=[spoils, callback]")
+        page = page.replace("save_steps=2,", "save_steps=2, eval_steps=2, eval_strategy='steps', load_best_model_at_end=True, "
+                            "save_total_limit=1, learning_rate=0.01,")
+        job = self.job("hf-best")
+        spoils = """
+from transformers import TrainerCallback
+class Spoils(TrainerCallback):
+    def on_step_end(self, args, state, control, model=None, **_):
+        for parameter in model.parameters() if state.global_step == 5 else ():
+            parameter.data.mul_(30)
+spoils = Spoils()
+"""
+        check = """
+losses = {one["step"]: one["eval_loss"] for one in trainer.state.log_history if "eval_loss" in one}
+assert losses[4] == min(losses.values()) < losses[max(losses)] - 1, losses
+assert trainer.state.best_model_checkpoint == callback.job.file("checkpoints/checkpoint-4/layouts/tp1-pp1-dp1/rank/0")
+assert abs(trainer.evaluate()["eval_loss"] - losses[4]) < 1e-4, losses
+"""
+        self.run_ranks(1, TRAINER, spoils, "max_steps = 6", page, check)
+        self.assertEqual(job.checkpoints(), ["checkpoint-4", "checkpoint-6"])
+        self.run_ranks(1, TRAINER, spoils, "max_steps = 8", page, check)
+        self.assertEqual(job.checkpoints(), ["checkpoint-4", "checkpoint-8"])
 
     def test_trainer_with_a_rank_that_fails(self):
         """In the callback, where only the first works: the others learn it, and do not wait."""
@@ -289,6 +331,16 @@ assert not os.path.exists({ran!r})
                        "assert trainer.global_step == 4\n"
                        "for key, value in module.state_dict().items(): assert torch.equal(value, resumed[key]), key")
         self.assertIn("optim", ptc.load(job.path))
+
+    def test_lightning_saves_a_name_again(self):
+        self.need("lightning")
+        page, = self.pages["Lightning"]
+        job = self.job("lightning-last")
+        page = page.replace("/mnt/ptc/lightning", "/mnt/ptc/lightning-last").replace("save_top_k=-1", "save_last=True")
+        self.run_ranks(1, LIGHTNING, "path, max_steps = None, 6", page,
+                       "last = ptc.load('/mnt/ptc/lightning-last/checkpoints/last.ckpt')['model']",
+                       "for key, value in module.state_dict().items(): assert torch.equal(value, last[key]), key")
+        self.assertEqual(sorted(job.checkpoints()), ["epoch=0-step=6.ckpt", "last.ckpt"])
 
     def test_peft(self):
         self.need("transformers", "peft")

@@ -82,8 +82,8 @@ class Writer(StorageWriter):
     One Writer can save again and again: dcp.save(state, checkpoint_id="step200", storage_writer=writer) names the
     checkpoint. DCP cuts as it likes, so the checkpoint counts as written by one rank, and the layout in force is made
     of it behind dcp.save: `current` leads there then, `ptc.load` and `Reader` of the job at once. `consumed`, `files`,
-    `overwrite`: Job.save, as they are now. Values that are no tensors are saved by torch.save, as DCP does. Errors, on all ranks, as
-    DCP tells them: CommitError, OSError.
+    `overwrite`: Job.save, as they are now. Values that are no tensors are saved by torch.save, as DCP does. Errors, on
+    all ranks, as DCP tells them: CommitError, OSError.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], name: Optional[str] = None, *, consumed: Optional[int] = None,
@@ -218,8 +218,9 @@ class Reader(StorageReader):
     """A storage reader of DCP: of a checkpoint, each rank the boxes that it wants, whatever wrote it.
 
     `path`: a checkpoint, or what leads there; a job, and its `current`, stand for the newest that is committed, and all
-    ranks read that which the coordinator finds. dcp.load's checkpoint_id, if given, takes its place. Names are those that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by
-    the name behind that of its file (optim.state…, of optim.safetensors), and by its own, where that is no other's.
+    ranks read that which the coordinator finds. dcp.load's checkpoint_id, if given, takes its place. Names are those
+    that dcp.save was given. Where something else than `Writer` wrote it, each tensor goes by the name behind that of
+    its file (optim.state…, of optim.safetensors), and by its own, where that is no other's.
 
     Values that are no tensors were pickled, and are loaded without running code, though DCP's planner would run it:
     `weights_only`=False is for those of whoever wrote the checkpoint is trusted. Errors: FileNotFoundError, KeyError,
@@ -315,7 +316,7 @@ class Reader(StorageReader):
             checkpoint = self._open(os.path.join(os.path.dirname(checkpoint.path), plan.storage_data))
         for item in plan.items:
             fqn = item.storage_index.fqn
-            if fqn not in self._of_name and (item.type != LoadItemType.BYTE_IO or fqn not in {**self._values, **self._numbers}):
+            if fqn not in self._of_name and fqn not in self._values and fqn not in self._numbers:
                 raise KeyError(f"{checkpoint.path} has no {fqn}")
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._value(fqn))

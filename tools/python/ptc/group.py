@@ -96,7 +96,8 @@ class Group:
         return outcome[0]
 
     def _tell(self, outcome: list, here: bool) -> None:
-        """What has become of rank 0's call, to the others. It has been made: that they cannot be told changes nothing."""
+        """What has become of rank 0's call, to the others. It has been made: that they cannot be told changes nothing.
+        """
         try:
             self._meet(lambda distributed, group: distributed.broadcast_object_list(outcome, src=0, group=group), here)
         except PtcError as error:
@@ -112,8 +113,8 @@ class Group:
         return values
 
     def agree(self, failure: Optional[BaseException], what: str, here: bool = False) -> None:
-        """All ranks go on, or all raise: one that has failed its failure, the others an OSError with `what`, the rank and
-        the reason.
+        """All ranks go on, or all raise: one that has failed its failure, the others an OSError with `what`, the rank
+        and the reason.
         """
         reasons = self.gather(None if failure is None else f"rank {self.rank}: {_reason(failure)}", here)
         if failure is not None:

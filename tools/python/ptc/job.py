@@ -27,7 +27,8 @@ class _Place(NamedTuple):
 
 
 def checkpoint_name(name: str) -> str:
-    """The same, if a checkpoint can have it. ValueError: it is empty, hidden, or a path: what it leads to is not touched.
+    """The same, if a checkpoint can have it. ValueError: it is empty, hidden, or a path: what it leads to is not
+    touched.
     """
     if not isinstance(name, str) or not name or name.startswith(".") or "/" in name or "\0" in name:
         raise ValueError(f"a checkpoint has a name and no path: {name!r} cannot be one")
@@ -50,7 +51,8 @@ def find(path: Union[str, os.PathLike]) -> _Place:
 
 
 def stands_for(path: Union[str, os.PathLike]) -> "Optional[Job]":
-    """The job, if a path is one, or leads to its `current`: what it stands for is another checkpoint with each commit."""
+    """The job, if a path is one, or leads to its `current`: what it stands for is another checkpoint with each commit.
+    """
     path = os.path.abspath(os.fspath(path))
     while True:
         top, last = os.path.split(path)

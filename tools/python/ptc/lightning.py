@@ -39,11 +39,12 @@ class CheckpointIO(_CheckpointIO):
     """Saves the module's parameters and its optimizers' state as tensors, by name, and all else in one file of
     torch.save's.
 
-    The last part of a path is the checkpoint's name; one that is there is replaced, as Lightning wants it. Of a strategy whose first rank has the whole module: one process,
-    or DDP. Lightning calls it on that rank alone: the others learn of an error when that process ends. That file is
-    loaded without running code, unless `weights_only` is False here, or where Lightning takes it (trainer.fit,
-    load_from_checkpoint): hyperparameters of classes of your own want that. Errors: CommitError, OSError; TypeError,
-    where `NamedOptimizers` is not among the callbacks; ValueError: code would have to run.
+    The last part of a path is the checkpoint's name; one that is there is replaced, as Lightning wants it. Of a
+    strategy whose first rank has the whole module: one process, or DDP. Lightning calls it on that rank alone: the
+    others learn of an error when that process ends. That file is loaded without running code, unless `weights_only` is
+    False here, or where Lightning takes it (trainer.fit, load_from_checkpoint): hyperparameters of classes of your own
+    want that. Errors: CommitError, OSError; TypeError, where `NamedOptimizers` is not among the callbacks; ValueError:
+    code would have to run.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], *, weights_only: bool = True) -> None:

@@ -25,16 +25,15 @@ _TORCH_FILES = (".pt", ".pth")
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False) -> Dict[str, Any]:
     """What `save` saved, as this rank has it under a layout: <job>/current, or …/layouts/<any layout>.
 
-    A job, and its `current`, stand for the newest checkpoint that is committed, under the layout in force; all processes
-    of torch.distributed get the same one, so they all make this call (unless they say their `rank`, and each looks for
-    itself). `dir` may also be a checkpoint (the layout it was written in), a rank's directory, or one of Hugging Face
-    files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
-    before it is used, ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise
-    they are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name:
-    tensor}}.
+    A job, and its `current`, stand for the newest checkpoint that is committed, under the layout in force; all
+    processes of torch.distributed get the same one, so they all make this call (unless they say their `rank`, and each
+    looks for itself). `dir` may also be a checkpoint (the layout it was written in), a rank's directory, or one of
+    Hugging Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
+    before it is used, ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise they
+    are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name: tensor}}.
 
-    `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch.
-    Of what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
+    `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch. Of
+    what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
     of one .pt is what that holds. Types that NumPy has not, like bfloat16, are their bits there. Errors:
     FileNotFoundError, ValueError (not what it should be).
     """
@@ -100,8 +99,8 @@ def _saved_by_torch(where: str, device: Any) -> Dict[str, Any]:
 
 
 def _saved_by_dcp(sections: Dict[str, Dict[str, Any]], values: Any) -> Dict[str, Any]:
-    """What PyTorch's own writer of DCP saved: the daemon has its tensors in one file, the optimizer's by their whole names,
-    and the values beside.
+    """What PyTorch's own writer of DCP saved: the daemon has its tensors in one file, the optimizer's by their whole
+    names, and the values beside.
     """
     state: Dict[str, Any] = {key: dict(names) for key, names in sections.items()}
     for name in list(state.get("model", ())):
@@ -137,8 +136,8 @@ def _check_place(where: str) -> None:
         return
     parts = os.path.relpath(where, job).split(os.sep)
     if parts[0] != "incoming" and not {"rank", "hf"} & set(parts[:-1]) and parts[-1] != "hf":
-        raise FileNotFoundError(errno.ENOENT, "this is neither a job, nor a checkpoint, a layout, or a rank's directory of one",
-                                where)
+        raise FileNotFoundError(
+            errno.ENOENT, "this is neither a job, nor a checkpoint, a layout, or a rank's directory of one", where)
 
 
 def _values_of_dcp(text: Mapping[str, Any]) -> List[Tuple[List[Any], Any]]:
@@ -198,8 +197,8 @@ def _rank_directory(where: str, rank: int) -> str:
     if os.path.isdir(os.path.join(where, "rank")):
         found = os.path.join(where, "rank", str(rank))
         if not os.path.isdir(found):
-            raise FileNotFoundError(errno.ENOENT, f"there is no rank {rank} of {len(os.listdir(os.path.join(where, 'rank')))}",
-                                    found)
+            ranks = len(os.listdir(os.path.dirname(found)))
+            raise FileNotFoundError(errno.ENOENT, f"there is no rank {rank} of {ranks}", found)
         return found
     if os.path.isfile(os.path.join(where, "meta.json")):
         with open(os.path.join(where, "meta.json"), encoding="utf-8") as file:
@@ -221,8 +220,8 @@ class Checkpoint:
 
     `path`: a checkpoint, or anything in it or that leads there; of a job, and its `current`, the newest that is
     committed. Which it is stays so, whatever is committed then; of several processes each finds its own, so give them
-    one path (`Job.newest`) where a save may come between. What was read of it stays mapped, also when it is removed. Threads: not to be shared
-    without a lock.
+    one path (`Job.newest`) where a save may come between. What was read of it stays mapped, also when it is removed.
+    Threads: not to be shared without a lock.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -257,8 +256,8 @@ class Checkpoint:
         return self.tensors[file, name]
 
     def values(self, weights_only: bool = True) -> Dict[str, Any]:
-        """Of what torch.save or PyTorch's own DCP wrote, what rank 0 had in those files, tensors too; nested. ValueError: it
-        cannot be loaded without running code.
+        """Of what torch.save or PyTorch's own DCP wrote, what rank 0 had in those files, tensors too; nested.
+        ValueError: it cannot be loaded without running code.
         """
         where = os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0")
         found: Dict[str, Any] = {}
@@ -296,8 +295,8 @@ class Checkpoint:
         """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this
         rank's part.
 
-        Values become of the targets' types. KeyError: one is not in the checkpoint; ValueError: it has another shape, or
-        is on the meta device.
+        Values become of the targets' types. KeyError: one is not in the checkpoint; ValueError: it has another shape,
+        or is on the meta device.
         """
         for name, target in state.items():
             info = self.info(name, file)
@@ -305,7 +304,8 @@ class Checkpoint:
                 raise ValueError(f"{name} is {info.shape} in {self.path}, not {tuple(target.shape)}")
             into = local(target)
             if into.is_meta:
-                raise ValueError(f"{name} is on the meta device and cannot take values: module.to_empty(device=…) comes first")
+                raise ValueError(f"{name} is on the meta device and cannot take values: module.to_empty(device=…) comes "
+                                 "first")
             if into.numel():
                 into.copy_(self.read(info, box_of(target)))
 

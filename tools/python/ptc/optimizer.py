@@ -76,8 +76,8 @@ def load_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any], *
     is no parameter of this optimizer is passed over; a parameter that had no state when it was saved has none.
 
     KeyError: there is state, and none of it is of a parameter of this optimizer: its names have another prefix; or what
-    was saved knows nothing of some, which `strict`=False begins anew. ValueError: a moment has another shape than its parameter here; there
-    are more groups, or fewer, or others.
+    was saved knows nothing of some, which `strict`=False begins anew. ValueError: a moment has another shape than its
+    parameter here; there are more groups, or fewer, or others.
     """
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     parameters = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in own}

@@ -1,7 +1,7 @@
 """Who saves into a directory of incoming/: one process, or one group of these, at a time.
 
-What says so is a lock (flock) on the directory, so it ends with its process, however that ends. It is known on one node:
-of a group rank 0 has it, and a second start of the same training meets it there.
+What says so is a lock (flock) on the directory, so it ends with its process, however that ends. It is known on one
+node: of a group rank 0 has it, and a second start of the same training meets it there.
 """
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _lock = threading.Lock()
 
 
 def claim(directory: str) -> None:
-    """Makes the directory this process' own until `release`. CommitError: it is that of another, which runs; OSError."""
+    """Makes the directory this process' own until `release`. CommitError: it is that of another, which runs; OSError.
+    """
     key = os.path.realpath(directory)
     with _lock:
         if key in _held and _is_at(_held[key], key):

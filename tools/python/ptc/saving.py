@@ -37,9 +37,10 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     not in an incoming/, files go right into it.
 
     `rank`: of torch.distributed, or RANK, if not given. Rank 0 also writes `layout` (under which the ranks are, if it
-    is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save).
-    Errors: TypeError, ValueError (what cannot be saved, by its path in the state), OSError; then nothing stays of what
-    this call wrote. With wait=False they are in the future, and are the `commit`'s, where all ranks learn of them: of several processes each should save so.
+    is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save). Errors:
+    TypeError, ValueError (what cannot be saved, by its path in the state), OSError; then nothing stays of what this
+    call wrote. With wait=False they are in the future, and are the `commit`'s, where all ranks learn of them: of
+    several processes each should save so.
     """
     top = os.path.abspath(os.fspath(dir))
     rank = group.rank() if rank is None else rank
@@ -126,9 +127,10 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
 
 
 def check_placements(sections: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
-    """Under fsdp the files of all data-parallel ranks are taken for rows of each tensor, one below the other. ValueError:
-    beside DTensors a rank holds all of a tensor; of a DTensor it holds another part than rows, or one element, which is
-    taken for a scalar. ptc.Writer saves these. Where there is no DTensor at all, what is given are rows.
+    """Under fsdp the files of all data-parallel ranks are taken for rows of each tensor, one below the other.
+    ValueError: beside DTensors a rank holds all of a tensor; of a DTensor it holds another part than rows, or one
+    element, which is taken for a scalar. ptc.Writer saves these. Where there is no DTensor at all, what is given are
+    rows.
     """
     if layout.get("optimizer") != "fsdp" or int(layout.get("dp", 1)) == 1:
         return

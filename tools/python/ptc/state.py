@@ -14,9 +14,9 @@ keeps: a rank that holds other parameters under another layout finds its paths b
 beside sections, and all of the entries named in `OWN`, are the rank's own: they are kept in ptc.json, byte for byte,
 and go where other files of a rank go. A state of nothing but tensors at the top is one section, `model`.
 
-Numbers beside the tensors of a parameter (an optimizer's count that is an int) follow it as tensors do: they are such of
-one element in the file, and ptc.json has their forms, by which they are numbers again. NumPy's scalars become Python's.
-Texts and other values beside tensors are the rank's own.
+Numbers beside the tensors of a parameter (an optimizer's count that is an int) follow it as tensors do: they are such
+of one element in the file, and ptc.json has their forms, by which they are numbers again. NumPy's scalars become
+Python's. Texts and other values beside tensors are the rank's own.
 """
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _flatten(state: Mapping[str, Any], flat: bool) -> Tuple[Sections, Dict[str, 
             names[name] = tensor
     own = [str(key) for key, value in state.items() if is_array(value) and key not in OWN]
     if own and not any(isinstance(value, Mapping) and key not in OWN for key, value in state.items()):
-        raise ValueError(f"the tensors {', '.join(own[:4])} are at the top beside other values, where they would be the rank's "
-                         'own, which nothing cuts: put them into a dict, {"model": {…}, "step": 3}')
+        raise ValueError(f"the tensors {', '.join(own[:4])} are at the top beside other values, where they would be the "
+                         'rank\'s own, which nothing cuts: put them into a dict, {"model": {…}, "step": 3}')
     return sections, {"format": FORMAT, "flat": flat, "forms": forms, "numbers": numbers, "lists": lists,
                       "values": encode(rest)}
 
@@ -115,8 +115,8 @@ _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 
 
 def _take_numbers(left: Any, found: Dict[Path, Any]) -> List[Form]:
-    """Moves the numbers that are beside a parameter's tensors from what is left into `found`, and returns their forms. One
-    of a form of which another parameter has a tensor stays a value.
+    """Moves the numbers that are beside a parameter's tensors from what is left into `found`, and returns their forms.
+    One of a form of which another parameter has a tensor stays a value.
     """
     forms = forms_of([path[1:] for path in found])
     of_tensors = {path: _form_in(path[1:], forms) for path in found}
@@ -302,8 +302,8 @@ def encode(value: Any, path: Path = ()) -> Any:
         except (TypeError, ValueError) as error:
             raise type(error)(f"{_text(path)}: {error}") from None
         if array.nbytes > _MUCH_BYTES:
-            warnings.warn(f"{_text(path)}: {array.nbytes >> 20} MiB are kept as text in {FILE}, of each rank: in a dict at the "
-                          "top, of a name that is not in ptc.state.OWN, it would be in a file of tensors", stacklevel=2)
+            warnings.warn(f"{_text(path)}: {array.nbytes >> 20} MiB are kept as text in {FILE}, of each rank: in a dict at "
+                          "the top, of a name that is not in ptc.state.OWN, it would be in a file of tensors", stacklevel=2)
         return {_MARK: "tensor", "dtype": array.dtype, "shape": list(array.shape),
                 "base64": base64.b64encode(b"".join(data for data, _ in array.pieces())).decode()}
     raise TypeError(f"{_text(path)}: a value of type {type(value).__name__} cannot be saved: only tensors, numbers, texts, "

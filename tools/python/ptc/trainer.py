@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from concurrent.futures import Future
 from typing import Any, Optional, Union
@@ -14,7 +15,7 @@ from typing import Any, Optional, Union
 from transformers import TrainerCallback
 
 from . import group
-from .job import Job
+from .job import Job, remove
 from .loading import load
 from .optimizer import load_optimizer_state, optimizer_state
 from .saving import commit, save
@@ -27,10 +28,16 @@ class Callback(TrainerCallback):
     copied. optimizer.pt, which goes by numbers, is left out; all else is kept. Of a Trainer whose ranks have the whole
     model: one process, or DDP. For FSDP there are `ptc.Writer` and `ptc.Reader`. CommitError and OSError end the
     training.
+
+    The best model is loaded at the end from where it was committed, if the Trainer was asked to, and its
+    save_total_limit holds for the checkpoint-<step> of the job. In output_dir nothing stays, so training goes on from
+    `latest`, and not from resume_from_checkpoint=True. `overwrite`: a checkpoint-<step> of a former run is replaced;
+    else it is a CommitError.
     """
 
-    def __init__(self, job: Union[str, os.PathLike, Job]) -> None:
+    def __init__(self, job: Union[str, os.PathLike, Job], *, overwrite: bool = False) -> None:
         self.job = job if isinstance(job, Job) else Job(job)
+        self.overwrite = overwrite
 
     @property
     def latest(self) -> Optional[str]:
@@ -44,14 +51,30 @@ class Callback(TrainerCallback):
         name = f"checkpoint-{state.global_step}"
         self._check(args)
         where = self.job.begin(name)
+        if name == os.path.basename(state.best_model_checkpoint or "") or (
+                getattr(state, "best_global_step", None) == state.global_step):
+            state.best_model_checkpoint = self._alone(name)
         moved: "Future[None]" = Future()
         try:
             if group.rank() == 0:
                 self._move(os.path.join(args.output_dir, name), where, model, optimizer)
+                state.save_to_json(os.path.join(where, "rank", "0", "trainer_state.json"))  # which says where the best is
             moved.set_result(None)
         except Exception as error:  # pylint: disable=broad-except
             moved.set_exception(error)  # all ranks are told so in commit()
-        commit(where, after=moved)
+        commit(where, after=moved, overwrite=self.overwrite)
+        group.prepare().together(lambda: self._remove_oldest(args.save_total_limit, state.best_model_checkpoint), here=True)
+
+    def _alone(self, name: str) -> str:
+        """A checkpoint as one rank has it."""
+        return self.job.file("checkpoints", name, "layouts/tp1-pp1-dp1/rank/0")
+
+    def _remove_oldest(self, limit: Optional[int], best: Optional[str]) -> None:
+        """As the Trainer does in output_dir: never the newest, nor the best."""
+        names = [name for name in self.job.checkpoints() if re.fullmatch(r"checkpoint-\d+", name)]
+        removable = [name for name in names[:-1] if best is None or os.path.normpath(best) != self._alone(name)]
+        for name in removable[:max(0, len(names) - limit)] if limit and limit > 0 else ():
+            remove(self.job.file("checkpoints", name))
 
     def _check(self, args: Any) -> None:
         if os.path.realpath(args.output_dir) == os.path.realpath(self.job.file("incoming")):
@@ -76,7 +99,7 @@ class Callback(TrainerCallback):
         self._check(args)
         if state.global_step == 0 or optimizer is None:
             return
-        where = self.job.file("checkpoints", f"checkpoint-{state.global_step}", "layouts/tp1-pp1-dp1/rank/0")
+        where = self._alone(f"checkpoint-{state.global_step}")
         processes = group.prepare()
 
         def resume() -> bool:
