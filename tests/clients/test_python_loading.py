@@ -185,6 +185,9 @@ class Places(ranks.TestCase):
         flat = {"model.w": one, "w": two}
         job.save(flat, "b")
         self.assert_equal(self.dcp_load({"model.w": torch.zeros(3), "w": torch.zeros(3)}, job.path), flat)
+        own = {"model": {"w": one}, "w": two}
+        job.save(own, "own")
+        self.assert_equal(self.dcp_load({"model": {"w": torch.zeros(3)}, "w": None}, job.path), own)
         job.save({"student": {"w": one}, "teacher": {"w": two}}, "c")
         with self.assertRaisesRegex(KeyError, "w in student.safetensors and in teacher.safetensors"):
             ptc.Checkpoint(job.path).read("w")

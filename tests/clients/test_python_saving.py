@@ -93,6 +93,11 @@ os._exit(0)
         with self.assertRaises(TypeError):
             job.save({"w": torch.ones(4), "x": object()}, "a", overwrite=True)
         self.assertEqual(job.checkpoints(), ["a"])
+        where = self.temporary("plain")
+        ptc.save({"model": {"w": torch.ones(4)}, "other": {"w": torch.ones(4)}}, where)
+        with self.assertRaises(TypeError):
+            ptc.save({"model": {"w": torch.ones(4, device="meta")}, "other": {"w": torch.ones(4)}}, where)
+        self.assertEqual(sorted(os.listdir(where)), ["other.safetensors", "ptc.json"])
 
     def test_fsdp_of_what_is_not_rows(self):
         """Whole beside DTensors; or one element of each: the daemon would stack the one, and take the other for a scalar."""
@@ -139,7 +144,7 @@ job.save({"model": {"a.w": sharded(8, 3), "a.b": sharded(5), "a.c": sharded(4, 1
         for state, error, reason in (
                 ({"model": {"w": torch.ones(2)}, "a": {"b": [1, {2}]}}, TypeError, "a/b/1: a value of type set"),
                 ({"model": {"w": torch.ones(2)}, "d": torch.device("cpu")}, TypeError, "d: a value of type device"),
-                ({"w": torch.ones(2), "step": 3}, ValueError, "the tensors w are at the top beside other values"),
+                ({"w": torch.ones(2), "step": 3}, ptc.CommitError, "tensors at the top beside other values are the rank's own"),
                 ({"model": circle}, ValueError, "nested too deeply, or holds itself")):
             with self.subTest(reason), self.assertRaisesRegex(error, reason):
                 job.save(state, "b")

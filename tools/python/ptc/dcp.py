@@ -253,7 +253,7 @@ class Reader(StorageReader):
             elif text:
                 self._take_values(states.decode(text["values"]))
             else:
-                self._take_values(self._checkpoint.values(self._weights_only))
+                self._take_values(self._checkpoint.values(self._weights_only), tensors_too=False)
         return self._checkpoint
 
     def _name_tensors(self, checkpoint: Checkpoint, text: Mapping[str, Any]) -> None:
@@ -279,9 +279,9 @@ class Reader(StorageReader):
             if fqn not in self._of_name and fqn not in self._numbers:
                 (self._numbers if number else self._of_name)[fqn] = info
 
-    def _take_values(self, values: Mapping[str, Any]) -> None:
+    def _take_values(self, values: Mapping[str, Any], tensors_too: bool = True) -> None:
         for fqn, value in flatten_state_dict(values)[0].items():
-            if isinstance(value, torch.Tensor) and fqn in self._of_name:
+            if isinstance(value, torch.Tensor) and not tensors_too and fqn in self._of_name:
                 continue
             self._values[fqn] = _saved(value)
             self._of_name.pop(fqn, None)  # a tensor whose name alone is that of a value
@@ -311,7 +311,7 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
         checkpoint = self._open()
-        if plan.storage_data != os.path.basename(checkpoint.path):  # one was committed while ranks looked
+        if plan.storage_data and plan.storage_data != os.path.basename(checkpoint.path):  # one was committed while ranks looked
             self._checkpoint = None
             checkpoint = self._open(os.path.join(os.path.dirname(checkpoint.path), plan.storage_data))
         for item in plan.items:

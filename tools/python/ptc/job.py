@@ -17,6 +17,10 @@ _POLL_SECONDS = 0.05
 _ASK_TRIES = 600
 _REMOVE_TRIES = 10
 
+_NO_TENSOR = "there is no tensor in it that has a name"  # of the daemon
+_OWN_HINT = (" (to ptc.save, tensors at the top beside other values are the rank's own, which nothing cuts: put them into a "
+             'dict, {"model": {…}, "step": 3})')
+
 Layout = Dict[str, Any]
 """layout.json: {"tp": 4, "pp": 1, "dp": 2, …}; the sizes are required."""
 
@@ -268,8 +272,12 @@ class Job:
             if processes.rank == 0:
                 owner.claim(where)
             return where
-        where = processes.each(take, failed, here=True)
-        processes.each(lambda: empty(where), failed, here=True)
+        try:
+            where = processes.each(take, failed, here=True)
+            processes.each(lambda: empty(where), failed, here=True)
+        except BaseException:
+            owner.release(self.file("incoming", name))
+            raise
         return where
 
     def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,
@@ -321,6 +329,7 @@ class Job:
     def _reason(self, name: str) -> str:
         try:
             with open(self.incoming(name) + ".error", encoding="utf-8") as file:
-                return file.read().strip()
+                reason = file.read().strip()
+            return reason + _OWN_HINT if _NO_TENSOR in reason else reason
         except OSError:
             return ""

@@ -88,6 +88,7 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
         for name, content in contents(files, taken).items():
             small[os.path.join(where, name)] = content
     open_files: Dict[str, int] = {}
+    written: List[str] = []
 
     def close() -> None:
         failure: Optional[OSError] = None
@@ -103,7 +104,7 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
         """What a save that has failed wrote would take up room for ever."""
         with contextlib.suppress(OSError):
             close()
-        for path in [*small, *(os.path.join(where, section + ".safetensors") for section in sections)]:
+        for path in written:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -111,6 +112,7 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
         try:
             close()
             for path, content in small.items():
+                written.append(path)
                 write_file(path, content)
         except BaseException:
             take_back()
@@ -119,6 +121,7 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
     try:
         for section, tensors in sections.items():
             path = os.path.join(where, section + ".safetensors")
+            written.append(path)
             open_files[path] = safetensors.write(path, tensors)
     except BaseException:
         take_back()

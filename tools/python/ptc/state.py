@@ -78,10 +78,6 @@ def _flatten(state: Mapping[str, Any], flat: bool) -> Tuple[Sections, Dict[str, 
             if split(name, forms[key]) != tuple(map(str, path[1:])) or name in names:
                 raise ValueError(f"{'/'.join(map(str, path))}: several paths would be the name {name!r}")
             names[name] = tensor
-    own = [str(key) for key, value in state.items() if is_array(value) and key not in OWN]
-    if own and not any(isinstance(value, Mapping) and key not in OWN for key, value in state.items()):
-        raise ValueError(f"the tensors {', '.join(own[:4])} are at the top beside other values, where they would be the "
-                         'rank\'s own, which nothing cuts: put them into a dict, {"model": {…}, "step": 3}')
     return sections, {"format": FORMAT, "flat": flat, "forms": forms, "numbers": numbers, "lists": lists,
                       "values": encode(rest)}
 

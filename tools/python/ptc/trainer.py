@@ -44,7 +44,9 @@ class Callback(TrainerCallback):
         """For trainer.train(resume_from_checkpoint=…): the newest checkpoint, as one rank has it. None: there is none.
         All ranks ask, and get the same.
         """
-        newest = group.prepare().together(lambda: self.job.newest, here=True)
+        newest = self.job.newest
+        if group.world_size() > 1:
+            newest = group.prepare().together(lambda: self.job.newest, here=True)
         return None if newest is None else os.path.join(os.path.dirname(newest), "tp1-pp1-dp1", "rank", "0")
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
