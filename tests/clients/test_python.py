@@ -186,7 +186,7 @@ told(lambda: job.save({"w": torch.ones(2)}, "a"), (NotImplementedError, "no plac
 del job.incoming
 where = job.begin("b")
 saved = ptc.save({"w": torch.ones(2), "other": object() if rank else 1}, where, wait=False)
-told(lambda: ptc.commit(where), (TypeError, "type object"), "rank 1: a value of type object")
+told(lambda: ptc.commit(where), (TypeError, "type object"), "rank 1: other: a value of type object")
 told(lambda: ptc.commit(where if rank == 0 else "/nowhere"), (FileNotFoundError, "no job"), "rank 1: [Errno 2] no job")
 class Odd(Exception):
     def __init__(self, a, b): super().__init__(a)
@@ -542,7 +542,7 @@ try:
 except TypeError as error:
     assert rank == 1 and "type object" in str(error), error
 except OSError as error:
-    assert rank == 0 and "rank 1: a value of type object" in str(error), error
+    assert rank == 0 and "rank 1: other: a value of type object" in str(error), error
 job.save({"w": torch.ones(2)}, "a")
 """, job.path)
         self.assertEqual(job.checkpoints(), ["a"])

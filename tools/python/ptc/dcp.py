@@ -280,7 +280,7 @@ class Reader(StorageReader):
                 (self._numbers if number else self._of_name)[fqn] = info
 
     def _take_values(self, values: Mapping[str, Any], tensors_too: bool = True) -> None:
-        for fqn, value in flatten_state_dict(values)[0].items():
+        for fqn, value in flatten_state_dict(dict(values))[0].items():
             if isinstance(value, torch.Tensor) and not tensors_too and fqn in self._of_name:
                 continue
             self._values[fqn] = _saved(value)

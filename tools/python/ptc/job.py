@@ -257,7 +257,8 @@ class Job:
         return self.file("incoming", checkpoint_name(name))
 
     def begin(self, name: str) -> str:
-        """Removes what an attempt that was broken off left in incoming/; returns the directory. Collective.
+        """Removes what an attempt that was broken off left in incoming/; returns the directory, which is there then on
+        rank 0's node. Collective.
 
         Each rank removes, for incoming/ shows what was written on this node. What this process still saves there in the
         background ends before. Until a `commit` ends, well or not, or this process does, the directory is these

@@ -246,8 +246,8 @@ def unflatten(sections: Mapping[str, Mapping[str, Any]], text: Optional[Mapping[
         forms = [(tuple(before), tuple(behind), named) for before, behind, named in text["forms"].get(key, [])]
         into = state.setdefault(key, {})
         for name, tensor in names.items():
-            path = split(name, forms)
-            put(into, path, tensor.item() if is_number(path, text, key) else tensor)
+            place = split(name, forms)
+            put(into, place, tensor.item() if is_number(place, text, key) else tensor)
     for path, value in values:
         put(state, [str(key) if isinstance(key, int) else key for key in path], value)
     for path in sorted((tuple(map(str, path)) for path in text["lists"]), key=len, reverse=True):
