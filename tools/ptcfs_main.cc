@@ -247,6 +247,19 @@ Result<Beneath> mountable(const std::string& path, bool was_dead) {
   return beneath;
 }
 
+/// A node's membership, which ends with this at the latest.
+class Leaving {
+ public:
+  explicit Leaving(ClusterNode* node) : node_(node) {}
+  ~Leaving() { now(); }
+  void now() {
+    if (node_ != nullptr) std::exchange(node_, nullptr)->leave();
+  }
+
+ private:
+  ClusterNode* node_;
+};
+
 /// Mounts and serves until the end. `ready` is called once the mount can be used.
 template <class Ready>
 int run(Options& options, Ready ready) {
@@ -293,6 +306,7 @@ int run(Options& options, Ready ready) {
     store_options.cluster = cluster->services();
   }
   auto store = JobStore::open(store_options, &tree);
+  Leaving leaving(cluster.get());  // whatever ends this: others must not ask a store that is gone
   if (!store) {
     Error error = std::move(store).error().with_context("store " + place.value().directory);
     if (error.code() == Code::kNoSpace)
@@ -339,7 +353,7 @@ int run(Options& options, Ready ready) {
   }
   say_what_is_kept(*store.value(), place.value(), options);
   tree.detach();
-  if (cluster != nullptr) cluster->leave();
+  leaving.now();
   store.value().reset();
   spdlog::shutdown();
   return 0;

@@ -74,7 +74,7 @@ CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_gi
   std::vector<bool> parameters =
       find_masters(infos);  // which no rule may cover; the others, if they are
   for (uint32_t t = 0; t < infos.size(); ++t)
-    parameters[t] = !parameters[t] && manifest.model->is_parameter(t);
+    parameters[t] = !parameters[t] && !manifest.model->is_optimizer_state(t);
   find_primary(parameters);
   for (uint32_t t = 0; t < infos.size(); ++t) {
     std::string prefix = primary[t] ? "" : escape_slashes(infos[t].file) + "/";

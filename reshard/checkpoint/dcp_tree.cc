@@ -81,7 +81,9 @@ class TreeMaker {
     if (names_.insert(name).second) return;
     if (path.empty()) path.push_back({TorchStep::Kind::kKey, name, 0});
     path.insert(path.begin(), {TorchStep::Kind::kKey, std::string(file), 0});
-    for (name = fmt::format("{}.{}", file, name); !names_.insert(name).second;) name += '_';
+    name = fmt::format("{}.{}", file, name);
+    for (const std::string first = name; !names_.insert(name).second;)
+      name = fmt::format("{}_{}", first, ++repeated_[first]);
   }
   void add_value(std::string_view file, DcpNewValue value) {
     make_unique(file, value.name, value.path);
@@ -216,6 +218,7 @@ class TreeMaker {
   std::vector<Origin> origins_;  // by tensor
   std::vector<DcpNewValue> values_;
   std::unordered_set<std::string> names_;
+  std::unordered_map<std::string, uint64_t> repeated_;  // names: how often
   std::string left_out_;
 };
 

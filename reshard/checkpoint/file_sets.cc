@@ -621,12 +621,16 @@ Result<FileSetRef> Checkpoint::hf_files() const {
   return cached("hf", [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>("hf", shared_from_this());
     const std::vector<TensorInfo>& tensors = model().tensors();
+    // PEFT looks for one file of this name.
+    const bool adapter =
+        std::any_of(manifest().files.begin(), manifest().files.end(),
+                    [](const WrittenFile& file) { return file.path == "adapter_config.json"; });
     std::vector<std::vector<Model::Held>> shards(1);
     uint64_t shard_bytes = 0, total_bytes = 0;
     for (uint32_t t = 0; t < tensors.size(); ++t) {
-      if (!facts_->primary[t] || !model().is_parameter(t)) continue;
+      if (!facts_->primary[t] || model().is_optimizer_state(t)) continue;
       PTC_TRY(auto bytes, array_bytes(tensors[t].shape, tensors[t].dtype));
-      if (shard_bytes > 0 && shard_bytes + bytes > kHfShardBytes) {
+      if (!adapter && shard_bytes > 0 && shard_bytes + bytes > kHfShardBytes) {
         shards.emplace_back();
         shard_bytes = 0;
       }
@@ -637,7 +641,10 @@ Result<FileSetRef> Checkpoint::hf_files() const {
     json::object weight_map;
     std::optional<ReadRights> rights_of_all;
     for (size_t i = 0; i < shards.size(); ++i) {
-      std::string path = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      const std::string path = adapter             ? "adapter_model.safetensors"
+                               : shards.size() > 1 ? fmt::format("model-{:05}-of-{:05}.safetensors",
+                                                                 i + 1, shards.size())
+                                                   : "model.safetensors";
       std::optional<ReadRights> rights;
       for (const Model::Held& part : shards[i]) {
         weight_map[tensors[part.tensor].name] = path;
@@ -652,16 +659,19 @@ Result<FileSetRef> Checkpoint::hf_files() const {
                [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                    const ContentSource& source) { return source.open_gathered(layout); });
     }
-    set->add_text(
-        "model.safetensors.index.json",
-        json::serialize(json::object{{"metadata", json::object{{"total_size", total_bytes}}},
-                                     {"weight_map", std::move(weight_map)}}) +
-            "\n",
-        rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
+    constexpr std::string_view kIndex = "model.safetensors.index.json";
+    if (shards.size() > 1)
+      set->add_text(
+          std::string(kIndex),
+          json::serialize(json::object{{"metadata", json::object{{"total_size", total_bytes}}},
+                                       {"weight_map", std::move(weight_map)}}) +
+              "\n",
+          rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
     if (std::string missing = left_out_text(left_out()); !missing.empty())
       set->add_text(kLeftOut, std::move(missing),
                     rights_of_all.value_or(ReadRights{manifest().uid, manifest().gid}));
-    for (uint32_t file : other_files(RankCoords())) set->add_other(file);
+    for (uint32_t file : other_files(RankCoords()))
+      if (manifest().files[file].path != kIndex) set->add_other(file);  // it is of other files
     set->finish();
     return FileSetRef(std::move(set));
   });
@@ -670,15 +680,8 @@ Result<FileSetRef> Checkpoint::hf_files() const {
 Result<FileSetRef> Checkpoint::dcp_files() const {
   return cached("dcp", [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>("dcp", shared_from_this());
-    const auto rights_of = [&](const ImageLayout& layout) {
-      ReadRights rights = facts_->rights_in("");
-      bool first = true;
-      for (const ArraySlot& slot : layout.arrays) {
-        const ReadRights& of_tensor = facts_->rights_of(slot.tensor);
-        rights = std::exchange(first, false) ? of_tensor : rights.narrowed_to(of_tensor);
-      }
-      return rights;
-    };
+    // Names, values and tensors of all files stand side by side in these.
+    const ReadRights& rights = facts_->rights_in("");
     const auto make = [&]() -> Result<DcpTree> {
       PTC_TRY(const auto files, state_files(LayoutSpec(), StateCoords()));
       DcpSources sources;
@@ -698,19 +701,13 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
     Result<DcpTree> tree = make();
     // What cannot be made must not keep the checkpoint from being listed and removed.
     if (tree.has_error()) {
-      set->add_text(kLeftOut, "Nothing is here: " + tree.error().message() + "\n",
-                    facts_->rights_in(""));
+      set->add_text(kLeftOut, "Nothing is here: " + tree.error().message() + "\n", rights);
       return FileSetRef(std::move(set));
     }
-    std::optional<ReadRights> rights_of_all;
-    for (DcpTree::File& file : tree.value().files) {
-      const ReadRights rights = rights_of(file.layout);
-      rights_of_all = rights_of_all ? rights_of_all->narrowed_to(rights) : rights;
+    for (DcpTree::File& file : tree.value().files)
       set->add({file.name, file.layout.bytes, "", rights}, DescribedSet::Kind::kComputed,
                [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                    const ContentSource& source) { return source.open_gathered(layout); });
-    }
-    const ReadRights rights = rights_of_all.value_or(facts_->rights_in(""));
     set->add_text(".metadata", std::move(tree.value().metadata), rights);
     if (!tree.value().left_out.empty())
       set->add_text(kLeftOut,

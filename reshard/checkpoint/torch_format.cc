@@ -685,11 +685,28 @@ Result<TorchContents> torch_contents(const Literals& literals, uint64_t file_byt
   PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
   const ModelTensors model = model_tensors(file, naming);
   TorchContents contents;
+  // Each is told by its whole path, and one that holds others is copied out of the whole pickle.
+  constexpr uint64_t kMostNameBytes = 64 << 20, kMostSteps = uint64_t{1} << 29;
+  uint64_t name_bytes = 0, steps = 0;
+  const auto check_names = [&](const std::vector<TorchStep>& path) -> Result<> {
+    for (const TorchStep& step : path) name_bytes += step.key.size() + sizeof(step);
+    if (name_bytes <= kMostNameBytes) return ok();
+    return invalid_argument("the paths of its values take more than {} MiB", kMostNameBytes >> 20);
+  };
+  const auto check_steps = [&](PickleId node) -> Result<> {
+    const PickleKind kind = file.pickle().kind(node);
+    if (kind != PickleKind::kNone && kind != PickleKind::kFalse && kind != PickleKind::kTrue &&
+        kind != PickleKind::kInt && kind != PickleKind::kFloat && kind != PickleKind::kText)
+      steps += file.pickle().size();
+    if (steps <= kMostSteps) return ok();
+    return invalid_argument("it has too many values that hold others");
+  };
   size_t next = 0;  // of the model's
   for (uint32_t i = 0; i < file.tensors().size(); ++i) {
     const TorchTensor& tensor = file.tensors()[i];
     TorchContents::Tensor made{
         "", tensor.name, file.path(tensor.place), tensor.offset, tensor.dtype, tensor.shape, false};
+    PTC_TRY(check_names(made.path));
     if (next < model.numbers.size() && model.numbers[next] == i) {
       made.name = model.names[next++];
       made.of_model = true;
@@ -701,6 +718,8 @@ Result<TorchContents> torch_contents(const Literals& literals, uint64_t file_byt
   }
   for (const TorchLiteral& literal : file.literals()) {
     std::vector<TorchStep> path = file.path(literal.place);
+    PTC_TRY(check_names(path));
+    PTC_TRY(check_steps(literal.node));
     PTC_TRY(auto archive, save_value(file.pickle(), literal.node));
     contents.values.push_back({torch_name(path), std::move(path), std::move(archive)});
   }

@@ -197,8 +197,8 @@ Result<TakenOver> AgreementFollower::take_over() {
   if (!lacking)
     contents_.settle_found_images(
         jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
+  membership_->taken_over(agreed, drained_entries, carried_out.has_value());
   if (carried_out.has_error()) return TakenOver{std::move(lacking), carried_out.error()};
-  membership_->taken_over(agreed, drained_entries);
   return TakenOver{std::move(lacking), std::nullopt};
 }
 

@@ -202,7 +202,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     impl->jobs.insert(job);
   }
   contents.settle_found_images(impl->jobs.list(), /*at_start=*/true);
-  if (impl->cluster == nullptr && !removed.entries.empty()) {  // carried out
+  if (impl->cluster == nullptr && !removed.entries.empty() && !contents.has_left()) {
     std::vector<std::string> keys;
     for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
     PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));

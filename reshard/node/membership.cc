@@ -263,6 +263,7 @@ Result<> Membership::join_again() {
 void Membership::follow(std::stop_token stop) {
   auto next_look = std::chrono::steady_clock::now();
   bool later = false;  // read nodes/, once what is said is believed
+  std::string unread;  // why nodes/ could not be read, as the log has it
   while (!stop.stop_requested()) {
     bool read = false, lost = false;
     {
@@ -284,9 +285,13 @@ void Membership::follow(std::stop_token stop) {
     if (lost) read = join_again().has_value() || read;
     if (!read) continue;
     Result<> done = read_members();
+    if (done.has_value()) unread.clear();
     if (done.has_value()) continue;
-    spdlog::warn("who is in the cluster cannot be read: {}", done.error().message());
-    std::lock_guard lock(mutex_);
+    if (done.error().message() != unread)
+      spdlog::warn("who is in the cluster cannot be read: {}", done.error().message());
+    unread = done.error().message();
+    std::unique_lock lock(mutex_);
+    wanted_.wait_for(lock, stop, kRetry, [] { return false; });
     refresh_ = true;
   }
 }

@@ -88,10 +88,8 @@ Result<> StoreContents::settle_directories(const std::map<std::string, std::stri
     PTC_TRY(auto id, id_in(job_dir(name)));
     const bool gone = tombstones.jobs.contains(id) || is_bare(job_dir(name));
     if (gone) {
-      // One that stays is no reason not to start.
-      if (const Result<> removed = remove_job_directory(name, id, tombstones.forced(id));
-          removed.has_error())
-        keep("jobs/" + name, "its job was removed: " + removed.error().message());
+      (void)carry_out(
+          {name, id, tombstones.forced(id)});  // one that stays is no reason not to start
     } else {
       keep("jobs/" + name, "there is no such job any more, and nobody removed it");
     }

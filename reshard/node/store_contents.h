@@ -54,6 +54,7 @@ class StoreContents {
   Result<> carry_out(Removal removal);
   /// Tries all again that failed. The error of one that fails still.
   Result<> carry_out_left();
+  bool has_left() const { return !left_.empty(); }
 
   /// Drafts that a former life of this node left: nobody can decide on them any more. Others that
   /// nothing names stay. Once it is known what all jobs need; until then it is to be called again.

@@ -282,7 +282,8 @@ int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
   return until;
 }
 
-void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained) {
+void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained,
+                                 bool removed) {
   facts_.take("jobs/", agreed.jobs);
   facts_.take(kTombstones, agreed.removed.entries);
   facts_.take("drained/", drained);
@@ -295,7 +296,7 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   // not.
   if (!write_facts()) return;
   all_removals_ = true;
-  const int64_t carried_out = carried_out_of(agreed);
+  const int64_t carried_out = removed ? carried_out_of(agreed) : own_.done;
   if (carried_out > own_.done && check_member(&cluster_).has_value()) {
     MetaTransaction transaction;
     const std::string key = store_key(identity_.store);

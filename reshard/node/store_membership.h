@@ -46,9 +46,9 @@ class StoreMembership {
     Tombstones removed;  // read after the jobs
   };
   Result<Agreed> look();
-  /// That has been taken over here: the copy follows, and the others learn which tombstones were
-  /// carried out.
-  void taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained);
+  /// That has been taken over here: the copy follows, and, if all that was removed is gone, the
+  /// others learn which tombstones were carried out.
+  void taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained, bool removed);
   /// Keys that were put meanwhile.
   void note(std::vector<MetaEntry> entries);
 

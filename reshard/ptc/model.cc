@@ -88,6 +88,30 @@ bool Model::is_parameter(uint32_t tensor) const {
   return bound.follows == kNone || bound.scales;
 }
 
+namespace {
+
+/// First or last of a name's components, in the optimizers of PyTorch, Megatron and bitsandbytes.
+constexpr std::string_view kStateNames[] = {
+    "exp_avg", "exp_avg_sq",      "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col",
+    "exp_inf", "momentum_buffer", "square_avg",     "acc_delta",      "grad_avg",
+    "state1",  "state2",          "fp32_param",     "master_param"};
+
+bool is_named_as_optimizer_state(std::string_view name) {
+  const auto is_one = [](std::string_view word) {
+    return std::find(std::begin(kStateNames), std::end(kStateNames), word) != std::end(kStateNames);
+  };
+  const size_t first = std::min(name.find('.'), name.size()), last = name.rfind('.') + 1;
+  if (is_one(name.substr(0, first)) || is_one(name.substr(last))) return true;
+  return name.substr(last) == "step" && name.find("state.") != name.npos;
+}
+
+}  // namespace
+
+bool Model::is_optimizer_state(uint32_t tensor) const {
+  return !is_parameter(tensor) ||
+         (bound_[tensor].rule == nullptr && is_named_as_optimizer_state(tensors_[tensor].name));
+}
+
 Error Model::uncovered_error() const {
   std::vector<std::string_view> names;
   size_t count = 0;

@@ -88,6 +88,9 @@ class Model {
 
   /// True for parameters and buffers; false for what follows a parameter (optimizer state).
   bool is_parameter(uint32_t tensor) const;
+  /// True for what follows a parameter, and, of names that no rule knows, for those that say so
+  /// themselves ("state.0.exp_avg"): no loader of a model has a place for it.
+  bool is_optimizer_state(uint32_t tensor) const;
   /// Whether dp ranks hold different parts of the tensor: under zero1 optimizer state, under fsdp
   /// parameters too; never scalars and buffers.
   bool is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const;

@@ -278,10 +278,48 @@ Result<DcpNewCheckpoint> compose_dcp(std::span<const DcpNewTensor> tensors,
   return DcpComposer(tensors, values, file_bytes).run();
 }
 
+namespace {
+
+/// A pickle of this value alone, if it is of a kind that holds no others: to copy it out of its own
+/// is to look at all of that.
+std::optional<std::string> pickle_alone(const Pickle& pickle, PickleId node) {
+  PickleWriter writer;
+  switch (pickle.kind(node)) {
+    case PickleKind::kNone:
+      writer.none();
+      break;
+    case PickleKind::kFalse:
+    case PickleKind::kTrue:
+      writer.boolean(pickle.kind(node) == PickleKind::kTrue);
+      break;
+    case PickleKind::kInt:
+      writer.integer(pickle.integer(node));
+      break;
+    case PickleKind::kFloat:
+      writer.number(pickle.number(node));
+      break;
+    case PickleKind::kText:
+      writer.text(pickle.text(node));
+      break;
+    default:
+      return std::nullopt;
+  }
+  return std::move(writer).finish();
+}
+
+}  // namespace
+
 Result<std::string> save_value(const Pickle& pickle, PickleId node) {
   TorchPathValue value;
   value.pickle = &pickle;
   value.node = node;
+  const std::optional<std::string> alone = pickle_alone(pickle, node);
+  std::optional<Pickle> of_alone;
+  if (alone) {
+    PTC_TRY(of_alone, Pickle::parse(*alone));
+    value.pickle = &*of_alone;
+    value.node = of_alone->root();
+  }
   PTC_TRY(auto made, compose_torch_file(std::span(&value, 1)));
   std::string archive(made.zip.file_bytes, '\0');
   for (const ZipWriter::Piece& piece : made.zip.pieces)

@@ -104,6 +104,22 @@ def read_safetensors(path):
         return parse_safetensors(file.read())
 
 
+def read_hf(top):
+    """name → tensor of a directory as from_pretrained() reads it: one file, or several by their index."""
+    index = os.path.join(top, "model.safetensors.index.json")
+    names = ["model.safetensors"]
+    if os.path.exists(index):
+        with open(index, encoding="utf-8") as file:
+            weight_map = json.load(file)["weight_map"]
+        names = sorted(set(weight_map.values()))
+    found = {}
+    for name in names:
+        tensors = read_safetensors(os.path.join(top, name))
+        assert len(names) == 1 or set(tensors) == {key for key in weight_map if weight_map[key] == name}
+        found.update(tensors)
+    return found
+
+
 def parse_safetensors(content):
     """name → Tensor. Trusts the file: it is ptcfs that is under test, not this."""
     size = struct.unpack("<Q", content[:8])[0]

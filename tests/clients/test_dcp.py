@@ -73,14 +73,7 @@ def shard_name(rank, index=1, files=1):
 
 
 def read_hf(job, checkpoint="base"):
-    """name → tensor of hf/, by its index."""
-    top = job.checkpoint(checkpoint, "hf")
-    index = mount.read_json(os.path.join(top, "model.safetensors.index.json"))["weight_map"]
-    found = {}
-    for name in sorted(set(index.values())):
-        found.update(models.read_safetensors(os.path.join(top, name)))
-    assert sorted(found) == sorted(index)
-    return found
+    return models.read_hf(job.checkpoint(checkpoint, "hf"))
 
 
 class Shards(mount.TestCase):

@@ -62,11 +62,7 @@ class Ptc(mount.TestCase):
         model = models.Llama()
         self.mount.ptc("layout", job.name, "set", "--tp", 2, "--pp", 2, "--wait")
         self.mount.ptc("export", job.name, self.temporary("hf"))
-        index = json.loads(mount.read_text(self.temporary("hf/model.safetensors.index.json")))
-        found = {}
-        for shard in set(index["weight_map"].values()):
-            found.update(models.read_safetensors(self.temporary("hf/" + shard)))
-        self.assertEqual(found, {t.name: t for t in model.tensors})
+        self.assertEqual(models.read_hf(self.temporary("hf")), {t.name: t for t in model.tensors})
         self.assertEqual(mount.read_text(self.temporary("hf/config.json")), model.config_text())
         refused = self.mount.ptc("export", job.name, self.temporary("hf"), check=False)
         self.assertEqual(refused.returncode, 1)

@@ -133,11 +133,7 @@ class Checkpoints(mount.TestCase):
 
     def expect_whole(self, job):
         """hf/ and model/."""
-        index = mount.read_json(job.checkpoint("base", "hf/model.safetensors.index.json"))["weight_map"]
-        found = {}
-        for name in sorted(set(index.values())):
-            found.update(models.read_safetensors(job.checkpoint("base", "hf", name)))
-        self.assertEqual(found, {tensor.name: tensor for tensor in self.model.tensors})
+        self.assertEqual(models.read_hf(job.checkpoint("base", "hf")), {tensor.name: tensor for tensor in self.model.tensors})
         for tensor in self.model.tensors:
             path = job.checkpoint("base", "model", tensor.name.replace(".", "/") + ".npy")
             self.assertEqual(models.read_npy(path), (tensor.shape, tensor.data), tensor.name)
@@ -572,6 +568,30 @@ class ReadByDcp(Checkpoints):
         self.assertEqual([tuple(chunk.sizes) for chunk in metadata["large"].chunks], [(1250, 1024)] * 4)
         self.assertEqual([tuple(chunk.sizes) for chunk in metadata["long"].chunks], [(750_001,), (750_001,), (750_001,), (749_998,)])
         self.load_in_mesh(job, value)
+
+    def test_nobody_reads_there_what_he_may_not_read_elsewhere(self):
+        """Values and random states of all files are side by side."""
+        job = self.new_job()
+        self.save(job, {"w": torch.ones(2)}, name="a.pt")
+        os.chmod(self.save(job, {"secret": "of one", "rng_state": torch.ones(3), "empty": torch.ones(0)}, name="b.pt"), 0o600)
+        job.commit("base")
+        names = os.listdir(job.checkpoint("base", "dcp"))
+        self.assertIn("__0_0.distcp", names)
+        for name in names:
+            self.assertEqual(os.stat(job.checkpoint("base", "dcp", name)).st_mode & 0o777, 0o400, name)
+
+    def test_many_values(self):
+        """Of each no more is looked at than itself; where their names alone are too much, it is said."""
+        job = self.new_job()
+        value = {"w": torch.ones(2), "steps": {str(number): number for number in range(20_000)}}
+        self.save(job, value)
+        job.commit("base")
+        self.load(job, value, nested=False)
+        job = self.mount.job("long-names")
+        self.save(job, {"w": torch.ones(2), "a" * (64 << 10): {str(number): number for number in range(2000)}})
+        job.commit("base")
+        self.assertEqual(os.listdir(job.checkpoint("base", "dcp")), ["LEFT_OUT.txt"])
+        self.assertIn("take more than 64 MiB", mount.read_text(job.checkpoint("base", "dcp/LEFT_OUT.txt")))
 
     def test_what_cannot_be_there_is_said(self):
         job = self.new_job()

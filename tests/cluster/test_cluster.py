@@ -129,7 +129,7 @@ class OpenFiles(TestCase):
         paths = [("layouts", layout_name(1, 1), "rank", 0, "model.safetensors"),
                  ("layouts", layout_name(2, 1), "rank", 0, "model.safetensors"),
                  ("layouts", layout_name(2, 1), "rank", 1, "model.safetensors"),
-                 ("hf", "model-00001-of-00001.safetensors")]
+                 ("hf", "model.safetensors")]
         wanted = [read(self.job(0).checkpoint("base", *path)) for path in paths]
         files = [open(self.job(reader).checkpoint("base", *path), "rb", buffering=0) for path in paths]
         for file in files:

@@ -99,12 +99,11 @@ class Owners(TestCase):
             self.expect(private, *step, "layouts/tp1-pp1-dp2/rank", str(rank), "model.safetensors")
             self.expect((*owner, config), *step, "layouts/tp1-pp1-dp2/rank", str(rank), "config.json")
         self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/1/model.safetensors")
-        self.expect(private, *step, "hf/model-00001-of-00001.safetensors")
-        self.expect(private, *step, "hf/model.safetensors.index.json")
+        self.expect(private, *step, "hf/model.safetensors")
         self.expect((*owner, 0o440), *step, "hf/config.json")
         self.expect(private, *step, "model/model/norm/weight.npy")
         self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/0/tensors/model/norm/weight.npy")
-        for path in self.everywhere(*step, "hf/model-00001-of-00001.safetensors"):
+        for path in self.everywhere(*step, "hf/model.safetensors"):
             self.assertEqual(run_as(BOB, lambda path=path: str(os.open(path, os.O_RDONLY))), "EACCES")
             self.assertEqual(run_as(ANN, lambda path=path: str(os.pread(os.open(path, os.O_RDONLY), 1, 8))), "b'{'")
         job.set_layout(tp=2)
