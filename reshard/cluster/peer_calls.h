@@ -25,6 +25,8 @@ class PeerCalls {
   /// Connects anew to `address`, where `node` shall be, and both prove who they are. Errors:
   /// kPermissionDenied (secret, certificate, cluster); kUnavailable.
   virtual Result<> meet(const std::string& node, const std::string& address) = 0;
+  /// How many it meets at a time, each with a thread.
+  virtual size_t meets_at_once() const { return 16; }
   /// Asks once. The node's own errors come back as they are; kUnavailable when it cannot be
   /// reached, broken_off() when the connection broke.
   virtual Result<std::string> call(const std::string& node, const PeerRow& row,

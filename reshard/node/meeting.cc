@@ -4,12 +4,6 @@
 #include "store/base/fan_out.h"
 
 namespace ptc {
-namespace {
-
-constexpr size_t kAtOnce = 16;
-
-}  // namespace
-
 Result<std::string> answer_meeting(PeerCalls& calls, const std::string& from,
                                    std::string_view address) {
   PTC_TRY(check_request(row_of(PeerMethod::kMeet), address.size()));
@@ -30,21 +24,24 @@ Result<> Meetings::meet(const Other& other, const std::string& own_address) {
 Result<> Meetings::meet(const std::vector<Other>& others, const std::string& own_address) {
   std::vector<const Other*> strangers;
   for (const Other& other : others)
-    if (const auto met = met_.find(other.name); met == met_.end() || met->second != other.revision)
+    if (const auto met = met_.find(other.name); met == met_.end() || met->second != other.boot)
       strangers.push_back(&other);
-  const std::vector<Result<>> results =
+  std::vector<Result<>> results =
       Answers<void>(
-          strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); }, kAtOnce)
+          strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); },
+          calls_.meets_at_once())
           .wait();
   const Error* wrong = nullptr;
   size_t count = 0;
   for (size_t i = 0; i < strangers.size(); ++i) {
     if (results[i].has_value()) {
-      met_[strangers[i]->name] = strangers[i]->revision;
+      met_[strangers[i]->name] = strangers[i]->boot;
       continue;
     }
     ++count;
-    // A node that is away goes soon; one that refuses this one does not.
+    // A node that is away goes soon; one that refuses this one does not, once it is a member.
+    if (strangers[i]->joins)
+      results[i] = make_error(Code::kUnavailable, "{}", results[i].error().message());
     const Error& error = results[i].error();
     if (wrong == nullptr ||
         (wrong->code() != Code::kPermissionDenied && error.code() == Code::kPermissionDenied))

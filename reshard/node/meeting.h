@@ -16,27 +16,26 @@ namespace ptc {
 Result<std::string> answer_meeting(PeerCalls& calls, const std::string& from,
                                    std::string_view address);
 
-/// The others as this node has met them: when this was so, by the revision of their keys. Threads:
-/// one at a time.
+/// The others as this node has met them, each life of a node by itself. Threads: one at a time.
 class Meetings {
  public:
   struct Other {
-    std::string name, address;
-    int64_t revision = 0;
+    std::string name, address, boot;
+    bool joins = false;  // it is no member yet: that it refuses this node need not last
   };
   explicit Meetings(PeerCalls& calls) : calls_(calls) {}
 
   /// Meets those that it has not met yet, many at a time: this node connects to the other, the
   /// other to `own_address`, and both prove who they are each time. `calls` knows their addresses.
   /// Errors name the first node, and say what is wrong: kPermissionDenied (secret, certificate,
-  /// cluster), kUnavailable.
+  /// cluster), by a member; kUnavailable.
   Result<> meet(const std::vector<Other>& others, const std::string& own_address);
 
  private:
   Result<> meet(const Other& other, const std::string& own_address);
 
   PeerCalls& calls_;
-  std::map<std::string, int64_t> met_;
+  std::map<std::string, std::string> met_;  // name → boot
 };
 
 }  // namespace ptc

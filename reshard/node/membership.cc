@@ -15,6 +15,8 @@ namespace {
 constexpr auto kRetry = std::chrono::milliseconds(500);
 constexpr auto kAfterConflict = std::chrono::milliseconds(20);
 constexpr auto kLook = std::chrono::seconds(1);  // whether the agreement store is what it was
+/// Between one change of who is there and the next that is taken over, for each member.
+constexpr auto kPauseOfOne = std::chrono::milliseconds(1), kLongestPause = 1000 * kPauseOfOne;
 
 std::string address_in(const std::string& text) { return json_text(text, "address"); }
 
@@ -34,6 +36,11 @@ Membership::~Membership() {
 }
 
 std::string Membership::key() const { return std::string(kMemberKeys) + options_.node; }
+std::string Membership::joining_key() const { return std::string(kJoiningKeys) + options_.node; }
+
+Membership::Known Membership::known_of(const std::string& value, int64_t revision) {
+  return {address_in(value), json_text(value, "boot"), revision};
+}
 
 bool Membership::is_member() const { return lease_ != nullptr && lease_->alive(); }
 
@@ -78,9 +85,9 @@ std::vector<Membership::Member> Membership::members() const {
 Result<> Membership::begin(const std::string& store) {
   store_ = store;
   PTC_TRY(seen_nodes_, SeenNodes::open(meta_));
-  PTC_TRY(watch_, meta_.watch(std::string(kMemberKeys), [this](const MetaEvent&) {
+  PTC_TRY(watch_, meta_.watch(std::string(kMemberKeys), [this](const MetaEvent& event) {
     std::lock_guard lock(mutex_);
-    refresh_ = true;
+    events_.push_back(event);
     wanted_.notify_all();
   }));
   PTC_TRY(forget_former_self());
@@ -116,15 +123,67 @@ Result<> Membership::forget_former_self() {
   return ok();
 }
 
+/// Of this store, or of one that was lost, which nobody else can have listened for there: then it
+/// is free.
+Result<> Membership::check_name_is_free(const std::optional<MetaEntry>& entry) {
+  if (!entry) return ok();
+  const std::string address = address_in(entry->value);
+  if (json_text(entry->value, "store") != store_ && address != address_)
+    return make_error(Code::kBusy,
+                      "node {} is in the cluster already, at {}: give this one another "
+                      "name (--node), or wait until the other's lease has ended",
+                      options_.node, address);
+  if (address == address_) return ok();
+  return check_not_running(*entry);
+}
+
+/// Under a new lease, unless it has said so, and that holds.
+Result<> Membership::say_that_it_joins() {
+  Attempt& attempt = *attempt_;
+  if (attempt.lease != nullptr && attempt.lease->alive()) return ok();
+  attempt.lease.reset();
+  PTC_TRY(auto former, meta_.get(joining_key()));
+  PTC_TRY(check_name_is_free(former));
+  uint64_t boot = 0;
+  if (::getrandom(&boot, sizeof boot, 0) != sizeof boot) return errno_error(errno, "getrandom");
+  attempt.value = json::serialize(json::object{
+      {"address", address_}, {"store", store_}, {"boot", fmt::format("{:016x}", boot)}});
+  PTC_TRY(auto lease, meta_.lease(options_.lease));
+  MetaTransaction transaction;
+  transaction.compares = {{joining_key(), former ? former->revision : 0}};
+  if (const auto identity = this->identity()) transaction.compares.push_back(*identity);
+  transaction.leased_puts = {{joining_key(), attempt.value}};
+  transaction.lease = lease.get();
+  PTC_TRY(attempt.revision, meta_.commit(transaction));
+  attempt.lease = std::move(lease);
+  return ok();
+}
+
+/// All that may be members before this node is.
 Result<> Membership::meet_the_others() {
-  PTC_TRY(read_members());
+  Attempt& attempt = *attempt_;
   std::vector<Meetings::Other> others;
+  // In this order: who is in neither listing came later, or is gone.
+  PTC_TRY(auto joining, meta_.list(kJoiningKeys));
+  PTC_TRY(read_members());
   {
     std::lock_guard lock(mutex_);
     for (const auto& [name, known] : members_)
-      if (name != options_.node) others.push_back({name, known.address, known.revision});
+      if (name != options_.node) others.push_back({name, known.address, known.boot});
+    for (const MetaEntry& entry : joining) {
+      const std::string name = entry.key.substr(kJoiningKeys.size());
+      if (name == options_.node || entry.revision > attempt.revision) continue;
+      const Known known = known_of(entry.value, entry.revision);
+      if (const auto member = members_.find(name); member == members_.end()) {
+        calls_.set(name, known.address);
+        attempt.met.insert(name);
+      } else if (member->second.boot == known.boot) {
+        continue;
+      }
+      others.push_back({name, known.address, known.boot, /*joins=*/true});
+    }
   }
-  Result<> met = meetings_->meet(others, address_);
+  Result<> met = attempt.meetings.meet(others, address_);
   if (met.has_value()) return ok();
   const bool refused = met.error().code() == Code::kPermissionDenied;
   return make_error(
@@ -135,42 +194,33 @@ Result<> Membership::meet_the_others() {
           : "");
 }
 
-/// A new lease, and this node's key under it.
 Result<> Membership::join_once() {
   PTC_TRY(check_identity(meta_, *this));
   PTC_TRY(auto entry, meta_.get(key()));
-  // Of this store, or of one that was lost: nobody else can listen there.
-  const bool former_self =
-      entry && (json_text(entry->value, "store") == store_ || address_in(entry->value) == address_);
-  if (entry && !former_self)
-    return make_error(Code::kBusy,
-                      "node {} is in the cluster already, at {}: give this one another "
-                      "name (--node), or wait until the other's lease has ended",
-                      options_.node, address_in(entry->value));
-  if (entry && address_in(entry->value) != address_) {
-    PTC_TRY(check_not_running(*entry));
-  }
-  PTC_TRY(auto membership, meta_.get(kMembership));
+  PTC_TRY(check_name_is_free(entry));
+  PTC_TRY(say_that_it_joins());
   PTC_TRY(meet_the_others());
-  PTC_TRY(auto fresh, meta_.lease(options_.lease));
-  uint64_t boot = 0;
-  if (::getrandom(&boot, sizeof boot, 0) != sizeof boot) return errno_error(errno, "getrandom");
+  Attempt& attempt = *attempt_;
   MetaTransaction transaction;
-  transaction.compares = {{key(), entry ? entry->revision : 0},
-                          {std::string(kMembership), membership ? membership->revision : 0}};
+  transaction.compares = {{key(), entry ? entry->revision : 0}, {joining_key(), attempt.revision}};
+  if (const auto identity = this->identity()) transaction.compares.push_back(*identity);
   transaction.puts = {{std::string(kMembership), options_.node}, SeenNodes::joined(options_.node)};
-  transaction.leased_puts = {
-      {key(),
-       json::serialize(json::object{
-           {"address", address_}, {"store", store_}, {"boot", fmt::format("{:016x}", boot)}})}};
-  transaction.lease = fresh.get();
-  PTC_TRY(int64_t revision, meta_.commit(transaction));
+  transaction.deletes = {joining_key()};
+  transaction.leased_puts = {{key(), attempt.value}};
+  transaction.lease = attempt.lease.get();
+  const Result<int64_t> joined = meta_.commit(transaction);
+  if (joined.has_error()) {  // or in doubt: what was put goes with the lease
+    attempt.lease.reset();
+    return joined.error();
+  }
   std::shared_ptr<MetaLease> before;  // ends without the lock
   std::lock_guard lock(mutex_);
-  before = std::exchange(lease_, std::move(fresh));
-  revision_ = revision;
-  refresh_ = true;
-  wanted_.notify_all();
+  before = std::exchange(lease_, std::move(attempt.lease));
+  revision_ = joined.value();
+  members_[options_.node] = known_of(attempt.value, revision_);
+  for (const std::string& name : attempt.met)
+    if (!members_.contains(name)) calls_.remove(name);
+  attempt_.reset();
   return ok();
 }
 
@@ -178,7 +228,7 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
   address_ = address;
   changed_ = std::move(changed);
   // The key of a daemon that was killed stays until its lease ends, under this name or another.
-  meetings_.emplace(calls_);
+  attempt_.emplace(calls_);
   const auto deadline = std::chrono::steady_clock::now() + 3 * options_.lease;
   Result<> joined = join_once();
   while (joined.has_error() && passes(joined.error()) &&
@@ -186,8 +236,8 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
     std::this_thread::sleep_for(joined.error().code() == Code::kConflict ? kAfterConflict : kRetry);
     joined = join_once();
   }
+  if (joined.has_error()) attempt_.reset();
   PTC_TRY(std::move(joined));
-  PTC_TRY(read_members());
   follower_ = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
   changed_();
   return ok();
@@ -205,11 +255,32 @@ Result<> Membership::read_members() {
   PTC_TRY(auto entries, meta_.list(kMemberKeys));
   std::map<std::string, Known> now;
   for (const MetaEntry& entry : entries)
-    now.emplace(entry.key.substr(kMemberKeys.size()),
-                Known{address_in(entry.value), entry.revision});
+    now.emplace(entry.key.substr(kMemberKeys.size()), known_of(entry.value, entry.revision));
+  take_over(std::move(now));
+  return ok();
+}
+
+Result<> Membership::take_events(std::vector<MetaEvent> events) {
+  PTC_TRY(check_identity(meta_, *this));
+  std::map<std::string, Known> now;
+  {
+    std::lock_guard lock(mutex_);
+    now = members_;
+  }
+  for (const MetaEvent& event : events) {
+    const std::string name = event.key.substr(kMemberKeys.size());
+    const auto known = now.find(name);
+    if (known != now.end() && event.revision < known->second.revision)
+      continue;  // was listed since
+    if (event.value) now[name] = known_of(*event.value, event.revision);
+    else now.erase(name);
+  }
+  take_over(std::move(now));
+  return ok();
+}
+
+void Membership::take_over(std::map<std::string, Known> now) {
   bool differs = false;
-  std::vector<std::string> there;
-  for (const auto& [name, known] : now) there.push_back(name);
   {
     std::lock_guard lock(mutex_);
     for (const auto& [name, known] : now) {
@@ -229,7 +300,18 @@ Result<> Membership::read_members() {
     members_ = std::move(now);
   }
   if (differs) tell();
+}
+
+Result<> Membership::note_who_is_gone() {
+  std::vector<std::string> there;
+  for (Member& member : members()) there.push_back(std::move(member.name));
   return seen_nodes_->update(*this, there);
+}
+
+std::chrono::steady_clock::duration Membership::pause() const {
+  std::lock_guard lock(mutex_);
+  return std::min<std::chrono::steady_clock::duration>(members_.size() * kPauseOfOne,
+                                                       kLongestPause);
 }
 
 void Membership::tell() {
@@ -242,11 +324,11 @@ void Membership::look_at_identity() {
   if (!before && distrusted()) tell();  // it looks on
 }
 
-Result<> Membership::join_again() {
+void Membership::join_again() {
   if (told_.empty()) {
     told_ = "its lease may have ended";
     spdlog::warn("node {} decides nothing until it has joined again: {}", options_.node, told_);
-    meetings_.emplace(calls_);
+    attempt_.emplace(calls_);
   }
   Result<> joined = join_once();
   if (joined.has_value()) {
@@ -257,42 +339,60 @@ Result<> Membership::join_again() {
     told_ = joined.error().message();
     spdlog::warn("node {} has not joined again: {}", options_.node, told_);
   }
-  return joined;
 }
 
 void Membership::follow(std::stop_token stop) {
-  auto next_look = std::chrono::steady_clock::now();
-  bool later = false;  // read nodes/, once what is said is believed
-  std::string unread;  // why nodes/ could not be read, as the log has it
+  using Clock = std::chrono::steady_clock;
+  auto next_look = Clock::now(), next_change = next_look;
+  // When it is noted who is gone: after a while in which nobody comes, for they may come back.
+  std::optional<Clock::time_point> note_at = next_look;
+  bool read = false;  // nodes/, for what was heard of it was not believed, or it could not be asked
+  std::vector<MetaEvent> events;
+  std::string unread;  // why it could not be done, as the log has it
   while (!stop.stop_requested()) {
-    bool read = false, lost = false;
+    bool lost = false;
     {
       std::unique_lock lock(mutex_);
-      wanted_.wait_for(lock, stop, kRetry, [&] { return refresh_; });
-      read = std::exchange(refresh_, false);
+      const Clock::time_point look_at = Clock::now() + kRetry;
+      wanted_.wait_until(lock, stop, std::min(note_at.value_or(look_at), look_at),
+                         [&] { return !events_.empty(); });
+      if (!events_.empty() && Clock::now() < next_change)
+        wanted_.wait_until(lock, stop, next_change, [] { return false; });
+      events = std::exchange(events_, {});
       lost = lease_ != nullptr && !lease_->alive();
     }
     if (stop.stop_requested()) return;
-    if (const auto now = std::chrono::steady_clock::now(); now >= next_look) {
+    const Clock::time_point now = Clock::now();
+    if (now >= next_look) {
       next_look = now + kLook;
       look_at_identity();
     }
     if (distrusted()) {
-      later = later || read;
+      read = read || !events.empty();
+      note_at = now + kRetry;
       continue;
     }
-    read = std::exchange(later, false) || read;
-    if (lost) read = join_again().has_value() || read;
-    if (!read) continue;
-    Result<> done = read_members();
-    if (done.has_value()) unread.clear();
-    if (done.has_value()) continue;
-    if (done.error().message() != unread)
-      spdlog::warn("who is in the cluster cannot be read: {}", done.error().message());
-    unread = done.error().message();
-    std::unique_lock lock(mutex_);
-    wanted_.wait_for(lock, stop, kRetry, [] { return false; });
-    refresh_ = true;
+    if (lost) join_again();
+    if (read || !events.empty()) {
+      const Result<> done = read ? read_members() : take_events(std::move(events));
+      note_at = next_change = Clock::now() + pause();
+      read = done.has_error();
+      if (!read) unread.clear();
+      if (!read) continue;
+      note_at = Clock::now() + kRetry;
+      if (done.error().message() != unread)
+        spdlog::warn("who is in the cluster cannot be read: {}", done.error().message());
+      unread = done.error().message();
+    } else if (note_at && now >= *note_at) {
+      const Result<> noted = note_who_is_gone();
+      note_at.reset();
+      if (noted.has_value()) unread.clear();
+      if (noted.has_value()) continue;
+      note_at = Clock::now() + kRetry;
+      if (noted.error().message() != unread)
+        spdlog::warn("who is gone cannot be noted: {}", noted.error().message());
+      unread = noted.error().message();
+    }
   }
 }
 

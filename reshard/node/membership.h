@@ -2,11 +2,18 @@
 // of a cluster of the tests, and of a simulated one.
 //
 // nodes/<name> is put under a lease: {"address": "10.0.0.1:7070", "store": "<16 hex>", "boot": "<16
-// hex>"}. A node is alive while its key is there; one that starts again is known by its store. It
-// puts it when it has met all the others (meeting.h); `membership` is put by each that does, so
-// that of two that come at the same time the later one meets the earlier one. One whose own lease
-// may have ended decides nothing (fence()), and joins anew when the agreement store can be reached
-// again.
+// hex>"}. A node is alive while its key is there; one that starts again is known by its store. One
+// whose own lease may have ended decides nothing (fence()), and joins anew when the agreement store
+// can be reached again.
+//
+// A node joins when it and each of the others have let each other in (meeting.h), in two
+// transactions however many come at once: joining/<name> says that it wants to; then it meets all
+// members, and those that said so before it; then that key goes, and nodes/<name> comes, under the
+// same lease. Of any two the one that said so later has seen the other, so they have met; and who
+// came first waits for nobody. `membership` is put with it.
+//
+// Who is there is listed once, and then follows from the watch. Many that come or go within a
+// moment are one change: the larger the cluster, the longer that is.
 #pragma once
 
 #include <chrono>
@@ -16,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -77,38 +85,55 @@ class Membership : public Cluster {
     return calls_.call_all(questions, row, time, std::move(stop));
   }
 
+  struct Known {
+    std::string address, boot;
+    int64_t revision = 0;
+    friend bool operator==(const Known&, const Known&) = default;
+  };
+  static Known known_of(const std::string& value, int64_t revision);
+  /// To join, which may take several rounds. Its key goes with it, unless it succeeds.
+  struct Attempt {
+    explicit Attempt(PeerCalls& calls) : meetings(calls) {}
+    Meetings meetings;
+    std::unique_ptr<MetaLease> lease;
+    std::string value;          // of the keys under it
+    int64_t revision = 0;       // of joining/<name>
+    std::set<std::string> met;  // that were no members yet
+  };
+
   std::string key() const;
+  std::string joining_key() const;
   bool is_member() const;  // mutex_ is held
   Result<> check_not_running(const MetaEntry& entry);
+  Result<> check_name_is_free(const std::optional<MetaEntry>& entry);
   Result<> forget_former_self();
+  Result<> say_that_it_joins();
   Result<> meet_the_others();
   Result<> join_once();
-  Result<> join_again();
+  void join_again();
   Result<> read_members();
+  void take_over(std::map<std::string, Known> now);
+  Result<> note_who_is_gone();
+  Result<> take_events(std::vector<MetaEvent> events);
+  std::chrono::steady_clock::duration pause() const;
   void look_at_identity();
   void tell();
   void follow(std::stop_token stop);
 
-  struct Known {
-    std::string address;
-    int64_t revision = 0;
-    friend bool operator==(const Known&, const Known&) = default;
-  };
-
   const MemberOptions options_;
   MetaClient& meta_;
   PeerCalls& calls_;
-  std::string store_, address_;       // since begin() and join()
-  std::function<void()> changed_;     // since join()
-  std::optional<Meetings> meetings_;  // of one attempt to join, which may take several rounds
-  std::string told_;                  // why it does not belong any more; of the follower
+  std::string store_, address_;    // since begin() and join()
+  std::function<void()> changed_;  // since join()
+  std::optional<Attempt> attempt_;
+  std::string told_;  // why it does not belong any more; of the follower
   std::unique_ptr<SeenNodes> seen_nodes_;
   std::shared_ptr<void> watch_;
 
   mutable std::mutex mutex_;
   std::condition_variable_any wanted_;
   std::map<std::string, Known> members_;  // guarded
-  bool refresh_ = true;                   // read nodes/ again; guarded
+  std::vector<MetaEvent> events_;         // of nodes/; guarded
   std::shared_ptr<MetaLease> lease_;      // guarded
   int64_t revision_ = 0;                  // of the own key; guarded
   std::jthread follower_;                 // last

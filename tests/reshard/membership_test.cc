@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <set>
 #include <thread>
 
@@ -60,7 +62,9 @@ class MetaWithLeases final : public MetaClient {
   }
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     ++commits;
-    return meta_.commit(transaction);
+    Result<int64_t> done = meta_.commit(transaction);
+    if (after) after(transaction);
+    return done;
   }
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     PTC_TRY(auto lease, meta_.lease(ttl));
@@ -73,6 +77,7 @@ class MetaWithLeases final : public MetaClient {
 
   std::shared_ptr<std::atomic<bool>> ended;  // of the last one
   std::atomic<int> commits = 0;
+  std::function<void(const MetaTransaction&)> after;  // each, done or not
 
  private:
   struct Lease final : public MetaLease {
@@ -168,6 +173,54 @@ TEST_F(MembershipTest, TwoThatComeAtOnceHaveMetEachOther) {
       if (one != other)
         EXPECT_TRUE(met.contains({one->membership.self(), other->membership.self()}))
             << one->membership.self() << " and " << other->membership.self();
+}
+
+/// Before its store is opened, when it says that it joins, and when it has.
+TEST_F(MembershipTest, HoweverManyComeAtOnceEachWritesThreeTimes) {
+  for (int i = 0; i < 12; ++i) make("w" + std::to_string(i));
+  std::vector<std::jthread> threads;
+  for (auto& node : nodes_)
+    threads.emplace_back([&, node = node.get()] {
+      EXPECT_TRUE(join(*node, "store of " + node->membership.self()).has_value());
+    });
+  threads.clear();
+  for (auto& node : nodes_) {
+    EXPECT_EQ(node->meta.commits, 3) << node->membership.self();
+    EXPECT_EQ(revision("joining/" + node->membership.self()), 0);
+    until([&] { return node->membership.alive().size() == nodes_.size(); });
+  }
+}
+
+TEST_F(MembershipTest, WhoSaidEarlierThatItJoinsIsMetAndWaitedForAndWhoSaidSoLaterIsNot) {
+  auto lease = meta_->lease(60s).value();
+  const auto says = [&](const std::string& name) {
+    MetaTransaction transaction;
+    transaction.leased_puts = {{"joining/" + name, R"({"address": "at )" + name + "\"}"}};
+    transaction.lease = lease.get();
+    ASSERT_TRUE(meta_->commit(transaction).has_value());
+  };
+  says("early");
+  listen("early");
+  wires_.refused.insert({"early", "b"});  // but it may never be a member
+  Node& b = make("b");
+  b.meta.after = [&](const MetaTransaction& transaction) {
+    if (!transaction.leased_puts.empty() && transaction.deletes.empty()) says("late");
+  };
+  std::jthread waits([&] {
+    until([&] {
+      std::lock_guard lock(wires_.mutex);
+      return std::find(wires_.met.begin(), wires_.met.end(),
+                       std::pair<std::string, std::string>("b", "early")) != wires_.met.end();
+    });
+    EXPECT_EQ(revision("nodes/b"), 0);
+    MetaTransaction gives_up;
+    gives_up.deletes = {"joining/early"};
+    EXPECT_TRUE(meta_->commit(gives_up).has_value());
+  });
+  const Result<> done = join(b, "store of b");
+  EXPECT_TRUE(done.has_value()) << done.error().message();
+  EXPECT_NE(revision("joining/late"), 0);
+  for (const auto& [from, to] : wires_.met) EXPECT_NE(to, "late");
 }
 
 TEST_F(MembershipTest, WhoIsNotLetInIsNoMemberAndSaysWhy) {

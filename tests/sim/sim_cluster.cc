@@ -168,6 +168,8 @@ class SimCluster::Calls final : public PeerCalls {
   Result<> meet(const std::string& node, const std::string&) override {
     return all_.meet(self_, number_of(node));
   }
+  // Threads of all nodes are those of one process.
+  size_t meets_at_once() const override { return all_.size() > 100 ? 2 : 16; }
   Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
                            std::chrono::milliseconds time, std::stop_token stop) override {
     return all_.call(self_, number_of(node), row, request, time, stop);
