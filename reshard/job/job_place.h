@@ -32,6 +32,7 @@ struct JobPlace {
     return dir + "/checkpoints/" + std::string(checkpoint_id);
   }
   std::string leader_key() const { return "leaders/" + name; }
+  std::string looked_key() const { return "looked/" + name; }
   CommitShare::Place commit_place(HashCache& hashes) const {
     return {dir, services.images, &hashes};
   }

@@ -3,9 +3,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <span>
 
 #include "store/base/utf8.h"
 #include "store/base/wall_time.h"
+#include "store/tensor/checksum.h"
 
 namespace ptc {
 
@@ -54,6 +56,18 @@ bool KnownJob::settled() const {
   if (has_failed()) return true;
   if (in_force.revision != saved.revision) return false;
   return in_force.current.value_or("") == latest_name();  // no checkpoint has an empty name
+}
+
+std::string KnownJob::view() const {
+  std::string text = fmt::format("{} {}", saved.meta_revision, in_force.meta_revision);
+  for (const auto& [name, record] : checkpoints)
+    text += fmt::format("\n{} {}", record.id, record.stored);
+  for (const auto& [name, one] : damaged)
+    text += fmt::format("\nunreadable {} {}", one.record.id, one.record.stored);
+  for (const std::string& node : alive) text += "\nthere " + node;
+  for (const std::string& node : drained) text += "\ndrained " + node;
+  return fmt::format("{} {}", text.size(),
+                     checksum_of_run(std::as_bytes(std::span(text)), 0).to_hex());
 }
 
 JobState KnownJob::state(bool reshards) const {

@@ -95,6 +95,8 @@ struct KnownJob {
   const std::pair<const std::string, Unreadable>* lost() const;
   bool settled() const;  // nothing to reshard
   bool has_work() const { return lost() == nullptr && (!settled() || look_anyway); }
+  /// What a look for something to do rests on, in short: who knows the same need not look again.
+  std::string view() const;
   JobState state(bool reshards) const;             // `reshards`: something is under way
   uint64_t bytes_on(std::string_view node) const;  // of images, within reach or not
   uint64_t missing_copies() const;                 // bytes

@@ -24,9 +24,20 @@ std::unique_ptr<Leadership> Leadership::take(const JobPlace& place) {
   return std::unique_ptr<Leadership>(new Leadership(place, led.value()));
 }
 
+bool Leadership::has_anybody_looked(const JobPlace& place, const std::string& view) {
+  if (place.alone()) return false;
+  const auto said = place.services.meta->get(place.looked_key());
+  return said.has_value() && said.value() && said.value()->value == place.id + " " + view;
+}
+
 Leadership::~Leadership() {
   if (place_.alone()) return;
   MetaTransaction transaction;
+  const std::shared_ptr<const MetaLease> lease = place_.services.cluster->lease();
+  if (view_ && lease != nullptr) {
+    transaction.leased_puts = {{place_.looked_key(), place_.id + " " + *view_}};
+    transaction.lease = lease.get();
+  }
   transaction.compares = {{place_.leader_key(), epoch_}};  // not a later leader's
   transaction.deletes = {place_.leader_key()};
   Result<int64_t> done =  // also of a job that is gone

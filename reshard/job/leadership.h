@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
@@ -22,6 +24,13 @@ class Leadership {
   Leadership& operator=(const Leadership&) = delete;
   ~Leadership();  // gives it back, unless a later leader has it
 
+  /// It has found, or brought about, that all is where it shall be: said when it is given back, in
+  /// the same transaction, under this node's lease (looked/<job>). `view`: KnownJob::view().
+  void has_looked(std::string view) { view_ = std::move(view); }
+  /// Whether a leader has said that of what this node knows. Each change makes every node look for
+  /// what is to do; so one of them does, however many they are, and the others only read that.
+  static bool has_anybody_looked(const JobPlace& place, const std::string& view);
+
   /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more,
   /// gets nothing done where a later one has been heard of. In a cluster of one: 0.
   int64_t epoch() const { return epoch_; }
@@ -32,6 +41,7 @@ class Leadership {
   Leadership(const JobPlace& place, int64_t epoch) : place_(place), epoch_(epoch) {}
   const JobPlace& place_;
   const int64_t epoch_;
+  std::optional<std::string> view_;
 };
 
 }  // namespace ptc

@@ -66,8 +66,25 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
   }
 }
 
+/// So this node has nothing to do, unless there is more by now.
+bool Resharder::another_has_looked() {
+  const JobKnowledge::Snapshot known = uses_.knowledge.now();
+  if (uses_.place.alone() || !known->settled() || known->failed) return false;
+  const std::string view = known->view();
+  if (!Leadership::has_anybody_looked(uses_.place, view)) return false;
+  const bool done = uses_.knowledge.update([&](KnownJob& now) {
+    if (!now.settled() || now.failed || now.view() != view) return false;
+    now.look_anyway = false;
+    return true;
+  });
+  if (done) uses_.knowledge.tell();
+  return done;
+}
+
 bool Resharder::begin(Attempt& attempt) {
-  constexpr auto kAnotherLeads = std::chrono::milliseconds(100);
+  constexpr auto kAnotherLeads = std::chrono::milliseconds(100),
+                 kOfEach = std::chrono::milliseconds(1);
+  if (another_has_looked()) return false;
   attempt.leadership = Leadership::take(uses_.place);
   // What was decided until then is known from here on.
   if (attempt.leadership && !uses_.place.alone()) {
@@ -76,7 +93,10 @@ bool Resharder::begin(Attempt& attempt) {
   }
   return uses_.knowledge.update([&](KnownJob& known) {
     if (!attempt.leadership) {
-      known.others_first = std::chrono::steady_clock::now() + kAnotherLeads;
+      // All that wait ask again and again: the more they are, the less often each.
+      known.others_first =
+          std::chrono::steady_clock::now() +
+          std::max<KnownJob::Clock::duration>(kAnotherLeads, known.alive.size() * kOfEach);
       return false;
     }
     if (const CheckpointRecord* newest = known.latest()) attempt.newest = newest->checkpoint;
@@ -90,6 +110,10 @@ bool Resharder::begin(Attempt& attempt) {
 
 void Resharder::end(Attempt& attempt) {
   const std::string newest = attempt.newest != nullptr ? attempt.newest->name() : "";
+  if (const JobKnowledge::Snapshot known = uses_.knowledge.now();
+      attempt.result.has_value() && known->settled() && !known->failed && !known->look_anyway &&
+      known->saved.revision == attempt.revision)
+    attempt.leadership->has_looked(known->view());
   attempt.leadership.reset();
   if (attempt.result.has_error() && attempt.newest != nullptr &&
       !uses_.knowledge.now()->has(*attempt.newest))

@@ -80,7 +80,8 @@ class Resharder {
 
   /// Carries out next_step() until there is nothing to do now; returns when to look again.
   std::optional<StepPool::Time> carry_on(const std::stop_token& stop);
-  bool begin(Attempt& attempt);  // false: another node leads
+  bool begin(Attempt& attempt);  // false: another node leads, or has
+  bool another_has_looked();
   void end(Attempt& attempt);
   Result<> settle_newest(Attempt& attempt);
   Result<> settle_older(const CheckpointRecord& record, Attempt& attempt);

@@ -515,6 +515,27 @@ TEST_F(ClusterTest, WhatCannotBeDrainedIsSaid) {
   EXPECT_THAT(why("w2"), HasSubstr("node w2 is away"));
 }
 
+/// Each node looks for what an edit leaves to do; but one of them looks for all.
+TEST_F(ClusterTest, AChangeIsLedByOneNodeAndTheOthersReadThatNothingIsLeft) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  for (unsigned node : {1u, 2u}) ASSERT_NE(cluster_.job(node, "job"), nullptr);
+  cluster_.wait_settled();
+  std::mutex mutex;
+  std::set<std::string> leaders;
+  cluster_.refuses = [&](const std::string& node,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    std::lock_guard lock(mutex);
+    for (const auto& [key, value] : transaction.leased_puts)
+      if (key == "leaders/job") leaders.insert(node);
+    return std::nullopt;
+  };
+  edit(0, R"({"tp": 2, "pp": 1, "dp": 1})");
+  cluster_.wait_settled();
+  cluster_.refuses = nullptr;
+  std::lock_guard lock(mutex);
+  EXPECT_EQ(leaders.size(), 1u);
+}
+
 TEST_F(ClusterTest, ANodeThatIsCutOffDecidesNothing) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   ASSERT_NE(cluster_.job(1, "job"), nullptr);

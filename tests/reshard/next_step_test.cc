@@ -325,6 +325,62 @@ TEST(Leadership, IsOneNodesUntilItGoes) {
   EXPECT_EQ(Leadership::take(another), nullptr);
 }
 
+TEST(Leadership, WhatALeaderHasLookedAtNobodyNeedLookAtAgain) {
+  const std::unique_ptr<MetaClient> meta = make_memory_meta();
+  Node one(*meta, "w1"), two(*meta, "w2");
+  JobDecision creates("job");
+  creates.create("id of the job", "2026-01-01T00:00:00Z");
+  ASSERT_TRUE(meta->commit(std::move(creates).transaction()).has_value());
+  const auto place_on = [&](Node& node, const std::string& id) {
+    JobPlace place;
+    place.name = "job";
+    place.id = id;
+    place.services.meta = meta.get();
+    place.services.cluster = &node;
+    return place;
+  };
+  const JobPlace on_one = place_on(one, "id of the job"), on_two = place_on(two, "id of the job");
+  std::unique_ptr<Leadership> leads = Leadership::take(on_one);
+  leads->has_looked("what it knows");
+  EXPECT_FALSE(Leadership::has_anybody_looked(on_two, "what it knows")) << "it is still at it";
+  leads.reset();
+  EXPECT_TRUE(Leadership::has_anybody_looked(on_two, "what it knows"));
+  EXPECT_FALSE(Leadership::has_anybody_looked(on_two, "something newer"));
+  EXPECT_FALSE(Leadership::has_anybody_looked(place_on(two, "id of another"), "what it knows"));
+  Leadership::take(on_two).reset();  // which failed, or found more
+  EXPECT_TRUE(Leadership::has_anybody_looked(on_two, "what it knows"));
+  one.is_cut_off();
+  EXPECT_FALSE(Leadership::has_anybody_looked(on_two, "what it knows")) << "it goes with its node";
+}
+
+TEST(KnownJob, ViewsAreEqualOnlyWhereALookWouldFindTheSame) {
+  KnownJob known;
+  known.alive = {"w0", "w1"};
+  CheckpointRecord record;
+  record.id = "0123";
+  record.stored = "stored-1.json";
+  known.checkpoints.emplace("base", record);
+  const std::string before = known.view();
+  EXPECT_EQ(KnownJob(known).view(), before);
+  const std::vector<std::function<void(KnownJob&)>> changes{
+      [](KnownJob& now) { now.saved.meta_revision = 7; },
+      [](KnownJob& now) { now.in_force.meta_revision = 7; },
+      [](KnownJob& now) { now.alive.pop_back(); },
+      [](KnownJob& now) { now.drained = {"w1"}; },
+      [](KnownJob& now) { now.checkpoints.clear(); },
+      [](KnownJob& now) { now.checkpoints.at("base").stored = "stored-2.json"; },
+      [](KnownJob& now) { now.checkpoints.at("base").id = "4567"; },
+      [&](KnownJob& now) {
+        now.damaged.emplace("base", Unreadable{record, "gone"});
+      },
+  };
+  for (size_t i = 0; i < changes.size(); ++i) {
+    KnownJob changed = known;
+    changes[i](changed);
+    EXPECT_NE(changed.view(), before) << i;
+  }
+}
+
 TEST(Leadership, OneThatIsAloneAlwaysLeads) {
   JobPlace place;
   place.name = "job";

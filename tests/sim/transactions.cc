@@ -81,9 +81,9 @@ Decision decision_of(const MetaTransaction& transaction, const ValueAt& value_at
     return key.starts_with("jobs/") && key.ends_with("/layout");
   };
   auto is_drained = [](const std::string& key) { return key.starts_with("drained/"); };
+  if (deletes_any(transaction, is_leader)) return Decision::kEndLead;
   if (!transaction.leased_puts.empty())
     return is_leader(transaction.leased_puts[0].first) ? Decision::kLead : Decision::kNone;
-  if (deletes_any(transaction, is_leader)) return Decision::kEndLead;
   if (deletes_any(transaction, is_job_key)) return Decision::kRemoveJob;
   if (deletes_any(transaction, is_checkpoint_key)) return Decision::kRemoval;
   if (deletes_any(transaction, is_drained)) return Decision::kEndDrain;
