@@ -17,10 +17,9 @@
 
 namespace ptc {
 
-/// Keys of members, each under its lease; of nodes that want to be (node/membership.h), the same; of
-/// nodes that are drained (drain.h); and the one key that
-/// is put with each of these, and by each node before it opens its store: while it stays as it is,
-/// no node came, came back or was drained.
+/// Keys of members, each under its lease; of nodes that want to be (node/membership.h), the same;
+/// of nodes that are drained (drain.h); and the one key that is put with each of these, and by each
+/// node before it opens its store: while it stays as it is, no node came, came back or was drained.
 inline constexpr std::string_view kMemberKeys = "nodes/", kJoiningKeys = "joining/",
                                   kDrainedKeys = "drained/", kMembership = "membership";
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 
 #include "tests/sim/planted.h"
+#include "tests/sim/scale.h"
 #include "tests/sim/world.h"
 
 namespace ptc::sim {
@@ -31,7 +32,7 @@ void run_on_one_processor() {
   mallopt(M_MMAP_THRESHOLD, 1 << 26);
 }
 
-int run_seed(WorldOptions options, Numbers& result) {
+int run_seed(WorldOptions options, bool scale, Numbers& result) {
   const std::filesystem::path below = std::filesystem::is_directory("/dev/shm")
                                           ? "/dev/shm"
                                           : std::filesystem::temp_directory_path();
@@ -41,6 +42,11 @@ int run_seed(WorldOptions options, Numbers& result) {
   const pid_t child = fork();
   if (child == 0) {
     run_on_one_processor();
+    if (scale) {
+      const bool ok = run_scale({options.seed, options.nodes, options.directory, options.verbose});
+      std::fflush(nullptr);
+      _exit(ok ? 0 : 1);
+    }
     const Outcome outcome = run_world(options);
     result = {outcome.run.hash, outcome.run.steps,
               static_cast<uint64_t>(
@@ -67,7 +73,7 @@ int main(int argc, char** argv) {
   using namespace ptc::sim;
   WorldOptions options;
   uint64_t seeds = 1;
-  bool twice = false, until_caught = false;
+  bool twice = false, until_caught = false, scale = false;
   CLI::App app(
       "A simulated cluster: random operations and faults, a seed each; what breaks can be run "
       "again.");
@@ -93,6 +99,7 @@ int main(int argc, char** argv) {
       "What --without takes");
   app.add_flag("--until-caught", until_caught,
                "End well with the first seed that fails, and not well when none does");
+  app.add_flag("--scale", scale, "Tell what each change costs a cluster, with its goals");
   app.add_flag("--verbose", options.verbose, "Tell what happens");
   CLI11_PARSE(app, argc, argv);
 
@@ -102,9 +109,10 @@ int main(int argc, char** argv) {
   for (uint64_t i = 0; i < seeds; ++i, ++options.seed) {
     *result = {};
     const auto start = std::chrono::steady_clock::now();
-    int status = run_seed(options, *result);
+    int status = run_seed(options, scale, *result);
     const Numbers first = *result;
-    if (status == 0 && twice && (run_seed(options, *result) != 0 || result->hash != first.hash)) {
+    if (status == 0 && twice &&
+        (run_seed(options, scale, *result) != 0 || result->hash != first.hash)) {
       std::printf("seed %lu: another run, another history\n", options.seed);
       status = 4;
     }

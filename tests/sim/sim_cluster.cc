@@ -13,6 +13,7 @@ using namespace std::chrono_literals;
 constexpr Time kSilence = 5s;  // until a peer that says nothing counts as dead, as in store/rpc
 constexpr Time kConnect = 3s;  // until a peer has let this one in, as there
 constexpr Time kStartAgain = 1s;
+constexpr unsigned kManyNodes = 150;
 constexpr size_t kKeptResults = 64;
 
 unsigned number_of(const std::string& name) {
@@ -169,7 +170,7 @@ class SimCluster::Calls final : public PeerCalls {
     return all_.meet(self_, number_of(node));
   }
   // Threads of all nodes are those of one process.
-  size_t meets_at_once() const override { return all_.size() > 100 ? 2 : 16; }
+  size_t meets_at_once() const override { return all_.size() > kManyNodes ? 2 : 16; }
   Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
                            std::chrono::milliseconds time, std::stop_token stop) override {
     return all_.call(self_, number_of(node), row, request, time, stop);
@@ -429,6 +430,17 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, const Pe
     if (target == nullptr) return no_answer(to, "refuses the connection");
     if (network_.breaks()) return broken(to);
     target->use();
+    // Of large clusters, without a thread: there are n² of these, and they only connect.
+    if (row.handler == PeerHandler::kMeetings && size() > kManyNodes && !network_.is_frozen(to)) {
+      const int before = set_group(group_of(to));
+      Result<std::string> answer =
+          answer_peer(*target->store, *target->calls, row, request, name(self));
+      target->leave();
+      set_group(before);
+      network_.travel(to, self);
+      if (target->life->dead) return gone(to);
+      return network_.is_cut(to, self) ? no_answer(to, "says nothing") : std::move(answer);
+    }
     ++others_;
     std::thread([this, target, reply, self, to, &row, request] {
       name_thread(fmt::format("answer of {} to {}: {}", name(to), name(self), row.name));

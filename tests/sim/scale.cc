@@ -1,0 +1,244 @@
+#include "tests/sim/scale.h"
+
+#include <spdlog/sinks/null_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/sim/sim_cluster.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::sim {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Time kToEnd = 600s;  // of a change
+constexpr Time kCalm = 10s;    // what a change still causes when all have it
+// Goals, of simulated time; and of agreed writes a node and change, on average, and of how often
+// one node calls all others.
+constexpr Time kJoin = 30s, kEdit = 1s;
+constexpr double kWrites = 5, kAsked = 3;
+
+double seconds_of(Time time) { return std::chrono::duration<double>(time).count(); }
+
+class Scale {
+ public:
+  explicit Scale(const ScaleOptions& options)
+      : options_(options),
+        cluster_(options.nodes, options.seed, options.directory,
+                 [this](const std::string& why) { fail(why); }) {
+    cluster_.agreement().set_costs(EtcdCosts::measured());
+  }
+  bool run();
+
+ private:
+  /// Counts what happens until `holds`, which shall be so within `goal`, and for a while after
+  /// that.
+  void measure(const std::string& what, Time goal, const std::function<void()>& change,
+               const std::function<bool()>& holds);
+  void fail(const std::string& why) {
+    std::printf("MISSED: %s\n", why.c_str());
+    ok_ = false;
+  }
+  bool all(const std::function<bool(JobStore&)>& holds);
+  bool all_see_all();
+  void edit(const std::string& text);
+  void write();
+
+  const ScaleOptions options_;
+  SimCluster cluster_;
+  bool ok_ = true, runs_ = true;  // the goals are met; each change came to its end
+  Result<> done_ = ok();
+};
+
+/// Of all nodes that are wanted.
+bool Scale::all(const std::function<bool(JobStore&)>& holds) {
+  for (unsigned i = 0; i < cluster_.size(); ++i) {
+    if (!cluster_.is_wanted(i)) continue;
+    bool one = false;
+    if (!cluster_.is_up(i) || !cluster_.on(i, [&](JobStore& store) { one = holds(store); }) || !one)
+      return false;
+  }
+  return true;
+}
+
+bool Scale::all_see_all() {
+  size_t wanted = 0;
+  for (unsigned i = 0; i < cluster_.size(); ++i) wanted += cluster_.is_wanted(i);
+  return all([&](JobStore& store) { return store.nodes().size() == wanted; });
+}
+
+void Scale::measure(const std::string& what, Time goal, const std::function<void()>& change,
+                    const std::function<bool()>& holds) {
+  if (!runs_) return;
+  std::vector<NodeCosts> before;
+  for (unsigned i = 0; i < cluster_.size(); ++i) before.push_back(cluster_.costs(i));
+  const Time start = now();
+  change();
+  while (!holds() && now() - start < kToEnd) sleep(20ms);
+  const Time took = now() - start;
+  runs_ = done_.has_value() && took < kToEnd;
+  if (done_.has_error()) fail(what + ": " + done_.error().message());
+  else if (!runs_) fail(what + " does not end");
+  sleep(kCalm);
+  NodeCosts sum, most;
+  std::string often;  // the method that one node asks all others most often
+  uint64_t asked = 0;
+  for (unsigned i = 0; i < cluster_.size(); ++i) {
+    const NodeCosts one = cluster_.costs(i) - before[i];
+    sum += one;
+    most.raise_to(one);
+    for (size_t row = 0; row < one.calls.size(); ++row)
+      if (one.calls[row] > asked) {
+        asked = one.calls[row];
+        often = kPeerTable[row].name;
+      }
+  }
+  const double n = cluster_.size();
+  std::printf("| %s | %.2f s | %.1f (%lu) | %.1f | %.1f (%lu) | %.1f, %s | %.1f (%.1f) |\n",
+              what.c_str(), seconds_of(took), sum.writes / n, most.writes, sum.conflicts / n,
+              sum.all_calls() / n, most.all_calls(), asked / (n - 1), often.c_str(),
+              (sum.sent + sum.agreement) / n / 1e3, (most.sent + most.agreement) / 1e3);
+  if (options_.verbose)
+    for (size_t row = 0; row < sum.calls.size(); ++row)
+      if (sum.calls[row] > 0)
+        std::printf("    %s: %lu, at most %lu of a node\n",
+                    std::string(kPeerTable[row].name).c_str(), sum.calls[row], most.calls[row]);
+  if (took > goal) fail(fmt::format("{}: more than {} s", what, seconds_of(goal)));
+  if (sum.writes / n > kWrites) fail(fmt::format("{}: more than {} writes a node", what, kWrites));
+  if (asked / (n - 1) > kAsked) fail(fmt::format("{}: {} of all {} times", what, often, kAsked));
+  std::fflush(stdout);
+}
+
+void Scale::edit(const std::string& text) {
+  cluster_.on(0, [&](JobStore& store) { done_ = store.find("job")->save_layout(text); });
+}
+
+/// Of each rank on the node of its number.
+void Scale::write() {
+  const std::filesystem::path scratch = options_.directory / "written";
+  LayoutSpec spec;
+  cluster_.on(0, [&](JobStore& store) {
+    spec = Layout::parse(store.find("job")->layout_text()).value().spec;
+  });
+  testing::write_ranks(testing::llama_sample(), spec, scratch);
+  for (unsigned i = 0; i < spec.sizes.world_size(); ++i)
+    cluster_.on(i % cluster_.size(), [&](JobStore& store) {
+      const std::filesystem::path incoming =
+          std::filesystem::path(store.find("job")->files_dir()) / "incoming" / "base";
+      const std::string rank = "rank/" + std::to_string(i);
+      std::filesystem::create_directories(incoming / rank);
+      std::filesystem::copy(scratch / rank, incoming / rank,
+                            std::filesystem::copy_options::recursive);
+    });
+  std::filesystem::remove_all(scratch);
+}
+
+bool Scale::run() {
+  const unsigned n = cluster_.size();
+  std::printf("%u nodes, seed %lu; writes, refused, calls and kB: a node on average (the most)\n\n",
+              n, options_.seed);
+  std::printf(
+      "| change | time | agreed writes | refused | calls | asked by one of all | kB |\n"
+      "|---|---|---|---|---|---|---|\n");
+  std::fflush(stdout);
+  measure(
+      "join of all", kJoin,
+      [&] {
+        for (unsigned i = 0; i < n; ++i) cluster_.start(i);
+      },
+      [&] { return all_see_all(); });
+  measure(
+      "a job is made", kEdit,
+      [&] {
+        cluster_.on(0, [&](JobStore& store) {
+          Result<JobRef> made = store.create_job("job");
+          if (made.has_error()) done_ = made.error();
+        });
+      },
+      [&] { return all([](JobStore& store) { return store.find("job") != nullptr; }); });
+  const auto in_force = [&](const std::string& text) {
+    return all([&](JobStore& store) {
+      const JobRef job = store.find("job");
+      return job->layout_text() == text && job->is_settled();
+    });
+  };
+  const std::string layout = fmt::format(R"({{"tp": 2, "pp": 2, "dp": {}, "replicas": 1)", n / 4),
+                    first = layout + "}", second = layout + R"(, "keep": 3})";
+  measure(
+      "an edit of an empty job", kEdit, [&] { edit(first); }, [&] { return in_force(first); });
+  write();
+  measure(
+      "a commit from all", kToEnd,
+      [&] {
+        cluster_.on(0, [&](JobStore& store) { done_ = store.find("job")->commit("base", "base"); });
+      },
+      [&] {
+        return all(
+            [](JobStore& store) { return store.find("job")->find_checkpoint("base") != nullptr; });
+      });
+  measure(
+      "an edit without bytes", kEdit, [&] { edit(second); }, [&] { return in_force(second); });
+  measure(
+      "a loss of 10 %", kToEnd,
+      [&] {
+        for (unsigned i = n - n / 10; i < n; ++i) cluster_.kill(i, true);
+      },
+      [&] {
+        return all_see_all() && all([](JobStore& store) {
+                 const JobRef job = store.find("job");
+                 std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
+                 const std::vector<std::string> there = store.nodes();
+                 for (const StoredImage& image : job->find_checkpoint("base")->stored()->images)
+                   copies[{image.state, image.path, image.written}] +=
+                       std::binary_search(there.begin(), there.end(), image.node);
+                 return job->is_settled() &&
+                        std::all_of(copies.begin(), copies.end(),
+                                    [](const auto& one) { return one.second > 1; });
+               });
+      });
+  measure(
+      "they come back", kJoin,
+      [&] {
+        for (unsigned i = n - n / 10; i < n; ++i) cluster_.start(i);
+      },
+      [&] { return all_see_all(); });
+  Network& network = cluster_.network();
+  measure(
+      "the agreement store away for 60 s", kToEnd,
+      [&] {
+        for (unsigned i = 0; i < n; ++i) {
+          network.cut(i, network.store());
+          network.cut(network.store(), i);
+        }
+        sleep(60s);
+        for (unsigned i = 0; i < n; ++i) {
+          network.mend(i, network.store());
+          network.mend(network.store(), i);
+        }
+      },
+      [&] { return all_see_all(); });
+  measure(
+      "nothing", kToEnd, [] {}, [] { return true; });
+  return ok_;
+}
+
+}  // namespace
+
+bool run_scale(const ScaleOptions& options) {
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::null_sink_st>()));
+  bool ok = false;
+  SchedulerOptions scheduler;
+  scheduler.seed = options.seed;
+  sim::run(scheduler, [&] { ok = Scale(options).run(); });
+  return ok;
+}
+
+}  // namespace ptc::sim
