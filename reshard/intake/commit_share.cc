@@ -220,8 +220,10 @@ void CommitShare::committed() {
   std::unique_ptr<Seal> seal;
   std::lock_guard lock(mutex_);
   settled_ = true;
-  for (const Adopted& one : adopted_)  // the user's until now
-    if (Result<> done = place_.images->confirm(one.image->id()); done.has_error())
+  // The user's until now. They stay drafts until this node has the checkpoint's own files: if it
+  // never gets them, a start finds what no checkpoint here names.
+  for (const Adopted& one : adopted_)
+    if (Result<> done = place_.images->make_read_only(one.image->id()); done.has_error())
       spdlog::warn("a file of incoming/{}: {}", incoming_, done.error().message());
   if (seal_ != nullptr) seal_->committed();
   seal = std::move(seal_);

@@ -43,7 +43,8 @@ JobNumbers numbers_of(const KnownJob& known, std::string_view node, bool reshard
   for (const auto& [name, record] : known.checkpoints) {
     numbers.mendings += static_cast<uint64_t>(record.mended);
     if (const auto looked = known.looked_over.find(record.id); looked != known.looked_over.end())
-      numbers.damage_left += looked->second.found.size();
+      numbers.damage_left +=
+          looked->second.found.size() + static_cast<uint64_t>(looked->second.more);
   }
   numbers.counts = known.counts;
   if (known.last_reshard)

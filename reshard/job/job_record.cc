@@ -142,7 +142,8 @@ std::string LookedOver::to_text() const {
   return json::serialize(json::object{{"time_ns", time_ns},
                                       {"found", to_array(found)},
                                       {"mended", to_array(mended)},
-                                      {"away", to_array(away)}});
+                                      {"away", to_array(away)},
+                                      {"more", more}});
 }
 
 std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
@@ -157,6 +158,8 @@ std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
     if (const json::value* texts = object.if_contains(key); texts != nullptr && texts->is_array())
       for (const json::value& one : texts->get_array())
         if (one.is_string()) list->emplace_back(std::string_view(one.get_string()));
+  if (const json::value* more = object.if_contains("more"); more != nullptr && more->is_int64())
+    looked.more = more->get_int64();
   return looked;
 }
 

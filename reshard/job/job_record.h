@@ -79,6 +79,7 @@ struct LookedOver {
   int64_t time_ns = 0;
   std::vector<std::string> found = {}, mended = {};  // damaged still; and no more
   std::vector<std::string> away = {};                // nodes whose copies were not looked at
+  int64_t more = 0;                                  // that are damaged still and not in `found`
   friend bool operator==(const LookedOver&, const LookedOver&) = default;
 
   std::string to_text() const;

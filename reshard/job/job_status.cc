@@ -129,12 +129,14 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
                         {"looked_over", nullptr}};
     if (const auto looked = known.looked_over.find(record->id); looked != known.looked_over.end()) {
       const LookedOver& found = looked->second;
+      std::vector<std::string> damaged = found.found;
+      if (found.more > 0) damaged.push_back(fmt::format("and {} more", found.more));
       object["looked_over"] =
           json::object{{"time", time_text(found.time_ns)},
-                       {"damaged", json::array(found.found.begin(), found.found.end())},
+                       {"damaged", json::array(damaged.begin(), damaged.end())},
                        {"mended", json::array(found.mended.begin(), found.mended.end())},
                        {"away", json::array(found.away.begin(), found.away.end())}};
-      for (const std::string& what : found.found)
+      for (const std::string& what : damaged)
         warnings.push_back(json::value(fmt::format(
             "checkpoint {} is damaged: {}; no other copy has it right", checkpoint.name(), what)));
     }

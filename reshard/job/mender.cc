@@ -333,14 +333,14 @@ void Mender::refresh_everywhere(const std::string& name) {
 
 namespace {
 
-/// What is written down of many is no more than there is room for in one value.
-std::vector<std::string> first_of(std::vector<std::string> all) {
+/// What is written down of many is no more than there is room for in one value: the first of them
+/// stay. How many do not.
+size_t keep_first(std::vector<std::string>& all) {
   constexpr size_t kMost = 16;
-  if (all.size() <= kMost) return all;
+  if (all.size() <= kMost) return 0;
   const size_t more = all.size() - kMost;
   all.resize(kMost);
-  all.push_back(fmt::format("and {} more", more));
-  return all;
+  return more;
 }
 
 }  // namespace
@@ -355,9 +355,12 @@ Result<> Mender::look_over(const std::string& name) {
     PTC_TRY(found, repair(name));
     (void)refresh();
   }
-  LookedOver looked{now_ns(), first_of(found.beyond), first_of(found.replaced), found.away};
+  LookedOver looked{now_ns(), std::move(found.beyond), std::move(found.replaced), found.away};
   for (const std::string& what : looked.found)
     spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", place_.name, name, what);
+  looked.more = static_cast<int64_t>(keep_first(looked.found));
+  if (const size_t more = keep_first(looked.mended); more > 0)
+    looked.mended.push_back(fmt::format("and {} more", more));
   JobDecision decision(place_.name);
   std::vector<std::string> forgotten;  // of checkpoints that are no more
   {

@@ -42,7 +42,15 @@ Membership::Known Membership::known_of(const std::string& value, int64_t revisio
   return {address_in(value), json_text(value, "boot"), revision};
 }
 
-bool Membership::is_member() const { return lease_ != nullptr && lease_->alive(); }
+bool Membership::is_member() const {
+  return lease_ != nullptr && lease_->alive() && key_is_there();
+}
+
+/// What others know of this node is what it knows itself.
+bool Membership::key_is_there() const {
+  const auto own = members_.find(options_.node);
+  return own != members_.end() && own->second.revision == revision_;
+}
 
 std::vector<std::string> Membership::alive() const {
   std::lock_guard lock(mutex_);
@@ -90,8 +98,20 @@ Result<> Membership::begin(const std::string& store) {
     events_.push_back(event);
     wanted_.notify_all();
   }));
-  PTC_TRY(forget_former_self());
+  PTC_TRY(while_it_passes([this] { return forget_former_self(); }));
   return read_members();
+}
+
+/// Until what another daemon of this store, or of this name, left in the agreement store has gone,
+/// and that store answers.
+Result<> Membership::while_it_passes(const std::function<Result<>()>& step) const {
+  const auto deadline = std::chrono::steady_clock::now() + 3 * options_.lease;
+  Result<> done = step();
+  while (done.has_error() && passes(done.error()) && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(done.error().code() == Code::kConflict ? kAfterConflict : kRetry);
+    done = step();
+  }
+  return done;
 }
 
 /// Who is killed does not answer. Another who does has a copy of this store, or is of the name by
@@ -229,13 +249,7 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
   changed_ = std::move(changed);
   // The key of a daemon that was killed stays until its lease ends, under this name or another.
   attempt_.emplace(calls_);
-  const auto deadline = std::chrono::steady_clock::now() + 3 * options_.lease;
-  Result<> joined = join_once();
-  while (joined.has_error() && passes(joined.error()) &&
-         std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(joined.error().code() == Code::kConflict ? kAfterConflict : kRetry);
-    joined = join_once();
-  }
+  Result<> joined = while_it_passes([this] { return join_once(); });
   if (joined.has_error()) attempt_.reset();
   PTC_TRY(std::move(joined));
   follower_ = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
@@ -324,9 +338,9 @@ void Membership::look_at_identity() {
   if (!before && distrusted()) tell();  // it looks on
 }
 
-void Membership::join_again() {
+void Membership::join_again(std::string why) {
   if (told_.empty()) {
-    told_ = "its lease may have ended";
+    told_ = std::move(why);
     spdlog::warn("node {} decides nothing until it has joined again: {}", options_.node, told_);
     attempt_.emplace(calls_);
   }
@@ -341,6 +355,14 @@ void Membership::join_again() {
   }
 }
 
+/// What was taken for lost was not: etcd's new leader, for one, has prolonged all leases.
+void Membership::believe_again() {
+  told_.clear();
+  attempt_.reset();
+  spdlog::info("node {} was one of the cluster all the time", options_.node);
+  tell();
+}
+
 void Membership::follow(std::stop_token stop) {
   using Clock = std::chrono::steady_clock;
   auto next_look = Clock::now(), next_change = next_look;
@@ -350,7 +372,7 @@ void Membership::follow(std::stop_token stop) {
   std::vector<MetaEvent> events;
   std::string unread;  // why it could not be done, as the log has it
   while (!stop.stop_requested()) {
-    bool lost = false;
+    std::string lost;
     {
       std::unique_lock lock(mutex_);
       const Clock::time_point look_at = Clock::now() + kRetry;
@@ -359,7 +381,8 @@ void Membership::follow(std::stop_token stop) {
       if (!events_.empty() && Clock::now() < next_change)
         wanted_.wait_until(lock, stop, next_change, [] { return false; });
       events = std::exchange(events_, {});
-      lost = lease_ != nullptr && !lease_->alive();
+      if (lease_ != nullptr && !lease_->alive()) lost = "its lease may have ended";
+      else if (lease_ != nullptr && !key_is_there()) lost = "its key is not there any more";
     }
     if (stop.stop_requested()) return;
     const Clock::time_point now = Clock::now();
@@ -372,7 +395,8 @@ void Membership::follow(std::stop_token stop) {
       note_at = now + kRetry;
       continue;
     }
-    if (lost) join_again();
+    if (!lost.empty()) join_again(std::move(lost));
+    else if (!told_.empty()) believe_again();
     if (read || !events.empty()) {
       const Result<> done = read ? read_members() : take_events(std::move(events));
       note_at = next_change = Clock::now() + pause();

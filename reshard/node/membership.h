@@ -103,14 +103,18 @@ class Membership : public Cluster {
 
   std::string key() const;
   std::string joining_key() const;
-  bool is_member() const;  // mutex_ is held
+  // mutex_ is held:
+  bool is_member() const;
+  bool key_is_there() const;
+  Result<> while_it_passes(const std::function<Result<>()>& step) const;
   Result<> check_not_running(const MetaEntry& entry);
   Result<> check_name_is_free(const std::optional<MetaEntry>& entry);
   Result<> forget_former_self();
   Result<> say_that_it_joins();
   Result<> meet_the_others();
   Result<> join_once();
-  void join_again();
+  void join_again(std::string why);
+  void believe_again();
   Result<> read_members();
   void take_over(std::map<std::string, Known> now);
   Result<> note_who_is_gone();

@@ -252,10 +252,15 @@ Result<> ImageStore::mark_draft(const ImageId& id) {
   return ok();
 }
 
-Result<> ImageStore::confirm(const ImageId& id) {
-  if (!is_draft(id)) return ok();
+Result<> ImageStore::make_read_only(const ImageId& id) {
   if (::fchmodat(directory_fd(), id.text.c_str(), 0400, 0) != 0 && errno != ENOENT)
     return errno_error(errno, fmt::format("image {} can still be written by its owner", id.text));
+  return ok();
+}
+
+Result<> ImageStore::confirm(const ImageId& id) {
+  if (!is_draft(id)) return ok();
+  PTC_TRY(make_read_only(id));
   {
     std::lock_guard lock(mutex_);
     drafts_.erase(id.text);

@@ -163,9 +163,11 @@ class ImageStore {
   /// A damaged one that cannot be mended: nobody finds it any more, as if its last holder had let
   /// go.
   void withdraw(const ImageId& id);
-  /// A decision names it now: it is a draft no more, and from now on not even its owner may write
-  /// the file. An error: he may, and the mark stays, so that a start, or who comes upon it again,
-  /// does it then; for what was decided cannot be refused any more.
+  /// From now on not even its owner may write the file. Not there: ok.
+  Result<> make_read_only(const ImageId& id);
+  /// A decision names it, and by what lies beside it a start will know that: it is a draft no more,
+  /// and read-only. An error: its owner may write it, and the mark stays, so that a start, or who
+  /// comes upon it again, does it then; for what was decided cannot be refused any more.
   Result<> confirm(const ImageId& id);
   bool is_draft(const ImageId& id) const;
   /// Those that are drafts, and all that have a name, drafts among them.

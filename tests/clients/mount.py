@@ -151,6 +151,7 @@ class Mount:
 
     def start(self):
         with open(self.log, "ab") as log:
+            said_before = log.tell()
             self.process = subprocess.Popen(
                 [*self.launcher, os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store,
                  *self.options, self.path],
@@ -158,13 +159,16 @@ class Mount:
         deadline = time.monotonic() + START_SECONDS
         while not (is_mounted(self.path) and os.path.exists(self.path + "/.ptc/version")):
             if self.process.poll() is not None:
-                text = read_text(self.log)
+                text = self.said_since(said_before)
                 if "Operation not permitted" in text or "Permission denied" in text:
                     skip("mounting is not allowed here: " + text.strip().splitlines()[-1])
                 raise RuntimeError("ptcfs ended:\n" + text)
             if time.monotonic() > deadline:
-                raise RuntimeError("ptcfs is not ready:\n" + read_text(self.log))
+                raise RuntimeError("ptcfs is not ready:\n" + self.said_since(said_before))
             time.sleep(0.02)
+
+    def said_since(self, bytes_before):
+        return read_bytes(self.log)[bytes_before:].decode("utf-8", "replace")
 
     def stop(self, kill=False):
         """Ends the daemon: by unmounting, as an administrator would, or at once."""

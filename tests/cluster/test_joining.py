@@ -4,7 +4,7 @@ import subprocess
 import unittest
 
 from authority import Authority
-from cases import TestCase
+from cases import TestCase, mount
 import cluster
 import models
 
@@ -88,12 +88,17 @@ class Joining(TestCase):
         options = list(first.options)
         for turn in range(5):
             process = self.starts(*self.options(secret=secret))
+            refused = ""
             try:
                 first.start()
             except RuntimeError as error:
-                self.assertIn("its shared secret is another", str(error))
+                refused = str(error)
+            if refused:
+                self.assertIn("its shared secret is another", refused)
                 first.process.wait()
                 first.process = None
+                # It is a member before it is mounted.
+                cluster.until(lambda: mount.is_mounted(self.last.path), "w2 is mounted")
                 cluster.until(lambda: self.last.members() == ["w2"], "w2 is alone")
                 process.terminate()
                 process.communicate()

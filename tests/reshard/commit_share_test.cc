@@ -82,6 +82,18 @@ TEST_F(CommitShareTest, WhatIsDecidedStays) {
   EXPECT_EQ(images(), 1);
 }
 
+TEST_F(CommitShareTest, ItsFilesAreDraftsUntilTheCheckpointsOwnFilesAreHere) {
+  auto share = take();
+  const auto adopted = share->adopt({"rank/0/a.txt"});
+  ASSERT_TRUE(adopted.has_value());
+  ASSERT_TRUE(share->hide().has_value());
+  share->committed();
+  const ImageId id = adopted.value().front()->id();
+  EXPECT_TRUE(images_->is_draft(id));  // a start that finds no checkpoint of it removes it
+  const auto mode = fs::status(dir_.path().string() + "/images/" + id.text).permissions();
+  EXPECT_EQ(mode, fs::perms(0400));  // and it is not its owner's to write any more
+}
+
 TEST_F(CommitShareTest, ItsNameCanBeShownMeanwhile) {
   for (const bool decided : {false, true}) {
     for (const bool used : {false, true}) {

@@ -47,7 +47,7 @@ TEST_F(JobRecordTest, IsReadAsItWasWritten) {
   const LayoutSpec custom =
       edit_of(R"("tp": 1, "pp": 2, "dp": 1, "stages": [1, 3])", 1).layout.spec;
   const CheckpointEntry entry{"cafe", 7, 3, "stored-3-beef.json", true, 2, {"a", "b"}};
-  const LookedOver looked{17, {"a file"}, {"another"}, {"w2"}};
+  const LookedOver looked{17, {"a file"}, {"another"}, {"w2"}, 3};
   JobAttributes attributes;
   attributes.update("incoming", {.uid = 1000, .gid = {}, .mode = 0700, .quota = {}});
   JobDecision decision("job");

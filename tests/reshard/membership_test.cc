@@ -62,11 +62,16 @@ class MetaWithLeases final : public MetaClient {
   }
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     ++commits;
+    if (before) before(transaction);
     Result<int64_t> done = meta_.commit(transaction);
     if (after) after(transaction);
     return done;
   }
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    if (lends_nothing) {
+      ++refused_leases;
+      return make_error(Code::kUnavailable, "no lease now");
+    }
     PTC_TRY(auto lease, meta_.lease(ttl));
     ended = std::make_shared<std::atomic<bool>>(false);
     return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), ended));
@@ -76,8 +81,10 @@ class MetaWithLeases final : public MetaClient {
   }
 
   std::shared_ptr<std::atomic<bool>> ended;  // of the last one
+  std::atomic<bool> lends_nothing = false;
+  std::atomic<int> refused_leases = 0;
   std::atomic<int> commits = 0;
-  std::function<void(const MetaTransaction&)> after;  // each, done or not
+  std::function<void(const MetaTransaction&)> before, after;  // each, done or not
 
  private:
   struct Lease final : public MetaLease {
@@ -126,6 +133,16 @@ class MembershipTest : public ::testing::Test {
   }
   static void until(const std::function<bool()>& holds) {
     while (!holds()) std::this_thread::sleep_for(1ms);
+  }
+  /// Its key, as its lease has not ended yet. Nobody listens there.
+  int64_t left_by_a_killed_one(const std::string& name) {
+    MetaTransaction leaves;
+    leaves.puts = {
+        {"nodes/" + name,
+         fmt::format(R"({{"address": "at {0}", "store": "store of {0}", "boot": "1"}})", name)}};
+    const Result<int64_t> done = meta_->commit(leaves);
+    EXPECT_TRUE(done.has_value());
+    return done.value_or(0);
   }
   int64_t revision(const std::string& key) {
     const auto entry = meta_->get(key).value();
@@ -235,17 +252,24 @@ TEST_F(MembershipTest, WhoIsNotLetInIsNoMemberAndSaysWhy) {
 }
 
 TEST_F(MembershipTest, WhatAFormerLifePromisedIsForgottenBeforeTheStoreIsOpened) {
-  Node& a = joined("a");
-  const int64_t before = revision("nodes/a");
-  {
-    std::lock_guard lock(wires_.mutex);
-    wires_.up.erase("a");  // as if it had been killed: its key is there still
-  }
+  const int64_t before = left_by_a_killed_one("a");
   Node& again = make("a");
   ASSERT_TRUE(again.membership.begin("store of a").has_value());
   EXPECT_EQ(revision("nodes/a"), 0);
   EXPECT_GT(revision(std::string(kMembership)), before);
-  EXPECT_EQ(a.membership.self(), "a");
+}
+
+TEST_F(MembershipTest, AFormerLifeWhoseLeaseEndsJustThenIsForgottenToo) {
+  left_by_a_killed_one("a");
+  Node& again = make("a");
+  again.meta.before = [&](const MetaTransaction&) {  // it was read, and is gone
+    again.meta.before = nullptr;
+    MetaTransaction ends;
+    ends.deletes = {"nodes/a"};
+    ASSERT_TRUE(meta_->commit(ends).has_value());
+  };
+  const Result<> begun = again.membership.begin("store of a");
+  EXPECT_TRUE(begun.has_value()) << begun.error().message();
 }
 
 TEST_F(MembershipTest, OneThatStillRunsIsNotPushedOut) {
@@ -261,12 +285,43 @@ TEST_F(MembershipTest, WhoseLeaseMayHaveEndedDecidesNothingAndJoinsAgainUnderAno
   Node& a = joined("a");
   joined("b");
   const int64_t before = revision("nodes/a");
+  a.meta.lends_nothing = true;
   *a.meta.ended = true;
   EXPECT_EQ(a.membership.fence().revision, INT64_MAX);
   EXPECT_THAT(a.membership.alive(), ::testing::Not(::testing::Contains("a")));
+  a.meta.lends_nothing = false;
   until([&] { return a.membership.fence().revision != INT64_MAX; });
   EXPECT_GT(revision("nodes/a"), before);
   EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+}
+
+TEST_F(MembershipTest, ALeaseThatComesBackIsBelievedAndSaid) {
+  Node& a = joined("a");
+  const int64_t before = revision("nodes/a");
+  const std::shared_ptr<std::atomic<bool>> ended = a.meta.ended;
+  a.meta.lends_nothing = true;
+  *ended = true;
+  until([&] { return a.meta.refused_leases > 0; });
+  const int changes = a.changes;
+  *ended = false;
+  until([&] { return a.changes > changes; });
+  EXPECT_EQ(a.membership.fence().revision, before);
+}
+
+TEST_F(MembershipTest, WhoseKeyWasTakenAwayJoinsAgain) {
+  Node& a = joined("a");
+  joined("b");
+  const int64_t before = revision("nodes/a");
+  a.meta.lends_nothing = true;
+  MetaTransaction removes;
+  removes.deletes = {"nodes/a"};
+  ASSERT_TRUE(meta_->commit(removes).has_value());
+  until([&] { return a.membership.fence().revision == INT64_MAX; });
+  a.meta.lends_nothing = false;
+  until([&] { return a.membership.fence().revision != INT64_MAX; });
+  EXPECT_GT(revision("nodes/a"), before);
+  EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+  EXPECT_THAT(a.membership.alive(), ElementsAre("a", "b"));
 }
 
 }  // namespace

@@ -85,16 +85,17 @@ class LocalCluster::NodeMeta final : public MetaClient {
   /// That the node is cut off it knows, and the store does not.
   class Lease final : public MetaLease {
    public:
-    Lease(std::unique_ptr<MetaLease> lease, const std::atomic<bool>& fenced)
-        : lease_(std::move(lease)), fenced_(fenced) {}
+    Lease(std::unique_ptr<MetaLease> lease, const std::atomic<unsigned>& fences)
+        : lease_(std::move(lease)), fences_(fences), before_(fences) {}
     int64_t id() const override { return lease_->id(); }
     Clock::time_point deadline() const override {
-      return fenced_ ? Clock::time_point::min() : lease_->deadline();
+      return fences_ != before_ ? Clock::time_point::min() : lease_->deadline();
     }
 
    private:
     const std::unique_ptr<MetaLease> lease_;
-    const std::atomic<bool>& fenced_;
+    const std::atomic<unsigned>& fences_;
+    const unsigned before_;  // what it ends once, it has ended
   };
 
  public:
@@ -121,10 +122,14 @@ class LocalCluster::NodeMeta final : public MetaClient {
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     if (fenced) return make_error(Code::kUnavailable, "the metadata are away");
     PTC_TRY(auto lease, meta_.lease(ttl));
-    return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), fenced));
+    return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), fences_));
   }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     return meta_.watch(std::move(prefix), std::move(on_event));
+  }
+  void fence(bool on) {
+    fenced = on;
+    if (on) ++fences_;
   }
   std::atomic<bool> fenced = false;
   void doubt(std::optional<bool> done) { doubt_ = done ? static_cast<int>(*done) : -1; }
@@ -133,10 +138,12 @@ class LocalCluster::NodeMeta final : public MetaClient {
   LocalCluster& all_;
   MetaClient& meta_;
   const std::string self_;
+  std::atomic<unsigned> fences_ = 0;
   std::atomic<int> doubt_ = -1;
 };
 
 LocalCluster::LocalCluster(unsigned nodes) : meta_(make_memory_meta()) {
+  nodes_.reserve(nodes);  // those that are there look at it
   for (unsigned i = 0; i < nodes; ++i) {
     nodes_.push_back(std::make_unique<Node>());
     start(i);
@@ -244,7 +251,12 @@ Cluster& LocalCluster::as_seen_by(unsigned i) { return *nodes_[i]->membership; }
 
 void LocalCluster::doubt(unsigned i, std::optional<bool> done) { nodes_[i]->meta->doubt(done); }
 
-void LocalCluster::fence(unsigned i, bool fenced) { nodes_[i]->meta->fenced = fenced; }
+void LocalCluster::fence(unsigned i, bool fenced) {
+  Node& node = *nodes_[i];
+  node.meta->fence(fenced);
+  while (!fenced && node.membership->fence().revision == INT64_MAX)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 void LocalCluster::wait_settled() {
   for (int calm = 0; calm < 3;) {
