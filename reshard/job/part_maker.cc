@@ -431,9 +431,8 @@ void PartMaker::give_up(const CheckpointRecord& record, const StoredState& made,
                         int64_t epoch) const {
   uses_.files.remove_images_not_in(made, *record.checkpoint->stored());
   if (uses_.place.alone()) return;
-  for (const std::string& node : uses_.peers.others())
-    (void)uses_.peers.ask(node, PeerMethod::kDrop,
-                          json::serialize(json::object{{"id", record.id}, {"epoch", epoch}}));
+  const std::string request = json::serialize(json::object{{"id", record.id}, {"epoch", epoch}});
+  (void)uses_.peers.ask_all(uses_.peers.others(), PeerMethod::kDrop, request);
 }
 
 }  // namespace ptc

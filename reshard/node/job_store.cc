@@ -234,11 +234,16 @@ Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const Wh
 
 Result<> JobStore::Impl::check_empty_elsewhere(const WhichJob& job) {
   if (cluster == nullptr) return ok();
-  for (const std::string& other : cluster->alive()) {
-    if (other == cluster->self()) continue;
-    PTC_TRY(auto file, user_file_on(other, job));
-    if (!file.empty())
-      return make_error(Code::kBusy, "job {} holds {} on node {}", job.name, file, other);
+  const std::string request = request_about(job, "");
+  std::vector<Cluster::Question> questions;
+  for (const std::string& other : cluster->alive())
+    if (other != cluster->self()) questions.push_back({other, request});
+  const auto answers = cluster->ask_all(PeerMethod::kHolds, questions);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].has_error()) return answers[i].error();
+    if (const std::string& file = answers[i].value(); !file.empty())
+      return make_error(Code::kBusy, "job {} holds {} on node {}", job.name, file,
+                        questions[i].node);
   }
   return ok();
 }
@@ -458,7 +463,16 @@ Result<> JobStore::remove_job(std::string_view name, bool force, std::string_vie
                           // decision compares all
     tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
   }
-  PTC_TRY(impl_->remove(name, force, id));
+  std::string meant(id);
+  if (JobRef job = impl_->jobs.find(name); job != nullptr && !force) {
+    // Others may not answer for a while: without `changes`, for which all wait who make jobs,
+    // remove them, or take over what is agreed.
+    if (meant.empty()) meant = job->id();
+    if (job->id() == meant && job->checkpoints().empty()) {
+      PTC_TRY(impl_->check_empty_elsewhere({job->name(), meant}));
+    }
+  }
+  PTC_TRY(impl_->remove(name, force, meant));
   tell_others(impl_->cluster, std::string(name));
   return ok();
 }
@@ -486,7 +500,6 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_v
                         name, fmt::join(unreadable, ", "));
     PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
-    PTC_TRY(check_empty_elsewhere({job->name(), job->id()}));
   }
   PTC_TRY(job->close());
   // What was looked at above may have changed. From here on nothing comes into it on this node, so

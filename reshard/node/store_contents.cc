@@ -67,15 +67,20 @@ Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
 }
 
 std::vector<std::string> StoreContents::kept() const {
+  std::set<std::string> all;
+  std::error_code error;  // there is none
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/kept", error))
+    all.insert("kept/" + entry.path().filename().string());
   std::lock_guard lock(mutex_);
-  return kept_;
+  all.insert(kept_.begin(), kept_.end());
+  return {all.begin(), all.end()};
 }
 
 void StoreContents::keep(const std::string& what, const std::string& why) {
   spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory_,
                what, why);
   std::lock_guard lock(mutex_);
-  kept_.push_back(what);
+  if (!what.starts_with("kept/")) kept_.push_back(what);
 }
 
 Result<> StoreContents::settle_directories(const std::map<std::string, std::string>& names,

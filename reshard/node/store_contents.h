@@ -28,7 +28,7 @@ class StoreContents {
   std::string job_dir(std::string_view name) const {
     return fmt::format("{}/jobs/{}", directory_, name);
   }
-  /// What stays though nothing names it: paths below the directory, and how many images.
+  /// What stays though nothing names it, until somebody removes it: paths below the directory.
   std::vector<std::string> kept() const;
   /// It stays, and is told of.
   void keep(const std::string& what, const std::string& why);

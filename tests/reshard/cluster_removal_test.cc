@@ -7,7 +7,9 @@
 
 #include <atomic>
 #include <filesystem>
+#include <future>
 #include <memory>
+#include <thread>
 
 #include "reshard/cluster/tombstones.h"
 #include "tests/reshard/cluster_fixture.h"
@@ -68,9 +70,39 @@ TEST_F(ClusterTest, WhatIsWrittenWhileAJobIsRemovedIsKept) {
   EXPECT_FALSE(std::filesystem::exists(cluster_.directory(0) + "/" + kept));
   for (unsigned node : {0u, 1u, 2u})
     EXPECT_FALSE(std::filesystem::exists(cluster_.directory(node) + "/jobs/job")) << node;
+  cluster_.stop(1);
+  cluster_.start(1);
+  EXPECT_THAT(cluster_.store(1).kept(), ::testing::Contains(kept)) << "until somebody removes it";
+  std::filesystem::remove_all(cluster_.directory(1) + "/" + kept);
+  EXPECT_THAT(cluster_.store(1).kept(), ::testing::IsEmpty());
   // A new one of its name has nothing of it.
   ASSERT_TRUE(cluster_.store(1).create_job("job").has_value());
   EXPECT_TRUE(cluster_.store(2).remove_job("job", false).has_value());
+}
+
+/// What removes a job asks all nodes whether it is empty, and one of them may not answer for long.
+TEST_F(ClusterTest, AnotherJobIsMadeAndRemovedWhileOneWaitsForAnAnswer) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  std::promise<void> asked, answer;
+  std::atomic<bool> first = true;
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    if (node == "w2" && method == "job/holds" && first.exchange(false)) {
+      asked.set_value();
+      answer.get_future().wait();
+    }
+    return false;
+  };
+  std::jthread removes(
+      [&] { EXPECT_TRUE(cluster_.store(0).remove_job("job", false).has_value()); });
+  asked.get_future().wait();
+  EXPECT_TRUE(cluster_.store(0).create_job("other").has_value());
+  EXPECT_TRUE(cluster_.store(0).remove_job("other", false).has_value());
+  EXPECT_NE(cluster_.store(0).find("job"), nullptr);
+  answer.set_value();
+  removes.join();
+  EXPECT_EQ(cluster_.store(0).find("job"), nullptr);
+  cluster_.loses = nullptr;
 }
 
 /// Its name and an id are longer than a file's name may be.
