@@ -237,8 +237,12 @@ class Cluster:
         if not self.tls:
             return ()
         certificate, key = self.authority.issue(name)
-        return ("--tls-ca", self.authority.ca, "--tls-cert", certificate, "--tls-key", key,
-                "--etcd-ca", self.etcd_authority.ca, "--etcd-cert", self.etcd_authority.file("client.pem"),
+        return ("--tls-ca", self.authority.ca, "--tls-cert", certificate, "--tls-key", key, *self.etcd_tls_options())
+
+    def etcd_tls_options(self):
+        if not self.tls:
+            return ()
+        return ("--etcd-ca", self.etcd_authority.ca, "--etcd-cert", self.etcd_authority.file("client.pem"),
                 "--etcd-key", self.etcd_authority.file("client.key"))
 
     def keep_pid(self, name, pid):
@@ -267,15 +271,18 @@ class Cluster:
         until(lambda: self.etcd.poll() is not None or "ready to serve" in mount.read_text(log),
               "etcd serves", 30)
 
+    def etcdctl(self, *arguments):
+        options = ()
+        if self.tls:
+            options = ("--cacert", self.etcd_authority.ca, "--cert", self.etcd_authority.file("client.pem"),
+                       "--key", self.etcd_authority.file("client.key"))
+        return run("env", "ETCDCTL_API=3", "ip", "netns", "exec", namespace(self.top, "etcd"),
+                   "etcdctl", "--endpoints", self.etcd_url, *options, *arguments)
+
     def compact_etcd(self):
         """etcd forgets all history: who was cut off cannot be told what happened meanwhile."""
-        etcdctl = ("env", "ETCDCTL_API=3", "ip", "netns", "exec", namespace(self.top, "etcd"),
-                   "etcdctl", "--endpoints", self.etcd_url)
-        if self.tls:
-            etcdctl += ("--cacert", self.etcd_authority.ca, "--cert", self.etcd_authority.file("client.pem"),
-                        "--key", self.etcd_authority.file("client.key"))
-        now = json.loads(run(*etcdctl, "get", "none", "-w", "json"))["header"]["revision"]
-        run(*etcdctl, "compaction", "--physical", str(now))
+        now = json.loads(self.etcdctl("get", "none", "-w", "json"))["header"]["revision"]
+        self.etcdctl("compaction", "--physical", str(now))
 
     def add_node(self, index):
         name = f"w{index}"

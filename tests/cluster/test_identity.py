@@ -89,10 +89,6 @@ class TestCase(unittest.TestCase):
             self.nodes.start(number)
         self.nodes.wait_members()
 
-    def etcdctl(self, *arguments):
-        return cluster.run("env", "ETCDCTL_API=3", "ip", "netns", "exec", cluster.namespace(self.nodes.top, "etcd"),
-                           "etcdctl", "--endpoints", cluster.ETCD, *arguments)
-
     def end_etcd(self):
         self.nodes.etcd.send_signal(signal.SIGKILL)
         self.nodes.etcd.wait()
@@ -104,7 +100,7 @@ class TestCase(unittest.TestCase):
 
     def save_etcd(self):
         self.backup = os.path.join(self.nodes.top, "etcd/backup")
-        self.etcdctl("snapshot", "save", self.backup)
+        self.nodes.etcdctl("snapshot", "save", self.backup)
 
     def restore_etcd(self):
         self.end_etcd()
@@ -115,14 +111,14 @@ class TestCase(unittest.TestCase):
 
     def wait_leases(self):
         """Those of a backup begin anew."""
-        cluster.until(lambda: "/nodes/" not in self.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/"), "leases end")
+        cluster.until(lambda: "/nodes/" not in self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/"), "leases end")
 
     def recover(self, number, *options, check=True):
         """With --yes, from the store that has seen the latest of all."""
         stores = [node.store for node in self.nodes.nodes] if "--yes" in options else [self.node(number).store]
         command = ["ip", "netns", "exec", cluster.namespace(self.nodes.top, f"w{number}"),
-                   os.path.join(mount.bin_dir(), "ptc"), "recover", "--etcd", self.nodes.etcd_url, *options,
-                   *stores]
+                   os.path.join(mount.bin_dir(), "ptc"), "recover", "--etcd", self.nodes.etcd_url,
+                   *self.nodes.etcd_tls_options(), *options, *stores]
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if check:
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -137,7 +133,7 @@ class Stores(TestCase):
         with_etcd = node.options
         self.nodes.stop(0)
         self.clear(0)
-        self.etcdctl("del", "--prefix", "/ptcfs/")
+        self.nodes.etcdctl("del", "--prefix", "/ptcfs/")
         node.options = []
         node.start()
         self.write(0, "llama", 1, alone=True)
@@ -342,7 +338,7 @@ class Etcd(TestCase):
         def carried_out():
             """The next change takes away what all have said to have done."""
             os.mkdir(os.path.join(self.node(0).path, f"job-{time.monotonic_ns()}"))
-            return "/removed/" not in self.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/")
+            return "/removed/" not in self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/")
         cluster.until(carried_out, "no tombstone is left")
 
 
