@@ -1,5 +1,6 @@
 """Reading what lies on other nodes: no more moves than is read, and a node that dies is not waited for."""
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -19,6 +20,25 @@ from users import ANN, BOB, ROOT
 
 class LargeLlama(models.Llama):
     vocab = 256 * 1024  # 64 MiB
+
+
+def pages_taken_back():
+    """Pages of files that the kernel has taken for other uses, since the machine was started."""
+    with open("/proc/vmstat", encoding="utf-8") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("pgsteal_file "))
+
+
+def bytes_not_cached(path):
+    """What of a file is not in the page cache; nothing of it is read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = os.stat(path).st_size
+    states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as content:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), states) != 0
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return sum(1 for state in states if not state & 1) * mmap.PAGESIZE
 
 
 class Remote(TestCase):
@@ -82,13 +102,18 @@ class Remote(TestCase):
         self.assertLess(moved, 18 * MIB)
 
     def test_all_of_it_moves_once(self):
+        taken_back = pages_taken_back()
         moved, content = self.moved(lambda: read(self.path))
         self.assertTrue(content == read(self.here))
         print(f"all {self.size / MIB:.1f} MiB: {moved / MIB:.1f} moved")
         self.assertLess(moved, self.size * 1.1 + 2 * MIB)
+        missing = bytes_not_cached(self.path)
         moved, content = self.moved(lambda: read(self.path))
         self.assertTrue(content == read(self.here))
-        self.assertLess(moved, MIB)
+        taken_back = pages_taken_back() - taken_back
+        print(f"again: {moved / MIB:.1f} moved; {missing / MIB:.1f} of it had left the page cache, of which the kernel "
+              f"took {taken_back * mmap.PAGESIZE / MIB:.1f} meanwhile")
+        self.assertLess(moved, MIB + min(self.size, taken_back * mmap.PAGESIZE))
 
     def test_readers_of_both_halves(self):
         expected = read(self.here)
@@ -109,7 +134,7 @@ class Remote(TestCase):
 class Lost(TestCase):
     """The lease is long: whoever waits for its end is seen to."""
     LEASE = 40
-    BOUND = LEASE / 4
+    BOUND = 5  # seconds
     ROUNDS = 3
 
     def times_of_reads(self, model, reader):
