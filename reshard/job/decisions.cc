@@ -78,8 +78,9 @@ Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
   return true;
 }
 
-void Decisions::report_missing_images() {
-  if (place_.alone()) return;
+bool Decisions::report_missing_images() {
+  if (place_.alone()) return true;
+  bool all_said = true;
   const JobKnowledge::Snapshot known = knowledge_.now();
   for (const auto& [name, record] : known->checkpoints) {
     const std::shared_ptr<const StoredState>& stored = record.where;
@@ -96,6 +97,7 @@ void Decisions::report_missing_images() {
       missing += image.missing;
     }
     Result<bool> done = replace_images(record, std::move(images), JobDecision(place_.name));
+    all_said = all_said && done.has_value() && done.value();
     if (done.has_error()) spdlog::warn("job {}: {}", place_.name, done.error().message());
     else if (done.value() && missing > 0)
       spdlog::warn(
@@ -104,6 +106,7 @@ void Decisions::report_missing_images() {
           "have of them is copied anew",
           place_.name, record.checkpoint->name(), missing);
   }
+  return all_said;
 }
 
 Result<bool> Decisions::count_mending(const std::string& name, const std::string& id) {

@@ -46,8 +46,9 @@ class Decisions {
   Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,
                               JobDecision decision, bool were_damaged = false);
   /// Files of this node that are missing, as after a start on an empty store, or that are back. As
-  /// long as other nodes count on them, their plans are other ones than this node's.
-  void report_missing_images();
+  /// long as other nodes count on them, their plans are other ones than this node's. False: some of
+  /// it could not be said now, and the others take it for there.
+  bool report_missing_images();
   /// Damaged bytes were mended where they lie. False: it was removed. kConflict: something else was
   /// decided about it.
   Result<bool> count_mending(const std::string& name, const std::string& id);

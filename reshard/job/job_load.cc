@@ -78,12 +78,12 @@ Result<Followed> Job::Impl::follow() {
   }
   const JobKnowledge::Snapshot before_all = knowledge.now();
   const auto& known = before_all->checkpoints;
-  const std::vector<std::string>& were_alive = before_all->alive;
+  const std::vector<std::string>& were_alive = before_all->followed_alive;
   const bool nodes_changed = were_alive != now_alive;
   const bool only_lost =  // nodes, and none came
       nodes_changed &&
       std::includes(were_alive.begin(), were_alive.end(), now_alive.begin(), now_alive.end());
-  const bool service_changed = before_all->drained != now_drained;
+  const bool service_changed = before_all->followed_drained != now_drained;
   knowledge.update([&](KnownJob& now) {
     now.alive = now_alive;
     now.drained = now_drained;
@@ -214,6 +214,8 @@ Result<Followed> Job::Impl::follow() {
     for (auto& [name, next] : changes_of) now.checkpoints.emplace(name, next.record);
     if (newest_plan && plan_revision > now.last_plan_revision)
       now.set_last_plan(std::make_shared<const PlanTexts>(*std::move(newest_plan)), plan_revision);
+    now.followed_alive = now_alive;
+    now.followed_drained = now_drained;
     if (service_changed) now.failed.reset();  // another plan
     if (services.cluster != nullptr &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {

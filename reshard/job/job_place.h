@@ -32,7 +32,8 @@ struct JobPlace {
     return dir + "/checkpoints/" + std::string(checkpoint_id);
   }
   std::string leader_key() const { return "leaders/" + name; }
-  std::string looked_key() const { return "looked/" + name; }
+  std::string looked_key() const { return looked_key_of(name); }
+  static std::string looked_key_of(std::string_view job) { return "looked/" + std::string(job); }
   CommitShare::Place commit_place(HashCache& hashes) const {
     return {dir, services.images, &hashes};
   }

@@ -64,8 +64,8 @@ std::string KnownJob::view() const {
     text += fmt::format("\n{} {}", record.id, record.stored);
   for (const auto& [name, one] : damaged)
     text += fmt::format("\nunreadable {} {}", one.record.id, one.record.stored);
-  for (const std::string& node : alive) text += "\nthere " + node;
-  for (const std::string& node : drained) text += "\ndrained " + node;
+  for (const std::string& node : followed_alive) text += "\nthere " + node;
+  for (const std::string& node : followed_drained) text += "\ndrained " + node;
   return fmt::format("{} {}", text.size(),
                      checksum_of_run(std::as_bytes(std::span(text)), 0).to_hex());
 }

@@ -53,6 +53,9 @@ struct KnownJob {
   std::map<std::string, LookedOver> looked_over;                     // by checkpoint id
   std::vector<std::string> alive;    // nodes, as the stored states know them
   std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
+  /// The two as they were when all that follows from them had been read again: stored states are
+  /// opened with the nodes that are there. They change together with look_anyway.
+  std::vector<std::string> followed_alive, followed_drained;
 
   // --- found here ---
   std::set<std::string, std::less<>> damaged_ids;  // ever; their files stay until they are removed

@@ -32,19 +32,29 @@ bool Leadership::has_anybody_looked(const JobPlace& place, const std::string& vi
 
 Leadership::~Leadership() {
   if (place_.alone()) return;
-  MetaTransaction transaction;
-  const std::shared_ptr<const MetaLease> lease = place_.services.cluster->lease();
-  if (view_ && lease != nullptr) {
-    transaction.leased_puts = {{place_.looked_key(), place_.id + " " + *view_}};
-    transaction.lease = lease.get();
+  Result<int64_t> done = give_back();
+  // Of a job that is gone nothing is said: the key would outlive it.
+  if (view_ && done.has_error() && done.error().code() == Code::kConflict) {
+    view_.reset();
+    done = give_back();
   }
-  transaction.compares = {{place_.leader_key(), epoch_}};  // not a later leader's
-  transaction.deletes = {place_.leader_key()};
-  Result<int64_t> done =  // also of a job that is gone
-      commit_fenced(*place_.services.meta, place_.services.cluster, std::move(transaction));
   if (done.has_error() && done.error().code() != Code::kConflict)
     spdlog::warn("job {}: another node can lead when the lease of this one ends: {}", place_.name,
                  done.error().message());
+}
+
+Result<int64_t> Leadership::give_back() const {
+  MetaTransaction transaction;
+  const std::shared_ptr<const MetaLease> lease = place_.services.cluster->lease();
+  const Result<MetaTransaction::Compare> job = place_.existence();
+  if (view_ && lease != nullptr && job.has_value()) {
+    transaction.leased_puts = {{place_.looked_key(), place_.id + " " + *view_}};
+    transaction.lease = lease.get();
+    transaction.compares = {job.value()};
+  }
+  transaction.compares.push_back({place_.leader_key(), epoch_});  // not a later leader's
+  transaction.deletes = {place_.leader_key()};
+  return commit_fenced(*place_.services.meta, place_.services.cluster, std::move(transaction));
 }
 
 void Leadership::name_in(JobDecision& decision) const {

@@ -39,6 +39,8 @@ class Leadership {
 
  private:
   Leadership(const JobPlace& place, int64_t epoch) : place_(place), epoch_(epoch) {}
+  Result<int64_t> give_back() const;
+
   const JobPlace& place_;
   const int64_t epoch_;
   std::optional<std::string> view_;

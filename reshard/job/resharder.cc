@@ -32,8 +32,8 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
       case Kind::kWait:
         return step.until;
       case Kind::kLead:
-        uses_.decisions.report_missing_images();
-        round.leads = begin(attempt);
+        // Where not all of it is said, that others have looked says nothing of these.
+        round.leads = begin(attempt, uses_.decisions.report_missing_images());
         round.another_leads = !round.leads;
         break;
       case Kind::kSettleNewest:
@@ -81,10 +81,10 @@ bool Resharder::another_has_looked() {
   return done;
 }
 
-bool Resharder::begin(Attempt& attempt) {
+bool Resharder::begin(Attempt& attempt, bool others_know_all) {
   constexpr auto kAnotherLeads = std::chrono::milliseconds(100),
                  kOfEach = std::chrono::milliseconds(1);
-  if (another_has_looked()) return false;
+  if (others_know_all && another_has_looked()) return false;
   attempt.leadership = Leadership::take(uses_.place);
   // What was decided until then is known from here on.
   if (attempt.leadership && !uses_.place.alone()) {

@@ -80,7 +80,8 @@ class Resharder {
 
   /// Carries out next_step() until there is nothing to do now; returns when to look again.
   std::optional<StepPool::Time> carry_on(const std::stop_token& stop);
-  bool begin(Attempt& attempt);  // false: another node leads, or has
+  /// False: another node leads, or has. `others_know_all`: which files of this node are missing.
+  bool begin(Attempt& attempt, bool others_know_all);
   bool another_has_looked();
   void end(Attempt& attempt);
   Result<> settle_newest(Attempt& attempt);

@@ -16,6 +16,7 @@
 #include "reshard/cluster/tell.h"
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/drain.h"
+#include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
 #include "reshard/job/names.h"
 #include "reshard/move/space.h"
@@ -114,7 +115,9 @@ struct JobStore::Impl {
   /// Takes over what other nodes decided, now.
   Result<> sync() { return follower != nullptr ? follower->sync() : Result<>(ok()); }
   Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
-  Result<> remove(std::string_view name, bool force, std::string_view id);
+  /// False, and nothing was done: whether the job is empty on the other nodes is to be asked first.
+  /// `asked`: it is, of the job with this id.
+  Result<bool> remove(std::string_view name, bool force, std::string_view id, bool asked);
   Result<> check_empty_elsewhere(const WhichJob& job);
   Result<std::string> user_file_on(const std::string& on, const WhichJob& job) const;
   Result<JobRef> find_asked(const WhichJob& which);
@@ -464,15 +467,19 @@ Result<> JobStore::remove_job(std::string_view name, bool force, std::string_vie
     tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
   }
   std::string meant(id);
-  if (JobRef job = impl_->jobs.find(name); job != nullptr && !force) {
-    // Others may not answer for a while: without `changes`, for which all wait who make jobs,
-    // remove them, or take over what is agreed.
-    if (meant.empty()) meant = job->id();
-    if (job->id() == meant && job->checkpoints().empty()) {
-      PTC_TRY(impl_->check_empty_elsewhere({job->name(), meant}));
+  for (bool done = false; !done;) {
+    bool asked = false;
+    if (JobRef job = impl_->jobs.find(name); job != nullptr && !force) {
+      // Others may not answer for a while: without `changes`, for which all wait who make jobs,
+      // remove them, or take over what is agreed.
+      if (meant.empty()) meant = job->id();
+      if (job->id() == meant && job->checkpoints().empty()) {
+        PTC_TRY(impl_->check_empty_elsewhere({job->name(), meant}));
+        asked = true;
+      }
     }
+    PTC_TRY(done, impl_->remove(name, force, meant, asked));
   }
-  PTC_TRY(impl_->remove(name, force, meant));
   tell_others(impl_->cluster, std::string(name));
   return ok();
 }
@@ -482,7 +489,8 @@ void JobStore::tell_jobs_changed() {
   if (impl_->listener != nullptr) impl_->listener->jobs_changed();
 }
 
-Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_view id) {
+Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::string_view id,
+                                    bool asked) {
   std::lock_guard change(jobs.changes);
   JobRef job = jobs.find(name);
   if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
@@ -500,6 +508,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_v
                         name, fmt::join(unreadable, ", "));
     PTC_TRY(auto file, user_file_in(contents->job_dir(name)));
     if (file) return make_error(Code::kBusy, "job {} holds {}", name, *file);
+    if (!asked) return false;  // it has come, or its last checkpoint has gone, since
   }
   PTC_TRY(job->close());
   // What was looked at above may have changed. From here on nothing comes into it on this node, so
@@ -516,7 +525,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_v
   if (!force) {
     if (Result<> empty = seal_empty(); empty.has_error()) {
       job->reopen();
-      return empty;
+      return empty.error();
     }
   }
   const std::string tombstone = removed_job_key(job->id());
@@ -542,7 +551,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_v
     // Without the first there is no job; the next two each commit compares, and it puts the last of
     // them.
     const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
-    std::vector<std::string> keys{itself, in_force, sequence};
+    std::vector<std::string> keys{itself, in_force, sequence, JobPlace::looked_key_of(name)};
     int64_t last_commit = 0;
     for (MetaEntry& entry : entries) {
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
@@ -570,7 +579,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_v
     forgotten = forget();
   if (forgotten.has_error()) {
     job->reopen();
-    return forgotten;
+    return forgotten.error();
   }
   job->forget();
   jobs.erase(job->name());
@@ -578,7 +587,7 @@ Result<> JobStore::Impl::remove(std::string_view name, bool force, std::string_v
   if (gone && cluster == nullptr)
     (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
   spdlog::info("job {} removed", name);
-  return ok();
+  return true;
 }
 
 JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(name); }

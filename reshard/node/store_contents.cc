@@ -69,8 +69,9 @@ Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
 std::vector<std::string> StoreContents::kept() const {
   std::set<std::string> all;
   std::error_code error;  // there is none
-  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/kept", error))
-    all.insert("kept/" + entry.path().filename().string());
+  for (std::filesystem::directory_iterator it(directory_ + "/kept", error), end;
+       !error && it != end; it.increment(error))
+    all.insert("kept/" + it->path().filename().string());
   std::lock_guard lock(mutex_);
   all.insert(kept_.begin(), kept_.end());
   return {all.begin(), all.end()};

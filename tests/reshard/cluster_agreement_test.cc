@@ -97,6 +97,18 @@ TEST_F(AgreementTest, WhatARemovalLeftThatWasCutOffGoesWhenTheNameIsUsedAgain) {
   EXPECT_NE(cluster_.store(0).find("job"), nullptr);
 }
 
+TEST_F(AgreementTest, OfARemovedJobNobodyHasLooked) {
+  for (const char* name : {"job", "other"}) {
+    ASSERT_TRUE(cluster_.store(0).create_job(name).has_value());
+    cluster_.wait_settled();
+    ASSERT_TRUE(becomes([&] { return count("looked/") == 1; }));
+    ASSERT_TRUE(cluster_.store(1).remove_job(name, false).has_value());
+    cluster_.wait_settled();
+    EXPECT_EQ(count("looked/"), 0u);
+    EXPECT_EQ(count("leaders/"), 0u);
+  }
+}
+
 /// Its key could not be deleted when it had led: that stops nobody, nor itself.
 TEST_F(AgreementTest, ALeaderWhoseKeyWasLeftLeadsAgain) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());

@@ -1,6 +1,7 @@
 // Copies that are damaged or gone: found, mended or made anew, and never passed on.
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -143,6 +144,46 @@ TEST_F(DamageTest, ANodeThatComesBackWithoutItsFilesGetsThemAnew) {
   for (unsigned other = 0; other < 3; ++other)
     EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_value()) << other;
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// The others take them for there, and say that nothing is left to do: that holds for no node whose
+/// files are missing.
+TEST_F(DamageTest, ANodeThatCannotSayThatItsFilesAreMissingMakesThemAnewAllTheSame) {
+  commit_with_copies(2);  // on each node all
+  const unsigned node = 2;
+  const std::string images = cluster_.store(node).images().directory();
+  const auto looked = [&] {
+    const auto entry = cluster_.meta().get("looked/job").value();
+    return entry ? entry->revision : 0;
+  };
+  cluster_.stop(node);
+  cluster_.wait_settled();
+  std::filesystem::remove_all(images);
+  const int64_t before = looked();
+  std::atomic<int> refused = 0;
+  cluster_.refuses = [&](const std::string& who,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    if (who != LocalCluster::name(node)) return std::nullopt;
+    const bool others_have_looked = looked() != before;
+    for (const auto& [key, value] : transaction.leased_puts)
+      if (key == "leaders/job" && !others_have_looked)
+        return make_error(Code::kUnavailable, "the others first");
+    for (const auto& [key, value] : transaction.puts)
+      if (key == "jobs/job/checkpoints/base" && (!others_have_looked || refused++ == 0))
+        return make_error(Code::kUnavailable, "etcd does not answer just now");
+    return std::nullopt;
+  };
+  cluster_.start(node);
+  EXPECT_TRUE(becomes([&] {
+    for (uint64_t rank = 0; rank < 3; ++rank)
+      if (holders(node, spec_of(spec_text_), rank).size() < 3) return false;
+    return true;
+  })) << cluster_.job(node, "job")->status_json();
+  EXPECT_GT(refused, 0);
+  cluster_.refuses = nullptr;
+  cluster_.wait_settled();
+  for (unsigned other = 0; other < 3; ++other)
+    EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_value()) << other;
 }
 
 /// As after a start whose store was not mounted yet: what is nowhere else is lost as long as that
