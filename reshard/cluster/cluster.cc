@@ -48,6 +48,11 @@ std::vector<Result<std::string>> Cluster::call_all(const std::vector<Question>& 
       .wait();
 }
 
+bool Cluster::may_decide() const {
+  const std::shared_ptr<const MetaLease> held = lease();
+  return held != nullptr && held->alive();
+}
+
 void Cluster::belongs_to(MetaTransaction::Compare identity) {
   std::lock_guard lock(identity_mutex_);
   identity_ = std::move(identity);
@@ -86,12 +91,12 @@ std::optional<std::string> Cluster::distrusted() const {
   return distrusted_;
 }
 
-Result<> check_trusted(const Cluster* cluster) {
-  const std::optional<std::string> why = cluster != nullptr ? cluster->distrusted() : std::nullopt;
+Result<> check_trusted(const Cluster& cluster) {
+  const std::optional<std::string> why = cluster.distrusted();
   if (!why) return ok();
   return make_error(Code::kUnavailable,
                     "node {} decides nothing, for the agreement store is not believed: {}",
-                    cluster->self(), *why);
+                    cluster.self(), *why);
 }
 
 Result<> check_identity(MetaClient& meta, Cluster& cluster) {
@@ -106,18 +111,16 @@ Result<> check_identity(MetaClient& meta, Cluster& cluster) {
         "it has the identity of another cluster, or was "
         "made anew");
   else return ok();
-  return check_trusted(&cluster);
+  return check_trusted(cluster);
 }
 
-Result<> check_member(const Cluster* cluster) {
-  if (cluster == nullptr) return ok();
+Result<> check_member(const Cluster& cluster) {
   PTC_TRY(check_trusted(cluster));
-  const std::shared_ptr<const MetaLease> lease = cluster->lease();
-  if (lease != nullptr && lease->alive()) return ok();
+  if (cluster.may_decide()) return ok();
   return make_error(Code::kUnavailable,
                     "node {} is cut off from its cluster, and decides nothing until "
                     "it has joined again: try again then, or on another node",
-                    cluster->self());
+                    cluster.self());
 }
 
 namespace {
@@ -145,17 +148,16 @@ Result<> check_compares(MetaClient& meta, const Compares& compares) {
 
 }  // namespace
 
-Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster,
+Result<int64_t> commit_fenced(MetaClient& meta, const Cluster& cluster,
                               MetaTransaction transaction) {
   PTC_TRY(check_member(cluster));
-  if (cluster == nullptr) return meta.commit(transaction);
   Compares& compares = transaction.compares;
   const auto split =
       std::stable_partition(compares.begin(), compares.end(), std::not_fn(is_of_a_node));
   const Compares of_nodes(split, compares.end());
   compares.erase(split, compares.end());
-  compares.push_back(cluster->fence());
-  if (const auto identity = cluster->identity()) compares.push_back(*identity);
+  if (const auto fence = cluster.fence()) compares.push_back(*fence);
+  if (const auto identity = cluster.identity()) compares.push_back(*identity);
   if (of_nodes.empty()) return meta.commit(transaction);
   compares.push_back({std::string(kMembership), 0});
   // A lease that ends in between is not seen: what that node has made is there, as if it had died a

@@ -1,4 +1,5 @@
-// What a job needs to know of the other nodes, and how it talks to them.
+// What a job needs to know of the other nodes, and how it talks to them. A node that is alone has
+// one, too (lone_node.h): nobody asks whether there is a cluster, but what it does differently.
 #pragma once
 
 #include <chrono>
@@ -44,13 +45,25 @@ class Cluster {
                                            const std::vector<Question>& questions,
                                            std::stop_token stop = {},
                                            std::chrono::milliseconds at_most = {});
-  /// Every decision of this node names it: it fails once the node's lease has ended.
-  virtual MetaTransaction::Compare fence() const = 0;
+  /// Every decision of this node names it: it fails once the node's lease has ended. Null: it needs
+  /// none.
+  virtual std::optional<MetaTransaction::Compare> fence() const = 0;
   /// The same of another node, as it is now: a decision that rests on what that node has made names
   /// what this said before the node was asked, for one that was started anew has thrown that away.
   virtual MetaTransaction::Compare fence_of(const std::string& node) const = 0;
   /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
+  /// Whether this node decides anything now: its lease lives.
+  virtual bool may_decide() const;
+
+  /// Whether bytes of a checkpoint may lie on other nodes, within reach or not. Then what is stored
+  /// says on which, what is not found here may be there, and copies are made, moved and trimmed.
+  virtual bool shares_bytes() const { return true; }
+  /// Whether others decide, too. Then what is known here may be behind, and who leads is agreed on.
+  virtual bool shares_decisions() const { return true; }
+  /// Whether what was removed is remembered (tombstones.h), for stores that are away. Else it is
+  /// forgotten once that is carried out here.
+  virtual bool remembers_removals() const { return true; }
 
   /// A node that is or was a member, and since when. That is agreed on, but may be heard of a
   /// moment later.
@@ -92,18 +105,17 @@ class Cluster {
   std::optional<std::string> distrusted_;
 };
 
-/// kUnavailable while what the agreement store says is not believed; null: ok.
-Result<> check_trusted(const Cluster* cluster);
+/// kUnavailable while what the agreement store says is not believed.
+Result<> check_trusted(const Cluster& cluster);
 /// The same after a look at the identity there; from then on it is distrusted if that is gone, or
 /// another.
 Result<> check_identity(MetaClient& meta, Cluster& cluster);
-/// kUnavailable where this node is cut off from its cluster, before anything is asked of that;
-/// null: it is alone, and decides always.
-Result<> check_member(const Cluster* cluster);
+/// kUnavailable where this node is cut off from its cluster, before anything is asked of that.
+Result<> check_member(const Cluster& cluster);
 /// A decision: fails once this node's lease has ended, at once where that is known. Compares of
 /// other nodes' keys, which may be as many as there are nodes, are looked at before, and
 /// kMembership stands for them in the transaction.
-Result<int64_t> commit_fenced(MetaClient& meta, const Cluster* cluster,
+Result<int64_t> commit_fenced(MetaClient& meta, const Cluster& cluster,
                               MetaTransaction transaction);
 
 }  // namespace ptc

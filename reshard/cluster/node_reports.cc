@@ -77,9 +77,19 @@ NodeReports::~NodeReports() {
   }
 }
 
+std::vector<std::string> NodeReports::others() const {
+  std::vector<std::string> nodes = cluster_.alive();
+  std::erase(nodes, cluster_.self());
+  return nodes;
+}
+
 std::map<std::string, NodeReports::Heard> NodeReports::heard() {
-  if (cluster_ == nullptr) return {};
+  const bool anybody = !others().empty();
   std::unique_lock lock(mutex_);
+  if (!anybody) {
+    heard_.clear();
+    return {};
+  }
   const auto now = std::chrono::steady_clock::now();
   if (!asking_ && (!asked_ || now - *asked_ >= kFresh)) {
     asking_ = true;
@@ -116,8 +126,7 @@ std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job,
 }
 
 void NodeReports::ask_all(const std::stop_token& stop) {
-  std::vector<std::string> nodes = cluster_->alive();
-  std::erase(nodes, cluster_->self());
+  const std::vector<std::string> nodes = others();
   {
     std::lock_guard lock(mutex_);
     std::erase_if(heard_, [&](const auto& one) {
@@ -126,7 +135,7 @@ void NodeReports::ask_all(const std::stop_token& stop) {
   }
   auto ask = [&](size_t i) -> Result<> {
     if (stop.stop_requested()) return ok();
-    PTC_TRY(auto answer, cluster_->ask(nodes[i], PeerMethod::kNumbers, "", stop));
+    PTC_TRY(auto answer, cluster_.ask(nodes[i], PeerMethod::kNumbers, "", stop));
     PTC_TRY(auto said, NodeAnswer::from_text(answer));
     std::lock_guard lock(mutex_);
     heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};

@@ -46,7 +46,7 @@ struct NodeAnswer {
 /// looks: a node that is slow or away holds up nobody, what it said is only older. Threads: any.
 class NodeReports {
  public:
-  explicit NodeReports(Cluster* cluster) : cluster_(cluster) {}  // null: there are no others
+  explicit NodeReports(Cluster& cluster) : cluster_(cluster) {}
   ~NodeReports();
 
   struct Heard {
@@ -60,9 +60,10 @@ class NodeReports {
   std::vector<ReshardProgress> reshard_of(const std::string& job, std::chrono::milliseconds since);
 
  private:
+  std::vector<std::string> others() const;
   void ask_all(const std::stop_token& stop);
 
-  Cluster* const cluster_;
+  Cluster& cluster_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, Heard> heard_;  // guarded, as all below

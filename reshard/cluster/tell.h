@@ -14,9 +14,9 @@ namespace ptc {
 /// not waited for.
 /// Threads: any, but without a lock that a synchronisation takes: two nodes may tell each other at
 /// once.
-void tell_others(Cluster* cluster, const std::string& job, std::chrono::milliseconds at_most = {});
+void tell_others(Cluster& cluster, const std::string& job, std::chrono::milliseconds at_most = {});
 
 /// The same of what was decided about the job's data set (Job::decide).
-void tell_others_of_data_set(Cluster* cluster, const WhichJob& job);
+void tell_others_of_data_set(Cluster& cluster, const WhichJob& job);
 
 }  // namespace ptc

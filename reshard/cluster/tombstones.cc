@@ -75,6 +75,10 @@ Result<bool> is_removed(MetaClient& meta, const std::string& key) {
   return entry.has_value();
 }
 
+void note_carried_out(MetaClient& meta, const Cluster& cluster, const std::string& tombstone) {
+  if (!cluster.remembers_removals()) (void)meta.commit({.deletes = {tombstone}});
+}
+
 std::string job_id_of(std::string_view value) {
   std::string id = json_text(value, "id");
   return id.empty() ? json_text(value, "created") : id;  // of an older ptcfs

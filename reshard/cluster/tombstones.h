@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/cluster/cluster.h"
 #include "store/base/error.h"
 #include "store/image/image_store.h"
 #include "store/meta/meta_client.h"
@@ -50,6 +51,9 @@ struct Tombstones {
 };
 Result<Tombstones> read_tombstones(MetaClient& meta);
 Result<bool> is_removed(MetaClient& meta, const std::string& key);
+/// What this tombstone says was carried out here: it goes where no other store has to do the same.
+/// (What fails of that the next start does.)
+void note_carried_out(MetaClient& meta, const Cluster& cluster, const std::string& tombstone);
 
 /// The id of a job, of the value of jobs/<name>: another job of its name has another.
 std::string job_id_of(std::string_view value);

@@ -102,7 +102,7 @@ std::optional<PlanTexts> CheckpointFiles::load_plan(const std::string& id,
 }
 
 Result<ImageRef> CheckpointFiles::open_image(const StoredImage& image, uint64_t bytes) const {
-  if (place_.services.cluster != nullptr && image.node != place_.services.cluster->self()) {
+  if (image.node != place_.node_key()) {
     const bool reachable = is_among(knowledge_.now()->alive, image.node);
     if (image.missing || !reachable) return ImageRef();
     return ImageRef(std::make_shared<const Image>(ImageId{image.id}, image.node, bytes));
@@ -120,7 +120,9 @@ Result<std::string> CheckpointFiles::read(const std::string& id, const std::stri
                                           size_t limit) const {
   const std::string path = place_.checkpoint_dir(id) + "/" + file;
   Result<std::string> here = read_text_file(AT_FDCWD, path, limit);
-  if (here.has_value() || place_.alone() || here.error().code() != Code::kNotFound) return here;
+  if (here.has_value() || !place_.services.cluster->shares_bytes() ||
+      here.error().code() != Code::kNotFound)
+    return here;
   std::optional<Error> silent;  // a node that may have it
   for (const std::string& node : peers_.others()) {
     Result<std::string> there = peers_.ask(
@@ -146,6 +148,8 @@ Result<std::string> CheckpointFiles::read(const std::string& id, const std::stri
 Result<> CheckpointFiles::give(const std::string& id, const std::vector<std::string>& files,
                                const StoredState& stored,
                                const std::optional<MetaTransaction::Compare>& decides) const {
+  const std::vector<std::string> others = peers_.others();
+  if (others.empty()) return ok();
   json::array list;
   std::string contents;
   for (const std::string& file : files) {
@@ -160,8 +164,7 @@ Result<> CheckpointFiles::give(const std::string& id, const std::vector<std::str
     request["fence"] = decides->revision;
   }
   const std::string body = json::serialize(request) + "\n" + contents;
-  const std::vector<std::string> others = peers_.others();
-  bool given_to_any = others.empty();
+  bool given_to_any = false;
   for (const Result<std::string>& given : peers_.ask_all(others, PeerMethod::kFiles, body)) {
     // A node that does not answer now asks for them itself when it is there again.
     if (given.has_error()) spdlog::warn("job {}: {}", place_.name, given.error().message());

@@ -211,10 +211,10 @@ bool CommitAttempt::wait_until_asked() {
 }
 
 Result<> CommitAttempt::prepare() {
-  if (!job_.place.alone())
-    // Not the one of the moment of the decision: when this lease ends, the others put back what
-    // they took.
-    fences_.push_back(job_.place.services.cluster->fence());
+  // Not the one of the moment of the decision: when this lease ends, the others put back what they
+  // took.
+  fence_ = job_.place.services.cluster->fence();
+  if (fence_) fences_.push_back(*fence_);
   job_.hashing.leave(incoming_);  // it goes on here, on all threads
   MakeSeal seal;
   if (job_.place.listener != nullptr)
@@ -226,24 +226,23 @@ Result<> CommitAttempt::prepare() {
                                       const auto attempt = weak.lock();
                                       return attempt == nullptr || attempt->withdraw();
                                     }));
-  if (!job_.place.alone()) {
-    PTC_TRY(take_elsewhere());
-  }
+  PTC_TRY(take_elsewhere());
   if (share_ == nullptr && elsewhere_.empty())
     return make_error(Code::kNotFound, "{} is on no node: No such file or directory", label_);
   PTC_TRY(draft());
   PTC_TRY(adopt());
   PTC_TRY(write_down());
-  if (job_.place.alone()) return ok();
   return make_copies();
 }
 
 Result<> CommitAttempt::take_elsewhere() {
+  const std::vector<std::string> others = job_.peers.others();
+  if (others.empty()) return ok();
   Cluster& cluster = *job_.place.services.cluster;
   const std::string request = json::serialize(json::object{{"id", id_},
                                                            {"incoming", incoming_},
                                                            {"from", cluster.self()},
-                                                           {"fence", fences_.front().revision}});
+                                                           {"fence", fence_.value().revision}});
   const auto busy_until = Clock::now() + kWaitForRelease;
   auto take = [&](const std::string& node) -> Result<std::string> {
     for (;;) {
@@ -260,7 +259,6 @@ Result<> CommitAttempt::take_elsewhere() {
       std::this_thread::sleep_for(code == Code::kBusy ? 5ms : 50ms);
     }
   };
-  const std::vector<std::string> others = job_.peers.others();
   std::vector<MetaTransaction::Compare> fences;
   for (const std::string& node : others) fences.push_back(cluster.fence_of(node));
   asked_.insert(asked_.end(), others.begin(), others.end());
@@ -393,11 +391,10 @@ Result<> CommitAttempt::write_down() {
                                                     job_.place.services.catch_up);
   PTC_TRY(auto stored,
           record_.checkpoint->make_stored(manifest.written_spec, std::move(stored_images)));
-  record_.where = stored;
+  record_.lies(stored);
   record_.checkpoint->replace_stored(stored);
   record_.id = id_;
   record_.generation = 1;
-  if (!job_.place.alone()) record_.nodes = stored->nodes;
   record_.stored = "stored-1.json";  // the id is this commit's alone
   const std::string directory = job_.place.checkpoint_dir(id_);
   const std::string stored_text = stored->to_text();
@@ -416,11 +413,9 @@ Result<> CommitAttempt::write_down() {
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/stored-1.json", stored_text));
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir + "/checkpoints"));
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir));
-  if (job_.place.alone()) return ok();
   for (const std::string& node : job_.peers.others())
     if (!is_among(asked_, node)) asked_.push_back(node);
-  return job_.files.give(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored,
-                         fences_.front());
+  return job_.files.give(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored, fence_);
 }
 
 /// The copies that `replicas` asks for.
@@ -441,7 +436,7 @@ Result<> CommitAttempt::make_copies() {
     activity_->begin("copying",
                      change->transfers.totals.total_bytes - change->transfers.totals.kept_bytes);
     PTC_TRY(auto parts, job_.maker.make_all(record_, *stored, wanted, *change, *activity_, of_nodes,
-                                            /*epoch=*/0, &fences_.front()));
+                                            /*epoch=*/0, fence_));
     auto compose = [&]() -> Result<std::shared_ptr<const StoredState>> {
       PTC_TRY(job_.maker.compare(record_, *stored, *change, parts, /*known=*/false,
                                  activity_->stop_token()));
@@ -467,13 +462,12 @@ Result<> CommitAttempt::make_copies() {
   }
   if (with_copies_ == nullptr) return ok();
   record_.generation = 2;
-  record_.nodes = with_copies_->nodes;
   record_.stored = "stored-2.json";
-  record_.where = with_copies_;
+  record_.lies(with_copies_);
   record_.checkpoint->replace_stored(with_copies_);
   PTC_TRY(write_file_atomically(AT_FDCWD, job_.place.checkpoint_dir(id_) + "/stored-2.json",
                                 with_copies_->to_text()));
-  return job_.files.give(id_, {"stored-2.json"}, *with_copies_, fences_.front());
+  return job_.files.give(id_, {"stored-2.json"}, *with_copies_, fence_);
 }
 
 Result<> CommitAttempt::hide() {
@@ -499,12 +493,12 @@ Result<> CommitAttempt::decide() {
   auto exists = [&] { return job_.knowledge.now()->record_of(name_) != nullptr; };
   // It names the layout in force and the last commit, and others change these too.
   constexpr int kTries = 10;
-  for (int tries = 1; tries < kTries && conflicts() && !job_.place.alone(); ++tries) {
+  for (int tries = 1; tries < kTries && conflicts(); ++tries) {
     PTC_TRY(job_.follow());
     if (exists()) break;
     decided = decide_once();
   }
-  if (conflicts() && (job_.place.alone() || exists()))
+  if (conflicts() && exists())
     return make_error(Code::kAlreadyExists, "checkpoint {} exists already", name_);
   return decided;
 }

@@ -121,8 +121,9 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   std::unique_ptr<Activity> activity_;
 
   // Of the thread alone.
-  Fences fences_;
-  std::shared_ptr<CommitShare> share_;  // null: this node has no such directory
+  std::optional<MetaTransaction::Compare> fence_;  // of this node, when it began
+  Fences fences_;                                  // that, and of the others
+  std::shared_ptr<CommitShare> share_;             // null: this node has no such directory
   std::vector<Elsewhere> elsewhere_;
   CommitDraft draft_;
   std::vector<ImageRef> images_;  // by file of the manifest

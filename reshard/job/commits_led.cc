@@ -179,7 +179,7 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
                         other->name());
     if (!other->wait(deadline)) return going_on(incoming);  // until it has let go of the files
   }
-  PTC_TRY(check_member(uses_.place.services.cluster));
+  PTC_TRY(check_member(*uses_.place.services.cluster));
   PTC_TRY(auto id, random_id());
   auto attempt = std::make_shared<CommitAttempt>(*this, std::move(id), incoming, name);
   std::lock_guard lock(mutex_);

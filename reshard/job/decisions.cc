@@ -19,11 +19,8 @@ Result<> Decisions::put_stored(CheckpointRecord& record, std::shared_ptr<const S
                     directory = place_.checkpoint_dir(record.id) + "/";
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved->to_text()));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
-  if (!place_.alone()) {
-    PTC_TRY(files_.give(record.id, {record.stored, plan_file}, *moved));
-  }
-  if (!place_.alone()) record.nodes = moved->nodes;
-  record.where = std::move(moved);
+  PTC_TRY(files_.give(record.id, {record.stored, plan_file}, *moved));
+  record.lies(std::move(moved));
   decision.put(record.checkpoint->name(), record);
   return ok();
 }
@@ -79,7 +76,7 @@ Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
 }
 
 bool Decisions::report_missing_images() {
-  if (place_.alone()) return true;
+  if (!place_.services.cluster->shares_bytes()) return true;  // there is no copy to make of it
   bool all_said = true;
   const JobKnowledge::Snapshot known = knowledge_.now();
   for (const auto& [name, record] : known->checkpoints) {

@@ -69,7 +69,7 @@ Result<bool> put_drained(MetaClient& meta, Cluster& cluster, const std::vector<J
   transaction.puts = {
       {drained_key(node), json::serialize(json::object{{"since", time_text(now_ns())}})},
       {std::string(kMembership), node}};
-  PTC_TRY(commit_fenced(meta, &cluster, std::move(transaction)));
+  PTC_TRY(commit_fenced(meta, cluster, std::move(transaction)));
   return true;
 }
 
@@ -84,16 +84,16 @@ Result<std::vector<std::string>> drained_nodes(MetaClient& meta) {
   return nodes;
 }
 
-Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRef>& jobs,
+Result<> begin_drain(MetaClient& meta, Cluster& cluster, const std::vector<JobRef>& jobs,
                      ImageStore& images, const std::string& node) {
-  if (cluster == nullptr)
+  if (!cluster.shares_bytes())
     return invalid_argument(
         "this cluster has one node: there is none that could take over what it holds");
-  Result<bool> put = put_drained(meta, *cluster, jobs, images, node);
+  Result<bool> put = put_drained(meta, cluster, jobs, images, node);
   constexpr int kTries = 10;  // another may be drained meanwhile
   for (int tries = 1; tries < kTries && put.has_error() && put.error().code() == Code::kConflict;
        ++tries)
-    put = put_drained(meta, *cluster, jobs, images, node);
+    put = put_drained(meta, cluster, jobs, images, node);
   PTC_TRY(const bool is_new, std::move(put));
   if (!is_new) return ok();
   // From here on no layout.json can name it; one that was saved a moment ago may.
@@ -107,7 +107,7 @@ Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRe
   return free;
 }
 
-Result<> cancel_drain(MetaClient& meta, Cluster* cluster, const std::string& node) {
+Result<> cancel_drain(MetaClient& meta, Cluster& cluster, const std::string& node) {
   PTC_TRY(check_member(cluster));
   PTC_TRY(auto entry, meta.get(drained_key(node)));
   if (!entry) return make_error(Code::kNotFound, "node '{}' is not being drained", node);

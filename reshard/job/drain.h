@@ -22,10 +22,10 @@ Result<std::vector<std::string>> drained_nodes(MetaClient& meta);
 
 /// Puts the key, or says why it cannot be: the node is unknown, away or the last one in service, a
 /// layout.json wants ranks on it, the others have not enough memory. All `jobs` are those of the
-/// metadata. One that is there already: nothing happens. `cluster` null: a cluster of one.
-Result<> begin_drain(MetaClient& meta, Cluster* cluster, const std::vector<JobRef>& jobs,
+/// metadata. One that is there already: nothing happens.
+Result<> begin_drain(MetaClient& meta, Cluster& cluster, const std::vector<JobRef>& jobs,
                      ImageStore& images, const std::string& node);
 /// kNotFound: it is not drained.
-Result<> cancel_drain(MetaClient& meta, Cluster* cluster, const std::string& node);
+Result<> cancel_drain(MetaClient& meta, Cluster& cluster, const std::string& node);
 
 }  // namespace ptc

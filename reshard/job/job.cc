@@ -62,12 +62,12 @@ Result<> Job::load() { return impl_->load(); }
 Result<> Job::sync() { return impl_->sync(); }
 Result<Followed> Job::follow() { return impl_->follow(); }
 MetaClient& Job::meta() const { return *impl_->services.meta; }
-Result<> Job::may_decide() const { return check_member(impl_->services.cluster); }
+Result<> Job::may_decide() const { return check_member(*impl_->services.cluster); }
 Result<int64_t> Job::decide(MetaTransaction transaction) {
   return impl_->place.commit(std::move(transaction));
 }
 void Job::tell_data_set_changed() const {
-  tell_others_of_data_set(impl_->services.cluster, impl_->place.which());
+  tell_others_of_data_set(*impl_->services.cluster, impl_->place.which());
 }
 Result<std::string> Job::answer(PeerMethod method, std::string_view request) {
   return impl_->answer(method, request);
@@ -179,8 +179,7 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
 
 Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) const {
   std::map<std::string_view, size_t> rank_of;
-  const std::vector<std::string> nodes =
-      services.cluster != nullptr ? services.cluster->alive() : std::vector{services.node};
+  const std::vector<std::string> nodes = services.cluster->alive();
   const JobKnowledge::Snapshot known = knowledge.now();
   const std::vector<std::string>& not_in_service = known->drained;
   for (size_t i = 0; i < wanted.devices.size(); ++i) {
@@ -214,7 +213,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   const std::optional<std::string> loss = newest->loss();
   if (loss && state_key(wanted.spec) != state_key(newest->stored()->spec))
     return invalid_argument("{}; no other layout can be made of it", *loss);
-  if (services.cluster != nullptr) {
+  if (services.cluster->shares_bytes()) {
     if (loss) return ok();  // nothing can be planned
     const std::shared_ptr<const StoredState> stored = newest->stored();
     PTC_TRY(auto state, wanted_state(place, *newest, wanted, nodes_in_service(place, *known)));
@@ -244,7 +243,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
 
 Result<> Job::save_layout(const std::string& text) {
   PTC_TRY(impl_->save_layout(text));
-  tell_others(impl_->services.cluster, name_);
+  tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
@@ -276,9 +275,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     return refuse(
         invalid_argument("another layout of this job has the name {} already", spec_name));
   decision.rests_on(before->saved);
-  if (services.cluster != nullptr)
-    for (const std::string& node : nodes_of(edit.layout))
-      decision.rests_on_key(drained_key(node), 0);
+  for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
   PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
@@ -304,7 +301,8 @@ Result<> Job::Impl::want_layout_again() {
     known.saved.meta_revision = meta_revision;
     known.failed.reset();
     known.last_error.reset();
-    known.look_anyway = !place.alone();  // what failed may have been copies of an older checkpoint
+    // What failed may have been copies of an older checkpoint.
+    known.look_anyway = services.cluster->shares_bytes();
   });
   knowledge.tell();
   return ok();
@@ -329,7 +327,7 @@ Result<> Job::change_attributes(const std::string& name, const FileAttributes& c
     if (committed) {
       impl_->take_over(
           {{std::make_shared<const JobAttributes>(std::move(attributes))}, committed.value()});
-      tell_others(impl_->services.cluster, name_);
+      tell_others(*impl_->services.cluster, name_);
       return ok();
     }
     if (committed.error().code() != Code::kConflict || tries == kMostTries)
@@ -339,7 +337,7 @@ Result<> Job::change_attributes(const std::string& name, const FileAttributes& c
 
 Result<> Job::save_rules(const std::string& text) {
   PTC_TRY(impl_->save_rules(text));
-  tell_others(impl_->services.cluster, name_);
+  tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
@@ -362,7 +360,7 @@ Result<> Job::Impl::save_rules(const std::string& text) {
 
 Result<> Job::remove_rules(const std::optional<std::string>& only) {
   PTC_TRY(impl_->remove_rules(only));
-  tell_others(impl_->services.cluster, name_);
+  tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
@@ -459,13 +457,13 @@ Result<> Job::commit(const std::string& incoming, const std::string& name,
   PTC_TRY(impl_->commits.commit(
       incoming, name,
       forever ? CommitsLed::Clock::time_point::max() : CommitsLed::Clock::now() + patience));
-  if (forever) tell_others(impl_->services.cluster, name_);
-  else tell_others(impl_->services.cluster, name_, kTellTime);
+  if (forever) tell_others(*impl_->services.cluster, name_);
+  else tell_others(*impl_->services.cluster, name_, kTellTime);
   return ok();
 }
 
 Result<> Job::remove_checkpoint(std::string_view name, std::string_view which) {
-  PTC_TRY(check_member(impl_->services.cluster));
+  PTC_TRY(check_member(*impl_->services.cluster));
   std::string id(which);
   auto known_id = [&] {
     const JobKnowledge::Snapshot known = impl_->knowledge.now();
@@ -473,12 +471,10 @@ Result<> Job::remove_checkpoint(std::string_view name, std::string_view which) {
     return record != nullptr ? record->id : std::string();
   };
   if (id.empty()) id = known_id();
-  if (impl_->services.cluster != nullptr) {
-    PTC_TRY(impl_->follow());
-    // Where its bytes lie now all shall know, also those who have a file of it open.
-    tell_others(impl_->services.cluster, name_);
-    if (id.empty()) id = known_id();
-  }
+  PTC_TRY(impl_->hear_others());
+  // Where its bytes lie now all shall know, also those who have a file of it open.
+  tell_others(*impl_->services.cluster, name_);
+  if (id.empty()) id = known_id();
   constexpr int kTries = 10;
   Result<> removed = impl_->remove(std::string(name), id, /*only_unused=*/false);
   // Another node may have decided something about it, a flip for one, that is not known here yet.
@@ -489,13 +485,13 @@ Result<> Job::remove_checkpoint(std::string_view name, std::string_view which) {
     removed = impl_->remove(std::string(name), id, /*only_unused=*/false);
   }
   PTC_TRY(std::move(removed));
-  tell_others(impl_->services.cluster, name_);
+  tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
 Result<> Job::pin_checkpoint(std::string_view name, bool pinned, std::string_view id) {
   PTC_TRY(impl_->pin(name, pinned, id));
-  tell_others(impl_->services.cluster, name_);
+  tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
@@ -627,9 +623,7 @@ Result<> Job::Impl::remove(const std::string& name, std::string_view id, bool on
   else {
     PTC_TRY(remove_damaged(record.id));
   }
-  // Of a store that is alone: it is carried out. (Else at the next start.)
-  if (services.cluster == nullptr)
-    (void)services.meta->commit({.deletes = {removed_checkpoint_key(record.id)}});
+  note_carried_out(*services.meta, *services.cluster, removed_checkpoint_key(record.id));
   spdlog::info("job {}: checkpoint {} removed", job->name(), name);
   return ok();
 }

@@ -45,7 +45,7 @@ struct JobServices {
   StepPool* reshards;                          // runs what a job does in the background
   StepPool* hashing;                           // and reads what was closed
   std::string node;                            // this node's name
-  Cluster* cluster = nullptr;                  // null: a cluster of one
+  Cluster* cluster;                            // a LoneNode where there are no others
   Pace* pace = nullptr;                        // of what is looked over in the background
   std::function<void()> caches_stale = [] {};  // Job::refresh_mended() is to be called soon
   /// Waits, two seconds at most, until what others decided and who came or went by now is taken

@@ -60,8 +60,12 @@ Result<> Job::Impl::sync_about(const std::string& id) {
   return ok();
 }
 
+Result<Followed> Job::Impl::hear_others() {
+  return services.cluster->shares_decisions() ? follow() : Followed();
+}
+
 Result<Followed> Job::Impl::follow() {
-  PTC_TRY(check_trusted(services.cluster));
+  PTC_TRY(check_trusted(*services.cluster));
   std::lock_guard change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
@@ -71,11 +75,8 @@ Result<Followed> Job::Impl::follow() {
   if (!there || job_id_of(there->value) != job->id())
     return make_error(Code::kNotFound, "job {} was removed", job->name());
   take_over(std::move(state.attributes));
-  std::vector<std::string> now_alive, now_drained;
-  if (services.cluster != nullptr) {
-    now_alive = services.cluster->alive();
-    PTC_TRY(now_drained, drained_nodes(*services.meta));
-  }
+  const std::vector<std::string> now_alive = services.cluster->alive();
+  PTC_TRY(const auto now_drained, drained_nodes(*services.meta));
   const JobKnowledge::Snapshot before_all = knowledge.now();
   const auto& known = before_all->checkpoints;
   const std::vector<std::string>& were_alive = before_all->followed_alive;
@@ -118,8 +119,7 @@ Result<Followed> Job::Impl::follow() {
       if (next.record.checkpoint == nullptr) {
         PTC_TRY(next.record, files.load(entry.id, entry.generation, entry.stored));
       } else if (next.record.stored != entry.stored ||
-                 (services.cluster != nullptr &&
-                  !was_opened_with(*next.record.where, now_alive, services.cluster->self()))) {
+                 !was_opened_with(*next.record.where, now_alive, place.node_key())) {
         PTC_TRY(next.stored, files.load_stored(*next.record.checkpoint, entry.id, entry.stored));
       }
       return ok();
@@ -132,10 +132,10 @@ Result<Followed> Job::Impl::follow() {
     }
     if (loaded.has_error()) {
       // Everything else stays intact, and so do its files: they may still be mended by hand.
-      // In a cluster its files may be with a node that does not answer now, or find no room here:
-      // until then it is as it was, and this node, which does not know all, leads nothing.
+      // Its files may be with a node that does not answer now, or find no room here: until then it
+      // is as it was, and this node, which does not know all, leads nothing.
       Unreadable one{{entry, nullptr, nullptr}, loaded.error().message()};
-      if (services.cluster != nullptr && loaded.error().code() != Code::kCorrupt) {
+      if (services.cluster->shares_bytes() && loaded.error().code() != Code::kCorrupt) {
         one.lost = loaded.error().code() == Code::kNotFound;
         if (one.lost) one.why += what_to_do_about(name, one.record);
         without.insert(entry.id);
@@ -217,7 +217,7 @@ Result<Followed> Job::Impl::follow() {
     now.followed_alive = now_alive;
     now.followed_drained = now_drained;
     if (service_changed) now.failed.reset();  // another plan
-    if (services.cluster != nullptr &&
+    if (services.cluster->shares_bytes() &&
         (nodes_changed || service_changed || flipped || edited || !to_tell.empty())) {
       now.look_anyway = true;
       activities.stop_trims();  // what is to be made goes first

@@ -48,7 +48,7 @@ struct Job::Impl {
   const JobPlace place;
   const JobServices& services = place.services;
   JobListener* const listener = place.listener;
-  const JobPeers peers{place.which(), services.cluster};
+  const JobPeers peers{place.which(), *services.cluster};
 
   /// What is known, and who is told of changes: those who wait for it, and what is done about it in
   /// the background.
@@ -87,7 +87,7 @@ struct Job::Impl {
                       [this] { housekeeping.wake(); }}};
   Resharder resharder{
       {place, peers, knowledge, files, decisions, maker, verifier, mender, shelf, activities,
-       doubts, [this] { return follow(); },
+       doubts, [this] { return hear_others(); },
        [this](const std::string& name, const std::string& id) { return remove(name, id, true); },
        [this] { housekeeping.wake(); }}};
 
@@ -116,6 +116,9 @@ struct Job::Impl {
   /// What is decided of this checkpoint is known from now on, whatever may be lacking of others.
   Result<> sync_about(const std::string& id);
   Result<Followed> follow();
+  /// What others have decided by now is known from here on; nothing is read where only this node
+  /// decides.
+  Result<Followed> hear_others();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
   void take_over(Agreed<AttributesInForce> known);
   Result<> recover_commits();

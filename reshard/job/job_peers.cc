@@ -28,16 +28,14 @@ Result<std::string> name_of(const json::object& object, std::string_view key) {
 }  // namespace
 
 std::vector<std::string> JobPeers::others() const {
-  if (cluster_ == nullptr) return {};
-  std::vector<std::string> nodes = cluster_->alive();
-  std::erase(nodes, cluster_->self());
+  std::vector<std::string> nodes = cluster_.alive();
+  std::erase(nodes, cluster_.self());
   return nodes;
 }
 
 Result<std::string> JobPeers::ask(const std::string& node, PeerMethod method, std::string_view body,
                                   std::stop_token stop) const {
-  if (cluster_ == nullptr) return make_error(Code::kUnavailable, "there is no node '{}'", node);
-  auto answer = cluster_->ask(node, method, request_about(job_, body), std::move(stop));
+  auto answer = cluster_.ask(node, method, request_about(job_, body), std::move(stop));
   if (answer.has_error()) return std::move(answer).error().with_context("node " + node);
   return answer;
 }
@@ -65,8 +63,7 @@ std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string
 std::vector<Result<std::string>> JobPeers::ask_all(PeerMethod method,
                                                    const std::vector<Cluster::Question>& questions,
                                                    std::stop_token stop) const {
-  if (cluster_ == nullptr) return {};  // then there are no nodes
-  std::vector<Result<std::string>> answers = cluster_->ask_all(method, questions, std::move(stop));
+  std::vector<Result<std::string>> answers = cluster_.ask_all(method, questions, std::move(stop));
   for (size_t i = 0; i < answers.size(); ++i)
     if (answers[i].has_error())
       answers[i] = std::move(answers[i]).error().with_context("node " + questions[i].node);

@@ -32,8 +32,8 @@ namespace ptc {
 /// The other nodes, as a job asks them. No state. Threads: any.
 class JobPeers {
  public:
-  /// `cluster`, which outlives this, is null in a cluster of one: then nobody is asked.
-  JobPeers(WhichJob job, Cluster* cluster) : job_(std::move(job)), cluster_(cluster) {}
+  /// `cluster` outlives it.
+  JobPeers(WhichJob job, Cluster& cluster) : job_(std::move(job)), cluster_(cluster) {}
 
   const WhichJob& job() const { return job_; }
   /// The nodes that are there, without this one.
@@ -55,7 +55,7 @@ class JobPeers {
                                            std::stop_token stop) const;
 
   const WhichJob job_;
-  Cluster* const cluster_;
+  Cluster& cluster_;
 };
 
 }  // namespace ptc

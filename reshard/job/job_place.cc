@@ -17,9 +17,9 @@ Result<MetaTransaction::Compare> JobPlace::existence() const {
 }
 
 Result<int64_t> JobPlace::commit(MetaTransaction transaction) const {
-  PTC_TRY(check_member(services.cluster));  // before anything is read there
+  PTC_TRY(check_member(*services.cluster));  // before anything is read there
   PTC_TRY(transaction.compares.emplace_back(), existence());
-  Result<int64_t> done = commit_fenced(*services.meta, services.cluster, std::move(transaction));
+  Result<int64_t> done = commit_fenced(*services.meta, *services.cluster, std::move(transaction));
   // It may be gone, or the agreed facts made anew.
   if (done.has_error() && done.error().code() == Code::kConflict) revision->store(0);
   return done;

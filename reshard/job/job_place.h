@@ -24,9 +24,11 @@ struct JobPlace {
   std::shared_ptr<std::atomic<int64_t>> revision = std::make_shared<std::atomic<int64_t>>(0);
 
   WhichJob which() const { return {name, id}; }
-  bool alone() const { return services.cluster == nullptr; }
-  /// This node's name in StoredImage::node and ImageLayout::node: empty in a cluster of one.
-  std::string node_key() const { return alone() ? std::string() : services.cluster->self(); }
+  /// This node's name in StoredImage::node and ImageLayout::node: empty where bytes lie on no
+  /// other.
+  std::string node_key() const {
+    return services.cluster->shares_bytes() ? services.cluster->self() : std::string();
+  }
   std::string incoming_dir() const { return dir + "/files/incoming"; }
   std::string checkpoint_dir(std::string_view checkpoint_id) const {
     return dir + "/checkpoints/" + std::string(checkpoint_id);

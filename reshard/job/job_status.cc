@@ -47,17 +47,15 @@ std::string Job::status_json() const {
   beside.progress = progress();
   beside.reshards = impl_->activities.any_reshard() || beside.progress.has_value();
   beside.commits = impl_->activities.commits();
-  const Cluster* cluster = impl_->services.cluster;
-  if (cluster != nullptr) {
-    beside.distrusted = cluster->distrusted();
-    beside.alive = cluster->alive();
-  }
-  return status_of(*impl_->knowledge.now(), name_, impl_->services.node, cluster == nullptr,
+  const Cluster& cluster = *impl_->services.cluster;
+  beside.distrusted = cluster.distrusted();
+  beside.alive = cluster.alive();
+  return status_of(*impl_->knowledge.now(), name_, impl_->services.node, cluster.shares_bytes(),
                    beside);
 }
 
 std::string status_of(const KnownJob& known, const std::string& job, const std::string& node_name,
-                      bool alone, const StatusBeside& beside) {
+                      bool shares_bytes, const StatusBeside& beside) {
   json::object status{{"format", "ptc-status/1"}, {"job", job}};
   status["state"] = state_name(known.state(beside.reshards));
   status["revision"] = known.saved.revision;
@@ -93,7 +91,7 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
     status["last_error"] = nullptr;
   }
   json::array warnings;
-  if (known.saved.layout.replicas > 0 && alone)
+  if (known.saved.layout.replicas > 0 && !shares_bytes)
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
         known.saved.layout.replicas)));
@@ -162,14 +160,11 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
   status["warnings"] = std::move(warnings);
   status["checkpoints"] = std::move(checkpoints);
   std::map<std::string, const char*> nodes;
-  if (alone) {
-    nodes[node_name] = "up";
-  } else {
-    nodes[node_name] = "fenced";  // until its lease lives
-    for (const CheckpointRecord* record : records)
-      for (const std::string& node : record->where->nodes) nodes[node] = "away";
-    for (const std::string& node : beside.alive) nodes[node] = "up";
-  }
+  nodes[node_name] = "fenced";  // until its lease lives
+  for (const CheckpointRecord* record : records)
+    for (const std::string& node : record->where->nodes)
+      if (!node.empty()) nodes[node] = "away";
+  for (const std::string& node : beside.alive) nodes[node] = "up";
   for (const std::string& node : known.drained) nodes.emplace(node, "away");
   json::array list;
   for (const auto& [name, state] : nodes) {

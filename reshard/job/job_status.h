@@ -22,9 +22,9 @@ struct StatusBeside {
   std::vector<std::string> alive = {};                   // nodes, by name
 };
 
-/// A pure function. `node`: this one; `alone`: in a cluster of one.
+/// A pure function. `node`: this one; `shares_bytes`: Cluster::shares_bytes().
 std::string status_of(const KnownJob& known, const std::string& job, const std::string& node,
-                      bool alone, const StatusBeside& beside);
+                      bool shares_bytes, const StatusBeside& beside);
 
 /// The same in numbers; without the progress, and without what of incoming/ was hashed. `node`: as
 /// StoredImage has it; `reshards`: one is under way.

@@ -28,7 +28,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
   constexpr auto kAgain = std::chrono::milliseconds(100);
   for (int tries = 1;; ++tries) {
     // What others decided a moment ago; a node that is cut off looks at what it knows.
-    if (impl_->services.cluster != nullptr) (void)impl_->sync();
+    (void)impl_->hear_others();
     PTC_TRY(auto record, impl_->verifier.find(checkpoint_name));
     const Checkpoint& checkpoint = *record.checkpoint;
     if (const auto loss = checkpoint.loss()) return make_error(Code::kCorrupt, "{}", *loss);
@@ -45,7 +45,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
 }
 
 Result<std::string> Job::repair(std::string_view checkpoint_name) {
-  PTC_TRY(check_member(impl_->services.cluster));
+  PTC_TRY(check_member(*impl_->services.cluster));
   PTC_TRY(auto found, impl_->mender.repair(std::string(checkpoint_name)));
   impl_->mender.refresh_everywhere(std::string(checkpoint_name));
   if (!found.beyond.empty()) return make_error(Code::kCorrupt, "{}", found.message());
@@ -57,16 +57,14 @@ Result<std::string> Job::repair(std::string_view checkpoint_name) {
 
 std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
   const Impl& impl = *impl_;
-  const std::vector<std::string> there = impl.services.cluster != nullptr
-                                             ? impl.services.cluster->alive()
-                                             : std::vector<std::string>();
+  const std::vector<std::string> there = impl.services.cluster->alive();
   const JobKnowledge::Snapshot known = impl.knowledge.now();
   std::optional<ToLookOver> next;
   for (const auto& [name, record] : known->checkpoints) {
     const std::shared_ptr<const StoredState>& stored = record.where;
     const auto first =
         std::find_if(stored->nodes.begin(), stored->nodes.end(), [&](const std::string& node) {
-          return impl.services.cluster == nullptr || is_among(there, node);
+          return node.empty() || is_among(there, node);  // one that is alone is there
         });
     if (first == stored->nodes.end() || *first != impl.place.node_key()) continue;
     const auto looked = known->looked_over.find(record.id);

@@ -11,6 +11,12 @@
 
 namespace ptc {
 
+void CheckpointRecord::lies(std::shared_ptr<const StoredState> there) {
+  where = std::move(there);
+  nodes = where->nodes;
+  std::erase(nodes, "");  // of a node that is alone
+}
+
 const CheckpointRecord* KnownJob::latest() const {
   const CheckpointRecord* newest = nullptr;
   for (const auto& [name, record] : checkpoints)

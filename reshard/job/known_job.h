@@ -28,6 +28,9 @@ namespace ptc {
 struct CheckpointRecord : Agreed<CheckpointEntry> {
   CheckpointRef checkpoint;
   std::shared_ptr<const StoredState> where;  // its bytes lie: what `stored` says
+
+  /// Decided here: sets `where`, and the names of the nodes that it says.
+  void lies(std::shared_ptr<const StoredState> there);
 };
 
 /// A checkpoint that is agreed on and cannot be shown here.

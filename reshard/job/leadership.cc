@@ -5,8 +5,8 @@
 namespace ptc {
 
 std::unique_ptr<Leadership> Leadership::take(const JobPlace& place) {
-  if (place.alone()) return std::unique_ptr<Leadership>(new Leadership(place, 0));
   const Cluster& cluster = *place.services.cluster;
+  if (!cluster.shares_decisions()) return std::unique_ptr<Leadership>(new Leadership(place, 0));
   const std::shared_ptr<const MetaLease> lease = cluster.lease();
   if (lease == nullptr) return nullptr;
   const std::string key = place.leader_key();
@@ -25,13 +25,12 @@ std::unique_ptr<Leadership> Leadership::take(const JobPlace& place) {
 }
 
 bool Leadership::has_anybody_looked(const JobPlace& place, const std::string& view) {
-  if (place.alone()) return false;
   const auto said = place.services.meta->get(place.looked_key());
   return said.has_value() && said.value() && said.value()->value == place.id + " " + view;
 }
 
 Leadership::~Leadership() {
-  if (place_.alone()) return;
+  if (epoch_ == 0) return;
   Result<int64_t> done = give_back();
   // Of a job that is gone nothing is said: the key would outlive it.
   if (view_ && done.has_error() && done.error().code() == Code::kConflict) {
@@ -54,11 +53,11 @@ Result<int64_t> Leadership::give_back() const {
   }
   transaction.compares.push_back({place_.leader_key(), epoch_});  // not a later leader's
   transaction.deletes = {place_.leader_key()};
-  return commit_fenced(*place_.services.meta, place_.services.cluster, std::move(transaction));
+  return commit_fenced(*place_.services.meta, *place_.services.cluster, std::move(transaction));
 }
 
 void Leadership::name_in(JobDecision& decision) const {
-  if (!place_.alone()) decision.rests_on_key(place_.leader_key(), epoch_);
+  if (epoch_ != 0) decision.rests_on_key(place_.leader_key(), epoch_);
 }
 
 }  // namespace ptc

@@ -32,7 +32,8 @@ class Leadership {
   static bool has_anybody_looked(const JobPlace& place, const std::string& view);
 
   /// Grows with each leader, in the whole cluster: one that was stopped, and is no leader any more,
-  /// gets nothing done where a later one has been heard of. In a cluster of one: 0.
+  /// gets nothing done where a later one has been heard of. 0: nobody else decides, so it is not
+  /// agreed on.
   int64_t epoch() const { return epoch_; }
   /// A later leader has the nodes throw away what an earlier one had them make.
   void name_in(JobDecision& decision) const;

@@ -351,7 +351,7 @@ Result<> Mender::look_over(const std::string& name) {
     return make_error(Code::kUnavailable, "{} tensors are not within reach", lost.size());
   PTC_TRY(auto found, verifier_.examine(record, place_.services.pace));
   if (!found.good()) {
-    PTC_TRY(check_member(place_.services.cluster));
+    PTC_TRY(check_member(*place_.services.cluster));
     PTC_TRY(found, repair(name));
     (void)refresh();
   }

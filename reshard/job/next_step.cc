@@ -43,18 +43,18 @@ const CheckpointRecord* next_older(const KnownJob& known, const Round& round) {
 
 }  // namespace
 
-JobStep next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
+JobStep next_step(const KnownJob& known, bool shares_bytes, bool parts, const Round& round,
                   KnownJob::Clock::time_point now) {
   using Kind = JobStep::Kind;
   if (round.another_leads) return {Kind::kWait, known.others_first};
   if (!round.began) {
-    if (!alone && now < known.others_first) return {Kind::kWait, known.others_first};
+    if (shares_bytes && now < known.others_first) return {Kind::kWait, known.others_first};
     if (known.has_work()) return {Kind::kLead};
   }
   if (round.leads) {
     if (round.gives_back) return {Kind::kGiveBack};
     if (!round.newest_is_brought) return {Kind::kSettleNewest};
-    const CheckpointRecord* older = alone ? nullptr : next_older(known, round);
+    const CheckpointRecord* older = shares_bytes ? next_older(known, round) : nullptr;
     if (older == nullptr) return {Kind::kGiveBack};
     return {Kind::kSettleOlder, std::nullopt, *older};
   }
@@ -68,15 +68,16 @@ JobStep next_step(const KnownJob& known, bool alone, bool parts, const Round& ro
   return {Kind::kWait};
 }
 
-Outcome outcome_of(const Error* error, bool alone) {
+Outcome outcome_of(const Error* error, bool shares_bytes) {
   if (error == nullptr) return Outcome::kDone;
   const Code code = error->code();
   if (code == Code::kCancelled || code == Code::kConflict) return Outcome::kAbandoned;
-  if (!alone && (code == Code::kUnavailable || code == Code::kInDoubt)) return Outcome::kTryAgain;
+  if (shares_bytes && (code == Code::kUnavailable || code == Code::kInDoubt))
+    return Outcome::kTryAgain;
   return Outcome::kFailed;
 }
 
-void note_outcome(KnownJob& known, Outcome outcome, const Error* error, bool alone,
+void note_outcome(KnownJob& known, Outcome outcome, const Error* error, bool shares_bytes,
                   const std::string& job, const std::string& wanted, KnownJob::Failed of,
                   KnownJob::Clock::time_point now) {
   constexpr auto kTryAgain = std::chrono::seconds(1);
@@ -88,7 +89,7 @@ void note_outcome(KnownJob& known, Outcome outcome, const Error* error, bool alo
       known.forget_error("reshard to ");
       break;
     case Outcome::kAbandoned:
-      if (alone) break;
+      if (!shares_bytes) break;
       known.look_anyway = true;  // there may be more to do than the newer edit says
       known.others_first = now + kAfterAnother;
       break;

@@ -39,8 +39,9 @@ struct JobStep {
   std::vector<std::pair<std::string, std::string>> too_many = {};   // kTrim: name and id
 };
 
-/// `alone`: a cluster of one; `parts`: some were made here for others, and are not decided on.
-JobStep next_step(const KnownJob& known, bool alone, bool parts, const Round& round,
+/// `shares_bytes`: Cluster::shares_bytes(); `parts`: some were made here for others, and are not
+/// decided on.
+JobStep next_step(const KnownJob& known, bool shares_bytes, bool parts, const Round& round,
                   KnownJob::Clock::time_point now);
 
 /// What becomes of an attempt to settle.
@@ -51,9 +52,9 @@ enum class Outcome {
   kFailed,     // until somebody wants it again
 };
 /// `error` null: there was none.
-Outcome outcome_of(const Error* error, bool alone);
+Outcome outcome_of(const Error* error, bool shares_bytes);
 /// What is known after it. `wanted`: the layout, by name.
-void note_outcome(KnownJob& known, Outcome outcome, const Error* error, bool alone,
+void note_outcome(KnownJob& known, Outcome outcome, const Error* error, bool shares_bytes,
                   const std::string& job, const std::string& wanted, KnownJob::Failed of,
                   KnownJob::Clock::time_point now);
 

@@ -62,24 +62,24 @@ PlanName name_of_plan(const std::string& id, std::string wanted_text, const Chan
 
 }  // namespace
 
-Result<NodeParts> PartMaker::make_all(const CheckpointRecord& record, const StoredState& stored,
-                                      const WantedState& wanted, const ChangePlan& change,
-                                      Activity& activity, Fences& fences, int64_t epoch,
-                                      const MetaTransaction::Compare* decides) const {
+Result<NodeParts> PartMaker::make_all(
+    const CheckpointRecord& record, const StoredState& stored, const WantedState& wanted,
+    const ChangePlan& change, Activity& activity, Fences& fences, int64_t epoch,
+    const std::optional<MetaTransaction::Compare>& decides) const {
   std::set<std::string> needed;
   for (size_t i = 0; i < change.targets.size(); ++i)
     if (!change.transfers.images[i].kept || !change.same_states)
       needed.insert(change.nodes[change.targets[i].layout.node]);
   for (const ChangePlan::OtherCopy& copy : change.copies) needed.insert(change.nodes[copy.node]);
   const std::string self = uses_.place.node_key();
-  for (const std::string& node : needed)
+  for (const std::string& node : needed) {
     if (node != self) fences.push_back(uses_.place.services.cluster->fence_of(node));
-  if (!uses_.place.alone())
-    for (const std::string& node : needed) fences.push_back({drained_key(node), 0});
+    if (!node.empty()) fences.push_back({drained_key(node), 0});
+  }
   json::object request = wanted_json(record, wanted, uses_.knowledge.now()->saved.revision);
   const PlanName plan_name = name_of_plan(record.id, json::serialize(request), change, stored);
   request["epoch"] = epoch;
-  if (decides != nullptr) {
+  if (decides) {
     request["from"] = uses_.place.services.cluster->self();
     request["fence"] = decides->revision;
   }
@@ -430,7 +430,6 @@ Result<std::vector<StoredImage>> PartMaker::compose(const Checkpoint& checkpoint
 void PartMaker::give_up(const CheckpointRecord& record, const StoredState& made,
                         int64_t epoch) const {
   uses_.files.remove_images_not_in(made, *record.checkpoint->stored());
-  if (uses_.place.alone()) return;
   const std::string request = json::serialize(json::object{{"id", record.id}, {"epoch", epoch}});
   (void)uses_.peers.ask_all(uses_.peers.others(), PeerMethod::kDrop, request);
 }

@@ -52,7 +52,7 @@ class PartMaker {
   Result<NodeParts> make_all(const CheckpointRecord& record, const StoredState& stored,
                              const WantedState& wanted, const ChangePlan& change,
                              Activity& activity, Fences& fences, int64_t epoch,
-                             const MetaTransaction::Compare* decides = nullptr) const;
+                             const std::optional<MetaTransaction::Compare>& decides = {}) const;
   /// What was made has the checksums that were committed. Of copies of some files only what
   /// completes a tensor can be compared: the rest of it is read where it lies, if `known`, that is
   /// the other nodes know the checkpoint. kCancelled: after `stop`, which may be long before all is

@@ -32,17 +32,16 @@ Result<std::string> checkpoint_asked_of(std::string_view request) {
   return std::string(id->as_string());
 }
 
-RemovedCheckpoints::RemovedCheckpoints(Cluster* cluster) : cluster_(cluster) {
-  if (cluster_ != nullptr)
-    thread_ = std::jthread([this](std::stop_token stop) { work(std::move(stop)); });
-}
+RemovedCheckpoints::RemovedCheckpoints(Cluster& cluster)
+    : cluster_(cluster), thread_([this](std::stop_token stop) { work(std::move(stop)); }) {}
 
 void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
                               std::vector<ImageRef> images) {
-  if (cluster_ == nullptr || images.empty()) return;
+  if (images.empty()) return;
   Kept kept{job, id, std::move(images), {}};
-  for (const std::string& node : cluster_->alive())
-    if (node != cluster_->self()) kept.asked.emplace(node, Clock::now());
+  for (const std::string& node : cluster_.alive())
+    if (node != cluster_.self()) kept.asked.emplace(node, Clock::now());
+  if (kept.asked.empty()) return;
   std::lock_guard lock(mutex_);
   new_.push_back(std::move(kept));
   came_.notify_all();
@@ -52,7 +51,7 @@ void RemovedCheckpoints::note(const std::string& id,
                               const std::shared_ptr<const Checkpoint>& checkpoint) {
   std::lock_guard lock(mutex_);
   std::erase_if(noted_, [](const Noted& one) { return one.files.expired(); });
-  if (cluster_ != nullptr) noted_.push_back({id, checkpoint, checkpoint->remote_files()});
+  noted_.push_back({id, checkpoint, checkpoint->remote_files()});
 }
 
 bool RemovedCheckpoints::is_open_here(std::string_view id) {
@@ -73,7 +72,7 @@ void RemovedCheckpoints::look_for_copies() {
     std::lock_guard lock(mutex_);
     noted = noted_;
   }
-  const std::vector<std::string> alive = cluster_->alive();
+  const std::vector<std::string> alive = cluster_.alive();
   for (const Noted& one : noted) {
     const std::shared_ptr<RemoteFiles> files = one.files.lock();
     const std::shared_ptr<const Checkpoint> checkpoint = one.checkpoint.lock();
@@ -101,9 +100,9 @@ void RemovedCheckpoints::look_for_copies() {
 }
 
 void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
-  const std::vector<std::string> alive = cluster_->alive();
+  const std::vector<std::string> alive = cluster_.alive();
   for (auto node = kept.asked.begin(); node != kept.asked.end() && !stop.stop_requested();) {
-    Result<std::string> answer = ask_whether_open(*cluster_, node->first, kept.job, kept.id, stop);
+    Result<std::string> answer = ask_whether_open(cluster_, node->first, kept.job, kept.id, stop);
     const bool there =
         answer.has_value() || std::find(alive.begin(), alive.end(), node->first) != alive.end();
     if (there) node->second = Clock::now();

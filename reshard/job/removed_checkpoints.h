@@ -26,8 +26,8 @@ struct RemoteFiles;
 /// minute. A node that starts anew keeps nothing. Threads: any.
 class RemovedCheckpoints {
  public:
-  /// `cluster`, which outlives this, is null in a cluster of one: nothing is kept.
-  explicit RemovedCheckpoints(Cluster* cluster);
+  /// `cluster` outlives it.
+  explicit RemovedCheckpoints(Cluster& cluster);
 
   /// `images` lie on this node, and have no names any more (ImageStore::remove).
   void keep(const WhichJob& job, const std::string& id, std::vector<ImageRef> images);
@@ -57,7 +57,7 @@ class RemovedCheckpoints {
   void look_for_copies();
   void ask(Kept& kept, const std::stop_token& stop);
 
-  Cluster* const cluster_;
+  Cluster& cluster_;
   std::mutex mutex_;
   std::condition_variable_any came_;
   std::vector<Kept> new_;       // guarded by mutex_

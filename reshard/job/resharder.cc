@@ -21,13 +21,12 @@ void Resharder::wake() { loop_.wake(); }
 
 std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
   using Kind = JobStep::Kind;
-  const bool alone = uses_.place.alone();
   Round round;
   Attempt attempt;
   for (;; round.began = true) {
     if (stop.stop_requested() && !round.leads) return std::nullopt;
-    const JobStep step = next_step(*uses_.knowledge.now(), alone, !uses_.shelf.empty(), round,
-                                   std::chrono::steady_clock::now());
+    const JobStep step = next_step(*uses_.knowledge.now(), shares_bytes_, !uses_.shelf.empty(),
+                                   round, std::chrono::steady_clock::now());
     switch (step.kind) {
       case Kind::kWait:
         return step.until;
@@ -69,7 +68,7 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
 /// So this node has nothing to do, unless there is more by now.
 bool Resharder::another_has_looked() {
   const JobKnowledge::Snapshot known = uses_.knowledge.now();
-  if (uses_.place.alone() || !known->settled() || known->failed) return false;
+  if (!known->settled() || known->failed) return false;
   const std::string view = known->view();
   if (!Leadership::has_anybody_looked(uses_.place, view)) return false;
   const bool done = uses_.knowledge.update([&](KnownJob& now) {
@@ -87,8 +86,8 @@ bool Resharder::begin(Attempt& attempt, bool others_know_all) {
   if (others_know_all && another_has_looked()) return false;
   attempt.leadership = Leadership::take(uses_.place);
   // What was decided until then is known from here on.
-  if (attempt.leadership && !uses_.place.alone()) {
-    const Result<Followed> followed = uses_.follow();
+  if (attempt.leadership) {
+    const Result<Followed> followed = uses_.hear_others();
     if (followed.has_error() || followed.value().lacking) attempt.leadership.reset();
   }
   return uses_.knowledge.update([&](KnownJob& known) {
@@ -119,11 +118,10 @@ void Resharder::end(Attempt& attempt) {
       !uses_.knowledge.now()->has(*attempt.newest))
     attempt.result = make_error(Code::kCancelled, "checkpoint {} was removed", newest);
   const Error* error = attempt.result.has_error() ? &attempt.result.error() : nullptr;
-  const Outcome outcome = outcome_of(error, uses_.place.alone());
+  const Outcome outcome = outcome_of(error, shares_bytes_);
   uses_.knowledge.update([&](KnownJob& known) {
-    note_outcome(known, outcome, error, uses_.place.alone(), uses_.place.name,
-                 attempt.wanted.spec.name(), {attempt.revision, newest},
-                 std::chrono::steady_clock::now());
+    note_outcome(known, outcome, error, shares_bytes_, uses_.place.name, attempt.wanted.spec.name(),
+                 {attempt.revision, newest}, std::chrono::steady_clock::now());
     if (attempt.activity && outcome == Outcome::kDone) ++known.counts.reshards_done;
     if (attempt.activity && outcome == Outcome::kAbandoned) ++known.counts.reshards_abandoned;
     known.running_plan.reset();
@@ -144,8 +142,7 @@ Result<> Resharder::settle_newest(Attempt& attempt) {
   std::shared_ptr<const StoredState> moved;
   Fences fences;
   CheckpointRecord record;
-  if (checkpoint != nullptr &&
-      (checkpoint->stored()->spec != wanted.spec || !uses_.place.alone())) {
+  if (checkpoint != nullptr && (checkpoint->stored()->spec != wanted.spec || shares_bytes_)) {
     // Before the look at the revision: an edit that comes after that finds it, and stops it.
     attempt.activity =
         uses_.activities.begin({Activity::Kind::kReshard, checkpoint->name(),
@@ -369,7 +366,6 @@ void Resharder::remove_superfluous(const std::vector<std::pair<std::string, std:
 }
 
 bool Resharder::is_used_elsewhere(const std::string& id, const std::stop_token& stop) {
-  if (uses_.place.alone()) return false;
   const std::vector<std::string> others = uses_.peers.others();
   return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
     Result<std::string> answer =
@@ -395,7 +391,7 @@ void Resharder::drop_undecided_parts() {
     std::erase_if(parts, [&](const auto& part) { return part.second == leader.value()->revision; });
   // Who asked for the rest leads no more: what it has not decided by now it never will.
   if (parts.empty()) return;
-  const Result<Followed> followed = uses_.follow();
+  const Result<Followed> followed = uses_.hear_others();
   if (followed.has_error()) return;
   for (const auto& [id, epoch] : parts)
     if (!followed.value().without.contains(id)) uses_.shelf.drop(id, epoch);

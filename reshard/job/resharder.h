@@ -44,7 +44,7 @@ class Resharder {
     PartShelf& shelf;
     Activities& activities;
     Doubts& doubts;
-    std::function<Result<Followed>()> follow;  // what others decided is known when it returns
+    std::function<Result<Followed>()> hear_others;  // what they decided is known when it returns
     /// kBusy: it is used. kNotFound: what has the name is another.
     std::function<Result<>(const std::string& name, const std::string& id)> remove_unused;
     std::function<void()> settle_doubts;  // soon
@@ -116,6 +116,7 @@ class Resharder {
   void look_again_at_copies(const Error& error);
 
   const Uses uses_;
+  const bool shares_bytes_ = uses_.place.services.cluster->shares_bytes();
   std::chrono::seconds copies_tried_again_{0};  // so long after the last time; by the loop alone
   Loop loop_;                                   // last: its steps use the rest
 };

@@ -28,8 +28,7 @@ constexpr auto kRenameTime =
 Result<> TakenDirs::note(const json::object& request, const std::string& id) {
   const json::value* from = request.if_contains("from");
   const json::value* fence = request.if_contains("fence");
-  if (place_.alone() || from == nullptr || !from->is_string() || fence == nullptr ||
-      !fence->is_int64())
+  if (from == nullptr || !from->is_string() || fence == nullptr || !fence->is_int64())
     return invalid_argument("the request does not say who commits");
   const std::string leader(from->as_string());
   const std::string key = place_.services.cluster->fence_of(leader).key;

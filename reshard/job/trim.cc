@@ -29,7 +29,7 @@
 namespace ptc {
 
 Result<> Resharder::trim_all(const Attempt& attempt) {
-  if (uses_.place.alone()) return ok();
+  if (!shares_bytes_) return ok();
   std::vector<std::string> names;
   for (const auto& [name, record] : uses_.knowledge.now()->checkpoints) names.push_back(name);
   Result<> all = ok();

@@ -14,7 +14,6 @@ Error no_node_in_service() {
 }  // namespace
 
 std::vector<std::string> nodes_in_service(const JobPlace& place, const KnownJob& known) {
-  if (place.alone()) return {};
   return known.in_service(place.services.cluster->alive());
 }
 
@@ -22,7 +21,7 @@ Result<WantedState> wanted_state(const JobPlace& place, const Checkpoint& checkp
                                  const Layout& wanted, std::vector<std::string> nodes) {
   WantedState state;
   state.spec = wanted.spec;
-  if (place.alone()) return state;
+  if (!place.services.cluster->shares_bytes()) return state;
   state.replicas = wanted.replicas;
   state.alive = std::move(nodes);
   if (state.alive.empty()) return no_node_in_service();

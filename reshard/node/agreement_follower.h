@@ -47,8 +47,31 @@ struct TakenOver {
   std::optional<Error> left;     // a job was removed, and its directory cannot be
 };
 
+/// Who takes over what others decide. This one is of a node that is alone: nobody else decides.
+class Follower {
+ public:
+  virtual ~Follower() = default;
+
+  /// From now on it follows by itself. Something may have changed since the jobs were loaded.
+  virtual Result<> start() { return ok(); }
+  virtual void stop() {}
+
+  /// Takes over all there is, now. kUnavailable: not all of it could be had.
+  virtual Result<> sync() { return ok(); }
+  /// The same; an error says that something of it was not carried out.
+  virtual Result<TakenOver> take_over() { return TakenOver(); }
+  /// Soon.
+  virtual void want_sync() {}
+  /// Waits until what others decided and who came or went by now is taken over, two seconds at
+  /// most; false: it was already, or somebody has waited in vain of late.
+  virtual bool catch_up() { return false; }
+
+  /// Nodes that shall hold nothing (drain.h), by name, as of the last change heard of.
+  virtual std::vector<std::string> drained() const { return {}; }
+};
+
 /// Of a node of a cluster. Threads: any. All that it is given outlives it.
-class AgreementFollower {
+class AgreementFollower final : public Follower {
  public:
   using MakeJob = std::function<JobRef(const std::string& name, const std::string& id)>;
   AgreementFollower(MetaClient& meta, Cluster& cluster, std::unique_ptr<StoreMembership> membership,
@@ -61,24 +84,15 @@ class AgreementFollower {
         contents_(contents),
         listener_(listener),
         make_job_(std::move(make_job)) {}
-  ~AgreementFollower() { stop(); }
+  ~AgreementFollower() override { stop(); }
 
-  /// From now on it follows by itself. Something may have changed since the jobs were loaded.
-  Result<> start();
-  void stop();
-
-  /// Takes over all there is, now. kUnavailable: not all of it could be had.
-  Result<> sync();
-  /// The same; an error says that something of it was not carried out.
-  Result<TakenOver> take_over();
-  /// Soon.
-  void want_sync();
-  /// Waits until what others decided and who came or went by now is taken over, two seconds at
-  /// most; false: it was already, or somebody has waited in vain of late.
-  bool catch_up();
-
-  /// Nodes that shall hold nothing (drain.h), by name, as of the last change heard of.
-  std::vector<std::string> drained() const;
+  Result<> start() override;
+  void stop() override;
+  Result<> sync() override;
+  Result<TakenOver> take_over() override;
+  void want_sync() override;
+  bool catch_up() override;
+  std::vector<std::string> drained() const override;
 
  private:
   void note_put(MetaEntry entry);

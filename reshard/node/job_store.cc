@@ -13,6 +13,7 @@
 #include <map>
 #include <thread>
 
+#include "reshard/cluster/lone_node.h"
 #include "reshard/cluster/tell.h"
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/drain.h"
@@ -51,8 +52,9 @@ struct JobStore::Impl {
   std::string node;
   UniqueFd lock_fd;
   JobListener* listener = nullptr;
-  std::unique_ptr<MetaClient> own_meta;  // of a cluster of one
-  MetaClient* meta = nullptr;
+  std::unique_ptr<MetaClient> own_meta;  // of a cluster of one, as the next
+  std::unique_ptr<LoneNode> lone_node;
+  MetaClient* meta = nullptr;  // since open(), as the next
   Cluster* cluster = nullptr;
   std::unique_ptr<ImageStore> images;
   std::shared_ptr<SharedResults> results;
@@ -81,13 +83,13 @@ struct JobStore::Impl {
             [this] {
               if (scrubber != nullptr) scrubber->wake();
             },
-            [this] { return follower != nullptr && follower->catch_up(); }};
+            [this] { return follower->catch_up(); }};
   }
   JobRef make_job(const std::string& name, const std::string& id) {
     return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
   }
 
-  std::unique_ptr<AgreementFollower> follower;  // in a cluster
+  std::unique_ptr<Follower> follower;
   std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
 
   /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares`
@@ -103,17 +105,16 @@ struct JobStore::Impl {
       transaction.compares = std::exchange(compares, {{job_key, 0}});
       transaction.deletes.assign(keys.begin() + i,
                                  keys.begin() + std::min(keys.size(), i + kMostAtOnce));
-      Result<int64_t> done = commit_fenced(*meta, cluster, std::move(transaction));
+      Result<int64_t> done = commit_fenced(*meta, *cluster, std::move(transaction));
       if (done.has_error() && done.error().code() == Code::kConflict && i > 0) break;
       PTC_TRY(std::move(done));
     }
     return ok();
   }
-  std::optional<std::string> distrusted() const;
   std::string numbers_text(const JobStore& store) const;
   void add_what_others_say(std::map<std::string, NodeReport>& by_name) const;
   /// Takes over what other nodes decided, now.
-  Result<> sync() { return follower != nullptr ? follower->sync() : Result<>(ok()); }
+  Result<> sync() { return follower->sync(); }
   Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
   /// False, and nothing was done: whether the job is empty on the other nodes is to be asked first.
   /// `asked`: it is, of the job with this id.
@@ -129,7 +130,7 @@ JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 JobStore::~JobStore() {
   if (impl_ == nullptr) return;
-  if (impl_->follower != nullptr) impl_->follower->stop();
+  impl_->follower->stop();
   impl_->pace.stop();
   for (const JobRef& job : jobs()) job->stop();
   impl_->scrubber.reset();
@@ -157,37 +158,44 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon",
                       impl->directory);
   std::unique_ptr<StoreMembership> belongs;
-  impl->cluster = options.cluster.cluster;
-  impl->meta = options.cluster.meta;
-  if (impl->cluster != nullptr) {
-    MembershipOptions membership{impl->directory,      impl->node,
-                                 options.cluster.name, options.cluster.where,
-                                 options.cluster.join, options.cluster.begin};
+  std::function<std::unique_ptr<Transport>()> transport;
+  std::function<std::unique_ptr<Follower>()> follower;  // once there is what follows
+  if (options.cluster) {
+    const ClusterServices& in = *options.cluster;
+    impl->meta = in.meta;
+    impl->cluster = in.cluster;
+    transport = in.transport;
+    MembershipOptions membership{impl->directory, impl->node, in.name, in.where, in.join, in.begin};
     PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
+    follower = [&, store = impl.get()] {
+      return std::make_unique<AgreementFollower>(
+          *store->meta, *store->cluster, std::move(belongs), store->jobs, *store->contents,
+          listener, [store](const std::string& name, const std::string& id) {
+            return store->make_job(name, id);
+          });
+    };
   } else {
     PTC_TRY(open_alone(impl->directory, impl->node));
     PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
+    impl->lone_node = std::make_unique<LoneNode>(impl->node);
     impl->meta = impl->own_meta.get();
+    impl->cluster = impl->lone_node.get();
+    transport = make_loopback_transport;
+    follower = [] { return std::make_unique<Follower>(); };
   }
   PTC_TRY(impl->images,
           ImageStore::open(impl->directory + "/images", {.reserve = options.reserve}));
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
-  impl->removed = std::make_unique<RemovedCheckpoints>(impl->cluster);
-  impl->reports = std::make_unique<NodeReports>(impl->cluster);
-  impl->executor = std::make_unique<Executor>(
-      threads, impl->cluster != nullptr ? options.cluster.transport() : make_loopback_transport());
+  impl->removed = std::make_unique<RemovedCheckpoints>(*impl->cluster);
+  impl->reports = std::make_unique<NodeReports>(*impl->cluster);
+  impl->executor = std::make_unique<Executor>(threads, transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 
   StoreContents& contents =
       *(impl->contents = std::make_unique<StoreContents>(impl->directory, *impl->images));
-  if (impl->cluster != nullptr)
-    impl->follower = std::make_unique<AgreementFollower>(
-        *impl->meta, *impl->cluster, std::move(belongs), impl->jobs, contents, listener,
-        [store = impl.get()](const std::string& name, const std::string& id) {
-          return store->make_job(name, id);
-        });
+  impl->follower = follower();
 
   PTC_TRY(auto entries, impl->meta->list("jobs/"));
   PTC_TRY(auto removed, read_tombstones(*impl->meta));
@@ -205,7 +213,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     impl->jobs.insert(job);
   }
   contents.settle_found_images(impl->jobs.list(), /*at_start=*/true);
-  if (impl->cluster == nullptr && !removed.entries.empty() && !contents.has_left()) {
+  if (!impl->cluster->remembers_removals() && !removed.entries.empty() && !contents.has_left()) {
     std::vector<std::string> keys;
     for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
     PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));
@@ -213,30 +221,22 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace,
                                               [store = impl.get()] { return store->jobs.list(); });
   for (const JobRef& job : impl->jobs.list()) job->start();
-  if (impl->follower != nullptr) {
-    PTC_TRY(impl->follower->start());
-  }
+  PTC_TRY(impl->follower->start());
   return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
 }
 
-std::optional<std::string> JobStore::Impl::distrusted() const {
-  return cluster != nullptr ? cluster->distrusted() : std::nullopt;
-}
-
-std::optional<std::string> JobStore::distrusted() const { return impl_->distrusted(); }
+std::optional<std::string> JobStore::distrusted() const { return impl_->cluster->distrusted(); }
 
 std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 
 /// Each node has an incoming/ of its own.
 Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const WhichJob& job) const {
-  if (cluster != nullptr && on != cluster->self())
-    return cluster->ask(on, PeerMethod::kHolds, request_about(job, ""));
+  if (on != cluster->self()) return cluster->ask(on, PeerMethod::kHolds, request_about(job, ""));
   PTC_TRY(auto file, user_file_in(contents->job_dir(job.name)));
   return file.value_or("");
 }
 
 Result<> JobStore::Impl::check_empty_elsewhere(const WhichJob& job) {
-  if (cluster == nullptr) return ok();
   const std::string request = request_about(job, "");
   std::vector<Cluster::Question> questions;
   for (const std::string& other : cluster->alive())
@@ -252,7 +252,6 @@ Result<> JobStore::Impl::check_empty_elsewhere(const WhichJob& job) {
 }
 
 void JobStore::nodes_changed() {
-  if (impl_->cluster == nullptr) return;
   impl_->follower->want_sync();
   impl_->removed->nodes_changed();
 }
@@ -301,9 +300,7 @@ Result<std::string> JobStore::answer(PeerMethod method, std::string_view request
     return impl_->answer_about_job(row, about);
   }
   if (method == PeerMethod::kChanged) {
-    if (impl_->follower != nullptr) {
-      PTC_TRY(impl_->follower->take_over());
-    }
+    PTC_TRY(impl_->follower->take_over());
     return std::string();
   }
   if (method == PeerMethod::kNumbers) return impl_->numbers_text(*this);
@@ -315,30 +312,26 @@ Result<std::string> JobStore::answer(PeerMethod method, std::string_view request
 }
 
 Result<> JobStore::drain(const std::string& node) {
-  PTC_TRY(check_member(impl_->cluster));
-  if (impl_->cluster != nullptr) {
-    PTC_TRY(impl_->sync());
-  }
-  PTC_TRY(begin_drain(*impl_->meta, impl_->cluster, jobs(), *impl_->images, node));
+  PTC_TRY(check_member(*impl_->cluster));
+  PTC_TRY(impl_->sync());
+  PTC_TRY(begin_drain(*impl_->meta, *impl_->cluster, jobs(), *impl_->images, node));
   spdlog::info("node {} is being drained", node);
   return impl_->service_changed();
 }
 
 Result<> JobStore::cancel_drain(const std::string& node) {
-  PTC_TRY(ptc::cancel_drain(*impl_->meta, impl_->cluster, node));
+  PTC_TRY(ptc::cancel_drain(*impl_->meta, *impl_->cluster, node));
   spdlog::info("node {} is in service again", node);
   return impl_->service_changed();
 }
 
 Result<> JobStore::Impl::service_changed() {
   PTC_TRY(sync());
-  tell_others(cluster, "");
+  tell_others(*cluster, "");
   return ok();
 }
 
-std::vector<std::string> JobStore::drained() const {
-  return impl_->follower != nullptr ? impl_->follower->drained() : std::vector<std::string>();
-}
+std::vector<std::string> JobStore::drained() const { return impl_->follower->drained(); }
 
 uint64_t JobStore::bytes_on(std::string_view node) const {
   uint64_t bytes = 0;
@@ -358,9 +351,7 @@ NodeNumbers JobStore::numbers() const {
   return numbers;
 }
 
-std::vector<PeerNumbers> JobStore::traffic() const {
-  return impl_->cluster != nullptr ? impl_->cluster->traffic() : std::vector<PeerNumbers>();
-}
+std::vector<PeerNumbers> JobStore::traffic() const { return impl_->cluster->traffic(); }
 
 std::string JobStore::Impl::numbers_text(const JobStore& store) const {
   NodeAnswer own{store.numbers(), {}};
@@ -385,7 +376,7 @@ std::vector<NodeReport> JobStore::node_reports() const {
     }
   for (const std::string& name : drained()) of(name).draining = true;
   for (const std::string& name : nodes()) of(name).state = "up";
-  if (impl_->cluster != nullptr) impl_->add_what_others_say(by_name);
+  impl_->add_what_others_say(by_name);
   NodeReport& own = of(impl_->node);
   if (std::string_view(own.state) != "up") own.state = "fenced";
   own.numbers = numbers();
@@ -423,15 +414,15 @@ std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const
 
 Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes& attributes) {
   PTC_TRY(check_name(name, "job", "status.json"));
-  PTC_TRY(check_member(impl_->cluster));
+  PTC_TRY(check_member(*impl_->cluster));
   PTC_TRY(auto job, impl_->create(name, attributes));
-  tell_others(impl_->cluster, name);
+  tell_others(*impl_->cluster, name);
   return job;
 }
 
 Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
   std::lock_guard change(jobs.changes);
-  if (cluster == nullptr) (void)contents->carry_out_left();  // else the follower does
+  (void)contents->carry_out_left();
   if (jobs.find(name) != nullptr)
     return make_error(Code::kAlreadyExists, "job {} exists already", name);
   PTC_TRY(auto id, random_id());
@@ -450,7 +441,7 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   decision.put(LayoutEdit{.text = default_layout_text(), .layout = {}, .revision = 1});
   decision.put(InForce{.spec = {}, .revision = 1, .current = {}});
   if (attributes != JobAttributes()) decision.put_attributes(attributes);
-  PTC_TRY(commit_fenced(*meta, cluster, std::move(decision).transaction()));
+  PTC_TRY(commit_fenced(*meta, *cluster, std::move(decision).transaction()));
   JobRef job = make_job(name, id);
   PTC_TRY(job->load());
   job->start();
@@ -460,12 +451,10 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
 }
 
 Result<> JobStore::remove_job(std::string_view name, bool force, std::string_view id) {
-  PTC_TRY(check_member(impl_->cluster));
-  if (impl_->cluster != nullptr) {
-    (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the
-                          // decision compares all
-    tell_others(impl_->cluster, std::string(name));  // as before a checkpoint is removed
-  }
+  PTC_TRY(check_member(*impl_->cluster));
+  (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the
+                        // decision compares all
+  tell_others(*impl_->cluster, std::string(name));  // as before a checkpoint is removed
   std::string meant(id);
   for (bool done = false; !done;) {
     bool asked = false;
@@ -480,7 +469,7 @@ Result<> JobStore::remove_job(std::string_view name, bool force, std::string_vie
     }
     PTC_TRY(done, impl_->remove(name, force, meant, asked));
   }
-  tell_others(impl_->cluster, std::string(name));
+  tell_others(*impl_->cluster, std::string(name));
   return ok();
 }
 
@@ -584,8 +573,7 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
   job->forget();
   jobs.erase(job->name());
   const bool gone = contents->carry_out({job->name(), job->id(), force}).has_value();
-  if (gone && cluster == nullptr)
-    (void)meta->commit({.deletes = {tombstone}});  // it is carried out; else at the next start
+  if (gone) note_carried_out(*meta, *cluster, tombstone);
   spdlog::info("job {} removed", name);
   return true;
 }
@@ -595,9 +583,7 @@ JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(nam
 std::vector<JobRef> JobStore::jobs() const { return impl_->jobs.list(); }
 
 const std::string& JobStore::node() const { return impl_->node; }
-std::vector<std::string> JobStore::nodes() const {
-  return impl_->cluster != nullptr ? impl_->cluster->alive() : std::vector{impl_->node};
-}
+std::vector<std::string> JobStore::nodes() const { return impl_->cluster->alive(); }
 ImageStore& JobStore::images() { return *impl_->images; }
 const std::string& JobStore::directory() const { return impl_->directory; }
 

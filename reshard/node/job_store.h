@@ -33,8 +33,8 @@ namespace ptc {
 
 /// What a store that is one node of a cluster has from outside; all of it outlives the store.
 struct ClusterServices {
-  MetaClient* meta = nullptr;
-  Cluster* cluster = nullptr;
+  MetaClient* meta;
+  Cluster* cluster;
   std::function<std::unique_ptr<Transport>()> transport;
   std::string name, where;  // of the cluster, and of etcd: for messages
   bool join = false;        // with jobs of its own, though the cluster has some
@@ -45,9 +45,10 @@ struct ClusterServices {
 
 struct JobStoreOptions {
   std::string directory;
-  std::string node;                   // empty: the host's name
-  unsigned copy_threads = 0;          // 0: as many as cores
-  ClusterServices cluster = {};       // none: a cluster of one, with its metadata in `directory`
+  std::string node;           // empty: the host's name
+  unsigned copy_threads = 0;  // 0: as many as cores
+  /// None: a cluster of one, with its metadata in `directory`.
+  std::optional<ClusterServices> cluster = std::nullopt;
   ScrubRate scrub = {};               // off
   MemoryReserveOptions reserve = {};  // none
   std::shared_ptr<SharedResults> results =
@@ -100,14 +101,14 @@ class JobStore {
   /// directory, and how many images. It is left as it is.
   std::vector<std::string> kept() const;
 
-  /// In a cluster: nodes came or went.
+  /// Nodes came or went.
   void nodes_changed();
   /// Answers what another node asks (cluster/peer_table.h). kNotFound: the job that it is about was
   /// removed, whether or not another has its name by now.
   Result<std::string> answer(PeerMethod method, std::string_view request);
 
   const std::string& node() const;
-  /// Nodes of the cluster that are there, by name; in a cluster of one this node.
+  /// Nodes of the cluster that are there, by name.
   std::vector<std::string> nodes() const;
   ImageStore& images();
   const std::string& directory() const;

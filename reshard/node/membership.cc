@@ -60,14 +60,14 @@ std::vector<std::string> Membership::alive() const {
   return names;
 }
 
-MetaTransaction::Compare Membership::fence() const {
+std::optional<MetaTransaction::Compare> Membership::fence() const {
   std::lock_guard lock(mutex_);
   // A revision that no key has: nothing is decided by a node that is no member.
-  return {key(), is_member() ? revision_ : INT64_MAX};
+  return MetaTransaction::Compare{key(), is_member() ? revision_ : INT64_MAX};
 }
 
 MetaTransaction::Compare Membership::fence_of(const std::string& node) const {
-  if (node == options_.node) return fence();
+  if (node == options_.node) return *fence();
   std::lock_guard lock(mutex_);
   const auto known = members_.find(node);
   return {std::string(kMemberKeys) + node,

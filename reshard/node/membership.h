@@ -68,7 +68,7 @@ class Membership : public Cluster {
 
   const std::string& self() const override { return options_.node; }
   std::vector<std::string> alive() const override;
-  MetaTransaction::Compare fence() const override;
+  std::optional<MetaTransaction::Compare> fence() const override;
   MetaTransaction::Compare fence_of(const std::string& node) const override;
   std::shared_ptr<const MetaLease> lease() const override;
   std::vector<Seen> seen() const override;

@@ -89,7 +89,7 @@ Result<> SeenNodes::update(const Cluster& cluster, const std::vector<std::string
   }
   for (const std::string& node : forgotten) {
     MetaTransaction transaction;
-    transaction.compares = {{std::string(kMemberKeys) + node, 0}, cluster.fence()};
+    transaction.compares = {{std::string(kMemberKeys) + node, 0}, *cluster.fence()};
     transaction.deletes = {seen_key(node)};
     (void)meta_.commit(transaction);  // else another time
   }
@@ -107,7 +107,7 @@ Result<> SeenNodes::note_gone(const Cluster& cluster, const std::string& node) {
     seen.since_ns = wall_clock_ns();
     MetaTransaction transaction;
     transaction.compares = {
-        {entry->key, entry->revision}, {std::string(kMemberKeys) + node, 0}, cluster.fence()};
+        {entry->key, entry->revision}, {std::string(kMemberKeys) + node, 0}, *cluster.fence()};
     if (const auto identity = cluster.identity()) transaction.compares.push_back(*identity);
     transaction.puts = {{entry->key, text_of(seen)}};
     Result<int64_t> noted = meta_.commit(transaction);

@@ -261,7 +261,7 @@ Result<StoreMembership::Agreed> StoreMembership::look() {
   Result<> fits = facts_.check(agreed.jobs, agreed.removed.entries, all_removals_);
   if (fits.has_error()) {
     cluster_.distrust(fits.error().message());
-    return check_trusted(&cluster_).error();
+    return check_trusted(cluster_).error();
   }
   cluster_.trust();
   return agreed;
@@ -297,14 +297,14 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   if (!write_facts()) return;
   all_removals_ = true;
   const int64_t carried_out = removed ? carried_out_of(agreed) : own_.done;
-  if (carried_out > own_.done && check_member(&cluster_).has_value()) {
+  if (carried_out > own_.done && check_member(cluster_).has_value()) {
     MetaTransaction transaction;
     const std::string key = store_key(identity_.store);
     RegisteredStore next = own_;
     next.done = carried_out;
     transaction.compares = {{key, own_.meta_revision}};
     transaction.puts = {{key, next.to_text()}};
-    Result<int64_t> said = commit_fenced(meta_, &cluster_, std::move(transaction));
+    Result<int64_t> said = commit_fenced(meta_, cluster_, std::move(transaction));
     if (said.has_value()) {
       own_ = std::move(next);
       own_.meta_revision = said.value();
@@ -336,7 +336,7 @@ Result<> StoreMembership::remove_tombstones(const Tombstones& removed) {
       MetaTransaction transaction;
       transaction.compares = {{store_key(store.store), store.meta_revision}};
       transaction.deletes = {store_key(store.store)};
-      PTC_TRY(commit_fenced(meta_, &cluster_, std::move(transaction)));
+      PTC_TRY(commit_fenced(meta_, cluster_, std::move(transaction)));
       continue;
     }
     done = std::min(done, store.done);
@@ -348,7 +348,7 @@ Result<> StoreMembership::remove_tombstones(const Tombstones& removed) {
     MetaTransaction transaction;
     transaction.deletes.assign(keys.begin() + i,
                                keys.begin() + std::min(keys.size(), i + kTombstonesAtOnce));
-    PTC_TRY(commit_fenced(meta_, &cluster_, std::move(transaction)));
+    PTC_TRY(commit_fenced(meta_, cluster_, std::move(transaction)));
   }
   return ok();
 }

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "reshard/cluster/lone_node.h"
 #include "reshard/job/checkpoint_files.h"
 #include "reshard/job/commit_attempt.h"
 #include "reshard/job/commits_led.h"
@@ -218,7 +219,9 @@ class Led final : public Cluster {
     ++asked;
     return outcome;
   }
-  MetaTransaction::Compare fence() const override { return {"nodes/w1", 1}; }
+  std::optional<MetaTransaction::Compare> fence() const override {
+    return MetaTransaction::Compare{"nodes/w1", 1};
+  }
   MetaTransaction::Compare fence_of(const std::string& node) const override {
     return {"nodes/" + node, 1};
   }
@@ -255,7 +258,7 @@ class TakenDirsTest : public ::testing::Test {
   Executor executor_{1, make_loopback_transport()};
   Led cluster_;
   JobPlace place_;
-  JobPeers peers_{{"job", "id"}, &cluster_};
+  JobPeers peers_{{"job", "id"}, cluster_};
   HashQueue hashing_{"job", dir_.path().string() + "/job/files/incoming",
                      [] { return HashQueue::Expected(); }};
   std::vector<std::string> dropped_;
@@ -343,6 +346,7 @@ class PartsTest : public ::testing::Test, public JobListener {
     place_.services.images = images_.get();
     place_.services.executor = &executor_;
     place_.services.node = "w1";
+    place_.services.cluster = &alone_;
     place_.listener = this;
     JobDecision creates("job");
     creates.create(place_.id, "2026-01-01T00:00:00Z");
@@ -380,8 +384,9 @@ class PartsTest : public ::testing::Test, public JobListener {
   std::unique_ptr<MetaClient> meta_ = make_memory_meta();
   std::unique_ptr<ImageStore> images_;
   Executor executor_{1, make_loopback_transport()};
+  LoneNode alone_{"w1"};
   JobPlace place_;
-  JobPeers peers_{{"job", "id"}, nullptr};
+  JobPeers peers_{{"job", "id"}, alone_};
   JobKnowledge knowledge_{[] {}};
   CheckpointFiles files_{place_, peers_, knowledge_};
   Decisions decisions_{place_, files_, knowledge_};

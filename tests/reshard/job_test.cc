@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/serialize.hpp>
 #include <chrono>
 #include <fstream>
 #include <functional>
@@ -25,6 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 class JobTest : public ::testing::Test {
  protected:
@@ -509,6 +512,37 @@ TEST_F(JobTest, RemovingTheCurrentCheckpointFallsBackToTheOneBefore) {
   EXPECT_EQ(job_->current_target(), std::nullopt);
   EXPECT_TRUE(fs::is_empty(dir_.path() / "images"));
   ASSERT_TRUE(store_->remove_job("job", false).has_value());
+}
+
+/// Its host may be given another name, and what was carried out here need not be remembered.
+TEST_F(JobTest, OfANodeThatIsAloneNothingNamesItNorIsKeptForOthers) {
+  set_layout(R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1})");
+  for (const char* name : {"a", "b"}) {
+    write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));
+    commit(name);
+  }
+  set_layout(R"({"tp": 2, "pp": 1, "dp": 1, "replicas": 1, "devices": ["n0:0", "n0:1"]})");
+  EXPECT_EQ(job_->current_target(), "checkpoints/b/layouts/tp2-pp1-dp1");
+  EXPECT_EQ(job_->find_checkpoint("b")->stored()->nodes, std::vector<std::string>{""});
+  EXPECT_TRUE(job_->verify("b").has_value());
+  EXPECT_TRUE(job_->next_to_look_over(0).has_value());
+  EXPECT_GT(job_->stored_bytes_here(), 0u);
+  ASSERT_TRUE(job_->remove_checkpoint("a").has_value());
+  ASSERT_TRUE(store_->create_job("other").has_value());
+  ASSERT_TRUE(store_->remove_job("other", false).has_value());
+  const Result<> drained = store_->drain("n0");
+  ASSERT_TRUE(drained.has_error());
+  EXPECT_THAT(drained.error().message(), HasSubstr("this cluster has one node"));
+  const json::object now = status();
+  EXPECT_EQ(now.at("nodes"), parse_json(R"([{"name": "n0", "state": "up"}])").value());
+  EXPECT_THAT(json::serialize(now.at("warnings")), HasSubstr("this cluster has one node"));
+  const auto meta = open_sqlite_meta(dir_.path() / "meta.db").value();
+  for (const MetaEntry& entry : meta->list("").value()) {
+    EXPECT_THAT(entry.key, StartsWith("jobs/job"));
+    if (entry.key.ends_with("/layout")) continue;  // which the user has written
+    EXPECT_THAT(entry.value, Not(HasSubstr("n0"))) << entry.key;
+    EXPECT_THAT(entry.value, Not(HasSubstr("nodes"))) << entry.key;
+  }
 }
 
 TEST_F(JobTest, AFlippedBitIsFoundAndStopsTheReshard) {

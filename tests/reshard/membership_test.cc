@@ -162,13 +162,13 @@ TEST_F(MembershipTest, WhoComesAndGoesIsSeenByAllWithTheRevisionThatDecisionsNam
   until([&] { return a.membership.alive().size() == 2 && a.changes > alone; });
   EXPECT_THAT(b.membership.alive(), ElementsAre("a", "b"));
   EXPECT_EQ(a.membership.fence_of("b").revision, revision("nodes/b"));
-  EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+  EXPECT_EQ(a.membership.fence()->revision, revision("nodes/a"));
   EXPECT_EQ(a.membership.ask("b", PeerMethod::kSpace, "").value(), "answer of b");
   const int both = a.changes;
   b.membership.leave();
   until([&] { return a.membership.alive().size() == 1 && a.changes > both; });
   EXPECT_EQ(a.membership.fence_of("b").revision, INT64_MAX);
-  EXPECT_EQ(b.membership.fence().revision, INT64_MAX) << "it decides nothing any more";
+  EXPECT_EQ(b.membership.fence()->revision, INT64_MAX) << "it decides nothing any more";
   until([&] {
     for (const Cluster::Seen& seen : a.membership.seen())
       if (seen.node == "b") return !seen.there;
@@ -289,12 +289,12 @@ TEST_F(MembershipTest, WhoseLeaseMayHaveEndedDecidesNothingAndJoinsAgainUnderAno
   const int64_t before = revision("nodes/a");
   a.meta.lends_nothing = true;
   *a.meta.ended = true;
-  EXPECT_EQ(a.membership.fence().revision, INT64_MAX);
+  EXPECT_EQ(a.membership.fence()->revision, INT64_MAX);
   EXPECT_THAT(a.membership.alive(), ::testing::Not(::testing::Contains("a")));
   a.meta.lends_nothing = false;
-  until([&] { return a.membership.fence().revision != INT64_MAX; });
+  until([&] { return a.membership.fence()->revision != INT64_MAX; });
   EXPECT_GT(revision("nodes/a"), before);
-  EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+  EXPECT_EQ(a.membership.fence()->revision, revision("nodes/a"));
 }
 
 TEST_F(MembershipTest, ALeaseThatComesBackIsBelievedAndSaid) {
@@ -307,7 +307,7 @@ TEST_F(MembershipTest, ALeaseThatComesBackIsBelievedAndSaid) {
   const int changes = a.changes;
   *ended = false;
   until([&] { return a.changes > changes; });
-  EXPECT_EQ(a.membership.fence().revision, before);
+  EXPECT_EQ(a.membership.fence()->revision, before);
 }
 
 TEST_F(MembershipTest, WhoseKeyWasTakenAwayJoinsAgain) {
@@ -318,11 +318,11 @@ TEST_F(MembershipTest, WhoseKeyWasTakenAwayJoinsAgain) {
   MetaTransaction removes;
   removes.deletes = {"nodes/a"};
   ASSERT_TRUE(meta_->commit(removes).has_value());
-  until([&] { return a.membership.fence().revision == INT64_MAX; });
+  until([&] { return a.membership.fence()->revision == INT64_MAX; });
   a.meta.lends_nothing = false;
-  until([&] { return a.membership.fence().revision != INT64_MAX; });
+  until([&] { return a.membership.fence()->revision != INT64_MAX; });
   EXPECT_GT(revision("nodes/a"), before);
-  EXPECT_EQ(a.membership.fence().revision, revision("nodes/a"));
+  EXPECT_EQ(a.membership.fence()->revision, revision("nodes/a"));
   EXPECT_THAT(a.membership.alive(), ElementsAre("a", "b"));
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 
+#include "reshard/cluster/lone_node.h"
 #include "reshard/job/job_status.h"
 #include "reshard/job/leadership.h"
 #include "store/base/json.h"
@@ -22,7 +23,7 @@ using Kind = JobStep::Kind;
 using Time = KnownJob::Clock::time_point;
 
 const Time kNow = Time(1000s);
-constexpr bool kAlone = true, kCluster = false, kParts = true, kNoParts = false;
+constexpr bool kAlone = false, kCluster = true, kParts = true, kNoParts = false;
 
 /// Settled, with these checkpoints, the last of them current.
 KnownJob settled_with(const std::vector<std::string>& names) {
@@ -50,9 +51,9 @@ Round leading() {
 }
 
 TEST(NextStep, WhereNothingIsToBeDoneItWaitsUntilItIsWoken) {
-  for (const bool alone : {kAlone, kCluster})
+  for (const bool shares_bytes : {kAlone, kCluster})
     for (const KnownJob& known : {settled_with({}), settled_with({"a", "b"})}) {
-      const JobStep step = next_step(known, alone, kNoParts, {}, kNow);
+      const JobStep step = next_step(known, shares_bytes, kNoParts, {}, kNow);
       EXPECT_EQ(step.kind, Kind::kWait);
       EXPECT_FALSE(step.until.has_value());
     }
@@ -191,9 +192,10 @@ TEST(NextStep, WhatIsKnownAfterAnAttempt) {
   const Error error(Code::kNoSpace, "no memory");
   KnownJob before = edited(settled_with({"a"}));
   before.leads = true;
-  auto after = [&](Outcome outcome, bool alone = kCluster) {
+  auto after = [&](Outcome outcome, bool shares_bytes = kCluster) {
     KnownJob known = before;
-    note_outcome(known, outcome, &error, alone, "job", "tp2", {known.saved.revision, "a"}, kNow);
+    note_outcome(known, outcome, &error, shares_bytes, "job", "tp2", {known.saved.revision, "a"},
+                 kNow);
     EXPECT_FALSE(known.leads);
     return known;
   };
@@ -270,7 +272,7 @@ class Node final : public Cluster {
                            std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "nobody");
   }
-  MetaTransaction::Compare fence() const override { return fence_; }
+  std::optional<MetaTransaction::Compare> fence() const override { return fence_; }
   MetaTransaction::Compare fence_of(const std::string&) const override { return {"", 0}; }
   std::shared_ptr<const MetaLease> lease() const override { return lease_; }
   void is_cut_off() { lease_.reset(); }
@@ -388,9 +390,18 @@ TEST(KnownJob, ViewsAreEqualOnlyWhereALookWouldFindTheSame) {
 }
 
 TEST(Leadership, OneThatIsAloneAlwaysLeads) {
+  const std::unique_ptr<MetaClient> meta = make_memory_meta();
+  LoneNode node("w1");
   JobPlace place;
   place.name = "job";
-  EXPECT_EQ(Leadership::take(place)->epoch(), 0);
+  place.services.meta = meta.get();
+  place.services.cluster = &node;
+  const std::unique_ptr<Leadership> leads = Leadership::take(place);
+  EXPECT_EQ(leads->epoch(), 0);
+  leads->has_looked("what it knows");
+  JobDecision decision("job");
+  leads->name_in(decision);
+  EXPECT_TRUE(std::move(decision).transaction().compares.empty());
 }
 
 /// Nothing is read for it: that would wait for metadata which do not answer, and say just that.

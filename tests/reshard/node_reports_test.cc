@@ -81,7 +81,7 @@ class Others final : public Cluster {
     answer.reshards["job"] = part(1, 10);
     return answer.to_text();
   }
-  MetaTransaction::Compare fence() const override { return {"", 0}; }
+  std::optional<MetaTransaction::Compare> fence() const override { return std::nullopt; }
   MetaTransaction::Compare fence_of(const std::string&) const override { return {"", 0}; }
   std::shared_ptr<const MetaLease> lease() const override { return nullptr; }
 
@@ -106,7 +106,7 @@ TEST(NodeReportsTest, HoweverManyLookNodesAreAskedOnceASecond) {
   Others others({"w0", "w1", "w2"});
   const auto start = Clock::now();
   {
-    NodeReports reports(&others);
+    NodeReports reports(others);
     for (int look = 0; look < 10000; ++look) (void)reports.heard();
     EXPECT_EQ(reports.heard().at("w1").answer.numbers.received_bytes, 0u);
     EXPECT_EQ(reports.reshard_of("job", std::chrono::seconds(5)).size(), 2u);
@@ -122,7 +122,7 @@ TEST(NodeReportsTest, HoweverManyLookNodesAreAskedOnceASecond) {
 
 TEST(NodeReportsTest, NobodyWaitsForThoseThatHang) {
   Others others({"hangs", "w0", "w1"});
-  NodeReports reports(&others);
+  NodeReports reports(others);
   while (!reports.heard().contains("w1")) std::this_thread::yield();
   EXPECT_FALSE(reports.heard().contains("hangs"));
   EXPECT_EQ(others.asked("hangs"), 1u) << "one question at a time";
@@ -130,7 +130,7 @@ TEST(NodeReportsTest, NobodyWaitsForThoseThatHang) {
 
 TEST(NodeReportsTest, WhoHasGoneIsForgotten) {
   Others others({"w0", "w1", "w2"});
-  NodeReports reports(&others);
+  NodeReports reports(others);
   while (!reports.heard().contains("w2")) std::this_thread::yield();
   others.leaves("w2");
   while (reports.heard().contains("w2")) std::this_thread::sleep_for(10ms);

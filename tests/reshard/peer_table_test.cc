@@ -261,7 +261,7 @@ TEST_F(PeerTableTest, ARequestOfAJobThatWasRemovedDoesNotTouchTheNextOfItsName) 
   write_file(fs::path(incoming) / "rank/0/notes", "staged");
   EXPECT_THAT(answers_to_all(w1_as_w0(), job_), ElementsAreArray(expected_answers(false)));
   Result<std::string> refused =
-      JobPeers(job_, &cluster_.as_seen_by(0)).ask("w1", PeerMethod::kUntake, R"({"id": "4567"})");
+      JobPeers(job_, cluster_.as_seen_by(0)).ask("w1", PeerMethod::kUntake, R"({"id": "4567"})");
   ASSERT_TRUE(refused.has_error());
   EXPECT_THAT(refused.error().message(), HasSubstr("another has its name by now"));
   EXPECT_FALSE(fs::exists(cluster_.job(1, "job")->files_dir() + "/../checkpoints/0123"));

@@ -72,8 +72,8 @@ class OneNode final : public Cluster {
                            std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "");
   }
-  MetaTransaction::Compare fence() const override {
-    return {std::string(kMemberKeys) + name_, revision_};
+  std::optional<MetaTransaction::Compare> fence() const override {
+    return MetaTransaction::Compare{std::string(kMemberKeys) + name_, revision_};
   }
   MetaTransaction::Compare fence_of(const std::string& node) const override {
     return {std::string(kMemberKeys) + node, 0};

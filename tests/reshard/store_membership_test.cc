@@ -34,8 +34,10 @@ class OneNode final : public Cluster {
                            std::chrono::milliseconds, std::stop_token) override {
     return make_error(Code::kUnavailable, "there is no node {}", node);
   }
-  MetaTransaction::Compare fence() const override { return {"nodes/" + self_, revision_}; }
-  MetaTransaction::Compare fence_of(const std::string&) const override { return fence(); }
+  std::optional<MetaTransaction::Compare> fence() const override {
+    return MetaTransaction::Compare{"nodes/" + self_, revision_};
+  }
+  MetaTransaction::Compare fence_of(const std::string&) const override { return *fence(); }
   std::shared_ptr<const MetaLease> lease() const override { return lease_; }
 
  private:
@@ -43,6 +45,10 @@ class OneNode final : public Cluster {
   std::shared_ptr<MetaLease> lease_;
   int64_t revision_;
 };
+
+ClusterServices services(MetaClient* meta, Cluster& cluster, bool join = false) {
+  return {meta, &cluster, make_loopback_transport, "ptcfs", "etcd", join, {}};
+}
 
 class Membership : public ::testing::Test {
  protected:
@@ -55,9 +61,7 @@ class Membership : public ::testing::Test {
     options.copy_threads = 2;
     if (meta != nullptr) {
       cluster_ = std::make_unique<OneNode>(*meta, node);
-      options.cluster = {meta,    cluster_.get(), [] { return make_loopback_transport(); },
-                         "ptcfs", "etcd",         join,
-                         {}};
+      options.cluster = services(meta, *cluster_, join);
     }
     PTC_TRY(store_, JobStore::open(options, nullptr));
     return ok();
@@ -133,7 +137,7 @@ TEST(Decisions, NameTheClusterAsItWasWhenTheNodeJoined) {
     return meta->commit({.puts = {{std::string(kIdentityKey), "{}"}}}).value();
   };
   cluster.belongs_to({std::string(kIdentityKey), make_anew()});
-  auto decide = [&] { return commit_fenced(*meta, &cluster, {.puts = {{"jobs/a", "{}"}}}); };
+  auto decide = [&] { return commit_fenced(*meta, cluster, {.puts = {{"jobs/a", "{}"}}}); };
   ASSERT_TRUE(decide().has_value());
   make_anew();
   const Result<int64_t> decided = decide();
@@ -162,8 +166,7 @@ TEST(Decisions, WhatIsGivenUpWhileItIsTakenIsTakenByNobody) {
   JobStoreOptions options;
   options.directory = dir.path();
   options.node = "w0";
-  options.cluster = {
-      meta.get(), &cluster, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
+  options.cluster = services(meta.get(), cluster);
   listener.store = JobStore::open(options, &listener).value();
   JobRef job = listener.store->create_job("job").value();
   write_file(fs::path(job->files_dir()) / "incoming/base/rank/0/notes", "staged");
@@ -197,8 +200,7 @@ TEST_F(Membership, IntoAClusterWithJobsOnlyWhenItIsTold) {
     OneNode first(*meta_, "w1");
     options.directory = elsewhere.path();
     options.node = "w1";
-    options.cluster = {
-        meta_.get(), &first, [] { return make_loopback_transport(); }, "ptcfs", "etcd", false, {}};
+    options.cluster = services(meta_.get(), first);
     auto other = JobStore::open(options, nullptr).value();
     ASSERT_TRUE(other->create_job("gpt").has_value());
     ASSERT_TRUE(other->create_job("bert").has_value());

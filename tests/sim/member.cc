@@ -14,14 +14,14 @@ std::shared_ptr<const MetaLease> Member::lease() const {
   return Membership::lease();
 }
 
-MetaTransaction::Compare Member::fence() const {
-  const MetaTransaction::Compare own = Membership::fence();
+std::optional<MetaTransaction::Compare> Member::fence() const {
+  const MetaTransaction::Compare own = *Membership::fence();
   if (!std::exchange(looked_at_lease, false)) note_fence(self(), own.revision);
   return own;
 }
 
 MetaTransaction::Compare Member::fence_of(const std::string& node) const {
-  if (node == self()) return fence();
+  if (node == self()) return *fence();
   const MetaTransaction::Compare theirs = Membership::fence_of(node);
   note_fence(node, theirs.revision);
   return theirs;

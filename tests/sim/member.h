@@ -16,7 +16,7 @@ class Member final : public Membership {
   ~Member() override { leave(); }
 
   std::shared_ptr<const MetaLease> lease() const override;
-  MetaTransaction::Compare fence() const override;
+  std::optional<MetaTransaction::Compare> fence() const override;
   MetaTransaction::Compare fence_of(const std::string& node) const override;
 };
 

@@ -276,14 +276,13 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     options.node = name(number);
     options.copy_threads = 2;
     options.results = results_;
-    options.cluster.meta = instance->meta.get();
-    options.cluster.cluster = instance->member.get();
-    options.cluster.transport = [this, number, life = instance->life] {
+    ClusterServices& in = options.cluster.emplace();
+    in.meta = instance->meta.get();
+    in.cluster = instance->member.get();
+    in.transport = [this, number, life = instance->life] {
       return std::make_unique<Streams>(*this, number, life);
     };
-    options.cluster.begin = [&](const std::string& store) {
-      return instance->member->begin(store);
-    };
+    in.begin = [&](const std::string& store) { return instance->member->begin(store); };
     PTC_TRY(instance->store, JobStore::open(options, nullptr));
     // Whoever sees it may ask it.
     instance->serving = !instance->life->dead;

@@ -227,10 +227,11 @@ void LocalCluster::start(unsigned i) {
   options.directory = node.dir.path();
   options.node = name(i);
   options.copy_threads = 2;
-  options.cluster.meta = node.meta.get();
-  options.cluster.cluster = node.membership.get();
-  options.cluster.transport = [this] { return std::make_unique<NodeTransport>(*this); };
-  options.cluster.begin = [&](const std::string& store) { return node.membership->begin(store); };
+  ClusterServices& in = options.cluster.emplace();
+  in.meta = node.meta.get();
+  in.cluster = node.membership.get();
+  in.transport = [this] { return std::make_unique<NodeTransport>(*this); };
+  in.begin = [&](const std::string& store) { return node.membership->begin(store); };
   const auto must = [](const auto& done) {
     if (done.has_value()) return;
     ADD_FAILURE() << done.error().message();
@@ -254,7 +255,7 @@ void LocalCluster::doubt(unsigned i, std::optional<bool> done) { nodes_[i]->meta
 void LocalCluster::fence(unsigned i, bool fenced) {
   Node& node = *nodes_[i];
   node.meta->fence(fenced);
-  while (!fenced && node.membership->fence().revision == INT64_MAX)
+  while (!fenced && node.membership->fence()->revision == INT64_MAX)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
