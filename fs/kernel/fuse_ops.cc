@@ -14,11 +14,6 @@ namespace {
 
 constexpr size_t kMaxName = 255;
 
-const OpenFile& file_of(const fuse_file_info* info) {
-  return *reinterpret_cast<const OpenFile*>(info->fh);
-}
-Handle* handle_of(const fuse_file_info* info) { return file_of(info).get(); }
-
 const Awaited* awaited_by_save(const Handle& handle) {
   return handle.is_agreed_on() ? &kAgreement : nullptr;
 }
@@ -60,22 +55,19 @@ void on_init(void*, fuse_conn_info* connection) {
 }
 
 void on_lookup(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  NodeRef directory = node_of(raw, parent).shared_from_this();
-  const Awaited* awaited = directory->awaited();
-  auto look_up = [directory = std::move(directory),
-                  name = std::string(name)](FuseRequest& request) -> FsResult<> {
+  auto look_up = [name = std::string(name)](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, directory->lookup(checked));
-    request.entry(node);
+    PTC_TRY(auto node, directory.lookup(checked));
+    request.entry(node, directory, checked);
     return ok();
   };
-  serve(raw, Op::kLookup, parent, awaited, std::move(look_up));
+  serve_node(raw, Op::kLookup, parent, awaited_by_reading, std::move(look_up));
 }
 
 void on_forget(fuse_req_t raw, fuse_ino_t inode, uint64_t lookups) {
   Tree& tree = tree_of(raw);
   { InFlight counted(tree.stats(), Op::kForget, inode, 0); }
-  if (inode != FUSE_ROOT_ID) tree.table().forget(&node_of(raw, inode), lookups);
+  tree.table().forget(inode, lookups);
   fuse_reply_none(raw);
 }
 
@@ -83,8 +75,7 @@ void on_forget_multi(fuse_req_t raw, size_t count, fuse_forget_data* forgets) {
   Tree& tree = tree_of(raw);
   for (size_t i = 0; i < count; ++i) {
     { InFlight counted(tree.stats(), Op::kForget, forgets[i].ino, 0); }
-    if (forgets[i].ino == FUSE_ROOT_ID) continue;
-    tree.table().forget(&node_of(raw, forgets[i].ino), forgets[i].nlookup);
+    tree.table().forget(forgets[i].ino, forgets[i].nlookup);
   }
   fuse_reply_none(raw);
 }
@@ -97,12 +88,7 @@ FsResult<> reply_attributes(FuseRequest& request, Node& node) {
 }
 
 void on_getattr(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
-  NodeRef node = node_of(raw, inode).shared_from_this();
-  const Awaited* awaited = node->awaited();
-  auto tell = [node = std::move(node)](FuseRequest& request) {
-    return reply_attributes(request, *node);
-  };
-  serve(raw, Op::kGetattr, inode, awaited, std::move(tell));
+  serve_node(raw, Op::kGetattr, inode, awaited_by_reading, reply_attributes);
 }
 
 void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse_file_info* info) {
@@ -116,149 +102,158 @@ void on_setattr(fuse_req_t raw, fuse_ino_t inode, struct stat* to, int set, fuse
   if ((set & FUSE_SET_ATTR_MTIME) != 0) wanted.modify_time = to->st_mtim;
   if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) wanted.access_time = now;
   if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) wanted.modify_time = now;
-  Node& node = node_of(raw, inode);
-  Handle* handle = info != nullptr ? handle_of(info) : nullptr;
-  auto change = [&node, handle, set, wanted](FuseRequest& request) -> FsResult<> {
+  std::shared_ptr<Handle> file;
+  if (info != nullptr) {
+    file = session_of(raw).open_files().at(info->fh);
+    if (file == nullptr) return refuse(raw, Op::kSetattr, inode, EBADF);
+  }
+  auto change = [file = std::move(file), set, wanted](FuseRequest& request,
+                                                      Node& node) -> FsResult<> {
     AttributeChange all = wanted;
     // With the second version of killpriv, the kernel leaves it to us where somebody without the
     // right writes or truncates, and says so by a bit that libfuse takes away. What changes the
     // owner does it by itself.
     if (set == 0 || (all.size && request.caller().uid != 0)) all.drops_suid = request.caller();
-    PTC_TRY(node.set_attributes(all, handle));
+    PTC_TRY(node.set_attributes(all, file.get()));
     return reply_attributes(request, node);
   };
-  serve(raw, Op::kSetattr, inode, awaited_by_change(node), std::move(change));
+  serve_node(raw, Op::kSetattr, inode, awaited_by_change, std::move(change));
 }
 
 void on_readlink(fuse_req_t raw, fuse_ino_t inode) {
-  serve(raw, Op::kReadlink, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(auto target, node_of(raw, inode).read_link());
+  auto read = [](FuseRequest& request, Node& node) -> FsResult<> {
+    PTC_TRY(auto target, node.read_link());
     request.reply([&](fuse_req_t r) { return fuse_reply_readlink(r, target.c_str()); });
     return ok();
-  });
+  };
+  serve_node(raw, Op::kReadlink, inode, nobody, read);
 }
 
 void on_mknod(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode, dev_t) {
-  serve(raw, Op::kMknod, parent, [&](FuseRequest& request) -> FsResult<> {
+  auto make = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, node_of(raw, parent).make_node(request.caller(), checked, mode));
-    request.entry(node);
+    PTC_TRY(auto node, directory.make_node(request.caller(), checked, mode));
+    request.entry(node, directory, checked);
     return ok();
-  });
+  };
+  serve_node(raw, Op::kMknod, parent, nobody, make);
 }
 
 void on_mkdir(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode) {
-  Node& directory = node_of(raw, parent);
-  auto make = [&directory, name = std::string(name), mode](FuseRequest& request) -> FsResult<> {
+  auto make = [name = std::string(name), mode](FuseRequest& request,
+                                               Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
     PTC_TRY(auto node, directory.make_directory(request.caller(), checked, mode));
-    request.entry(node);
+    request.entry(node, directory, checked);
     return ok();
   };
-  serve(raw, Op::kMkdir, parent, awaited_by_change(directory), std::move(make));
+  serve_node(raw, Op::kMkdir, parent, awaited_by_change, std::move(make));
 }
 
 void on_symlink(fuse_req_t raw, const char* target, fuse_ino_t parent, const char* name) {
-  serve(raw, Op::kSymlink, parent, [&](FuseRequest& request) -> FsResult<> {
+  auto make = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, node_of(raw, parent).make_symlink(request.caller(), checked, target));
-    request.entry(node);
+    PTC_TRY(auto node, directory.make_symlink(request.caller(), checked, target));
+    request.entry(node, directory, checked);
     return ok();
-  });
+  };
+  serve_node(raw, Op::kSymlink, parent, nobody, make);
 }
 
 void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
-  serve(raw, Op::kLink, parent, [&](FuseRequest& request) -> FsResult<> {
+  const NodeRef file = node_of(raw, inode);
+  if (file == nullptr) return refuse(raw, Op::kLink, parent, ESTALE);
+  auto link = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, node_of(raw, parent).make_link(node_of(raw, inode), checked));
-    request.entry(node);
+    PTC_TRY(auto node, directory.make_link(*file, checked));
+    request.entry(node, directory, checked);
     return ok();
-  });
+  };
+  serve_node(raw, Op::kLink, parent, nobody, link);
 }
 
 void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  Node& directory = node_of(raw, parent);
-  auto remove = [&directory, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+  auto remove = [name = std::string(name)](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
     PTC_TRY(directory.unlink(checked));
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kUnlink, parent, awaited_by_change(directory), std::move(remove));
+  serve_node(raw, Op::kUnlink, parent, awaited_by_change, std::move(remove));
 }
 
 void on_rmdir(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  Node& directory = node_of(raw, parent);
-  auto remove = [&directory, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+  auto remove = [name = std::string(name)](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
     PTC_TRY(directory.remove_directory(checked));
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kRmdir, parent, awaited_by_change(directory), std::move(remove));
+  serve_node(raw, Op::kRmdir, parent, awaited_by_change, std::move(remove));
 }
 
 void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t target_parent,
                const char* target_name, unsigned flags) {
-  Node& source = node_of(raw, parent);
-  Node& target = node_of(raw, target_parent);
-  auto rename = [&source, &target, name = std::string(name), target_name = std::string(target_name),
+  const NodeRef source = node_of(raw, parent), target = node_of(raw, target_parent);
+  if (source == nullptr || target == nullptr) return refuse(raw, Op::kRename, parent, ESTALE);
+  auto rename = [source, target, name = std::string(name), target_name = std::string(target_name),
                  flags](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto from, checked_name(name));
     PTC_TRY(auto to, checked_name(target_name));
-    PTC_TRY(source.rename(request.caller(), from, target, to, flags));
+    PTC_TRY(source->rename(request.caller(), from, *target, to, flags));
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kRename, parent, awaited_by_change(source.is_agreed_on() ? source : target),
+  serve(raw, Op::kRename, parent, awaited_by_change(source->is_agreed_on() ? *source : *target),
         std::move(rename));
 }
 
-/// The reply of open and create: who gets the handle depends on whether the kernel took it.
+/// The reply of open and create: whether the file stays open depends on whether the kernel took it.
 template <class Send>
-void reply_opened(FuseRequest& request, Opened opened, fuse_file_info* info, Send send) {
+void reply_opened(FuseRequest& request, OpenFiles& open_files, uint64_t node, Opened opened,
+                  fuse_file_info* info, Send send) {
   info->direct_io = opened.mode == IoMode::kDirect;
   info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
   // Only a written file has something to say at its close; a reader's succeeds without a daemon,
   // too.
   info->noflush = (info->flags & O_ACCMODE) == O_RDONLY;
-  auto file = std::make_unique<OpenFile>(std::move(opened.handle));
-  info->fh = reinterpret_cast<uint64_t>(file.get());
+  info->fh =
+      open_files.add({std::move(opened.handle), node, info->flags, opened.mode, opened.backing_id});
   reply_backing_id() = opened.backing_id;
+  const uint64_t number = info->fh;  // what is sent may be closed at once
   bool delivered = request.reply(send);
   reply_backing_id() = 0;
-  if (delivered) (void)file.release();  // on_release() has it now
+  if (!delivered) open_files.take(number);
 }
 
 void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  NodeRef node = node_of(raw, inode).shared_from_this();
-  const Awaited* awaited = node->awaited();
-  auto open = [node = std::move(node),
-               reply_info = *info](FuseRequest& request) mutable -> FsResult<> {
-    PTC_TRY(auto opened, node->open(request.caller(), reply_info.flags));
-    reply_opened(request, std::move(opened), &reply_info,
+  auto open = [&open_files = session_of(raw).open_files(), inode, reply_info = *info](
+                  FuseRequest& request, Node& node) mutable -> FsResult<> {
+    PTC_TRY(auto opened, node.open(request.caller(), reply_info.flags));
+    reply_opened(request, open_files, inode, std::move(opened), &reply_info,
                  [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
     return ok();
   };
-  serve(raw, Op::kOpen, inode, awaited, std::move(open));
+  serve_node(raw, Op::kOpen, inode, awaited_by_reading, std::move(open));
 }
 
 void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
                fuse_file_info* info) {
-  serve(raw, Op::kCreate, parent, [&](FuseRequest& request) -> FsResult<> {
+  auto create = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto created,
-            node_of(raw, parent).create(request.caller(), checked, mode, info->flags));
+    PTC_TRY(auto created, directory.create(request.caller(), checked, mode, info->flags));
     PTC_TRY(auto entry, entry_of(request.tree(), *created.node));
     NodeTable& table = request.tree().table();
-    table.remember(created.node);
-    reply_opened(request, std::move(created.opened), info, [&](fuse_req_t r) {
-      int error = fuse_reply_create(r, &entry, info);
-      if (error != 0) table.forget(created.node.get(), 1);
-      return error;
-    });
+    entry.ino = table.remember(created.node, directory, checked);
+    reply_opened(request, session_of(raw).open_files(), entry.ino, std::move(created.opened), info,
+                 [&](fuse_req_t r) {
+                   int error = fuse_reply_create(r, &entry, info);
+                   if (error != 0) table.forget(entry.ino, 1);
+                   return error;
+                 });
     return ok();
-  });
+  };
+  serve_node(raw, Op::kCreate, parent, nobody, create);
 }
 
 /// A buffer that stays with its thread: touching fresh pages costs more than filling them.
@@ -283,43 +278,37 @@ void on_read(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, fuse_f
     });
     return ok();
   };
-  Handle& handle = *handle_of(info);
-  if (const Awaited* awaited = handle.awaited()) {
-    auto later = [read, file = file_of(info)](FuseRequest& request) {
-      return read(request, *file);
-    };
-    return serve(raw, Op::kRead, inode, awaited, std::move(later));
-  }
-  serve(raw, Op::kRead, inode, [&](FuseRequest& request) { return read(request, handle); });
+  serve_file(raw, Op::kRead, inode, info, awaited_by_reading, read);
 }
 
 void on_write(fuse_req_t raw, fuse_ino_t inode, const char* data, size_t size, off_t offset,
               fuse_file_info* info) {
-  serve(raw, Op::kWrite, inode, [&](FuseRequest& request) -> FsResult<> {
+  auto write = [&](FuseRequest& request, Handle& handle) -> FsResult<> {
     std::span bytes(reinterpret_cast<const std::byte*>(data), size);
-    PTC_TRY(auto put, handle_of(info)->write(bytes, static_cast<uint64_t>(offset)));
+    PTC_TRY(auto put, handle.write(bytes, static_cast<uint64_t>(offset)));
     request.tree().stats().add_bytes(Op::kWrite, put);
     request.reply([&](fuse_req_t r) { return fuse_reply_write(r, put); });
     return ok();
-  });
+  };
+  serve_file(raw, Op::kWrite, inode, info, nobody, write);
 }
 
 void on_flush(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  Handle& handle = *handle_of(info);
-  auto flush = [&handle](FuseRequest& request) -> FsResult<> {
+  auto flush = [](FuseRequest& request, Handle& handle) -> FsResult<> {
     PTC_TRY(handle.flush());
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kFlush, inode, awaited_by_save(handle), std::move(flush));
+  serve_file(raw, Op::kFlush, inode, info, awaited_by_save, flush);
 }
 
 void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
   // Closed also where the request is refused: there is no second one.
-  auto file = std::make_shared<std::unique_ptr<const OpenFile>>(&file_of(info));
-  const Awaited* awaited = awaited_by_save(***file);
+  auto file = std::make_shared<OpenFile>(session_of(raw).open_files().take(info->fh));
+  if (file->handle == nullptr) return refuse(raw, Op::kRelease, inode, EBADF);
+  const Awaited* awaited = awaited_by_save(*file->handle);
   auto close = [file = std::move(file)](FuseRequest& request) -> FsResult<> {
-    file->reset();
+    file->handle.reset();
     request.done_ok();
     return ok();
   };
@@ -327,64 +316,66 @@ void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
 }
 
 void on_fsync(fuse_req_t raw, fuse_ino_t inode, int data_only, fuse_file_info* info) {
-  Handle& handle = *handle_of(info);
-  auto sync = [&handle, data_only](FuseRequest& request) -> FsResult<> {
+  auto sync = [data_only](FuseRequest& request, Handle& handle) -> FsResult<> {
     PTC_TRY(handle.sync(data_only != 0));
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kFsync, inode, awaited_by_save(handle), std::move(sync));
+  serve_file(raw, Op::kFsync, inode, info, awaited_by_save, sync);
 }
 
 void on_fallocate(fuse_req_t raw, fuse_ino_t inode, int mode, off_t offset, off_t length,
                   fuse_file_info* info) {
-  serve(raw, Op::kFallocate, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(handle_of(info)->allocate(mode, offset, length));
+  auto allocate = [&](FuseRequest& request, Handle& handle) -> FsResult<> {
+    PTC_TRY(handle.allocate(mode, offset, length));
     request.done_ok();
     return ok();
-  });
+  };
+  serve_file(raw, Op::kFallocate, inode, info, nobody, allocate);
 }
 
 void on_lseek(fuse_req_t raw, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
-  serve(raw, Op::kLseek, inode, [&](FuseRequest& request) -> FsResult<> {
-    Handle& handle = *handle_of(info);
-    PTC_TRY(auto stat, node_of(raw, inode).attributes());
+  const NodeRef node = node_of(raw, inode);
+  if (node == nullptr) return refuse(raw, Op::kLseek, inode, ESTALE);
+  auto seek = [&](FuseRequest& request, Handle& handle) -> FsResult<> {
+    PTC_TRY(auto stat, node->attributes());
     PTC_TRY(auto found, handle.seek(offset, whence, static_cast<uint64_t>(stat.st_size)));
     request.reply([&](fuse_req_t r) { return fuse_reply_lseek(r, found); });
     return ok();
-  });
+  };
+  serve_file(raw, Op::kLseek, inode, info, nobody, seek);
 }
 
 void on_fsyncdir(fuse_req_t raw, fuse_ino_t inode, int, fuse_file_info*) {
-  serve(raw, Op::kFsyncdir, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(node_of(raw, inode).sync_directory());
+  auto sync = [](FuseRequest& request, Node& node) -> FsResult<> {
+    PTC_TRY(node.sync_directory());
     request.done_ok();
     return ok();
-  });
+  };
+  serve_node(raw, Op::kFsyncdir, inode, nobody, sync);
 }
 
 void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
-  serve(raw, Op::kStatfs, inode, [&](FuseRequest& request) -> FsResult<> {
+  auto tell = [](FuseRequest& request, Node& node) -> FsResult<> {
     struct statvfs space = {};
     if (::statvfs(request.tree().store().directory().c_str(), &space) != 0) return last_errno();
     space.f_namemax = kMaxName;
-    if (const auto* in_job = dynamic_cast<const RealNode*>(&node_of(raw, inode)))
-      in_job->limit_space(space);
+    if (const auto* in_job = dynamic_cast<const RealNode*>(&node)) in_job->limit_space(space);
     request.reply([&](fuse_req_t r) { return fuse_reply_statfs(r, &space); });
     return ok();
-  });
+  };
+  serve_node(raw, Op::kStatfs, inode, nobody, tell);
 }
 
 void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value, size_t size,
                  int flags) {
-  Node& node = node_of(raw, inode);
-  auto set = [&node, name = std::string(name), value = std::string(value, size),
-              flags](FuseRequest& request) -> FsResult<> {
+  auto set = [name = std::string(name), value = std::string(value, size), flags](
+                 FuseRequest& request, Node& node) -> FsResult<> {
     PTC_TRY(node.set_xattr(name, value, flags));
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kSetxattr, inode, awaited_by_change(node), std::move(set));
+  serve_node(raw, Op::kSetxattr, inode, awaited_by_change, std::move(set));
 }
 
 /// A value, or its length where the caller asked for that with a size of 0.
@@ -398,33 +389,34 @@ FsResult<> reply_xattr(FuseRequest& request, const std::string& value, size_t si
 }
 
 void on_getxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, size_t size) {
-  serve(raw, Op::kGetxattr, inode, [&](FuseRequest& request) -> FsResult<> {
+  auto get = [&](FuseRequest& request, Node& node) -> FsResult<> {
     // Said once, `ls -l` asks no file of this mount for labels and access lists again.
     if (!std::string_view(name).starts_with("user.") &&
         std::string_view(name) != JobDir::kQuotaXattr)
       return Errno{EOPNOTSUPP};
-    PTC_TRY(auto value, node_of(raw, inode).get_xattr(name));
+    PTC_TRY(auto value, node.get_xattr(name));
     return reply_xattr(request, value, size);
-  });
+  };
+  serve_node(raw, Op::kGetxattr, inode, nobody, get);
 }
 
 void on_listxattr(fuse_req_t raw, fuse_ino_t inode, size_t size) {
-  serve(raw, Op::kListxattr, inode, [&](FuseRequest& request) -> FsResult<> {
-    PTC_TRY(auto names, node_of(raw, inode).list_xattrs());
+  auto list = [&](FuseRequest& request, Node& node) -> FsResult<> {
+    PTC_TRY(auto names, node.list_xattrs());
     std::string all;
     for (const std::string& name : names) all.append(name).push_back('\0');
     return reply_xattr(request, all, size);
-  });
+  };
+  serve_node(raw, Op::kListxattr, inode, nobody, list);
 }
 
 void on_removexattr(fuse_req_t raw, fuse_ino_t inode, const char* name) {
-  Node& node = node_of(raw, inode);
-  auto remove = [&node, name = std::string(name)](FuseRequest& request) -> FsResult<> {
+  auto remove = [name = std::string(name)](FuseRequest& request, Node& node) -> FsResult<> {
     PTC_TRY(node.remove_xattr(name));
     request.done_ok();
     return ok();
   };
-  serve(raw, Op::kRemovexattr, inode, awaited_by_change(node), std::move(remove));
+  serve_node(raw, Op::kRemovexattr, inode, awaited_by_change, std::move(remove));
 }
 
 }  // namespace
@@ -434,20 +426,9 @@ int32_t& reply_backing_id() {
   return id;
 }
 
-Node& node_of(fuse_req_t raw, fuse_ino_t inode) {
-  if (inode == FUSE_ROOT_ID) return tree_of(raw).root();
-  return *reinterpret_cast<Node*>(inode);
-}
-
-fuse_ino_t id_of(const Node& node) {
-  if (node.key() == kRootKey) return FUSE_ROOT_ID;
-  return reinterpret_cast<fuse_ino_t>(&node);
-}
-
 FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node) {
   PTC_TRY(auto stat, node.attributes());
   fuse_entry_param entry = {};
-  entry.ino = id_of(node);
   entry.attr = stat;
   entry.attr_timeout = node.attribute_seconds();
   Node::NameLife life = node.name_life();
@@ -457,13 +438,14 @@ FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node) {
   return entry;
 }
 
-void FuseRequest::entry(const NodeRef& node) {
-  auto entry = entry_of(tree(), *node);
-  if (!entry) return error(entry.error().value);
+void FuseRequest::entry(const NodeRef& node, const Node& parent, const std::string& name) {
+  auto told = entry_of(tree(), *node);
+  if (!told) return error(told.error().value);
+  fuse_entry_param& entry = told.value();
   NodeTable& table = tree().table();
-  table.remember(node);
-  bool delivered = reply([&](fuse_req_t raw) { return fuse_reply_entry(raw, &entry.value()); });
-  if (!delivered) table.forget(node.get(), 1);
+  entry.ino = table.remember(node, parent, name);
+  bool delivered = reply([&](fuse_req_t raw) { return fuse_reply_entry(raw, &entry); });
+  if (!delivered) table.forget(entry.ino, 1);
 }
 
 const fuse_lowlevel_ops& fuse_operations() {

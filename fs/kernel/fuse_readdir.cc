@@ -47,7 +47,7 @@ struct stat brief(mode_t type, ino_t inode) {
 
 /// The entry with its attributes, counted as known to the kernel; nullopt: it is gone.
 std::optional<fuse_entry_param> full_entry(FuseRequest& request, Node& directory,
-                                           const DirEntry& entry, std::vector<NodeRef>& told) {
+                                           const DirEntry& entry, std::vector<uint64_t>& told) {
   fuse_entry_param bare = {};
   bare.attr = brief(entry.type, entry.inode);
   auto child = directory.lookup(entry.name);
@@ -55,8 +55,8 @@ std::optional<fuse_entry_param> full_entry(FuseRequest& request, Node& directory
   if (!child) return bare;  // asking for its attributes will say what is wrong
   auto full = entry_of(request.tree(), *child.value());
   if (!full) return bare;
-  request.tree().table().remember(child.value());
-  told.push_back(std::move(child).value());
+  full.value().ino = request.tree().table().remember(child.value(), directory, entry.name);
+  told.push_back(full.value().ino);
   return full.value();
 }
 
@@ -80,7 +80,7 @@ FsResult<> read_directory(FuseRequest& request, Node& node, size_t size, off_t o
   const uint64_t last = std::max<uint64_t>(static_cast<uint64_t>(offset), kDots) - kDots;
   auto next = std::upper_bound(listing->begin(), listing->end(), last,
                                [](uint64_t place, const DirEntry& e) { return place < e.place; });
-  std::vector<NodeRef> told;  // what the kernel must let go of if the reply does not arrive
+  std::vector<uint64_t> told;  // what the kernel must let go of if the reply does not arrive
   for (; room && next != listing->end(); ++next) {
     const off_t after = static_cast<off_t>(next->place + kDots);
     if (!plus) {
@@ -102,7 +102,7 @@ FsResult<> read_directory(FuseRequest& request, Node& node, size_t size, off_t o
   bool delivered = request.reply(
       [&](fuse_req_t raw) { return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size()); });
   if (!delivered) {
-    for (const NodeRef& child : told) request.tree().table().forget(child.get(), 1);
+    for (uint64_t id : told) request.tree().table().forget(id, 1);
   }
   return ok();
 }
@@ -119,12 +119,10 @@ void on_opendir(fuse_req_t raw, fuse_ino_t inode, fuse_file_info*) {
 namespace {
 
 void list(fuse_req_t raw, fuse_ino_t inode, size_t size, off_t offset, bool plus) {
-  NodeRef node = node_of(raw, inode).shared_from_this();
-  const Awaited* awaited = node->awaited();
-  auto read = [node = std::move(node), size, offset, plus](FuseRequest& request) {
-    return read_directory(request, *node, size, offset, plus);
-  };
-  serve(raw, Op::kReaddir, inode, awaited, std::move(read));
+  serve_node(raw, Op::kReaddir, inode, awaited_by_reading,
+             [size, offset, plus](FuseRequest& request, Node& node) {
+               return read_directory(request, node, size, offset, plus);
+             });
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 
 #include <cerrno>
 #include <exception>
+#include <memory>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "fs/kernel/fuse_session.h"
@@ -22,6 +24,8 @@ inline FuseSession& session_of(fuse_req_t raw) {
   return *static_cast<FuseSession*>(fuse_req_userdata(raw));
 }
 inline Tree& tree_of(fuse_req_t raw) { return session_of(raw).tree(); }
+/// Node of a node id; null: the kernel has no such node, or should not have.
+inline NodeRef node_of(fuse_req_t raw, fuse_ino_t id) { return tree_of(raw).table().at(id); }
 inline Caller caller_of(fuse_req_t raw) {
   const fuse_ctx* context = fuse_req_ctx(raw);
   return {context->uid, context->gid, context->pid};
@@ -69,8 +73,9 @@ class FuseRequest {
   }
   void done_ok() { error(0); }
 
-  /// The name of a node: counted before the reply, because the reply may be the kernel's last use.
-  void entry(const NodeRef& node);
+  /// `node` is called `name` in `parent`: counted before the reply, because the reply may be the
+  /// kernel's last use.
+  void entry(const NodeRef& node, const Node& parent, const std::string& name);
 
  private:
   const fuse_req_t raw_;
@@ -80,16 +85,7 @@ class FuseRequest {
   bool done_ = false, failed_ = false;
 };
 
-/// An open file, as the kernel's `fh` points to it. Who reads holds it: it may be closed when the
-/// reader was killed.
-using OpenFile = std::shared_ptr<Handle>;
-
-/// Node of a node id. The kernel holds a reference to it during the request, until it is replied
-/// to.
-Node& node_of(fuse_req_t raw, fuse_ino_t inode);
-fuse_ino_t id_of(const Node& node);
-
-/// Attributes, inode id and times to live of a node; counts nothing.
+/// Attributes and times to live of a node; its id is of NodeTable::remember().
 FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node);
 
 /// Runs one operation; its errors and exceptions become an errno. 0: it has replied.
@@ -132,6 +128,44 @@ void serve(fuse_req_t raw, Op op, fuse_ino_t inode, const Awaited* awaited, Body
   FuseSession& session = session_of(raw);
   session.waits().run(std::make_shared<WaitingRequest>(raw, session.tree(), caller_of(raw), op,
                                                        inode, *awaited, std::move(answer)));
+}
+
+/// Answers with an error.
+inline void refuse(fuse_req_t raw, Op op, fuse_ino_t inode, int error) noexcept {
+  serve(raw, op, inode, [error](FuseRequest&) -> FsResult<> { return Errno{error}; });
+}
+
+/// Whom operations wait for.
+inline const Awaited* nobody(const Node&) { return nullptr; }
+inline const Awaited* nobody(const Handle&) { return nullptr; }
+inline const Awaited* awaited_by_reading(const Node& node) { return node.awaited(); }
+inline const Awaited* awaited_by_reading(const Handle& handle) { return handle.awaited(); }
+
+/// An operation on a node, which it holds: ESTALE where `id` stands for none. `awaits`: whom it may
+/// have to wait for.
+template <class Body>
+void serve_node(fuse_req_t raw, Op op, fuse_ino_t id, const Awaited* (*awaits)(const Node&),
+                Body body) noexcept {
+  NodeRef node = node_of(raw, id);
+  if (node == nullptr) return refuse(raw, op, id, ESTALE);
+  const Awaited* awaited = awaits(*node);
+  auto of_node = [node = std::move(node), body = std::move(body)](FuseRequest& request) mutable {
+    return body(request, *node);
+  };
+  serve(raw, op, id, awaited, std::move(of_node));
+}
+
+/// An operation on an open file, which it holds: EBADF where `info` has a number of none.
+template <class Body>
+void serve_file(fuse_req_t raw, Op op, fuse_ino_t id, const fuse_file_info* info,
+                const Awaited* (*awaits)(const Handle&), Body body) noexcept {
+  std::shared_ptr<Handle> file = session_of(raw).open_files().at(info->fh);
+  if (file == nullptr) return refuse(raw, op, id, EBADF);
+  const Awaited* awaited = awaits(*file);
+  auto of_file = [file = std::move(file), body = std::move(body)](FuseRequest& request) mutable {
+    return body(request, *file);
+  };
+  serve(raw, op, id, awaited, std::move(of_file));
 }
 
 /// Every operation, for fuse_session_new().

@@ -133,6 +133,7 @@ Result<> FuseSession::start() {
   }
 
   tree_.set_root(tree_.table().intern(std::make_shared<RootDir>(tree_)));
+  tree_.table().remember_root(tree_.root().shared_from_this());
   if (fuse_session_mount(session_, options_.mount_point.c_str()) != 0) {
     return make_error(Code::kUnavailable, "mounting {} failed: {}", options_.mount_point,
                       last_complaint());
@@ -283,11 +284,11 @@ bool FuseSession::unmount() {
 
 void FuseSession::drop_attributes(const Node& node) {
   // Errors: the kernel has let go of it, or the mount is gone. Both are what was wanted.
-  (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), -1, 0);
+  (void)fuse_lowlevel_notify_inval_inode(session_, node.id(), -1, 0);
 }
 
 void FuseSession::drop_content(const Node& node) {
-  (void)fuse_lowlevel_notify_inval_inode(session_, id_of(node), 0, 0);
+  (void)fuse_lowlevel_notify_inval_inode(session_, node.id(), 0, 0);
 }
 
 void FuseSession::expire_names() {
@@ -303,9 +304,9 @@ void FuseSession::prune_names(bool all) {
   if (kernel_minor_ < kMinorWithPrune || (!all && tree_.table().size() < kVeryMany)) return;
   for (size_t part = 0; part < NodeTable::kParts; ++part) {
     std::vector<uint64_t> ids;
-    for (const Node* node : tree_.table().known_to_kernel(part))
-      if (const fuse_ino_t id = reinterpret_cast<fuse_ino_t>(node); node != &tree_.root())
-        ids.push_back(id);
+    tree_.table().each_known(part, [&](const KnownNode& known) {
+      if (known.id != NodeTable::kRootId) ids.push_back(known.id);
+    });
     for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
       const size_t count = std::min(kAtOnce, ids.size() - begin);
       PruneOut prune = {static_cast<uint32_t>(count), 0, 0};

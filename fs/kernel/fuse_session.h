@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fs/kernel/waits.h"
+#include "fs/tree/open_files.h"
 #include "fs/tree/tree.h"
 
 struct fuse_session;
@@ -42,6 +43,7 @@ class FuseSession : public KernelCache {
 
   Tree& tree() const { return tree_; }
   Waits& waits() { return waits_; }
+  OpenFiles& open_files() { return open_files_; }
 
   /// True once the mount is gone and all threads have ended.
   bool wait(std::chrono::milliseconds patience);
@@ -91,6 +93,7 @@ class FuseSession : public KernelCache {
                             kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
   std::atomic<uint32_t> kernel_minor_{0};
+  OpenFiles open_files_;
   Waits waits_;
 };
 

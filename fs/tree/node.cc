@@ -23,7 +23,7 @@ FsResult<off_t> Handle::seek(off_t offset, int whence, uint64_t size) {
 }
 
 Node::~Node() {
-  if (table_ != nullptr) table_->erase_expired(key_);
+  if (table_ != nullptr) table_->erase_expired(*this);
 }
 
 FsResult<> Node::set_attributes(const AttributeChange&, Handle*) { return refusal(); }

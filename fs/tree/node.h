@@ -120,6 +120,8 @@ class Node : public std::enable_shared_from_this<Node> {
   Node& operator=(const Node&) = delete;
 
   const std::string& key() const { return key_; }
+  /// By which the kernel knows it (NodeTable); 0: it does not.
+  uint64_t id() const { return id_.load(std::memory_order_relaxed); }
 
   /// Whether what is here can never change: changes answer EROFS rather than EPERM.
   virtual bool immutable() const { return false; }
@@ -186,8 +188,16 @@ class Node : public std::enable_shared_from_this<Node> {
   friend class NodeTable;
   const std::string key_;
   class NodeTable* table_ = nullptr;  // set once, when interned
-  uint64_t kernel_lookups_ = 0;       // guarded by the table's lock of this node
-  NodeRef kernel_reference_;          // itself, while kernel_lookups_ > 0; same lock
+  size_t part_ = 0;                   // of the table; likewise
+  std::atomic<uint64_t> id_{0};       // changed with the table's lock of this node's id held
+  /// What the kernel was told (KnownNode), while it has an id; guarded by that lock, and counted up
+  /// by those who share it.
+  struct {
+    NodeRef node;  // itself
+    std::atomic<uint64_t> lookups{0};
+    uint64_t parent = 0;
+    std::string name;
+  } told_;
 };
 
 /// An inode number for a node that has no file on the host: stable, and with the top bit set, where

@@ -1,13 +1,43 @@
 #include "fs/tree/node_table.h"
 
+#include <algorithm>
 #include <functional>
+#include <mutex>
 #include <utility>
-#include <vector>
 
 namespace ptc {
+namespace {
+
+/// A map that was large once gives its buckets back.
+template <class Map>
+void shrink(Map& map) {
+  constexpr size_t kSmall = 1024;
+  if (map.bucket_count() > kSmall && map.size() * 8 < map.bucket_count()) map.rehash(0);
+}
+
+}  // namespace
+
+Node* NodesByNumber::find(uint64_t number) const {
+  const auto found = pieces_.find(number / kPiece);
+  return found == pieces_.end() ? nullptr : found->second.nodes[number % kPiece];
+}
+
+void NodesByNumber::insert(uint64_t number, Node* node) {
+  Piece& piece = pieces_[number / kPiece];
+  piece.nodes[number % kPiece] = node;
+  ++piece.count;
+}
+
+void NodesByNumber::erase(uint64_t number) {
+  const auto found = pieces_.find(number / kPiece);
+  found->second.nodes[number % kPiece] = nullptr;
+  if (--found->second.count > 0) return;
+  pieces_.erase(found);
+  shrink(pieces_);
+}
 
 NodeTable::Shard& NodeTable::shard_of(std::string_view key) const {
-  return shards_[std::hash<std::string_view>()(key) % shards_.size()];
+  return shards_[std::hash<std::string_view>()(key) % kParts];
 }
 
 NodeRef NodeTable::find(const std::string& key) const {
@@ -30,25 +60,24 @@ NodeRef NodeTable::intern(NodeRef fresh) {
         shard.nodes.emplace(fresh->key(), fresh);
       }
       fresh->table_ = this;
+      fresh->part_ = static_cast<size_t>(&shard - shards_.data());
       return fresh;
     }
   }
   return existing;
 }
 
-void NodeTable::erase_expired(const std::string& key) {
-  Shard& shard = shard_of(key);
+void NodeTable::erase_expired(const Node& node) {
+  Shard& shard = shards_[node.part_];
   std::lock_guard lock(shard.mutex);
-  auto found = shard.nodes.find(key);
+  auto found = shard.nodes.find(node.key());
   // A new node may already have taken the key.
   if (found != shard.nodes.end() && found->second.expired()) shard.nodes.erase(found);
-  constexpr size_t kSmall = 1024;
-  if (shard.nodes.bucket_count() > kSmall && shard.nodes.size() * 8 < shard.nodes.bucket_count())
-    shard.nodes.rehash(0);
+  shrink(shard.nodes);
 }
 
 void NodeTable::displace(const Node& node) {
-  Shard& shard = shard_of(node.key());
+  Shard& shard = shards_[node.part_];
   NodeRef last;  // destroyed after the lock
   std::lock_guard lock(shard.mutex);
   const auto found = shard.nodes.find(node.key());
@@ -57,37 +86,77 @@ void NodeTable::displace(const Node& node) {
   if (last.get() == &node) shard.nodes.erase(found);
 }
 
-void NodeTable::remember(const NodeRef& node) {
-  Shard& shard = shard_of(node->key());
-  std::lock_guard lock(shard.mutex);
-  if (node->kernel_lookups_++ == 0) node->kernel_reference_ = node;
+void NodeTable::remember_root(const NodeRef& root) {
+  Ids& ids = ids_[kRootId % kParts];
+  std::lock_guard lock(ids.mutex);
+  ids.nodes.insert(kRootId / kParts, root.get());
+  root->told_.node = root;
+  root->id_ = kRootId;
 }
 
-void NodeTable::forget(Node* node, uint64_t lookups) {
-  NodeRef last;  // destroyed after the lock: its destructor takes it again
-  Shard& shard = shard_of(node->key());
-  std::lock_guard lock(shard.mutex);
-  node->kernel_lookups_ -= std::min(lookups, node->kernel_lookups_);
-  if (node->kernel_lookups_ == 0) last = std::move(node->kernel_reference_);
-}
-
-bool NodeTable::known_to_kernel(const Node& node) const {
-  Shard& shard = shard_of(node.key());
-  std::lock_guard lock(shard.mutex);
-  return node.kernel_lookups_ > 0;
-}
-
-std::vector<const Node*> NodeTable::known_to_kernel(size_t part) const {
-  Shard& shard = shards_[part];
-  std::vector<NodeRef> held;  // let go without the lock, which the last reference of a node takes
-  std::vector<const Node*> found;
-  std::lock_guard lock(shard.mutex);
-  for (const auto& [key, slot] : shard.nodes) {
-    held.push_back(slot.lock());
-    if (held.back() != nullptr && held.back()->kernel_lookups_ > 0)
-      found.push_back(held.back().get());
+uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::string_view name) {
+  if (node->id() == kRootId) return kRootId;
+  Ids& ids = ids_[node->part_];
+  auto& told = node->told_;
+  const uint64_t parent_id = parent.id();
+  if (node->id() != 0) {  // as a rule nothing has changed then but the count
+    std::shared_lock lock(ids.mutex);
+    if (node->id() != 0 && told.parent == parent_id && told.name == name) {
+      told.lookups.fetch_add(1, std::memory_order_relaxed);
+      return node->id();
+    }
   }
-  return found;
+  std::string copy(name);
+  std::lock_guard lock(ids.mutex);
+  if (node->id() == 0) {
+    ids.nodes.insert(ids.given + 1, node.get());
+    told.node = node;
+    node->id_ = ++ids.given * kParts + node->part_;
+  }
+  told.lookups.fetch_add(1, std::memory_order_relaxed);
+  told.parent = parent_id;
+  told.name = std::move(copy);
+  return node->id();
+}
+
+void NodeTable::moved(Node& node, const Node& parent, std::string_view name) {
+  std::string copy(name);
+  std::lock_guard lock(ids_[node.part_].mutex);
+  if (node.id() == 0 || node.id() == kRootId) return;
+  node.told_.parent = parent.id();
+  node.told_.name = std::move(copy);
+}
+
+void NodeTable::forget(uint64_t id, uint64_t lookups) {
+  if (id == kRootId) return;
+  Ids& ids = ids_[id % kParts];
+  NodeRef last;  // destroyed after the lock
+  std::lock_guard lock(ids.mutex);
+  Node* const node = ids.nodes.find(id / kParts);
+  if (node == nullptr) return;
+  auto& told = node->told_;
+  const uint64_t before = told.lookups.load(std::memory_order_relaxed);
+  told.lookups.store(before - std::min(lookups, before), std::memory_order_relaxed);
+  if (lookups < before) return;
+  node->id_ = 0;
+  last = std::move(told.node);
+  ids.nodes.erase(id / kParts);
+}
+
+NodeRef NodeTable::at(uint64_t id) const {
+  const Ids& ids = ids_[id % kParts];
+  std::shared_lock lock(ids.mutex);
+  const Node* const node = ids.nodes.find(id / kParts);
+  return node == nullptr ? nullptr : node->told_.node;
+}
+
+void NodeTable::each_known(size_t part, const std::function<void(const KnownNode&)>& visit) const {
+  std::shared_lock lock(ids_[part].mutex);
+  ids_[part].nodes.each([&](uint64_t number, const Node& node) {
+    const auto& told = node.told_;
+    visit({number * kParts + part, node, told.lookups.load(std::memory_order_relaxed), told.parent,
+           told.name});
+  });
 }
 
 std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
@@ -103,16 +172,15 @@ std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
 }
 
 void NodeTable::forget_all() {
-  std::vector<NodeRef> last;
-  for (Shard& shard : shards_) {
-    std::lock_guard lock(shard.mutex);
-    for (auto& [key, weak] : shard.nodes) {
-      NodeRef node = weak.lock();
-      if (node == nullptr) continue;
-      node->kernel_lookups_ = 0;
-      node->kernel_reference_.reset();
-      last.push_back(std::move(node));
-    }
+  for (Ids& ids : ids_) {
+    std::vector<NodeRef> last;  // destroyed after the lock
+    std::lock_guard lock(ids.mutex);
+    ids.nodes.each([&](uint64_t, Node& node) {
+      node.told_.lookups = 0;
+      node.id_ = 0;
+      last.push_back(std::move(node.told_.node));
+    });
+    ids.nodes = {};
   }
 }
 

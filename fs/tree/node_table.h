@@ -1,10 +1,13 @@
-// Every live node, by key, and the kernel's hold on it.
+// Every live node by its key, and those that the kernel knows by their numbers.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,12 +17,55 @@
 
 namespace ptc {
 
-/// One key has one Node while anybody holds it. The kernel's node id is the node's address (1 for
-/// the root); remember() counts what the kernel was told of, forget() what it let go. A node the
-/// kernel knows is kept alive here.
-/// Threads: any. Must outlive its nodes.
+/// What the kernel was told of a node. All of it, and the node's key, can be written down, and is
+/// here before the kernel hears of it: whoever comes after this process finds the node by the name
+/// in its parent, and sees by the key whether it is still that one.
+struct KnownNode {
+  uint64_t id;
+  const Node& node;
+  uint64_t lookups;  // that the kernel has not forgotten
+  /// Where the kernel was last told of it. The name may be gone since, and the parent forgotten.
+  uint64_t parent;  // its id; 0: the root's
+  const std::string& name;
+};
+
+/// Nodes by numbers that are given in order, in pieces of so many that follow each other: what the
+/// kernel is told of at once lies together. A piece goes with its last node. Threads: one.
+class NodesByNumber {
+ public:
+  Node* find(uint64_t number) const;  // null: there is none
+  void insert(uint64_t number, Node* node);
+  void erase(uint64_t number);  // of one that is there
+  template <class Visit>
+  void each(Visit visit) const {
+    for (const auto& [which, piece] : pieces_)
+      for (size_t i = 0; i < kPiece; ++i)
+        if (piece.nodes[i] != nullptr) visit(which * kPiece + i, *piece.nodes[i]);
+  }
+
+ private:
+  static constexpr size_t kPiece = 32;
+  struct Piece {
+    std::array<Node*, kPiece> nodes{};
+    size_t count = 0;  // of those that are not null
+  };
+  std::unordered_map<uint64_t, Piece> pieces_;  // by number / kPiece
+};
+
+/// One key has one Node while anybody holds it. What the kernel knows has an id, which is a number
+/// and stands for one node for ever: none is given twice in the table's life. remember() counts
+/// what the kernel was told of, forget() what it let go. A node that it knows is kept alive here.
+/// Threads: any. Those who look for ids hold a lock of a 64th of them together; only who tells the
+/// kernel of a new node, or forgets one, holds it alone, for a moment. Must outlive its nodes.
 class NodeTable {
  public:
+  static constexpr uint64_t kRootId = 1;
+
+  NodeTable() = default;
+  ~NodeTable() { forget_all(); }
+  NodeTable(const NodeTable&) = delete;
+  NodeTable& operator=(const NodeTable&) = delete;
+
   /// The live node of `key`, or null.
   NodeRef find(const std::string& key) const;
   /// `fresh`, or the node that already has its key.
@@ -28,15 +74,23 @@ class NodeTable {
   /// Another node can have its key from now on; it lives as long as the kernel knows it.
   void displace(const Node& node);
 
-  void remember(const NodeRef& node);
-  void forget(Node* node, uint64_t lookups);
-  bool known_to_kernel(const Node& node) const;
+  /// The root has its number from the start, and keeps it.
+  void remember_root(const NodeRef& root);
+  /// The kernel is about to be told that `name` in `parent` is this node: its id.
+  uint64_t remember(const NodeRef& node, const Node& parent, std::string_view name);
+  /// The kernel knows it by another name, if it knows it.
+  void moved(Node& node, const Node& parent, std::string_view name);
+  /// Ids that stand for nothing are passed over.
+  void forget(uint64_t id, uint64_t lookups);
+  /// The node with this id; null if it never had one, or was forgotten.
+  NodeRef at(uint64_t id) const;
   /// The live nodes whose keys begin with `prefix`.
   std::vector<NodeRef> under(std::string_view prefix) const;
 
-  /// Some of the nodes that the kernel knows: all, for `part` from 0 to kParts − 1.
+  /// Some of the nodes that the kernel knows: all, for `part` from 0 to kParts − 1. `visit` is
+  /// called with a lock of the table held: it calls nothing of it.
   static constexpr size_t kParts = 64;
-  std::vector<const Node*> known_to_kernel(size_t part) const;
+  void each_known(size_t part, const std::function<void(const KnownNode&)>& visit) const;
 
   /// At the end of a mount: the kernel has let go of everything.
   void forget_all();
@@ -44,15 +98,23 @@ class NodeTable {
 
  private:
   friend class Node;
-  void erase_expired(const std::string& key);  // of a node that ends
+  void erase_expired(const Node& node);  // which ends
 
   struct Shard {
     mutable std::mutex mutex;
     /// Keys are those of the nodes, which take theirs out when they end. Guarded by mutex.
     std::unordered_map<std::string_view, std::weak_ptr<Node>> nodes;
   };
+  /// An id is a number times kParts, plus the part, which is the one that the node's key is in.
+  /// (The root's is 1 wherever its key is.)
+  struct alignas(64) Ids {
+    mutable std::shared_mutex mutex;
+    NodesByNumber nodes;  // guarded by mutex
+    uint64_t given = 0;   // numbers, from 1 on; guarded
+  };
   Shard& shard_of(std::string_view key) const;
   mutable std::array<Shard, kParts> shards_;
+  mutable std::array<Ids, kParts> ids_;
 };
 
 }  // namespace ptc

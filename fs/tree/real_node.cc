@@ -346,6 +346,15 @@ void RealNode::note_written(int fd) const {
   if (path.starts_with(incoming)) job_->job().note_closed(path.substr(incoming.size()));
 }
 
+UniqueFd RealNode::note_moved(const HeldFd& directory, const std::string& name) const {
+  UniqueFd moved(::openat(directory.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat stat = {};
+  if (!moved.valid() || ::fstat(moved.get(), &stat) != 0) return moved;
+  NodeTable& table = job_->tree().table();
+  if (const NodeRef node = table.find(key_of(stat))) table.moved(*node, *this, name);
+  return moved;
+}
+
 bool RealNode::let_go_if_removed() {
   struct stat stat = {};
   struct statfs system = {};

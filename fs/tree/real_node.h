@@ -53,6 +53,8 @@ class RealNode : public Node {
   /// Tells the job that the file was written, if its name, by which `fd` was opened, is below
   /// incoming/.
   void note_written(int fd) const;
+  /// A name in this directory, `directory`, has come to be another file's: opened with O_PATH.
+  UniqueFd note_moved(const HeldFd& directory, const std::string& name) const;
 
   /// Changes this directory by a system call, which says whether it went well; EBUSY while it is
   /// being committed.

@@ -136,9 +136,9 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     return job_->gate().unless_sealed({key(), target->key()}, rename_now);
   }));
   // What was written under a temporary name is complete now.
-  const UniqueFd moved(
-      ::openat(target_dir.get(), target_name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  const UniqueFd moved = target->note_moved(target_dir, target_name);
   if (moved.valid()) note_written(moved.get());
+  if ((flags & RENAME_EXCHANGE) != 0) note_moved(source_dir, name);
   return ok();
 }
 
