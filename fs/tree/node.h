@@ -188,7 +188,6 @@ class Node : public std::enable_shared_from_this<Node> {
   friend class NodeTable;
   const std::string key_;
   class NodeTable* table_ = nullptr;  // set once, when interned
-  size_t part_ = 0;                   // of the table; likewise
   std::atomic<uint64_t> id_{0};       // changed with the table's lock of this node's id held
   /// What the kernel was told (KnownNode), while it has an id; guarded by that lock, and counted up
   /// by those who share it.
@@ -196,8 +195,9 @@ class Node : public std::enable_shared_from_this<Node> {
     NodeRef node;  // itself
     std::atomic<uint64_t> lookups{0};
     uint64_t parent = 0;
-    std::string name;
+    std::unique_ptr<const std::string> name;  // null: as the key ends
   } told_;
+  uint8_t part_ = 0;  // of the table; set with table_
 };
 
 /// An inode number for a node that has no file on the host: stable, and with the top bit set, where

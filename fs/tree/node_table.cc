@@ -15,6 +15,18 @@ void shrink(Map& map) {
   if (map.bucket_count() > kSmall && map.size() * 8 < map.bucket_count()) map.rehash(0);
 }
 
+/// A name that many nodes need not keep: it is behind the last '/' of the key.
+std::string_view end_of_key(const Node& node) {
+  const std::string_view key = node.key();
+  return key.substr(key.rfind('/') + 1);
+}
+std::string_view kept_name(const Node& node, const std::unique_ptr<const std::string>& name) {
+  return name == nullptr ? end_of_key(node) : *name;
+}
+std::unique_ptr<const std::string> name_to_keep(const Node& node, std::string_view name) {
+  return name == end_of_key(node) ? nullptr : std::make_unique<const std::string>(name);
+}
+
 }  // namespace
 
 Node* NodesByNumber::find(uint64_t number) const {
@@ -60,7 +72,7 @@ NodeRef NodeTable::intern(NodeRef fresh) {
         shard.nodes.emplace(fresh->key(), fresh);
       }
       fresh->table_ = this;
-      fresh->part_ = static_cast<size_t>(&shard - shards_.data());
+      fresh->part_ = static_cast<uint8_t>(&shard - shards_.data());
       return fresh;
     }
   }
@@ -101,12 +113,12 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
   const uint64_t parent_id = parent.id();
   if (node->id() != 0) {  // as a rule nothing has changed then but the count
     std::shared_lock lock(ids.mutex);
-    if (node->id() != 0 && told.parent == parent_id && told.name == name) {
+    if (node->id() != 0 && told.parent == parent_id && kept_name(*node, told.name) == name) {
       told.lookups.fetch_add(1, std::memory_order_relaxed);
       return node->id();
     }
   }
-  std::string copy(name);
+  std::unique_ptr<const std::string> kept = name_to_keep(*node, name);
   std::lock_guard lock(ids.mutex);
   if (node->id() == 0) {
     ids.nodes.insert(ids.given + 1, node.get());
@@ -115,16 +127,16 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
   }
   told.lookups.fetch_add(1, std::memory_order_relaxed);
   told.parent = parent_id;
-  told.name = std::move(copy);
+  told.name = std::move(kept);
   return node->id();
 }
 
 void NodeTable::moved(Node& node, const Node& parent, std::string_view name) {
-  std::string copy(name);
+  std::unique_ptr<const std::string> kept = name_to_keep(node, name);
   std::lock_guard lock(ids_[node.part_].mutex);
   if (node.id() == 0 || node.id() == kRootId) return;
   node.told_.parent = parent.id();
-  node.told_.name = std::move(copy);
+  node.told_.name = std::move(kept);
 }
 
 void NodeTable::forget(uint64_t id, uint64_t lookups) {
@@ -155,7 +167,7 @@ void NodeTable::each_known(size_t part, const std::function<void(const KnownNode
   ids_[part].nodes.each([&](uint64_t number, const Node& node) {
     const auto& told = node.told_;
     visit({number * kParts + part, node, told.lookups.load(std::memory_order_relaxed), told.parent,
-           told.name});
+           kept_name(node, told.name)});
   });
 }
 

@@ -26,7 +26,7 @@ struct KnownNode {
   uint64_t lookups;  // that the kernel has not forgotten
   /// Where the kernel was last told of it. The name may be gone since, and the parent forgotten.
   uint64_t parent;  // its id; 0: the root's
-  const std::string& name;
+  std::string_view name;
 };
 
 /// Nodes by numbers that are given in order, in pieces of so many that follow each other: what the

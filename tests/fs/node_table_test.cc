@@ -41,7 +41,7 @@ std::map<uint64_t, Told> told_by(const NodeTable& table) {
   std::map<uint64_t, Told> all;
   for (size_t part = 0; part < NodeTable::kParts; ++part)
     table.each_known(part, [&](const KnownNode& known) {
-      all[known.id] = {known.node.key(), known.name, known.parent, known.lookups};
+      all[known.id] = {known.node.key(), std::string(known.name), known.parent, known.lookups};
     });
   return all;
 }
@@ -126,6 +126,11 @@ TEST(NodeTable, TheLastNameThatTheKernelWasToldIsKept) {
   EXPECT_EQ(told_by(table)[id], (Told{"k", "a", of_directory, 1}));
   table.remember(node, *directory, "hard link");
   EXPECT_EQ(told_by(table)[id], (Told{"k", "hard link", of_directory, 2}));
+  const NodeRef of_path = table.intern(std::make_shared<Thing>("a/path"));
+  const uint64_t path = table.remember(of_path, *directory, "path");
+  EXPECT_EQ(told_by(table)[path], (Told{"a/path", "path", of_directory, 1}));
+  table.moved(*of_path, *directory, "elsewhere");
+  EXPECT_EQ(told_by(table)[path].name, "elsewhere");
   table.moved(*node, parent(), "moved");
   EXPECT_EQ(told_by(table)[id], (Told{"k", "moved", NodeTable::kRootId, 2}));
   EXPECT_EQ(told_by(table)[of_directory], (Told{"d", "dir", NodeTable::kRootId, 1}));
