@@ -50,7 +50,7 @@ const std::vector<std::string> kOwn = {
     "node",      "http",     "etcd",     "listen",    "advertise",        "cluster",
     "secret",    "tls-ca",   "tls-cert", "tls-key",   "etcd-credentials", "etcd-ca",
     "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience",
-    "reserve"};
+    "reserve",   "io-uring"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -151,6 +151,12 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
         patience > 86400)
       return invalid_argument("a request waits 1 to 86400 seconds");
     options->mount.patience = std::chrono::seconds(patience);
+  } else if (key == "io-uring") {
+    const std::map<std::string_view, IoUring> words = {
+        {"auto", IoUring::kAuto}, {"on", IoUring::kOn}, {"off", IoUring::kOff}};
+    const auto word = words.find(value);
+    if (word == words.end()) return invalid_argument("'{}' is none of auto, on, off", value);
+    options->mount.io_uring = word->second;
   } else if (key == "lease") {
     uint32_t lease = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), lease);
@@ -280,6 +286,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "how long a read waits for another node, or for a data set's shards, before it fails "
           "with ETIMEDOUT "
           "(default: 60)");
+  add_own("io-uring", "WHEN",
+          "take the kernel's requests by io_uring, with threads on each processor, which is faster "
+          "where waking a thread on another is slow: off, on, or auto: where the kernel offers it "
+          "(Linux 6.14 with `echo Y > /sys/module/fuse/parameters/enable_uring`) (default: off)");
   add_own("node", "NAME", "name of this node, a DNS label (default: the host's name)");
   add_own(
       "http", "ADDR",

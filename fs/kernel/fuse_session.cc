@@ -1,6 +1,8 @@
 #include "fs/kernel/fuse_session.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -57,9 +59,12 @@ constexpr int32_t kNotifyIncEpoch = 8, kNotifyPrune = 9;
 constexpr uint64_t kParallelDirops = uint64_t{1} << 18;
 constexpr uint64_t kInitExt = uint64_t{1} << 30;
 constexpr uint64_t kPassthrough = uint64_t{1} << 37;
+constexpr uint64_t kOverIoUring = uint64_t{1} << 41;
 constexpr uint64_t kKillprivV2 = uint64_t{1} << 28;
 constexpr uint32_t kOpenPassthrough = 1 << 7;
 constexpr uint32_t kOpenCached = (1 << 0) | (1 << 1);  // direct_io, keep_cache: not with it
+
+constexpr unsigned long kCloneDevice = _IOR(229, 0, uint32_t);
 
 constexpr size_t kMaxRequest = 1 << 20;
 constexpr int kWakeSignal = SIGUSR2;  // interrupts a thread that waits for a request
@@ -101,7 +106,11 @@ FuseSession::FuseSession(Tree& tree, const MountOptions& options)
     : tree_(tree),
       options_(options),
       waits_({.patience = options.patience,
-              .counted = [this](int change) { note_waiting(change); }}) {}
+              .counted = [this](int change) { note_waiting(change); },
+              .goes_on =
+                  [this] {
+                    if (rings_ != nullptr) rings_->send_reply();
+                  }}) {}
 
 Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountOptions& options) {
   std::unique_ptr<FuseSession> session(new FuseSession(tree, options));
@@ -157,6 +166,7 @@ Result<> FuseSession::start() {
                       options_.mount_point);
   }
   lock.unlock();
+  if (options_.io_uring == IoUring::kOn && no_rings_.has_error()) return no_rings_.error();
   set_read_ahead();
   return ok();
 }
@@ -173,6 +183,8 @@ FuseSession::~FuseSession() {
   // a lazy unmount it would not, and take away whatever is mounted there by now.
   if (clean) fuse_session_unmount(session_);
   fuse_session_destroy(session_);
+  rings_.reset();
+  if (forgets_fd_ >= 0) ::close(forgets_fd_);
   tree_.table().forget_all();
 }
 
@@ -183,6 +195,7 @@ void FuseSession::begin_thread() {
 
 /// Half of the threads are left to what waits for nobody, whatever waits.
 void FuseSession::note_waiting(int change) {
+  if (rings_ != nullptr && rings_->note_waiting(change)) return;
   const int waiting = waiting_.fetch_add(change) + change;
   const int least = static_cast<int>(options_.threads) / 2;
   if (change < 0 || running_.load() - waiting >= std::max(least, 1)) return;
@@ -237,7 +250,8 @@ void FuseSession::serve_requests() {
 bool FuseSession::wait(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   // Those that wait for others may do so for ever, and nobody waits for them any more.
-  return ended_.wait_for(lock, patience, [&] { return is_over(); });
+  return ended_.wait_for(lock, patience,
+                         [&] { return is_over() && (rings_ == nullptr || rings_->is_over()); });
 }
 
 void FuseSession::stop() {
@@ -246,6 +260,7 @@ void FuseSession::stop() {
     stopping_ = true;
   }
   fuse_session_exit(session_);
+  if (rings_ != nullptr) rings_->stop();
   for (;;) {
     {
       std::lock_guard lock(mutex_);
@@ -358,12 +373,71 @@ void FuseSession::answer_init(struct iovec* iov, int count) {
     out.flags2 |= kPassthrough >> 32;
     out.max_stack_depth = 1;
   }
+  if (prepare_rings(offered)) {
+    out.flags |= kInitExt;
+    out.flags2 |= kOverIoUring >> 32;
+  }
   // Otherwise one lookup that waits holds up all others in its directory, and nobody can kill
   // these.
   if ((offered & kParallelDirops) != 0) out.flags |= kParallelDirops;
   // Otherwise every write asks for security.capability first.
   if ((offered & kKillprivV2) != 0) out.flags |= kKillprivV2;
   std::memcpy(iov[1].iov_base, &out, sizeof(out));
+}
+
+/// True: the kernel is to be told that there will be rings.
+bool FuseSession::prepare_rings(uint64_t offered) {
+  if (options_.io_uring == IoUring::kOff) return false;
+  if ((offered & kOverIoUring) == 0) {
+    no_rings_ = make_error(Code::kUnavailable,
+                           "the kernel does not offer its requests by io_uring: that needs Linux "
+                           "6.14 and `echo Y > /sys/module/fuse/parameters/enable_uring`");
+    return false;
+  }
+  auto rings = std::make_unique<RequestRings>(
+      RequestRings::Options{.device = fuse_session_fd(session_),
+                            .payload_bytes = kMaxRequest,
+                            .wake_signal = kWakeSignal,
+                            .process =
+                                [session = session_](void* memory, size_t size) {
+                                  fuse_buf request = {};
+                                  request.mem = memory;
+                                  request.size = size;
+                                  fuse_session_process_buf(session, &request);
+                                },
+                            .process_forgets = [this] { process_forgets(); },
+                            .ended =
+                                [this] {
+                                  { std::lock_guard lock(mutex_); }
+                                  ended_.notify_all();
+                                }});
+  no_rings_ = rings->prepare();
+  if (no_rings_.has_error()) return false;
+  rings_ = std::move(rings);
+  return true;
+}
+
+void FuseSession::process_forgets() {
+  std::lock_guard lock(forgets_mutex_);
+  for (;;) {
+    const ssize_t got = ::read(forgets_fd_, forgets_.data(), forgets_.size());
+    if (got <= 0) return;
+    fuse_buf request = {};
+    request.mem = forgets_.data();
+    request.size = static_cast<size_t>(got);
+    fuse_session_process_buf(session_, &request);
+  }
+}
+
+void FuseSession::start_rings() {
+  if (rings_ == nullptr) return;
+  uint32_t device = static_cast<uint32_t>(fuse_session_fd(session_));
+  forgets_fd_ = ::open("/dev/fuse", O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  ::ioctl(forgets_fd_, kCloneDevice, &device);  // where it fails, others read them
+  forgets_.resize(kMaxRequest + 4096);
+  no_rings_ = rings_->start();
+  if (!no_rings_.has_error()) return;
+  spdlog::warn("requests come by /dev/fuse: {}", no_rings_.error().message());
 }
 
 ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userdata) {
@@ -384,6 +458,7 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
           "process, at a fraction of the speed",
           std::strerror(error));
     }
+    self->start_rings();
     {
       std::lock_guard lock(self->mutex_);
       self->greeted_ = true;
@@ -400,6 +475,7 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
     open.backing_id = id;
     std::memcpy(at, &open, sizeof(open));
   }
+  if (self->rings_ != nullptr && self->rings_->reply(iov, count)) return header.length;
   return ::writev(fd, iov, count);
 }
 

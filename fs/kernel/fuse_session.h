@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "fs/kernel/request_rings.h"
 #include "fs/kernel/waits.h"
 #include "fs/tree/open_files.h"
 #include "fs/tree/tree.h"
@@ -22,12 +24,15 @@ struct iovec;
 
 namespace ptc {
 
+enum class IoUring { kOff, kAuto, kOn };  // auto: where the kernel has it
+
 struct MountOptions {
   std::string mount_point;       // an existing directory, absolute
   std::string source = "ptcfs";  // shown by mount(8), which knows its fstab line by it
   bool allow_other = false;
-  bool debug = false;     // every request on stderr
-  unsigned threads = 24;  // that answer requests; beside those that wait for others
+  bool debug = false;                // every request on stderr
+  unsigned threads = 24;             // that answer requests; beside those that wait for others
+  IoUring io_uring = IoUring::kOff;  // whether requests come that way
   std::chrono::milliseconds patience{
       60000};  // a request waits so long for another node or a foreign file
   std::vector<std::string> kernel_options;  // noexec, noatime …
@@ -44,6 +49,7 @@ class FuseSession : public KernelCache {
   Tree& tree() const { return tree_; }
   Waits& waits() { return waits_; }
   OpenFiles& open_files() { return open_files_; }
+  bool uses_io_uring() const { return rings_ != nullptr && !no_rings_.has_error(); }
 
   /// True once the mount is gone and all threads have ended.
   bool wait(std::chrono::milliseconds patience);
@@ -73,6 +79,9 @@ class FuseSession : public KernelCache {
   static ssize_t on_read(int fd, void* buffer, size_t size, void* userdata);
   static ssize_t on_write(int fd, struct iovec* iov, int count, void* userdata);
   void answer_init(struct iovec* iov, int count);
+  bool prepare_rings(uint64_t offered);
+  void start_rings();
+  void process_forgets();
 
   Tree& tree_;
   const MountOptions options_;
@@ -94,6 +103,11 @@ class FuseSession : public KernelCache {
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
   std::atomic<uint32_t> kernel_minor_{0};
   OpenFiles open_files_;
+  Result<> no_rings_ = ok();  // why there are none
+  std::unique_ptr<RequestRings> rings_;
+  std::mutex forgets_mutex_;
+  std::vector<std::byte> forgets_;  // as they are read; guarded
+  int forgets_fd_ = -1;             // reads, and does not wait
   Waits waits_;
 };
 

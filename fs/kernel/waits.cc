@@ -164,6 +164,7 @@ void Waits::run(WaitingRef request) {
     request->serve();
     WaitingRef following = next(request);
     if (following == nullptr && !ends_itself) following = starving();
+    if (following != nullptr) options_.goes_on();
     request = std::move(following);
   }
   if (!ends_itself) held_up_.fetch_sub(1);

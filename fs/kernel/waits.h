@@ -78,6 +78,8 @@ class Waits {
     /// Called with +1 and −1: a thread begins to serve what may wait, and has done so. Called
     /// without a lock.
     std::function<void(int)> counted;
+    /// Called where the same thread goes on with another.
+    std::function<void()> goes_on;
   };
   explicit Waits(Options options);
   ~Waits();

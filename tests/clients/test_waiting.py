@@ -41,13 +41,15 @@ class Mirror:
 
 
 class StoppedSource(unittest.TestCase):
+    mount_type, options = mount.Mount, ()
+
     @classmethod
     def setUpClass(cls):
         if os.getuid() != 0:
             raise unittest.SkipTest("only root sees into both mounts")
         cls.source = Mirror()
         cls.addClassCleanup(cls.source.end)
-        cls.mount = mount.Mount("--patience", str(PATIENCE))
+        cls.mount = cls.mount_type(*cls.options, "--patience", str(PATIENCE))
         cls.mount.__enter__()
         cls.addClassCleanup(cls.mount.__exit__)
 
