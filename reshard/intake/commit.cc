@@ -13,7 +13,6 @@
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
-#include "reshard/checkpoint/shard_index.h"
 #include "reshard/intake/box_sets.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/found_files.h"
@@ -27,7 +26,6 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr unsigned kMaxDepth = 64;  // of directories: users nest them as deeply as they like
 
 std::optional<uint64_t> parse_rank(std::string_view text) {
@@ -199,63 +197,6 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   if (found.empty()) return invalid_argument("rank/ holds no files");
   return checked(std::move(found));
 }
-
-Result<> find_sets(int dir_fd, std::vector<Found>& found) {
-  std::map<std::pair<uint64_t, std::string>, Found*> by_path;
-  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
-  for (Found& index : found) {
-    if (!index.path.ends_with(kIndexSuffix)) continue;
-    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxShardIndexBytes, FileKind::kOwn));
-    auto parsed = parse_shard_index(text);
-    if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
-    index.index = true;
-    std::string set =
-        index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
-    std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
-    for (auto& [name, tensors] : parsed.value()) {
-      auto it = by_path.find({index.rank, directory + name});
-      if (it == by_path.end())
-        return invalid_argument("{} names the shard {}, which is missing", index.source(),
-                                directory + name);
-      Found& shard = *it->second;
-      if (!shard.set.empty())
-        return invalid_argument("{} is a shard of two sets, of {} and of {}: remove one index",
-                                shard.source(), shard.set_index, index.source());
-      shard.set = set;
-      shard.set_index = index.source();
-      shard.promised = std::move(tensors);
-    }
-  }
-  return ok();
-}
-
-namespace {
-
-// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
-// loads all that its shards hold.
-Result<> check_sets(const std::vector<Found>& found) {
-  std::map<std::pair<std::string_view, std::string_view>, const Found*>
-      holder;  // index, tensor → shard
-  for (const Found& shard : found)
-    if (!shard.set_index.empty())
-      for (const TensorEntry& tensor : shard.tensors)
-        if (auto [it, is_new] = holder.try_emplace({shard.set_index, tensor.name}, &shard); !is_new)
-          return invalid_argument("tensor {} is there twice, in {} and in {}",
-                                  ptc::quoted(tensor.name), it->second->source(), shard.source());
-  for (const Found& shard : found) {
-    for (const std::string& tensor : shard.promised) {
-      auto it = holder.find({shard.set_index, tensor});
-      if (it != holder.end() && it->second == &shard) continue;
-      return invalid_argument(
-          "{} says that tensor {} is in {}, {}", shard.set_index, ptc::quoted(tensor),
-          shard.source(),
-          it == holder.end() ? "but no shard has it" : "but it is in " + it->second->source());
-    }
-  }
-  return ok();
-}
-
-}  // namespace
 
 namespace {
 
@@ -787,6 +728,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i].source(),
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
+  PTC_TRY(check_numbered_shards(found));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
   std::erase_if(found, [](const Found& file) { return file.index; });
   PTC_TRY(check_sets(found));

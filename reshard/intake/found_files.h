@@ -70,6 +70,13 @@ Result<> check_closed(int dir_fd, const std::vector<Found>& found);
 Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes);
 /// Marks the shards of sets with an index.
 Result<> find_sets(int dir_fd, std::vector<Found>& found);
+/// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
+/// loads all that its shards hold.
+Result<> check_sets(const std::vector<Found>& found);
+/// Shards without an index say by their names how many there are ("model-00002-of-00007"). Each
+/// rank may have written one. Those of PyTorch's HuggingFaceStorageWriter ("shard-…") have parts of
+/// tensors, and say so inside.
+Result<> check_numbered_shards(const std::vector<Found>& found);
 /// Reads the file's outline and what tensors it has.
 Result<> read_header(int dir_fd, Found& file);
 /// The same of a file that may be torch.save's; what is wrong with it becomes its `problem`.

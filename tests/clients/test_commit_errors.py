@@ -241,6 +241,9 @@ REFUSED = {
     "a tensor in two shards": (
         sharded, with_tensor("rank/0/" + SHARDS[1], zeros("wte.weight", "F16", 257, 48)),
         "tensor 'wte.weight' is there twice, in rank/0/" + SHARDS[0] + " and in rank/0/" + SHARDS[1]),
+    "half of a model, without its index": (
+        sharded, lambda at: [os.remove(os.path.join(at, name)) for name in (INDEX, "rank/0/" + SHARDS[1])],
+        "rank/0/" + SHARDS[0] + " is one of 2 shards by its name, and " + SHARDS[1] + " is missing"),
     "a shard of two sets": (
         sharded, lambda at: shutil.copy(os.path.join(at, INDEX),
                                         at + "/rank/0/other.safetensors.index.json"),

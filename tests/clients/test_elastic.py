@@ -58,6 +58,17 @@ class Elastic(mount.TestCase):
         self.mount.stop(kill=True)
         self.mount.start()
 
+    def test_a_job_that_is_there_is_left_alone(self):
+        os.mkdir(os.path.join(self.mount.path, "proof-tensors"))
+        for path in (self.mount.path, self.scratch):
+            told = subprocess.run([sys.executable, proof.__file__, path, "--only", "tensors", "--out", self.temporary("out")],
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(ptc.__file__))})
+            self.assertEqual(told.returncode, 1)
+            self.assertEqual(told.stderr.count("\n"), 1, told.stderr)
+            self.assertIn("left alone" if path == self.mount.path else "no mount of ptcfs", told.stderr)
+        self.assertEqual(ptc.Job(self.mount.path + "/proof-tensors").status["revision"], 1)
+
     # ---- the launcher ----
 
     def job(self, name, **layout):

@@ -368,6 +368,16 @@ for tensors in ({"w": distribute_tensor(whole, flat, [Shard(1)])}, {"w": distrib
         with self.assertRaises(ptc.PtcError):
             job.plan(tp=3, dp=-1)
 
+    def test_create_takes_no_edit_back(self):
+        """A training script begins with it, each time that it is started."""
+        path = self.mount.path + "/begun"
+        self.assertEqual(ptc.Job.create(path, dp=2).status["layout"], "tp1-pp1-dp2")
+        ptc.Job(path).set_layout(tp=2, dp=1)
+        self.assertEqual(ptc.Job.create(path, dp=2).status["layout"], "tp2-pp1-dp1")
+        with self.assertRaisesRegex(FileNotFoundError, "not right below a mount of ptcfs"):
+            ptc.Job.create(self.scratch + "/elsewhere", dp=2)
+        self.assertFalse(os.path.lexists(self.scratch + "/elsewhere"))
+
     def test_plan_and_watch(self):
         job = ptc.Job.create(self.mount.path + "/watch")
         models.Llama().write_hf(job.incoming("base") + "/rank/0")

@@ -2,6 +2,7 @@
 
     proof.py MOUNT [--out DIR] [--only NAME]      MOUNT: where ptcfs is mounted
 
+The jobs are proof-<story> and proof-<story>-uninterrupted; one that is there already is left alone, and nothing is run.
 For each story below elastic.py runs train.py while this edits layout.json and kills processes. Then one process makes
 the same steps from the same beginning, without ptcfs but for its samples' order, and both are compared step by step. A
 picture of each story is put into DIR. Exit status 1: they differ.
@@ -52,7 +53,7 @@ STORIES = {
 def write_samples(directory):
     """Sequences that can be learned: steps of a fixed width around a ring."""
     rng = random.Random(SEED)
-    os.makedirs(directory)
+    os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, "samples.jsonl"), "w", encoding="utf-8") as file:
         for number in range(SAMPLES):
             at, step = rng.randrange(97), rng.randrange(1, 5)
@@ -68,9 +69,14 @@ def write(path, content):
         json.dump(content, file)
 
 
+def job_path(mount, story):
+    return os.path.join(mount, "proof-" + story)
+
+
 def new_job(path, samples, layout, batch):
-    """A job with a data set, and a model that has learned nothing."""
-    job = ptc.Job.create(path)
+    """A job with a data set, and a model that has learned nothing. FileExistsError: it is somebody's already."""
+    os.mkdir(path)
+    job = ptc.Job(path)
     job.set_layout(layout)
     write(job.file("dataset/source.json"), {"shards": samples})
     write(job.file("dataset/order.json"), {"batch": batch, "seed": SEED})
@@ -175,14 +181,14 @@ def tell(name, mount, samples, out, kill=None, mounts=None):
     """
     allowed, phases = STORIES[name]
     begun = time.monotonic()
-    job = new_job(os.path.join(mount, name), samples, phases[0].layout, phases[0].batch)
+    job = new_job(job_path(mount, name), samples, phases[0].layout, phases[0].batch)
     log = os.path.join(out, name + ".log")
     editor = Editor(job, phases, log, kill)
 
     def jobs(layout, rank):
         if layout is None or mounts is None:
             return job
-        return ptc.Job(os.path.join(mounts[layout["devices"][rank].split(":")[0]], name))
+        return ptc.Job(job_path(mounts[layout["devices"][rank].split(":")[0]], name))
     first = ptc.load(job.file("checkpoints/step00000"), rank=0)
     first["model"] = {name: tensor.clone() for name, tensor in first["model"].items()}  # the daemon may go
     elastic.run(job, log, editor, jobs)
@@ -219,7 +225,7 @@ def tell(name, mount, samples, out, kill=None, mounts=None):
 
 def new_order(mount, name, samples):
     """A job of one rank that reads the same samples with the same seed."""
-    return new_job(os.path.join(mount, name + "-uninterrupted"), samples, layout_of(), 1)
+    return new_job(job_path(mount, name + "-uninterrupted"), samples, layout_of(), 1)
 
 
 def main():
@@ -229,11 +235,20 @@ def main():
     parser.add_argument("--only", choices=[name for name in STORIES if name not in TESTS_ONLY])
     options = parser.parse_args()
     out, mount = os.path.abspath(options.out), os.path.abspath(options.mount)
+    stories = [name for name in STORIES if name not in TESTS_ONLY and options.only in (None, name)]
+    if not os.path.isdir(os.path.join(mount, ".ptc")):
+        sys.exit(f"proof.py: {mount} is no mount of ptcfs")
+    taken = [path for name in stories for path in (job_path(mount, name), job_path(mount, name + "-uninterrupted"))
+             if os.path.lexists(path)]
+    if taken:
+        sys.exit("proof.py: there is a job of that name already, and it is left alone: ptc rm --force "
+                 + " ".join(os.path.basename(path) for path in taken))
     samples = os.path.join(out, "samples")
     write_samples(samples)
-    good = [tell(name, mount, samples, out) for name in STORIES
-            if name not in TESTS_ONLY and options.only in (None, name)]
-    sys.exit(not all(good))
+    for name in stories:
+        for left in glob.glob(glob.escape(os.path.join(out, name)) + ".log*"):
+            os.remove(left)
+    sys.exit(not all([tell(name, mount, samples, out) for name in stories]))
 
 
 if __name__ == "__main__":

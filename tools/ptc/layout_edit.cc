@@ -75,15 +75,15 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->group(group);
   app.add_option("--stages", edit.stages, "layers of each pipeline stage")
       ->type_name("A,B")
-      ->expected(1)
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(whole_number(1, UINT32_MAX))
       ->group(group);
   if (!all) return;
   app.add_option("--devices", edit.devices, "node:device of each rank")
       ->type_name("W:D,W:D")
-      ->expected(1)
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->group(group);
   app.add_option("--order", edit.order, "rank order, fastest first: tp-cp-ep-dp-pp")
       ->type_name("O")

@@ -112,10 +112,18 @@ class Job:
 
     @classmethod
     def create(cls, path: Union[str, os.PathLike], **layout: Any) -> "Job":
-        """The job of that path, made if there is none; with sizes, these are its layout."""
-        os.makedirs(path, exist_ok=True)
+        """The job of that path, made if there is none; `layout`: its first one, set_layout's sizes.
+
+        A layout that somebody has saved stays: a job that begins with this, again and again, takes back nobody's edit.
+        FileNotFoundError: the path is not right below a mount of ptcfs.
+        """
+        path = os.path.abspath(os.fspath(path))
+        if not os.path.isdir(os.path.join(os.path.dirname(path), ".ptc")):
+            raise FileNotFoundError(errno.ENOENT, "not right below a mount of ptcfs", path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
         job = cls(path)
-        if layout:
+        if layout and job.status["revision"] == 1:
             job.set_layout(**layout)
         return job
 

@@ -1,0 +1,111 @@
+// Shards of one file: which belong together, and whether all are there.
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "reshard/checkpoint/shard_index.h"
+#include "reshard/intake/found_files.h"
+#include "store/base/file_kind.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+/// "model-00002-of-00007.safetensors": 2 of 7, of "model".
+struct ShardNumber {
+  std::string_view set;
+  unsigned number = 0, of = 0;
+};
+std::optional<ShardNumber> shard_number_of(std::string_view path) {
+  constexpr std::string_view kEnding = ".safetensors", kOf = "-of-";
+  constexpr size_t kDigits = 5, kTail = 1 + kDigits + kOf.size() + kDigits;
+  if (!path.ends_with(kEnding)) return std::nullopt;
+  path.remove_suffix(kEnding.size());
+  if (path.size() < kTail) return std::nullopt;
+  const std::string_view tail = path.substr(path.size() - kTail);
+  ShardNumber shard{path.substr(0, path.size() - kTail)};
+  auto read = [&](size_t at, unsigned& into) {
+    const char *begin = tail.data() + at, *end = begin + kDigits;
+    const auto [last, error] = std::from_chars(begin, end, into);
+    return error == std::errc() && last == end;
+  };
+  if (tail[0] != '-' || tail.substr(1 + kDigits, kOf.size()) != kOf || !read(1, shard.number) ||
+      !read(1 + kDigits + kOf.size(), shard.of) || shard.number < 1 || shard.number > shard.of)
+    return std::nullopt;
+  return shard;
+}
+
+}  // namespace
+
+Result<> find_sets(int dir_fd, std::vector<Found>& found) {
+  std::map<std::pair<uint64_t, std::string>, Found*> by_path;
+  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  for (Found& index : found) {
+    if (!index.path.ends_with(kIndexSuffix)) continue;
+    PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxShardIndexBytes, FileKind::kOwn));
+    auto parsed = parse_shard_index(text);
+    if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
+    index.index = true;
+    std::string set =
+        index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
+    std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
+    for (auto& [name, tensors] : parsed.value()) {
+      auto it = by_path.find({index.rank, directory + name});
+      if (it == by_path.end())
+        return invalid_argument("{} names the shard {}, which is missing", index.source(),
+                                directory + name);
+      Found& shard = *it->second;
+      if (!shard.set.empty())
+        return invalid_argument("{} is a shard of two sets, of {} and of {}: remove one index",
+                                shard.source(), shard.set_index, index.source());
+      shard.set = set;
+      shard.set_index = index.source();
+      shard.promised = std::move(tensors);
+    }
+  }
+  return ok();
+}
+
+Result<> check_sets(const std::vector<Found>& found) {
+  std::map<std::pair<std::string_view, std::string_view>, const Found*>
+      holder;  // index, tensor → shard
+  for (const Found& shard : found)
+    if (!shard.set_index.empty())
+      for (const TensorEntry& tensor : shard.tensors)
+        if (auto [it, is_new] = holder.try_emplace({shard.set_index, tensor.name}, &shard); !is_new)
+          return invalid_argument("tensor {} is there twice, in {} and in {}",
+                                  ptc::quoted(tensor.name), it->second->source(), shard.source());
+  for (const Found& shard : found) {
+    for (const std::string& tensor : shard.promised) {
+      auto it = holder.find({shard.set_index, tensor});
+      if (it != holder.end() && it->second == &shard) continue;
+      return invalid_argument(
+          "{} says that tensor {} is in {}, {}", shard.set_index, ptc::quoted(tensor),
+          shard.source(),
+          it == holder.end() ? "but no shard has it" : "but it is in " + it->second->source());
+    }
+  }
+  return ok();
+}
+
+Result<> check_numbered_shards(const std::vector<Found>& found) {
+  std::map<std::pair<std::string_view, unsigned>, std::map<unsigned, const Found*>> sets;
+  for (const Found& file : found) {
+    const std::string_view path = file.path;
+    if (!file.set_index.empty() || path.substr(path.rfind('/') + 1).starts_with("shard-")) continue;
+    if (const auto shard = shard_number_of(path))
+      sets[{shard->set, shard->of}].try_emplace(shard->number, &file);
+  }
+  for (const auto& [set, shards] : sets) {
+    if (shards.size() == set.second) continue;
+    unsigned missing = 1;
+    while (shards.contains(missing)) ++missing;
+    return invalid_argument(
+        "{} is one of {} shards by its name, and {}-{:05d}-of-{:05d}.safetensors is missing",
+        shards.begin()->second->source(), set.second, set.first, missing, set.second);
+  }
+  return ok();
+}
+
+}  // namespace ptc
