@@ -25,6 +25,15 @@ class Ptc(mount.TestCase):
         again = self.mount.ptc("import", job.name, self.temporary("model"), check=False)
         self.assertEqual(again.returncode, 1)
         self.assertIn("already", again.stderr)
+        half = self.mount.job("half")
+        models.Llama().write_hf(half.incoming("a b") + "/rank/0")
+        again = self.mount.ptc("import", "half", self.temporary("model"), "--name", "a b", check=False)
+        self.assertEqual(again.returncode, 1)
+        self.assertIn(f"mv '{half.incoming('a b')}' {half.path}/checkpoints/", again.stderr)
+        for name in ("a/b", "", ".hidden"):
+            refused = self.mount.ptc("import", "half", self.temporary("model"), "--name", name, check=False)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn(f"'{name}' is no name of a checkpoint", refused.stderr)
 
     def test_import_follows_links_and_leaves_rubbish_out(self):
         models.Bert().write_hf(self.temporary("blobs"))
@@ -79,6 +88,9 @@ class Ptc(mount.TestCase):
                        "--rank", 0)
         found = models.read_safetensors(self.temporary("one/model.safetensors"))
         self.assertEqual(found, {t.name: t for t in model.tensors})
+        refused = self.mount.ptc("export", job.name, self.temporary("none"), "--layout", "current", "--rank", 12, check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("has no rank 12", refused.stderr)
         self.mount.ptc("export", job.name, self.temporary("npy"), "--model")
         self.assertTrue(os.path.exists(self.temporary("npy/model/norm/weight.npy")))
 
@@ -258,6 +270,11 @@ class Ptc(mount.TestCase):
         lost = run("-C", "/", "ls")
         self.assertEqual(lost.returncode, 1)
         self.assertIn(".ptc/version", lost.stderr)
+        half = self.mount.job("half_removed")
+        os.remove(half.file("status.json"))  # as by rm -r that was ended
+        told = self.mount.ptc("status", half.name, check=False)
+        self.assertEqual(told.returncode, 1)
+        self.assertIn("is half removed: rm -r", told.stderr)
         near = self.mount.ptc("status", job.name + "x", check=False)
         self.assertIn(f"is it '{job.name}'?", near.stderr)
 

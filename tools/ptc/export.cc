@@ -46,6 +46,11 @@ Result<CopyList> files_of(const Target& target, const ExportOptions& options) {
   if (options.model) return list_files(top + "/model", "", is_nothing_skipped);
   if (options.layout.empty()) return list_files(top + "/hf", "", is_nothing_skipped);
   std::string ranks = top + "/layouts/" + options.layout + "/rank";
+  std::error_code error;
+  if (options.rank && fs::is_directory(ranks, error) &&
+      !fs::is_directory(fmt::format("{}/{}", ranks, *options.rank), error))
+    return make_error(Code::kNotFound, "layout {} has no rank {}: ls {} shows those that it has",
+                      options.layout, *options.rank, shell_word(ranks));
   if (options.rank)
     return list_files(fmt::format("{}/{}", ranks, *options.rank), "", is_tensor_tree);
   return list_files(ranks, "rank", is_tensor_tree);

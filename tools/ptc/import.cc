@@ -97,10 +97,12 @@ Result<> prepare(const Target& target, const std::string& incoming, const Import
   }
   if (!exists(incoming)) return ok();
   if (!options.force) {
-    return make_error(Code::kAlreadyExists,
-                      "{} is there from an earlier attempt. Commit it (mv {} {}/checkpoints/), or "
-                      "replace it with --force",
-                      incoming, incoming, target.job_dir());
+    return make_error(
+        Code::kAlreadyExists,
+        "{} is there from an earlier attempt, which may have been ended halfway. "
+        "Replace it with --force; or, if you know that it is whole, commit it:\n  mv {} "
+        "{}/checkpoints/",
+        incoming, shell_word(incoming), shell_word(target.job_dir()));
   }
   return remove_tree(AT_FDCWD, incoming);
 }
@@ -151,7 +153,7 @@ Result<> commit(const Target& target, const std::string& incoming) {
                     "{} was not committed: {}\nNothing is lost: {} {} and commit it with\n  mv {} "
                     "{}/checkpoints/",
                     target.name(), reason.text(error), error == EAGAIN ? "keep" : "mend", incoming,
-                    incoming, target.job_dir());
+                    shell_word(incoming), shell_word(target.job_dir()));
 }
 
 void remove_sources(const CopyList& list) {
@@ -171,6 +173,11 @@ Result<> refuse_special_files(const CopyList& list, const std::string& directory
 Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.job, true));
   if (target.checkpoint.empty()) target.checkpoint = options.name;
+  if (target.checkpoint.empty() || target.checkpoint.starts_with('.') ||
+      target.checkpoint.find('/') != std::string::npos)
+    return invalid_argument(
+        "'{}' is no name of a checkpoint: it is one word without '/', and no '.' in front",
+        target.checkpoint);
   if (!is_directory(options.directory))
     return make_error(Code::kNotFound, "{} is no directory", options.directory);
   PTC_TRY(auto list, files_of(options));

@@ -93,6 +93,12 @@ Result<> check_job_exists(const Target& target) {
   struct stat info {};
   if (::stat((target.job_dir() + "/status.json").c_str(), &info) == 0) return ok();
   if (errno != ENOENT && errno != ENOTDIR) return errno_error(errno, target.job_dir());
+  if (::stat(target.job_dir().c_str(), &info) == 0)
+    return make_error(
+        Code::kUnavailable,
+        "job {} is half removed: rm -r {} completes that; otherwise its files are back "
+        "a minute after the last of them was removed",
+        target.job, target.job_dir());
   auto jobs = list_jobs(target.mount);
   std::string hint;
   if (jobs && jobs.value().empty()) hint = "; there is none yet (mkdir makes one)";

@@ -17,6 +17,8 @@ std::string shortened(std::string_view text, size_t width);
 std::string padded(std::string_view text, size_t width);
 /// The text with '?' for each control character: names are users', and a terminal obeys.
 std::string printable(std::string_view text);
+/// As one word of a shell's command line: as it is where that is safe, else in single quotes.
+std::string shell_word(std::string_view text);
 /// Whether the locale's characters are UTF-8.
 bool utf8_terminal();
 
