@@ -170,6 +170,40 @@ std::string CheckpointFacts::make_meta_json() const {
   return pretty_json(meta);
 }
 
+struct Checkpoint::OfSpec {
+  OfSpec(const Manifest& manifest, const LayoutSpec& spec)
+      : model(manifest.model),
+        holdings(*model, spec),
+        as_written(state_key(spec) == state_key(manifest.written_spec)),
+        files(as_written ? state_count(spec) : 0) {
+    for (uint32_t i = 0; i < manifest.files.size() && as_written; ++i)
+      if (manifest.files[i].has_tensors && manifest.files[i].set.empty())
+        files[manifest.owner_of(manifest.files[i])].push_back(i);
+  }
+
+  const std::shared_ptr<const Model> model;
+  const Model::Holdings holdings;
+  const bool as_written;
+  std::vector<std::vector<uint32_t>> files;  // as written, by owner
+};
+
+Result<std::shared_ptr<const Checkpoint::OfSpec>> Checkpoint::of_spec(
+    const LayoutSpec& spec) const {
+  PTC_TRY(auto made, results_->get<OfSpec>(key("of spec").add(key_text(spec)),
+                                           [&]() -> Result<std::shared_ptr<const OfSpec>> {
+                                             return std::make_shared<const OfSpec>(manifest(),
+                                                                                   spec);
+                                           }));
+  std::lock_guard lock(mutex_);
+  return last_of_spec_ = std::move(made);
+}
+
+Result<std::vector<Model::Held>> Checkpoint::hold(const LayoutSpec& spec,
+                                                  const StateCoords& state) const {
+  PTC_TRY(const auto all, of_spec(spec));
+  return all->holdings.of(state);
+}
+
 std::shared_ptr<const StoredState> Checkpoint::stored() const {
   std::lock_guard lock(mutex_);
   return stored_;
@@ -214,9 +248,10 @@ std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,
   return path.has_value() ? path.value() : file;
 }
 
-Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const LayoutSpec& spec,
+Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const Model::Holdings& holdings,
                                                         const StateCoords& state) const {
-  PTC_TRY(auto held, model().hold(spec, state));
+  const LayoutSpec& spec = holdings.spec();
+  PTC_TRY(auto held, holdings.of(state));
   HeldByName by_name;
   for (Model::Held& part : held) {
     std::string file = file_of(part.tensor, spec, state);
@@ -287,12 +322,13 @@ Result<std::shared_ptr<const std::vector<int32_t>>> Checkpoint::first_writers() 
     const LayoutSpec& spec = manifest().written_spec;
     // Ranks that differ in tp or dp alone have the same tensors.
     std::set<std::tuple<std::string_view, uint64_t, uint64_t>> seen;
+    PTC_TRY(const auto of_this, of_spec(spec));
     for (size_t i = 0; i < manifest().files.size(); ++i) {
       const WrittenFile& file = manifest().files[i];
       if (!file.has_tensors || !file.set.empty()) continue;
       const StateCoords state = state_of(spec, spec.coords(file.rank));
       if (!seen.emplace(file.path, state.pp, state.ep).second) continue;
-      PTC_TRY(const auto held, model().hold(spec, state));
+      PTC_TRY(const auto held, of_this->holdings.of(state));
       for (const Model::Held& part : held) {
         int32_t& writer = (*writers)[part.tensor];
         if (writer < 0 && model().tensors()[part.tensor].file == file.path)
@@ -322,7 +358,7 @@ Result<std::vector<FileOutline>> Checkpoint::written_like(
   if (best == nullptr) return outlines;
   PTC_TRY(outlines.emplace_back(), outline_of(*best));
   PTC_TRY(const auto writers, first_writers());
-  PTC_TRY(const auto in_best, model().hold(spec, best_at));
+  PTC_TRY(const auto in_best, hold(spec, best_at));
   std::vector<bool> has(model().tensors().size());
   for (const Model::Held& part : in_best) has[part.tensor] = true;
   std::set<int32_t> others;
@@ -380,10 +416,65 @@ std::vector<uint64_t> Checkpoint::contents_of(const std::vector<Model::Held>& he
   return numbers;
 }
 
+struct Checkpoint::LaidOut {
+  struct File {
+    uint32_t stage;
+    std::string path;
+    std::vector<std::pair<uint32_t, Shape>> arrays;
+    FileLayout layout;
+  };
+  std::unordered_multimap<size_t, std::shared_ptr<const File>> files;  // by hash
+
+  static std::shared_ptr<File> file_of(uint32_t stage, const std::string& path,
+                                       const std::vector<Model::Held>& held) {
+    auto file = std::make_shared<File>(File{stage, path, {}, {}});
+    for (const Model::Held& part : held)
+      file->arrays.emplace_back(part.tensor, part.part.local_shape);
+    return file;
+  }
+  static size_t hash_of(const File& file) {
+    size_t hash = std::hash<std::string>{}(file.path) + file.stage;
+    for (const auto& [tensor, shape] : file.arrays) {
+      hash = (hash ^ tensor) * 0x9e3779b97f4a7c15u;
+      for (const uint64_t extent : shape) hash = (hash ^ extent) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+  /// nullptr: none like it.
+  const FileLayout* find(size_t hash, const File& file) const {
+    const auto [begin, end] = files.equal_range(hash);
+    for (auto it = begin; it != end; ++it)
+      if (it->second->stage == file.stage && it->second->path == file.path &&
+          it->second->arrays == file.arrays)
+        return &it->second->layout;
+    return nullptr;
+  }
+};
+
 Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
-                                      const LayoutSpec& spec, const StateCoords& state) const {
+                                      const LayoutSpec& spec, const StateCoords& state,
+                                      LaidOut* laid_out) const {
   StateFile file;
   file.path = path;
+  auto filled = [&](const FileLayout& layout) {
+    file.layout.literals = layout.literals;
+    file.layout.bytes = layout.bytes;
+    std::vector<ArraySlot> slots;
+    slots.reserve(held.size());
+    for (size_t i = 0; i < held.size(); ++i)
+      slots.push_back({held[i].tensor, layout.offsets[i], std::move(held[i].part)});
+    sort_arrays(slots);
+    file.layout.arrays = std::move(slots);
+    return std::move(file);
+  };
+  std::shared_ptr<LaidOut::File> same_as;  // torch's files have values of their ranks beside them
+  size_t hash = 0;
+  if (laid_out != nullptr && &format_of(path, false) != &torch_format()) {
+    same_as = LaidOut::file_of(state.pp, path, held);
+    hash = LaidOut::hash_of(*same_as);
+    if (const FileLayout* known = laid_out->find(hash, *same_as)) return filled(*known);
+  }
   std::vector<NewArray> arrays;
   for (const Model::Held& part : held)
     arrays.push_back({model().local_name(part.tensor, spec, state.pp),
@@ -397,14 +488,12 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   }
   auto made = format.lay_out(arrays, like);
   if (made.has_error()) return std::move(made).error().with_context(path);
-  file.layout.literals = std::move(made.value().literals);
-  file.layout.bytes = made.value().bytes;
-  std::vector<ArraySlot> slots;
-  for (size_t i = 0; i < held.size(); ++i)
-    slots.push_back({held[i].tensor, made.value().offsets[i], std::move(held[i].part)});
-  sort_arrays(slots);
-  file.layout.arrays = std::move(slots);
-  return file;
+  StateFile result = filled(made.value());
+  if (same_as != nullptr) {
+    same_as->layout = std::move(made).value();
+    laid_out->files.emplace(hash, std::move(same_as));
+  }
+  return result;
 }
 
 uint32_t Checkpoint::owner_of(const LayoutSpec& spec, StateCoords state,
@@ -424,11 +513,18 @@ Result<StateFilesRef> Checkpoint::state_files(const LayoutSpec& spec,
     if (const StateFilesRef all =
             results_->known<std::vector<StateFile>>(key("target images").add(key_text(spec)))) {
       const uint32_t number = state_index(spec, state);
-      for (const StateFile& file : *all)
-        if (std::find(file.states.begin(), file.states.end(), number) != file.states.end())
-          files.push_back(file);
+      StateCoords first = state;  // whose what is not cut over dp is
+      first.dp = 0;
+      for (const uint32_t owner : std::set{state_index(spec, first), number}) {
+        auto file = std::partition_point(all->begin(), all->end(),
+                                         [&](const StateFile& one) { return one.owner < owner; });
+        for (; file != all->end() && file->owner == owner; ++file)
+          if (std::binary_search(file->states.begin(), file->states.end(), number))
+            files.push_back(*file);
+      }
     } else {
-      PTC_TRY(files, make_state_files(spec, state));
+      PTC_TRY(const auto of_this, of_spec(spec));
+      PTC_TRY(files, make_state_files(*of_this, state, nullptr));
     }
     std::sort(files.begin(), files.end(),
               [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
@@ -444,29 +540,39 @@ Result<StateFilesRef> Checkpoint::target_images(const LayoutSpec& spec) const {
       });
 }
 
-Result<std::vector<StateFile>> Checkpoint::make_state_files(const LayoutSpec& spec,
+Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spec,
                                                             const StateCoords& state,
+                                                            LaidOut* laid_out,
                                                             const KnownFiles& known) const {
+  const LayoutSpec& spec = of_spec.holdings.spec();
   std::vector<StateFile> files;
-  const bool as_written = state_key(spec) == state_key(manifest().written_spec);
   std::unordered_set<std::string> done;
-  if (as_written) {
-    PTC_TRY(auto by_name, held_by_name(manifest().written_spec, state));
-    for (uint32_t i = 0; i < manifest().files.size(); ++i) {
+  if (of_spec.as_written) {
+    const uint32_t number = state_index(spec, state);
+    StateCoords first = state;  // what is not cut over dp is its
+    first.dp = 0;
+    std::vector<uint32_t> written = of_spec.files[number];
+    if (state.dp > 0) {
+      std::erase_if(written, [&](uint32_t i) { return !manifest().files[i].dp_cut; });
+      for (const uint32_t i : of_spec.files[state_index(spec, first)])
+        if (!manifest().files[i].dp_cut) written.push_back(i);
+      std::sort(written.begin(), written.end());
+    }
+    HeldByName by_name;
+    for (const uint32_t i : written) {
       const WrittenFile& file = manifest().files[i];
-      if (!file.has_tensors || !file.set.empty()) continue;
       const uint32_t owner = manifest().owner_of(file);
-      StateCoords holder = state_at(manifest().written_spec, owner);
-      if (!file.dp_cut) holder.dp = state.dp;
-      if (holder != state) continue;
       files.push_back({file.path, {}, owner});
       if (!known.contains({owner, file.path})) {
+        if (by_name.empty()) {
+          PTC_TRY(by_name, held_by_name(of_spec.holdings, state));
+        }
         PTC_TRY(files.back().layout, written_layout(i, by_name));
       }
       done.insert(file.path);
     }
   }
-  PTC_TRY(auto held, model().hold(spec, state));
+  PTC_TRY(auto held, of_spec.holdings.of(state));
   std::map<std::string, std::vector<Model::Held>> groups;
   for (Model::Held& part : held) {
     std::string path = file_of(part.tensor, spec, state);
@@ -476,7 +582,7 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const LayoutSpec& sp
     const uint32_t owner = owner_of(spec, state, parts);
     StateFile file{path};
     if (!known.contains({owner, path})) {
-      PTC_TRY(file, compose(path, std::move(parts), spec, state));
+      PTC_TRY(file, compose(path, std::move(parts), spec, state, laid_out));
     }
     file.owner = owner;
     files.push_back(std::move(file));
@@ -508,8 +614,10 @@ Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& 
   if (!manifest().padding.empty() && state_key(spec) != state_key(manifest().written_spec))
     targets.push_back({"", padding_layout()});
   KnownFiles target_of;
+  LaidOut laid_out;
+  PTC_TRY(const auto of_this, of_spec(spec));
   for (uint32_t state = 0; state < state_count(spec); ++state) {
-    PTC_TRY(auto files, make_state_files(spec, state_at(spec, state), target_of));
+    PTC_TRY(auto files, make_state_files(*of_this, state_at(spec, state), &laid_out, target_of));
     for (StateFile& file : files) {
       auto [target, is_new] = target_of.try_emplace({file.owner, file.path}, targets.size());
       if (is_new) targets.push_back(std::move(file));
@@ -529,10 +637,15 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
   layouts.reserve(images.size());
   uint32_t held_state = UINT32_MAX;
   HeldByName held;  // of held_state
+  std::shared_ptr<const OfSpec> as_written;
   StateFilesRef targets;
-  for (const StoredImage& image : images) {
+  for (size_t i = 0; i < images.size(); ++i) {
+    const StoredImage& image = images[i];
     ImageLayout layout;
-    if (image.written >= 0) {
+    if (i > 0 && image.written >= 0 && image.written == images[i - 1].written &&
+        image.state == images[i - 1].state) {
+      layout = layouts.back();  // on another node
+    } else if (image.written >= 0) {
       if (static_cast<size_t>(image.written) >= manifest().files.size())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
                           image.id);
@@ -540,8 +653,11 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
       if (!file.has_tensors) {
         layout.bytes = file.bytes;
       } else if (held_state != image.state) {
-        PTC_TRY(held, held_by_name(manifest().written_spec,
-                                   state_at(manifest().written_spec, image.state)));
+        if (as_written == nullptr) {
+          PTC_TRY(as_written, of_spec(manifest().written_spec));
+        }
+        PTC_TRY(held,
+                held_by_name(as_written->holdings, state_at(manifest().written_spec, image.state)));
         held_state = image.state;
       }
       if (file.has_tensors) {

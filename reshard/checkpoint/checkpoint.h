@@ -236,9 +236,14 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   friend class ContentSource;
   Result<FileSetRef> cached(const std::string& key,
                             const std::function<Result<FileSetRef>()>& build) const;
+  /// What all states under one spec are made of. That of the spec that was asked for last is kept:
+  /// whoever walks a layout asks for one rank after the other.
+  struct OfSpec;
+  Result<std::shared_ptr<const OfSpec>> of_spec(const LayoutSpec& spec) const;
+  Result<std::vector<Model::Held>> hold(const LayoutSpec& spec, const StateCoords& state) const;
   /// What a state holds, by file and name in it (of an .npy: "").
   using HeldByName = std::unordered_map<std::string, Model::Held>;
-  Result<HeldByName> held_by_name(const LayoutSpec& spec, const StateCoords& state) const;
+  Result<HeldByName> held_by_name(const Model::Holdings& holdings, const StateCoords& state) const;
   std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
   Result<FileOutline> outline_of(const WrittenFile& file) const;
@@ -257,13 +262,18 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::vector<uint64_t> contents_of(const std::vector<Model::Held>& held) const;
   uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
                     const std::vector<Model::Held>& held) const;
+  /// How files were laid out of which others have arrays of the same names and shapes: those of
+  /// ranks that differ in tp or dp, most often.
+  struct LaidOut;
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
-                            const LayoutSpec& spec, const StateCoords& state) const;
+                            const LayoutSpec& spec, const StateCoords& state,
+                            LaidOut* laid_out = nullptr) const;
   ImageLayout padding_layout() const;
   std::vector<uint32_t> other_files(const RankCoords& coords) const;
   /// Those that are `known`, by owner and path, without layout.
   using KnownFiles = std::map<std::pair<uint32_t, std::string>, size_t>;
-  Result<std::vector<StateFile>> make_state_files(const LayoutSpec& spec, const StateCoords& state,
+  Result<std::vector<StateFile>> make_state_files(const OfSpec& of_spec, const StateCoords& state,
+                                                  LaidOut* laid_out,
                                                   const KnownFiles& known = {}) const;
   Result<std::vector<StateFile>> make_target_images(const LayoutSpec& spec) const;
   /// What each image holds, lost or not.
@@ -280,7 +290,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   mutable std::mutex mutex_;
   std::shared_ptr<const StoredState> stored_;  // guarded
   std::shared_ptr<RemoteFiles> remote_files_ =
-      std::make_shared<RemoteFiles>();  // guarded; null: removed
+      std::make_shared<RemoteFiles>();                  // guarded; null: removed
+  mutable std::shared_ptr<const OfSpec> last_of_spec_;  // guarded
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
   static constexpr size_t kFewSets = 64;
   mutable size_t clean_sets_at_ =

@@ -500,7 +500,7 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
       fmt::format("{}/{}/tensors", state_key(spec), state_index(spec, state));
   return cached(set_key, [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
-    PTC_TRY(auto held, model().hold(spec, state));
+    PTC_TRY(auto held, hold(spec, state));
     for (Model::Held& part : held) {
       PTC_TRY(auto path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
       if (!facts_->primary[part.tensor]) {

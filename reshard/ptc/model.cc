@@ -350,6 +350,55 @@ Result<std::vector<Model::Held>> Model::hold(const LayoutSpec& spec,
   return held;
 }
 
+Model::Holdings::Holdings(const Model& model, LayoutSpec spec)
+    : model_(model),
+      spec_(std::move(spec)),
+      of_stage_(spec_.sizes.pp),
+      of_experts_(size_t{spec_.sizes.pp} * spec_.sizes.ep) {
+  const ParallelConfig& sizes = spec_.sizes;
+  const uint32_t last = sizes.pp - 1;
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    const Bound& bound = model_.bound_[tensor];
+    // What cannot be cut is said of the first state.
+    all_ = all_ || (!model_.covered(bound) && needs_rules(spec_));
+    const bool one_ep = bound.name.expert && sizes.ep > 1 && model_.experts_ % sizes.ep == 0;
+    const uint32_t ep = one_ep ? *bound.name.expert / (model_.experts_ / sizes.ep) : 0;
+    auto add = [&](uint32_t stage) {
+      if (one_ep && ep < sizes.ep) of_experts_[stage * sizes.ep + ep].push_back(tensor);
+      else of_stage_[stage].push_back(tensor);
+    };
+    const bool placed = bound.rule && last > 0;
+    if (placed && bound.rule->stage == StagePlace::kLayer) {
+      add(stage_of_layer(spec_, model_.layers_, bound.name.layer.value_or(0)));
+    } else if (placed && bound.rule->stage != StagePlace::kAll) {
+      for (const uint32_t stage : {uint32_t{0}, last})
+        if (model_.on_stage(tensor, spec_, stage)) add(stage);
+    } else if (one_ep) {
+      for (uint32_t stage = 0; stage <= last; ++stage) add(stage);
+    } else {
+      everywhere_.push_back(tensor);
+    }
+  }
+}
+
+Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) const {
+  if (all_) return model_.hold(spec_, state);
+  std::vector<uint32_t> tensors = everywhere_;
+  for (const std::vector<uint32_t>* more :
+       {&of_stage_[state.pp], &of_experts_[state.pp * spec_.sizes.ep + state.ep]}) {
+    const auto middle = static_cast<ptrdiff_t>(tensors.size());
+    tensors.insert(tensors.end(), more->begin(), more->end());
+    std::inplace_merge(tensors.begin(), tensors.begin() + middle, tensors.end());
+  }
+  std::vector<Held> held;
+  held.reserve(tensors.size());
+  for (const uint32_t tensor : tensors) {
+    PTC_TRY(std::optional<SubTensor> part, model_.slice(tensor, spec_, state));
+    if (part) held.push_back({tensor, *std::move(part)});
+  }
+  return held;
+}
+
 std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
   const Bound& bound = bound_[tensor];
   std::string name = tensors_[tensor].name;

@@ -114,6 +114,24 @@ class Model {
   /// All that a state holds, in the order of tensors().
   Result<std::vector<Held>> hold(const LayoutSpec& spec, const StateCoords& state) const;
 
+  /// The same for many states of one spec: tensors of other stages and other ranks' experts are not
+  /// looked at. The model outlives it. Threads: any.
+  class Holdings {
+   public:
+    Holdings(const Model& model, LayoutSpec spec);
+    const LayoutSpec& spec() const { return spec_; }
+    /// Cost: O(n log n) in what the state holds.
+    Result<std::vector<Held>> of(const StateCoords& state) const;
+
+   private:
+    const Model& model_;
+    const LayoutSpec spec_;
+    std::vector<uint32_t> everywhere_;               // tensors
+    std::vector<std::vector<uint32_t>> of_stage_;    // those of all its expert ranks
+    std::vector<std::vector<uint32_t>> of_experts_;  // by stage, then ep rank
+    bool all_ = false;                               // each state is asked about each tensor
+  };
+
   /// The tensor's name in the files of a stage.
   std::string local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
 

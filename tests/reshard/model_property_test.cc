@@ -48,9 +48,17 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
   for (const TensorInfo& info : model.tensors()) {
     covered.emplace_back(num_elements(info.shape).value());
   }
+  const Model::Holdings holdings(model, spec);
   for (uint32_t index = 0; index < state_count(spec); ++index) {
     const StateCoords state = state_at(spec, index);
     ASSERT_EQ(state_index(spec, state), index);
+    const std::vector<Model::Held> all = model.hold(spec, state).value();
+    const std::vector<Model::Held> same = holdings.of(state).value();
+    ASSERT_EQ(same.size(), all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(same[i].tensor, all[i].tensor);
+      ASSERT_EQ(same[i].part, all[i].part);
+    }
     const RankCoords rank{.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep};
     for (uint32_t tensor = 0; tensor < model.tensors().size(); ++tensor) {
       const TensorInfo& info = model.tensors()[tensor];
