@@ -179,6 +179,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
   const std::vector<TensorFacts>& facts = checkpoint.tensor_facts();
   const std::vector<ImageRef> sources = stored.image_refs();
   std::vector<uint32_t> numbers;
+  std::vector<SharedVector<Transfer>> transfers;  // of each of them
   std::vector<Executor::StoredArrays> kept;
   bool all_here = true;
   for (uint32_t i = 0; i < change.targets.size(); ++i) {
@@ -189,7 +190,8 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
       continue;
     }
     numbers.push_back(i);
-    for (const Transfer& transfer : image.transfers)
+    PTC_TRY(transfers.emplace_back(), change.transfers.transfers_of(i));
+    for (const Transfer& transfer : transfers.back())
       all_here = all_here && transfer.source_image < sources.size() &&
                  sources[transfer.source_image]->is_here();
   }
@@ -200,10 +202,10 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
   if (all_here) {
     std::vector<std::unique_ptr<GatherProgram>> programs;
     std::vector<Executor::Target> targets;
-    for (uint32_t i : numbers) {
-      const ImageLayout& file = change.targets[i].layout;
-      programs.push_back(std::make_unique<GatherProgram>(
-          file.literals, file.bytes, change.transfers.images[i].transfers, sources));
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const ImageLayout& file = change.targets[numbers[i]].layout;
+      programs.push_back(std::make_unique<GatherProgram>(file.literals, file.bytes,
+                                                         std::move(transfers[i]), sources));
       targets.push_back({&file, programs.back().get()});
     }
     PTC_TRY(written, uses_.place.services.executor->materialise(*uses_.place.services.images,
@@ -211,8 +213,8 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
                                                                 ledger, bytes_done, stop));
   } else {
     std::vector<FetchTarget> targets;
-    for (uint32_t i : numbers)
-      targets.push_back({i, &change.targets[i].layout, change.transfers.images[i].transfers});
+    for (size_t i = 0; i < numbers.size(); ++i)
+      targets.push_back({numbers[i], &change.targets[numbers[i]].layout, std::move(transfers[i])});
     auto other_holder = [&](uint32_t image, uint32_t attempt) -> ImageRef {
       auto same = [&](const StoredImage& other) {
         const StoredImage& one = stored.images[image];

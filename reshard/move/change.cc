@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <tuple>
+#include <unordered_set>
 
 #include "reshard/move/placement.h"
 #include "reshard/move/superfluous.h"
@@ -33,20 +35,22 @@ bool is_on(const StoredState& stored, const StateFile& target) {
 /// Files without tensors stay where they are, and get the copies that they lack, each from another
 /// node in turn.
 void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
-                      const WantedState& wanted, ChangePlan& plan) {
+                      const WantedState& wanted,
+                      const std::unordered_set<std::string_view>& is_alive, ChangePlan& plan) {
   const std::vector<WrittenFile>& files = checkpoint.manifest().files;
+  NumberedNodes numbers(plan.nodes);
   size_t turn = 0;
   for (uint32_t i = 0; i < stored.images.size(); ++i) {
     const StoredImage& image = stored.images[i];
     if (image.written < 0 || files[image.written].has_tensors) continue;
     const bool first = i == 0 || stored.images[i - 1].written != image.written;
     if (!first) continue;
-    std::set<std::string> on;
+    std::set<std::string_view> on;
     int64_t source = -1;
     for (uint32_t copy = i;
          copy < stored.images.size() && stored.images[copy].written == image.written; ++copy) {
       if (stored.images[copy].image == nullptr) continue;
-      if (is_among(wanted.alive, stored.images[copy].node)) on.insert(stored.images[copy].node);
+      if (is_alive.contains(stored.images[copy].node)) on.insert(stored.images[copy].node);
       source = copy;
     }
     if (source < 0) continue;
@@ -54,12 +58,7 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
     for (size_t k = 0; k < wanted.alive.size() && on.size() <= wanted.replicas; ++k) {
       const std::string& node = wanted.alive[(turn + k) % wanted.alive.size()];
       if (!on.insert(node).second) continue;
-      const auto known = std::find(plan.nodes.begin(), plan.nodes.end(), node);
-      if (known == plan.nodes.end()) plan.nodes.push_back(node);
-      plan.copies.push_back(
-          {static_cast<uint32_t>(source),
-           static_cast<uint32_t>(std::find(plan.nodes.begin(), plan.nodes.end(), node) -
-                                 plan.nodes.begin())});
+      plan.copies.push_back({static_cast<uint32_t>(source), numbers.of(node)});
     }
   }
 }
@@ -67,6 +66,7 @@ void plan_other_files(const Checkpoint& checkpoint, const StoredState& stored,
 Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& stored,
                              const WantedState& wanted) {
   ChangePlan plan;
+  plan.held = stored.held;
   plan.nodes = stored.nodes;
   plan.same_states = state_key(stored.spec) == state_key(wanted.spec);
   const bool placed = !wanted.placement.node_of_rank.empty();
@@ -77,9 +77,10 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
   if (placed) {
     plan.targets = place_files(std::move(plan.targets), wanted.spec, wanted.placement,
                                wanted.replicas, wanted.alive, stored, plan.nodes);
-    plan_other_files(checkpoint, stored, wanted, plan);
+    const std::unordered_set<std::string_view> is_alive(wanted.alive.begin(), wanted.alive.end());
+    plan_other_files(checkpoint, stored, wanted, is_alive, plan);
     for (uint32_t i = 0; i < stored.images.size() && !wanted.nothing_leaves; ++i)
-      if (stored.images[i].image != nullptr && !is_among(wanted.alive, stored.images[i].node))
+      if (stored.images[i].image != nullptr && !is_alive.contains(stored.images[i].node))
         plan.leaving.push_back(i);
   }
   const std::vector<StateFile> all = plan.same_states ? plan.targets : std::vector<StateFile>();

@@ -23,6 +23,7 @@ struct WantedState {
 };
 
 struct ChangePlan {
+  std::shared_ptr<const StoredLayouts> held;  // what `transfers` is made of
   std::vector<StateFile> targets;
   TransferPlan transfers;          // one ImagePlan per target
   CommonCuts cuts;                 // by which what is made is summed up, and copies beside it

@@ -3,41 +3,36 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "reshard/plan/assignment.h"
 
 namespace ptc {
 namespace {
 
-uint32_t number_of(const std::string& node, std::vector<std::string>& nodes) {
-  const auto it = std::find(nodes.begin(), nodes.end(), node);
-  if (it != nodes.end()) return it - nodes.begin();
-  nodes.push_back(node);
-  return nodes.size() - 1;
-}
-
-/// What nodes hold of the bytes of a file.
+/// What nodes hold of the bytes of a file; what is in no array, each does.
 class HeldBytes {
  public:
-  explicit HeldBytes(const StoredState& stored) : stored_(stored) {}
+  HeldBytes(const StoredState& stored, const ImageLayout& file)
+      : file_bytes_(file.bytes), held_(stored.index().held_of(file)) {}
 
-  /// By number of the node in StoredState::nodes; others hold what is in no array.
-  std::vector<uint64_t> of(const ImageLayout& file) const {
-    uint64_t all = 0;
-    std::vector<uint64_t> held(stored_.nodes.size() + 1);
-    for (const ArraySlot& slot : file.arrays)
-      for (const Piece& piece : slot.part.pieces) {
-        all += stored_.index().bytes_of(slot.tensor, piece.global);
-        stored_.index().add_held(slot.tensor, piece.global, held);
-      }
-    for (uint64_t& bytes : held)
-      bytes = file.bytes - std::min(file.bytes, all - std::min(all, bytes));
-    return held;
+  /// Of a node that holds none of its arrays.
+  uint64_t least() const { return of_held(0); }
+  /// visit(number of the node in StoredState::nodes, bytes) for all others.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (const auto& [node, bytes] : held_.by_node) visit(node, of_held(bytes));
   }
 
  private:
-  const StoredState& stored_;
+  uint64_t of_held(uint64_t bytes) const {
+    return file_bytes_ - std::min(file_bytes_, held_.all - std::min(held_.all, bytes));
+  }
+  const uint64_t file_bytes_;
+  const SourceIndex::HeldOf held_;
 };
 
 /// By number of the node in StoredState::nodes: whether it has this very file. What is in it may
@@ -72,6 +67,21 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
                                  const StoredState& stored, const std::vector<std::string>& alive);
 
 }  // namespace
+
+NumberedNodes::NumberedNodes(std::vector<std::string>& nodes) : nodes_(nodes) {
+  for (uint32_t i = 0; i < nodes.size(); ++i) numbers_.emplace(nodes[i], i);
+}
+
+std::optional<uint32_t> NumberedNodes::find(const std::string& node) const {
+  const auto known = numbers_.find(node);
+  return known == numbers_.end() ? std::nullopt : std::optional(known->second);
+}
+
+uint32_t NumberedNodes::of(const std::string& node) {
+  const auto [known, is_new] = numbers_.try_emplace(node, nodes_.size());
+  if (is_new) nodes_.push_back(node);
+  return known->second;
+}
 
 bool is_among(const std::vector<std::string>& nodes, const std::string& node) {
   return std::find(nodes.begin(), nodes.end(), node) != nodes.end();
@@ -122,26 +132,36 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
   // Bytes that each node holds of what each block needs.
   PTC_TRY(auto targets, checkpoint.target_images(spec));
   std::vector<std::vector<uint32_t>> files_of_state(state_count(spec));
-  for (uint32_t file = 0; file < targets->size(); ++file)
+  std::vector<HeldBytes> held;
+  held.reserve(targets->size());
+  for (uint32_t file = 0; file < targets->size(); ++file) {
     for (uint32_t state : (*targets)[file].states) files_of_state[state].push_back(file);
-  std::vector<std::vector<uint64_t>> held(targets->size(), std::vector<uint64_t>(alive.size()));
-  const HeldBytes held_bytes(stored);
-  for (size_t file = 0; file < targets->size(); ++file) {
-    const std::vector<uint64_t> bytes = held_bytes.of((*targets)[file].layout);
-    for (size_t node = 0; node < alive.size(); ++node) {
-      const auto known = std::find(stored.nodes.begin(), stored.nodes.end(), alive[node]);
-      if (known != stored.nodes.end()) held[file][node] = bytes[known - stored.nodes.begin()];
-    }
+    held.emplace_back(stored, (*targets)[file].layout);
   }
+  std::vector<size_t> place_of(stored.nodes.size(), alive.size());  // in `alive`; or its size
+  std::unordered_map<std::string_view, size_t> places;
+  for (size_t i = 0; i < alive.size(); ++i) places.emplace(alive[i], i);
+  for (size_t i = 0; i < stored.nodes.size(); ++i)
+    if (const auto found = places.find(stored.nodes[i]); found != places.end())
+      place_of[i] = found->second;
   std::vector<std::vector<uint64_t>> kept(blocks, std::vector<uint64_t>(alive.size()));
+  std::vector<uint32_t> needed;
   for (size_t b = 0; b < blocks; ++b) {
-    std::set<uint32_t> needed;
+    needed.clear();
     for (uint64_t i = b * block; i < std::min(world, (b + 1) * block); ++i) {
       const auto& files = files_of_state[state_index(spec, state_of(spec, spec.coords(ranks[i])))];
-      needed.insert(files.begin(), files.end());
+      needed.insert(needed.end(), files.begin(), files.end());
     }
-    for (size_t node = 0; node < alive.size(); ++node)
-      for (uint32_t file : needed) kept[b][node] += held[file][node];
+    std::sort(needed.begin(), needed.end());
+    needed.erase(std::unique(needed.begin(), needed.end()), needed.end());
+    uint64_t least = 0;
+    for (uint32_t file : needed) least += held[file].least();
+    for (size_t place : place_of)
+      if (place < alive.size()) kept[b][place] = least;
+    for (uint32_t file : needed)
+      held[file].for_each([&](uint32_t node, uint64_t bytes) {
+        if (place_of[node] < alive.size()) kept[b][place_of[node]] += bytes - held[file].least();
+      });
   }
   const std::vector<size_t> node_of_block = best_assignment(kept);
   for (uint64_t i = 0; i < world; ++i)
@@ -155,23 +175,30 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
                                    const Placement& placement, uint32_t replicas,
                                    const std::vector<std::string>& alive, const StoredState& stored,
                                    std::vector<std::string>& nodes) {
-  std::vector<std::set<uint32_t>> nodes_of_state(state_count(spec));
-  auto is_alive = [&](const std::string& node) { return is_among(alive, node); };
+  NumberedNodes numbers(nodes);
+  const std::unordered_set<std::string_view> is_alive(alive.begin(), alive.end());
+  std::vector<std::vector<uint32_t>> nodes_of_state(state_count(spec));
   for (uint64_t rank = 0; rank < placement.node_of_rank.size(); ++rank)
-    if (is_alive(placement.node_of_rank[rank]))
-      nodes_of_state[state_index(spec, state_of(spec, spec.coords(rank)))].insert(
-          number_of(placement.node_of_rank[rank], nodes));
+    if (is_alive.contains(placement.node_of_rank[rank]))
+      nodes_of_state[state_index(spec, state_of(spec, spec.coords(rank)))].push_back(
+          numbers.of(placement.node_of_rank[rank]));
   std::vector<uint32_t> all;
-  for (const std::string& node : alive) all.push_back(number_of(node, nodes));
+  for (const std::string& node : alive) all.push_back(numbers.of(node));
+  auto make_unique = [](std::vector<uint32_t>& on) {
+    std::sort(on.begin(), on.end());
+    on.erase(std::unique(on.begin(), on.end()), on.end());
+  };
+  for (std::vector<uint32_t>& on : nodes_of_state) make_unique(on);
 
-  const HeldBytes held_bytes(stored);
   std::vector<StateFile> placed;
   uint32_t turn = 0;
+  std::vector<uint32_t> on;
   for (StateFile& target : targets) {
-    std::set<uint32_t> on;
+    on.clear();
     for (uint32_t state : target.states)
-      on.insert(nodes_of_state[state].begin(), nodes_of_state[state].end());
+      on.insert(on.end(), nodes_of_state[state].begin(), nodes_of_state[state].end());
     if (target.states.empty()) on = nodes_of_state.front();  // padding: anywhere
+    if (target.states.size() > 1) make_unique(on);
     if (on.size() < replicas + 1u && on.size() < all.size()) {
       struct Candidate {
         uint64_t held;
@@ -179,20 +206,24 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
         uint32_t distance, node;
       };
       std::vector<Candidate> candidates;
-      const std::vector<uint64_t> held = held_bytes.of(target.layout);
+      const HeldBytes held_bytes(stored, target.layout);
+      std::vector<uint64_t> held(std::max(nodes.size(), stored.nodes.size()), held_bytes.least());
+      held_bytes.for_each([&](uint32_t node, uint64_t bytes) { held[node] = bytes; });
       const std::vector<bool> has_file = nodes_with(stored, target);
       for (uint32_t i = 0; i < all.size(); ++i) {
-        if (on.contains(all[i])) continue;
+        if (std::binary_search(on.begin(), on.end(), all[i])) continue;
         const uint32_t distance = (i + all.size() - turn % all.size()) % all.size();
-        const size_t known = std::min<size_t>(all[i], held.size() - 1);
-        candidates.push_back({held[known], has_file[known], distance, all[i]});
+        const bool has = all[i] < has_file.size() && has_file[all[i]];
+        candidates.push_back({held[all[i]], has, distance, all[i]});
       }
-      std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-        return std::tuple(b.held, b.has_file, a.distance) <
-               std::tuple(a.held, a.has_file, b.distance);
-      });
-      for (const Candidate& candidate : candidates)
-        if (on.size() < replicas + 1u) on.insert(candidate.node);
+      const size_t more = std::min(candidates.size(), replicas + 1u - on.size());
+      std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(more),
+                        candidates.end(), [](const Candidate& a, const Candidate& b) {
+                          return std::tuple(b.held, b.has_file, a.distance) <
+                                 std::tuple(a.held, a.has_file, b.distance);
+                        });
+      for (size_t i = 0; i < more; ++i) on.push_back(candidates[i].node);
+      std::sort(on.begin(), on.end());
       ++turn;
     }
     for (uint32_t node : on) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "reshard/checkpoint/checkpoint.h"
@@ -23,11 +25,25 @@ bool is_among(const std::vector<std::string>& nodes, const std::string& node);
 /// Those that `devices` names; none if it is left out.
 std::set<std::string> nodes_of(const Layout& layout);
 
+/// Numbers of nodes by name: those of `nodes`, to which others are added. Threads: one; `nodes`
+/// outlives it, and is changed by nobody else.
+class NumberedNodes {
+ public:
+  explicit NumberedNodes(std::vector<std::string>& nodes);
+  uint32_t of(const std::string& node);
+  std::optional<uint32_t> find(const std::string& node) const;
+
+ private:
+  std::vector<std::string>& nodes_;
+  std::unordered_map<std::string, uint32_t> numbers_;
+};
+
 /// The placement that layout.json asks for: `devices` if it has them; else one that keeps the most
 /// bytes where they are. Then ranks are put on `alive` (not empty, sorted) in equal blocks, whole
 /// tensor-parallel groups where a block is that large, and the blocks go to nodes so that these
 /// hold most of what they need already (plan/assignment.h).
-/// Cost: O(states × nodes × tensors) where there is more than one node.
+/// Cost: O(n log n) in the arrays of files that differ, and, for each file, in the nodes that hold
+/// something of it; then that of the assignment.
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
                               const StoredState& stored, const std::vector<std::string>& alive);
 

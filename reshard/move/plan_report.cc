@@ -135,12 +135,11 @@ PlanPicture picture_of(const StoredState& stored, const LayoutSpec& to, const Ch
     picture.targets[target].bytes += layout.bytes;
     const ImagePlan& image = plan.transfers.images[i];
     if (image.kept) flows[{source_block(*image.kept), target, Kind::kKept}] += layout.bytes;
-    for (const Transfer& transfer : image.transfers) {
-      if (transfer.source_image >= stored.images.size()) continue;  // came for another file
-      const bool local = stored.layouts()[transfer.source_image].node == layout.node;
-      flows[{source_block(transfer.source_image), target, local ? Kind::kLocal : Kind::kMoved}] +=
-          transfer.bytes();
-    }
+    plan.transfers.for_each_source(i, [&](uint32_t source, uint64_t bytes) {
+      if (source >= stored.images.size()) return;  // came for another file
+      const bool local = stored.layouts()[source].node == layout.node;
+      flows[{source_block(source), target, local ? Kind::kLocal : Kind::kMoved}] += bytes;
+    });
   }
   for (const auto& [ends, bytes] : flows)
     picture.flows.push_back({std::get<0>(ends), std::get<1>(ends), std::get<2>(ends), bytes});

@@ -271,7 +271,7 @@ TEST(OneArrayOfSeveralNames, IsPlannedOnce) {
   const TransferPlan plan = plan_transfers(source, std::span(&target, 1)).value();
   EXPECT_EQ(plan.totals.moved_bytes, 32u);
   EXPECT_EQ(plan.totals.minimum_bytes, 32u);
-  EXPECT_EQ(plan.images[0].transfers.size(), 2u);
+  EXPECT_EQ(plan.transfers_of(0).value().size(), 2u);
 
   // All sums are there, and what is beside literals and arrays is padding.
   std::vector<std::byte> bytes(100);

@@ -6,6 +6,8 @@
 
 #include <map>
 
+#include "reshard/plan/planner.h"
+
 namespace ptc {
 namespace {
 
@@ -25,16 +27,23 @@ Box columns(uint64_t begin, uint64_t end) { return {{0, begin}, {kRows, end - be
 /// Bytes that each node sends; and that everything is as the header of relay.h says.
 std::map<uint32_t, uint64_t> sent(const std::vector<ImageLayout>& held,
                                   const std::vector<ImageLayout>& wanted) {
-  const TransferPlan plan = plan_transfers(SourceIndex(held, {16}), wanted).value();
+  const SourceIndex source(held, {16});
+  const TransferPlan plan = plan_transfers(source, wanted).value();
   EXPECT_EQ(plan.totals.moved_bytes, plan.totals.minimum_bytes);
-  for (size_t i = 0; i < wanted.size(); ++i) {
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> pairs, said;
+  for (uint32_t i = 0; i < wanted.size(); ++i) {
     if (plan.images[i].kept) continue;
     uint64_t bytes = 16;
-    for (const Transfer& transfer : plan.images[i].transfers) {
+    const SharedVector<Transfer> transfers = plan.transfers_of(i).value();
+    for (const Transfer& transfer : transfers) {
       bytes += transfer.bytes();
+      const uint32_t from = transfer.relay                        ? wanted[*transfer.relay].node
+                            : transfer.source_image < held.size() ? held[transfer.source_image].node
+                                                                  : wanted[i].node;
+      pairs[{from, wanted[i].node}] += transfer.bytes();
       if (!transfer.relay) continue;
       EXPECT_NE(wanted[*transfer.relay].node, wanted[i].node);
-      const auto& theirs = plan.images[*transfer.relay].transfers;
+      const SharedVector<Transfer> theirs = plan.transfers_of(*transfer.relay).value();
       EXPECT_TRUE(std::any_of(theirs.begin(), theirs.end(), [&](const Transfer& other) {
         return !other.relay && other.begin == transfer.begin && other.end == transfer.end &&
                other.copy.target_offset == transfer.copy.target_offset &&
@@ -44,8 +53,11 @@ std::map<uint32_t, uint64_t> sent(const std::vector<ImageLayout>& held,
     EXPECT_EQ(bytes, wanted[i].bytes);
   }
   std::map<uint32_t, uint64_t> bytes;
-  for (const TransferPlan::Pair& pair : plan.pairs)
+  for (const TransferPlan::Pair& pair : plan.pairs) {
+    said[{pair.source_node, pair.target_node}] = pair.bytes;
     if (pair.source_node != pair.target_node) bytes[pair.source_node] += pair.bytes;
+  }
+  EXPECT_EQ(said, pairs);
   return bytes;
 }
 

@@ -1,0 +1,469 @@
+#include "reshard/plan/choices.h"
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace ptc {
+
+/// How much was asked of each source, and who of a set was asked for the least.
+class Choices::Loads {
+ public:
+  using Member = SourceIndex::Member;
+  explicit Loads(const SourceIndex& source)
+      : source_(source), of_image_(source.images().size()), heaps_(source.sets()) {
+    uint32_t nodes = 1;
+    for (const ImageLayout& image : source.images()) {
+      node_of_.push_back(image.node);
+      nodes = std::max(nodes, image.node + 1);
+    }
+    of_node_.resize(nodes);
+  }
+
+  uint32_t node_of(uint32_t image) const { return node_of_[image]; }
+  void take_here(uint32_t image, uint64_t bytes) { of_image_[image] += bytes; }
+  void take_elsewhere(uint32_t image, uint64_t bytes) {
+    of_image_[image] += bytes;
+    of_node_[node_of_[image]] += bytes;
+  }
+
+  /// Of members that are all on the node that asks.
+  const Member& least_here(std::span<const Member> members) const {
+    return *std::min_element(members.begin(), members.end(), [&](const Member& a, const Member& b) {
+      return of_image_[a.image] < of_image_[b.image];
+    });
+  }
+  /// Of a set of which none is on the node that asks.
+  const Member& least_elsewhere(uint32_t set) {
+    const std::span<const Member> members = source_.members(set);
+    if (members.size() == 1) return members.front();
+    std::vector<Entry>& heap = heaps_[set];
+    if (heap.empty()) {
+      for (uint32_t i = 0; i < members.size(); ++i) heap.push_back(entry(members, i));
+      std::make_heap(heap.begin(), heap.end(), std::greater<>());
+    }
+    // Loads only grow: what is on top as it is now is the least.
+    for (;;) {
+      const Entry now = entry(members, heap.front().member);
+      if (now == heap.front()) return members[now.member];
+      sink(heap, now);
+    }
+  }
+
+ private:
+  struct Entry {
+    uint64_t of_node, of_image;
+    uint32_t member;
+    friend auto operator<=>(const Entry&, const Entry&) = default;
+  };
+  Entry entry(std::span<const Member> members, uint32_t i) const {
+    const uint32_t image = members[i].image;
+    return {of_node_[node_of_[image]], of_image_[image], i};
+  }
+  /// Puts `entry` where the first one was, and down to its place.
+  static void sink(std::vector<Entry>& heap, const Entry& entry) {
+    size_t at = 0;
+    for (size_t child = 1; child < heap.size(); child = 2 * at + 1) {
+      if (child + 1 < heap.size() && heap[child + 1] < heap[child]) ++child;
+      if (entry < heap[child]) break;
+      heap[at] = heap[child];
+      at = child;
+    }
+    heap[at] = entry;
+  }
+
+  const SourceIndex& source_;
+  std::vector<uint32_t> node_of_;          // by image
+  std::vector<uint64_t> of_image_;         // bytes asked of each image
+  std::vector<uint64_t> of_node_;          // bytes asked of each node by others
+  std::vector<std::vector<Entry>> heaps_;  // by set
+};
+
+/// Whether the boxes lie side by side along one axis, in their order, and are all of `whole`.
+class Choices::SideBySide {
+ public:
+  explicit SideBySide(const Box& whole) : whole_(whole) {}
+  void add(const Box& box) {
+    size_t differs = kNone;  // the axis of which the box is not all
+    for (size_t axis = 0; axis < box.axes(); ++axis) {
+      const bool all =
+          box.offset[axis] == whole_.offset[axis] && box.extent[axis] == whole_.extent[axis];
+      if (all) continue;
+      if (differs != kNone) good_ = false;
+      differs = axis;
+    }
+    // A box that is all of `whole` is the only one.
+    if (count_++ == 0) axis_ = differs;
+    else if (differs == kNone || differs != axis_) good_ = false;
+    if (!good_ || differs == kNone) return;
+    good_ = box.offset[differs] == whole_.offset[differs] + filled_;
+    filled_ += box.extent[differs];
+  }
+  bool fill() const {
+    if (!good_ || count_ == 0) return false;
+    return axis_ == kNone || filled_ == whole_.extent[axis_];
+  }
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  const Box& whole_;
+  size_t axis_ = kNone, count_ = 0;
+  uint64_t filled_ = 0;
+  bool good_ = true;
+};
+
+class Choices::Maker {
+ public:
+  Maker(const SourceIndex& source, std::span<const ImageLayout> targets,
+        const std::vector<bool>& kept, Choices& choices)
+      : source_(source), all_(choices), loads_(source), set_numbers_(source.sets(), kNone) {
+    all_.targets_.assign(targets.begin(), targets.end());
+    find_kinds(kept);
+    look_at_nodes();
+  }
+
+  Result<> choose() {
+    for (uint32_t target = 0; target < all_.targets_.size(); ++target) {
+      all_.first_choice_.push_back(all_.choices_.size());
+      if (all_.kind_of_[target] == kNone) continue;
+      PTC_TRY(choose_for(target));
+    }
+    return ok();
+  }
+
+ private:
+  using Member = SourceIndex::Member;
+
+  void find_kinds(const std::vector<bool>& kept) {
+    std::unordered_map<const ArraySlot*, uint32_t> known;
+    size_t wants = 0;
+    for (uint32_t i = 0; i < all_.targets_.size(); ++i) {
+      first_want_.push_back(wants);
+      all_.kind_of_.push_back(kNone);
+      if (kept[i]) continue;
+      const auto [kind, is_new] =
+          known.try_emplace(all_.targets_[i].arrays.begin(), all_.kinds_.size());
+      if (is_new) all_.kinds_.push_back(kind_of(i));
+      all_.kind_of_[i] = kind->second;
+      wants += all_.kinds_[kind->second].wants.size();
+    }
+    list_of_.assign(wants, kNone);
+  }
+
+  Kind kind_of(uint32_t target) {
+    Kind kind{target, {}, {}, {}};
+    const SharedVector<ArraySlot>& arrays = all_.targets_[target].arrays;
+    kind.wants.reserve(arrays.size());
+    for (uint32_t slot = 0; slot < arrays.size(); ++slot) {
+      if (is_other_name(arrays, slot)) continue;
+      const uint32_t tensor = arrays[slot].tensor;
+      const std::vector<Piece>& pieces = arrays[slot].part.pieces;
+      for (uint32_t piece = 0; piece < pieces.size(); ++piece) {
+        const Box& whole = pieces[piece].global;
+        if (whole.empty()) continue;
+        Want want{slot, piece, static_cast<uint32_t>(kind.candidates.size()), 0, tensor, false};
+        SideBySide side_by_side(whole);
+        source_.for_each_overlapping(tensor, whole, [&](const Held& held, const Box& common) {
+          uint32_t& number = set_numbers_[held.set];
+          if (number == kNone) {
+            number = static_cast<uint32_t>(kind.sets.size());
+            kind.sets.push_back(held.set);
+          }
+          side_by_side.add(common);
+          kind.candidates.push_back({&held, source_.bytes_of(tensor, common), number});
+          ++want.count;
+        });
+        want.simple = side_by_side.fill() && source_.element_bits(tensor) % 8 == 0;
+        kind.wants.push_back(want);
+      }
+    }
+    for (const uint32_t set : kind.sets) set_numbers_[set] = kNone;
+    kind.candidates.shrink_to_fit();
+    return kind;
+  }
+
+  /// Who of the kind's sets is on the node.
+  void look_here(const Kind& kind, uint32_t node) {
+    here_.clear();
+    for (const uint32_t set : kind.sets) here_.push_back(source_.members_on(set, node));
+  }
+
+  /// What each node lacks, and which tensors its targets have more than once: what comes of these
+  /// may serve again.
+  void look_at_nodes() {
+    std::vector<uint32_t> by_node;
+    for (uint32_t i = 0; i < all_.targets_.size(); ++i)
+      if (all_.kind_of_[i] != kNone) by_node.push_back(i);
+    std::stable_sort(by_node.begin(), by_node.end(), [&](uint32_t a, uint32_t b) {
+      return all_.targets_[a].node < all_.targets_[b].node;
+    });
+    struct Seen {
+      uint32_t node = kNone;
+      uint32_t several = kNone;  // in `boxes`: they differ
+      size_t want = 0;
+      const Box* box = nullptr;
+      uint64_t missing = 0;
+    };
+    std::vector<Seen> seen(source_.tensors());
+    std::vector<std::pair<uint32_t, std::vector<const Box*>>> boxes;
+    for (size_t i = 0; i < by_node.size(); ++i) {
+      const uint32_t node = all_.targets_[by_node[i]].node;
+      const ImageLayout& target = all_.targets_[by_node[i]];
+      const Kind& kind = all_.kinds_[all_.kind_of_[by_node[i]]];
+      look_here(kind, node);
+      size_t number = first_want_[by_node[i]];
+      for (const Want& want : kind.wants) {
+        Seen& one = seen[want.tensor];
+        const Box& box = all_.box_of(target, want);
+        if (one.node != node) {
+          one = {node, kNone, number++, &box, missing_here(kind, want, box, node)};
+          all_.minimum_bytes_ += one.missing;
+          continue;
+        }
+        uint32_t& list = list_of_[one.want];
+        if (list == kNone) {
+          list = static_cast<uint32_t>(lists_.size());
+          lists_.emplace_back(kNone, kNone);
+        }
+        list_of_[number++] = list;
+        if (one.several == kNone && (one.box == &box || *one.box == box)) continue;
+        if (one.several == kNone) {
+          one.several = static_cast<uint32_t>(boxes.size());
+          boxes.push_back({want.tensor, {one.box}});
+          all_.minimum_bytes_ -= one.missing;
+        }
+        std::vector<const Box*>& all = boxes[one.several].second;
+        if (all.back() != &box) all.push_back(&box);
+      }
+      const bool last = i + 1 == by_node.size() || all_.targets_[by_node[i + 1]].node != node;
+      if (!last) continue;
+      for (const auto& [tensor, of_tensor] : boxes) {
+        std::unordered_set<Box, BoxHash> each;
+        for (const Box* box : of_tensor) each.insert(*box);
+        all_.minimum_bytes_ += source_.missing_on_node(
+            tensor, node, source_.disjoint(tensor, {each.begin(), each.end()}));
+      }
+      boxes.clear();
+    }
+  }
+
+  uint64_t missing_here(const Kind& kind, const Want& want, const Box& box, uint32_t node) const {
+    if (!want.simple) return source_.missing_on_node(want.tensor, node, {box});
+    uint64_t missing = 0;
+    for (uint32_t i = 0; i < want.count; ++i) {
+      const Candidate& candidate = kind.candidates[want.first + i];
+      if (here_[candidate.set].empty()) missing += candidate.bytes;
+    }
+    return missing;
+  }
+
+  Result<> choose_for(uint32_t number) {
+    const Kind& kind = all_.kinds_[all_.kind_of_[number]];
+    const ImageLayout& target = all_.targets_[number];
+    look_here(kind, target.node);
+    size_t want_number = first_want_[number];
+    for (const Want& want : kind.wants) {
+      const uint32_t list = list_of_[want_number++];
+      if (!want.simple || (list != kNone && !find_arrivals(target, kind, want, list))) {
+        PTC_TRY(cover(number, kind, want, list));
+        continue;
+      }
+      for (uint32_t i = 0; i < want.count; ++i) {
+        const Candidate& candidate = kind.candidates[want.first + i];
+        const std::span<const Member> here = here_[candidate.set];
+        if (!here.empty()) {
+          const uint32_t image = (here.size() == 1 ? here.front() : loads_.least_here(here)).image;
+          loads_.take_here(image, candidate.bytes);
+          all_.choices_.push_back(image);
+          continue;
+        }
+        if (list != kNone && arrived_[i] != kNone) {
+          all_.choices_.push_back(kArrival | arrived_[i]);
+          continue;
+        }
+        const uint32_t image = loads_.least_elsewhere(kind.sets[candidate.set]).image;
+        loads_.take_elsewhere(image, candidate.bytes);
+        all_.choices_.push_back(image);
+        if (list == kNone) continue;
+        const Box& box = all_.box_of(target, want);
+        add_arrival(list, number, want,
+                    want.count == 1 ? &box : keep(*intersect(source_.box(*candidate.held), box)));
+      }
+    }
+    return ok();
+  }
+
+  /// By candidate of a simple want that is not here: an arrival that is just what it has of it;
+  /// false: some arrival is another part of it.
+  bool find_arrivals(const ImageLayout& target, const Kind& kind, const Want& want, uint32_t list) {
+    arrived_.assign(want.count, kNone);
+    if (lists_[list].first == kNone) return true;
+    const Box& box = all_.box_of(target, want);
+    for (uint32_t i = 0; i < want.count; ++i) {
+      const Candidate& candidate = kind.candidates[want.first + i];
+      if (!here_[candidate.set].empty()) continue;
+      const Box part = want.count == 1 ? box : *intersect(source_.box(*candidate.held), box);
+      for (uint32_t a = lists_[list].first; a != kNone; a = all_.arrivals_[a].next) {
+        const Box& arrival = *all_.arrivals_[a].box;
+        if (!(arrival == part)) {
+          if (!intersect(arrival, part)) continue;
+          if (!(intersect(arrival, box) == part)) return false;
+        }
+        arrived_[i] = a;
+        break;
+      }
+    }
+    return true;
+  }
+
+  const Box* keep(Box box) { return &all_.boxes_.emplace_back(std::move(box)); }
+
+  void add_arrival(uint32_t list, uint32_t target, const Want& want, const Box* box) {
+    auto& [first, last] = lists_[list];
+    const auto number = static_cast<uint32_t>(all_.arrivals_.size());
+    all_.arrivals_.push_back({target, want.slot, want.piece, kNone, box});
+    if (first == kNone) first = number;
+    else all_.arrivals_[last].next = number;
+    last = number;
+  }
+
+  /// Of a want that is not simple: box by box, as they overlap.
+  Result<> cover(uint32_t number, const Kind& kind, const Want& want, uint32_t list) {
+    const ImageLayout& target = all_.targets_[number];
+    const ArraySlot& slot = target.arrays[want.slot];
+    const Piece& target_piece = slot.part.pieces[want.piece];
+    const uint32_t bits = source_.element_bits(want.tensor);
+    const uint32_t last_arrival = list == kNone ? kNone : lists_[list].second;
+    const size_t first_transfer = all_.transfers_.size();
+    wanted_.assign(1, target_piece.global);
+    // Takes from one source piece what it has of what is wanted, and says how much that is.
+    auto take = [&](uint32_t source_image, const ArraySlot& source, const Piece& source_piece,
+                    auto&& taken) -> Result<> {
+      left_.clear();
+      for (const Box& box : wanted_) {
+        const std::optional<Box> common = intersect(box, source_piece.global);
+        if (!common) {
+          left_.push_back(box);
+          continue;
+        }
+        PTC_TRY(auto copy, copy_between(source, source_piece, slot, target_piece, *common, bits));
+        all_.transfers_.push_back({source_image, copy});
+        taken(*common);
+        if (*common == box) continue;
+        for (Box& rest : subtract(box, *common)) left_.push_back(std::move(rest));
+      }
+      wanted_.swap(left_);
+      return ok();
+    };
+    auto take_held = [&](const Candidate& candidate) -> Result<> {
+      const std::span<const Member> here = here_[candidate.set];
+      const Member member =
+          here.empty() ? loads_.least_elsewhere(kind.sets[candidate.set]) : loads_.least_here(here);
+      const SourceIndex::Holder& holder = source_.holder(*candidate.held, member.holder);
+      return take(member.image, source_.slot(holder), source_.piece(holder),
+                  [&](const Box& common) {
+                    const uint64_t bytes = source_.bytes_of(want.tensor, common);
+                    if (!here.empty()) return loads_.take_here(member.image, bytes);
+                    loads_.take_elsewhere(member.image, bytes);
+                    if (list != kNone) add_arrival(list, number, want, keep(common));
+                  });
+    };
+    const std::span candidates = std::span(kind.candidates).subspan(want.first, want.count);
+    for (const Candidate& candidate : candidates) {
+      if (wanted_.empty()) break;
+      if (here_[candidate.set].empty()) continue;
+      PTC_TRY(take_held(candidate));
+    }
+    for (uint32_t i = last_arrival == kNone ? kNone : lists_[list].first;
+         i != kNone && !wanted_.empty(); i = i == last_arrival ? kNone : all_.arrivals_[i].next) {
+      const Arrival arrival = all_.arrivals_[i];
+      const ArraySlot& source = all_.targets_[arrival.target].arrays[arrival.slot];
+      PTC_TRY(take(static_cast<uint32_t>(source_.images().size()) + arrival.target, source,
+                   part_of(source.part.pieces[arrival.piece], *arrival.box), [](const Box&) {}));
+    }
+    for (const Candidate& candidate : candidates) {
+      if (wanted_.empty()) break;
+      if (!here_[candidate.set].empty()) continue;
+      PTC_TRY(take_held(candidate));
+    }
+    if (!wanted_.empty())
+      return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", want.tensor,
+                        wanted_.front().to_string());
+    all_.choices_.push_back(kTransfers);
+    all_.choices_.push_back(static_cast<uint32_t>(first_transfer));
+    all_.choices_.push_back(static_cast<uint32_t>(all_.transfers_.size() - first_transfer));
+    return ok();
+  }
+
+  const SourceIndex& source_;
+  Choices& all_;
+  Loads loads_;
+  std::vector<uint32_t> set_numbers_;  // in the kind that is made
+  std::vector<size_t> first_want_;     // by target, over all of them
+  std::vector<uint32_t> list_of_;      // by want, over all targets: in lists_, or kNone
+  std::vector<std::pair<uint32_t, uint32_t>> lists_;  // of arrivals: first and last
+  std::vector<std::span<const Member>> here_;         // by set of the kind that is looked at
+  std::vector<uint32_t> arrived_;                     // by candidate of the want that is looked at
+  std::vector<Box> wanted_, left_;
+};
+
+Result<std::shared_ptr<const Choices>> Choices::make(const SourceIndex& source,
+                                                     std::span<const ImageLayout> targets,
+                                                     const std::vector<bool>& kept) {
+  std::shared_ptr<Choices> choices(new Choices(source));
+  Maker maker(source, targets, kept, *choices);
+  PTC_TRY(maker.choose());
+  return std::shared_ptr<const Choices>(std::move(choices));
+}
+
+Result<Transfer> Choices::transfer(const ImageLayout& target, const Want& want,
+                                   const Candidate& candidate, uint32_t choice) const {
+  const ArraySlot& slot = target.arrays[want.slot];
+  const Piece& piece = slot.part.pieces[want.piece];
+  const uint32_t bits = source_.element_bits(want.tensor);
+  const Held& held = *candidate.held;
+  const Box common = want.count == 1 ? piece.global : *intersect(source_.box(held), piece.global);
+  Transfer transfer;
+  if ((choice & kArrival) != 0) {
+    const Arrival& arrival = arrivals_[choice & ~kArrival];
+    const ArraySlot& source = targets_[arrival.target].arrays[arrival.slot];
+    transfer.source_image = static_cast<uint32_t>(source_.images().size()) + arrival.target;
+    PTC_TRY(transfer.copy,
+            copy_between(source, part_of(source.part.pieces[arrival.piece], *arrival.box), slot,
+                         piece, common, bits));
+    return transfer;
+  }
+  const std::span<const SourceIndex::Member> members = source_.members(held.set);
+  const auto member =
+      std::partition_point(members.begin(), members.end(),
+                           [&](const SourceIndex::Member& one) { return one.image < choice; });
+  const SourceIndex::Holder& holder = source_.holder(held, member->holder);
+  transfer.source_image = choice;
+  PTC_TRY(transfer.copy,
+          copy_between(source_.slot(holder), source_.piece(holder), slot, piece, common, bits));
+  return transfer;
+}
+
+Result<std::vector<Transfer>> Choices::transfers(uint32_t target_number) const {
+  std::vector<Transfer> transfers;
+  if (kind_of_[target_number] == kNone) return transfers;
+  const ImageLayout& target = targets_[target_number];
+  const Kind& kind = kinds_[kind_of_[target_number]];
+  const uint32_t* choice = choices_.data() + first_choice_[target_number];
+  for (const Want& want : kind.wants) {
+    if (*choice == kTransfers) {
+      const auto first = transfers_.begin() + choice[1];
+      transfers.insert(transfers.end(), first, first + choice[2]);
+      choice += 3;
+      continue;
+    }
+    for (uint32_t i = 0; i < want.count; ++i) {
+      PTC_TRY(transfers.emplace_back(),
+              transfer(target, want, kind.candidates[want.first + i], *choice++));
+    }
+  }
+  return transfers;
+}
+
+}  // namespace ptc

@@ -1,0 +1,178 @@
+// From which holder each box of each target comes.
+//
+// What is the same for all copies of a file (the boxes that it needs, and who has them) is looked
+// up once for each *kind* of target, those that share their arrays; for each copy only the choice
+// is left, one number a box. Transfers are made of these when somebody asks: a node asks for its
+// own. The load of each holder, which decides the choices, is that of all targets before.
+//
+// Cost: O(n log n) in the boxes of all kinds of targets and their overlaps, and for each copy
+// O(log holders) a box, with some 8 bytes of memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "reshard/plan/source_index.h"
+#include "store/base/error.h"
+
+namespace ptc {
+
+/// Immutable once made; threads: any. The index outlives it.
+class Choices {
+ public:
+  /// Of the targets that are not `kept`. Holders on the target's own node come first, then targets
+  /// of that node that got the bytes from another, then the holders that were asked for the fewest
+  /// bytes so far, by node and then by image. kCorrupt: some part is held by nobody; the message
+  /// gives the tensor's number and the box.
+  static Result<std::shared_ptr<const Choices>> make(const SourceIndex& source,
+                                                     std::span<const ImageLayout> targets,
+                                                     const std::vector<bool>& kept);
+
+  /// In the order of the choices; of one that is kept, none.
+  Result<std::vector<Transfer>> transfers(uint32_t target) const;
+  /// visit(Transfer::source_image, bytes) for each of these.
+  template <class Visit>
+  void for_each_source(uint32_t target, Visit&& visit) const;
+
+  /// What a target takes of a source image: its transfer number `number`.
+  struct Take {
+    uint32_t target, number, source_image;
+  };
+  using CopyFrom = std::function<Result<StridedCopy>(const Take&)>;
+  /// visit(takes, CopyFrom) → Result<>: with what all targets of a kind take of one box, by target,
+  /// for each box. The copy of a take is that of all of them from the same source image.
+  template <class Visit>
+  Result<> for_each_alike(Visit&& visit) const;
+
+  /// What the targets need and no source on their node holds, every byte once a node.
+  uint64_t minimum_bytes() const { return minimum_bytes_; }
+
+ private:
+  class Loads;
+  class SideBySide;
+  class Maker;
+  using Held = SourceIndex::Held;
+  struct Candidate {
+    const Held* held;
+    uint64_t bytes;
+    uint32_t set;  // its number in Kind::sets
+  };
+  /// A piece of an array.
+  struct Want {
+    uint32_t slot, piece;
+    uint32_t first, count;  // candidates
+    uint32_t tensor;
+    /// They lie side by side along one axis and fill it: each is taken whole, in whatever order.
+    bool simple;
+  };
+  struct Kind {
+    uint32_t target;  // one of it
+    std::vector<Want> wants;
+    std::vector<Candidate> candidates;
+    std::vector<uint32_t> sets;
+  };
+  /// A box that comes to a node from another one, as part of a target image.
+  struct Arrival {
+    uint32_t target, slot, piece;
+    uint32_t next;  // of the same tensor on the same node
+    const Box* box;
+  };
+  // Choices of a simple want, for each candidate in turn: a source image, or an arrival. Of one
+  // that is not simple, or not with what has arrived: kTransfers and transfers_[first … + count).
+  static constexpr uint32_t kArrival = 1u << 31, kTransfers = UINT32_MAX, kNone = UINT32_MAX;
+
+  explicit Choices(const SourceIndex& source) : source_(source) {}
+  Result<Transfer> transfer(const ImageLayout& target, const Want& want, const Candidate& candidate,
+                            uint32_t choice) const;
+  const Box& box_of(const ImageLayout& target, const Want& want) const {
+    return target.arrays[want.slot].part.pieces[want.piece].global;
+  }
+
+  const SourceIndex& source_;
+  std::vector<ImageLayout> targets_;
+  std::vector<Kind> kinds_;
+  std::vector<uint32_t> kind_of_;     // by target; kNone: kept
+  std::vector<size_t> first_choice_;  // by target; and their number
+  std::vector<uint32_t> choices_;
+  std::vector<Arrival> arrivals_;
+  std::deque<Box> boxes_;  // of arrivals that are no whole pieces
+  std::vector<Transfer> transfers_;
+  uint64_t minimum_bytes_ = 0;
+};
+
+template <class Visit>
+void Choices::for_each_source(uint32_t target, Visit&& visit) const {
+  if (kind_of_[target] == kNone) return;
+  const Kind& kind = kinds_[kind_of_[target]];
+  const uint32_t* choice = choices_.data() + first_choice_[target];
+  const auto images = static_cast<uint32_t>(source_.images().size());
+  for (const Want& want : kind.wants) {
+    if (*choice == kTransfers) {
+      for (uint32_t i = 0; i < choice[2]; ++i) {
+        const Transfer& transfer = transfers_[choice[1] + i];
+        visit(transfer.source_image, transfer.bytes());
+      }
+      choice += 3;
+      continue;
+    }
+    for (uint32_t i = 0; i < want.count; ++i, ++choice) {
+      const bool arrived = (*choice & kArrival) != 0;
+      visit(arrived ? images + arrivals_[*choice & ~kArrival].target : *choice,
+            kind.candidates[want.first + i].bytes);
+    }
+  }
+}
+
+template <class Visit>
+Result<> Choices::for_each_alike(Visit&& visit) const {
+  std::vector<std::vector<uint32_t>> targets_of(kinds_.size());
+  for (uint32_t target = 0; target < targets_.size(); ++target)
+    if (kind_of_[target] != kNone) targets_of[kind_of_[target]].push_back(target);
+  std::vector<const uint32_t*> next;  // choice, by target of the kind
+  std::vector<uint32_t> number;
+  std::vector<Take> takes;
+  for (size_t k = 0; k < kinds_.size(); ++k) {
+    const std::vector<uint32_t>& targets = targets_of[k];
+    next.clear();
+    for (const uint32_t target : targets) next.push_back(choices_.data() + first_choice_[target]);
+    number.assign(targets.size(), 0);
+    for (const Want& want : kinds_[k].wants) {
+      for (size_t i = 0; i < targets.size(); ++i) {
+        if (*next[i] != kTransfers) continue;
+        for (uint32_t t = next[i][1]; t < next[i][1] + next[i][2]; ++t) {
+          takes.assign(1, {targets[i], number[i]++, transfers_[t].source_image});
+          const CopyFrom copy = [&](const Take&) -> Result<StridedCopy> {
+            return transfers_[t].copy;
+          };
+          PTC_TRY(visit(takes, copy));
+        }
+      }
+      for (uint32_t c = 0; c < want.count; ++c) {
+        const Candidate& candidate = kinds_[k].candidates[want.first + c];
+        takes.clear();
+        for (size_t i = 0; i < targets.size(); ++i) {
+          if (*next[i] == kTransfers) continue;
+          const uint32_t choice = next[i][c];
+          if ((choice & kArrival) == 0) takes.push_back({targets[i], number[i], choice});
+          ++number[i];
+        }
+        const CopyFrom copy = [&](const Take& take) -> Result<StridedCopy> {
+          PTC_TRY(const Transfer one,
+                  transfer(targets_[take.target], want, candidate, take.source_image));
+          return one.copy;
+        };
+        PTC_TRY(visit(takes, copy));
+      }
+      for (const uint32_t*& choice : next) choice += *choice == kTransfers ? 3 : want.count;
+    }
+  }
+  return ok();
+}
+
+}  // namespace ptc

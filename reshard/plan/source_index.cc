@@ -1,0 +1,329 @@
+#include "reshard/plan/source_index.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace ptc {
+namespace {
+
+Dims plus_minus(const Dims& at, const Dims& plus, const Dims& minus) {
+  Dims result(at.size());
+  for (size_t axis = 0; axis < at.size(); ++axis)
+    result[axis] = at[axis] + plus[axis] - minus[axis];
+  return result;
+}
+
+bool before(const Dims& a, const Dims& b) {
+  return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+}
+
+}  // namespace
+
+bool is_other_name(const SharedVector<ArraySlot>& arrays, size_t number) {
+  if (number == 0) return false;
+  const ArraySlot &slot = arrays[number], &before = arrays[number - 1];
+  if (slot.byte_offset != before.byte_offset || slot.part.pieces.empty() ||
+      before.part.pieces.empty())
+    return false;
+  const Piece &piece = slot.part.pieces.front(), &other = before.part.pieces.front();
+  // Padding lies in the array that it pads, elsewhere than that one's pieces.
+  return slot.part.local_shape == before.part.local_shape &&
+         piece.local_offset == other.local_offset && !piece.global.empty() && !other.global.empty();
+}
+
+void sort_arrays(std::vector<ArraySlot>& arrays) {
+  // What covers nothing begins where another begins, and comes before it.
+  auto key = [&](const ArraySlot& slot) {
+    uint64_t elements = 0;
+    for (const Piece& piece : slot.part.pieces) elements += piece.global.volume();
+    return std::pair(slot.byte_offset, elements == 0 ? 0 : UINT64_MAX - elements);
+  };
+  std::stable_sort(arrays.begin(), arrays.end(),
+                   [&](const ArraySlot& a, const ArraySlot& b) { return key(a) < key(b); });
+}
+
+Piece part_of(const Piece& whole, const Box& box) {
+  return {box, plus_minus(box.offset, whole.local_offset, whole.global.offset)};
+}
+
+Result<StridedCopy> copy_between(const ArraySlot& source, const Piece& source_piece,
+                                 const ArraySlot& target, const Piece& target_piece,
+                                 const Box& common, uint32_t element_bits) {
+  return make_strided_copy(
+      array_at(source.part, source.byte_offset),
+      plus_minus(common.offset, source_piece.local_offset, source_piece.global.offset),
+      array_at(target.part, target.byte_offset),
+      plus_minus(common.offset, target_piece.local_offset, target_piece.global.offset),
+      common.extent, element_bits);
+}
+
+SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits)
+    : images_(images), element_bits_(std::move(element_bits)), tensors_(element_bits_.size()) {
+  std::unordered_map<const ArraySlot*, uint32_t> known;
+  std::vector<std::vector<uint32_t>> images_of_kind;
+  for (uint32_t image = 0; image < images_.size(); ++image) {
+    if (images_[image].arrays.empty()) continue;
+    const auto [kind, is_new] = known.try_emplace(images_[image].arrays.begin(), kinds_.size());
+    if (is_new) {
+      kinds_.push_back(image);
+      images_of_kind.emplace_back();
+    }
+    images_of_kind[kind->second].push_back(image);
+  }
+  std::vector<uint32_t> next(tensors_.size() + 1);  // first of a tensor's holders
+  auto for_each_holder = [&](auto visit) {
+    for (uint32_t kind = 0; kind < kinds_.size(); ++kind) {
+      const SharedVector<ArraySlot>& arrays = images_[kinds_[kind]].arrays;
+      for (uint32_t slot = 0; slot < arrays.size(); ++slot) {
+        const std::vector<Piece>& pieces = arrays[slot].part.pieces;
+        for (uint32_t piece = 0; piece < pieces.size(); ++piece)
+          if (!pieces[piece].global.empty()) visit(arrays[slot].tensor, Holder{kind, slot, piece});
+      }
+    }
+  };
+  for_each_holder([&](uint32_t tensor, const Holder&) { ++next[tensor + 1]; });
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) next[tensor + 1] += next[tensor];
+  holders_.resize(next.back());
+  for_each_holder(
+      [&](uint32_t tensor, const Holder& holder) { holders_[next[tensor]++] = holder; });
+  uint32_t begin = 0;
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    index_tensor(tensors_[tensor], std::span(holders_).subspan(begin, next[tensor] - begin), begin);
+    begin = next[tensor];
+  }
+  make_sets(images_of_kind);
+}
+
+void SourceIndex::index_tensor(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder) {
+  if (holders.empty()) return;
+  Dims extent(piece(holders.front()).global.axes());
+  for (const Holder& holder : holders) {
+    const Box& box = piece(holder).global;
+    for (size_t axis = 0; axis < extent.size(); ++axis)
+      extent[axis] = std::max(extent[axis], box.offset[axis] + box.extent[axis]);
+  }
+  tensor.strides = Dims(extent.size(), 1);
+  for (size_t axis = extent.size(); axis-- > 1;)
+    tensor.strides[axis - 1] = tensor.strides[axis] * extent[axis];
+  // C order of the first elements is that of the offsets. Holders come by kind.
+  std::stable_sort(holders.begin(), holders.end(), [&](const Holder& a, const Holder& b) {
+    const Box &box_a = piece(a).global, &box_b = piece(b).global;
+    if (box_a.offset != box_b.offset) return before(box_a.offset, box_b.offset);
+    return box_a.extent != box_b.extent && before(box_a.extent, box_b.extent);
+  });
+  for (uint32_t i = 0; i < holders.size(); ++i) {
+    const Box& here = piece(holders[i]).global;
+    if (!tensor.held.empty() && box(tensor.held.back()) == here) {
+      ++tensor.held.back().holders;
+      continue;
+    }
+    const Interval at = interval(tensor, here);
+    tensor.held.push_back({at.begin, at.end, first_holder + i, 1, 0});
+    tensor.reach.push_back(tensor.reach.empty() ? at.end : std::max(at.end, tensor.reach.back()));
+  }
+}
+
+void SourceIndex::make_sets(const std::vector<std::vector<uint32_t>>& images_of_kind) {
+  std::vector<uint32_t> first_held;  // by set: the first holder of a box of it
+  std::unordered_multimap<uint64_t, uint32_t> by_hash;
+  auto same_kinds = [&](uint32_t a, uint32_t b, uint32_t count) {
+    return std::equal(holders_.begin() + a, holders_.begin() + a + count, holders_.begin() + b,
+                      [](const Holder& x, const Holder& y) { return x.kind == y.kind; });
+  };
+  std::vector<uint32_t> sizes;
+  for (Tensor& tensor : tensors_)
+    for (Held& held : tensor.held) {
+      uint64_t hash = held.holders;
+      for (uint32_t i = 0; i < held.holders; ++i)
+        hash = (hash ^ holder(held, i).kind) * 0x9e3779b97f4a7c15u ^ hash >> 32;
+      held.set = static_cast<uint32_t>(sets_.size());
+      const auto [begin, end] = by_hash.equal_range(hash);
+      for (auto it = begin; it != end; ++it)
+        if (sizes[it->second] == held.holders &&
+            same_kinds(first_held[it->second], held.first_holder, held.holders))
+          held.set = it->second;
+      if (held.set < sets_.size()) continue;
+      by_hash.emplace(hash, held.set);
+      sizes.push_back(held.holders);
+      first_held.push_back(held.first_holder);
+      Set& set = sets_.emplace_back();
+      for (uint32_t i = 0; i < held.holders; ++i) {
+        const uint32_t kind = holder(held, i).kind;
+        if (i > 0 && holder(held, i - 1).kind == kind) continue;  // under another name
+        for (const uint32_t image : images_of_kind[kind]) set.members.push_back({image, i});
+      }
+      std::sort(set.members.begin(), set.members.end(),
+                [](const Member& a, const Member& b) { return a.image < b.image; });
+      set.by_node = set.members;
+      std::stable_sort(set.by_node.begin(), set.by_node.end(),
+                       [&](const Member& a, const Member& b) {
+                         return images_[a.image].node < images_[b.image].node;
+                       });
+      for (uint32_t i = 0; i < set.by_node.size(); ++i) {
+        const uint32_t node = images_[set.by_node[i].image].node;
+        if (!set.nodes.empty() && set.nodes.back() == node) continue;
+        set.nodes.push_back(node);
+        set.first.push_back(i);
+      }
+      set.first.push_back(set.by_node.size());
+    }
+}
+
+std::span<const SourceIndex::Member> SourceIndex::members_on(uint32_t set_number,
+                                                             uint32_t node) const {
+  const Set& set = sets_[set_number];
+  const auto found = std::lower_bound(set.nodes.begin(), set.nodes.end(), node);
+  if (found == set.nodes.end() || *found != node) return {};
+  const size_t i = found - set.nodes.begin();
+  return std::span(set.by_node).subspan(set.first[i], set.first[i + 1] - set.first[i]);
+}
+
+SourceIndex::Interval SourceIndex::interval(const Tensor& tensor, const Box& box) {
+  Interval at{0, 1};
+  for (size_t axis = 0; axis < tensor.strides.size(); ++axis) {
+    at.begin += box.offset[axis] * tensor.strides[axis];
+    at.end += (box.offset[axis] + box.extent[axis] - 1) * tensor.strides[axis];
+  }
+  return at;
+}
+
+std::pair<size_t, SourceIndex::Interval> SourceIndex::first_overlapping(uint32_t tensor,
+                                                                        const Box& wanted) const {
+  const Tensor& index = tensors_[tensor];
+  const Interval at = interval(index, wanted);
+  return {std::upper_bound(index.reach.begin(), index.reach.end(), at.begin) - index.reach.begin(),
+          at};
+}
+
+Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target) const {
+  std::vector<Transfer> transfers;
+  std::vector<Box> wanted, left;
+  std::vector<std::pair<const Held*, Member>> candidates;
+  for (uint32_t number = 0; number < target.arrays.size(); ++number) {
+    if (is_other_name(target.arrays, number)) continue;
+    const ArraySlot& target_slot = target.arrays[number];
+    for (const Piece& target_piece : target_slot.part.pieces) {
+      if (target_piece.global.empty()) continue;
+      candidates.clear();
+      size_t local = 0;
+      for_each_overlapping(
+          target_slot.tensor, target_piece.global, [&](const Held& held, const Box&) {
+            const std::span<const Member> here = members_on(held.set, target.node);
+            if (here.empty())
+              return candidates.emplace_back(&held, members(held.set).front()), void();
+            candidates.emplace(candidates.begin() + static_cast<ptrdiff_t>(local++), &held,
+                               here.front());
+          });
+      wanted.assign(1, target_piece.global);
+      for (const auto& [held, member] : candidates) {
+        if (wanted.empty()) break;
+        const Holder& source = holder(*held, member.holder);
+        left.clear();
+        for (const Box& box : wanted) {
+          const std::optional<Box> common = intersect(box, piece(source).global);
+          if (!common) {
+            left.push_back(box);
+            continue;
+          }
+          PTC_TRY(auto copy, copy_between(slot(source), piece(source), target_slot, target_piece,
+                                          *common, element_bits_[target_slot.tensor]));
+          transfers.push_back({member.image, copy});
+          if (*common == box) continue;
+          for (Box& rest : subtract(box, *common)) left.push_back(std::move(rest));
+        }
+        wanted.swap(left);
+      }
+      if (!wanted.empty())
+        return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", target_slot.tensor,
+                          wanted.front().to_string());
+    }
+  }
+  std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
+    return a.copy.target_offset < b.copy.target_offset;
+  });
+  return transfers;
+}
+
+uint64_t SourceIndex::missing_if(uint32_t tensor, const std::vector<Box>& wanted,
+                                 auto&& counts) const {
+  uint64_t missing = 0;
+  std::vector<Box> rest, left;
+  for (const Box& each : wanted) {
+    if (each.empty()) continue;
+    rest.assign(1, each);
+    for_each_overlapping(tensor, each, [&](const Held& held, const Box& common) {
+      if (rest.empty() || !counts(held)) return;
+      if (common == each) return rest.clear();
+      left.clear();
+      for (const Box& part : rest)
+        for (Box& outside : subtract(part, box(held))) left.push_back(std::move(outside));
+      rest.swap(left);
+    });
+    for (const Box& part : rest) missing += bytes_of(tensor, part);
+  }
+  return missing;
+}
+
+uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
+                                      const std::vector<Box>& wanted) const {
+  return missing_if(tensor, wanted,
+                    [&](const Held& held) { return !members_on(held.set, node).empty(); });
+}
+
+uint64_t SourceIndex::missing(uint32_t tensor, const std::vector<Box>& wanted) const {
+  return missing_if(tensor, wanted, [](const Held&) { return true; });
+}
+
+SourceIndex::HeldOf SourceIndex::held_of(const ImageLayout& file) const {
+  HeldOf result;
+  std::vector<std::pair<uint32_t, uint64_t>> by_set;  // few
+  for (const ArraySlot& slot : file.arrays)
+    for (const Piece& piece : slot.part.pieces) {
+      result.all += bytes_of(slot.tensor, piece.global);
+      if (piece.global.empty()) continue;
+      for_each_overlapping(slot.tensor, piece.global, [&](const Held& held, const Box& common) {
+        const uint64_t bytes = bytes_of(slot.tensor, common);
+        if (by_set.empty() || by_set.back().first != held.set) by_set.emplace_back(held.set, 0);
+        by_set.back().second += bytes;
+      });
+    }
+  auto add_up = [](std::vector<std::pair<uint32_t, uint64_t>>& sums) {
+    std::sort(sums.begin(), sums.end());
+    size_t count = 0;
+    for (const auto& [number, bytes] : sums) {
+      if (count == 0 || sums[count - 1].first != number) sums[count++] = {number, bytes};
+      else sums[count - 1].second += bytes;
+    }
+    sums.resize(count);
+  };
+  add_up(by_set);
+  for (const auto& [set, bytes] : by_set)
+    for (const uint32_t node : sets_[set].nodes) result.by_node.emplace_back(node, bytes);
+  add_up(result.by_node);
+  return result;
+}
+
+std::vector<Box> SourceIndex::disjoint(uint32_t tensor, std::vector<Box> boxes) const {
+  const Tensor& index = tensors_[tensor];
+  std::sort(boxes.begin(), boxes.end(), [&](const Box& a, const Box& b) {
+    return interval(index, a).begin < interval(index, b).begin;
+  });
+  std::vector<Box> result, fresh, left;
+  std::vector<Box> active;  // of those taken: may reach beyond the begin of the next
+  for (const Box& each : boxes) {
+    const uint64_t begin = interval(index, each).begin;
+    std::erase_if(active, [&](const Box& box) { return interval(index, box).end <= begin; });
+    fresh.assign(1, each);
+    for (const Box& known : active) {
+      left.clear();
+      for (const Box& part : fresh)
+        for (Box& outside : subtract(part, known)) left.push_back(std::move(outside));
+      fresh.swap(left);
+    }
+    if (!fresh.empty()) active.push_back(each);
+    result.insert(result.end(), fresh.begin(), fresh.end());
+  }
+  return result;
+}
+
+}  // namespace ptc

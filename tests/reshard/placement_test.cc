@@ -1,0 +1,215 @@
+// Where ranks and files go, against the obvious way to find out: every assignment of blocks to
+// nodes, and for each file one node after the other. PTC_SEED=<seed> replays a run.
+#include "reshard/move/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+
+#include "tests/support/random_model.h"
+#include "tests/support/synthetic_model.h"
+
+namespace ptc {
+namespace {
+
+class PlacementTest : public ::testing::Test {
+ protected:
+  PlacementTest() {
+    const char* given = std::getenv("PTC_SEED");
+    const uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device()();
+    std::cout << "PTC_SEED=" << seed << "\n";
+    random_.seed(seed);
+  }
+
+  void make_checkpoint(const Model& model, const LayoutSpec& spec) {
+    Manifest manifest;
+    manifest.name = "base";
+    manifest.written_spec = spec;
+    manifest.model = std::make_shared<const Model>(model);
+    manifest.checksums.resize(model.tensors().size());
+    auto facts = CheckpointFacts::of(std::move(manifest), std::to_string(++made_), "", results_);
+    checkpoint_ = std::make_shared<Checkpoint>(std::move(facts).value(), &results_, nullptr,
+                                               [] { return false; });
+  }
+
+  /// Some copies of each file, at random; of some there is none.
+  std::shared_ptr<const StoredState> store(const LayoutSpec& spec) {
+    std::vector<StoredImage> images;
+    const StateFilesRef files = checkpoint_->target_images(spec).value();
+    for (const StateFile& file : *files)
+      for (const std::string& node : nodes_) {
+        if (random_() % 3 != 0) continue;
+        StoredImage image;
+        image.id = std::to_string(images.size());
+        if (random_() % 8 != 0)
+          image.image = std::make_shared<const Image>(ImageId{image.id}, node, file.layout.bytes);
+        image.state = file.owner;
+        image.path = file.path;
+        image.node = node;
+        images.push_back(image);
+      }
+    return checkpoint_->make_stored(spec, std::move(images)).value();
+  }
+
+  /// Bytes of a file that a node has; what is in no array, each has.
+  uint64_t held(const StoredState& stored, const ImageLayout& file, const std::string& node) {
+    const auto [known, is_new] = held_.try_emplace({file.arrays.begin(), node}, 0);
+    if (is_new) known->second = find_held(stored, file, node);
+    return known->second;
+  }
+  uint64_t find_held(const StoredState& stored, const ImageLayout& file, const std::string& node) {
+    uint64_t missing = 0;
+    for (const ArraySlot& slot : file.arrays)
+      for (const Piece& piece : slot.part.pieces) {
+        missing += stored.index().bytes_of(slot.tensor, piece.global);
+        std::vector<Box> seen;
+        for (size_t i = 0; i < stored.images.size(); ++i) {
+          if (stored.images[i].image == nullptr || stored.images[i].node != node) continue;
+          for (const ArraySlot& other : stored.layouts()[i].arrays)
+            for (const Piece& its : other.part.pieces) {
+              if (other.tensor != slot.tensor || its.global.empty() || piece.global.empty() ||
+                  std::find(seen.begin(), seen.end(), its.global) != seen.end())
+                continue;
+              seen.push_back(its.global);
+              if (const auto common = intersect(its.global, piece.global))
+                missing -= stored.index().bytes_of(slot.tensor, *common);
+            }
+        }
+      }
+    return file.bytes - std::min(file.bytes, missing);
+  }
+
+  /// What nodes hold of what their ranks read, each file once a node; of nodes that hold nothing at
+  /// all, nothing.
+  uint64_t kept(const StoredState& stored, const LayoutSpec& spec,
+                const std::map<std::string, std::set<uint64_t>>& ranks_of) {
+    uint64_t bytes = 0;
+    const StateFilesRef files = checkpoint_->target_images(spec).value();
+    for (const auto& [node, ranks] : ranks_of) {
+      if (!is_among(stored.nodes, node)) continue;
+      for (const StateFile& file : *files)
+        if (std::any_of(ranks.begin(), ranks.end(), [&, &f = file](uint64_t rank) {
+              const uint32_t state = state_index(spec, state_of(spec, spec.coords(rank)));
+              return std::find(f.states.begin(), f.states.end(), state) != f.states.end();
+            }))
+          bytes += held(stored, file.layout, node);
+    }
+    return bytes;
+  }
+
+  std::mt19937_64 random_;
+  std::vector<std::string> nodes_;
+  SharedResults results_;
+  CheckpointRef checkpoint_;
+  int made_ = 0;
+  std::map<std::pair<const ArraySlot*, std::string>, uint64_t> held_;  // of this round
+};
+
+TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
+  for (int round = 0; round < 25; ++round) {
+    SCOPED_TRACE(round);
+    const testing::RandomModel sample = testing::random_model(random_, random_() % 2 == 0);
+    const Model model = testing::synthetic_model(sample.config, sample.tensors);
+    const LayoutSpec from = testing::random_layout(random_, sample, model, 12);
+    Layout to;
+    to.spec = random_() % 3 == 0 ? from : testing::random_layout(random_, sample, model, 12);
+    make_checkpoint(model, from);
+    nodes_.clear();
+    for (uint64_t node = 0, count = 1 + random_() % 5; node < count; ++node)
+      nodes_.push_back(fmt::format("w{}", node));
+    const auto stored = store(from);
+    std::vector<std::string> alive;
+    for (const std::string& node : nodes_)
+      if (random_() % 4 != 0) alive.push_back(node);
+    if (random_() % 2 == 0 || alive.empty()) alive.push_back("w9");  // a new one
+
+    held_.clear();
+    const StateFilesRef files = checkpoint_->target_images(to.spec).value();  // kept, and so shared
+
+    // Ranks: equal blocks, of whole groups of tp, and of all ways to give these to nodes the best.
+    const Placement placement = place_ranks(to, *checkpoint_, *stored, alive).value();
+    const uint64_t world = to.spec.sizes.world_size(), tp = to.spec.sizes.tp;
+    ASSERT_EQ(placement.node_of_rank.size(), world);
+    uint64_t block = (world + alive.size() - 1) / alive.size();
+    if (block > tp) block = (block + tp - 1) / tp * tp;
+    std::vector<uint64_t> ranks;
+    for (uint64_t rank = 0; rank < world; ++rank) ranks.push_back(rank);
+    std::sort(ranks.begin(), ranks.end(), [&](uint64_t a, uint64_t b) {
+      auto key = [&](uint64_t rank) {
+        RankCoords group = to.spec.coords(rank);
+        group.tp = 0;
+        return std::pair(to.spec.order.global_rank(to.spec.sizes, group), to.spec.coords(rank).tp);
+      };
+      return key(a) < key(b);
+    });
+    auto kept_by = [&](const std::vector<std::string>& node_of_block) {
+      std::map<std::string, std::set<uint64_t>> ranks_of;
+      for (uint64_t i = 0; i < world; ++i) ranks_of[node_of_block[i / block]].insert(ranks[i]);
+      return kept(*stored, to.spec, ranks_of);
+    };
+    std::vector<std::string> order = alive, chosen;
+    uint64_t best = 0;
+    do best = std::max(best, kept_by(order));
+    while (std::next_permutation(order.begin(), order.end()));
+    for (uint64_t i = 0; i < world; ++i) {
+      const std::string& node = placement.node_of_rank[ranks[i]];
+      if (i % block == 0) chosen.push_back(node);
+      ASSERT_EQ(node, chosen.back()) << "rank " << ranks[i];
+    }
+    EXPECT_EQ(std::set(chosen.begin(), chosen.end()).size(), chosen.size());
+    EXPECT_EQ(kept_by(chosen), best);
+
+    // Files: to the nodes of their ranks, and then to those that have most of them.
+    const uint32_t replicas = random_() % 4;
+    Placement asked = placement;
+    if (random_() % 3 == 0) asked.node_of_rank.assign(world, "");
+    if (random_() % 3 == 0) asked.node_of_rank[random_() % world] = "gone";
+    using Copy = std::tuple<uint32_t, std::string, std::string>;
+    std::vector<Copy> expected, made;
+    size_t turn = 0;
+    for (const StateFile& file : *files) {
+      std::set<std::string> on;
+      for (uint64_t rank = 0; rank < world; ++rank) {
+        const uint32_t state = state_index(to.spec, state_of(to.spec, to.spec.coords(rank)));
+        if (std::find(file.states.begin(), file.states.end(), state) != file.states.end() &&
+            is_among(alive, asked.node_of_rank[rank]))
+          on.insert(asked.node_of_rank[rank]);
+      }
+      const bool more = on.size() <= replicas && on.size() < alive.size();
+      while (on.size() <= replicas && on.size() < alive.size()) {
+        std::map<std::tuple<uint64_t, bool, size_t>, std::string> others;
+        for (size_t i = 0; i < alive.size(); ++i) {
+          if (on.contains(alive[i])) continue;
+          const bool has = std::any_of(
+              stored->images.begin(), stored->images.end(), [&](const StoredImage& image) {
+                return image.image != nullptr && image.state == file.owner &&
+                       image.path == file.path && image.node == alive[i];
+              });
+          const size_t distance = (i + alive.size() - turn % alive.size()) % alive.size();
+          others.emplace(
+              std::tuple(UINT64_MAX - held(*stored, file.layout, alive[i]), !has, distance),
+              alive[i]);
+        }
+        on.insert(others.begin()->second);
+      }
+      if (more) ++turn;
+      for (const std::string& node : on) expected.emplace_back(file.owner, file.path, node);
+    }
+    std::vector<std::string> numbered = stored->nodes;
+    for (const StateFile& file :
+         place_files(*files, to.spec, asked, replicas, alive, *stored, numbered)) {
+      made.emplace_back(file.owner, file.path, numbered[file.layout.node]);
+    }
+    std::sort(expected.begin(), expected.end());
+    std::sort(made.begin(), made.end());
+    EXPECT_EQ(made, expected);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace ptc
