@@ -59,9 +59,12 @@ struct NewArray {
   uint64_t content = 0;  // two of equal number have equal bytes
 };
 
-/// Of all files of a checkpoint together, replicas counted once: nodes give headers.bin to each
-/// other in one message with the manifest, of kMaxCallBytes.
-inline constexpr uint64_t kMostOutlineBytes = 192 << 20;
+/// Of all files of a checkpoint together, replicas counted once: headers.bin is read at every
+/// start, and stays in memory.
+inline constexpr uint64_t kMostOutlineBytes = uint64_t{512} << 20;
+/// Of those on a node that does not lead the commit, which sends them in one message with what they
+/// hold, of kMaxCallBytes.
+inline constexpr uint64_t kMostOutlineBytesSent = 192 << 20;
 /// While a checkpoint is committed, replicas too: so much memory it may take.
 inline constexpr uint64_t kMostOutlineBytesRead = uint64_t{1} << 30;
 

@@ -110,7 +110,8 @@ inline constexpr std::array kAll{
     PeerRow{kHolds,          "job/holds",            kJob,  H::kStore,    10s,           kAgain, kFew},
     PeerRow{kUses,           "job/uses",             kJob,  H::kRemoved,  5s,            kAgain, kFew},
     PeerRow{kFile,           "job/file",             kJob,  H::kFiles,    30s,           kAgain, kFew},
-    PeerRow{kFiles,          "job/files",            kJob,  H::kFiles,    3s,            kAgain, kMany},
+    // Who asks says how long, by what there is to take.
+    PeerRow{kFiles,          "job/files",            kJob,  H::kFiles,    kWhileItLives, kAgain, kMany},
     // A part that was made already is on the shelf.
     PeerRow{kPart,           "job/part",             kJob,  H::kMaker,    kWhileItLives, kAgain, kMany},
     PeerRow{kDrop,           "job/drop",             kJob,  H::kShelf,    30s,           kAgain, kFew},

@@ -203,10 +203,10 @@ Result<std::string> list_files(int dir_fd) {
                                     std::move(shape), tensor.offset, tensor.bytes});
     }
     headers += file.header;
-    if (headers.size() > kMostOutlineBytes) {
+    if (headers.size() > kMostOutlineBytesSent) {
       std::vector<const Found*> outlines;
       for (const Found& one : found) outlines.push_back(&one);
-      PTC_TRY(check_outlines(outlines, kMostOutlineBytes));
+      PTC_TRY(check_outlines(outlines, kMostOutlineBytesSent));
     }
     const ReadRights rights = file.rights.value_or(ReadRights());
     files.push_back(json::object{{"rank", file.rank},

@@ -57,6 +57,14 @@ std::vector<Activity::Progress> Activities::commits() const {
   return list;
 }
 
+std::vector<Activity::Progress> Activities::fetches() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Activity::Progress> list;
+  for (const Activity* one : under_way_)
+    if (one->subject_.kind == Activity::Kind::kFetch) list.push_back(one->progress());
+  return list;
+}
+
 void Activities::stop_all() {
   std::lock_guard lock(mutex_);
   stopped_ = true;
@@ -66,7 +74,9 @@ void Activities::stop_all() {
 void Activities::stop_reshards() {
   std::lock_guard lock(mutex_);
   for (Activity* one : under_way_)
-    if (one->subject_.kind != Activity::Kind::kCommit) one->stop_.request_stop();
+    if (one->subject_.kind != Activity::Kind::kCommit &&
+        one->subject_.kind != Activity::Kind::kFetch)
+      one->stop_.request_stop();
 }
 
 void Activities::stop_trims() {

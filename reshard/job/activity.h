@@ -25,6 +25,7 @@ class Activity {
     kPart,     // this node's part of a reshard that another leads
     kTrim,     // copies beyond those that are wanted go; whatever else is to be done goes first
     kCommit,   // a checkpoint that is being committed, here or elsewhere
+    kFetch,    // what describes a checkpoint, by its id, comes from another node: a file, to `to`
   };
   /// A checkpoint on its way from one layout to another, or out of incoming/; by name.
   struct Subject {
@@ -72,6 +73,7 @@ class Activities {
   /// What is told to people of reshards: what this node leads, else what was begun first.
   std::optional<Activity::Progress> reshard() const;
   std::vector<Activity::Progress> commits() const;
+  std::vector<Activity::Progress> fetches() const;
 
   void stop_all();
   void stop_reshards();  // their parts too: a newer edit wins

@@ -10,6 +10,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -24,8 +25,26 @@
 namespace ptc {
 namespace {
 
-constexpr size_t kMaxManifestBytes = size_t{1} << 32;
 constexpr size_t kMaxFileBytes = size_t{1} << 32;
+/// A node that has not taken files by then is not waited for: so long, and what it takes to send
+/// them at this rate to as many at the same time as PieceSizes::fan_out says.
+constexpr std::chrono::milliseconds kToTake{3000};
+constexpr uint64_t kSlowBytesInMs = 10'000;
+
+/// Of stored-<generation>… and plan-<generation>…; 0: of another file.
+int64_t generation_in(std::string_view file) {
+  for (const std::string_view kind : {"stored-", "plan-"})
+    if (file.starts_with(kind))
+      return std::strtoll(std::string(file.substr(kind.size())).c_str(), nullptr, 10);
+  return 0;
+}
+
+/// Those that are there, as `self` asks them: the next by name first, so that not all ask the same.
+std::vector<std::string> from_next(std::vector<std::string> others, const std::string& self) {
+  std::sort(others.begin(), others.end());
+  std::rotate(others.begin(), std::upper_bound(others.begin(), others.end(), self), others.end());
+  return others;
+}
 
 }  // namespace
 
@@ -40,10 +59,40 @@ Result<std::vector<std::string>> names_in(const std::string& directory) {
   return names;
 }
 
+std::vector<NamedFile> CheckpointFiles::files_of(const std::string& id,
+                                                 const std::string& stored_file) {
+  return {{id, "manifest.json"}, {id, "headers.bin"}, {id, stored_file}};
+}
+
+std::vector<NamedFile> CheckpointFiles::lacking(std::vector<NamedFile> files,
+                                                const FetchedFiles& fetched) const {
+  if (!place_.services.cluster->shares_bytes()) return {};
+  std::erase_if(files, [&](const NamedFile& name) {
+    return fetched.contains(name) || has(name.id, name.file);
+  });
+  return files;
+}
+
+Result<std::string> CheckpointFiles::read(const NamedFile& name,
+                                          const FetchedFiles& fetched) const {
+  const auto known = fetched.find(name);
+  if (known != fetched.end()) {
+    if (known->second.has_error()) return known->second.error();
+    if (known->second.value()) return *known->second.value();
+  }
+  Result<std::string> here =
+      read_text_file(AT_FDCWD, place_.checkpoint_dir(name.id) + "/" + name.file, kMaxFileBytes);
+  if (here.has_value() || !place_.services.cluster->shares_bytes() ||
+      here.error().code() != Code::kNotFound)
+    return here;
+  return make_error(Code::kUnavailable, "{} is not here", name.file);  // any more, or yet
+}
+
 Result<CheckpointRecord> CheckpointFiles::load(const std::string& id, int64_t generation,
-                                               const std::string& stored_file) const {
-  PTC_TRY(auto manifest_text, read(id, "manifest.json", kMaxManifestBytes));
-  PTC_TRY(auto headers, read(id, "headers.bin", kMaxManifestBytes));
+                                               const std::string& stored_file,
+                                               const FetchedFiles& fetched) const {
+  PTC_TRY(auto manifest_text, read({id, "manifest.json"}, fetched));
+  PTC_TRY(auto headers, read({id, "headers.bin"}, fetched));
   PTC_TRY(auto facts,
           CheckpointFacts::read(manifest_text, std::move(headers), *place_.services.results));
   CheckpointRecord record;
@@ -53,16 +102,17 @@ Result<CheckpointRecord> CheckpointFiles::load(const std::string& id, int64_t ge
   record.checkpoint = std::make_shared<Checkpoint>(std::move(facts), place_.services.results,
                                                    &place_.services.executor->transport(),
                                                    place_.services.catch_up);
-  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file));
+  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file, fetched));
   record.where = stored;
   record.checkpoint->replace_stored(std::move(stored));
   return record;
 }
 
 Result<std::shared_ptr<const StoredState>> CheckpointFiles::load_stored(
-    const Checkpoint& checkpoint, const std::string& id, const std::string& name) const {
-  PTC_TRY(auto text, read(id, name, kMaxManifestBytes));
-  PTC_TRY(auto value, parse_json(text, {.max_bytes = kMaxManifestBytes}));
+    const Checkpoint& checkpoint, const std::string& id, const std::string& name,
+    const FetchedFiles& fetched) const {
+  PTC_TRY(auto text, read({id, name}, fetched));
+  PTC_TRY(auto value, parse_json(text, {.max_bytes = kMaxFileBytes}));
   boost::system::error_code bad;
   const json::value* spec_value = value.find_pointer("/spec", bad);
   const json::value* image_array = value.find_pointer("/images", bad);
@@ -89,11 +139,11 @@ Result<std::shared_ptr<const StoredState>> CheckpointFiles::load_stored(
 }
 
 std::optional<PlanTexts> CheckpointFiles::load_plan(const std::string& id,
-                                                    const std::string& stored_file) const {
-  constexpr size_t kMaxPlanBytes = size_t{1} << 28;
+                                                    const std::string& stored_file,
+                                                    const FetchedFiles& fetched) const {
   const std::string file = plan_file_of(stored_file);
   if (file.empty()) return std::nullopt;
-  Result<std::string> text = read(id, file, kMaxPlanBytes);
+  Result<std::string> text = read({id, file}, fetched);
   Result<PlanTexts> plan =
       text.has_value() ? PlanTexts::from_text(text.value()) : std::move(text).error();
   if (plan.has_value()) return std::move(plan).value();
@@ -116,69 +166,139 @@ Result<ImageRef> CheckpointFiles::open_image(const StoredImage& image, uint64_t 
   return here;
 }
 
-Result<std::string> CheckpointFiles::read(const std::string& id, const std::string& file,
-                                          size_t limit) const {
-  const std::string path = place_.checkpoint_dir(id) + "/" + file;
-  Result<std::string> here = read_text_file(AT_FDCWD, path, limit);
-  if (here.has_value() || !place_.services.cluster->shares_bytes() ||
-      here.error().code() != Code::kNotFound)
-    return here;
-  std::optional<Error> silent;  // a node that may have it
-  for (const std::string& node : peers_.others()) {
-    Result<std::string> there = peers_.ask(
-        node, PeerMethod::kFile, json::serialize(json::object{{"id", id}, {"file", file}}));
-    if (there.has_error()) {
-      if (there.error().code() != Code::kNotFound)
-        silent = make_error(Code::kUnavailable, "{}", there.error().message());
-      continue;
-    }
+Result<std::string> CheckpointFiles::fetch(const NamedFile& name,
+                                           const std::vector<std::string>& nodes,
+                                           const std::optional<FileFacts>& facts,
+                                           Activity& activity) const {
+  PieceOptions options;
+  options.piece = place_.services.pieces.piece;
+  options.limit = kMaxFileBytes;
+  options.facts = facts;
+  options.stop = activity.stop_token();
+  options.progress = [&](uint64_t bytes, uint64_t of_bytes) {
+    activity.begin("fetching", of_bytes);
+    activity.bytes_done() = bytes;
+  };
+  return fetch_in_pieces(
+      [&](const std::string& node, const std::string& body) {
+        return peers_.ask(node, PeerMethod::kFile, body, options.stop);
+      },
+      nodes, name, options);
+}
+
+Result<> CheckpointFiles::store(const NamedFile& name, std::string_view content) const {
+  return write_file_atomically(AT_FDCWD, place_.checkpoint_dir(name.id) + "/" + name.file, content);
+}
+
+void CheckpointFiles::fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched) const {
+  if (files.empty()) return;
+  const std::vector<std::string> nodes =
+      from_next(peers_.others(), place_.services.cluster->self());
+  auto fetch_one = [&](const NamedFile& name) -> Result<std::optional<std::string>> {
+    const KeyedLock::Held one = fetching_.hold(name.id + "/" + name.file);
+    if (has(name.id, name.file)) return std::optional<std::string>();
+    const auto activity = activities_.begin({Activity::Kind::kFetch, name.id, "", name.file});
+    PTC_TRY(auto content, fetch(name, nodes, std::nullopt, *activity));
     auto keep = [&]() -> Result<> {
-      PTC_TRY(make_directory_of(id));
-      return write_file_atomically(AT_FDCWD, path, there.value());
+      PTC_TRY(make_directory_of(name.id));
+      return store(name, content);
     };
+    Result<> kept = keep();
+    if (kept.has_value()) return std::optional<std::string>();
     // Without room for it this node asks again when it needs it.
-    if (Result<> kept = keep(); kept.has_error() && kept.error().code() != Code::kNoSpace)
-      return std::move(kept).error();
-    return there;
+    if (kept.error().code() != Code::kNoSpace) return std::move(kept).error();
+    return std::optional<std::string>(std::move(content));
+  };
+  std::map<std::string, Error> in_vain;  // by id: without the one the others are of no use
+  for (const NamedFile& name : files) {
+    const auto before = in_vain.find(name.id);
+    auto one = before == in_vain.end() ? fetch_one(name) : before->second;
+    if (one.has_error()) in_vain.emplace(name.id, one.error());
+    fetched.insert_or_assign(name, std::move(one));
   }
-  if (silent) return *std::move(silent);
-  return make_error(Code::kNotFound, "no node that is there has {}", file);
+}
+
+Result<std::string> CheckpointFiles::piece(const json::object& request,
+                                           const NamedFile& name) const {
+  PieceRequest piece{name};
+  PTC_TRY(auto offset, json_uint(request, "offset"));
+  PTC_TRY(auto most, json_uint(request, "most"));
+  const json::value* sum = request.if_contains("sum");
+  if (!offset || !most || sum == nullptr || !sum->is_bool())
+    return invalid_argument("the request does not say which piece of a file");
+  piece.offset = *offset;
+  piece.most = *most;
+  piece.sum = sum->get_bool();
+  return read_piece(place_.checkpoint_dir(name.id) + "/" + name.file, piece);
 }
 
 Result<> CheckpointFiles::give(const std::string& id, const std::vector<std::string>& files,
-                               const StoredState& stored,
+                               const StoredState& stored, Activity* activity,
                                const std::optional<MetaTransaction::Compare>& decides) const {
-  const std::vector<std::string> others = peers_.others();
+  const std::string& self = place_.services.cluster->self();
+  const PieceSizes& sizes = place_.services.pieces;
+  const std::vector<std::string> others = from_next(peers_.others(), self);
   if (others.empty()) return ok();
   json::array list;
-  std::string contents;
+  uint64_t bytes = 0;
   for (const std::string& file : files) {
+    PTC_TRY(auto facts, FileFacts::of_file(place_.checkpoint_dir(id) + "/" + file));
+    list.push_back(json::array{json::value(file), facts.bytes, json::value(facts.sum)});
+    bytes += facts.bytes;
+  }
+  std::string contents;
+  const bool with_question = bytes * others.size() <= sizes.with_question;
+  for (const std::string& file : files) {
+    if (!with_question) break;
     PTC_TRY(auto content,
             read_text_file(AT_FDCWD, place_.checkpoint_dir(id) + "/" + file, kMaxFileBytes));
-    list.push_back(json::array{json::value(file), content.size()});
     contents += content;
   }
   json::object request{{"id", id}, {"files", std::move(list)}};
   if (decides) {
-    request["from"] = place_.services.cluster->self();
+    request["from"] = self;
     request["fence"] = decides->revision;
   }
-  const std::string body = json::serialize(request) + "\n" + contents;
-  bool given_to_any = false;
-  for (const Result<std::string>& given : peers_.ask_all(others, PeerMethod::kFiles, body)) {
-    // A node that does not answer now asks for them itself when it is there again.
-    if (given.has_error()) spdlog::warn("job {}: {}", place_.name, given.error().message());
-    else given_to_any = true;
+  const std::stop_token stop = activity != nullptr ? activity->stop_token() : std::stop_token();
+  if (activity != nullptr) activity->begin("describing", bytes * others.size());
+  const auto time = kToTake + std::chrono::milliseconds(bytes * sizes.fan_out / kSlowBytesInMs);
+  // Those that have got it last give it to the next, each to a few, and none again; this node to
+  // the first.
+  std::vector<std::string> sources{self};
+  size_t given = 0;
+  for (size_t next = 0; next < others.size();) {
+    const size_t left = others.size() - next;
+    const size_t count = with_question ? left : std::min(left, sizes.fan_out * sources.size());
+    const std::vector<std::string> nodes(others.begin() + next, others.begin() + next + count);
+    std::vector<std::string> bodies;
+    for (size_t i = 0; i < count; ++i) {
+      // The others where the first is gone.
+      json::array from{json::value(sources[i % sources.size()])};
+      if (sources.size() > 1) from.push_back(json::value(sources[(i + 1) % sources.size()]));
+      if (sources.front() != self) from.push_back(json::value(self));
+      if (!with_question) request["nodes"] = std::move(from);
+      bodies.push_back(json::serialize(request) + "\n" + contents);
+    }
+    const auto answers = peers_.ask_all(nodes, PeerMethod::kFiles, bodies, stop, time);
+    std::vector<std::string> have;
+    for (size_t i = 0; i < count; ++i) {
+      // A node that does not answer now asks for them itself when it is there again.
+      if (answers[i].has_error())
+        spdlog::warn("job {}: {}", place_.name, answers[i].error().message());
+      else have.push_back(nodes[i]);
+    }
+    given += have.size();
+    if (activity != nullptr) activity->bytes_done() += bytes * count;
+    if (!have.empty()) sources = std::move(have);
+    next += count;
   }
-  const bool all_here = std::all_of(
-      stored.images.begin(), stored.images.end(),
-      [&](const StoredImage& image) { return image.node == place_.services.cluster->self(); });
-  if (given_to_any || all_here) return ok();
-  return make_error(
-      Code::kUnavailable,
-      "no other node answers, and where bytes lie that they hold must not be known to "
-      "node {} alone",
-      place_.services.cluster->self());
+  const bool all_here = std::all_of(stored.images.begin(), stored.images.end(),
+                                    [&](const StoredImage& image) { return image.node == self; });
+  if (given > 0 || all_here) return ok();
+  return make_error(Code::kUnavailable,
+                    "no other node answers, and where bytes lie that they hold must not be known "
+                    "to node {} alone",
+                    self);
 }
 
 Result<> CheckpointFiles::make_directory_of(const std::string& id) const {
@@ -216,12 +336,13 @@ void CheckpointFiles::remove_images_not_in(const StoredState& these,
 
 /// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there
 /// is no room here for the file that says what is so now, the images that are here are known by
-/// those before it.
+/// those before it. What is of a later generation may be about to be decided on.
 Result<> CheckpointFiles::remove_stale(const std::string& id, const std::string& stored) const {
   if (!has(id, stored)) return ok();
   PTC_TRY(auto files, names_in(place_.checkpoint_dir(id)));
   for (const std::string& file : files) {
-    if (!(file.starts_with("stored-") || file.starts_with("plan-")) || file == stored ||
+    const int64_t generation = generation_in(file);
+    if (generation == 0 || generation > generation_in(stored) || file == stored ||
         file == plan_file_of(stored))
       continue;
     PTC_TRY(remove_tree(AT_FDCWD, place_.checkpoint_dir(id) + "/" + file));
@@ -238,8 +359,7 @@ Result<> CheckpointFiles::remove_earlier_states(const CheckpointRecord& record,
   for (const std::string& file : files) {
     if (!file.starts_with("stored-") || file == record.stored) continue;
     const std::string path = place_.checkpoint_dir(record.id) + "/" + file;
-    const bool earlier =
-        std::strtoll(file.c_str() + strlen("stored-"), nullptr, 10) < record.generation;
+    const bool earlier = generation_in(file) < record.generation;
     if (!earlier && !drafts_too) continue;
     bool stays = false, needed = false;
     for (const ImageId& id : images_named_in(path)) {
@@ -285,28 +405,41 @@ Result<> CheckpointFiles::remove_unreadable(const std::string& id) const {
   return remove_checkpoint_directory(*place_.services.images, place_.checkpoint_dir(id));
 }
 
-Result<std::string> CheckpointFiles::read_own(const std::string& id,
-                                              const std::string& file) const {
-  return read_text_file(AT_FDCWD, place_.checkpoint_dir(id) + "/" + file, kMaxFileBytes);
-}
-
 Result<> CheckpointFiles::keep(const std::string& id, const json::object& request,
                                std::string_view contents) const {
   const json::value* files = request.if_contains("files");
-  if (files == nullptr || !files->is_array()) return invalid_argument("the request has no files");
+  const json::value* sources = request.if_contains("nodes");
+  const bool with_question = sources == nullptr;
+  if (files == nullptr || !files->is_array() || (!with_question && !sources->is_array()))
+    return invalid_argument("the request has no files");
+  std::vector<std::string> nodes;
+  for (const json::value& node : with_question ? json::array() : sources->as_array()) {
+    if (!node.is_string()) return invalid_argument("the request names no nodes");
+    nodes.emplace_back(node.as_string());
+  }
   PTC_TRY(make_directory_of(id));
   for (const json::value& file : files->as_array()) {
-    const json::array* pair = file.if_array();
-    if (pair == nullptr || pair->size() != 2 || !(*pair)[0].is_string() ||
-        !can_be_file(std::string_view((*pair)[0].as_string())))
+    const json::array* one = file.if_array();
+    if (one == nullptr || one->size() != 3 || !(*one)[0].is_string() || !(*one)[2].is_string() ||
+        !can_be_file(std::string_view((*one)[0].as_string())))
       return invalid_argument("the request names a file that cannot be one");
+    const NamedFile name{id, std::string((*one)[0].as_string())};
     boost::system::error_code bad;
-    const auto bytes = (*pair)[1].to_number<uint64_t>(bad);
-    if (bad || bytes > contents.size()) return invalid_argument("the request is cut short");
-    PTC_TRY(write_file_atomically(
-        AT_FDCWD, place_.checkpoint_dir(id) + "/" + std::string((*pair)[0].as_string()),
-        contents.substr(0, bytes)));
-    contents.remove_prefix(bytes);
+    const FileFacts facts{(*one)[1].to_number<uint64_t>(bad), std::string((*one)[2].as_string())};
+    if (bad || (with_question && facts.bytes > contents.size()))
+      return invalid_argument("the request is cut short");
+    if (with_question) {
+      PTC_TRY(store(name, contents.substr(0, facts.bytes)));
+      contents.remove_prefix(facts.bytes);
+      continue;
+    }
+    const KeyedLock::Held held = fetching_.hold(id + "/" + name.file);
+    if (has(id, name.file)) continue;  // asked once more
+    const auto activity =
+        activities_.begin({Activity::Kind::kFetch, id, nodes.empty() ? "" : nodes[0], name.file});
+    activity->begin("fetching", facts.bytes);
+    PTC_TRY(auto content, fetch(name, nodes, facts, *activity));
+    PTC_TRY(store(name, content));
   }
   return sync_directory(AT_FDCWD, place_.dir + "/checkpoints");
 }

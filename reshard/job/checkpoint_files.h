@@ -10,6 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/cluster/keyed_lock.h"
+#include "reshard/job/activity.h"
+#include "reshard/job/file_pieces.h"
 #include "reshard/job/job_peers.h"
 #include "reshard/job/job_place.h"
 #include "reshard/job/known_job.h"
@@ -18,23 +21,35 @@
 
 namespace ptc {
 
-/// No state but what is on disk, and no lock: what becomes of a checkpoint is decided one decision
-/// at a time (decisions.h). All that it is given outlives it. Threads: any.
+/// No state but what is on disk: what becomes of a checkpoint is decided one decision at a time
+/// (decisions.h). What is on other nodes comes here before it is loaded, and while nothing is
+/// locked, for it may take long. All that it is given outlives it. Threads: any.
 class CheckpointFiles {
  public:
   static constexpr const char* kDraftMark = "draft";  // in the directory of a checkpoint
 
-  CheckpointFiles(const JobPlace& place, const JobPeers& peers, const JobKnowledge& knowledge)
-      : place_(place), peers_(peers), knowledge_(knowledge) {}
+  CheckpointFiles(const JobPlace& place, const JobPeers& peers, const JobKnowledge& knowledge,
+                  Activities& activities)
+      : place_(place), peers_(peers), knowledge_(knowledge), activities_(activities) {}
+
+  /// What load() reads.
+  static std::vector<NamedFile> files_of(const std::string& id, const std::string& stored_file);
+  /// Of these what is neither here nor was asked for, in their order.
+  std::vector<NamedFile> lacking(std::vector<NamedFile> files, const FetchedFiles& fetched) const;
+  /// Asks other nodes for them, where there are any, and keeps here what there is room for. Waits
+  /// for a long time, and shows how far it is.
+  void fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched) const;
 
   /// Errors: kCorrupt: a file is not what was written; kNotFound: no node that is there has it;
-  /// kUnavailable: one that may have it does not answer.
+  /// kUnavailable: one that may have it does not answer, or nobody was asked.
   Result<CheckpointRecord> load(const std::string& id, int64_t generation,
-                                const std::string& stored_file) const;
+                                const std::string& stored_file, const FetchedFiles& fetched) const;
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
                                                          const std::string& id,
-                                                         const std::string& stored_file) const;
-  std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file) const;
+                                                         const std::string& stored_file,
+                                                         const FetchedFiles& fetched) const;
+  std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file,
+                                     const FetchedFiles& fetched) const;
   /// null: it is lost, or on a node that is away.
   Result<ImageRef> open_image(const StoredImage& image, uint64_t bytes) const;
 
@@ -44,16 +59,19 @@ class CheckpointFiles {
   /// It was decided on: neither its directory nor its images here are drafts any more.
   void confirm(const CheckpointRecord& record) const;
 
-  /// A file of this node, or of another that has it; then it is here, too, if there is room.
-  Result<std::string> read(const std::string& id, const std::string& file, size_t limit) const;
-  Result<std::string> read_own(const std::string& id, const std::string& file) const;
-  /// To all nodes. kUnavailable: none of those that live takes them, though `stored`, which they
-  /// describe, has images elsewhere; these would be lost with this node.
+  /// Answers another node: a piece of a file that is here.
+  Result<std::string> piece(const boost::json::object& request, const NamedFile& name) const;
+  /// To all nodes: each is told that they are there, and takes them in pieces from this node or
+  /// from others that have them by now, so that none sends more than a few times what they are
+  /// long. kUnavailable: none of those that live takes them, though `stored`, which they describe,
+  /// has images elsewhere; these would be lost with this node.
   /// `decides`: of a checkpoint that is being committed, what its decision will name of this node.
+  /// `activity`: of which this is a phase, in bytes that all nodes get.
   Result<> give(const std::string& id, const std::vector<std::string>& files,
-                const StoredState& stored,
+                const StoredState& stored, Activity* activity = nullptr,
                 const std::optional<MetaTransaction::Compare>& decides = std::nullopt) const;
-  /// The other side of that: what "files" names, one behind the other in `contents`.
+  /// The other side of that: {"files": [[name, bytes, sum], …], "nodes": that have them}; without
+  /// "nodes" they are in `contents`, one behind the other.
   Result<> keep(const std::string& id, const boost::json::object& request,
                 std::string_view contents) const;
 
@@ -70,9 +88,16 @@ class CheckpointFiles {
   Result<> remove_unreadable(const std::string& id) const;
 
  private:
+  Result<std::string> read(const NamedFile& name, const FetchedFiles& fetched) const;
+  Result<std::string> fetch(const NamedFile& name, const std::vector<std::string>& nodes,
+                            const std::optional<FileFacts>& facts, Activity& activity) const;
+  Result<> store(const NamedFile& name, std::string_view content) const;
+
   const JobPlace& place_;
   const JobPeers& peers_;
   const JobKnowledge& knowledge_;
+  Activities& activities_;
+  mutable KeyedLock fetching_;  // by id and file: two who need the same ask once
 };
 
 /// Of a directory; none: there is no such directory.

@@ -398,15 +398,6 @@ Result<> CommitAttempt::write_down() {
   record_.stored = "stored-1.json";  // the id is this commit's alone
   const std::string directory = job_.place.checkpoint_dir(id_);
   const std::string stored_text = stored->to_text();
-  // Also of a node that is alone: it may join others, with this.
-  constexpr uint64_t kRequest = 1 << 20;
-  if (const uint64_t bytes = manifest_text.size() + draft_.headers.size() + stored_text.size();
-      bytes > kMaxCallBytes - kRequest)
-    return invalid_argument(
-        "what is kept of the checkpoint beside its tensors has {} bytes ({} files, {} tensors), "
-        "and "
-        "at most {} can be given to other nodes",
-        bytes, manifest.files.size(), manifest.model->tensors().size(), kMaxCallBytes - kRequest);
   PTC_TRY(job_.files.make_directory_of(id_));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/manifest.json", manifest_text));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/headers.bin", draft_.headers));
@@ -415,7 +406,8 @@ Result<> CommitAttempt::write_down() {
   PTC_TRY(sync_directory(AT_FDCWD, job_.place.dir));
   for (const std::string& node : job_.peers.others())
     if (!is_among(asked_, node)) asked_.push_back(node);
-  return job_.files.give(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored, fence_);
+  return job_.files.give(id_, {"manifest.json", "headers.bin", "stored-1.json"}, *stored,
+                         activity_.get(), fence_);
 }
 
 /// The copies that `replicas` asks for.
@@ -467,7 +459,7 @@ Result<> CommitAttempt::make_copies() {
   record_.checkpoint->replace_stored(with_copies_);
   PTC_TRY(write_file_atomically(AT_FDCWD, job_.place.checkpoint_dir(id_) + "/stored-2.json",
                                 with_copies_->to_text()));
-  return job_.files.give(id_, {"stored-2.json"}, *with_copies_, fence_);
+  return job_.files.give(id_, {"stored-2.json"}, *with_copies_, activity_.get(), fence_);
 }
 
 Result<> CommitAttempt::hide() {

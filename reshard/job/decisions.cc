@@ -9,20 +9,26 @@
 
 namespace ptc {
 
-Result<> Decisions::put_stored(CheckpointRecord& record, std::shared_ptr<const StoredState> moved,
-                               const PlanTexts& plan, JobDecision& decision) const {
-  ++record.generation;
+Result<Decisions::NewStored> Decisions::write_stored(const CheckpointRecord& record,
+                                                     std::shared_ptr<const StoredState> moved,
+                                                     const PlanTexts& plan) const {
+  NewStored next{"", record.generation + 1, std::move(moved)};
   // Others may think that they lead, and write their own: the name is this decision's alone.
   PTC_TRY(auto unique, random_id());
-  record.stored = fmt::format("stored-{}-{}.json", record.generation, unique);
-  const std::string plan_file = plan_file_of(record.stored),
+  next.file = fmt::format("stored-{}-{}.json", next.generation, unique);
+  const std::string plan_file = plan_file_of(next.file),
                     directory = place_.checkpoint_dir(record.id) + "/";
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + record.stored, moved->to_text()));
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + next.file, next.stored->to_text()));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
-  PTC_TRY(files_.give(record.id, {record.stored, plan_file}, *moved));
-  record.lies(std::move(moved));
+  PTC_TRY(files_.give(record.id, {next.file, plan_file}, *next.stored));
+  return next;
+}
+
+void Decisions::put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const {
+  record.generation = next.generation;
+  record.stored = std::move(next.file);
+  record.lies(std::move(next.stored));
   decision.put(record.checkpoint->name(), record);
-  return ok();
 }
 
 std::shared_ptr<const StoredState> Decisions::take_over(KnownJob& known,
@@ -46,20 +52,25 @@ Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
   const Checkpoint& checkpoint = *seen.checkpoint;
   std::shared_ptr<const StoredState> before;
   CheckpointRecord record;
+  KnownJob::PlanRef plan;
+  const auto is_as_seen = [&] {
+    const JobKnowledge::Snapshot now = knowledge_.now();
+    const auto known = now->checkpoints.find(checkpoint.name());
+    if (known == now->checkpoints.end() || known->second.stored != seen.stored) return false;
+    record = known->second;
+    plan = now->last_plan;
+    return true;
+  };
+  if (!is_as_seen()) return false;
+  PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
+  Result<NewStored> next = write_stored(record, std::move(left), *plan);
   {
     std::lock_guard change(mutex_);
-    KnownJob::PlanRef plan;
-    {
-      const JobKnowledge::Snapshot now = knowledge_.now();
-      const auto known = now->checkpoints.find(checkpoint.name());
-      if (known == now->checkpoints.end() || known->second.stored != seen.stored) return false;
-      record = known->second;
-      plan = now->last_plan;
-    }
-    record.mended += were_damaged;
-    PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
+    if (!is_as_seen()) return false;
+    PTC_TRY(auto written, std::move(next));
     decision.rests_on(checkpoint.name(), record);
-    PTC_TRY(put_stored(record, left, *plan, decision));
+    record.mended += were_damaged;
+    put_stored(record, std::move(written), decision);
     Result<int64_t> decided = place_.commit(std::move(decision));
     if (decided.has_error() && decided.error().code() == Code::kConflict) return false;
     PTC_TRY(record.meta_revision, std::move(decided));

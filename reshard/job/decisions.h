@@ -27,12 +27,22 @@ class Decisions {
 
   std::mutex& mutex() { return mutex_; }
 
+  /// A file that says where the bytes of a checkpoint shall lie.
+  struct NewStored {
+    std::string file;
+    int64_t generation = 0;
+    std::shared_ptr<const StoredState> stored;
+  };
+  /// Of `record`, before the decision and without the mutex: all nodes have it, and the plan beside
+  /// it, when this returns. Nothing names it yet.
+  Result<NewStored> write_stored(const CheckpointRecord& record,
+                                 std::shared_ptr<const StoredState> moved,
+                                 const PlanTexts& plan) const;
+
   // Steps of a decision, with the mutex held.
 
-  /// The new record of where the bytes lie, as a file that all nodes have, and in the decision; and
-  /// the plan beside it.
-  Result<> put_stored(CheckpointRecord& record, std::shared_ptr<const StoredState> moved,
-                      const PlanTexts& plan, JobDecision& decision) const;
+  /// The same record still, in the decision, with where its bytes lie from then on.
+  void put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const;
   /// The decision has come: `record` is what is known from now on. Returns what was before.
   static std::shared_ptr<const StoredState> take_over(KnownJob& known,
                                                       const CheckpointRecord& record,

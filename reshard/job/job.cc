@@ -61,6 +61,15 @@ Job::~Job() { stop(); }
 Result<> Job::load() { return impl_->load(); }
 Result<> Job::sync() { return impl_->sync(); }
 Result<Followed> Job::follow() { return impl_->follow(); }
+Result<Followed> Job::follow_with(const FetchedFiles& fetched) {
+  return impl_->follow_with(fetched);
+}
+void Job::fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched) {
+  impl_->files.fetch(files, fetched);
+}
+Result<std::vector<NamedFile>> Job::load_with(const FetchedFiles& fetched) {
+  return impl_->load_with(fetched);
+}
 MetaClient& Job::meta() const { return *impl_->services.meta; }
 Result<> Job::may_decide() const { return check_member(*impl_->services.cluster); }
 Result<int64_t> Job::decide(MetaTransaction transaction) {

@@ -21,6 +21,7 @@
 #include "reshard/cluster/node_reports.h"
 #include "reshard/exec/executor.h"
 #include "reshard/intake/seal.h"
+#include "reshard/job/file_pieces.h"
 #include "reshard/job/job_attributes.h"
 #include "reshard/job/job_numbers.h"
 #include "reshard/job/removed_checkpoints.h"
@@ -51,6 +52,7 @@ struct JobServices {
   /// Waits, two seconds at most, until what others decided and who came or went by now is taken
   /// over; false: it was already.
   std::function<bool()> catch_up = [] { return false; };
+  PieceSizes pieces = {};  // of files that nodes give each other
 };
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.
@@ -103,6 +105,8 @@ struct Followed {
   std::optional<Error> lacking = std::nullopt;
   /// Of which checkpoints, by id: those are as they were. All else was taken over.
   std::set<std::string> without = {};
+  /// Nothing was taken over: first these are to be had of other nodes.
+  std::vector<NamedFile> to_fetch = {};
 };
 
 /// Threads: any. Calls that change something are serialised per job; reading never waits for them.
@@ -234,6 +238,10 @@ class Job {
   Result<> sync();
   /// The same; an error says that something of it was not carried out.
   Result<Followed> follow();
+  /// The same for who holds locks of its own: what is to be had of other nodes first is said
+  /// (Followed::to_fetch), then fetched without them, and it is called again.
+  Result<Followed> follow_with(const FetchedFiles& fetched);
+  void fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched);
   /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a
   /// decision fails once this node's lease has ended.
   MetaClient& meta() const;
@@ -253,6 +261,8 @@ class Job {
       JobListener* listener);
   /// Reads what the metadata and the directory say; finishes or takes back a half-done commit.
   Result<> load();
+  /// The same, as follow_with(): returns what is to be fetched, and is called again.
+  Result<std::vector<NamedFile>> load_with(const FetchedFiles& fetched);
   /// The job was removed: stops it, and its images go. What is left is its directory.
   void forget();
   /// Directories below checkpoints/ that no decision seen here names, nor a tombstone: found at

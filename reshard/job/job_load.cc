@@ -40,11 +40,27 @@ bool was_opened_with(const StoredState& stored, const std::vector<std::string>& 
 }  // namespace
 
 Result<> Job::Impl::load() {
-  Result<> known = sync();
+  for (FetchedFiles fetched;;) {
+    PTC_TRY(auto to_fetch, load_with(fetched));
+    if (to_fetch.empty()) return ok();
+    files.fetch(to_fetch, fetched);
+  }
+}
+
+Result<std::vector<NamedFile>> Job::Impl::load_with(const FetchedFiles& fetched) {
+  Result<Followed> followed = follow_with(fetched);
+  if (followed.has_value() && !followed.value().to_fetch.empty())
+    return std::move(followed.value().to_fetch);
+  Result<> known = ok();
+  if (followed.has_error()) known = followed.error();
+  else if (followed.value().lacking)
+    known = make_error(Code::kUnavailable, "{}", followed.value().lacking->message());
   const bool read = knowledge.now()->saved.meta_revision !=
                     0;  // else nothing is known of what may be thrown away
-  if (known.has_error() && (!read || known.error().code() != Code::kUnavailable)) return known;
-  return recover_commits();
+  if (known.has_error() && (!read || known.error().code() != Code::kUnavailable))
+    return known.error();
+  PTC_TRY(recover_commits());
+  return std::vector<NamedFile>();
 }
 
 Result<> Job::Impl::sync() {
@@ -64,7 +80,36 @@ Result<Followed> Job::Impl::hear_others() {
   return services.cluster->shares_decisions() ? follow() : Followed();
 }
 
+/// What other nodes have to give for it is fetched while nothing is locked; it may be long.
 Result<Followed> Job::Impl::follow() {
+  for (FetchedFiles fetched;;) {
+    PTC_TRY(auto followed, follow_with(fetched));
+    if (followed.to_fetch.empty()) return followed;
+    files.fetch(followed.to_fetch, fetched);
+  }
+}
+
+/// Of what is agreed, files that are to be read for the first time, or once more.
+std::vector<NamedFile> Job::Impl::files_to_read(const JobRecord& state, const KnownJob& known,
+                                                const std::vector<std::string>& alive) const {
+  std::vector<NamedFile> all;
+  for (const auto& [name, entry] : state.checkpoints) {
+    const auto before = known.checkpoints.find(name);
+    const bool is_known = before != known.checkpoints.end() && before->second.id == entry.id;
+    const bool decided_anew = !is_known || before->second.stored != entry.stored;
+    if (!is_known) {
+      for (NamedFile& file : CheckpointFiles::files_of(entry.id, entry.stored))
+        all.push_back(std::move(file));
+    } else if (decided_anew || !was_opened_with(*before->second.where, alive, place.node_key())) {
+      all.push_back({entry.id, entry.stored});
+    }
+    if (const std::string plan = plan_file_of(entry.stored); decided_anew && !plan.empty())
+      all.push_back({entry.id, plan});
+  }
+  return all;
+}
+
+Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   PTC_TRY(check_trusted(*services.cluster));
   std::lock_guard change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
@@ -78,6 +123,9 @@ Result<Followed> Job::Impl::follow() {
   const std::vector<std::string> now_alive = services.cluster->alive();
   PTC_TRY(const auto now_drained, drained_nodes(*services.meta));
   const JobKnowledge::Snapshot before_all = knowledge.now();
+  if (auto to_fetch = files.lacking(files_to_read(state, *before_all, now_alive), fetched);
+      !to_fetch.empty())
+    return Followed{.to_fetch = std::move(to_fetch)};
   const auto& known = before_all->checkpoints;
   const std::vector<std::string>& were_alive = before_all->followed_alive;
   const bool nodes_changed = were_alive != now_alive;
@@ -117,10 +165,11 @@ Result<Followed> Job::Impl::follow() {
     const bool decided_anew = next.record.stored != entry.stored;
     auto load = [&]() -> Result<> {
       if (next.record.checkpoint == nullptr) {
-        PTC_TRY(next.record, files.load(entry.id, entry.generation, entry.stored));
+        PTC_TRY(next.record, files.load(entry.id, entry.generation, entry.stored, fetched));
       } else if (next.record.stored != entry.stored ||
                  !was_opened_with(*next.record.where, now_alive, place.node_key())) {
-        PTC_TRY(next.stored, files.load_stored(*next.record.checkpoint, entry.id, entry.stored));
+        PTC_TRY(next.stored,
+                files.load_stored(*next.record.checkpoint, entry.id, entry.stored, fetched));
       }
       return ok();
     };
@@ -151,7 +200,7 @@ Result<Followed> Job::Impl::follow() {
       continue;
     }
     if (decided_anew && entry.meta_revision > plan_revision) {
-      if (std::optional<PlanTexts> plan = files.load_plan(entry.id, entry.stored)) {
+      if (std::optional<PlanTexts> plan = files.load_plan(entry.id, entry.stored, fetched)) {
         newest_plan = std::move(plan);
         plan_revision = entry.meta_revision;
       }
@@ -250,6 +299,11 @@ Result<Followed> Job::Impl::follow() {
   for (const auto& [name, next] : changes_of)
     if (decided.contains(name)) shelf.drop(next.record.id);
   taken.settle(given_up, ids);
+  // What came of one that was removed meanwhile.
+  for (const auto& [name, one] : fetched)
+    if (!ids.contains(name.id) && !taken.holds(name.id) &&
+        files.has(name.id, CheckpointFiles::kDraftMark))
+      (void)remove_tree(AT_FDCWD, place.checkpoint_dir(name.id));
   if (!mended.empty()) services.caches_stale();
   return Followed{std::move(lacking), std::move(without)};
 }

@@ -58,7 +58,7 @@ struct Job::Impl {
   Activities activities;
   Doubts doubts;
   Arrivals arrivals;
-  const CheckpointFiles files{place, peers, knowledge};
+  const CheckpointFiles files{place, peers, knowledge, activities};
   Decisions decisions{place, files, knowledge};
   const Verifier::SyncAbout about = [this](const std::string& id) { return sync_about(id); };
   const Verifier verifier{place, peers, knowledge, about};
@@ -112,10 +112,14 @@ struct Job::Impl {
 
   // job_load.cc
   Result<> load();
+  Result<std::vector<NamedFile>> load_with(const FetchedFiles& fetched);
   Result<> sync();
   /// What is decided of this checkpoint is known from now on, whatever may be lacking of others.
   Result<> sync_about(const std::string& id);
   Result<Followed> follow();
+  Result<Followed> follow_with(const FetchedFiles& fetched);
+  std::vector<NamedFile> files_to_read(const JobRecord& state, const KnownJob& known,
+                                       const std::vector<std::string>& alive) const;
   /// What others have decided by now is known from here on; nothing is read where only this node
   /// decides.
   Result<Followed> hear_others();

@@ -46,24 +46,27 @@ std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string
   const std::string request = request_about(job_, body);
   std::vector<Cluster::Question> questions;
   for (const std::string& node : nodes) questions.push_back({node, request});
-  return ask_all(method, questions, std::move(stop));
+  return ask_all(method, questions, std::move(stop), {});
 }
 
 std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string>& nodes,
                                                    PeerMethod method,
                                                    const std::vector<std::string>& bodies,
-                                                   std::stop_token stop) const {
+                                                   std::stop_token stop,
+                                                   std::chrono::milliseconds at_most) const {
   std::vector<std::string> requests;
   for (const std::string& body : bodies) requests.push_back(request_about(job_, body));
   std::vector<Cluster::Question> questions;
   for (size_t i = 0; i < nodes.size(); ++i) questions.push_back({nodes[i], requests[i]});
-  return ask_all(method, questions, std::move(stop));
+  return ask_all(method, questions, std::move(stop), at_most);
 }
 
 std::vector<Result<std::string>> JobPeers::ask_all(PeerMethod method,
                                                    const std::vector<Cluster::Question>& questions,
-                                                   std::stop_token stop) const {
-  std::vector<Result<std::string>> answers = cluster_.ask_all(method, questions, std::move(stop));
+                                                   std::stop_token stop,
+                                                   std::chrono::milliseconds at_most) const {
+  std::vector<Result<std::string>> answers =
+      cluster_.ask_all(method, questions, std::move(stop), at_most);
   for (size_t i = 0; i < answers.size(); ++i)
     if (answers[i].has_error())
       answers[i] = std::move(answers[i]).error().with_context("node " + questions[i].node);
@@ -117,7 +120,7 @@ Result<std::string> Job::Impl::answer(PeerMethod method, std::string_view reques
     case PeerHandler::kFiles: {
       if (method == PeerMethod::kFile) {
         PTC_TRY(auto file, name_of(object, "file"));
-        return files.read_own(id, file);
+        return files.piece(object, {id, file});
       }
       if (object.contains("from")) {
         PTC_TRY(taken.note(object, id));

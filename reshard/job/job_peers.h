@@ -1,8 +1,11 @@
 // What the nodes of a cluster ask each other about a job:
 //
-//   file     {"id", "file"} → a file of checkpoints/<id>/ (manifest, headers, stored state)
-//   files    {"id", "files": [[name, bytes], …]} '\n' contents: keep them; before a decision names
-//            them. Of a commit also "from", "fence": taken_dirs.h
+//   file     {"id", "file", "offset", "most", "sum"} → a piece of a file of checkpoints/<id>/
+//            (manifest, headers, stored state, plan): file_pieces.h
+//   files    {"id", "files": [[name, bytes, sum], …], "nodes"?} '\n' contents: keep them; before
+//            a decision names them. Those of more than a few bytes it takes in pieces from "nodes",
+//            which have them, and there are no contents. Of a commit also "from", "fence":
+//            taken_dirs.h
 //   part     a WantedState of a checkpoint → PlanPart: make this node's images of the plan
 //   drop     {"id", "epoch"}: the plan will not be carried out: its images go
 //   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
@@ -19,6 +22,7 @@
 // says which job (WhichJob). cluster/peer_table.h has what else is said of each.
 #pragma once
 
+#include <chrono>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -42,17 +46,20 @@ class JobPeers {
   Result<std::string> ask(const std::string& node, PeerMethod method, std::string_view body,
                           std::stop_token stop = {}) const;
 
-  /// Several at the same time, each the same, or each its own: by their numbers.
+  /// Several at the same time, each the same, or each its own: by their numbers. `at_most`: waits
+  /// no longer; 0: as the row says.
   std::vector<Result<std::string>> ask_all(const std::vector<std::string>& nodes, PeerMethod method,
                                            std::string_view body, std::stop_token stop = {}) const;
   std::vector<Result<std::string>> ask_all(const std::vector<std::string>& nodes, PeerMethod method,
                                            const std::vector<std::string>& bodies,
-                                           std::stop_token stop = {}) const;
+                                           std::stop_token stop = {},
+                                           std::chrono::milliseconds at_most = {}) const;
 
  private:
   std::vector<Result<std::string>> ask_all(PeerMethod method,
                                            const std::vector<Cluster::Question>& questions,
-                                           std::stop_token stop) const;
+                                           std::stop_token stop,
+                                           std::chrono::milliseconds at_most) const;
 
   const WhichJob job_;
   Cluster& cluster_;

@@ -47,6 +47,7 @@ std::string Job::status_json() const {
   beside.progress = progress();
   beside.reshards = impl_->activities.any_reshard() || beside.progress.has_value();
   beside.commits = impl_->activities.commits();
+  beside.fetches = impl_->activities.fetches();
   const Cluster& cluster = *impl_->services.cluster;
   beside.distrusted = cluster.distrusted();
   beside.alive = cluster.alive();
@@ -100,6 +101,10 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
                                    *beside.distrusted));
   for (const std::string& what : known.unnamed)
     warnings.push_back(json::value(what + " is kept, though no checkpoint of the job is in it"));
+  for (const Activity::Progress& one : beside.fetches)
+    warnings.push_back(json::value(fmt::format(
+        "{} of checkpoint {} comes from another node: {} of {} bytes in {:.1f} s", one.subject.to,
+        one.subject.checkpoint, one.bytes_done, one.bytes_total, one.seconds)));
   json::array unreadable;
   for (const auto& [name, one] : known.damaged) {
     warnings.push_back(json::value(fmt::format(

@@ -17,7 +17,7 @@ namespace ptc {
 struct StatusBeside {
   std::optional<ReshardProgress> progress = std::nullopt;  // on all nodes
   bool reshards = false;                                   // here
-  std::vector<Activity::Progress> commits = {};
+  std::vector<Activity::Progress> commits = {}, fetches = {};
   std::optional<std::string> distrusted = std::nullopt;  // Cluster::distrusted()
   std::vector<std::string> alive = {};                   // nodes, by name
 };

@@ -246,22 +246,32 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
 Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& planned,
                              std::shared_ptr<const StoredState> moved, const Fences& fences) {
   const CheckpointRef& checkpoint = attempt.newest;
+  const auto still_holds = [&](const KnownJob& known) {
+    const CheckpointRecord* newest = known.latest();
+    if (known.saved.revision != attempt.revision ||
+        (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
+      return false;
+    // What was damaged may have been taken out of it since, and shall not come back.
+    return moved == nullptr || newest->stored == planned.stored;
+  };
+  std::optional<Result<Decisions::NewStored>> written;
+  KnownJob::PlanRef plan;
+  if (moved != nullptr) {
+    const JobKnowledge::Snapshot known = uses_.knowledge.now();
+    if (!still_holds(*known)) return false;
+    plan = known->running_plan;
+    written = uses_.decisions.write_stored(*known->latest(), moved, *plan);
+  }
   std::lock_guard change(uses_.decisions.mutex());
   CheckpointRecord record;
   InForce next;
-  KnownJob::PlanRef plan;
   JobDecision decision(uses_.place.name);
   {
     const JobKnowledge::Snapshot known = uses_.knowledge.now();
     const CheckpointRecord* newest = known->latest();
-    if (known->saved.revision != attempt.revision ||
-        (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
-      return false;
-    // What was damaged may have been taken out of it since, and shall not come back.
-    if (moved != nullptr && newest->stored != planned.stored) return false;
+    if (!still_holds(*known)) return false;
     if (newest != nullptr) record = *newest;
     next = known->in_force;
-    if (moved != nullptr) plan = known->running_plan;
     decision.rests_on_keys(fences);
     attempt.leadership->name_in(decision);
     decision.rests_on(known->saved);
@@ -273,8 +283,9 @@ Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& pla
   if (checkpoint != nullptr) {
     next.current = checkpoint->name();
     decision.rests_on(checkpoint->name(), record);
-    if (moved != nullptr) {
-      PTC_TRY(uses_.decisions.put_stored(record, moved, *plan, decision));
+    if (written) {
+      PTC_TRY(auto stored, *std::move(written));
+      uses_.decisions.put_stored(record, std::move(stored), decision);
     }
   }
   decision.put(next);
@@ -323,21 +334,22 @@ Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
 
   const std::string name = record.checkpoint->name();
   auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
+    const KnownJob::PlanRef plan = uses_.knowledge.now()->running_plan;
+    Result<Decisions::NewStored> written = uses_.decisions.write_stored(record, moved, *plan);
     std::lock_guard change(uses_.decisions.mutex());
-    KnownJob::PlanRef plan;
     {
       const JobKnowledge::Snapshot now = uses_.knowledge.now();
       const auto known = now->checkpoints.find(name);
       if (known == now->checkpoints.end() || known->second.stored != record.stored)
         return Error(Code::kCancelled, "it has changed meanwhile");
       record = known->second;  // it may be pinned by now
-      plan = now->running_plan;
     }
+    PTC_TRY(auto stored, std::move(written));
     JobDecision decision(uses_.place.name);
     decision.rests_on_keys(fences);
     attempt.leadership->name_in(decision);
     decision.rests_on(name, record);
-    PTC_TRY(uses_.decisions.put_stored(record, moved, *plan, decision));
+    uses_.decisions.put_stored(record, std::move(stored), decision);
     PTC_TRY(record.meta_revision, uses_.place.commit(std::move(decision)));
     return uses_.knowledge.update(
         [&](KnownJob& known) { return Decisions::take_over(known, record, plan); });

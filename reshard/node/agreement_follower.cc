@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "reshard/job/drain.h"
@@ -141,7 +142,20 @@ Result<> AgreementFollower::sync() {
   return ok();
 }
 
+bool AgreementFollower::Fetches::any() const {
+  return std::any_of(jobs.begin(), jobs.end(),
+                     [](const auto& one) { return !one.second.wanted.empty(); });
+}
+
 Result<TakenOver> AgreementFollower::take_over() {
+  for (Fetches fetches;;) {
+    Result<TakenOver> done = take_over_with(fetches);
+    if (done.has_error() || !fetches.any()) return done;
+    for (auto& [id, one] : fetches.jobs) one.job->fetch(std::exchange(one.wanted, {}), one.fetched);
+  }
+}
+
+Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   std::lock_guard change(jobs_.changes);
   PTC_TRY(auto agreed, membership_->look());
   PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
@@ -182,7 +196,15 @@ Result<TakenOver> AgreementFollower::take_over() {
       carried_out = std::move(removed);
   std::optional<Error> lacking;
   for (const JobRef& job : known) {
-    Result<Followed> followed = job->follow();
+    const auto asked = fetches.jobs.find(job->id());
+    Result<Followed> followed =
+        job->follow_with(asked != fetches.jobs.end() ? asked->second.fetched : FetchedFiles());
+    if (followed.has_value() && !followed.value().to_fetch.empty()) {
+      Fetches::OfJob& one = fetches.jobs[job->id()];
+      one.job = job;
+      one.wanted = std::move(followed.value().to_fetch);
+      continue;
+    }
     if (followed.has_value() && followed.value().lacking &&
         (!lacking || lacking->code() == Code::kNotFound))
       lacking = std::move(*followed.value().lacking).with_context("job " + job->name());
@@ -190,10 +212,11 @@ Result<TakenOver> AgreementFollower::take_over() {
         note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
   }
   for (const auto& [name, id] : names) {
-    PTC_TRY(note_failure(name, load_new(name, id, agreed.removed), whole));
+    PTC_TRY(note_failure(name, load_new(name, id, agreed.removed, fetches), whole));
   }
   if (!names.empty() && listener_ != nullptr) listener_->jobs_changed();
   PTC_TRY(std::move(whole));
+  if (fetches.any()) return TakenOver{};
   if (!lacking)
     contents_.settle_found_images(
         jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
@@ -212,10 +235,18 @@ Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken
 }
 
 Result<> AgreementFollower::load_new(const std::string& name, const std::string& id,
-                                     const Tombstones& removed_meanwhile) {
+                                     const Tombstones& removed_meanwhile, Fetches& fetches) {
   PTC_TRY(contents_.open_job_directory(name, id, removed_meanwhile));
-  JobRef job = make_job_(name, id);
-  PTC_TRY(job->load());
+  const auto asked = fetches.jobs.find(id);
+  JobRef job = asked != fetches.jobs.end() ? asked->second.job : make_job_(name, id);
+  PTC_TRY(auto to_fetch,
+          job->load_with(asked != fetches.jobs.end() ? asked->second.fetched : FetchedFiles()));
+  if (!to_fetch.empty()) {
+    Fetches::OfJob& one = fetches.jobs[id];
+    one.job = std::move(job);
+    one.wanted = std::move(to_fetch);
+    return ok();
+  }
   job->start();
   jobs_.insert(job);
   spdlog::info("job {} was created by another node", name);

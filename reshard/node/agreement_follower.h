@@ -17,14 +17,16 @@
 // A job of which something cannot be carried out now holds up no other; but 4 and 5 wait for it,
 // and all is done again half a second later. A directory of a removed job that stays, of whatever
 // cause, keeps 5 back alone, and is tried again every ten seconds. The first such reason is told,
-// once. Where only files cannot be had that describe a checkpoint (nodes that have them are away),
-// 4 waits, and 5 does not: what was removed has gone. If no node that is there has them, that is
-// tried again when one comes, or ten seconds later.
+// once. Files that describe a checkpoint come from other nodes while nothing is locked; then it is
+// begun anew. Where only files cannot be had that describe a checkpoint (nodes that have them are
+// away), 4 waits, and 5 does not: what was removed has gone. If no node that is there has them,
+// that is tried again when one comes, or ten seconds later.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -99,8 +101,19 @@ class AgreementFollower final : public Follower {
   bool note_looked_over(const MetaEvent& event);  // false: it says something else
   void follow(std::stop_token stop);
   Result<> note_failure(const std::string& name, Result<> taken_over, Result<>& first);
+  /// What other nodes have to give before jobs can go on, by their ids; asked for without the lock.
+  struct Fetches {
+    struct OfJob {
+      JobRef job;
+      FetchedFiles fetched;
+      std::vector<NamedFile> wanted;
+    };
+    std::map<std::string, OfJob> jobs;
+    bool any() const;
+  };
+  Result<TakenOver> take_over_with(Fetches& fetches);
   Result<> load_new(const std::string& name, const std::string& id,
-                    const Tombstones& removed_meanwhile);
+                    const Tombstones& removed_meanwhile, Fetches& fetches);
 
   MetaClient& meta_;
   Cluster& cluster_;

@@ -65,6 +65,7 @@ struct JobStore::Impl {
   StepPool reshards{kMostReshards},
       hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
   Pace pace;
+  PieceSizes pieces;
   JobTable jobs;
   std::unique_ptr<StoreContents> contents;
 
@@ -83,7 +84,8 @@ struct JobStore::Impl {
             [this] {
               if (scrubber != nullptr) scrubber->wake();
             },
-            [this] { return follower->catch_up(); }};
+            [this] { return follower->catch_up(); },
+            pieces};
   }
   JobRef make_job(const std::string& name, const std::string& id) {
     return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
@@ -142,6 +144,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->directory = options.directory;
   impl->listener = listener;
   impl->node = options.node;
+  impl->pieces = options.pieces;
   if (impl->node.empty()) {
     char host[256] = "localhost";
     gethostname(host, sizeof host - 1);

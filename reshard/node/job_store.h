@@ -52,7 +52,8 @@ struct JobStoreOptions {
   ScrubRate scrub = {};               // off
   MemoryReserveOptions reserve = {};  // none
   std::shared_ptr<SharedResults> results =
-      nullptr;  // of several stores in one process; none: the store's own
+      nullptr;             // of several stores in one process; none: the store's own
+  PieceSizes pieces = {};  // of files that nodes give each other
 };
 
 /// Threads: any.

@@ -37,6 +37,7 @@ TEST(Activities, ANewerEditStopsReshardsAndNoCommits) {
   auto led = all.begin({Kind::kReshard, "base", "", ""});
   auto part = all.begin({Kind::kPart, "base", "", ""});
   auto commit = all.begin({Kind::kCommit, "next", "incoming/next", ""});
+  auto fetch = all.begin({Kind::kFetch, "id", "", "manifest.json"});
   all.stop_reshards();
   EXPECT_TRUE(led->stop_token().stop_requested());
   EXPECT_TRUE(part->stop_token().stop_requested());
@@ -45,7 +46,11 @@ TEST(Activities, ANewerEditStopsReshardsAndNoCommits) {
   part.reset();
   EXPECT_FALSE(all.any_reshard());  // a commit is none
   EXPECT_EQ(all.commits().size(), 1u);
+  EXPECT_FALSE(fetch->stop_token().stop_requested());
+  ASSERT_EQ(all.fetches().size(), 1u);
+  EXPECT_EQ(all.fetches().front().subject.to, "manifest.json");
   all.stop_all();
+  EXPECT_TRUE(fetch->stop_token().stop_requested());
   EXPECT_TRUE(commit->stop_token().stop_requested());
   EXPECT_TRUE(all.begin({Kind::kReshard, "late", "", ""})->stop_token().stop_requested());
 }

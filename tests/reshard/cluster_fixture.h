@@ -17,7 +17,7 @@ inline LayoutSpec spec_of(const std::string& text) { return Layout::parse(text).
 
 class ClusterTest : public ::testing::Test {
  protected:
-  explicit ClusterTest(unsigned nodes = 3) : cluster_(nodes) {}
+  explicit ClusterTest(unsigned nodes = 3, PieceSizes pieces = {}) : cluster_(nodes, pieces) {}
   void write(unsigned node, const LayoutSpec& spec) { write_ranks(sample_, spec, incoming(node)); }
   std::string incoming(unsigned node) {
     return cluster_.job(node, "job")->files_dir() + "/incoming/base";

@@ -388,7 +388,8 @@ class PartsTest : public ::testing::Test, public JobListener {
   JobPlace place_;
   JobPeers peers_{{"job", "id"}, alone_};
   JobKnowledge knowledge_{[] {}};
-  CheckpointFiles files_{place_, peers_, knowledge_};
+  Activities activities_;
+  CheckpointFiles files_{place_, peers_, knowledge_, activities_};
   Decisions decisions_{place_, files_, knowledge_};
   std::vector<std::string> synced_, refreshed_;
   bool caches_answer_ = true;
@@ -398,7 +399,6 @@ class PartsTest : public ::testing::Test, public JobListener {
   };
   Verifier verifier_{place_, peers_, knowledge_, about_};
   Mender mender_{place_, peers_, knowledge_, verifier_, decisions_, about_};
-  Activities activities_;
   Doubts doubts_;
   Arrivals arrivals_;
   PartShelf shelf_{[](const std::string&) { return PartShelf::ImageNames(); },
@@ -447,23 +447,33 @@ TEST_F(PartsTest, CheckpointFilesAreDraftsUntilWhatNamesTheirImagesIsHere) {
   CheckpointRecord record;
   record.id = "id";
   record.stored = "stored-2-a.json";
-  const json::object request{{"files", json::parse(R"([["stored-1.json", 3]])")}};
+  const json::object request{{"files", json::parse(R"([["stored-1.json", 3, ""]])")}};
   EXPECT_TRUE(files_.keep("id", request, "one").has_value());
-  EXPECT_EQ(files_.read_own("id", "stored-1.json").value(), "one");
-  EXPECT_EQ(files_.read("id", "stored-2-a.json", 100).error().code(), Code::kNotFound);
+  const json::object piece{{"offset", 1}, {"most", 9}, {"sum", false}};
+  EXPECT_EQ(files_.piece(piece, {"id", "stored-1.json"}).value(), "{\"bytes\":3}\nne");
+  EXPECT_EQ(files_.piece(piece, {"id", "stored-2-a.json"}).error().code(), Code::kNotFound);
+  EXPECT_EQ(files_.piece({}, {"id", "stored-1.json"}).error().code(), Code::kInvalidArgument);
   EXPECT_TRUE(files_.has("id", CheckpointFiles::kDraftMark));
   EXPECT_TRUE(files_.remove_stale("id", record.stored).has_value());
   EXPECT_TRUE(files_.has("id", "stored-1.json"));  // what is newer is not here yet
-  const json::object newer{{"files", json::parse(R"([["stored-2-a.json", 3]])")}};
+  const json::object newer{{"files", json::parse(R"([["stored-2-a.json", 3, ""]])")}};
   EXPECT_TRUE(files_.keep("id", newer, "two").has_value());
   EXPECT_TRUE(files_.remove_stale("id", record.stored).has_value());
   EXPECT_FALSE(files_.has("id", "stored-1.json"));
   EXPECT_TRUE(files_.has("id", record.stored));
+  // Written before it is decided on, and meanwhile nodes come and go.
+  const json::object next{{"files", json::parse(R"([["stored-3-b.json", 3, ""]])")}};
+  EXPECT_TRUE(files_.keep("id", next, "new").has_value());
+  EXPECT_TRUE(files_.remove_stale("id", record.stored).has_value());
+  EXPECT_TRUE(files_.has("id", "stored-3-b.json"));
+  EXPECT_TRUE(files_.remove_stale("id", "stored-3-b.json").has_value());
+  EXPECT_FALSE(files_.has("id", record.stored));
 }
 
 TEST_F(PartsTest, FilesThatCannotBeOnesAreNotKept) {
-  for (const char* text : {R"([["../up", 1]])", R"([[".hidden", 1]])", R"([["a", 9]])",
-                           R"([["a", -1]])", R"(["a"])", R"([[1, 1]])", "7"})
+  for (const char* text : {R"([["../up", 1, ""]])", R"([[".hidden", 1, ""]])", R"([["a", 9, ""]])",
+                           R"([["a", -1, ""]])", R"([["a", 1]])", R"(["a"])", R"([[1, 1, ""]])",
+                           R"([["a", 1, 1]])", "7"})
     EXPECT_EQ(files_.keep("id", {{"files", json::parse(text)}}, "x").error().code(),
               Code::kInvalidArgument)
         << text;

@@ -42,9 +42,14 @@ class Network {
 
   /// Takes the time that a message takes. Whether it arrives is to be asked after that.
   void travel(unsigned from, unsigned to);
+  /// There and back in one turn, where neither way can be cut or slow meanwhile as far as is known
+  /// now; false: it has taken no time.
+  bool travel_both_ways(unsigned from, unsigned to);
   uint64_t random() { return random_(); }
 
  private:
+  Time one_way(unsigned from, unsigned to);
+
   std::set<std::pair<unsigned, unsigned>> cuts_;  // from, to
   std::vector<bool> slow_, frozen_;
   unsigned breaks_ = 0;

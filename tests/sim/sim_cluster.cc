@@ -34,7 +34,10 @@ Error gone(unsigned node) { return broken_off(no_answer(node, "is gone").message
 NodeCosts& NodeCosts::operator+=(const NodeCosts& other) {
   writes += other.writes;
   conflicts += other.conflicts;
-  for (size_t i = 0; i < calls.size(); ++i) calls[i] += other.calls[i];
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i] += other.calls[i];
+    bytes_of_calls[i] += other.bytes_of_calls[i];
+  }
   sent += other.sent;
   agreement += other.agreement;
   return *this;
@@ -44,7 +47,10 @@ NodeCosts NodeCosts::operator-(const NodeCosts& before) const {
   NodeCosts since = *this;
   since.writes -= before.writes;
   since.conflicts -= before.conflicts;
-  for (size_t i = 0; i < calls.size(); ++i) since.calls[i] -= before.calls[i];
+  for (size_t i = 0; i < calls.size(); ++i) {
+    since.calls[i] -= before.calls[i];
+    since.bytes_of_calls[i] -= before.bytes_of_calls[i];
+  }
   since.sent -= before.sent;
   since.agreement -= before.agreement;
   return since;
@@ -53,7 +59,10 @@ NodeCosts NodeCosts::operator-(const NodeCosts& before) const {
 void NodeCosts::raise_to(const NodeCosts& other) {
   writes = std::max(writes, other.writes);
   conflicts = std::max(conflicts, other.conflicts);
-  for (size_t i = 0; i < calls.size(); ++i) calls[i] = std::max(calls[i], other.calls[i]);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i] = std::max(calls[i], other.calls[i]);
+    bytes_of_calls[i] = std::max(bytes_of_calls[i], other.bytes_of_calls[i]);
+  }
   sent = std::max(sent, other.sent);
   agreement = std::max(agreement, other.agreement);
 }
@@ -276,6 +285,7 @@ void SimCluster::open(unsigned number, const std::shared_ptr<Instance>& instance
     options.node = name(number);
     options.copy_threads = 2;
     options.results = results_;
+    options.pieces = pieces_;
     ClusterServices& in = options.cluster.emplace();
     in.meta = instance->meta.get();
     in.cluster = instance->member.get();
@@ -392,6 +402,9 @@ Result<> SimCluster::meet(const Instance& from, unsigned to) {
   const Time limit = now() + kConnect;
   for (;;) {
     if (from.life->dead) return no_answer(to, "cannot be reached any more");
+    // Of a large cluster there are n² of these.
+    if (size() > kManyNodes && serving(to) != nullptr && network_.travel_both_ways(self, to))
+      return serving(to) != nullptr ? ok() : Result<>(no_answer(to, "refuses the connection"));
     network_.travel(self, to);
     if (!network_.is_cut(self, to)) {
       if (serving(to) == nullptr) return no_answer(to, "refuses the connection");
@@ -420,7 +433,7 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, const Pe
   };
   if (from.life->dead) return no_answer(to, "cannot be reached any more");
   ++nodes_[self].costs.calls[static_cast<size_t>(row.method)];
-  nodes_[self].costs.sent += request.size();
+  nodes_[self].costs.add_sent(row, request.size());
   network_.travel(self, to);
   auto reply = std::make_shared<Reply>();
   std::shared_ptr<Instance> target;
@@ -446,7 +459,7 @@ Result<std::string> SimCluster::call(const Instance& from, unsigned to, const Pe
       const int before = set_group(group_of(to));
       reply->answer = answer_peer(*target->store, *target->calls, row, request, name(self));
       target->leave();
-      if (reply->answer.has_value()) nodes_[to].costs.sent += reply->answer.value().size();
+      if (reply->answer.has_value()) nodes_[to].costs.add_sent(row, reply->answer.value().size());
       network_.travel(to, self);
       set_group(before);
       // Sent again until it arrives, or the connection is given up.

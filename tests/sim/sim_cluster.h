@@ -29,9 +29,14 @@ inline int group_of(unsigned node) { return static_cast<int>(node) + 1; }
 /// between nodes that it sent; and of what it and the agreement store told each other.
 struct NodeCosts {
   uint64_t writes = 0, conflicts = 0;  // transactions that were made, and that were refused
-  std::array<uint64_t, kPeerTable.size()> calls{};  // that it made, by the table's row
+  std::array<uint64_t, kPeerTable.size()> calls{};           // that it made, by the table's row
+  std::array<uint64_t, kPeerTable.size()> bytes_of_calls{};  // sent, of requests and answers
   uint64_t sent = 0, agreement = 0;
 
+  void add_sent(const PeerRow& row, uint64_t bytes) {
+    sent += bytes;
+    bytes_of_calls[static_cast<size_t>(row.method)] += bytes;
+  }
   uint64_t all_calls() const { return std::accumulate(calls.begin(), calls.end(), uint64_t{0}); }
   NodeCosts& operator+=(const NodeCosts& other);
   NodeCosts operator-(const NodeCosts& before) const;
@@ -60,6 +65,7 @@ class SimCluster {
   /// `happens` before the `n`-th time from now on that the node writes to a file, syncs or renames
   /// one; 0: no more.
   void at_write(unsigned node, unsigned n, std::function<void()> happens);
+  void set_pieces(const PieceSizes& pieces) { pieces_ = pieces; }  // of nodes that start later
   /// Writing files fails with ENOSPC.
   void set_full(unsigned node, bool full) { nodes_[node].full = full; }
   /// Writing to a file, syncing and renaming one takes up to a tenth of a second.
@@ -110,6 +116,7 @@ class SimCluster {
   MetaServer agreement_;
   std::vector<Node> nodes_;
   uint64_t bytes_moved_ = 0;
+  PieceSizes pieces_;
   // What each node would compute, of equal inputs, is computed once.
   std::shared_ptr<SharedResults> results_;
   unsigned others_ = 0;  // detached threads

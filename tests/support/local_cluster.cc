@@ -142,7 +142,8 @@ class LocalCluster::NodeMeta final : public MetaClient {
   std::atomic<int> doubt_ = -1;
 };
 
-LocalCluster::LocalCluster(unsigned nodes) : meta_(make_memory_meta()) {
+LocalCluster::LocalCluster(unsigned nodes, PieceSizes pieces)
+    : pieces_(pieces), meta_(make_memory_meta()) {
   nodes_.reserve(nodes);  // those that are there look at it
   for (unsigned i = 0; i < nodes; ++i) {
     nodes_.push_back(std::make_unique<Node>());
@@ -227,6 +228,7 @@ void LocalCluster::start(unsigned i) {
   options.directory = node.dir.path();
   options.node = name(i);
   options.copy_threads = 2;
+  options.pieces = pieces_;
   ClusterServices& in = options.cluster.emplace();
   in.meta = node.meta.get();
   in.cluster = node.membership.get();

@@ -52,7 +52,7 @@ class Hook<Answer(Arguments...)> {
 
 class LocalCluster {
  public:
-  explicit LocalCluster(unsigned nodes);
+  explicit LocalCluster(unsigned nodes, PieceSizes pieces = {});
   ~LocalCluster();
 
   /// "w0", "w1", …
@@ -115,6 +115,7 @@ class LocalCluster {
   /// nullptr: it does not answer that node.
   std::shared_ptr<JobStore> serving(const std::string& node, const std::string& asking);
 
+  const PieceSizes pieces_;
   std::unique_ptr<MetaClient> meta_;
   mutable std::mutex mutex_;  // who runs, and what was sent
   std::vector<std::unique_ptr<Node>> nodes_;

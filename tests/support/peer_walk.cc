@@ -9,9 +9,9 @@ namespace {
 std::string request_of(PeerMethod method) {
   switch (method) {
     case PeerMethod::kFile:
-      return R"({"id": "0123", "file": "manifest.json"})";
+      return R"({"id": "0123", "file": "manifest.json", "offset": 0, "most": 9, "sum": true})";
     case PeerMethod::kFiles:
-      return R"({"id": "0123", "files": [["stored-1.json", 2]]})"
+      return R"({"id": "0123", "files": [["stored-1.json", 2, ""]]})"
              "\n{}";
     case PeerMethod::kDrop:
       return R"({"id": "0123", "epoch": 1})";
