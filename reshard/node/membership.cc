@@ -95,8 +95,9 @@ Result<> Membership::begin(const std::string& store) {
   PTC_TRY(seen_nodes_, SeenNodes::open(meta_));
   PTC_TRY(watch_, meta_.watch(std::string(kMemberKeys), [this](const MetaEvent& event) {
     std::lock_guard lock(mutex_);
+    // Many come within a moment: the follower is woken once for all that it has not seen.
+    if (events_.empty()) wanted_.notify_all();
     events_.push_back(event);
-    wanted_.notify_all();
   }));
   PTC_TRY(while_it_passes([this] { return forget_former_self(); }));
   return read_members();

@@ -247,7 +247,8 @@ Result<> StoreMembership::register_store() {
   own_.starts = identity_.starts = std::max(own_.starts, identity_.starts) + 1;
   PTC_TRY(write_store_identity(options_.directory, identity_));
   own_.node = options_.node;
-  transaction.puts = {{store_key(identity_.store), own_.to_text()}};
+  transaction.puts = {{store_key(identity_.store), own_.to_text()},
+                      {std::string(kMembership), options_.node}};
   transaction.compares = {{store_key(identity_.store), own_.meta_revision}, *cluster_.identity()};
   PTC_TRY(own_.meta_revision, meta_.commit(transaction));
   return ok();
@@ -287,8 +288,7 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   facts_.take("jobs/", agreed.jobs);
   facts_.take(kTombstones, agreed.removed.entries);
   facts_.take("drained/", drained);
-  Result<std::vector<MetaEntry>> stores = meta_.list(kStores);
-  if (stores.has_value()) facts_.take(kStores, stores.value());
+  take_stores();
   int64_t latest = std::max(facts_.seen(), agreed.removed.revision);
   for (const MetaEntry& entry : agreed.jobs) latest = std::max(latest, entry.revision);
   facts_.set_seen(latest);
@@ -319,6 +319,19 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   if (agreed.removed.entries.empty() || alive.empty() || alive.front() != cluster_.self()) return;
   if (Result<> removed = remove_tombstones(agreed.removed); removed.has_error())
     spdlog::debug("tombstones stay for now: {}", removed.error().message());
+}
+
+/// As many as there are nodes, and of interest only to ptc recover: so they are listed when one was
+/// started since, and not after each change.
+void StoreMembership::take_stores() {
+  const Result<std::optional<MetaEntry>> membership = meta_.get(kMembership);
+  if (membership.has_error()) return;
+  const int64_t revision = membership.value() ? membership.value()->revision : 0;
+  if (revision == stores_taken_at_) return;
+  const Result<std::vector<MetaEntry>> stores = meta_.list(kStores);
+  if (stores.has_error()) return;
+  facts_.take(kStores, stores.value());
+  stores_taken_at_ = revision;
 }
 
 /// Those that all stores have carried out.

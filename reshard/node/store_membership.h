@@ -63,6 +63,7 @@ class StoreMembership {
   Result<> register_store();
   int64_t carried_out_of(const Agreed& agreed) const;
   Result<> remove_tombstones(const Tombstones& removed);
+  void take_stores();
   bool write_facts();
 
   MembershipOptions options_;
@@ -70,8 +71,9 @@ class StoreMembership {
   Cluster& cluster_;
   StoreIdentity identity_;
   AgreedFacts facts_;
-  bool facts_behind_ = false;  // and that is in the log
-  RegisteredStore own_;        // as the registry of stores has it
+  int64_t stores_taken_at_ = -1;  // the revision of kMembership then
+  bool facts_behind_ = false;     // and that is in the log
+  RegisteredStore own_;           // as the registry of stores has it
   bool all_removals_ = true;
 };
 

@@ -4,8 +4,10 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <thread>
 
+#include "reshard/node/agreed_facts.h"
 #include "reshard/node/recover.h"
 #include "store/transport/transport.h"
 #include "tests/support/job_fixture.h"
@@ -49,6 +51,30 @@ class OneNode final : public Cluster {
 ClusterServices services(MetaClient* meta, Cluster& cluster, bool join = false) {
   return {meta, &cluster, make_loopback_transport, "ptcfs", "etcd", join, {}};
 }
+
+/// How often stores are listed.
+class StoreListings final : public MetaClient {
+ public:
+  explicit StoreListings(MetaClient& meta) : meta_(meta) {}
+  Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    stores_listed += prefix == kStores;
+    return meta_.list(prefix);
+  }
+  Result<int64_t> commit(const MetaTransaction& transaction) override {
+    return meta_.commit(transaction);
+  }
+  Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
+    return meta_.lease(ttl);
+  }
+  Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
+    return meta_.watch(std::move(prefix), std::move(on_event));
+  }
+  std::atomic<int> stores_listed = 0;
+
+ private:
+  MetaClient& meta_;
+};
 
 class Membership : public ::testing::Test {
  protected:
@@ -426,6 +452,33 @@ TEST_F(Membership, WhatIsMadeAnewKnowsNoStoreThatWasReplaced) {
   for (const RegisteredStore& store : all) registered.insert(store.store);
   EXPECT_EQ(registered,
             (std::set<std::string>{stores[0].identity.store, stores[1].identity.store, now}));
+}
+
+/// There are as many as nodes, and each of these looks after each change.
+TEST_F(Membership, StoresAreListedWhereOneWasStartedAndNotAfterEachChange) {
+  StoreListings meta(*meta_);
+  ASSERT_TRUE(open(&meta).has_value());
+  const auto has_copied = [&](const std::string& text) {
+    return becomes(
+        [&] { return read_file(agreed_facts_path(dir_.path())).find(text) != std::string::npos; });
+  };
+  ASSERT_TRUE(store_->create_job("first").has_value());
+  ASSERT_TRUE(has_copied("jobs/first"));
+  const int listed = meta.stores_listed;
+  EXPECT_GT(listed, 0);
+  for (const char* name : {"second", "third"}) {
+    ASSERT_TRUE(store_->create_job(name).has_value());
+    ASSERT_TRUE(has_copied(std::string("jobs/") + name));
+  }
+  EXPECT_EQ(meta.stores_listed, listed);
+  const RegisteredStore another{"0123456789abcdef", "w1", 0, 1};
+  ASSERT_TRUE(meta_
+                  ->commit({.puts = {{store_key(another.store), another.to_text()},
+                                     {std::string(kMembership), "w1"}}})
+                  .has_value());
+  ASSERT_TRUE(store_->create_job("fourth").has_value());
+  EXPECT_TRUE(has_copied(another.store));
+  EXPECT_EQ(meta.stores_listed, listed + 1);
 }
 
 TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {
