@@ -1,6 +1,8 @@
 #include "tests/sim/scheduler.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -34,23 +36,16 @@ class Thread {
   std::optional<Time> deadline;
   bool woken = false;
 
-  void stop() {
-    while (may_run_.exchange(0, std::memory_order_acquire) == 0)
-      raw_futex(word(), FUTEX_WAIT_PRIVATE, 0);
-  }
-  void go() {
-    may_run_.store(1, std::memory_order_release);
-    raw_futex(word(), FUTEX_WAKE_PRIVATE, 1);
-  }
+  void stop();
+  void go();
 
  private:
   uint32_t* word() { return reinterpret_cast<uint32_t*>(&may_run_); }
   std::atomic<uint32_t> may_run_{0};
+  std::atomic<pid_t> id_{0};  // 0: it has not begun, or nobody wakes it by signals
 };
 
 namespace {
-
-constexpr Time kStep = std::chrono::microseconds(1);  // what one turn costs
 
 /// Touched by the thread that runs alone.
 struct Scheduler {
@@ -99,7 +94,7 @@ struct Scheduler {
     make_ready(thread, false);
   }
   Thread* pick() {
-    result.time += kStep;
+    result.time += options.step;
     do {
       if (ready.empty()) {
         if (deadlines.empty()) deadlock();
@@ -127,6 +122,9 @@ struct Scheduler {
 
 Scheduler* scheduler = nullptr;
 thread_local Thread* self = nullptr;
+// How threads hand over; set before there are any.
+bool by_signals = false;
+sigset_t turn_signal;
 
 void hand_over(Thread* from) {
   Thread* next = scheduler->pick();
@@ -137,8 +135,24 @@ void hand_over(Thread* from) {
 
 }  // namespace
 
+void Thread::stop() {
+  if (by_signals) id_ = ::gettid();
+  // A signal may be left of a turn that was taken without waiting for it.
+  while (may_run_.exchange(0) == 0) {
+    if (by_signals) ::sigwaitinfo(&turn_signal, nullptr);
+    else raw_futex(word(), FUTEX_WAIT_PRIVATE, 0);
+  }
+}
+
+void Thread::go() {
+  may_run_ = 1;
+  if (!by_signals) raw_futex(word(), FUTEX_WAKE_PRIVATE, 1);
+  else if (const pid_t id = id_; id != 0) ::tgkill(::getpid(), id, SIGUSR2);
+}
+
 bool managed() { return self != nullptr; }
 Time now() { return scheduler->result.time; }
+uint64_t turns_taken() { return scheduler->result.steps; }
 uint64_t random() { return scheduler->bits(); }
 void name_thread(std::string name) { self->name = std::move(name); }
 
@@ -261,6 +275,12 @@ void free_thread(Thread* thread) {
 }
 
 RunResult run(SchedulerOptions options, const std::function<void()>& body) {
+  by_signals = options.many_threads;
+  if (by_signals) {
+    sigemptyset(&turn_signal);
+    sigaddset(&turn_signal, SIGUSR2);
+    ::pthread_sigmask(SIG_BLOCK, &turn_signal, nullptr);  // in threads that are started, too
+  }
   auto whole = std::make_unique<Scheduler>(std::move(options));
   scheduler = whole.get();
   // The clock of steady_clock is not 0 either.

@@ -23,6 +23,10 @@ struct SchedulerOptions {
   uint64_t seed = 0;
   /// Before one of so many locks of a mutex another thread may come first; 0: never.
   unsigned preempt_every = 8;
+  Time step = std::chrono::microseconds(1);  // what one turn costs
+  /// Of many thousands. The kernel keeps those that wait for a futex in 512 lists, which it goes
+  /// through to find one of them: then threads hand over by signals.
+  bool many_threads = false;
   /// Called when no thread can run and none waits for a time, with what each waits for, as one line
   /// a thread. Must not return. Not given: prints that, and ends the process with status 70.
   std::function<void(const std::string& threads)> on_deadlock;
@@ -40,6 +44,7 @@ RunResult run(SchedulerOptions options, const std::function<void()>& body);
 
 /// Of a thread within run(): the time, 64 random bits, and something that the hash shall cover.
 Time now();
+uint64_t turns_taken();  // so far
 uint64_t random();
 void note(std::string_view text);
 /// What the calling thread is called where threads are listed.
