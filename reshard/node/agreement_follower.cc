@@ -150,7 +150,7 @@ bool AgreementFollower::Fetches::any() const {
 Result<TakenOver> AgreementFollower::take_over() {
   for (Fetches fetches;;) {
     Result<TakenOver> done = take_over_with(fetches);
-    if (done.has_error() || !fetches.any()) return done;
+    if (!fetches.any()) return done;  // what fails of one job keeps nothing from another
     for (auto& [id, one] : fetches.jobs) one.job->fetch(std::exchange(one.wanted, {}), one.fetched);
   }
 }

@@ -312,9 +312,9 @@ class Saved(Checkpoints):
         models.write_file(job.file("rules.json"), self.RULES)
         job.set_layout(tp=2)
         for rank in range(2):
-            self.save(job, {"layers": [{"w": torch.ones(2, 2)}], "rng": torch.zeros(100 << 20, dtype=torch.uint8)}, rank)
+            self.save(job, {"layers": [{"w": torch.ones(2, 2)}], "rng": torch.zeros(260 << 20, dtype=torch.uint8)}, rank)
         self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
-        for reason in ("at most 201326592 of a checkpoint are kept", "rank/0/model.pt has 10485"):
+        for reason in ("at most 536870912 of a checkpoint are kept", "rank/0/model.pt has 27262"):
             self.assertIn(reason, job.commit_error("base"))
         job = self.mount.job("beside-many-times")
         models.write_file(job.file("rules.json"), self.RULES)

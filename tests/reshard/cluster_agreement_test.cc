@@ -188,5 +188,26 @@ TEST_F(AgreementTest, AJobThatCannotBeTakenOverHoldsUpNoOther) {
   expect_everywhere({0, 1, 2}, LayoutSpec());
 }
 
+TEST_F(AgreementTest, AJobThatCannotBeMadeHereKeepsNoOtherFromWhatItLacks) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  ASSERT_NE(cluster_.job(1, "job"), nullptr);
+  const std::string in_the_way = cluster_.store(1).directory() + "/jobs/new";
+  write_file(in_the_way, "");
+  ASSERT_TRUE(cluster_.store(0).create_job("new").has_value());
+  cluster_.loses = [](const std::string& node, std::string_view method) {
+    return node == "w1" && (method == "job/files" || method == "job/part");
+  };
+  write(0, LayoutSpec());
+  commit(0);
+  const auto knows = [&] { return cluster_.store(1).find("job")->find_checkpoint("base"); };
+  EXPECT_TRUE(becomes([&] { return knows() != nullptr; }));
+  EXPECT_EQ(cluster_.store(1).find("new"), nullptr);
+  cluster_.loses = nullptr;
+  ASSERT_TRUE(fs::remove(in_the_way));
+  EXPECT_TRUE(becomes([&] { return cluster_.store(1).find("new") != nullptr; }));
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+}
+
 }  // namespace
 }  // namespace ptc::testing
