@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <boost/asio/post.hpp>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -19,12 +18,8 @@ void give_way() {
     (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNice);  // of this thread
 }
 
-ThreadTeam::ThreadTeam(unsigned threads) : size_(std::max(threads, 1u)), pool_(size_) {}
-
-ThreadTeam::~ThreadTeam() {
-  pool_.stop();
-  pool_.join();
-}
+ThreadTeam::ThreadTeam(unsigned threads)
+    : size_(std::max(threads, 1u)), threads_("ptcfs-copy", size_) {}
 
 Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(size_t)>& body,
                                   std::stop_token stop) {
@@ -58,9 +53,9 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
   const unsigned wanted = shared.running = std::min<size_t>(size_, count);
   unsigned posted = 0;
   try {
-    for (; posted < wanted; ++posted) boost::asio::post(pool_, work);
-  } catch (const std::exception&) {  // no memory: those that have begun use what is here, and do
-                                     // the rest
+    for (; posted < wanted; ++posted) threads_.run(work);
+  } catch (const std::exception&) {  // no memory or thread: those that have begun use what is here,
+                                     // and do the rest
     std::lock_guard lock(shared.mutex);
     shared.running -= wanted - std::max(posted, 1u);
   }

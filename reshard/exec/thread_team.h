@@ -1,12 +1,12 @@
-// A fixed number of threads that share the pieces of one piece of work.
+// A few threads that share the pieces of one piece of work.
 #pragma once
 
-#include <boost/asio/thread_pool.hpp>
 #include <cstddef>
 #include <functional>
 #include <stop_token>
 
 #include "store/base/error.h"
+#include "store/base/spare_threads.h"
 
 namespace ptc {
 
@@ -14,11 +14,11 @@ namespace ptc {
 /// of its life.
 void give_way();
 
-/// Threads: any; calls run at the same time and share the threads.
+/// Threads: any; calls run at the same time and share the threads, which are there while they are
+/// needed, and for a while after.
 class ThreadTeam {
  public:
   explicit ThreadTeam(unsigned threads);
-  ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
@@ -31,7 +31,7 @@ class ThreadTeam {
 
  private:
   const unsigned size_;
-  boost::asio::thread_pool pool_;
+  SpareThreads threads_;
 };
 
 }  // namespace ptc

@@ -22,12 +22,24 @@ SpareThreads::~SpareThreads() {
 
 void SpareThreads::run(std::function<void()> work) {
   std::lock_guard lock(mutex_);
-  if (idle_ <= waiting_.size()) {
-    std::thread([this] { serve(); }).detach();
-    ++threads_;
-  }
   waiting_.push_back(std::move(work));
+  if (idle_ < waiting_.size() && threads_ < most_) {
+    try {
+      begin_thread();
+    } catch (...) {
+      const bool can_wait = most_ != SIZE_MAX && threads_ > 0;
+      if (!can_wait) {
+        waiting_.pop_back();
+        throw;
+      }
+    }
+  }
   more_.notify_one();
+}
+
+void SpareThreads::begin_thread() {
+  std::thread([this] { serve(); }).detach();
+  ++threads_;
 }
 
 void SpareThreads::serve() {

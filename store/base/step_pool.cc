@@ -1,5 +1,7 @@
 #include "store/base/step_pool.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -22,29 +24,36 @@ struct Loop::State {
 struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
   using LoopRef = std::shared_ptr<Loop::State>;
 
-  explicit Shared(unsigned most) : most_threads(std::max(most, 1u)) {}
+  Shared(unsigned most, std::string of_each)
+      : most_threads(std::max(most, 1u)), name(std::move(of_each)) {}
 
-  void begin_thread() {
-    threads.emplace_back([self = shared_from_this()] { self->work(); });
-  }                                // mutex held
   void begin_another() noexcept {  // mutex held
     try {
-      begin_thread();
-    } catch (
-        const std::exception&) {  // no more threads on this machine: those that are there go on
+      threads.emplace_back([self = shared_from_this()] { self->work(); });
+    } catch (const std::exception&) {  // no more threads on this machine: those that are there go
+                                       // on, and it is tried again for the next loop that is woken
     }
   }
-  void put(const LoopRef& loop, Time due) {  // mutex held
+  void enqueue(const LoopRef& loop, Time due) {  // mutex held; by who looks at the queue next
     if (loop->queued) queue.erase(loop->place);
     loop->place = queue.emplace(due, loop);
     loop->queued = true;
-    if (loop->place == queue.begin()) due_changed.notify_one();
+  }
+  void put(const LoopRef& loop, Time due) {  // mutex held
+    enqueue(loop, due);
+    if (loop->place == queue.begin() || threads.empty()) look_at_queue();
+  }
+  /// Whoever does looks further, if there is more.
+  void look_at_queue() {  // mutex held
+    if (waiting > 0) due_changed.notify_one();
+    else if (threads.size() < most_threads) begin_another();
   }
   void work();
   /// Whether this thread, which found nothing to do, shall end.
   bool is_spare(std::unique_lock<std::mutex>& lock);
 
   const unsigned most_threads;
+  const std::string name;
   mutable std::mutex mutex;
   // --- guarded by mutex ---
   std::multimap<Time, LoopRef> queue;
@@ -56,17 +65,22 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
 
 void StepPool::Shared::work() {
   constexpr auto kSpareAfter = std::chrono::seconds(5);
+  ::pthread_setname_np(::pthread_self(), name.c_str());
   std::unique_lock lock(mutex);
   while (!stopping) {
     const Time now = std::chrono::steady_clock::now();
     if (queue.empty() || queue.begin()->first > now) {
       const Time spare_at = now + kSpareAfter;
-      const Time until = queue.empty() ? spare_at : std::min(spare_at, queue.begin()->first);
+      // One is there for what comes due next, and sleeps until then.
+      const bool others_wait = waiting > 0;
+      const Time until = queue.empty()  ? spare_at
+                         : !others_wait ? queue.begin()->first
+                                        : std::min(spare_at, queue.begin()->first);
       ++waiting;
       due_changed.wait_until(lock, until);
       --waiting;
       const bool idle = std::chrono::steady_clock::now() >= spare_at;
-      if (idle && waiting > 0 && is_spare(lock)) return;
+      if (idle && (waiting > 0 || queue.empty()) && is_spare(lock)) return;
       continue;
     }
     const LoopRef loop = queue.begin()->second;
@@ -74,8 +88,7 @@ void StepPool::Shared::work() {
     loop->queued = loop->woken = false;
     loop->running = true;
     // Somebody has to wait for what comes due meanwhile.
-    if (waiting > 0) due_changed.notify_one();
-    else if (threads.size() < most_threads) begin_another();
+    if (!queue.empty()) look_at_queue();
     lock.unlock();
     const std::optional<Time> next = loop->step(loop->stop.get_token());
     lock.lock();
@@ -83,9 +96,9 @@ void StepPool::Shared::work() {
     if (loop->stopped) {
       step_ended.notify_all();
     } else if (loop->woken) {
-      put(loop, std::chrono::steady_clock::now());
+      enqueue(loop, std::chrono::steady_clock::now());
     } else if (next) {
-      put(loop, *next);
+      enqueue(loop, *next);
     }
   }
 }
@@ -104,10 +117,8 @@ bool StepPool::Shared::is_spare(std::unique_lock<std::mutex>& lock) {
   return true;
 }
 
-StepPool::StepPool(unsigned most_threads) : shared_(std::make_shared<Shared>(most_threads)) {
-  std::lock_guard lock(shared_->mutex);
-  shared_->begin_thread();
-}
+StepPool::StepPool(unsigned most_threads, std::string name)
+    : shared_(std::make_shared<Shared>(most_threads, std::move(name))) {}
 
 StepPool::~StepPool() {
   std::vector<std::thread> threads;
@@ -147,6 +158,7 @@ void Loop::wake() {
   const StepPool::Time now = std::chrono::steady_clock::now();
   if (state->running) state->woken = true;
   else if (!state->queued || state->place->first > now) pool->put(state, now);
+  else if (pool->threads.empty()) pool->look_at_queue();  // there was none to be had
 }
 
 void Loop::stop() {

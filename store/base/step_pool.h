@@ -7,12 +7,14 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
+#include <string>
 
 namespace ptc {
 
 /// Runs steps of loops, each loop's one after the other, those that are due first as they came due.
-/// There is a thread for each step that runs, up to a limit, and one that waits; a loop that waits
-/// costs none. Threads: any. Outlives its loops' stop().
+/// There is a thread for each step that runs, up to a limit, and one that waits for the next to
+/// come due; a loop that waits costs none, and where all wait to be woken there is none. Threads:
+/// any. Outlives its loops' stop().
 class StepPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -20,8 +22,8 @@ class StepPool {
   /// nothing.
   using Step = std::function<std::optional<Time>(const std::stop_token&)>;
 
-  /// At most so many steps at once.
-  explicit StepPool(unsigned most_threads);
+  /// At most so many steps at once. `name`: of each thread, as `top` shows it.
+  explicit StepPool(unsigned most_threads, std::string name = "ptcfs-steps");
   ~StepPool();
   StepPool(const StepPool&) = delete;
   StepPool& operator=(const StepPool&) = delete;

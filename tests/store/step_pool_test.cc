@@ -149,9 +149,30 @@ TEST(StepPool, ThreadsThatAreNotNeededEnd) {
   EXPECT_EQ(pool.threads(), 8u);
   release.set_value();
   const auto deadline = in(std::chrono::seconds(60));
-  while (pool.threads() > 1 && std::chrono::steady_clock::now() < deadline)
+  while (pool.threads() > 0 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(pool.threads(), 0u);
+  loops.back().wake();
+  while (at_once < 9) std::this_thread::yield();
+}
+
+TEST(StepPool, OneThreadWaitsForWhatComesDue) {
+  StepPool pool(8);
+  EXPECT_EQ(pool.threads(), 0u);
+  std::atomic<int> taken = 0;
+  std::deque<Loop> loops(20);
+  for (Loop& loop : loops)
+    loop.start(pool, [&](const std::stop_token&) -> std::optional<StepPool::Time> {
+      ++taken;
+      return in(std::chrono::hours(1));
+    });
+  const auto deadline = in(std::chrono::seconds(60));
+  while ((taken < 20 || pool.threads() > 1) && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(pool.threads(), 1u);
+  loops.front().wake();
+  while (taken < 21 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(taken, 21);
 }
 
 }  // namespace
