@@ -34,12 +34,14 @@ GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
     return;
   }
   space_ = std::move(space).value();
-  background_.emplace_back([this](std::stop_token stop) { give_back_idle(std::move(stop)); });
-  for (int i = 0; i < kThreadsAhead; ++i)
-    background_.emplace_back([this](std::stop_token stop) { work_ahead(std::move(stop)); });
 }
 
-GatherCache::~GatherCache() = default;
+GatherCache::~GatherCache() {
+  std::lock_guard lock(mutex_);
+  ending_ = true;
+  queue_.clear();
+  ended_.notify_all();
+}
 
 GatherCache::Numbers GatherCache::numbers() const {
   std::lock_guard lock(mutex_);
@@ -62,7 +64,25 @@ void GatherCache::prepare(const std::string& key, const std::string& awaited,
       std::any_of(queue_.begin(), queue_.end(), same))
     return;
   queue_.push_back({key, awaited, std::move(make)});
-  wanted_.notify_one();
+  begin_ahead();
+}
+
+void GatherCache::begin_ahead() {
+  if (working_ahead_ >= kThreadsAhead) return;
+  try {
+    ahead_.run([this] { work_ahead(); });
+    ++working_ahead_;
+  } catch (const std::exception&) {  // no thread: the open gathers it, unless others come to it
+  }
+}
+
+void GatherCache::be_given_back() {
+  if (giving_back_) return;
+  try {
+    idle_.run([this] { give_back_idle(); });
+    giving_back_ = true;
+  } catch (const std::exception&) {  // no thread: the next one that is gathered tries again
+  }
 }
 
 GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const Content& content,
@@ -94,6 +114,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
     entry.bytes = bytes;
     entry.once = content.once && opened;
     bytes_ += bytes;
+    be_given_back();
   }
   const Gathering gathering(*this, key);
   auto file = caught([&] { return gather(content, reusable, opened); });
@@ -217,16 +238,14 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content,
   return file;
 }
 
-void GatherCache::work_ahead(std::stop_token stop) {
+/// Of those that another thread may be waiting for, that one makes the next.
+void GatherCache::work_ahead() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    auto next = queue_.end();
-    wanted_.wait(lock, stop, [&] {
-      next = std::find_if(queue_.begin(), queue_.end(),
-                          [&](const Wanted& one) { return !ahead_of_.contains(one.awaited); });
-      return next != queue_.end();
+    const auto next = std::find_if(queue_.begin(), queue_.end(), [&](const Wanted& one) {
+      return !ahead_of_.contains(one.awaited);
     });
-    if (stop.stop_requested()) return;
+    if (next == queue_.end()) break;
     const Wanted wanted = std::move(*next);
     queue_.erase(next);
     ahead_of_.insert(wanted.awaited);
@@ -240,14 +259,16 @@ void GatherCache::work_ahead(std::stop_token stop) {
     lock.lock();
     ahead_of_.erase(wanted.awaited);
   }
+  --working_ahead_;
 }
 
-void GatherCache::give_back_idle(std::stop_token stop) {
+void GatherCache::give_back_idle() {
   std::unique_lock lock(mutex_);
-  while (!stop.stop_requested()) {
-    ending_.wait_for(lock, stop, kLookEvery, [] { return false; });
+  while (!ending_ && !entries_.empty()) {
+    ended_.wait_for(lock, kLookEvery, [this] { return ending_; });
     drop_idle(lock, kDropAfter);
   }
+  giving_back_ = false;
 }
 
 void GatherCache::drop_unused() {

@@ -12,11 +12,11 @@
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "reshard/exec/thread_team.h"
+#include "store/base/spare_threads.h"
 #include "store/image/scratch_space.h"
 
 namespace ptc {
@@ -110,21 +110,26 @@ class GatherCache {
   /// Opened: on all threads, for somebody waits. Else on this one alone: readers need the others.
   Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable, bool opened);
   void drop_idle(std::unique_lock<std::mutex>& lock, std::chrono::seconds unused_for);
-  void work_ahead(std::stop_token stop);
-  void give_back_idle(std::stop_token stop);
+  void be_given_back();  // with lock held: somebody looks for what is idle, from now on
+  void begin_ahead();    // with lock held: and what is wanted is made
+  void work_ahead();
+  void give_back_idle();
 
   const uint64_t limit_bytes_;
   std::unique_ptr<ScratchSpace> space_;
   ThreadTeam team_;
   mutable std::mutex mutex_;
-  std::condition_variable gathered_;
-  std::condition_variable_any wanted_, ending_;
+  std::condition_variable gathered_, ended_;
   std::unordered_map<std::string, Entry> entries_;  // guarded
   std::deque<Wanted> queue_;                        // guarded
-  std::set<std::string> ahead_of_;        // those that a thread may be waiting for now; guarded
-  uint64_t bytes_ = 0;                    // of all entries; guarded
-  Numbers counts_;                        // without what is held now; guarded
-  std::vector<std::jthread> background_;  // last: they use all of the above
+  std::set<std::string> ahead_of_;  // those that a thread may be waiting for now; guarded
+  uint64_t bytes_ = 0;              // of all entries; guarded
+  Numbers counts_;                  // without what is held now; guarded
+  int working_ahead_ = 0;           // threads; guarded
+  bool giving_back_ = false;        // a thread looks for what is idle; guarded
+  bool ending_ = false;             // guarded
+  // Last: they use all of the above. They are there while there is something to do.
+  SpareThreads ahead_{"ptcfs-ahead"}, idle_{"ptcfs-gathered"};
 };
 
 }  // namespace ptc

@@ -1,6 +1,7 @@
 #include "store/image/memory_reserve.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@ constexpr uint64_t kBlock = 16 * kHugePage;
 constexpr uint64_t kAhead = 8 * kBlock;
 constexpr auto kLook = std::chrono::milliseconds(10);
 constexpr auto kQuiet = std::chrono::seconds(1);
+constexpr auto kKeep = std::chrono::seconds(10);  // the thread, with nothing to do
 
 std::optional<uint64_t> number_in(const std::string& path) {
   std::ifstream file(path);
@@ -113,14 +115,13 @@ MemoryReserve::MemoryReserve(MemoryReserveOptions options, std::function<uint64_
     : options_(std::move(options)),
       used_(std::move(used)),
       wanted_(options_.for_good),
-      last_use_(Clock::now()),
-      working_(options_.for_good > 0) {
-  thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
+      last_use_(Clock::now()) {
+  std::lock_guard lock(mutex_);
+  if (options_.for_good > 0) begin_to_work();
 }
 
 MemoryReserve::~MemoryReserve() {
-  thread_.request_stop();
-  thread_.join();
+  thread_ = {};
   for (void* block : blocks_) ::munmap(block, kBlock);
 }
 
@@ -128,8 +129,18 @@ void MemoryReserve::gone(uint64_t bytes) {
   if (bytes == 0) return;
   std::lock_guard lock(mutex_);
   wanted_ += bytes;
-  if (wanted_ < held() + kBlock) return;
-  working_ = true;
+  if (wanted_ >= held() + kBlock) begin_to_work();
+}
+
+void MemoryReserve::begin_to_work() {
+  if (!has_thread_) {
+    try {  // the one before has ended
+      thread_ = std::jthread([this](const std::stop_token& stop) { work(stop); });
+    } catch (const std::exception&) {  // nothing is kept, for now
+      return;
+    }
+  }
+  has_thread_ = working_ = true;
   changed_.notify_all();
 }
 
@@ -164,8 +175,8 @@ void MemoryReserve::give_blocks(std::unique_lock<std::mutex>& lock, size_t count
 void MemoryReserve::writing() {
   if (held() == 0) return;
   std::lock_guard lock(mutex_);
-  writing_ = working_ = true;
-  changed_.notify_all();
+  writing_ = true;
+  begin_to_work();
 }
 
 void MemoryReserve::settle() {
@@ -215,6 +226,7 @@ void MemoryReserve::follow_writers(std::unique_lock<std::mutex>& lock,
 }
 
 void MemoryReserve::work(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-reserve");
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
     if (writing_) {
@@ -229,7 +241,9 @@ void MemoryReserve::work(const std::stop_token& stop) {
       settled_.notify_all();
       const auto has_work = [this] { return working_; };
       if (held() <= options_.for_good) {
-        changed_.wait(lock, stop, has_work);
+        if (changed_.wait_for(lock, stop, kKeep, has_work)) continue;
+        has_thread_ = false;
+        return;
       } else if (!changed_.wait_until(lock, stop, last_use_ + options_.idle, has_work) &&
                  Clock::now() >= last_use_ + options_.idle) {
         wanted_ = options_.for_good;

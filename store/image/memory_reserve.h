@@ -44,7 +44,8 @@ struct MemoryReserveOptions {
 /// What is not for good is marked so that the kernel may take it (MADV_FREE): it counts as
 /// available, and nobody is killed for it.
 ///
-/// One thread takes the pages, and costs nothing while there is nothing to do. Threads: any.
+/// One thread takes the pages, and is there while there is something to do, or something to give
+/// back. Threads: any.
 class MemoryReserve {
  public:
   /// `used`: bytes that the store holds, at the moment.
@@ -67,6 +68,7 @@ class MemoryReserve {
 
  private:
   using Clock = std::chrono::steady_clock;
+  void begin_to_work();  // mutex held
   void work(const std::stop_token& stop);
   uint64_t target() const;                        // mutex held
   void take(std::unique_lock<std::mutex>& lock);  // one block
@@ -85,6 +87,7 @@ class MemoryReserve {
   Clock::time_point last_use_;   // guarded
   bool working_ = false;         // guarded
   bool writing_ = false;         // guarded: asked for
+  bool has_thread_ = false;      // guarded
   std::jthread thread_;
 };
 

@@ -1,5 +1,7 @@
 #include "store/meta/backend.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <list>
 
@@ -117,6 +119,7 @@ struct WatchHub::State {
   std::list<std::shared_ptr<Watcher>> watchers;  // guarded by mutex, as all below
   std::deque<MetaEvent> queue;
   uint64_t next_event = 0;  // number of the next event to be published
+  bool has_thread = false;  // since the first watcher came
   bool stopping = false;
   Watcher* running = nullptr;  // whose on_event is being called
 };
@@ -138,9 +141,7 @@ class WatchHub::Handle {
   std::shared_ptr<Watcher> watcher_;
 };
 
-WatchHub::WatchHub() : state_(std::make_shared<State>()) {
-  thread_ = std::thread([state = state_] { dispatch(state); });
-}
+WatchHub::WatchHub() : state_(std::make_shared<State>()) {}
 
 WatchHub::~WatchHub() {
   {
@@ -148,27 +149,35 @@ WatchHub::~WatchHub() {
     state_->stopping = true;
   }
   state_->changed.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<void> WatchHub::watch(std::string prefix, MetaClient::OnEvent on_event) {
+Result<std::shared_ptr<void>> WatchHub::watch(std::string prefix, MetaClient::OnEvent on_event) {
   std::lock_guard lock(state_->mutex);
+  try {
+    if (!state_->has_thread) thread_ = std::thread([state = state_] { dispatch(state); });
+    state_->has_thread = true;
+  } catch (const std::system_error& error) {
+    return make_error(Code::kUnavailable, "no thread to watch the metadata: {}", error.what());
+  }
   auto watcher = std::make_shared<Watcher>(
       Watcher{std::move(prefix), std::move(on_event), state_->next_event});
   state_->watchers.push_back(watcher);
-  return std::make_shared<Handle>(state_, std::move(watcher));
+  return std::shared_ptr<void>(std::make_shared<Handle>(state_, std::move(watcher)));
 }
 
 void WatchHub::publish(std::vector<MetaEvent> events) {
   {
     std::lock_guard lock(state_->mutex);
-    for (MetaEvent& event : events) state_->queue.push_back(std::move(event));
+    if (state_->has_thread)  // else nobody has ever watched
+      for (MetaEvent& event : events) state_->queue.push_back(std::move(event));
     state_->next_event += events.size();
   }
   state_->changed.notify_all();
 }
 
 void WatchHub::dispatch(const std::shared_ptr<State>& state) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-watch");
   std::unique_lock lock(state->mutex);
   for (;;) {
     state->changed.wait(lock, [&] { return state->stopping || !state->queue.empty(); });

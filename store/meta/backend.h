@@ -59,15 +59,17 @@ class LeasedKeys {
   std::map<std::string, int64_t, std::less<>> lease_of_;
 };
 
-/// Calls the watchers of one client, in the order of publish(), on one thread of its own.
-/// Threads: any. The destructor waits for a running call; events still queued are dropped.
+/// Calls the watchers of one client, in the order of publish(), on one thread of its own, which the
+/// first of them begins. Threads: any. The destructor waits for a running call; events still queued
+/// are dropped.
 class WatchHub {
  public:
   WatchHub();
   ~WatchHub();
 
   /// The watcher sees what is published after this call. Its handle may outlive the hub.
-  std::shared_ptr<void> watch(std::string prefix, MetaClient::OnEvent on_event);
+  /// kUnavailable: there is no thread to call it.
+  Result<std::shared_ptr<void>> watch(std::string prefix, MetaClient::OnEvent on_event);
 
   /// The backend calls it in order of revision, so under the lock of its commits.
   void publish(std::vector<MetaEvent> events);
