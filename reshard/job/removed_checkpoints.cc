@@ -32,8 +32,9 @@ Result<std::string> checkpoint_asked_of(std::string_view request) {
   return std::string(id->as_string());
 }
 
-RemovedCheckpoints::RemovedCheckpoints(Cluster& cluster)
-    : cluster_(cluster), thread_([this](std::stop_token stop) { work(std::move(stop)); }) {}
+RemovedCheckpoints::RemovedCheckpoints(Cluster& cluster, StepPool& pool) : cluster_(cluster) {
+  loop_.start(pool, [this](const std::stop_token& stop) { return look_after(stop); });
+}
 
 void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
                               std::vector<ImageRef> images) {
@@ -44,7 +45,7 @@ void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
   if (kept.asked.empty()) return;
   std::lock_guard lock(mutex_);
   new_.push_back(std::move(kept));
-  came_.notify_all();
+  loop_.wake();
 }
 
 void RemovedCheckpoints::note(const std::string& id,
@@ -63,7 +64,7 @@ bool RemovedCheckpoints::is_open_here(std::string_view id) {
 void RemovedCheckpoints::nodes_changed() {
   std::lock_guard lock(mutex_);
   nodes_changed_ = true;
-  came_.notify_all();
+  loop_.wake();
 }
 
 void RemovedCheckpoints::look_for_copies() {
@@ -112,23 +113,19 @@ void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
   }
 }
 
-void RemovedCheckpoints::work(std::stop_token stop) {
-  std::vector<Kept> kept;
-  while (!stop.stop_requested()) {
-    bool changed = false;
-    {
-      std::unique_lock lock(mutex_);
-      auto more = [&] { return !new_.empty() || nodes_changed_; };
-      if (kept.empty()) came_.wait(lock, stop, more);
-      else came_.wait_for(lock, stop, kAgain, more);
-      for (Kept& one : new_) kept.push_back(std::move(one));
-      new_.clear();
-      changed = std::exchange(nodes_changed_, false);
-    }
-    if (changed) look_for_copies();
-    for (Kept& one : kept) ask(one, stop);
-    std::erase_if(kept, [](const Kept& one) { return one.asked.empty(); });
+std::optional<StepPool::Time> RemovedCheckpoints::look_after(const std::stop_token& stop) {
+  bool changed = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (Kept& one : new_) kept_.push_back(std::move(one));
+    new_.clear();
+    changed = std::exchange(nodes_changed_, false);
   }
+  if (changed) look_for_copies();
+  for (Kept& one : kept_) ask(one, stop);
+  std::erase_if(kept_, [](const Kept& one) { return one.asked.empty(); });
+  if (kept_.empty()) return std::nullopt;
+  return Clock::now() + kAgain;
 }
 
 }  // namespace ptc

@@ -2,17 +2,17 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "reshard/cluster/cluster.h"
+#include "store/base/step_pool.h"
 #include "store/image/image_store.h"
 
 namespace ptc {
@@ -26,8 +26,8 @@ struct RemoteFiles;
 /// minute. A node that starts anew keeps nothing. Threads: any.
 class RemovedCheckpoints {
  public:
-  /// `cluster` outlives it.
-  explicit RemovedCheckpoints(Cluster& cluster);
+  /// `cluster` and the pool, on whose threads others are asked, outlive this.
+  RemovedCheckpoints(Cluster& cluster, StepPool& pool);
 
   /// `images` lie on this node, and have no names any more (ImageStore::remove).
   void keep(const WhichJob& job, const std::string& id, std::vector<ImageRef> images);
@@ -53,17 +53,17 @@ class RemovedCheckpoints {
     std::weak_ptr<const Checkpoint> checkpoint;
     std::weak_ptr<RemoteFiles> files;  // as long as one is open
   };
-  void work(std::stop_token stop);
+  std::optional<StepPool::Time> look_after(const std::stop_token& stop);
   void look_for_copies();
   void ask(Kept& kept, const std::stop_token& stop);
 
   Cluster& cluster_;
   std::mutex mutex_;
-  std::condition_variable_any came_;
   std::vector<Kept> new_;       // guarded by mutex_
   std::vector<Noted> noted_;    // guarded by mutex_
   bool nodes_changed_ = false;  // guarded by mutex_
-  std::jthread thread_;         // last: uses all of the above
+  std::vector<Kept> kept_;      // of the loop
+  Loop loop_;                   // last: uses all of the above
 };
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".

@@ -59,11 +59,11 @@ struct JobStore::Impl {
   std::unique_ptr<ImageStore> images;
   std::shared_ptr<SharedResults> results;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<RemovedCheckpoints> removed;
   std::unique_ptr<NodeReports> reports;
   // A reshard waits for other nodes most of the time, hashing for the memory.
-  StepPool reshards{kMostReshards},
-      hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing)};
+  StepPool reshards{kMostReshards, "ptcfs-reshard"},
+      hashing{std::clamp(std::thread::hardware_concurrency(), 1u, kMostHashing), "ptcfs-hash"};
+  std::unique_ptr<RemovedCheckpoints> removed;
   Pace pace;
   PieceSizes pieces;
   JobTable jobs;
@@ -191,7 +191,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
-  impl->removed = std::make_unique<RemovedCheckpoints>(*impl->cluster);
+  impl->removed = std::make_unique<RemovedCheckpoints>(*impl->cluster, impl->reshards);
   impl->reports = std::make_unique<NodeReports>(*impl->cluster);
   impl->executor = std::make_unique<Executor>(threads, transport());
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
