@@ -1,5 +1,7 @@
 #include "dataset/run/data_set.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -225,6 +227,7 @@ Result<> DataSet::Impl::begin_indexing(const DataSetState& now,
   auto index = [self = indexer, text = *now.source, number = now.saved ? now.saved->number : 0,
                 access = access_for(now.saved), into = std::move(into),
                 path = options.directory + "/dataset.index"] {
+    ::pthread_setname_np(::pthread_self(), "ptcfs-index");
     auto opened = caught([&]() -> Result<SampleSourceRef> {
       PTC_TRY(SourceSpec spec, parse_source(text));
       spec.saved = number;
@@ -305,6 +308,7 @@ Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(cons
   }
   auto check = [spec, access = access_for(DataSetState::Saved{0, by}), answer,
                 token = begun->stop.get_token()] {
+    ::pthread_setname_np(::pthread_self(), "ptcfs-source");
     answer->set_value(caught([&] { return check_source(spec, *access, token); }));
     --running;
   };

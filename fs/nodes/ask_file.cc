@@ -1,6 +1,7 @@
 #include "fs/nodes/ask_file.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -207,6 +208,7 @@ class Answer {
     if (!askers().enter(caller.uid)) return Errno{EAGAIN};
     try {
       std::thread([answer, &tree, caller, question = std::move(question)] {
+        ::pthread_setname_np(::pthread_self(), "ptcfs-answer");
         answer->finish(make_text(tree, caller, question, answer->stop_.get_token()));
         askers().leave(caller.uid);
       }).detach();

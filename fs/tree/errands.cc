@@ -1,5 +1,7 @@
 #include "fs/tree/errands.h"
 
+#include <pthread.h>
+
 #include <utility>
 
 namespace ptc {
@@ -13,6 +15,7 @@ void Errands::start(std::function<void()> errand) {
   }
   One& one = next.front();
   one.thread = std::jthread([this, &one, errand = std::move(errand)]() mutable {
+    ::pthread_setname_np(::pthread_self(), "ptcfs-errand");
     std::exchange(errand, nullptr)();
     std::lock_guard ended_lock(mutex_);
     one.ended = true;

@@ -131,7 +131,8 @@ class Tree : public JobListener {
   Listings listings_;
   RecentSets recent_sets_;
   Stats stats_;
-  StepPool data_set_steps_{8};  // of all jobs' data sets, which wait for the metadata
+  StepPool data_set_steps_{8,
+                           "ptcfs-dataset"};  // of all jobs' data sets, which wait for the metadata
   std::mutex views_mutex_;
   uint64_t next_view_ = 1;                             // guarded by views_mutex_
   std::unordered_map<std::string, JobViewRef> views_;  // guarded by views_mutex_

@@ -1,5 +1,7 @@
 #include "reshard/cluster/node_reports.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
@@ -97,6 +99,7 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
     asker_ = {};  // the one before has ended
     try {
       asker_ = std::jthread([this](const std::stop_token& stop) {
+        ::pthread_setname_np(::pthread_self(), "ptcfs-reports");
         ask_all(stop);
         std::lock_guard ended(mutex_);
         asking_ = false;

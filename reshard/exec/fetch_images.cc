@@ -1,5 +1,7 @@
 #include "reshard/exec/fetch_images.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <thread>
 #include <unordered_map>
@@ -126,7 +128,10 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   sums.start();
   Result<> fetched = ok();
   {
-    std::jthread fetching([&] { fetched = remote.run(stop); });
+    std::jthread fetching([&] {
+      ::pthread_setname_np(::pthread_self(), "ptcfs-fetch");
+      fetched = remote.run(stop);
+    });
     // What comes over the links goes first, so that none stands still; this fills the gaps.
     ThreadTeam behind(executor.team().size());
     PTC_TRY(behind.parallel_for(

@@ -1,5 +1,6 @@
 #include "reshard/exec/incoming_sums.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -34,6 +35,7 @@ void IncomingSums::start() {
     for (size_t chunk = 0; chunk < images_[image].expected.size(); ++chunk)
       if (images_[image].expected[chunk] == 0) whole_.push_back({image, chunk});
   thread_ = std::jthread([this](std::stop_token stop) {
+    ::pthread_setname_np(::pthread_self(), "ptcfs-sums");
     give_way();
     hash_all(std::move(stop));
   });

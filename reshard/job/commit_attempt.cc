@@ -1,6 +1,7 @@
 #include "reshard/job/commit_attempt.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
@@ -121,6 +122,7 @@ void CommitAttempt::answered() {
 }
 
 void CommitAttempt::run() {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-commit");
   Result<> result = ok();
   try {
     result = prepare();

@@ -1,5 +1,6 @@
 #include "reshard/node/agreement_follower.h"
 
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -66,6 +67,7 @@ std::vector<std::string> AgreementFollower::drained() const {
 }
 
 void AgreementFollower::follow(std::stop_token stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-follow");
   constexpr std::chrono::milliseconds kRetry{500}, kRetryLost{10'000};
   using Clock = std::chrono::steady_clock;
   constexpr Clock::time_point kNever = Clock::time_point::max();

@@ -49,7 +49,7 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   PTC_TRY(impl->io, IoThreads::start());
   // Of its own: images are sent from mapped pages, which may have to come from a slow disk, and the
   // lease of this node waits for nothing.
-  PTC_TRY(impl->options.etcd.io, IoThreads::start(1));
+  PTC_TRY(impl->options.etcd.io, IoThreads::start(1, "ptcfs-etcd"));
   PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
   PeersOptions peers;
   peers.node = impl->options.node;

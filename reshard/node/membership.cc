@@ -1,5 +1,6 @@
 #include "reshard/node/membership.h"
 
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
@@ -365,6 +366,7 @@ void Membership::believe_again() {
 }
 
 void Membership::follow(std::stop_token stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-member");
   using Clock = std::chrono::steady_clock;
   auto next_look = Clock::now(), next_change = next_look;
   // When it is noted who is gone: after a while in which nobody comes, for they may come back.

@@ -1,5 +1,7 @@
 #include "store/base/fan_out.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 namespace ptc {
@@ -8,7 +10,10 @@ FanOut::FanOut(size_t count, std::function<void(size_t)> body, size_t most_threa
     : count_(count), body_(std::move(body)) {
   try {
     while (threads_.size() < std::min(count_, most_threads))
-      threads_.emplace_back([this] { work(); });
+      threads_.emplace_back([this] {
+        ::pthread_setname_np(::pthread_self(), "ptcfs-ask");
+        work();
+      });
   } catch (const std::exception&) {  // fewer, then
   }
 }

@@ -78,7 +78,7 @@ class EtcdMeta : public MetaClient {
   Result<std::shared_ptr<IoThreads>> needed_io() {
     std::lock_guard lock(io_mutex_);
     if (io_ == nullptr) {
-      PTC_TRY(io_, IoThreads::start(1));
+      PTC_TRY(io_, IoThreads::start(1, "ptcfs-etcd"));
     }
     return io_;
   }

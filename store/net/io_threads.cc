@@ -6,6 +6,7 @@
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <exception>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -34,12 +35,12 @@ Result<std::shared_ptr<IoThreads>> IoThreads::start() {
   return start(std::clamp(std::thread::hardware_concurrency(), 2u, 8u));
 }
 
-Result<std::shared_ptr<IoThreads>> IoThreads::start(unsigned count) try {
+Result<std::shared_ptr<IoThreads>> IoThreads::start(unsigned count, const char* name) try {
   auto impl = std::make_unique<Impl>();
   for (unsigned i = 0; i < count; ++i) {
     Impl::Loop& loop = *impl->loops.emplace_back(std::make_unique<Impl::Loop>());
-    loop.thread = std::thread([&context = loop.context] {
-      ::pthread_setname_np(::pthread_self(), "ptcfs-net");
+    loop.thread = std::thread([&context = loop.context, name = std::string(name)] {
+      ::pthread_setname_np(::pthread_self(), name.c_str());
       context.run();
     });
   }

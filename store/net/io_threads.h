@@ -13,7 +13,8 @@ class IoThreads {
   /// As many as there are cores, from 2 to 8. kUnavailable: this machine lacks threads or
   /// descriptors.
   static Result<std::shared_ptr<IoThreads>> start();
-  static Result<std::shared_ptr<IoThreads>> start(unsigned count);
+  /// `name`: of each, as `top` shows it.
+  static Result<std::shared_ptr<IoThreads>> start(unsigned count, const char* name = "ptcfs-net");
   ~IoThreads();
 
   /// That of one of the threads, each in turn: for a connection, or a stream and its connection. No
