@@ -80,11 +80,13 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+constexpr int kStirred = SIGUSR1;  // to the main thread: there is something to see to
+
 /// Every thread begins with these blocked; the main thread waits for them.
-sigset_t block_end_signals() {
+sigset_t block_signals() {
   sigset_t signals;
   ::sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, signal);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, kStirred}) ::sigaddset(&signals, signal);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGIO, SIG_IGN);  // of a lease that is broken while it is probed
@@ -121,18 +123,38 @@ void say_what_is_kept(const JobStore& store, const StorePlace& place, const Opti
                : fmt::format("rm -r {}", place.directory));
 }
 
-/// Once in a while: what is free goes back to the system, of which the allocator keeps it
-/// otherwise.
+/// Once in a while: threads end that are not needed any more, and what is free goes back to the
+/// system, of which the allocator keeps it otherwise. The longer nobody has used the mount, the
+/// less often.
 class Housekeeping {
  public:
   explicit Housekeeping(FuseSession& session) : session_(session) {}
-  void tick() {
+
+  /// Somebody uses the mount.
+  void stir() {
+    used_ = true;
+    next_ = std::min<Clock::time_point>(next_, Clock::now() + kEvery);
+  }
+  /// Until when to sleep.
+  std::chrono::steady_clock::time_point tick() {
     // Where files are not found by handles, each that the kernel knows takes a descriptor.
-    if (were_descriptors_short() && !session_.tree().handles().enabled())
-      session_.prune_names(/*all=*/true);
-    const auto now = std::chrono::steady_clock::now();
-    if (now < next_) return;
-    next_ = now + kEvery;
+    const bool may_lack = !session_.tree().handles().enabled();
+    if (may_lack && were_descriptors_short()) session_.prune_names(/*all=*/true);
+    const auto now = Clock::now();
+    if (now >= next_) {
+      every_ = used_ ? kEvery : std::min(2 * every_, kSeldom);
+      used_ = false;
+      next_ = now + every_;
+      session_.tell_next_use();
+      keep_house();
+    }
+    return may_lack && every_ == kEvery ? std::min(next_, now + kOften) : next_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void keep_house() {
+    session_.end_spare_threads();
     session_.tree().forget_old();
     if (ticks_++ % 6 == 0) session_.prune_names();
     const size_t free_bytes = ::mallinfo2().fordblks;
@@ -141,14 +163,25 @@ class Housekeeping {
     left_ = ::mallinfo2().fordblks;  // between what is in use
   }
 
- private:
-  static constexpr seconds kEvery{10};
+  static constexpr seconds kEvery{10}, kSeldom{600};
+  static constexpr milliseconds kOften{200};
   static constexpr size_t kWorthBytes = 16 << 20;
   FuseSession& session_;
   unsigned ticks_ = 0;
-  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kEvery;
+  bool used_ = true;  // since the last time
+  seconds every_ = kEvery;
+  Clock::time_point next_ = Clock::now() + kEvery;
   size_t left_ = 0;
 };
+
+/// The signal that comes until then; 0: none.
+int signal_until(const sigset_t& signals, std::chrono::steady_clock::time_point until) {
+  using std::chrono::nanoseconds;
+  const auto left = std::max(until - std::chrono::steady_clock::now(), nanoseconds(0));
+  const auto whole = std::chrono::duration_cast<seconds>(left);
+  const timespec pause{whole.count(), nanoseconds(left - whole).count()};
+  return std::max(::sigtimedwait(&signals, nullptr, &pause), 0);
+}
 
 /// Nobody has unmounted it: what is written to its path from now on would be missing later.
 void close_beneath(Beneath& beneath, const std::string& path) {
@@ -164,16 +197,19 @@ void close_beneath(Beneath& beneath, const std::string& path) {
 
 void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& signals,
                       const std::string& path) {
+  constexpr milliseconds kEnding{200};
   Housekeeping housekeeping(session);
   for (;;) {
-    housekeeping.tick();
-    timespec pause{0, 200000000};
-    int signal = ::sigtimedwait(&signals, nullptr, &pause);
+    auto until = housekeeping.tick();
+    if (session.is_gone())  // and some requests may be under way
+      until = std::min(until, std::chrono::steady_clock::now() + kEnding);
+    const int signal = signal_until(signals, until);
     if (session.wait(milliseconds(0))) {  // umount
       end_at_the_latest();
       return;
     }
-    if (signal <= 0) continue;
+    if (signal == kStirred) housekeeping.stir();
+    if (signal == 0 || signal == kStirred) continue;
     spdlog::info("{}: unmounting {}", ::strsignal(signal), path);
     end_at_the_latest();
     close_beneath(beneath, path);
@@ -266,7 +302,7 @@ int run(Options& options, Ready ready) {
   keep_needed_capabilities();
   ::umask(077);  // the store is nobody else's
   raise_file_limit();
-  sigset_t signals = block_end_signals();
+  sigset_t signals = block_signals();
 
   if (options.mount.allow_other) {
     auto allowed = check_allow_other();
@@ -329,6 +365,7 @@ int run(Options& options, Ready ready) {
   }
   auto beneath = mountable(options.mount.mount_point, was_dead.value());
   if (!beneath) return complain(beneath.error(), kMountFailure);
+  options.mount.stirred = [self = ::pthread_self()] { ::pthread_kill(self, kStirred); };
   auto session = FuseSession::mount(tree, options.mount);
   if (!session) return complain(session.error(), kMountFailure);
   if (is_lasting_mount_point(options.mount.mount_point)) {

@@ -105,8 +105,16 @@ bool unmount_by_helper(const std::string& mount_point, bool lazy) {
 FuseSession::FuseSession(Tree& tree, const MountOptions& options)
     : tree_(tree),
       options_(options),
+      servers_({.most = options.threads,
+                .wake_signal = kWakeSignal,
+                .serve = [this](ServerThreads::Place& place) { serve_requests(place); },
+                .stirred =
+                    [this] {
+                      changed_.notify_all();
+                      options_.stirred();
+                    }}),
       waits_({.patience = options.patience,
-              .counted = [this](int change) { note_waiting(change); },
+              .counted = [this](int change) { return note_waiting(change); },
               .goes_on =
                   [this] {
                     if (rings_ != nullptr) rings_->send_reply();
@@ -158,10 +166,10 @@ Result<> FuseSession::start() {
   struct sigaction wake = {};
   wake.sa_handler = [](int) {};
   ::sigaction(kWakeSignal, &wake, nullptr);  // no SA_RESTART: read() returns
+  PTC_TRY(servers_.start());
   std::unique_lock lock(mutex_);
-  for (unsigned i = 0; i < options_.threads; ++i) begin_thread();
-  if (!ended_.wait_for(lock, std::chrono::seconds(10), [&] { return greeted_ || running_ == 0; }) ||
-      !greeted_) {
+  const auto any = [&] { return greeted_ || servers_.threads() == 0; };
+  if (!changed_.wait_for(lock, std::chrono::seconds(10), any) || !greeted_) {
     return make_error(Code::kUnavailable, "the kernel did not answer the mount of {}",
                       options_.mount_point);
   }
@@ -176,8 +184,6 @@ FuseSession::~FuseSession() {
   tree_.set_kernel_cache(nullptr);
   bool clean = unmount();
   stop();
-  for (std::vector<std::thread>* threads : {&threads_, &spare_})
-    for (std::thread& thread : *threads) thread.join();
   tree_.passthrough().stop();
   // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After
   // a lazy unmount it would not, and take away whatever is mounted there by now.
@@ -188,91 +194,37 @@ FuseSession::~FuseSession() {
   tree_.table().forget_all();
 }
 
-void FuseSession::begin_thread() {
-  threads_.emplace_back([this] { serve_requests(); });
-  ++running_;
+bool FuseSession::note_waiting(int change) {
+  if (rings_ != nullptr && rings_->note_waiting(change)) return true;
+  return servers_.note_waiting(change);
 }
 
-/// Half of the threads are left to what waits for nobody, whatever waits.
-void FuseSession::note_waiting(int change) {
-  if (rings_ != nullptr && rings_->note_waiting(change)) return;
-  const int waiting = waiting_.fetch_add(change) + change;
-  const int least = static_cast<int>(options_.threads) / 2;
-  if (change < 0 || running_.load() - waiting >= std::max(least, 1)) return;
-  std::vector<std::thread> ended;
-  {
-    std::lock_guard lock(mutex_);
-    if (stopping_ || unmounted_) return;
-    ended = std::exchange(spare_, {});
-    try {
-      begin_thread();
-    } catch (const std::exception& error) {
-      spdlog::warn("no further thread can be had to answer requests: {}", error.what());
-    }
-  }
-  for (std::thread& thread : ended) thread.join();
-}
-
-bool FuseSession::is_spare() {
-  const auto too_many = [this] {
-    return running_.load() - waiting_.load() > static_cast<int>(options_.threads);
-  };
-  if (!too_many()) return false;
-  std::lock_guard lock(mutex_);
-  if (!too_many() || stopping_) return false;
-  const auto self = std::find_if(threads_.begin(), threads_.end(), [](const std::thread& one) {
-    return one.get_id() == std::this_thread::get_id();
-  });
-  if (self == threads_.end()) return false;
-  spare_.push_back(std::move(*self));
-  threads_.erase(self);
-  return true;
-}
-
-void FuseSession::serve_requests() {
+void FuseSession::serve_requests(ServerThreads::Place& place) {
   fuse_buf buffer = {};
-  bool spare = false;
-  while (!fuse_session_exited(session_) && !(spare = is_spare())) {
-    int got = fuse_session_receive_buf(session_, &buffer);
+  while (!fuse_session_exited(session_) && !place.is_spare()) {
+    place.receives();
+    const int got = fuse_session_receive_buf(session_, &buffer);
+    place.received(got > 0);
     if (got == -EINTR || got == -EAGAIN) continue;
     if (got <= 0) break;  // unmounted
     fuse_session_process_buf(session_, &buffer);
+    place.served();
   }
   std::free(buffer.mem);
-  {
-    std::lock_guard lock(mutex_);
-    if (!spare) gone_ = true;
-    --running_;
-  }
-  ended_.notify_all();
 }
 
+/// Those that wait for others may do so for ever, and nobody waits for them any more.
 bool FuseSession::wait(std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  if (!servers_.wait(patience)) return false;
   std::unique_lock lock(mutex_);
-  // Those that wait for others may do so for ever, and nobody waits for them any more.
-  return ended_.wait_for(lock, patience,
-                         [&] { return is_over() && (rings_ == nullptr || rings_->is_over()); });
+  return changed_.wait_until(lock, end, [&] { return rings_ == nullptr || rings_->is_over(); });
 }
 
 void FuseSession::stop() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
   fuse_session_exit(session_);
   if (rings_ != nullptr) rings_->stop();
-  for (;;) {
-    {
-      std::lock_guard lock(mutex_);
-      if (running_ == 0) return;
-    }
-    {
-      std::lock_guard lock(mutex_);
-      for (std::thread& thread : threads_) ::pthread_kill(thread.native_handle(), kWakeSignal);
-    }
-    std::unique_lock lock(mutex_);
-    ended_.wait_for(lock, std::chrono::milliseconds(20), [&] { return running_ == 0; });
-  }
+  servers_.stop();
 }
 
 bool FuseSession::unmount() {
@@ -280,7 +232,7 @@ bool FuseSession::unmount() {
     std::lock_guard lock(mutex_);
     // Nothing serves any more: somebody else has unmounted it.
     if (std::exchange(unmounted_, true)) return clean_;
-    if (is_over()) return clean_ = true;
+    if (servers_.wait(std::chrono::milliseconds(0))) return clean_ = true;
   }
   const char* path = options_.mount_point.c_str();
   bool root = ::geteuid() == 0;
@@ -399,7 +351,8 @@ bool FuseSession::prepare_rings(uint64_t offered) {
                             .payload_bytes = kMaxRequest,
                             .wake_signal = kWakeSignal,
                             .process =
-                                [session = session_](void* memory, size_t size) {
+                                [this, session = session_](void* memory, size_t size) {
+                                  servers_.note_use();
                                   fuse_buf request = {};
                                   request.mem = memory;
                                   request.size = size;
@@ -409,7 +362,8 @@ bool FuseSession::prepare_rings(uint64_t offered) {
                             .ended =
                                 [this] {
                                   { std::lock_guard lock(mutex_); }
-                                  ended_.notify_all();
+                                  changed_.notify_all();
+                                  options_.stirred();
                                 }});
   no_rings_ = rings->prepare();
   if (no_rings_.has_error()) return false;
@@ -463,7 +417,7 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
       std::lock_guard lock(self->mutex_);
       self->greeted_ = true;
     }
-    self->ended_.notify_all();
+    self->changed_.notify_all();
     return written;
   }
   if (int32_t id = reply_backing_id();

@@ -8,13 +8,14 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "fs/kernel/request_rings.h"
+#include "fs/kernel/server_threads.h"
 #include "fs/kernel/waits.h"
 #include "fs/tree/open_files.h"
 #include "fs/tree/tree.h"
@@ -30,12 +31,15 @@ struct MountOptions {
   std::string mount_point;       // an existing directory, absolute
   std::string source = "ptcfs";  // shown by mount(8), which knows its fstab line by it
   bool allow_other = false;
-  bool debug = false;                // every request on stderr
-  unsigned threads = 24;             // that answer requests; beside those that wait for others
+  bool debug = false;     // every request on stderr
+  unsigned threads = 24;  // that answer requests, at most; beside those that wait for others
   IoUring io_uring = IoUring::kOff;  // whether requests come that way
   std::chrono::milliseconds patience{
       60000};  // a request waits so long for another node or a foreign file
   std::vector<std::string> kernel_options;  // noexec, noatime …
+  /// Called by any thread, and does not wait: the mount is going, or it is used again
+  /// (FuseSession::tell_next_use).
+  std::function<void()> stirred = [] {};
 };
 
 /// Order: mount(), then unmount() (or somebody else's umount), then wait() and destruction.
@@ -56,8 +60,15 @@ class FuseSession : public KernelCache {
   /// Unmounts; where something is still open, lazily, so that the name is free and what is open is
   /// served for as long as this process lives. True if that was not needed.
   bool unmount();
+  /// The mount is gone; some thread may still be at work.
+  bool is_gone() const { return servers_.is_gone(); }
   /// After this no request is answered any more.
   void stop();
+
+  /// Threads end that answered requests when there were more of them. Now and then.
+  void end_spare_threads() { servers_.end_spare(); }
+  /// Calls MountOptions::stirred for the next request.
+  void tell_next_use() { servers_.tell_next(); }
 
   /// The kernel forgets names that nobody uses now, if it knows very many, or `all` the same (Linux
   /// 6.18; before, it does so when it needs the memory). Now and then.
@@ -71,10 +82,8 @@ class FuseSession : public KernelCache {
  private:
   FuseSession(Tree& tree, const MountOptions& options);
   Result<> start();
-  void begin_thread();  // mutex_ held
-  void serve_requests();
-  bool is_spare();
-  void note_waiting(int change);
+  void serve_requests(ServerThreads::Place& place);
+  bool note_waiting(int change);
   void set_read_ahead() const;
   static ssize_t on_read(int fd, void* buffer, size_t size, void* userdata);
   static ssize_t on_write(int fd, struct iovec* iov, int count, void* userdata);
@@ -86,18 +95,11 @@ class FuseSession : public KernelCache {
   Tree& tree_;
   const MountOptions options_;
   fuse_session* session_ = nullptr;
-  std::vector<std::thread> threads_;
   std::mutex mutex_;
-  std::condition_variable ended_;
-  std::atomic<int> running_{0};     // threads that serve, changed with mutex_ held
-  std::atomic<int> waiting_{0};     // those of them that may be waiting for others
-  std::vector<std::thread> spare_;  // that end; guarded
-  bool stopping_ = false;           // guarded
-  bool gone_ = false;               // nothing is received any more: unmounted, or stopped; guarded
-  bool is_over() const { return gone_ && running_ <= waiting_; }  // mutex_ held
-  bool greeted_ = false;                                          // guarded
-  bool unmounted_ = false;                                        // guarded
-  bool clean_ = false;  // unmounted, and nothing was open; guarded
+  std::condition_variable changed_;
+  bool greeted_ = false;    // guarded
+  bool unmounted_ = false;  // guarded
+  bool clean_ = false;      // unmounted, and nothing was open; guarded
   static constexpr uint32_t kMinorWithEpochs = 44,
                             kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
@@ -108,6 +110,7 @@ class FuseSession : public KernelCache {
   std::mutex forgets_mutex_;
   std::vector<std::byte> forgets_;  // as they are read; guarded
   int forgets_fd_ = -1;             // reads, and does not wait
+  ServerThreads servers_;
   Waits waits_;
 };
 

@@ -1,5 +1,6 @@
 #include "fs/kernel/waits.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 
@@ -15,6 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLookEvery = std::chrono::milliseconds(500);
 constexpr auto kLookForTheDying = std::chrono::milliseconds(50);
+constexpr auto kKeep = std::chrono::seconds(10);  // the thread that looks, with nothing to look at
 
 }  // namespace
 
@@ -79,9 +81,7 @@ bool WaitingRequest::is_caller_dying() const {
   return false;
 }
 
-Waits::Waits(Options options) : options_(std::move(options)) {
-  watcher_ = std::jthread([this](std::stop_token stop) { look_after(std::move(stop)); });
-}
+Waits::Waits(Options options) : options_(std::move(options)) {}
 
 Waits::~Waits() = default;
 
@@ -92,6 +92,19 @@ Waits::Shard& Waits::shard_of(const std::string& name) {
 void Waits::wake() {
   std::lock_guard lock(mutex_);
   wake_.notify_all();
+}
+
+bool Waits::watch() {
+  if (watching_.exchange(true)) return true;
+  std::lock_guard lock(mutex_);
+  wake_.notify_all();
+  if (has_watcher_) return true;
+  try {  // the one before has ended
+    watcher_ = std::jthread([this](std::stop_token stop) { look_after(std::move(stop)); });
+  } catch (const std::system_error&) {
+    return watching_ = false;
+  }
+  return has_watcher_ = true;
 }
 
 bool Waits::begin(const WaitingRef& request) {
@@ -118,7 +131,7 @@ bool Waits::begin(const WaitingRef& request) {
   const To placed = place();
   if (placed == To::kRefuse) request->fail(EAGAIN);
   // After it can be found: the watcher may look just now for the last time.
-  else if (!awaited.ends_itself && !watching_.exchange(true)) wake();
+  else if (!awaited.ends_itself && !watch()) request->fail(EAGAIN);
   return placed == To::kServe;
 }
 
@@ -159,9 +172,10 @@ void Waits::run(WaitingRef request) {
   // Of one kind all: those that queue for the same, and those that starve.
   const bool ends_itself = request->awaited_.ends_itself;
   if (!ends_itself) held_up_.fetch_add(1);
-  options_.counted(1);
+  const bool others_receive = options_.counted(1);
   while (request != nullptr) {
-    request->serve();
+    if (others_receive || ends_itself) request->serve();
+    else request->fail(EAGAIN);
     WaitingRef following = next(request);
     if (following == nullptr && !ends_itself) following = starving();
     if (following != nullptr) options_.goes_on();
@@ -199,6 +213,7 @@ std::vector<WaitingRef> Waits::Shard::over(Clock::time_point begun_before, bool 
 }
 
 void Waits::look_after(std::stop_token stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-waits");
   bool interrupted = false;
   while (!stop.stop_requested()) {
     {
@@ -206,7 +221,10 @@ void Waits::look_after(std::stop_token stop) {
       auto something = [&] { return interrupts_.load(); };
       if (interrupted) wake_.wait_for(lock, stop, kLookForTheDying, [] { return false; });
       else if (watching_) wake_.wait_for(lock, stop, kLookEvery, something);
-      else wake_.wait(lock, stop, [&] { return watching_.load(); });
+      else if (!wake_.wait_for(lock, stop, kKeep, [&] { return watching_.load(); })) {
+        has_watcher_ = false;
+        return;
+      }
     }
     if (interrupts_.exchange(false)) interrupted = true;
     watching_ = false;  // before it is looked: whoever comes meanwhile sets it again

@@ -5,7 +5,8 @@
 // sees to it that enough others are left to receive. So what answers at once costs no change of
 // threads. For each of those waited for there is a limit; what exceeds it waits in a queue, and
 // takes no thread. A request whose caller is killed, or that takes too long, is answered by a
-// thread that looks after all of them; the thread that serves it may be in the kernel for ever.
+// thread that looks after all of them, which is there while there are any; the thread that serves
+// it may be in the kernel for ever.
 #pragma once
 
 #include <array>
@@ -75,9 +76,10 @@ class Waits {
  public:
   struct Options {
     std::chrono::milliseconds patience{60000};  // what takes longer fails with ETIMEDOUT
-    /// Called with +1 and −1: a thread begins to serve what may wait, and has done so. Called
-    /// without a lock.
-    std::function<void(int)> counted;
+    /// Called with +1 and −1: a thread begins to serve what may wait, and has done so. False: no
+    /// other thread is left to receive, so what may wait for ever is refused. Called without a
+    /// lock.
+    std::function<bool(int)> counted;
     /// Called where the same thread goes on with another.
     std::function<void()> goes_on;
   };
@@ -106,6 +108,7 @@ class Waits {
   WaitingRef next(const WaitingRef& done);  // of the same lane
   WaitingRef starving();                    // of any
   void wake();
+  bool watch();  // false: there is no thread for it
   void look_after(std::stop_token stop);
 
   // That wait, for whomever, and may do so for long: from the first number on only one for each who
@@ -117,6 +120,7 @@ class Waits {
   std::atomic<int> held_up_{0};  // threads that serve what does not end by itself
   std::atomic<bool> starved_{false}, watching_{false}, interrupts_{false};
   std::mutex mutex_;
+  bool has_watcher_ = false;  // guarded
   std::condition_variable_any wake_;
   std::jthread watcher_;  // last: uses all of the above
 };

@@ -9,6 +9,8 @@
 PTC_BIN_DIR says where `ptcfs` and `ptc` are. Where no daemon can be mounted the script exits with
 77, which ctest counts as skipped.
 """
+import collections
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -184,6 +186,27 @@ class Mount:
             self.process.kill()
             self.process.wait()
         self.process = None
+
+    def threads(self):
+        """Name → how many the daemon has."""
+        found = collections.Counter()
+        for thread in os.listdir(f"/proc/{self.process.pid}/task"):
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                found[read_text(f"/proc/{self.process.pid}/task/{thread}/comm").strip()] += 1
+        return found
+
+    def wake_ups(self, seconds):
+        """How often any of its threads begins to wait meanwhile, but for those that end."""
+        def all_of_them():
+            found = {}
+            for thread in os.listdir(f"/proc/{self.process.pid}/task"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    text = read_text(f"/proc/{self.process.pid}/task/{thread}/status")
+                    found[thread] = int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+            return found
+        before = all_of_them()
+        time.sleep(seconds)
+        return sum(count - before.get(thread, 0) for thread, count in all_of_them().items())
 
     def unmount(self):
         for _ in range(50):
