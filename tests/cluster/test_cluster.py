@@ -10,6 +10,20 @@ import models
 from cases import BigLlama, MIB, TestCase, layout_name, read, tree
 
 
+class Idle(TestCase):
+    """Nobody uses it any more."""
+    NODES, LEASE = 4, 5
+    THREADS = 16
+
+    def test_a_node_costs_little(self):
+        self.commit(0, BigLlama(1), tp=2, pp=2)
+        for node in self.alive():
+            mount.digests(self.job(node).checkpoint("base", "layouts", layout_name(2, 2)))
+        for node in self.nodes.nodes:
+            cluster.until(lambda node=node: sum(node.threads().values()) <= self.THREADS, f"{node.name} has few threads", 120)
+            self.assertLess(node.wake_ups(10), 90, node.threads())  # its lease is prolonged, and etcd's watch looked after; 165 if more is polled
+
+
 class Agreement(TestCase):
     def test_committed_on_one_node_and_edited_on_another(self):
         model = models.Llama(1)
