@@ -44,15 +44,16 @@ bool ServerThreads::enough() const {
   return running_.load() - waiting_.load() >= static_cast<int>(options_.most);
 }
 
-/// Unless another is free by now; false: there is none, nor can be.
+/// Unless another is free by now, or as many as may be are at work: the last of these to wait
+/// begins one. False: it cannot be had.
 bool ServerThreads::begin_another() {
-  if (enough()) return false;
+  if (enough()) return true;
   std::vector<PlaceRef> ended;
   bool there = false;
   {
     std::lock_guard lock(mutex_);
-    if (free_.load() > 0) return true;
-    if (stopping_ || gone_ || enough()) return false;
+    if (free_.load() > 0 || enough()) return true;
+    if (stopping_ || gone_) return false;
     ended.swap(spare_);
     try {
       begin_thread();
@@ -87,8 +88,14 @@ bool ServerThreads::is_spare(Place& place) {
   if (leaving_.load(std::memory_order_relaxed) == 0 && !too_many()) return false;
   std::lock_guard lock(mutex_);
   if (stopping_) return false;
-  if (!too_many()) {
+  if (too_many()) {
+    --free_;
+  } else {
     if (leaving_ == 0 || running_ - waiting_ <= kFewest) return false;
+    if (free_.fetch_sub(1) <= 1) {  // it is the last that takes requests
+      ++free_;
+      return false;
+    }
     --leaving_;
   }
   const auto self = std::find_if(places_.begin(), places_.end(),
@@ -96,7 +103,6 @@ bool ServerThreads::is_spare(Place& place) {
   spare_.push_back(std::move(*self));
   places_.erase(self);
   --running_;
-  --free_;
   return place.spare_ = true;
 }
 
@@ -119,7 +125,9 @@ void ServerThreads::end_spare() {
   {
     std::lock_guard lock(mutex_);
     ended.swap(spare_);
-    const int not_needed = least_free_.exchange(free_.load()) - 1;  // the next one begins no other
+    const int free = free_.load();  // some may have ended since the least was noted
+    const int not_needed =
+        std::min(least_free_.exchange(free), free) - 1;  // one is left to receive
     int many = std::max(0, std::min(not_needed, running_ - waiting_ - kFewest));
     leaving_ = many;
     for (auto place = places_.begin(); many > 0 && place != places_.end(); ++place)

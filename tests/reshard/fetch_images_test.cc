@@ -1,6 +1,7 @@
 // New images of what lies here; what comes from other nodes: cluster_test and store/transport_test.
 #include "reshard/exec/fetch_images.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
