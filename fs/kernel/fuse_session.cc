@@ -106,6 +106,7 @@ FuseSession::FuseSession(Tree& tree, const MountOptions& options)
     : tree_(tree),
       options_(options),
       servers_({.most = options.threads,
+                .fewest = 4,
                 .wake_signal = kWakeSignal,
                 .serve = [this](ServerThreads::Place& place) { serve_requests(place); },
                 .stirred =

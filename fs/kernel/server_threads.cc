@@ -18,7 +18,7 @@ ServerThreads::~ServerThreads() {
 Result<> ServerThreads::start() {
   std::lock_guard lock(mutex_);
   try {
-    const int first = std::min(kFewest, static_cast<int>(options_.most));
+    const int first = std::min(options_.fewest, static_cast<int>(options_.most));
     for (int i = 0; i < first; ++i) begin_thread();
   } catch (const std::exception& error) {
     return make_error(Code::kUnavailable, "threads that answer requests: {}", error.what());
@@ -91,7 +91,7 @@ bool ServerThreads::is_spare(Place& place) {
   if (too_many()) {
     --free_;
   } else {
-    if (leaving_ == 0 || running_ - waiting_ <= kFewest) return false;
+    if (leaving_ == 0 || running_ - waiting_ <= options_.fewest) return false;
     if (free_.fetch_sub(1) <= 1) {  // it is the last that takes requests
       ++free_;
       return false;
@@ -128,7 +128,7 @@ void ServerThreads::end_spare() {
     const int free = free_.load();  // some may have ended since the least was noted
     const int not_needed =
         std::min(least_free_.exchange(free), free) - 1;  // one is left to receive
-    int many = std::max(0, std::min(not_needed, running_ - waiting_ - kFewest));
+    int many = std::max(0, std::min(not_needed, running_ - waiting_ - options_.fewest));
     leaving_ = many;
     for (auto place = places_.begin(); many > 0 && place != places_.end(); ++place)
       if ((*place)->wake(options_.wake_signal)) --many;

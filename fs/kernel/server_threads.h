@@ -23,7 +23,10 @@ class ServerThreads {
  public:
   class Place;
   struct Options {
-    unsigned most = 24;   // beside those that wait for others
+    unsigned most = 24;  // beside those that wait for others
+    /// So many stay. One of them that has to begin another first is late with its request: with two
+    /// a caller whose close() has returned may be answered before its RELEASE is served.
+    int fewest = 2;
     int wake_signal = 0;  // has a handler, and ends the receiving of the thread that gets it
     /// What a thread does until it is_spare(), or nothing can be received any more.
     std::function<void(Place&)> serve;
@@ -60,7 +63,6 @@ class ServerThreads {
   void stop();
 
  private:
-  static constexpr int kFewest = 2;
   using PlaceRef = std::unique_ptr<Place>;
 
   bool begin_another();

@@ -310,11 +310,11 @@ class Saved(Checkpoints):
     def test_more_beside_tensors_than_is_kept(self):
         job = self.mount.job("beside-too-much")
         models.write_file(job.file("rules.json"), self.RULES)
-        job.set_layout(tp=2)
-        for rank in range(2):
-            self.save(job, {"layers": [{"w": torch.ones(2, 2)}], "rng": torch.zeros(260 << 20, dtype=torch.uint8)}, rank)
+        job.set_layout(tp=4)
+        for rank in range(4):
+            self.save(job, {"layers": [{"w": torch.ones(2, 2)}], "rng": torch.zeros(140 << 20, dtype=torch.uint8)}, rank)
         self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
-        for reason in ("at most 536870912 of a checkpoint are kept", "rank/0/model.pt has 27262"):
+        for reason in ("at most 536870912 of a checkpoint are kept", "rank/0/model.pt has 14680"):
             self.assertIn(reason, job.commit_error("base"))
         job = self.mount.job("beside-many-times")
         models.write_file(job.file("rules.json"), self.RULES)
