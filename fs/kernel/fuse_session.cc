@@ -106,14 +106,14 @@ FuseSession::FuseSession(Tree& tree, const MountOptions& options)
     : tree_(tree),
       options_(options),
       servers_({.most = options.threads,
-                .fewest = 4,
                 .wake_signal = kWakeSignal,
                 .serve = [this](ServerThreads::Place& place) { serve_requests(place); },
                 .stirred =
                     [this] {
                       changed_.notify_all();
                       options_.stirred();
-                    }}),
+                    },
+                .fewest = 4}),
       waits_({.patience = options.patience,
               .counted = [this](int change) { return note_waiting(change); },
               .goes_on =

@@ -23,15 +23,15 @@ class ServerThreads {
  public:
   class Place;
   struct Options {
-    unsigned most = 24;  // beside those that wait for others
-    /// So many stay. One of them that has to begin another first is late with its request: with two
-    /// a caller whose close() has returned may be answered before its RELEASE is served.
-    int fewest = 2;
+    unsigned most = 24;   // beside those that wait for others
     int wake_signal = 0;  // has a handler, and ends the receiving of the thread that gets it
     /// What a thread does until it is_spare(), or nothing can be received any more.
     std::function<void(Place&)> serve;
     /// Nothing can be received any more, or a request came after tell_next().
     std::function<void()> stirred;
+    /// So many stay. One of them that has to begin another first is late with its request: with two
+    /// a caller whose close() has returned may be answered before its RELEASE is served.
+    int fewest = 2;
   };
   explicit ServerThreads(Options options) : options_(std::move(options)) {}
   ~ServerThreads();  // after stop()

@@ -60,6 +60,7 @@ class Elastic(mount.TestCase):
 
     def test_a_job_that_is_there_is_left_alone(self):
         os.mkdir(os.path.join(self.mount.path, "proof-tensors"))
+        self.addCleanup(os.rmdir, os.path.join(self.mount.path, "proof-tensors"))
         for path in (self.mount.path, self.scratch):
             told = subprocess.run([sys.executable, proof.__file__, path, "--only", "tensors", "--out", self.temporary("out")],
                                   stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
