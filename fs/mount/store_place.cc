@@ -112,6 +112,14 @@ std::string default_tmpfs(const std::string& mount_point) {
   return "/run/ptcfs/" + escape_path(mount_point);
 }
 
+std::string note_of_size(uint64_t bytes) {
+  if (bytes <= memory_of_machine()) return "";
+  return fmt::format(
+      "--memory {} is more than the {} of this machine: what is beyond goes to swap, and where "
+      "there is none the kernel ends processes",
+      format_size(bytes), format_size(memory_of_machine()));
+}
+
 }  // namespace
 
 Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
@@ -140,6 +148,7 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
     // Block counts are of whole pages.
     if (options.memory_bytes && (size_of(place.directory) >> 12) != (*options.memory_bytes >> 12)) {
       PTC_TRY(resize_tmpfs(place.directory, *options.memory_bytes));
+      place.note = note_of_size(*options.memory_bytes);
     }
     return place;
   }
@@ -150,9 +159,10 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
                       "--memory to use it as it is, or give another --store",
                       place.directory);
   }
-  PTC_TRY(
-      mount_tmpfs(place.directory, options.memory_bytes.value_or(memory_of_machine() / 2), &place));
+  const uint64_t bytes = options.memory_bytes.value_or(memory_of_machine() / 2);
+  PTC_TRY(mount_tmpfs(place.directory, bytes, &place));
   place.is_new = true;
+  place.note = note_of_size(bytes);
   return place;
 }
 

@@ -97,8 +97,9 @@ Result<> Membership::begin(const std::string& store) {
   PTC_TRY(watch_, meta_.watch(std::string(kMemberKeys), [this](const MetaEvent& event) {
     std::lock_guard lock(mutex_);
     // Many come within a moment: the follower is woken once for all that it has not seen.
-    if (events_.empty()) wanted_.notify_all();
-    events_.push_back(event);
+    if (events_.empty() && !gap_) wanted_.notify_all();
+    if (event.is_gap()) gap_ = true;
+    else events_.push_back(event);
   }));
   PTC_TRY(while_it_passes([this] { return forget_former_self(); }));
   return read_members();
@@ -145,6 +146,17 @@ Result<> Membership::forget_former_self() {
   return ok();
 }
 
+/// Two copies of a store that reach the agreement store and not each other would take the place
+/// from each other for ever. So the later stays, and this one is out until it is started again:
+/// then its store says how often it was started.
+Result<> Membership::check_not_replaced() const {
+  if (replaced_by_.empty()) return ok();
+  return make_error(Code::kAlreadyExists,
+                    "this store, or one that was copied from it, was started later at {}, as node "
+                    "{} too: stop one of the two",
+                    replaced_by_, options_.node);
+}
+
 /// Of this store, or of one that was lost, which nobody else can have listened for there: then it
 /// is free.
 Result<> Membership::check_name_is_free(const std::optional<MetaEntry>& entry) {
@@ -156,6 +168,8 @@ Result<> Membership::check_name_is_free(const std::optional<MetaEntry>& entry) {
                       "name (--node), or wait until the other's lease has ended",
                       options_.node, address);
   if (address == address_) return ok();
+  if (was_member_ && replaced_by_.empty()) replaced_by_ = address;
+  PTC_TRY(check_not_replaced());
   return check_not_running(*entry);
 }
 
@@ -218,6 +232,7 @@ Result<> Membership::meet_the_others() {
 
 Result<> Membership::join_once() {
   PTC_TRY(check_identity(meta_, *this));
+  PTC_TRY(check_not_replaced());
   PTC_TRY(auto entry, meta_.get(key()));
   PTC_TRY(check_name_is_free(entry));
   PTC_TRY(say_that_it_joins());
@@ -240,10 +255,15 @@ Result<> Membership::join_once() {
   before = std::exchange(lease_, std::move(attempt.lease));
   revision_ = joined.value();
   members_[options_.node] = known_of(attempt.value, revision_);
-  for (const std::string& name : attempt.met)
+  forget_attempt();
+  return ok();
+}
+
+/// Who joined beside it, and is no member, is called no more.
+void Membership::forget_attempt() {
+  for (const std::string& name : attempt_->met)
     if (!members_.contains(name)) calls_.remove(name);
   attempt_.reset();
-  return ok();
 }
 
 Result<> Membership::join(const std::string& address, std::function<void()> changed) {
@@ -252,8 +272,12 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
   // The key of a daemon that was killed stays until its lease ends, under this name or another.
   attempt_.emplace(calls_);
   Result<> joined = while_it_passes([this] { return join_once(); });
-  if (joined.has_error()) attempt_.reset();
+  if (joined.has_error()) {
+    std::lock_guard lock(mutex_);
+    forget_attempt();
+  }
   PTC_TRY(std::move(joined));
+  was_member_ = true;
   follower_ = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
   changed_();
   return ok();
@@ -360,7 +384,10 @@ void Membership::join_again(std::string why) {
 /// What was taken for lost was not: etcd's new leader, for one, has prolonged all leases.
 void Membership::believe_again() {
   told_.clear();
-  attempt_.reset();
+  {
+    std::lock_guard lock(mutex_);
+    forget_attempt();
+  }
   spdlog::info("node {} was one of the cluster all the time", options_.node);
   tell();
 }
@@ -371,7 +398,8 @@ void Membership::follow(std::stop_token stop) {
   auto next_look = Clock::now(), next_change = next_look;
   // When it is noted who is gone: after a while in which nobody comes, for they may come back.
   std::optional<Clock::time_point> note_at = next_look;
-  bool read = false;  // nodes/, for what was heard of it was not believed, or it could not be asked
+  // nodes/, for what was heard of it was not believed, or not all, or it could not be asked
+  bool read = false;
   std::vector<MetaEvent> events;
   std::string unread;  // why it could not be done, as the log has it
   while (!stop.stop_requested()) {
@@ -380,10 +408,11 @@ void Membership::follow(std::stop_token stop) {
       std::unique_lock lock(mutex_);
       const Clock::time_point look_at = Clock::now() + kRetry;
       wanted_.wait_until(lock, stop, std::min(note_at.value_or(look_at), look_at),
-                         [&] { return !events_.empty(); });
-      if (!events_.empty() && Clock::now() < next_change)
+                         [&] { return gap_ || !events_.empty(); });
+      if ((gap_ || !events_.empty()) && Clock::now() < next_change)
         wanted_.wait_until(lock, stop, next_change, [] { return false; });
       events = std::exchange(events_, {});
+      read = std::exchange(gap_, false) || read;
       if (lease_ != nullptr && !lease_->alive()) lost = "its lease may have ended";
       else if (lease_ != nullptr && !key_is_there()) lost = "its key is not there any more";
     }

@@ -106,8 +106,10 @@ class Membership : public Cluster {
   // mutex_ is held:
   bool is_member() const;
   bool key_is_there() const;
+  void forget_attempt();
   Result<> while_it_passes(const std::function<Result<>()>& step) const;
   Result<> check_not_running(const MetaEntry& entry);
+  Result<> check_not_replaced() const;
   Result<> check_name_is_free(const std::optional<MetaEntry>& entry);
   Result<> forget_former_self();
   Result<> say_that_it_joins();
@@ -130,7 +132,9 @@ class Membership : public Cluster {
   std::string store_, address_;    // since begin() and join()
   std::function<void()> changed_;  // since join()
   std::optional<Attempt> attempt_;
-  std::string told_;  // why it does not belong any more; of the follower
+  bool was_member_ = false;  // since join()
+  std::string replaced_by_;  // where another has this store since then; of the follower
+  std::string told_;         // why it does not belong any more; of the follower
   std::unique_ptr<SeenNodes> seen_nodes_;
   std::shared_ptr<void> watch_;
 
@@ -138,6 +142,7 @@ class Membership : public Cluster {
   std::condition_variable_any wanted_;
   std::map<std::string, Known> members_;  // guarded
   std::vector<MetaEvent> events_;         // of nodes/; guarded
+  bool gap_ = false;                      // not all of them were told; guarded
   std::shared_ptr<MetaLease> lease_;      // guarded
   int64_t revision_ = 0;                  // of the own key; guarded
   std::jthread follower_;                 // last

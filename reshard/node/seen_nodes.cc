@@ -4,6 +4,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <set>
 
 #include "store/base/json.h"
 
@@ -50,11 +51,30 @@ Result<std::unique_ptr<SeenNodes>> SeenNodes::open(MetaClient& meta) {
   std::unique_ptr<SeenNodes> nodes(new SeenNodes(meta));
   PTC_TRY(nodes->watch_,
           meta.watch(std::string(kSeenKeys), [all = nodes.get()](const MetaEvent& event) {
-            all->take(event.key, event.value ? &*event.value : nullptr, event.revision);
+            if (event.is_gap()) all->gap_ = true;
+            else all->take(event.key, event.value ? &*event.value : nullptr, event.revision);
           }));
-  PTC_TRY(auto entries, meta.list(kSeenKeys));
-  for (const MetaEntry& entry : entries) nodes->take(entry.key, &entry.value, entry.revision);
+  PTC_TRY(nodes->list());
   return nodes;
+}
+
+Result<> SeenNodes::list() {
+  std::vector<std::pair<std::string, int64_t>> before;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [node, known] : known_) before.emplace_back(node, known.revision);
+  }
+  PTC_TRY(auto entries, meta_.list(kSeenKeys));
+  std::set<std::string> listed;
+  for (const MetaEntry& entry : entries) {
+    take(entry.key, &entry.value, entry.revision);
+    listed.insert(entry.key.substr(kSeenKeys.size()));
+  }
+  std::lock_guard lock(mutex_);
+  for (const auto& [node, revision] : before)  // and nothing was heard of since
+    if (Known& known = known_[node]; !listed.contains(node) && known.revision == revision)
+      known.removed = true;
+  return ok();
 }
 
 SeenNodes::~SeenNodes() { watch_.reset(); }
@@ -73,6 +93,11 @@ void SeenNodes::take(const std::string& key, const std::string* value, int64_t r
 
 Result<> SeenNodes::update(const Cluster& cluster, const std::vector<std::string>& there) {
   if (!std::binary_search(there.begin(), there.end(), cluster.self())) return ok();
+  if (gap_.exchange(false)) {
+    const Result<> listed = list();
+    if (listed.has_error()) gap_ = true;
+    PTC_TRY(listed);
+  }
   const int64_t oldest = wall_clock_ns() - kForgottenAfterNs;
   std::vector<std::string> gone, forgotten;
   {

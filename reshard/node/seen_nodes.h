@@ -6,6 +6,7 @@
 // others hear of it by the watch. A key is so written only when its node comes or goes.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,7 @@ class SeenNodes {
 
  private:
   explicit SeenNodes(MetaClient& meta) : meta_(meta) {}
+  Result<> list();
   void take(const std::string& key, const std::string* value, int64_t revision);
   /// Until that is so, or it is there again.
   Result<> note_gone(const Cluster& cluster, const std::string& node);
@@ -45,6 +47,7 @@ class SeenNodes {
     bool removed = false;
   };
   MetaClient& meta_;
+  std::atomic<bool> gap_ = false;  // what is known is listed anew
   mutable std::mutex mutex_;
   std::map<std::string, Known> known_;  // guarded
   std::shared_ptr<void> watch_;         // last

@@ -187,7 +187,8 @@ void WatchHub::dispatch(const std::shared_ptr<State>& state) {
     state->queue.pop_front();
     std::vector<std::weak_ptr<Watcher>> wanted;
     for (const auto& watcher : state->watchers)
-      if (watcher->first_event <= number && event.key.starts_with(watcher->prefix))
+      if (watcher->first_event <= number &&
+          (event.is_gap() || event.key.starts_with(watcher->prefix)))
         wanted.push_back(watcher);
     for (const auto& weak : wanted) {
       // A handle destroyed meanwhile took its watcher from the list; then it must not be called.

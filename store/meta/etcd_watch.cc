@@ -134,6 +134,7 @@ Task<> EtcdWatch::list_again() {
                    [](const MetaEvent& a, const MetaEvent& b) { return a.revision < b.revision; });
   for (const auto& [key, revision] : revisions_)
     if (!revisions.contains(key)) events.push_back({key, std::nullopt, listing.revision});
+  events.push_back({{}, std::nullopt, listing.revision});  // a gap
   revisions_ = std::move(revisions);
   complete_ = listing.revision;
   compacted_ = false;

@@ -21,7 +21,8 @@ Task<EtcdListing> list_etcd(EtcdGateway& gateway, std::string prefix, std::strin
 
 /// Publishes every change under a prefix to a hub, in order of revision, each once. A stream that
 /// breaks, or whose member serves no reads any more, is followed by another, from the next revision
-/// on; where that was compacted, everything is listed and compared with what was published.
+/// on; where that was compacted, everything is listed and compared with what was published, and a
+/// gap told.
 class EtcdWatch {
  public:
   /// `prefix` is taken off the keys.

@@ -62,9 +62,12 @@ struct MetaTransaction {
 };
 
 struct MetaEvent {
-  std::string key;
+  std::string key;                   // empty: a gap
   std::optional<std::string> value;  // nullopt: deleted
   int64_t revision = 0;
+
+  /// What changed until `revision` may not all have been told: see watch().
+  bool is_gap() const { return key.empty(); }
 };
 
 /// Keys: UTF-8 paths such as "jobs/llama/layout". Values: at most 1 MiB.
@@ -100,7 +103,9 @@ class MetaClient {
   /// revision, on a thread of the backend, until the returned handle is destroyed (which waits for
   /// a running call; so never destroy it inside one). `on_event` may call get and list. A store
   /// that was out of reach may have forgotten what came in between: then only the last state of
-  /// each key that changed is told, a deletion with a later revision than its own.
+  /// each key that changed is told, a deletion with a later revision than its own, and after that,
+  /// whatever the prefix, a gap: a key that came and went meanwhile is not told, though the watcher
+  /// may have read it. Who keeps what it read lists anew then.
   using OnEvent = std::function<void(const MetaEvent&)>;
   virtual Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) = 0;
 };

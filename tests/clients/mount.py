@@ -271,6 +271,9 @@ class Job:
                 in_vain = 0 if goes_on else in_vain + 1  # once: it ended at just that moment
                 if time.monotonic() > deadline or in_vain == 3:
                     raise
+            except OSError as error:
+                error.add_note(self.error())  # why, as status.json says
+                raise
 
     def checkpoint(self, name, *parts):
         return self.file("checkpoints", name, *parts)

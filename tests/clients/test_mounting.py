@@ -151,6 +151,14 @@ class Fstab(MountProgram):
             self.assertFalse(mount.is_mounted(self.directory(name)))
 
 
+class Memory(MountProgram):
+    def test_more_than_the_machine_has_is_said(self):
+        with mount.Mount("--memory", "64T") as daemon:
+            self.assertIn("--memory 64 TiB is more than the ", mount.read_text(daemon.log))
+        with mount.Mount("--memory", "24M") as daemon:
+            self.assertNotIn("is more than", mount.read_text(daemon.log))
+
+
 class SeveralAndTwice(MountProgram):
     def test_two_mounts_are_two_worlds(self):
         for number in "12":

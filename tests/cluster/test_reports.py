@@ -21,12 +21,13 @@ class Reports(TestCase):
         return prometheus.check(mount.read_text(self.nodes.path(node, ".ptc/metrics")))
 
     def agreed(self):
-        """What nodes.json says of all nodes that is agreed on; once all say the same."""
+        """What nodes.json says of all nodes that is agreed on; once all say the same, and since when one is away."""
         keys = ("state", "since", "materialised_bytes", "drain")
 
         def said(node):
             return {name: [one.get(key) for key in keys] for name, one in self.by_name(node).items()}
-        cluster.until(lambda: len({str(said(node)) for node in self.alive()}) == 1,
+        cluster.until(lambda: len({str(said(node)) for node in self.alive()}) == 1 and
+                      None not in [since for _, since, *_ in said(self.alive()[0]).values()],
                       f"all nodes say the same: {[said(node) for node in self.alive()]}", 20)
         return {name: dict(zip(keys, values)) for name, values in said(self.alive()[0]).items()}
 
@@ -61,6 +62,7 @@ class Reports(TestCase):
         since = agreed["w2"]["since"]
         self.assertGreater(since, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(before - 1)))
         self.assertRegex("".join(self.nodes.nodes[0].ptc("top", "--once").stdout.split()), "w2away(for|since).*incheckpoints")
+        self.assertRegex(self.nodes.nodes[0].ptc("status").stdout, r"\Anodes: w0 up, w1 up, w2 away (for|since) ")
         self.nodes.stop(1)  # one that was not there to see it knows it, too
         self.nodes.start(1)
         self.nodes.wait_members()

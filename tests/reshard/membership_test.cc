@@ -10,6 +10,8 @@
 #include <set>
 #include <thread>
 
+#include "tests/store/expect_error.h"
+
 namespace ptc {
 namespace {
 
@@ -22,14 +24,21 @@ struct Wires {
   mutable std::mutex mutex;
   std::map<std::string, std::string> up;                  // name → address
   std::set<std::pair<std::string, std::string>> refused;  // from, to
+  std::set<std::pair<std::string, std::string>> called;   // who would call whom
   std::vector<std::pair<std::string, std::string>> met;   // who connected to whom
 };
 
 class FakeCalls final : public PeerCalls {
  public:
   FakeCalls(Wires& wires, std::string self) : wires_(wires), self_(std::move(self)) {}
-  void set(const std::string&, const std::string&) override {}
-  void remove(const std::string&) override {}
+  void set(const std::string& node, const std::string&) override {
+    std::lock_guard lock(wires_.mutex);
+    wires_.called.insert({self_, node});
+  }
+  void remove(const std::string& node) override {
+    std::lock_guard lock(wires_.mutex);
+    wires_.called.erase({self_, node});
+  }
   Result<> meet(const std::string& node, const std::string& address) override {
     std::lock_guard lock(wires_.mutex);
     wires_.met.emplace_back(self_, node);
@@ -52,7 +61,7 @@ class FakeCalls final : public PeerCalls {
   const std::string self_;
 };
 
-/// Leases that a test ends.
+/// Leases that a test ends, and watches that it breaks.
 class MetaWithLeases final : public MetaClient {
  public:
   explicit MetaWithLeases(MetaClient& meta) : meta_(meta) {}
@@ -78,9 +87,14 @@ class MetaWithLeases final : public MetaClient {
     return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), ended));
   }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
-    return meta_.watch(std::move(prefix), std::move(on_event));
+    on_events.push_back(on_event);
+    return meta_.watch(std::move(prefix), [this, on_event](const MetaEvent& event) {
+      if (!deaf) on_event(event);
+    });
   }
 
+  std::vector<OnEvent> on_events;  // of all watches
+  std::atomic<bool> deaf = false;
   std::shared_ptr<std::atomic<bool>> ended;  // of the last one
   std::atomic<bool> lends_nothing = false;
   std::atomic<int> refused_leases = 0;
@@ -324,6 +338,64 @@ TEST_F(MembershipTest, WhoseKeyWasTakenAwayJoinsAgain) {
   EXPECT_GT(revision("nodes/a"), before);
   EXPECT_EQ(a.membership.fence()->revision, revision("nodes/a"));
   EXPECT_THAT(a.membership.alive(), ElementsAre("a", "b"));
+}
+
+/// The watch tells neither: b came and went while what was compacted could not be heard.
+TEST_F(MembershipTest, WhoWasReadAndWentUnheardIsGoneAfterTheGap) {
+  Node& a = joined("a");
+  a.meta.deaf = true;
+  left_by_a_killed_one("b");
+  listen("b");
+  *a.meta.ended = true;
+  until([&] { return a.membership.alive().size() == 2; });
+  MetaTransaction ends;
+  ends.deletes = {"nodes/b"};
+  const int64_t gone = meta_->commit(ends).value();
+  const MetaEvent gap{{}, std::nullopt, gone};
+  for (const MetaClient::OnEvent& on_event : a.meta.on_events) on_event(gap);
+  until([&] { return a.membership.alive() == std::vector<std::string>{"a"}; });
+  EXPECT_EQ(a.membership.fence_of("b").revision, INT64_MAX);
+}
+
+TEST_F(MembershipTest, WhoJoinedBesideAnAttemptThatIsGivenUpIsCalledNoMore) {
+  Node& a = joined("a");
+  auto lease = meta_->lease(60s).value();
+  MetaTransaction joins;
+  joins.leased_puts = {{"joining/early", R"({"address": "at early"})"}};
+  joins.lease = lease.get();
+  ASSERT_TRUE(meta_->commit(joins).has_value());
+  const auto called = [&] {
+    std::lock_guard lock(wires_.mutex);
+    return wires_.called.contains({"a", "early"});
+  };
+  const std::shared_ptr<std::atomic<bool>> ended = a.meta.ended;
+  *ended = true;
+  until(called);
+  const int changes = a.changes;
+  *ended = false;
+  until([&] { return a.changes > changes; });
+  EXPECT_FALSE(called());
+}
+
+TEST_F(MembershipTest, OfTwoCopiesThatReachOnlyTheAgreementStoreTheLaterStays) {
+  Node& first = joined("a");
+  joined("b");
+  {
+    std::lock_guard lock(wires_.mutex);
+    wires_.up["a"] = "at the copy";
+  }
+  Node& copy = make("a");
+  ASSERT_TRUE(is_ok(copy.membership.begin("store of a")));
+  ASSERT_TRUE(is_ok(copy.membership.join("at the copy", [&] { ++copy.changes; })));
+  until([&] { return first.membership.fence()->revision == INT64_MAX; });
+  const int64_t joined = revision("nodes/a");
+  std::this_thread::sleep_for(1500ms);  // it tries again after 0.5 s
+  EXPECT_EQ(revision("nodes/a"), joined);
+  EXPECT_EQ(copy.membership.fence()->revision, joined);
+  copy.membership.leave();
+  std::this_thread::sleep_for(700ms);
+  EXPECT_EQ(first.membership.fence()->revision, INT64_MAX)
+      << "what the copy has stored since it does not have";
 }
 
 }  // namespace

@@ -35,8 +35,13 @@ class CountingMeta final : public MetaClient {
     return meta_.lease(ttl);
   }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
-    return meta_.watch(std::move(prefix), std::move(on_event));
+    on_events.push_back(on_event);
+    return meta_.watch(std::move(prefix), [this, on_event](const MetaEvent& event) {
+      if (!deaf) on_event(event);
+    });
   }
+  std::vector<OnEvent> on_events;
+  std::atomic<bool> deaf = false;
   std::atomic<int> gets = 0, lists = 0, commits = 0;
 
  private:
@@ -160,6 +165,19 @@ TEST_F(SeenNodesTest, WhatIsGoneForAWeekIsForgotten) {
   for (const auto& node : nodes_) EXPECT_TRUE(is_ok(node->looks()));
   EXPECT_FALSE(meta_->get("seen/w1").value().has_value());
   while (nodes_[0]->seen_of("w1").node == "w1") std::this_thread::sleep_for(1ms);
+}
+
+TEST_F(SeenNodesTest, WhatWentUnheardIsListedAnewAfterTheGap) {
+  until_all_say("w1", true);
+  counted_.deaf = true;
+  MetaTransaction forgets;
+  forgets.deletes = {"seen/w1"};
+  const int64_t revision = meta_->commit(forgets).value();
+  for (const MetaClient::OnEvent& on_event : counted_.on_events)
+    on_event({{}, std::nullopt, revision});
+  EXPECT_TRUE(is_ok(nodes_[0]->looks()));
+  EXPECT_EQ(nodes_[0]->seen_of("w1").node, "");
+  EXPECT_EQ(nodes_[0]->seen_of("w2").node, "w2");
 }
 
 TEST_F(SeenNodesTest, WhatIsNoNoteIsNoHarm) {

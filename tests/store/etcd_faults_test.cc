@@ -221,15 +221,16 @@ TEST_F(EtcdFaults, AWatchSurvivesCompaction) {
   int64_t made = direct_->commit({.puts = {{"new", "1"}}}).value();
   shared_etcd()->compact();
   relay_->cut(false);
-  std::vector<std::string> events = log.wait_for(4);
-  ASSERT_EQ(events.size(), 4u);
+  std::vector<std::string> events = log.wait_for(5);
+  ASSERT_EQ(events.size(), 5u);
   EXPECT_EQ(events[0], fmt::format("same=1@{}", marks));
   EXPECT_EQ(events[1], fmt::format("changed=3@{}", last));
   EXPECT_EQ(events[2], fmt::format("new=1@{}", made));
   ASSERT_TRUE(events[3].starts_with("-gone@")) << events[3];
   EXPECT_GE(std::stoll(events[3].substr(6)), erased);
+  EXPECT_EQ(events[4], "-" + events[3].substr(5)) << "a gap: \"fleeting\" was never told";
   int64_t after = direct_->commit({.puts = {{"gone", "back"}}}).value();
-  EXPECT_EQ(log.wait_for(5).at(4), fmt::format("gone=back@{}", after));
+  EXPECT_EQ(log.wait_for(6).at(5), fmt::format("gone=back@{}", after));
 }
 
 TEST_F(EtcdFaults, AListingSurvivesCompactionBetweenItsPages) {

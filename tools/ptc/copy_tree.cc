@@ -6,19 +6,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 
+#include "store/base/fan_out.h"
 #include "store/base/file.h"
 
 namespace ptc::cli {
 namespace {
 
 constexpr size_t kCopyBytes = 4 << 20;
+/// Small files cost waking the daemon more than copying, and large ones more than one core copies.
+constexpr size_t kCopiedAtOnce = 4;
 
 class Lister {
  public:
@@ -94,16 +100,26 @@ Result<> copy_bytes(int source, int target, const CopyItem& item, std::span<std:
 
 Result<> copy_file(const CopyItem& item, const std::string& target_dir, std::span<std::byte> buffer,
                    Progress& progress) {
-  std::string path = target_dir + "/" + item.target;
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  if (error) return errno_error(error.value(), "making the directory of " + path);
+  const std::string path = target_dir + "/" + item.target;
   PTC_TRY(auto source, open_file(AT_FDCWD, item.source, O_RDONLY));
   ::posix_fadvise(source.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   PTC_TRY(auto target, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0666));
   PTC_TRY(copy_bytes(source.get(), target.get(), item, buffer, progress));
   // A file system may say only here that the bytes did not arrive.
   if (::close(target.release()) != 0) return errno_error(errno, path);
+  return ok();
+}
+
+/// The directories that the files are to lie in, each once.
+Result<> make_directories(const CopyList& list, const std::string& target_dir) {
+  std::set<std::string> directories{target_dir};
+  for (const CopyItem& item : list.items)
+    directories.insert(std::filesystem::path(target_dir + "/" + item.target).parent_path());
+  for (const std::string& directory : directories) {
+    std::error_code error;
+    std::filesystem::create_directories(directory, error);
+    if (error) return errno_error(error.value(), "making " + directory);
+  }
   return ok();
 }
 
@@ -117,13 +133,21 @@ Result<CopyList> list_files(const std::string& directory, const std::string& pre
 }
 
 Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress) {
-  std::error_code error;
-  std::filesystem::create_directories(target_dir, error);
-  if (error) return errno_error(error.value(), "making " + target_dir);
-  auto buffer = std::make_unique<std::byte[]>(kCopyBytes);
-  for (const CopyItem& item : list.items) {
-    PTC_TRY(copy_file(item, target_dir, {buffer.get(), kCopyBytes}, progress));
-  }
+  PTC_TRY(make_directories(list, target_dir));
+  std::mutex mutex;
+  std::optional<std::pair<size_t, Error>> first;  // of what failed; guarded
+  std::atomic<bool> failed = false;
+  const auto copy = [&](size_t i) {
+    if (failed) return;
+    thread_local const auto buffer = std::make_unique<std::byte[]>(kCopyBytes);
+    Result<> copied = copy_file(list.items[i], target_dir, {buffer.get(), kCopyBytes}, progress);
+    if (copied.has_value()) return;
+    failed = true;
+    std::lock_guard lock(mutex);
+    if (!first || i < first->first) first.emplace(i, std::move(copied).error());
+  };
+  FanOut(list.items.size(), copy, kCopiedAtOnce).finish();
+  if (first) return std::move(first->second);
   return ok();
 }
 

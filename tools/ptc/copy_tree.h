@@ -29,7 +29,8 @@ struct CopyList {
 Result<CopyList> list_files(const std::string& directory, const std::string& prefix,
                             const std::function<bool(const std::string&)>& skip);
 
-/// Copies to `target_dir`, which it creates as needed. Existing files are replaced.
+/// Copies to `target_dir`, which it creates as needed, several files at a time. Existing files are
+/// replaced. After an error no other file is begun; of several errors, that of the first by order.
 Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress);
 
 }  // namespace ptc::cli

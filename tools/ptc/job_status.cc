@@ -103,6 +103,9 @@ std::optional<ProgressView> progress_of(const JobStatus& status) {
 
 std::string node_text(const json::object& node) {
   std::string text = text_field(node, "name") + " " + text_field(node, "state");
+  const std::string age = format_age(node.if_contains("since"));
+  if (text_field(node, "state") == "away" && !age.empty())
+    text += age == "just now" ? " since just now" : " for " + age;
   if (!has_object(node, "drain")) return text;
   const uint64_t left = number_field(object_field(node, "drain"), "bytes_left");
   return text + (left == 0 ? " (drained)" : fmt::format(" (draining, {} left)", format_size(left)));

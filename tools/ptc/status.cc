@@ -66,6 +66,19 @@ void print_status(const JobStatus& status) {
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));
 }
 
+/// All that were ever there, also those that hold nothing of any job.
+void print_nodes(const std::string& mount) {
+  const auto report = read_json_file(mount + "/.ptc/nodes.json");
+  if (report.has_error()) return;
+  std::string nodes;
+  const json::array& all = array_field(report.value(), "nodes");
+  for (const json::value& node : all) {
+    if (!node.is_object()) continue;
+    nodes += (nodes.empty() ? "" : ", ") + node_text(node.get_object());
+  }
+  if (all.size() > 1) fmt::print("nodes: {}\n\n", wrapped(nodes, 7, terminal_width(1)));
+}
+
 struct StatusOptions {
   std::string job;
   bool as_json = false;
@@ -82,6 +95,7 @@ Result<int> run_status(const Context& context, const StatusOptions& options) {
     size_t hidden = 0;
     PTC_TRY(jobs, read_statuses(mount, &hidden));
     say_hidden(hidden);
+    if (!options.as_json) print_nodes(mount);
     if (jobs.empty() && hidden == 0 && !options.as_json)
       fmt::print("No jobs in {} yet; mkdir {}/NAME makes one.\n", mount, mount);
   }

@@ -79,9 +79,6 @@ class View {
   }
   std::string node_line(const json::object& node) const {
     std::string line = node_text(node);
-    const std::string age = format_age(node.if_contains("since"));
-    if (text_field(node, "state") == "away" && !age.empty())
-      line += age == "just now" ? " since just now" : " for " + age;
     if (node.contains("memory_total_bytes"))
       line += fmt::format(", {} of {} used", format_size(number_field(node, "memory_used_bytes")),
                           format_size(number_field(node, "memory_total_bytes")));
