@@ -20,7 +20,10 @@ namespace ptc {
 namespace {
 
 constexpr unsigned kMaxDepth = 64;
-constexpr auto kPatience = std::chrono::milliseconds(500);
+/// The kernel tells of a last close after close() or munmap() has returned: on a machine that is
+/// busy, long after. A rename may take 2 s.
+constexpr auto kPatience = std::chrono::milliseconds(1200),
+               kLongestPause = std::chrono::milliseconds(30);
 
 }  // namespace
 
@@ -158,7 +161,7 @@ Result<> CommitCheck::prepare() {
 
   auto deadline = std::chrono::steady_clock::now() + kPatience;
   for (const File& file : files_) {
-    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, kPatience / 16)) {
+    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, kLongestPause)) {
       auto closed = check_closed(file);
       if (closed) break;
       if (std::chrono::steady_clock::now() >= deadline) return closed;

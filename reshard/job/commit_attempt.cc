@@ -23,7 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto kWaitForRelease =
-    500ms;  // the kernel tells of a last close a moment after close() has returned
+    1200ms;  // the kernel tells of a last close after close() has returned; nodes wait as long
 constexpr auto kWaitForNodes = 5s;  // when one comes or goes, not all hear of it at the same moment
 constexpr auto kSilence = 30s;      // of a node that lives, and does not answer
 constexpr auto kDecisionTime = 400ms;  // a rename that has less left is not worth a decision

@@ -43,12 +43,12 @@ struct JobServices {
   SharedResults* results;
   RemovedCheckpoints* removed;
   NodeReports* reports;
-  StepPool* reshards;                          // runs what a job does in the background
-  StepPool* hashing;                           // and reads what was closed
-  std::string node;                            // this node's name
-  Cluster* cluster;                            // a LoneNode where there are no others
-  Pace* pace = nullptr;                        // of what is looked over in the background
-  std::function<void()> caches_stale = [] {};  // Job::refresh_mended() is to be called soon
+  StepPool* reshards;                            // runs what a job does in the background
+  StepPool* hashing;                             // and reads what was closed
+  std::string node;                              // this node's name
+  Cluster* cluster;                              // a LoneNode where there are no others
+  Pace* pace = nullptr;                          // of what is looked over in the background
+  std::function<void()> mending_wanted = [] {};  // Job::see_to_damage() is to be called soon
   /// Waits, two seconds at most, until what others decided and who came or went by now is taken
   /// over; false: it was already.
   std::function<bool()> catch_up = [] { return false; };
@@ -215,8 +215,9 @@ class Job {
   Result<> look_over(const std::string& checkpoint);
   /// Another node has.
   void note_looked_over(const std::string& id, std::string_view text);
-  /// Sees to caches here that may hold what was mended. False: not all could be, call it again.
-  bool refresh_mended();
+  /// Mends what verify() found and other copies have right, and sees to caches here that may hold
+  /// what was mended. False: not all could be done, call it again.
+  bool see_to_damage();
   uint64_t stored_bytes_here() const;
 
   /// Bytes of its checkpoints that lie on a node, within reach or not.

@@ -304,7 +304,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     if (!ids.contains(name.id) && !taken.holds(name.id) &&
         files.has(name.id, CheckpointFiles::kDraftMark))
       (void)remove_tree(AT_FDCWD, place.checkpoint_dir(name.id));
-  if (!mended.empty()) services.caches_stale();
+  if (!mended.empty()) services.mending_wanted();
   return Followed{std::move(lacking), std::move(without)};
 }
 

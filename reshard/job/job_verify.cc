@@ -39,6 +39,8 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
       continue;
     }
     if (found.has_error()) return std::move(found).error();
+    // Once it is known it is not read for longer than mending takes.
+    if (!found.value().replaceable.empty()) impl_->mender.note_damage(record.checkpoint->name());
     if (!found.value().good()) return make_error(Code::kCorrupt, "{}", found.value().message());
     return json::serialize(report_of(checkpoint, found.value()));
   }
@@ -82,7 +84,11 @@ std::optional<Job::ToLookOver> Job::next_to_look_over(int64_t since_ns) const {
 }
 
 Result<> Job::look_over(const std::string& name) { return impl_->mender.look_over(name); }
-bool Job::refresh_mended() { return impl_->mender.refresh(); }
+
+bool Job::see_to_damage() {
+  const bool mended = impl_->mender.mend_noted();
+  return impl_->mender.refresh() && mended;
+}
 
 uint64_t Job::stored_bytes_here() const { return bytes_on(impl_->place.node_key()); }
 

@@ -276,7 +276,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
       known.counts.damaged_replaced += left.size();
       known.counts.damaged_left += found.beyond.size();
     });
-    place_.services.caches_stale();
+    place_.services.mending_wanted();
     return found;
   }
 }
@@ -355,6 +355,48 @@ Result<> Mender::look_over(const std::string& name) {
     PTC_TRY(found, repair(name));
     (void)refresh();
   }
+  return note_looked_over(name, record, std::move(found));
+}
+
+void Mender::note_damage(const std::string& name) {
+  {
+    std::lock_guard lock(mutex_);
+    to_mend_.insert(name);
+  }
+  place_.services.mending_wanted();
+}
+
+bool Mender::mend_noted() {
+  std::set<std::string> names;
+  {
+    std::lock_guard lock(mutex_);
+    names.swap(to_mend_);
+  }
+  std::set<std::string> again;
+  for (const std::string& name : names) {
+    const auto mend = [&]() -> Result<> {
+      PTC_TRY(auto record, verifier_.find(name));
+      PTC_TRY(check_member(*place_.services.cluster));
+      PTC_TRY(auto found, repair(name));
+      refresh_everywhere(name);
+      return note_looked_over(name, record, std::move(found));
+    };
+    const Result<> done = mend();
+    if (done.has_value() || done.error().code() == Code::kNotFound) continue;
+    spdlog::warn("job {}: checkpoint {}: what is damaged of it is not mended yet: {}", place_.name,
+                 name, done.error().message());
+    const Code code = done.error().code();
+    if (code == Code::kBusy || code == Code::kConflict || code == Code::kUnavailable)
+      again.insert(name);  // else somebody verifies it again, or it is looked over
+  }
+  std::lock_guard lock(mutex_);
+  to_mend_.merge(again);
+  return to_mend_.empty();
+}
+
+/// status.json says so, of all nodes.
+Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecord& record,
+                                  Findings found) {
   LookedOver looked{now_ns(), std::move(found.beyond), std::move(found.replaced), found.away};
   for (const std::string& what : looked.found)
     spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", place_.name, name, what);

@@ -46,6 +46,10 @@ class Mender {
   Result<Findings> repair(const std::string& name, std::stop_token stop = {});
   /// Job::look_over().
   Result<> look_over(const std::string& name);
+  /// Others have right what is damaged of this checkpoint: it is mended soon.
+  void note_damage(const std::string& name);
+  /// Mends what was noted; false: some of it is to be tried again.
+  bool mend_noted();
   /// Answers "mend": which of this node's images are right now.
   Result<std::string> answer(const boost::json::object& request, const std::string& id,
                              const std::string& stored_file) const;
@@ -60,6 +64,8 @@ class Mender {
   void refresh_everywhere(const std::string& name);
 
  private:
+  Result<> note_looked_over(const std::string& name, const CheckpointRecord& record,
+                            Findings found);
   std::vector<uint32_t> mend(const CheckpointRecord& record, const StoredState& stored,
                              const Findings& found) const;
   std::vector<uint32_t> mend_own(const Checkpoint& checkpoint, const StoredState& stored,
@@ -77,7 +83,7 @@ class Mender {
   const Verifier::SyncAbout sync_about_;
   std::mutex refreshing_;  // caches, one thread at a time; before the lock of decisions
   mutable std::mutex mutex_;
-  std::set<std::string> to_refresh_;             // guarded
+  std::set<std::string> to_mend_, to_refresh_;   // guarded
   std::map<std::string, std::string> not_said_;  // guarded; that were mended, which is not decided
                                                  // yet; name → id
 };

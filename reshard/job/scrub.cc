@@ -112,7 +112,7 @@ void Scrubber::wake() {
 
 void Scrubber::work(std::stop_token stop) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-scrub");
-  bool again = false;  // not all caches could be seen to
+  bool again = false;  // not all damage could be seen to
   while (!stop.stop_requested()) {
     {
       std::unique_lock lock(mutex_);
@@ -123,7 +123,7 @@ void Scrubber::work(std::stop_token stop) {
     if (stop.stop_requested()) return;
     again = false;
     try {
-      for (const JobRef& job : jobs_()) again = !job->refresh_mended() || again;
+      for (const JobRef& job : jobs_()) again = !job->see_to_damage() || again;
       if (rate_.kind != ScrubRate::Kind::kOff) look_over_one();
     } catch (const std::exception& error) {  // no memory
       spdlog::warn("what is stored is looked over later: {}", error.what());

@@ -60,14 +60,14 @@ class Pace {
 
 /// The thread of a node that looks over its jobs' checkpoints, one at a time, the one longest not
 /// looked at first; a checkpoint on several nodes is seen to by the first of these that is there,
-/// which asks the others to read what lies on them. It also sees to caches on this node that hold
-/// what was mended elsewhere. Threads: any.
+/// which asks the others to read what lies on them. It also mends what somebody's verify found, and
+/// sees to caches on this node that hold what was mended elsewhere. Threads: any.
 class Scrubber {
  public:
-  /// All outlive it. Of a rate that is off, the caches alone are seen to, when woken.
+  /// All outlive it. Of a rate that is off, known damage and caches alone are seen to, when woken.
   Scrubber(ScrubRate rate, Pace& pace, std::function<std::vector<std::shared_ptr<Job>>()> jobs);
   ~Scrubber();
-  /// There may be caches to see to.
+  /// There may be damage, or caches, to see to.
   void wake();
 
  private:

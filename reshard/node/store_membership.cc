@@ -317,8 +317,8 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   }
   const std::vector<std::string> alive = cluster_.alive();
   if (agreed.removed.entries.empty() || alive.empty() || alive.front() != cluster_.self()) return;
-  if (Result<> removed = remove_tombstones(agreed.removed); removed.has_error())
-    spdlog::debug("tombstones stay for now: {}", removed.error().message());
+  if (Result<> forgotten = remove_tombstones(agreed.removed); forgotten.has_error())
+    spdlog::debug("tombstones stay for now: {}", forgotten.error().message());
 }
 
 /// As many as there are nodes, and of interest only to ptc recover: so they are listed when one was

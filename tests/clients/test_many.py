@@ -293,11 +293,11 @@ class Memory(mount.TestCase):
                 return int(line.split()[1])
         return 0
 
-    def wait_until_it_is_back(self, before):
+    def wait_until_it_is_back(self, before, within=64 << 20):
         deadline = time.monotonic() + 180
-        while self.used() > before + (64 << 20) and time.monotonic() < deadline:
+        while self.used() > before + within and time.monotonic() < deadline:
             time.sleep(1)
-        self.assertLessEqual(self.used() - before, 64 << 20)
+        self.assertLessEqual(self.used() - before, within)
 
     def test_it_comes_back_after_all_ranks_of_a_large_layout(self):
         job = self.new_job()
@@ -311,7 +311,8 @@ class Memory(mount.TestCase):
             self.assertIn("model.safetensors", os.listdir(f"{ranks}/{name}"))
             self.assertTrue(os.listdir(f"{ranks}/{name}/tensors"))
         print(f"{RANKS} ranks: {(self.used() - before) >> 20} MiB at first")
-        self.wait_until_it_is_back(before)
+        # Of 30,000 no more than 64 MiB may stay: of fewer, as much less, but for what any use of the mount takes.
+        self.wait_until_it_is_back(before, min(64 << 20, (8 << 20) + (64 << 20) * RANKS // 30_000))
 
     def test_it_comes_back_after_very_many_names(self):
         """Which the kernel still knows: it is asked to forget them."""

@@ -154,9 +154,41 @@ class Fstab(MountProgram):
 class Memory(MountProgram):
     def test_more_than_the_machine_has_is_said(self):
         with mount.Mount("--memory", "64T") as daemon:
-            self.assertIn("--memory 64 TiB is more than the ", mount.read_text(daemon.log))
+            self.assertIn("--memory 64.0 TiB is more than the ", mount.read_text(daemon.log))
         with mount.Mount("--memory", "24M") as daemon:
             self.assertNotIn("is more than", mount.read_text(daemon.log))
+
+
+class Log(MountProgram):
+    ROUNDS = 300
+
+    def test_what_repeats_does_not_fill_it(self):
+        with mount.Mount() as daemon:
+            for i in range(self.ROUNDS):
+                os.mkdir(f"{daemon.path}/{i}")
+                os.rmdir(f"{daemon.path}/{i}")
+            lines = [line for line in mount.read_text(daemon.log).splitlines() if line.endswith(" removed")]
+            self.assertGreater(len(lines), 10)
+            self.assertLess(len(lines), self.ROUNDS // 2)
+
+
+class LookedOver(MountProgram):
+    def test_a_start_looks_over_what_it_opens(self):
+        with mount.Mount() as daemon:
+            job = daemon.job("llama")
+            models.Llama().write_hf(job.incoming("base") + "/rank/0")
+            job.commit("base")
+            images = os.path.join(daemon.store, "images")
+            image = max((os.path.join(images, name) for name in os.listdir(images)), key=os.path.getsize)
+            daemon.stop()
+            with open(image, "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)[0]
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last ^ 1]))
+            daemon.start()
+            until(lambda: (job.status()["checkpoints"][0]["looked_over"] or {}).get("damaged"), "what changed meanwhile is found")
+            self.assertIn("no other copy has it right", " ".join(job.status()["warnings"]))
 
 
 class SeveralAndTwice(MountProgram):

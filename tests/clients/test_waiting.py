@@ -104,6 +104,8 @@ class StoppedSource(unittest.TestCase):
         begun = time.monotonic()
         time.sleep(1)
         self.check_all_else_goes_on("meanwhile")
+        # Of a source eight are waited for by threads of the mount, and the other readers take none.
+        self.assertLessEqual(self.mount.threads()["ptcfs-fuse"], 16)
         for reader in readers:
             self.addCleanup(reader.stderr.close)
             self.addCleanup(reader.kill)

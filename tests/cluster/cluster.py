@@ -149,7 +149,8 @@ class Cluster:
     def __init__(self, count, *options, rate=None, top=None, keep=False, memory="2G", tls=None):
         require()
         self.options, self.rate, self.keep = options, rate, keep
-        self.tls = os.environ.get("PTC_CLUSTER_TLS") == "1" if tls is None else tls
+        self.tls = \
+            os.environ.get("PTC_CLUSTER_TLS", os.environ.get("PTC_CLUSTER_TLS_UNLESS_SAID")) == "1" if tls is None else tls
         if self.tls:
             mount.require_program("openssl")
         self.etcd_url = ("https://" if self.tls else "http://") + ETCD

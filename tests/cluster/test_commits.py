@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import subprocess
+import threading
 import time
 import unittest
 
@@ -65,6 +66,18 @@ class Commits(TestCase):
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 1, 2)
         self.nodes.nodes[2].ptc("verify", self.name)
+
+    def test_the_last_close_is_heard_of_late(self):
+        """Of a close the kernel tells after it has returned: on a machine that is busy, long after."""
+        model = models.Llama(45)
+        self.write(model)
+        for node in (0, 1):
+            closes = threading.Timer(0.8, open(self.file_on(node), "r+b").close)  # pylint: disable=consider-using-with
+            closes.start()
+            self.addCleanup(closes.join)
+        self.job(0).commit("base")
+        self.nodes.wait_settled(self.name)
+        self.expect_everywhere(model, 1, 2)
 
     def test_refused_is_writable_again(self):
         model = models.Llama(41)

@@ -262,6 +262,11 @@ class Etcd(TestCase):
         seen = self.recover(0, "--dry-run").stdout
         self.assertIn("jobs: empty, gpt, llama", seen)
         self.assertIn("on w1 (not looked at)", seen)
+        images = os.path.join(self.node(0).store, "images")
+        lost = max((os.path.join(images, name) for name in os.listdir(images)), key=os.path.getsize)
+        os.rename(lost, self.node(0).store + "/lost")
+        self.assertRegex(self.recover(0, "--dry-run").stdout, r"(llama|gpt)/\w+: .* 1 MISSING")
+        os.rename(self.node(0).store + "/lost", lost)
         self.refuses(0, "ptc recover")
         self.assertNotEqual(self.recover(0, check=False).returncode, 0)  # nobody said yes
         self.recover(0, "--yes")

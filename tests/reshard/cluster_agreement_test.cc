@@ -109,6 +109,44 @@ TEST_F(AgreementTest, OfARemovedJobNobodyHasLooked) {
   }
 }
 
+TEST_F(AgreementTest, AJobIntoWhichADataSetJustCameIsNotRemoved) {
+  for (const char* key : {"source", "order", "consumed", "saved"}) {
+    const std::string job = std::string("with-") + key;
+    ASSERT_TRUE(cluster_.store(0).create_job(job).has_value());
+    cluster_.wait_settled();
+    std::atomic<bool> came = false;
+    cluster_.refuses = [&](const std::string& node,
+                           const MetaTransaction& transaction) -> std::optional<Error> {
+      if (node == "w0" && is_among(transaction.deletes, "jobs/" + job) && !came.exchange(true))
+        put(fmt::format("jobs/{}/dataset/{}", job, key), "{}");
+      return std::nullopt;
+    };
+    const Result<> removed = cluster_.store(0).remove_job(job, false);
+    EXPECT_TRUE(came);
+    ASSERT_TRUE(removed.has_error()) << key;
+    EXPECT_EQ(removed.error().code(), Code::kBusy) << removed.error().message();
+    EXPECT_TRUE(cluster_.meta().get("jobs/" + job).value().has_value());
+    EXPECT_TRUE(cluster_.meta().get(fmt::format("jobs/{}/dataset/{}", job, key)).value());
+    EXPECT_NE(cluster_.store(0).find(job), nullptr);
+  }
+}
+
+TEST_F(AgreementTest, RulesThatJustCameAreNotRemovedInThePlaceOfOthers) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  put("jobs/job/rules", "known");
+  cluster_.wait_settled();
+  cluster_.refuses = [&](const std::string& node,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    if (node == "w0" && is_among(transaction.deletes, "jobs/job/rules"))
+      put("jobs/job/rules", "newer");
+    return std::nullopt;
+  };
+  const Result<> removed = cluster_.job(0, "job")->remove_rules("known");
+  ASSERT_TRUE(removed.has_error());
+  EXPECT_EQ(removed.error().code(), Code::kConflict);
+  EXPECT_EQ(cluster_.meta().get("jobs/job/rules").value()->value, "newer");
+}
+
 /// Its key could not be deleted when it had led: that stops nobody, nor itself.
 TEST_F(AgreementTest, ALeaderWhoseKeyWasLeftLeadsAgain) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
