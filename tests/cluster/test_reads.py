@@ -1,6 +1,7 @@
 """Reading what lies on other nodes: no more moves than is read, and a node that dies is not waited for."""
 import contextlib
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -176,6 +177,36 @@ class Lost(TestCase):
     def test_cut_off(self):
         self.lose("cut off", lambda node: self.nodes.partition(node, links=("eth0",)),
                   lambda node: self.nodes.heal(node, links=("eth0",)))
+
+
+class FewDescriptors(TestCase):
+    """w0 may have few of them, and its users take all that they get."""
+    LIMIT = 600
+
+    def test_other_nodes_and_what_is_agreed_have_theirs(self):
+        node = self.nodes.nodes[0]
+        self.nodes.stop(0)
+        node.launcher = (*node.launcher, "prlimit", f"--nofile={self.LIMIT}:{self.LIMIT}")
+        self.nodes.start(0)
+        self.nodes.wait_members()
+        self.commit(0, models.Llama(33), devices=["w0:0"])
+        many = self.nodes.path(0, self.name, "incoming/many")
+        os.makedirs(many)
+        for i in range(self.LIMIT):
+            models.write_file(f"{many}/{i}", str(i))
+        with contextlib.ExitStack() as opened:
+            with self.assertRaises(OSError) as refused:
+                for i in range(self.LIMIT):
+                    opened.callback(os.close, os.open(f"{many}/{i}", os.O_RDONLY))
+            self.assertEqual(refused.exception.errno, errno.EMFILE)
+            for _ in range(2):  # longer than a lease
+                time.sleep(self.LEASE)
+                self.assertEqual(self.nodes.nodes[1].members(), ["w0", "w1", "w2"])
+            os.mkdir(self.nodes.path(0, "made-meanwhile"))
+            self.assertTrue(read(self.job(2).rank_file("base", layout_name(2, 1), 1)))  # out of w0's file
+            self.job(1).set_layout(tp=2, devices=["w1:0", "w2:0"])
+            self.nodes.wait_settled(self.name)
+        os.rmdir(self.nodes.path(0, "made-meanwhile"))
 
 
 class Stopped(TestCase):

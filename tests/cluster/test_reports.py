@@ -1,5 +1,7 @@
 """What each node says of the cluster: all nodes, also those that are away, and no byte counted twice."""
+import contextlib
 import os
+import subprocess
 import time
 import unittest
 
@@ -7,7 +9,7 @@ import cluster
 from cluster import mount
 import models
 import prometheus
-from cases import BigLlama, TestCase
+from cases import BigLlama, TestCase, layout_name
 
 
 class Reports(TestCase):
@@ -198,6 +200,21 @@ class Reports(TestCase):
         for name in ("checksum_failures", "retries", "broken_connections"):
             for node, peer in ((0, "w1"), (2, "w0")):
                 self.assertIn((f"ptcfs_peer_{name}_total", (("peer", peer),)), self.metrics(node))
+        # One that ends in the middle of a fetch; what the numbers are of the rest: tests/store/tcp_faults_test.cc.
+        self.commit(0, BigLlama(9), devices=["w1:0"])
+
+        def retries():
+            return self.metrics(0).get(("ptcfs_peer_retries_total", (("peer", "w1"),)), 0)
+        before = retries()
+        self.nodes.shape(1, "20mbit")
+        with contextlib.ExitStack() as ends:
+            reader = subprocess.Popen(["cat", self.job(0).rank_file("base", layout_name(1, 1), 0)], stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL)
+            ends.callback(reader.wait)
+            ends.callback(reader.kill)
+            time.sleep(1)
+            self.nodes.kill(1)
+            cluster.until(lambda: retries() > before, "it is counted that it was tried again", 4)
 
 
 if __name__ == "__main__":
