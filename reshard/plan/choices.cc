@@ -223,8 +223,8 @@ class Choices::Maker {
         }
         uint32_t& list = list_of_[one.want];
         if (list == kNone) {
-          list = static_cast<uint32_t>(lists_.size());
-          lists_.emplace_back(kNone, kNone);
+          list = static_cast<uint32_t>(has_arrivals_.size());
+          has_arrivals_.push_back(false);
         }
         list_of_[number++] = list;
         if (one.several == kNone && (one.box == &box || *one.box == box)) continue;
@@ -287,7 +287,7 @@ class Choices::Maker {
         all_.choices_.push_back(image);
         if (list == kNone) continue;
         const Box& box = all_.box_of(target, want);
-        add_arrival(list, number, want,
+        add_arrival(list, number, want, *candidate.held,
                     want.count == 1 ? &box : keep(*intersect(source_.box(*candidate.held), box)));
       }
     }
@@ -295,16 +295,19 @@ class Choices::Maker {
   }
 
   /// By candidate of a simple want that is not here: an arrival that is just what it has of it;
-  /// false: some arrival is another part of it.
+  /// false: some arrival is another part of it. An arrival lies in the box that it was taken of,
+  /// and these have nothing of the want in common.
   bool find_arrivals(const ImageLayout& target, const Kind& kind, const Want& want, uint32_t list) {
     arrived_.assign(want.count, kNone);
-    if (lists_[list].first == kNone) return true;
+    if (!has_arrivals_[list]) return true;
     const Box& box = all_.box_of(target, want);
     for (uint32_t i = 0; i < want.count; ++i) {
       const Candidate& candidate = kind.candidates[want.first + i];
       if (!here_[candidate.set].empty()) continue;
+      const auto of_held = arrivals_of_.find(key_of(list, *candidate.held));
+      if (of_held == arrivals_of_.end()) continue;
       const Box part = want.count == 1 ? box : *intersect(source_.box(*candidate.held), box);
-      for (uint32_t a = lists_[list].first; a != kNone; a = all_.arrivals_[a].next) {
+      for (uint32_t a = of_held->second.first; a != kNone; a = all_.arrivals_[a].next) {
         const Box& arrival = *all_.arrivals_[a].box;
         if (!(arrival == part)) {
           if (!intersect(arrival, part)) continue;
@@ -317,15 +320,33 @@ class Choices::Maker {
     return true;
   }
 
+  /// All that have something of the want, and perhaps others, in their order.
+  void find_all_arrivals(const Kind& kind, const Want& want, uint32_t list) {
+    arrived_.clear();
+    if (list == kNone || !has_arrivals_[list]) return;
+    for (uint32_t i = 0; i < want.count; ++i) {
+      const Held& held = *kind.candidates[want.first + i].held;
+      const auto of_held = arrivals_of_.find(key_of(list, held));
+      if (of_held == arrivals_of_.end()) continue;
+      for (uint32_t a = of_held->second.first; a != kNone; a = all_.arrivals_[a].next)
+        arrived_.push_back(a);
+    }
+    std::sort(arrived_.begin(), arrived_.end());
+  }
+
   const Box* keep(Box box) { return &all_.boxes_.emplace_back(std::move(box)); }
 
-  void add_arrival(uint32_t list, uint32_t target, const Want& want, const Box* box) {
-    auto& [first, last] = lists_[list];
+  static uint64_t key_of(uint32_t list, const Held& held) {
+    return uint64_t{list} << 32 | held.first_holder;
+  }
+
+  void add_arrival(uint32_t list, uint32_t target, const Want& want, const Held& held,
+                   const Box* box) {
     const auto number = static_cast<uint32_t>(all_.arrivals_.size());
     all_.arrivals_.push_back({target, want.slot, want.piece, kNone, box});
-    if (first == kNone) first = number;
-    else all_.arrivals_[last].next = number;
-    last = number;
+    const auto [of_held, is_first] = arrivals_of_.try_emplace(key_of(list, held), number, number);
+    if (!is_first) all_.arrivals_[std::exchange(of_held->second.second, number)].next = number;
+    has_arrivals_[list] = true;
   }
 
   /// Of a want that is not simple: box by box, as they overlap.
@@ -334,7 +355,6 @@ class Choices::Maker {
     const ArraySlot& slot = target.arrays[want.slot];
     const Piece& target_piece = slot.part.pieces[want.piece];
     const uint32_t bits = source_.element_bits(want.tensor);
-    const uint32_t last_arrival = list == kNone ? kNone : lists_[list].second;
     const size_t first_transfer = all_.transfers_.size();
     wanted_.assign(1, target_piece.global);
     // Takes from one source piece what it has of what is wanted, and says how much that is.
@@ -366,7 +386,8 @@ class Choices::Maker {
                     const uint64_t bytes = source_.bytes_of(want.tensor, common);
                     if (!here.empty()) return loads_.take_here(member.image, bytes);
                     loads_.take_elsewhere(member.image, bytes);
-                    if (list != kNone) add_arrival(list, number, want, keep(common));
+                    if (list != kNone)
+                      add_arrival(list, number, want, *candidate.held, keep(common));
                   });
     };
     const std::span candidates = std::span(kind.candidates).subspan(want.first, want.count);
@@ -375,9 +396,10 @@ class Choices::Maker {
       if (here_[candidate.set].empty()) continue;
       PTC_TRY(take_held(candidate));
     }
-    for (uint32_t i = last_arrival == kNone ? kNone : lists_[list].first;
-         i != kNone && !wanted_.empty(); i = i == last_arrival ? kNone : all_.arrivals_[i].next) {
-      const Arrival arrival = all_.arrivals_[i];
+    find_all_arrivals(kind, want, list);
+    for (const uint32_t number_of_arrival : arrived_) {
+      if (wanted_.empty()) break;
+      const Arrival arrival = all_.arrivals_[number_of_arrival];
       const ArraySlot& source = all_.targets_[arrival.target].arrays[arrival.slot];
       PTC_TRY(take(static_cast<uint32_t>(source_.images().size()) + arrival.target, source,
                    part_of(source.part.pieces[arrival.piece], *arrival.box), [](const Box&) {}));
@@ -401,10 +423,12 @@ class Choices::Maker {
   Loads loads_;
   std::vector<uint32_t> set_numbers_;  // in the kind that is made
   std::vector<size_t> first_want_;     // by target, over all of them
-  std::vector<uint32_t> list_of_;      // by want, over all targets: in lists_, or kNone
-  std::vector<std::pair<uint32_t, uint32_t>> lists_;  // of arrivals: first and last
-  std::vector<std::span<const Member>> here_;         // by set of the kind that is looked at
-  std::vector<uint32_t> arrived_;                     // by candidate of the want that is looked at
+  std::vector<uint32_t> list_of_;      // by want, over all targets: of arrivals, or kNone
+  std::vector<bool> has_arrivals_;     // by list
+  /// By list and the box that they were taken of: the first and the last.
+  std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>> arrivals_of_;
+  std::vector<std::span<const Member>> here_;  // by set of the kind that is looked at
+  std::vector<uint32_t> arrived_;              // of the want that is looked at
   std::vector<Box> wanted_, left_;
 };
 

@@ -80,7 +80,7 @@ class Choices {
   /// A box that comes to a node from another one, as part of a target image.
   struct Arrival {
     uint32_t target, slot, piece;
-    uint32_t next;  // of the same tensor on the same node
+    uint32_t next;  // of the same box of a source, on the same node
     const Box* box;
   };
   // Choices of a simple want, for each candidate in turn: a source image, or an arrival. Of one
