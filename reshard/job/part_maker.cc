@@ -232,7 +232,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
       });
       return holders.empty() ? nullptr : holders[attempt % holders.size()];
     };
-    PlanRelays relays(uses_.arrivals, uses_.peers, plan_name, change);
+    PlanRelays relays(uses_.arrivals, uses_.peers, name_among_relays(plan_name, stored), change);
     PTC_TRY(written, fetch_images(*uses_.place.services.images, *uses_.place.services.executor,
                                   targets, {sources, other_holder, &relays}, {facts, change.cuts},
                                   ledger, bytes_done, stop));

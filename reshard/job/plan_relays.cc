@@ -3,8 +3,10 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <span>
 
 #include "store/base/json.h"
+#include "store/tensor/checksum.h"
 
 namespace ptc {
 namespace {
@@ -70,6 +72,13 @@ Result<std::string> Arrivals::answer(const json::object& request, const std::str
   if (ended || stopped_)
     return make_error(Code::kUnavailable, "this node does not make it any more");
   return make_error(Code::kBusy, "it has not arrived yet");
+}
+
+PlanName name_among_relays(const PlanName& plan, const StoredState& stored) {
+  std::string within_reach;
+  for (const StoredImage& image : stored.images) within_reach += image.image != nullptr ? '1' : '0';
+  const auto sum = checksum_of_run(std::as_bytes(std::span(within_reach)), 0);
+  return {plan.id, plan.digest + "-" + sum.to_hex()};
 }
 
 PlanRelays::PlanRelays(Arrivals& arrivals, const JobPeers& peers, const PlanName& plan,

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "reshard/checkpoint/manifest.h"
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/job_peers.h"
 #include "reshard/job/plan_part.h"
@@ -41,12 +42,18 @@ class Arrivals {
   bool stopped_ = false;                 // guarded
 };
 
+/// The name of a plan among those that pass on what comes of it. Who passes on what follows also
+/// from the images that are within reach, of which nodes may know at different times: the windows
+/// of one that sees others than this node does are other bytes, and it is asked in vain.
+PlanName name_among_relays(const PlanName& plan, const StoredState& stored);
+
 /// Of one part, while it is made. A node that is asked answers with the image once the window is
 /// there, or after a second that it is not yet; who asks waits for a few seconds, and then takes it
 /// from its source. So nobody waits for ever, and nobody for one that waits for him: what is
 /// relayed came from a source. All that it is given outlives it.
 class PlanRelays final : public Relays {
  public:
+  /// `plan`: of name_among_relays().
   PlanRelays(Arrivals& arrivals, const JobPeers& peers, const PlanName& plan,
              const ChangePlan& change);
   ~PlanRelays() override;  // nothing more comes

@@ -104,6 +104,23 @@ TEST(Arrivals, AnswersOnceAWindowIsThereAndNeverOfAnEndedPlan) {
   EXPECT_EQ(arrivals.answer(window("digest", 2, 4096), "id").error().code(), Code::kUnavailable);
 }
 
+TEST(Arrivals, ANodeThatSeesOtherImagesIsAskedInVain) {
+  const PlanName plan{"id", "digest"};
+  const auto there = std::make_shared<const Image>(ImageId{"image"}, "w1", 8);
+  StoredState both, one;
+  both.images = {{"a", there, 0, "model.safetensors"}, {"b", there, 0, "model.safetensors"}};
+  one.images = both.images;
+  one.images[0].image = nullptr;
+  Arrivals arrivals;
+  arrivals.begin(name_among_relays(plan, both));
+  arrivals.arrived(name_among_relays(plan, both), 2, 0, ImageId{"image"});
+  auto ask = [&](const StoredState& seen) {
+    return arrivals.answer(window(name_among_relays(plan, seen).digest, 2, 0), "id");
+  };
+  EXPECT_EQ(ask(both).value(), "image");
+  EXPECT_EQ(ask(one).error().code(), Code::kBusy);
+}
+
 TEST(HashQueue, HashesWhatWasClosedAndLeavesWhatACommitTakes) {
   TempDir dir;
   const std::string incoming = dir.path().string() + "/incoming";
