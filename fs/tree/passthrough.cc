@@ -1,11 +1,14 @@
 #include "fs/tree/passthrough.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
+
+#include "store/base/file.h"
 
 namespace ptc {
 namespace {
@@ -38,7 +41,13 @@ int Passthrough::start(int session_fd) {
 
 int32_t Passthrough::open_backing(int fd) {
   if (!enabled() || fd < 0) return 0;
-  BackingMap map{fd, 0, 0};
+  // For each open the kernel opens it once more, with the flags of that. This one stays for all of
+  // them until the last close: if it could write, a reader that opened the file beside its writer
+  // would keep it open for writing.
+  UniqueFd readable;
+  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY)
+    readable = UniqueFd(::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDONLY | O_CLOEXEC));
+  BackingMap map{readable.get() >= 0 ? readable.get() : fd, 0, 0};
   int id = ::ioctl(session_fd_, kBackingOpen, &map);
   if (id <= 0) return 0;
   files_.fetch_add(1, std::memory_order_relaxed);

@@ -191,6 +191,18 @@ TEST_F(IncomingTest, ClosingAndCommittingAtOnce) {
   }
 }
 
+TEST_F(IncomingTest, WhoReadsSinceItWasWrittenDoesNotKeepItOpenForWriting) {
+  write_incoming(job(), "a");
+  const std::string path = job("incoming/a/rank/0/model.safetensors");
+  const int writer = ::open(path.c_str(), O_WRONLY);
+  ASSERT_GE(writer, 0);
+  const int reader = ::open(path.c_str(), O_RDONLY);
+  ASSERT_GE(reader, 0);
+  ::close(writer);
+  EXPECT_EQ(commit(job(), "a"), 0) << mount_.log();
+  ::close(reader);
+}
+
 TEST_F(IncomingTest, ACommittedFileCannotBeWrittenThroughAnotherName) {
   write_incoming(job(), "a");
   std::string path = job("incoming/a/rank/0/model.safetensors");
