@@ -45,7 +45,7 @@ class StoredContent final : public FileContent {
       : image_(std::move(image)), in_use_(std::move(in_use)) {}
   uint64_t bytes() const override { return image_->bytes(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
-    PTC_TRY(auto source, image_->map());
+    PTC_TRY(auto source, image_->host_bytes());
     std::memcpy(out.data(), source.data() + offset, out.size());
     return ok();
   }
@@ -269,7 +269,7 @@ class ContentSource {
       }
     }
     Transport* transport = checkpoint_->transport_;
-    if (source.image != nullptr && source.elsewhere.empty())
+    if (source.image != nullptr && source.image->has_host_bytes())
       return FileContentRef(
           std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
     if (!source.elsewhere.empty() && files != nullptr)

@@ -121,9 +121,9 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
   std::vector<ImageSums> sums;
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < images.size(); ++i) {
-    std::span<const std::byte> mapped;  // stays empty of an image on another node
-    if (images[i].image->is_here()) {
-      PTC_TRY(mapped, images[i].image->map());
+    std::span<const std::byte> mapped;  // stays empty of an image that is elsewhere
+    if (images[i].image->has_host_bytes()) {
+      PTC_TRY(mapped, images[i].image->host_bytes());
     }
     if (images[i].image->bytes() < images[i].layout->bytes)
       return make_error(Code::kCorrupt, "an image has {} bytes, {} are needed",
@@ -139,7 +139,7 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
         const Chunk& chunk = chunks[i];
         if (stop.stop_requested())
           return make_error(Code::kCancelled, "nobody waits for it any more");
-        if (!images[chunk.image].image->is_here()) {
+        if (!images[chunk.image].image->has_host_bytes()) {
           std::vector<std::byte> buffer(chunk.end - chunk.begin);
           FetchItem item{images[chunk.image].image, {}, chunk.begin, chunk.end, buffer.data()};
           item.copy.run_bytes = images[chunk.image].layout->bytes;

@@ -57,7 +57,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
     for (const Literals::Piece& piece : target.layout->literals.pieces()) {
       PTC_TRY(writers.back().write(piece.offset, std::as_bytes(std::span(piece.bytes))));
     }
-    PTC_TRY(auto mapped, writers.back().map());
+    PTC_TRY(auto mapped, writers.back().host_bytes());
     if (std::any_of(target.transfers.begin(), target.transfers.end(), [](const Transfer& transfer) {
           return transfer.has_window() && !transfer.relay;
         })) {

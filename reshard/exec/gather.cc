@@ -87,11 +87,11 @@ Result<> GatherProgram::read_in_place(Transport& transport, uint64_t offset,
   PTC_TRY(begin_window(
       offset, buffer, [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
         const Image& source = *sources_[transfer.source_image];
-        if (transfer.copy.run_bytes < kLongRun || !source.is_here()) {
+        if (transfer.copy.run_bytes < kLongRun || !source.has_host_bytes()) {
           items.push_back({&source, transfer.copy, from, to, buffer.data() + (from - offset)});
           return ok();
         }
-        PTC_TRY(auto bytes, source.map());
+        PTC_TRY(auto bytes, source.host_bytes());
         if (transfer.copy.source_end() > bytes.size())
           return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed",
                             source.id().text, bytes.size(), transfer.copy.source_end());

@@ -40,8 +40,8 @@ class GatherProgram {
                 std::chrono::milliseconds silence, std::set<std::string>& absent) const;
 
   /// The bytes from `offset` on, as many as `buffer` has, as pieces that follow each other, put
-  /// behind those in `pieces`: long runs of images that are here lie where they are, all else is in
-  /// `buffer`.
+  /// behind those in `pieces`: long runs of images in this host's memory lie where they are, all
+  /// else is in `buffer`.
   Result<> read_in_place(Transport& transport, uint64_t offset, std::span<std::byte> buffer,
                          std::vector<std::span<const std::byte>>& pieces,
                          std::stop_token stop = {}) const;

@@ -155,7 +155,8 @@ Result<ImageRef> CheckpointFiles::open_image(const StoredImage& image, uint64_t 
   if (image.node != place_.node_key()) {
     const bool reachable = is_among(knowledge_.now()->alive, image.node);
     if (image.missing || !reachable) return ImageRef();
-    return ImageRef(std::make_shared<const Image>(ImageId{image.id}, image.node, bytes));
+    return ImageRef(
+        std::make_shared<const Image>(ImageId{image.id}, MemoryPlace{image.node}, bytes));
   }
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
   Result<ImageRef> here = place_.services.images->open({image.id}, bytes);

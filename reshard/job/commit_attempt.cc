@@ -369,7 +369,7 @@ Result<> CommitAttempt::adopt() {
           WrittenFile& file = manifest.files[numbers[k]];
           file.image = std::string(ids.as_array()[k].as_string());
           images_[numbers[k]] =
-              std::make_shared<const Image>(ImageId{file.image}, node, file.bytes);
+              std::make_shared<const Image>(ImageId{file.image}, MemoryPlace{node}, file.bytes);
         }
         return ok();
       });

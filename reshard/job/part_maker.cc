@@ -264,7 +264,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
     }
     const WrittenFile& file = checkpoint.manifest().files[stored.images[copy.source_image].written];
     written.push_back(copied.value().front());
-    auto content = written.back()->map();
+    auto content = written.back()->host_bytes();
     if (content.has_error() || checksum_of_run(content.value(), 0) != file.checksum) {
       take_back();
       return make_error(Code::kCorrupt, "{} of rank {} does not have the checksum it had",

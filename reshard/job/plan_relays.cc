@@ -100,7 +100,8 @@ Result<ImageRef> PlanRelays::wait_for(uint32_t target, uint64_t window, std::sto
     Result<std::string> image = peers_.ask(node, PeerMethod::kArrived, request, stop);
     // Of a node that has just answered, whether or not it still counts as alive here.
     if (image.has_value())
-      return ImageRef(std::make_shared<const Image>(ImageId{image.value()}, node, layout.bytes));
+      return ImageRef(
+          std::make_shared<const Image>(ImageId{image.value()}, MemoryPlace{node}, layout.bytes));
     if (image.error().code() != Code::kBusy || Clock::now() - asked > kPatience)
       return std::move(image).error();
   }

@@ -88,7 +88,7 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
   ImageContent content{number};
   auto read = [&]() -> Result<> {
     if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
-    PTC_TRY(auto bytes, image.image->map());
+    PTC_TRY(auto bytes, image.image->host_bytes());
     if (image.written >= 0 && !manifest.files[image.written].has_tensors) {
       if (pace != nullptr) {
         PTC_TRY(content.whole, read_whole(bytes, *pace));

@@ -79,10 +79,17 @@ Image::~Image() {
   if (mapping_ != nullptr) ::munmap(const_cast<std::byte*>(mapping_), bytes_);
 }
 
-Result<std::span<const std::byte>> Image::map() const {
-  if (!is_here()) return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node_);
+Result<FileInUse> Image::use_file() const {
+  if (!is_here()) return make_error(Code::kUnavailable, "image {} is on node {}", id_.text, node());
+  if (file_ == nullptr)
+    return make_error(Code::kUnavailable, "image {} is in the memory of {}, and in no file",
+                      id_.text, place_.memory.to_string());
+  return file_->use();
+}
+
+Result<ConstMemoryPointer> Image::map() const {
   std::lock_guard lock(mutex_);
-  PTC_TRY(const FileInUse file, file_->use());
+  PTC_TRY(const FileInUse file, use_file());
   struct stat info {};
   if (::fstat(file.fd(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
   if (static_cast<uint64_t>(info.st_size) != bytes_) {
@@ -97,15 +104,19 @@ Result<std::span<const std::byte>> Image::map() const {
     ::madvise(mapping, bytes_, MADV_HUGEPAGE);  // a hint; refused by some file systems
     mapping_ = static_cast<const std::byte*>(mapping);
   }
-  return std::span<const std::byte>(mapping_, bytes_);
+  return in_host_memory(mapping_);
+}
+
+Result<std::span<const std::byte>> Image::host_bytes() const {
+  PTC_TRY(const ConstMemoryPointer mapped, map());
+  PTC_TRY(const std::byte* const begin, mapped.host());
+  return std::span(begin, bytes_);
 }
 
 Result<ImageMender> ImageMender::open(const Image& image) {
-  if (!image.is_here())
-    return make_error(Code::kUnavailable, "image {} is on node {}", image.id().text, image.node());
   // By its descriptor: it may have no name any more. An image is nobody's to write, its owner's
   // neither.
-  PTC_TRY(const FileInUse file, image.file().use());
+  PTC_TRY(const FileInUse file, image.use_file());
   const std::string name = "image " + image.id().text,
                     path = fmt::format("/proc/self/fd/{}", file.fd());
   struct stat info {};
@@ -178,7 +189,7 @@ Result<> ImageWriter::write(uint64_t offset, std::span<const std::span<const std
   return ok();
 }
 
-Result<std::span<std::byte>> ImageWriter::map() {
+Result<MemoryPointer> ImageWriter::map() {
   if (mapping_ == nullptr && size_ > 0) {
     PTC_TRY(const FileInUse file, file_->use());
     void* mapping = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd(), 0);
@@ -186,7 +197,13 @@ Result<std::span<std::byte>> ImageWriter::map() {
     ::madvise(mapping, size_, MADV_HUGEPAGE);  // a hint; refused by some file systems
     mapping_ = static_cast<std::byte*>(mapping);
   }
-  return std::span<std::byte>(mapping_, size_);
+  return in_host_memory(mapping_);
+}
+
+Result<std::span<std::byte>> ImageWriter::host_bytes() {
+  PTC_TRY(const MemoryPointer mapped, map());
+  PTC_TRY(std::byte* const begin, mapped.host());
+  return std::span(begin, size_);
 }
 
 Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
@@ -346,7 +363,7 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
     return find_open(writer.id_);
   }();
   if (shown != nullptr) {
-    PTC_TRY(shown->file().rename(name));
+    PTC_TRY(shown->file_->rename(name));
   } else if (::renameat(directory_fd(), part_name(writer.id_).c_str(), directory_fd(),
                         name.c_str()) != 0) {
     return errno_error(errno, "publishing image " + name);
@@ -430,7 +447,7 @@ Result<> ImageStore::remove_name(const ImageId& id, const std::string& name) {
   }
   Result<> removed = ok();
   if (held != nullptr) {
-    removed = held->file().remove();
+    removed = held->file_->remove();
   } else {
     struct stat info {};
     if (reserve_ != nullptr)

@@ -14,6 +14,7 @@
 #include "store/base/descriptors.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
+#include "store/base/memory_place.h"
 #include "store/image/lazy_file.h"
 #include "store/image/memory_reserve.h"
 
@@ -27,32 +28,41 @@ struct ImageId {
 
 /// An image that exists, here or on another node. The bytes of one that is here stay readable
 /// through this object even after the image was removed from the store, and go when the last holder
-/// lets go; at rest it takes no descriptor. One that is elsewhere is a name; a transport reads it.
-/// Threads: any.
+/// lets go; at rest it takes no descriptor. One that is on another node, or in a device's memory,
+/// is a name; a transport reads it. Threads: any.
 class Image {
  public:
   Image(ImageId id, std::unique_ptr<LazyFile> file, uint64_t bytes)
       : id_(std::move(id)), file_(std::move(file)), bytes_(bytes) {}
-  Image(ImageId id, std::string node, uint64_t bytes)
-      : id_(std::move(id)), node_(std::move(node)), bytes_(bytes) {}
+  Image(ImageId id, MemoryPlace place, uint64_t bytes)
+      : id_(std::move(id)), place_(std::move(place)), bytes_(bytes) {}
   ~Image();
 
   const ImageId& id() const { return id_; }
   uint64_t bytes() const { return bytes_; }
+  /// Where its bytes are.
+  const MemoryPlace& place() const { return place_; }
   /// The node that holds it; empty: this one.
-  const std::string& node() const { return node_; }
-  bool is_here() const { return node_.empty(); }
-  /// Of one that is here, read-only; for passthrough, sendfile and pread.
-  LazyFile& file() const { return *file_; }
-  /// The whole image in memory, mapped when first asked for, until the object goes: that takes no
-  /// descriptor. Each call uses the file, to see that it is whole. Empty image: empty span.
-  /// kUnavailable of an image elsewhere.
-  Result<std::span<const std::byte>> map() const;
+  const std::string& node() const { return place_.node; }
+  /// On this node, in whichever memory.
+  bool is_here() const { return place_.node.empty(); }
+  /// In the host's memory of this node: it has a file, and host_bytes().
+  bool has_host_bytes() const { return file_ != nullptr; }
+  /// Its file, read-only; for passthrough, sendfile and pread. kUnavailable: it has none.
+  Result<FileInUse> use_file() const;
+  /// The first byte of the whole image in memory, mapped when first asked for, until the object
+  /// goes: that takes no descriptor. Each call uses the file, to see that it is whole. Empty image:
+  /// null. kUnavailable of an image on another node, or in a memory that nothing here can map.
+  Result<ConstMemoryPointer> map() const;
+  /// The same for the processor, which reads the host's memory alone.
+  Result<std::span<const std::byte>> host_bytes() const;
 
  private:
+  friend class ImageStore;
+
   const ImageId id_;
-  const std::string node_;
-  const std::unique_ptr<LazyFile> file_;  // null: it is elsewhere
+  const MemoryPlace place_ = {};
+  const std::unique_ptr<LazyFile> file_;  // null: no host bytes
   const uint64_t bytes_;
   mutable std::mutex mutex_;
   mutable const std::byte* mapping_ = nullptr;  // guarded by mutex_
@@ -75,9 +85,11 @@ class ImageWriter {
   /// lies within the image.
   Result<> write(uint64_t offset, std::span<const std::span<const std::byte>> pieces);
   Result<> write(uint64_t offset, std::span<const std::byte> bytes);
-  /// The whole image as memory that can be written, until it is published. A page that has no space
-  /// yet may only be touched after take_space().
-  Result<std::span<std::byte>> map();
+  /// The first byte of the whole image as memory that can be written, until it is published. A page
+  /// that has no space yet may only be touched after take_space(). Empty image: null.
+  Result<MemoryPointer> map();
+  /// The same for the processor.
+  Result<std::span<std::byte>> host_bytes();
   /// Of an image that was created without: for these bytes, which write() then finds, and those
   /// that map() gives.
   Result<> take_space(uint64_t begin, uint64_t end);

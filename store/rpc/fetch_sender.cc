@@ -43,7 +43,7 @@ Result<const std::byte*> FetchSender::source_of(const FetchRequest& fetch, const
     PTC_TRY(auto image, images_.open(ImageId{id}));
     held = held_.insert(held_.end(), {part.image, std::move(image)});
   }
-  PTC_TRY(auto memory, held->image->map());
+  PTC_TRY(auto memory, held->image->host_bytes());
   if (part.runs.source_end() > memory.size())
     return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", id, memory.size(),
                       part.runs.source_end());

@@ -48,7 +48,7 @@ class LoopbackTransport final : public Transport {
     for (FetchItem& item : items) {
       if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
       if (item.source != mapped) {
-        PTC_TRY(source, item.source->map());
+        PTC_TRY(source, item.source->host_bytes());
         mapped = item.source;
       }
       if (item.copy.source_end() > source.size())

@@ -43,7 +43,8 @@ CheckpointRef make_checkpoint(const Model& model, const LayoutSpec& spec, Shared
 StoredImage image_of(const StateFile& file, const std::string& node, size_t number) {
   StoredImage image;
   image.id = fmt::format("{:016x}", number);
-  image.image = std::make_shared<const Image>(ImageId{image.id}, node, file.layout.bytes);
+  image.image =
+      std::make_shared<const Image>(ImageId{image.id}, MemoryPlace{node}, file.layout.bytes);
   image.state = file.owner;
   image.path = file.path;
   image.node = node;

@@ -50,7 +50,7 @@ int fetch(const std::string& address, const std::string& id, uint64_t bytes, uin
   auto peers = or_exit(Peers::create({.node = "client", .cluster = "bench"}));
   peers->set("server", address);
   auto transport = make_tcp_transport(*peers, make_loopback_transport());
-  const Image image(ImageId{id}, "server", bytes);
+  const Image image(ImageId{id}, MemoryPlace{"server"}, bytes);
   StridedCopy copy;
   copy.run_bytes = bytes;
   if (run != 0) {

@@ -63,7 +63,7 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
   wanted.replace(0, 16, std::string(16, 'h'));
   wanted.replace(kMiB, kMiB, held, 0, kMiB);
   wanted.replace(3 * kMiB + 5, kMiB, held, kMiB, kMiB);
-  const auto bytes = made.value().front()->map().value();
+  const auto bytes = made.value().front()->host_bytes().value();
   EXPECT_TRUE(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()) ==
               wanted);
   EXPECT_EQ(bytes_done, 2 * kMiB);
@@ -72,7 +72,7 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
               checksum_of_run(std::as_bytes(std::span(held)).subspan(tensor * kMiB, kMiB), 0));
   }
   struct stat info {};
-  ASSERT_EQ(::fstat(made.value().front()->file().use().value().fd(), &info), 0);
+  ASSERT_EQ(::fstat(made.value().front()->use_file().value().fd(), &info), 0);
   EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, layout.bytes)
       << "holes: a full store would show as SIGBUS";
 }

@@ -111,7 +111,7 @@ TEST_F(JobTest, ACommitTakesTheFilesThemselves) {
   for (size_t i = 0; i < set->entries().size(); ++i) {
     if (set->entries()[i].path != "model.safetensors") continue;
     struct stat after {};
-    fstat(set->open(i).value()->image()->file().use().value().fd(), &after);
+    fstat(set->open(i).value()->image()->use_file().value().fd(), &after);
     EXPECT_EQ(after.st_ino, before.st_ino);
     EXPECT_EQ(after.st_nlink, 1u);
   }

@@ -46,7 +46,8 @@ class PlacementTest : public ::testing::Test {
         StoredImage image;
         image.id = std::to_string(images.size());
         if (random_() % 8 != 0)
-          image.image = std::make_shared<const Image>(ImageId{image.id}, node, file.layout.bytes);
+          image.image = std::make_shared<const Image>(ImageId{image.id}, MemoryPlace{node},
+                                                      file.layout.bytes);
         image.state = file.owner;
         image.path = file.path;
         image.node = node;

@@ -30,7 +30,7 @@ class Images : public testing::Test {
     return store_->publish(std::move(writer)).value();
   }
   static std::string text_of(const ImageRef& image) {
-    auto bytes = image->map().value();
+    auto bytes = image->host_bytes().value();
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
   std::vector<std::string> files() const {
@@ -60,19 +60,19 @@ class Images : public testing::Test {
 TEST_F(Images, AreMendedWhereTheyLie) {
   const std::string right(10000, 'a');
   ImageRef image = publish(right);
-  const auto mapped = image->map().value();  // from before
+  const auto mapped = image->host_bytes().value();  // from before
   ASSERT_EQ(::chmod(file(image->id()).c_str(), 0600), 0);
   const UniqueFd damage = open_file(AT_FDCWD, file(image->id()), O_RDWR).value();
   ASSERT_EQ(::pwrite(damage.get(), "x", 1, 5000), 1);
   EXPECT_EQ(static_cast<char>(mapped[5000]), 'x');
   struct stat before {
   }, after{};
-  ASSERT_EQ(::fstat(image->file().use().value().fd(), &before), 0);
+  ASSERT_EQ(::fstat(image->use_file().value().fd(), &before), 0);
   ImageMender mender = ImageMender::open(*image).value();
   EXPECT_TRUE(is_ok(mender.write(0, std::as_bytes(std::span(right)))));
   EXPECT_TRUE(is_ok(mender.finish()));
   EXPECT_EQ(static_cast<char>(mapped[5000]), 'a');
-  ASSERT_EQ(::fstat(image->file().use().value().fd(), &after), 0);
+  ASSERT_EQ(::fstat(image->use_file().value().fd(), &after), 0);
   EXPECT_EQ(after.st_mode, before.st_mode);
   EXPECT_EQ(after.st_ino, before.st_ino);
 }
@@ -83,7 +83,7 @@ TEST_F(Images, ThatAreCutOrTooLongAreMended) {
   ASSERT_EQ(::chmod(file(image->id()).c_str(), 0600), 0);
   for (const off_t size : {100, 20000}) {
     ASSERT_EQ(::truncate(file(image->id()).c_str(), size), 0);
-    EXPECT_FALSE(image->map().has_value());
+    EXPECT_FALSE(image->host_bytes().has_value());
     ImageMender mender = ImageMender::open(*image).value();
     EXPECT_TRUE(is_ok(mender.write(0, std::as_bytes(std::span(right)).first(6000))));
     EXPECT_TRUE(is_ok(mender.write(6000, std::as_bytes(std::span(right)).subspan(6000))));
@@ -104,7 +104,7 @@ TEST_F(Images, CanBeShownBeforeTheyAreWhole) {
   const ImageId id = writer.id();
   EXPECT_FALSE(store_->open(id).has_value());
   ImageRef shown = store_->show(writer).value();
-  EXPECT_EQ(::fcntl(shown->file().use().value().fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_EQ(::fcntl(shown->use_file().value().fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
   EXPECT_TRUE(is_ok(writer.write(0, std::as_bytes(std::span("hello", 5)))));
   EXPECT_EQ(text_of(store_->open(id, 10).value()), "hello" + std::string(5, '\0'));
   EXPECT_EQ(store_->publish(std::move(writer)).value(), shown);
@@ -128,16 +128,16 @@ TEST_F(Images, ArePublishedReadOnlyUnderTheirId) {
   EXPECT_EQ(image->bytes(), 10000u);
   EXPECT_EQ(text_of(image), std::string(9995, '\0') + "hello");
   struct stat info {};
-  ASSERT_EQ(::fstat(image->file().use().value().fd(), &info), 0);
+  ASSERT_EQ(::fstat(image->use_file().value().fd(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0400u);
-  EXPECT_EQ(::fcntl(image->file().use().value().fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  EXPECT_EQ(::fcntl(image->use_file().value().fd(), F_GETFL) & O_ACCMODE, O_RDONLY);
   EXPECT_TRUE(is_ok(store_->sync()));
 }
 
 TEST_F(Images, EmptyOnesAreLegal) {
   ImageRef image = publish("");
   EXPECT_EQ(image->bytes(), 0u);
-  EXPECT_TRUE(image->map().value().empty());
+  EXPECT_TRUE(image->host_bytes().value().empty());
 }
 
 TEST_F(Images, UnpublishedOnesGo) {
@@ -173,7 +173,34 @@ TEST_F(Images, CutFilesAreCorruptAndNotABusError) {
     ASSERT_EQ(::truncate(file(cut).c_str(), 5), 0);
   }
   EXPECT_TRUE(has_error(store_->open(id, 6), Code::kCorrupt, "5 bytes instead of 6"));
-  EXPECT_TRUE(has_error(held->map(), Code::kCorrupt, "5 bytes instead of 6"));
+  EXPECT_TRUE(has_error(held->host_bytes(), Code::kCorrupt, "5 bytes instead of 6"));
+}
+
+TEST_F(Images, SayInWhichMemoryTheyAre) {
+  ImageWriter writer = store_->create(3).value();
+  const MemoryPointer target = writer.map().value();
+  EXPECT_EQ(target.memory(), NodeMemory::host());
+  EXPECT_EQ(target.host().value(), writer.host_bytes().value().data());
+  const ImageRef image = store_->publish(std::move(writer)).value();
+  EXPECT_EQ(image->place(), MemoryPlace());
+  EXPECT_TRUE(image->has_host_bytes());
+  EXPECT_EQ(image->map().value().host().value(), image->host_bytes().value().data());
+  EXPECT_EQ(image->host_bytes().value().size(), 3u);
+}
+
+TEST_F(Images, WithoutHostBytesTheyAreAnErrorAndNotACrash) {
+  const Image on_device(ImageId{"0123456789abcdef"}, {"", NodeMemory::cuda(1)}, 3);
+  EXPECT_TRUE(on_device.is_here());
+  const Image on_node(ImageId{"0123456789abcdef"}, {"w1"}, 3);
+  EXPECT_FALSE(on_node.is_here());
+  for (const auto& [image, where] :
+       {std::pair(&on_device, "memory of cuda:1"), std::pair(&on_node, "on node w1")}) {
+    EXPECT_FALSE(image->has_host_bytes());
+    EXPECT_TRUE(has_error(image->map(), Code::kUnavailable, where));
+    EXPECT_TRUE(has_error(image->host_bytes(), Code::kUnavailable, where));
+    EXPECT_TRUE(has_error(image->use_file(), Code::kUnavailable, where));
+    EXPECT_TRUE(has_error(ImageMender::open(*image), Code::kUnavailable, where));
+  }
 }
 
 TEST_F(Images, BadIdsLeadNowhere) {
@@ -209,7 +236,7 @@ TEST_F(Images, AreAdoptedWithoutACopy) {
   struct stat old_info {
   }, new_info{};
   ASSERT_EQ(::fstatat(dir.get(), "upload", &old_info, 0), 0);
-  ASSERT_EQ(::fstat(image->file().use().value().fd(), &new_info), 0);
+  ASSERT_EQ(::fstat(image->use_file().value().fd(), &new_info), 0);
   EXPECT_EQ(old_info.st_ino, new_info.st_ino);
   EXPECT_EQ(old_info.st_mode,
             new_info.st_mode);  // the file is its owner's until the caller says so
@@ -323,7 +350,7 @@ TEST_F(Images, TakeNoDescriptorAtRestBeyondTheMostOpen) {
   }
   EXPECT_EQ(store_->open_files(), 4u);
   std::vector<FileInUse> used;
-  for (const ImageRef& image : images) used.push_back(image->file().use().value());
+  for (const ImageRef& image : images) used.push_back(image->use_file().value());
   EXPECT_EQ(store_->open_files(), 100u);
   for (const FileInUse& one : used) EXPECT_TRUE(is_open(one.fd()));
   used.clear();
@@ -356,13 +383,13 @@ TEST_F(Images, BeingWrittenTakeNoneEither) {
 TEST_F(Images, ThatAreUsedAgainStayOpen) {
   open_again(4);
   const std::vector<ImageRef> images = publish_many(50);
-  const int fd = images[0]->file().use().value().fd();
+  const int fd = images[0]->use_file().value().fd();
   for (size_t i = 1; i < images.size(); ++i) {
-    EXPECT_EQ(images[0]->file().use().value().fd(), fd) << i;
-    (void)images[i]->file().use().value();
+    EXPECT_EQ(images[0]->use_file().value().fd(), fd) << i;
+    (void)images[i]->use_file().value();
   }
   std::vector<FileInUse> held;
-  for (size_t i = 1; i < images.size(); ++i) held.push_back(images[i]->file().use().value());
+  for (size_t i = 1; i < images.size(); ++i) held.push_back(images[i]->use_file().value());
   for (const ImageRef& image : images) EXPECT_EQ(text_of(image).substr(0, 6), "image ");
 }
 
@@ -390,7 +417,7 @@ TEST_F(Images, ThreadsMayUseMoreThanAreOpen) {
         random = random * 1103515245 + 12345;
         const size_t which = random / 65536 % (i % 2 == 0 ? 2 : images.size());
         const std::string text = "image " + std::to_string(which);
-        const FileInUse file = images[which]->file().use().value();
+        const FileInUse file = images[which]->use_file().value();
         char got[16];
         if (::pread(file.fd(), got, sizeof got, 0) != static_cast<ssize_t>(text.size()) ||
             std::string_view(got, text.size()) != text)
@@ -439,9 +466,9 @@ TEST_F(Images, AreNotReadFromAnotherFileOfTheirName) {
     ASSERT_EQ(::rename((path_ + "/other").c_str(), file(image->id()).c_str()), 0);
   };
   replace(images[0]);
-  EXPECT_TRUE(has_error(images[0]->map(), Code::kCorrupt, "replaced"));
+  EXPECT_TRUE(has_error(images[0]->host_bytes(), Code::kCorrupt, "replaced"));
   ASSERT_EQ(::unlink(file(images[1]->id()).c_str()), 0);
-  EXPECT_TRUE(has_error(images[1]->map(), Code::kCorrupt, "taken away"));
+  EXPECT_TRUE(has_error(images[1]->host_bytes(), Code::kCorrupt, "taken away"));
   EXPECT_EQ(text_of(images[2]), "image 2");  // and is open
   replace(images[2]);
   EXPECT_EQ(text_of(images[2]), "image 2");
@@ -503,8 +530,8 @@ TEST_F(Images, AreReadWithTheLastDescriptor) {
     EXPECT_EQ(text_of(images[i]), "image " + std::to_string(i));
   EXPECT_EQ(store_->open_files(), 2u);
   std::vector<FileInUse> used;
-  for (size_t i = 0; i < 2; ++i) used.push_back(images[i]->file().use().value());
-  auto none = images[2]->file().use();
+  for (size_t i = 0; i < 2; ++i) used.push_back(images[i]->use_file().value());
+  auto none = images[2]->use_file();
   ASSERT_TRUE(none.has_error());
   EXPECT_EQ(none.error().errno_value(), EMFILE);
 

@@ -57,7 +57,7 @@ class TcpWorld final : public TransportWorld {
   ImageStore& store(size_t node) override { return *stores_[node]; }
   ImageRef seen(size_t node, const ImageRef& image) override {
     if (node == 0) return image;
-    return std::make_shared<const Image>(image->id(), name(node), image->bytes());
+    return std::make_shared<const Image>(image->id(), MemoryPlace{name(node)}, image->bytes());
   }
   Transport& transport() override { return *transport_; }
   Peers& peers() { return *peers_; }

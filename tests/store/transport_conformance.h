@@ -97,7 +97,7 @@ class TransportConformance : public testing::TestWithParam<TransportBackend> {
         writers[i].emplace(
             world_->store(0).create(targets[i].size(), ImageStore::TakeSpace::kLater).value());
         ASSERT_TRUE(is_ok(writers[i]->write(0, targets[i])));
-        memory[i] = writers[i]->map().value();
+        memory[i] = writers[i]->host_bytes().value();
         items[i].writer = &*writers[i];
       }
       items[i].target_at_begin = memory[i].data() + items[i].begin;
@@ -173,8 +173,8 @@ TEST_P(TransportConformance, AnImageThatIsGoneIsUnavailableAndWhatCameBeforeStay
   const size_t node = world_->nodes() - 1;
   const Bytes content = random_bytes(5000, random_);
   ImageRef image = world_->seen(node, world_->publish(node, content));
-  const Image gone(ImageId{"0123456789abcdef"}, image->is_here() ? "elsewhere" : image->node(),
-                   100);
+  const Image gone(ImageId{"0123456789abcdef"},
+                   MemoryPlace{image->is_here() ? "elsewhere" : image->node()}, 100);
   Bytes target(5100);
   std::vector<FetchItem> items{
       {image.get(), whole_copy(5000), 0, 5000, target.data()},

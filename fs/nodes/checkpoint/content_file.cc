@@ -19,8 +19,8 @@ class ToHand {
   ToHand(const Passthrough& passthrough, const ImageRef& image,
          const GatherCache::FileRef& gathered) {
     if (gathered) fd_ = gathered->fd();
-    if (!image || !image->is_here() || !passthrough.enabled()) return;
-    auto use = image->file().use();
+    if (!image || !image->has_host_bytes() || !passthrough.enabled()) return;
+    auto use = image->use_file();
     if (use.has_error()) return;  // reads, which come to the handle, say why
     image_.emplace(std::move(use).value());
     fd_ = image_->fd();
