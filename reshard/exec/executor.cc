@@ -55,6 +55,11 @@ uint64_t ChecksumLedger::elements(uint32_t tensor) const {
 Executor::Executor(unsigned threads, std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)), team_(threads) {}
 
+Result<> Executor::check_can_make(const ImageLayout& layout) {
+  if (layout.memory.is_host()) return ok();
+  return not_in_host_memory(layout.memory).with_context("an image cannot be made");
+}
+
 Result<std::vector<ImageRef>> Executor::materialise(
     ImageStore& images, const std::vector<Target>& targets, const SummedTensors& tensors,
     ChecksumLedger& ledger, std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
@@ -64,6 +69,7 @@ Result<std::vector<ImageRef>> Executor::materialise(
   writers.reserve(targets.size());
   sums.reserve(targets.size());
   for (size_t i = 0; i < targets.size(); ++i) {
+    PTC_TRY(check_can_make(*targets[i].layout));
     PTC_TRY(auto image_sums, ImageSums::make(*targets[i].layout, tensors));
     PTC_TRY(auto writer, images.create(targets[i].layout->bytes));
     sums.push_back(std::move(image_sums));
@@ -141,7 +147,8 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
           return make_error(Code::kCancelled, "nobody waits for it any more");
         if (!images[chunk.image].image->has_host_bytes()) {
           std::vector<std::byte> buffer(chunk.end - chunk.begin);
-          FetchItem item{images[chunk.image].image, {}, chunk.begin, chunk.end, buffer.data()};
+          FetchItem item{
+              images[chunk.image].image, {}, chunk.begin, chunk.end, in_host_memory(buffer.data())};
           item.copy.run_bytes = images[chunk.image].layout->bytes;
           PTC_TRY(transport_->fetch(std::span(&item, 1), stop));
           sums[chunk.image].add(chunk.begin, buffer);

@@ -72,6 +72,9 @@ class Executor {
  public:
   Executor(unsigned threads, std::unique_ptr<Transport> transport);
 
+  /// kInvalidArgument, by name: the image shall be in a memory in which none is made here.
+  static Result<> check_can_make(const ImageLayout& layout);
+
   Transport& transport() { return *transport_; }
   ThreadTeam& team() { return team_; }
 
@@ -82,7 +85,8 @@ class Executor {
   /// Writes the targets as new images, published in the order given. Each window is gathered into a
   /// buffer that stays in the cache, its arrays' checksums are added to `ledger` there, and it goes
   /// to its place past the caches: memory sees one read and one write a byte. `bytes_done` grows as
-  /// bytes are written. On an error or cancellation no image stays behind. Peak memory: the images.
+  /// bytes are written. Errors: also check_can_make()'s. On an error or cancellation no image stays
+  /// behind. Peak memory: the images.
   Result<std::vector<ImageRef>> materialise(ImageStore& images, const std::vector<Target>& targets,
                                             const SummedTensors& tensors, ChecksumLedger& ledger,
                                             std::atomic<uint64_t>& bytes_done,

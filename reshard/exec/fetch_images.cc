@@ -35,8 +35,8 @@ Result<> take_rest(ImageWriter& writer, const ImageLayout& layout, std::vector<R
 
 /// Of what one transfer writes, the part that goes to target bytes [begin, end).
 FetchItem item_of(const Transfer& transfer, const Image* source, uint64_t begin, uint64_t end,
-                  std::span<std::byte> target, ImageWriter& writer) {
-  return {source, transfer.copy, begin, end, target.data() + begin, &writer};
+                  MemoryPointer target, ImageWriter& writer) {
+  return {source, transfer.copy, begin, end, target + begin, &writer};
 }
 
 }  // namespace
@@ -48,16 +48,17 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
                                            std::atomic<uint64_t>& bytes_done,
                                            std::stop_token stop) {
   std::vector<ImageWriter> writers;
-  std::vector<std::span<std::byte>> memory;
+  std::vector<MemoryPointer> memory;
   std::vector<ImageRef> shown;                    // of which other nodes may want what has come
   std::unordered_map<uint32_t, size_t> position;  // of a target's number
   for (const FetchTarget& target : targets) {
+    PTC_TRY(Executor::check_can_make(*target.layout));
     PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater));
     writers.push_back(std::move(writer));
     for (const Literals::Piece& piece : target.layout->literals.pieces()) {
       PTC_TRY(writers.back().write(piece.offset, std::as_bytes(std::span(piece.bytes))));
     }
-    PTC_TRY(auto mapped, writers.back().host_bytes());
+    PTC_TRY(auto mapped, writers.back().map());
     if (std::any_of(target.transfers.begin(), target.transfers.end(), [](const Transfer& transfer) {
           return transfer.has_window() && !transfer.relay;
         })) {
@@ -81,12 +82,13 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   struct Within {
     ImagePart part;
     FetchItem item;
-    const std::byte* source;  // another target
+    MemoryPointer source;  // another target
   };
   std::vector<Within> within;
   std::vector<std::vector<Range>> taken(targets.size());  // by transfers
   for (size_t t = 0; t < targets.size(); ++t) {
-    PTC_TRY(sums.add(*targets[t].layout, memory[t], tensors));
+    PTC_TRY(const auto host_bytes, writers[t].host_bytes());
+    PTC_TRY(sums.add(*targets[t].layout, host_bytes, tensors));
     for (const Transfer& transfer : targets[t].transfers) {
       const uint64_t begin = std::max(transfer.begin, transfer.copy.target_offset);
       const uint64_t end = std::min(transfer.end, transfer.copy.target_end());
@@ -99,7 +101,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
                             targets[t].number, transfer.source_image - sources.images.size());
         within.push_back({{t, begin, end},
                           item_of(transfer, nullptr, begin, end, memory[t], writers[t]),
-                          memory[from->second].data()});
+                          memory[from->second]});
         sums.expect({t, begin, end});
         continue;
       }
@@ -148,8 +150,9 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   if (fetched.has_error()) return std::move(fetched).error();
   for (const Within& copy : within) {
     PTC_TRY(copy.item.writer->take_space(copy.item.begin, copy.item.end));
-    run_strided_copy(copy.item.copy, copy.source, copy.item.begin, copy.item.end,
-                     copy.item.target_at_begin);
+    PTC_TRY(std::byte* const source, copy.source.host());
+    PTC_TRY(std::byte* const target, copy.item.target_at_begin.host());
+    run_strided_copy(copy.item.copy, source, copy.item.begin, copy.item.end, target);
     sums.came(std::span(&copy.part, 1));
   }
   for (size_t t = 0; t < targets.size(); ++t) {

@@ -50,7 +50,7 @@ Result<std::vector<FetchItem>> GatherProgram::items_of(uint64_t offset,
   PTC_TRY(begin_window(offset, out,
                        [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
                          items.push_back({sources_[transfer.source_image].get(), transfer.copy,
-                                          from, to, out.data() + (from - offset)});
+                                          from, to, in_host_memory(out.data() + (from - offset))});
                          return ok();
                        }));
   return items;
@@ -88,7 +88,8 @@ Result<> GatherProgram::read_in_place(Transport& transport, uint64_t offset,
       offset, buffer, [&](const Transfer& transfer, uint64_t from, uint64_t to) -> Result<> {
         const Image& source = *sources_[transfer.source_image];
         if (transfer.copy.run_bytes < kLongRun || !source.has_host_bytes()) {
-          items.push_back({&source, transfer.copy, from, to, buffer.data() + (from - offset)});
+          items.push_back(
+              {&source, transfer.copy, from, to, in_host_memory(buffer.data() + (from - offset))});
           return ok();
         }
         PTC_TRY(auto bytes, source.host_bytes());

@@ -21,6 +21,7 @@
 #include "reshard/plan/literals.h"
 #include "reshard/plan/shared_vector.h"
 #include "store/base/error.h"
+#include "store/base/memory_place.h"
 #include "store/tensor/box.h"
 #include "store/tensor/packed_copy.h"
 
@@ -37,6 +38,7 @@ struct ArraySlot {
 /// What one image holds, or shall hold: arrays, and bytes of the file's own. A copy is cheap.
 struct ImageLayout {
   uint32_t node = 0;
+  NodeMemory memory = {};  // of that node
   uint64_t bytes = 0;
   Literals literals;
   /// By byte_offset. Several that begin at the same byte are one array, which has several names;

@@ -16,6 +16,8 @@ constexpr size_t kDirect = SIZE_MAX;
 
 uint64_t bytes_of(const FetchItem& item) { return bytes_between(item.copy, item.begin, item.end); }
 
+std::byte* target_of(const FetchItem& item) { return item.target_at_begin.host().value(); }
+
 void advance(FetchItem& item, uint64_t to) {
   item.target_at_begin += to - item.begin;
   item.begin = to;
@@ -62,9 +64,10 @@ std::span<const iovec> Landing::place(uint64_t bytes) {
     if (cut.bytes < all) cut.target_end = target_of_packed(item.copy, begin + cut.bytes - 1) + 1;
     if (item.writer == nullptr && cut.bytes >= kLongRun &&
         (item.copy.run_bytes >= kLongRun || cut.target_end - item.begin == cut.bytes)) {
+      std::byte* const at_begin = target_of(item);
       for_each_run(item.copy, item.begin, cut.target_end,
                    [&](uint64_t, uint64_t target, uint64_t run) {
-                     add_piece(pieces_, item.target_at_begin + (target - item.begin), run);
+                     add_piece(pieces_, at_begin + (target - item.begin), run);
                    });
     } else {
       cut.buffered = buffered;
@@ -101,9 +104,10 @@ Result<> Landing::scatter(const FetchItem& item, uint64_t target_end, const std:
   } else if (item.writer != nullptr) {
     PTC_TRY(item.writer->take_space(item.begin, target_end));
   }
+  std::byte* const at_begin = target_of(item);
   for_each_run(item.copy, item.begin, target_end, [&](uint64_t, uint64_t target, uint64_t run) {
     if (by_writer) file->add(target, {from, run});
-    else std::memcpy(item.target_at_begin + (target - item.begin), from, run);
+    else std::memcpy(at_begin + (target - item.begin), from, run);
     from += run;
   });
   return by_writer ? file->finish() : ok();

@@ -18,7 +18,8 @@ namespace ptc {
 /// good. Threads: one.
 class Landing {
  public:
-  /// Of those items that have bytes to come; the others are finished at once.
+  /// Of those items that have bytes to come; the others are finished at once. All targets are in
+  /// the host's memory.
   explicit Landing(std::vector<FetchItem*> items);
 
   uint64_t bytes_left() const { return bytes_left_; }

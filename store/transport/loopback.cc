@@ -18,7 +18,8 @@ Result<> copy(const FetchItem& item, std::span<const std::byte> source) {
     if (item.writer != nullptr) {
       PTC_TRY(item.writer->take_space(item.begin, item.end));
     }
-    run_strided_copy(item.copy, source.data(), item.begin, item.end, item.target_at_begin);
+    PTC_TRY(std::byte* const target, item.target_at_begin.host());
+    run_strided_copy(item.copy, source.data(), item.begin, item.end, target);
     return ok();
   }
   FileRuns runs(*item.writer);
@@ -43,6 +44,7 @@ class LoopbackTransport final : public Transport {
  public:
   Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
                  std::chrono::milliseconds) override {
+    PTC_TRY(check_in_host_memory(items));
     const Image* mapped = nullptr;
     std::span<const std::byte> source;  // of `mapped`; many small items in a row are of one image
     for (FetchItem& item : items) {

@@ -151,8 +151,14 @@ class TcpTransport final : public Transport {
                  std::chrono::milliseconds silence) override {
     std::map<std::string, std::vector<FetchItem*>> nodes;
     std::vector<FetchItem*> here;
-    for (FetchItem& item : items)
-      (item.source->is_here() ? here : nodes[item.source->node()]).push_back(&item);
+    for (FetchItem& item : items) {
+      if (item.source->is_here()) {
+        here.push_back(&item);
+        continue;
+      }
+      PTC_TRY(check_in_host_memory({&item, 1}));
+      nodes[item.source->node()].push_back(&item);
+    }
     if (nodes.empty()) return local_->fetch(items, std::move(stop));
 
     FirstError first_error;

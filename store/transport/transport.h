@@ -1,4 +1,4 @@
-// Moves byte runs out of images, wherever they lie, into local memory.
+// Moves byte runs out of images, wherever they lie, into a memory of this node.
 #pragma once
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "store/base/error.h"
+#include "store/base/memory_place.h"
 #include "store/image/image_store.h"
 #include "store/tensor/strided_copy.h"
 
@@ -21,7 +22,7 @@ struct FetchItem {
   StridedCopy copy;
   uint64_t begin = 0;
   uint64_t end = 0;
-  std::byte* target_at_begin = nullptr;  // where target byte `begin` goes
+  MemoryPointer target_at_begin = {};  // where target byte `begin` goes
   /// Whose mapping the target is, if it is one: long runs may go the cheaper way, by its write(),
   /// and before anything goes into the mapping space is taken.
   ImageWriter* writer = nullptr;
@@ -33,11 +34,12 @@ struct FetchItem {
 /// Threads: any; calls run at the same time.
 /// Lifetime: images and target memory outlive the call.
 /// Cancellation: asked between runs; what arrived stays.
-/// Errors: kUnavailable (a node does not answer, or has the image no more: another holder may),
-/// kCorrupt (an image is shorter than its runs), kCancelled. Then `begin` of each item, and
-/// target_at_begin with it, has moved behind what has arrived: the same items can be handed in once
-/// more, with other sources of the same bytes where need be, and nothing is sent twice. After
-/// success begin = end.
+/// Errors: kInvalidArgument (a target is in a memory that this transport does not write to; the
+/// message names it), kUnavailable (a node does not answer, or has the image no more: another
+/// holder may), kCorrupt (an image is shorter than its runs), kCancelled. Then `begin` of each
+/// item, and target_at_begin with it, has moved behind what has arrived: the same items can be
+/// handed in once more, with other sources of the same bytes where need be, and nothing is sent
+/// twice. After success begin = end.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -50,6 +52,9 @@ class Transport {
   virtual Result<> fetch(std::span<FetchItem> items, std::stop_token stop,
                          std::chrono::milliseconds silence) = 0;
 };
+
+/// For a transport that writes to the host's memory alone: kInvalidArgument of a target elsewhere.
+Result<> check_in_host_memory(std::span<const FetchItem> items);
 
 /// The reference: every image is on this node. A memcpy for every run.
 std::unique_ptr<Transport> make_loopback_transport();

@@ -63,10 +63,10 @@ int fetch(const std::string& address, const std::string& id, uint64_t bytes, uin
       std::aligned_alloc(kHugePage, wanted + kHugePage - wanted % kHugePage));
   madvise(target, wanted, MADV_HUGEPAGE);  // as the memory of images and of gathered files is
   std::memset(target, 1, wanted);
-  FetchItem warm_up{&image, copy, 0, 4096, target};
+  FetchItem warm_up{&image, copy, 0, 4096, in_host_memory(target)};
   if (auto done = transport->fetch({&warm_up, 1}, {}); !done) return 1;
   auto start = std::chrono::steady_clock::now();
-  FetchItem item{&image, copy, 0, wanted, target};
+  FetchItem item{&image, copy, 0, wanted, in_host_memory(target)};
   auto done = transport->fetch({&item, 1}, {});
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (!done) {

@@ -39,6 +39,43 @@ Transfer whole_array(uint64_t source_offset, uint64_t target_offset) {
   return transfer;
 }
 
+TEST_F(FetchImages, NoneIsMadeInADevicesMemory) {
+  ImageLayout layout;
+  layout.arrays = {array(0, 0)};
+  layout.bytes = kMiB;
+  layout.memory = NodeMemory::cuda(2);
+  const std::vector<TensorFacts> facts(1, {DType::kU8, {kMiB}, {}});
+  Executor executor(1, make_loopback_transport());
+  ChecksumLedger ledger;
+  std::atomic<uint64_t> bytes_done = 0;
+  EXPECT_TRUE(has_error(fetch_images(*store_, executor, {{0, &layout, {}}}, {{}, {}, nullptr},
+                                     facts, ledger, bytes_done, {}),
+                        Code::kInvalidArgument, "cuda:2"));
+  const GatherProgram program("", kMiB, {}, {});
+  EXPECT_TRUE(
+      has_error(executor.materialise(*store_, {{&layout, &program}}, facts, ledger, bytes_done, {}),
+                Code::kInvalidArgument, "cuda:2"));
+  EXPECT_TRUE(store_->list().value().empty());
+}
+
+TEST_F(FetchImages, ASourceInADevicesMemoryIsTheTransportsToRead) {
+  const Image source(ImageId{"0123456789abcdef"}, {"", NodeMemory::cuda(2)}, kMiB);
+  const ImageRef held(&source, [](const Image*) {});
+  Executor executor(1, make_loopback_transport());
+  const GatherProgram program("", kMiB, {whole_array(0, 0)}, {held});
+  std::vector<std::byte> buffer(kMiB);
+  std::vector<std::span<const std::byte>> pieces;
+  EXPECT_TRUE(has_error(program.read_in_place(executor.transport(), 0, buffer, pieces),
+                        Code::kUnavailable, "cuda:2"));
+  ImageLayout layout;
+  layout.arrays = {array(0, 0)};
+  layout.bytes = kMiB;
+  const std::vector<TensorFacts> facts(1, {DType::kU8, {kMiB}, {}});
+  ChecksumLedger ledger;
+  EXPECT_TRUE(has_error(executor.hash_images({{&layout, &source}}, facts, ledger, {}),
+                        Code::kUnavailable, "cuda:2"));
+}
+
 TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
   std::string held(2 * kMiB, 'a');
   for (size_t i = 0; i < held.size(); ++i) held[i] = static_cast<char>(i * 7 >> 3 | 1);

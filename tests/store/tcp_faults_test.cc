@@ -27,7 +27,9 @@ class TcpFaults : public testing::Test {
     relay_ = std::make_unique<Relay>(world_.server(1)->address(), std::move(plans));
     world_.peers().set("n1", relay_->address());
   }
-  FetchItem item() { return {image_.get(), whole_copy(kBytes), 0, kBytes, target_.data()}; }
+  FetchItem item() {
+    return {image_.get(), whole_copy(kBytes), 0, kBytes, in_host_memory(target_.data())};
+  }
   Result<> fetch(std::span<FetchItem> items, std::stop_token stop = {}) {
     return world_.transport().fetch(items, stop);
   }
@@ -92,7 +94,7 @@ TEST_F(TcpFaults, AfterItIsGivenUpTheSameItemsGoOnElsewhere) {
   ASSERT_TRUE(has_error(fetch(items), Code::kUnavailable, "n1"));
   EXPECT_GT(items[0].begin, 0u);
   EXPECT_TRUE(arrived(items[0].begin));
-  EXPECT_EQ(items[0].target_at_begin, target_.data() + items[0].begin);
+  EXPECT_EQ(items[0].target_at_begin, in_host_memory(target_.data() + items[0].begin));
   world_.peers().set("n1", world_.server(1)->address());
   ASSERT_TRUE(is_ok(fetch(items)));
   EXPECT_TRUE(arrived(kBytes));
@@ -123,8 +125,10 @@ TEST_F(TcpFaults, ANodeThatIsGoneIsUnavailableAndTheOthersAreNotDelayed) {
   ImageRef lost = world.seen(1, world.publish(1, content));
   world.server(1).reset();
   Bytes target(200'000);
-  std::array items{FetchItem{lost.get(), whole_copy(100'000), 0, 100'000, target.data()},
-                   FetchItem{good.get(), whole_copy(100'000), 0, 100'000, target.data() + 100'000}};
+  std::array items{
+      FetchItem{lost.get(), whole_copy(100'000), 0, 100'000, in_host_memory(target.data())},
+      FetchItem{good.get(), whole_copy(100'000), 0, 100'000,
+                in_host_memory(target.data() + 100'000)}};
   EXPECT_TRUE(has_error(world.transport().fetch(items, {}), Code::kUnavailable, "n1"));
   EXPECT_EQ(items[0].begin, 0u);
   EXPECT_EQ(items[1].begin, 100'000u);

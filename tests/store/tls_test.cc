@@ -82,8 +82,8 @@ TEST_F(Tls, DamageIsSeenAndAskedForAgain) {
   });
   world.peers().set("n1", relay.address());
   Bytes target(content.size());
-  std::array items{
-      FetchItem{image.get(), whole_copy(content.size()), 0, content.size(), target.data()}};
+  std::array items{FetchItem{image.get(), whole_copy(content.size()), 0, content.size(),
+                             in_host_memory(target.data())}};
   ASSERT_TRUE(is_ok(world.transport().fetch(items, {})));
   EXPECT_TRUE(target == content);
   EXPECT_EQ(world.numbers(1).checksum_failures, 2u);

@@ -83,7 +83,7 @@ class TransportConformance : public testing::TestWithParam<TransportBackend> {
         end = begin + random() % (target_bytes - begin + 1);
       }
       run_strided_copy(copy, image.data(), begin, end, expected.back().data() + begin);
-      items.push_back({nullptr, copy, begin, end, nullptr});
+      items.push_back({nullptr, copy, begin, end});
     }
     std::vector<ImageRef> images;
     for (size_t node = 0; node < contents.size(); ++node)
@@ -100,13 +100,13 @@ class TransportConformance : public testing::TestWithParam<TransportBackend> {
         memory[i] = writers[i]->host_bytes().value();
         items[i].writer = &*writers[i];
       }
-      items[i].target_at_begin = memory[i].data() + items[i].begin;
+      items[i].target_at_begin = in_host_memory(memory[i].data() + items[i].begin);
     }
     ASSERT_TRUE(is_ok(fetch(items)));
     for (size_t i = 0; i < count; ++i) {
       EXPECT_TRUE(std::ranges::equal(memory[i], expected[i])) << "item " << i;
       EXPECT_EQ(items[i].begin, items[i].end);
-      EXPECT_EQ(items[i].target_at_begin, memory[i].data() + items[i].end);
+      EXPECT_EQ(items[i].target_at_begin, in_host_memory(memory[i].data() + items[i].end));
     }
   }
 };
@@ -128,7 +128,7 @@ TEST_P(TransportConformance, ALongImageArrivesWhole) {
   ImageRef image = world_->seen(node, world_->publish(node, content));
   Bytes target(content.size());
   std::vector<FetchItem> items{
-      {image.get(), whole_copy(content.size()), 0, content.size(), target.data()}};
+      {image.get(), whole_copy(content.size()), 0, content.size(), in_host_memory(target.data())}};
   ASSERT_TRUE(is_ok(fetch(items)));
   EXPECT_TRUE(target == content);
 }
@@ -150,7 +150,8 @@ TEST_P(TransportConformance, MoreItemsThanARequestHoldsArrive) {
     const size_t image = random_() % kImages;
     std::copy_n(contents[image].begin() + static_cast<ptrdiff_t>(copy.source_offset), kItemBytes,
                 expected.begin() + static_cast<ptrdiff_t>(i * kItemBytes));
-    items.push_back({images[image].get(), copy, 0, kItemBytes, target.data() + i * kItemBytes});
+    items.push_back(
+        {images[image].get(), copy, 0, kItemBytes, in_host_memory(target.data() + i * kItemBytes)});
   }
   ASSERT_TRUE(is_ok(fetch(items)));
   EXPECT_TRUE(target == expected);
@@ -161,9 +162,9 @@ TEST_P(TransportConformance, NothingToFetchIsNoError) {
   EXPECT_TRUE(is_ok(fetch(none)));
   ImageRef image = world_->seen(0, world_->publish(0, Bytes(10)));
   std::byte target{7};
-  std::vector<FetchItem> items{{image.get(), whole_copy(10), 10, 20, &target},
-                               {image.get(), whole_copy(0), 0, 5, &target},
-                               {image.get(), whole_copy(10), 3, 3, &target}};
+  std::vector<FetchItem> items{{image.get(), whole_copy(10), 10, 20, in_host_memory(&target)},
+                               {image.get(), whole_copy(0), 0, 5, in_host_memory(&target)},
+                               {image.get(), whole_copy(10), 3, 3, in_host_memory(&target)}};
   EXPECT_TRUE(is_ok(fetch(items)));
   for (const FetchItem& item : items) EXPECT_EQ(item.begin, item.end);
   EXPECT_EQ(target, std::byte{7});
@@ -177,8 +178,8 @@ TEST_P(TransportConformance, AnImageThatIsGoneIsUnavailableAndWhatCameBeforeStay
                    MemoryPlace{image->is_here() ? "elsewhere" : image->node()}, 100);
   Bytes target(5100);
   std::vector<FetchItem> items{
-      {image.get(), whole_copy(5000), 0, 5000, target.data()},
-      {&gone, whole_copy(100), 0, 100, target.data() + 5000},
+      {image.get(), whole_copy(5000), 0, 5000, in_host_memory(target.data())},
+      {&gone, whole_copy(100), 0, 100, in_host_memory(target.data() + 5000)},
   };
   EXPECT_TRUE(has_error(fetch(items), Code::kUnavailable, "0123456789abcdef"));
   EXPECT_EQ(items[0].begin, 5000u);
@@ -190,15 +191,37 @@ TEST_P(TransportConformance, AnImageShorterThanItsRunsIsCorrupt) {
   const size_t node = world_->nodes() - 1;
   ImageRef image = world_->seen(node, world_->publish(node, Bytes(4096)));
   Bytes target(8192);
-  std::vector<FetchItem> items{{image.get(), whole_copy(8192), 0, 8192, target.data()}};
+  std::vector<FetchItem> items{
+      {image.get(), whole_copy(8192), 0, 8192, in_host_memory(target.data())}};
   EXPECT_TRUE(has_error(fetch(items), Code::kCorrupt, image->id().text));
+}
+
+TEST_P(TransportConformance, ATargetInADevicesMemoryIsRefusedByName) {
+  const size_t node = world_->nodes() - 1;
+  const Bytes content = random_bytes(8192, random_);
+  ImageRef image = world_->seen(node, world_->publish(node, content));
+  Bytes target(4096);
+  std::vector<FetchItem> items{
+      {image.get(), whole_copy(4096), 0, 4096, in_host_memory(target.data())},
+      {image.get(), whole_copy(8192), 4096, 8192, MemoryPointer(NodeMemory::cuda(3), 1 << 20)}};
+  EXPECT_TRUE(has_error(fetch(items), Code::kInvalidArgument, "cuda:3"));
+  EXPECT_EQ(items[1].begin, 4096u);
+  EXPECT_EQ(items[1].target_at_begin, MemoryPointer(NodeMemory::cuda(3), 1 << 20));
+}
+
+TEST_P(TransportConformance, ASourceInADevicesMemoryIsUnavailable) {
+  const Image source(ImageId{"0123456789abcdef"}, {"", NodeMemory::cuda(3)}, 4096);
+  Bytes target(4096);
+  std::vector<FetchItem> items{{&source, whole_copy(4096), 0, 4096, in_host_memory(target.data())}};
+  EXPECT_TRUE(has_error(fetch(items), Code::kUnavailable, "cuda:3"));
 }
 
 TEST_P(TransportConformance, ACallThatIsCancelledSaysSo) {
   const size_t node = world_->nodes() - 1;
   ImageRef image = world_->seen(node, world_->publish(node, Bytes(4096)));
   Bytes target(4096);
-  std::vector<FetchItem> items{{image.get(), whole_copy(4096), 0, 4096, target.data()}};
+  std::vector<FetchItem> items{
+      {image.get(), whole_copy(4096), 0, 4096, in_host_memory(target.data())}};
   std::stop_source stop;
   stop.request_stop();
   EXPECT_TRUE(has_error(fetch(items, stop.get_token()), Code::kCancelled));
