@@ -644,7 +644,7 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
     ImageLayout layout;
     if (i > 0 && image.written >= 0 && image.written == images[i - 1].written &&
         image.state == images[i - 1].state) {
-      layout = layouts.back();  // on another node
+      layout = layouts.back();  // in another memory
     } else if (image.written >= 0) {
       if (static_cast<size_t>(image.written) >= manifest().files.size())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
@@ -679,6 +679,7 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
       layout = file->layout;  // a copy: other nodes may have the same
     }
     layout.node = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();
+    layout.memory = image.memory;
     layouts.push_back(std::move(layout));
   }
   return layouts;
@@ -689,8 +690,8 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
   auto stored = std::make_shared<StoredState>();
   stored->spec = spec;
   std::sort(images.begin(), images.end(), [](const StoredImage& a, const StoredImage& b) {
-    return std::tie(a.state, a.path, a.written, a.node, a.id) <
-           std::tie(b.state, b.path, b.written, b.node, b.id);
+    return std::tie(a.state, a.path, a.written, a.node, a.memory, a.id) <
+           std::tie(b.state, b.path, b.written, b.node, b.memory, b.id);
   });
   std::vector<std::string>& nodes = stored->nodes;
   for (const StoredImage& image : images) nodes.push_back(image.node);
@@ -705,7 +706,8 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
       of_images->add(image.state)
           .add(image.path)
           .add(static_cast<uint32_t>(image.written))
-          .add(image.node);
+          .add(image.node)
+          .add(image.memory.to_string());
     within_reach.add(image.image != nullptr ? 1 : 0);
     if (image.image != nullptr && image.image->is_here())
       stored->here = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();

@@ -329,6 +329,7 @@ std::string StoredState::to_text() const {
                        {"path", images[i].path},
                        {"written", images[i].written}};
     if (!images[i].node.empty()) image["node"] = images[i].node;
+    if (!images[i].memory.is_host()) image["memory"] = images[i].memory.to_string();
     if (images[i].missing) image["missing"] = true;
     array.push_back(std::move(image));
   }

@@ -14,6 +14,7 @@
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
 #include "store/base/error.h"
+#include "store/base/memory_place.h"
 #include "store/image/image_store.h"
 #include "store/tensor/checksum.h"
 
@@ -113,8 +114,9 @@ struct StoredImage {
   std::string path;      // it is exactly this file of that state; empty: no file (padding, a shard)
   int32_t written = -1;  // index into Manifest::files when its arrays lie as they were written, or
                          // it is that file and has no tensors
-  std::string node = {};  // that holds it; empty: the only one of a cluster of one
-  bool missing = false;   // that node has found its file gone
+  std::string node = {};   // that holds it; empty: the only one of a cluster of one
+  NodeMemory memory = {};  // of that node
+  bool missing = false;    // that node has found its file gone
 };
 
 /// What the images of a stored state hold, in their order; lost ones hold nothing. Immutable;

@@ -130,6 +130,9 @@ Result<std::shared_ptr<const StoredState>> CheckpointFiles::load_stored(
     image.written = object.at("written").to_number<int32_t>();
     if (const json::value* node = object.if_contains("node"))
       image.node = std::string(node->as_string());
+    if (const json::value* memory = object.if_contains("memory")) {
+      PTC_TRY(image.memory, NodeMemory::parse(std::string_view(memory->as_string())));
+    }
     if (const json::value* missing = object.if_contains("missing"))
       image.missing = missing->as_bool();
     PTC_TRY(image.image, open_image(image, object.at("bytes").to_number<uint64_t>()));
@@ -155,10 +158,16 @@ Result<ImageRef> CheckpointFiles::open_image(const StoredImage& image, uint64_t 
   if (image.node != place_.node_key()) {
     const bool reachable = is_among(knowledge_.now()->alive, image.node);
     if (image.missing || !reachable) return ImageRef();
-    return ImageRef(
-        std::make_shared<const Image>(ImageId{image.id}, MemoryPlace{image.node}, bytes));
+    return ImageRef(std::make_shared<const Image>(ImageId{image.id},
+                                                  MemoryPlace{image.node, image.memory}, bytes));
   }
-  // An image that is gone or cut short is a loss that the checkpoint knows to tell of.
+  // An image that is gone or cut short is a loss that the checkpoint knows to tell of. What was in
+  // a device's memory went with the daemon that had it there.
+  if (!image.memory.is_host()) {
+    spdlog::error("job {}: image {} was in the memory of {}, which does not last", place_.name,
+                  image.id, image.memory.to_string());
+    return ImageRef();
+  }
   Result<ImageRef> here = place_.services.images->open({image.id}, bytes);
   if (here.has_value()) return here;
   if (!image.missing) spdlog::error("job {}: {}", place_.name, here.error().message());

@@ -21,7 +21,8 @@ namespace {
 json::object wanted_json(const CheckpointRecord& record, const WantedState& wanted,
                          int64_t revision) {
   json::array ranks, alive;
-  for (const std::string& node : wanted.placement.node_of_rank) ranks.push_back(json::value(node));
+  for (const MemoryPlace& place : wanted.placement.place_of_rank)
+    ranks.push_back(json::value(place.to_string()));
   for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
   return {{"id", record.id},
           {"generation", record.generation},
@@ -51,7 +52,8 @@ PlanName name_of_plan(const std::string& id, std::string wanted_text, const Chan
     const StateFile& target = change.targets[i];
     const std::optional<uint32_t>& kept = change.transfers.images[i].kept;
     wanted_text +=
-        fmt::format("\n{} {} {} {}", target.owner, target.path, change.nodes[target.layout.node],
+        fmt::format("\n{} {} {} {}", target.owner, target.path,
+                    MemoryPlace{change.nodes[target.layout.node], target.layout.memory}.to_string(),
                     kept ? stored.images[*kept].id : "");
   }
   for (const ChangePlan::OtherCopy& copy : change.copies)
@@ -299,8 +301,10 @@ Result<PlanPart> PartMaker::make_for(std::string_view request) const {
     wanted_revision = object.at("revision").to_number<int64_t>();
     PTC_TRY(wanted.spec, LayoutSpec::from_json(object.at("spec").as_object()));
     wanted.replicas = object.at("replicas").to_number<uint32_t>();
-    for (const json::value& node : object.at("ranks").as_array())
-      wanted.placement.node_of_rank.emplace_back(node.as_string());
+    for (const json::value& place : object.at("ranks").as_array()) {
+      PTC_TRY(wanted.placement.place_of_rank.emplace_back(),
+              MemoryPlace::parse(std::string_view(place.as_string())));
+    }
     for (const json::value& node : object.at("alive").as_array())
       wanted.alive.emplace_back(node.as_string());
     epoch = object.at("epoch").to_number<int64_t>();
@@ -317,7 +321,7 @@ Result<PlanPart> PartMaker::make_for(std::string_view request) const {
   }
   if (id.empty() || id[0] == '.' || id.find('/') != std::string::npos ||
       !stored_file.starts_with("stored-") || stored_file.find('/') != std::string::npos ||
-      wanted.placement.node_of_rank.size() != wanted.spec.sizes.world_size())
+      wanted.placement.place_of_rank.size() != wanted.spec.sizes.world_size())
     return invalid_argument("the request for a part of a plan is damaged");
   // An edit that is heard of later ends what it finds running: so of this one first. And what was
   // made here for another plan may have been decided on: then it stays.
@@ -422,8 +426,8 @@ Result<std::vector<StoredImage>> PartMaker::compose(const Checkpoint& checkpoint
     const auto made = image_of.find(i);
     if (made == image_of.end())
       return make_error(Code::kInternal, "nobody made {} of state {}", target.path, target.owner);
-    PTC_TRY(add({"", nullptr, target.owner, target.path, -1}, *made->second, target.layout.node,
-                target.layout.bytes));
+    PTC_TRY(add({"", nullptr, target.owner, target.path, -1, "", target.layout.memory},
+                *made->second, target.layout.node, target.layout.bytes));
   }
   for (uint32_t i = 0; i < change.copies.size(); ++i) {
     const auto made = copy_of.find(i);

@@ -36,7 +36,7 @@ Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replica
   wanted.spec = record.where->spec;
   wanted.replicas = replicas;
   wanted.alive = std::move(nodes);
-  wanted.placement.node_of_rank.assign(wanted.spec.sizes.world_size(), "");
+  wanted.placement.place_of_rank.assign(wanted.spec.sizes.world_size(), {});
   if (wanted.alive.empty()) return no_node_in_service();
   return wanted;
 }

@@ -12,7 +12,7 @@
 namespace ptc {
 namespace {
 
-/// Whether the node has all of a file.
+/// Whether all of a file is in its memory of its node.
 bool is_on(const StoredState& stored, const StateFile& target) {
   const ImageLayout& file = target.layout;
   // Stored as it is, most often.
@@ -23,11 +23,13 @@ bool is_on(const StoredState& stored, const StateFile& target) {
   for (; image != images.end() && image->state == target.owner && image->path == target.path;
        ++image) {
     const ImageLayout& held = stored.layouts()[image - images.begin()];
-    if (held.node == file.node && held.arrays == file.arrays) return true;
+    if (held.node == file.node && held.memory == file.memory && held.arrays == file.arrays)
+      return true;
   }
   return std::all_of(file.arrays.begin(), file.arrays.end(), [&](const ArraySlot& slot) {
     return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
-      return stored.index().missing_on_node(slot.tensor, file.node, {piece.global}) == 0;
+      return stored.index().missing_in_memory(slot.tensor, file.node, file.memory,
+                                              {piece.global}) == 0;
     });
   });
 }
@@ -69,7 +71,7 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
   plan.held = stored.held;
   plan.nodes = stored.nodes;
   plan.same_states = state_key(stored.spec) == state_key(wanted.spec);
-  const bool placed = !wanted.placement.node_of_rank.empty();
+  const bool placed = !wanted.placement.place_of_rank.empty();
   if (!plan.same_states || placed) {
     PTC_TRY(auto targets, checkpoint.target_images(wanted.spec));
     plan.targets = *targets;
@@ -128,8 +130,8 @@ Result<std::shared_ptr<const ChangePlan>> plan_change(const Checkpoint& checkpoi
       .add(key_text(wanted.spec))
       .add(wanted.replicas)
       .add(wanted.nothing_leaves ? 1 : 0);
-  key.add(wanted.placement.node_of_rank.size());
-  for (const std::string& node : wanted.placement.node_of_rank) key.add(node);
+  key.add(wanted.placement.place_of_rank.size());
+  for (const MemoryPlace& place : wanted.placement.place_of_rank) key.add(place.to_string());
   for (const std::string& node : wanted.alive) key.add(node);
   return checkpoint.results().get<ChangePlan>(
       key, [&]() -> Result<std::shared_ptr<const ChangePlan>> {

@@ -100,7 +100,7 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
   if (!layout.devices.empty()) {
     Placement placement;
     for (const std::string& device : layout.devices)
-      placement.node_of_rank.push_back(node_of(device));
+      placement.place_of_rank.push_back({node_of(device)});
     return placement;
   }
   if (alive.empty()) return make_error(Code::kUnavailable, "no node is there to place ranks on");
@@ -121,7 +121,7 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
                                  const StoredState& stored, const std::vector<std::string>& alive) {
   Placement placement;
   const uint64_t world = spec.sizes.world_size();
-  placement.node_of_rank.assign(world, alive.front());
+  placement.place_of_rank.assign(world, {alive.front()});
   if (alive.size() == 1) return placement;
 
   uint64_t block = (world + alive.size() - 1) / alive.size();
@@ -165,7 +165,7 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
   }
   const std::vector<size_t> node_of_block = best_assignment(kept);
   for (uint64_t i = 0; i < world; ++i)
-    placement.node_of_rank[ranks[i]] = alive[node_of_block[i / block]];
+    placement.place_of_rank[ranks[i]] = {alive[node_of_block[i / block]]};
   return placement;
 }
 
@@ -177,29 +177,42 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
                                    std::vector<std::string>& nodes) {
   NumberedNodes numbers(nodes);
   const std::unordered_set<std::string_view> is_alive(alive.begin(), alive.end());
-  std::vector<std::vector<uint32_t>> nodes_of_state(state_count(spec));
-  for (uint64_t rank = 0; rank < placement.node_of_rank.size(); ++rank)
-    if (is_alive.contains(placement.node_of_rank[rank]))
-      nodes_of_state[state_index(spec, state_of(spec, spec.coords(rank)))].push_back(
-          numbers.of(placement.node_of_rank[rank]));
+  using Place = std::pair<uint32_t, NodeMemory>;  // number of a node, and a memory of it
+  std::vector<std::vector<Place>> places_of_state(state_count(spec));
+  for (uint64_t rank = 0; rank < placement.place_of_rank.size(); ++rank) {
+    const MemoryPlace& place = placement.place_of_rank[rank];
+    if (is_alive.contains(place.node))
+      places_of_state[state_index(spec, state_of(spec, spec.coords(rank)))].emplace_back(
+          numbers.of(place.node), place.memory);
+  }
   std::vector<uint32_t> all;
   for (const std::string& node : alive) all.push_back(numbers.of(node));
-  auto make_unique = [](std::vector<uint32_t>& on) {
+  auto make_unique = [](std::vector<Place>& on) {
     std::sort(on.begin(), on.end());
     on.erase(std::unique(on.begin(), on.end()), on.end());
   };
-  for (std::vector<uint32_t>& on : nodes_of_state) make_unique(on);
+  for (std::vector<Place>& on : places_of_state) make_unique(on);
+  // Of places in their order: how many nodes, and whether this is one.
+  auto count_nodes = [](const std::vector<Place>& on) {
+    size_t count = 0;
+    for (size_t i = 0; i < on.size(); ++i) count += i == 0 || on[i].first != on[i - 1].first;
+    return count;
+  };
+  auto is_on_node = [](const std::vector<Place>& on, uint32_t node) {
+    const auto first = std::lower_bound(on.begin(), on.end(), Place(node, NodeMemory::host()));
+    return first != on.end() && first->first == node;
+  };
 
   std::vector<StateFile> placed;
   uint32_t turn = 0;
-  std::vector<uint32_t> on;
+  std::vector<Place> on;
   for (StateFile& target : targets) {
     on.clear();
     for (uint32_t state : target.states)
-      on.insert(on.end(), nodes_of_state[state].begin(), nodes_of_state[state].end());
-    if (target.states.empty()) on = nodes_of_state.front();  // padding: anywhere
+      on.insert(on.end(), places_of_state[state].begin(), places_of_state[state].end());
+    if (target.states.empty()) on = places_of_state.front();  // padding: anywhere
     if (target.states.size() > 1) make_unique(on);
-    if (on.size() < replicas + 1u && on.size() < all.size()) {
+    if (const size_t has = count_nodes(on); has < replicas + 1u && has < all.size()) {
       struct Candidate {
         uint64_t held;
         bool has_file;
@@ -211,24 +224,25 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
       held_bytes.for_each([&](uint32_t node, uint64_t bytes) { held[node] = bytes; });
       const std::vector<bool> has_file = nodes_with(stored, target);
       for (uint32_t i = 0; i < all.size(); ++i) {
-        if (std::binary_search(on.begin(), on.end(), all[i])) continue;
+        if (is_on_node(on, all[i])) continue;
         const uint32_t distance = (i + all.size() - turn % all.size()) % all.size();
-        const bool has = all[i] < has_file.size() && has_file[all[i]];
-        candidates.push_back({held[all[i]], has, distance, all[i]});
+        const bool has_this = all[i] < has_file.size() && has_file[all[i]];
+        candidates.push_back({held[all[i]], has_this, distance, all[i]});
       }
-      const size_t more = std::min(candidates.size(), replicas + 1u - on.size());
+      const size_t more = std::min(candidates.size(), replicas + 1u - has);
       std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(more),
                         candidates.end(), [](const Candidate& a, const Candidate& b) {
                           return std::tuple(b.held, b.has_file, a.distance) <
                                  std::tuple(a.held, a.has_file, b.distance);
                         });
-      for (size_t i = 0; i < more; ++i) on.push_back(candidates[i].node);
+      for (size_t i = 0; i < more; ++i) on.emplace_back(candidates[i].node, NodeMemory::host());
       std::sort(on.begin(), on.end());
       ++turn;
     }
-    for (uint32_t node : on) {
+    for (const auto& [node, memory] : on) {
       placed.push_back(target);
       placed.back().layout.node = node;
+      placed.back().layout.memory = memory;
     }
   }
   return placed;

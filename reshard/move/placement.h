@@ -11,11 +11,14 @@
 #include "reshard/checkpoint/checkpoint.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
+#include "store/base/memory_place.h"
 
 namespace ptc {
 
 struct Placement {
-  std::vector<std::string> node_of_rank;  // by global rank
+  /// By global rank: where its files lie. The memory is the host's, whichever device the rank runs
+  /// on. No node: on none in particular.
+  std::vector<MemoryPlace> place_of_rank;
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
@@ -47,11 +50,12 @@ class NumberedNodes {
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
                               const StoredState& stored, const std::vector<std::string>& alive);
 
-/// Where each file of `targets` (Checkpoint::target_images) shall be: on all nodes of the ranks
-/// that read it (those that are alive), and on so many more that there are `replicas` copies beside
-/// the first, as far as there are nodes; those that hold most of it already come first, of these
-/// those that have just this file, then in turn. One entry a copy; `layout.node` is the number of
-/// the node in `nodes`, to which nodes are added.
+/// Where each file of `targets` (Checkpoint::target_images) shall be: once in each memory of the
+/// ranks that read it (of nodes that are alive), and on so many more nodes that `replicas` have it
+/// beside the first, as far as there are nodes, there in the host's memory; those that hold most of
+/// it already come first, of these those that have just this file, then in turn. One entry a copy,
+/// its place in `layout`; `layout.node` is the number of the node in `nodes`, to which nodes are
+/// added.
 std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
                                    const Placement& placement, uint32_t replicas,
                                    const std::vector<std::string>& alive, const StoredState& stored,

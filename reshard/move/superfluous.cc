@@ -53,11 +53,15 @@ class Superfluous {
     return {begin - images.begin(), end - images.begin()};
   }
 
+  static bool are_in_one_memory(const ImageLayout& a, const ImageLayout& b) {
+    return a.node == b.node && a.memory == b.memory;
+  }
+
   bool keep_exact(const StateFile& file) {
     const auto [begin, end] = images_of(file.owner);
     for (uint32_t i = begin; i < end; ++i) {
       const ImageLayout& held = stored_.layouts()[i];
-      if (stored_.images[i].path != file.path || held.node != file.layout.node ||
+      if (stored_.images[i].path != file.path || !are_in_one_memory(held, file.layout) ||
           !is_in_service(i) || is_other_file(i) || held.arrays != file.layout.arrays)
         continue;
       stays_[i] = true;
@@ -66,7 +70,7 @@ class Superfluous {
     return false;
   }
 
-  /// All images on its node that hold some of it.
+  /// All images in its memory that hold some of it.
   void keep_parts(const StateFile& file, bool of_its_state) {
     const auto [begin, end] = of_its_state
                                   ? images_of(file.owner)
@@ -80,8 +84,8 @@ class Superfluous {
     };
     for (uint32_t i = begin; i < end; ++i) {
       const ImageLayout& held = stored_.layouts()[i];
-      if (!stays_[i] && held.node == file.layout.node && is_in_service(i) && !is_other_file(i) &&
-          std::any_of(held.arrays.begin(), held.arrays.end(), holds_some))
+      if (!stays_[i] && are_in_one_memory(held, file.layout) && is_in_service(i) &&
+          !is_other_file(i) && std::any_of(held.arrays.begin(), held.arrays.end(), holds_some))
         stays_[i] = true;
     }
   }
@@ -102,10 +106,10 @@ class Superfluous {
       if (is_other_file(i) && is_in_service(i)) copies[stored_.images[i].written].push_back(i);
     for (auto& [written, images] : copies) {
       const uint64_t rank = files_[written].rank;
-      const std::vector<std::string>& placed = wanted_.placement.node_of_rank;
+      const std::vector<MemoryPlace>& placed = wanted_.placement.place_of_rank;
       if (rank < placed.size())
         std::stable_partition(images.begin(), images.end(), [&](uint32_t image) {
-          return stored_.images[image].node == placed[rank];
+          return stored_.images[image].node == placed[rank].node;
         });
       std::set<std::string> on;
       for (const uint32_t image : images)
@@ -132,7 +136,8 @@ class Superfluous {
     for (const StateFile& file : placed_)
       for (const ArraySlot& slot : file.layout.arrays)
         for (const Piece& piece : slot.part.pieces)
-          if (index.missing_on_node(slot.tensor, file.layout.node, {piece.global}) > 0)
+          if (index.missing_in_memory(slot.tensor, file.layout.node, file.layout.memory,
+                                      {piece.global}) > 0)
             return false;
     return true;
   }

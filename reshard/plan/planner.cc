@@ -16,7 +16,7 @@ class Identities {
       by_hash_.emplace(hash_of(images[image]), image);
   }
 
-  /// The first that is the same, on the same node.
+  /// The first that is the same, in the same memory.
   std::optional<uint32_t> find(const ImageLayout& wanted) {
     std::optional<uint32_t> found;
     const auto [begin, end] = by_hash_.equal_range(hash_of(wanted));
@@ -40,7 +40,7 @@ class Identities {
     return (known->second ^ image.bytes ^ size_t{image.node} << 32) * kFactor;
   }
   bool same(const ImageLayout& a, const ImageLayout& b) {
-    if (a.node != b.node || a.bytes != b.bytes) return false;
+    if (a.node != b.node || a.memory != b.memory || a.bytes != b.bytes) return false;
     const Things of_a{a.arrays.begin(), a.literals.pieces().data()};
     const Things of_b{b.arrays.begin(), b.literals.pieces().data()};
     if (of_a == of_b) return true;

@@ -30,7 +30,7 @@ namespace ptc {
 
 /// How one target image comes into being.
 struct ImagePlan {
-  std::optional<uint32_t> kept;  // this source image is it already, on the same node; else:
+  std::optional<uint32_t> kept;  // this source image is it already, in the same memory; else:
                                  // TransferPlan::transfers_of()
 };
 
@@ -66,7 +66,7 @@ struct TransferPlan {
 };
 
 /// The whole plan, with relays; the index must outlive it. Target images that are source images
-/// already, on the same node, are kept.
+/// already, in the same memory of the same node, are kept.
 Result<TransferPlan> plan_transfers(const SourceIndex& source, std::span<const ImageLayout> target);
 
 }  // namespace ptc

@@ -270,6 +270,16 @@ uint64_t SourceIndex::missing_on_node(uint32_t tensor, uint32_t node,
                     [&](const Held& held) { return !members_on(held.set, node).empty(); });
 }
 
+uint64_t SourceIndex::missing_in_memory(uint32_t tensor, uint32_t node, NodeMemory memory,
+                                        const std::vector<Box>& wanted) const {
+  return missing_if(tensor, wanted, [&](const Held& held) {
+    const std::span<const Member> here = members_on(held.set, node);
+    return std::any_of(here.begin(), here.end(), [&](const Member& member) {
+      return images_[member.image].memory == memory;
+    });
+  });
+}
+
 uint64_t SourceIndex::missing(uint32_t tensor, const std::vector<Box>& wanted) const {
   return missing_if(tensor, wanted, [](const Held&) { return true; });
 }

@@ -86,6 +86,9 @@ class SourceIndex {
   }
   /// Bytes of `wanted` (disjoint boxes of the tensor) that no image on `node` holds.
   uint64_t missing_on_node(uint32_t tensor, uint32_t node, const std::vector<Box>& wanted) const;
+  /// … that no image in this memory of `node` holds.
+  uint64_t missing_in_memory(uint32_t tensor, uint32_t node, NodeMemory memory,
+                             const std::vector<Box>& wanted) const;
   /// … that no image holds at all.
   uint64_t missing(uint32_t tensor, const std::vector<Box>& wanted) const;
 

@@ -597,6 +597,34 @@ TEST_F(JobTest, ALostImageIsSaidAndTheRestStaysReadable) {
     }
 }
 
+TEST_F(JobTest, AStoreSaysWhichMemoryAnImageIsInUnlessItIsTheHosts) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  fs::path stored;
+  for (const auto& entry : fs::recursive_directory_iterator(dir_.path() / "jobs"))
+    if (entry.path().filename().string().starts_with("stored-")) stored = entry.path();
+  const std::string text = read_file(stored);
+  EXPECT_THAT(text, Not(HasSubstr("memory")));
+  auto open_with = [&](std::string_view memory) {
+    json::value value = parse_json(text).value();
+    for (json::value& image : value.at("images").as_array()) image.as_object()["memory"] = memory;
+    write_file(stored, json::serialize(value));
+    open();
+    return job_->find_checkpoint("base");
+  };
+  const CheckpointRef host = open_with("host");
+  EXPECT_EQ(host->stored()->to_text(), text);
+  EXPECT_TRUE(host->lost_tensors().empty());
+  // A device's memory ends with the daemon.
+  const CheckpointRef device = open_with("cuda:1");
+  EXPECT_EQ(device->stored()->layouts().front().memory, NodeMemory::cuda(1));
+  EXPECT_EQ(device->stored()->images.front().image, nullptr);
+  EXPECT_EQ(device->stored()->to_text(), read_file(stored));
+  EXPECT_FALSE(device->lost_tensors().empty());
+  EXPECT_EQ(open_with("drum"), nullptr);
+  EXPECT_THAT(job_->status_json(), HasSubstr("'drum' is no memory of a node"));
+}
+
 TEST_F(JobTest, AModelWithoutRulesIsKeptButNotCut) {
   std::vector<TensorEntry> entries = {{"thing.alpha", DType::kF32, {4, 6}}};
   write_file(incoming("base") / "rank/0/w.safetensors",

@@ -10,6 +10,7 @@
 #include <set>
 #include <tuple>
 
+#include "reshard/move/change.h"
 #include "tests/support/random_model.h"
 #include "tests/support/synthetic_model.h"
 
@@ -54,6 +55,34 @@ class PlacementTest : public ::testing::Test {
         images.push_back(image);
       }
     return checkpoint_->make_stored(spec, std::move(images)).value();
+  }
+
+  /// All files on w0, once in each of these memories.
+  std::shared_ptr<const StoredState> store_in(const LayoutSpec& spec,
+                                              const std::vector<NodeMemory>& memories) {
+    std::vector<StoredImage> images;
+    const StateFilesRef files = checkpoint_->target_images(spec).value();
+    for (const StateFile& file : *files)
+      for (const NodeMemory memory : memories) {
+        StoredImage image;
+        image.id = std::to_string(images.size());
+        image.image = std::make_shared<const Image>(ImageId{image.id}, MemoryPlace{"w0", memory},
+                                                    file.layout.bytes);
+        image.state = file.owner;
+        image.path = file.path;
+        image.node = "w0";
+        image.memory = memory;
+        images.push_back(image);
+      }
+    return checkpoint_->make_stored(spec, std::move(images)).value();
+  }
+
+  LayoutSpec make_random_checkpoint() {
+    const testing::RandomModel sample = testing::random_model(random_, random_() % 2 == 0);
+    const Model model = testing::synthetic_model(sample.config, sample.tensors);
+    const LayoutSpec spec = testing::random_layout(random_, sample, model, 12);
+    make_checkpoint(model, spec);
+    return spec;
   }
 
   /// Bytes of a file that a node has; what is in no array, each has.
@@ -134,7 +163,7 @@ TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
     // Ranks: equal blocks, of whole groups of tp, and of all ways to give these to nodes the best.
     const Placement placement = place_ranks(to, *checkpoint_, *stored, alive).value();
     const uint64_t world = to.spec.sizes.world_size(), tp = to.spec.sizes.tp;
-    ASSERT_EQ(placement.node_of_rank.size(), world);
+    ASSERT_EQ(placement.place_of_rank.size(), world);
     uint64_t block = (world + alive.size() - 1) / alive.size();
     if (block > tp) block = (block + tp - 1) / tp * tp;
     std::vector<uint64_t> ranks;
@@ -157,7 +186,7 @@ TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
     do best = std::max(best, kept_by(order));
     while (std::next_permutation(order.begin(), order.end()));
     for (uint64_t i = 0; i < world; ++i) {
-      const std::string& node = placement.node_of_rank[ranks[i]];
+      const std::string& node = placement.place_of_rank[ranks[i]].node;
       if (i % block == 0) chosen.push_back(node);
       ASSERT_EQ(node, chosen.back()) << "rank " << ranks[i];
     }
@@ -167,8 +196,8 @@ TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
     // Files: to the nodes of their ranks, and then to those that have most of them.
     const uint32_t replicas = random_() % 4;
     Placement asked = placement;
-    if (random_() % 3 == 0) asked.node_of_rank.assign(world, "");
-    if (random_() % 3 == 0) asked.node_of_rank[random_() % world] = "gone";
+    if (random_() % 3 == 0) asked.place_of_rank.assign(world, {});
+    if (random_() % 3 == 0) asked.place_of_rank[random_() % world] = {"gone"};
     using Copy = std::tuple<uint32_t, std::string, std::string>;
     std::vector<Copy> expected, made;
     size_t turn = 0;
@@ -177,8 +206,8 @@ TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
       for (uint64_t rank = 0; rank < world; ++rank) {
         const uint32_t state = state_index(to.spec, state_of(to.spec, to.spec.coords(rank)));
         if (std::find(file.states.begin(), file.states.end(), state) != file.states.end() &&
-            is_among(alive, asked.node_of_rank[rank]))
-          on.insert(asked.node_of_rank[rank]);
+            is_among(alive, asked.place_of_rank[rank].node))
+          on.insert(asked.place_of_rank[rank].node);
       }
       const bool more = on.size() <= replicas && on.size() < alive.size();
       while (on.size() <= replicas && on.size() < alive.size()) {
@@ -210,6 +239,77 @@ TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
     EXPECT_EQ(made, expected);
     if (HasFailure()) return;
   }
+}
+
+TEST_F(PlacementTest, FilesGoToEachMemoryOfTheirRanksAndCopiesToTheHostsOfOtherNodes) {
+  const LayoutSpec spec = make_random_checkpoint();
+  const auto stored = store_in(spec, {NodeMemory::host()});
+  const std::vector<std::string> alive = {"w0", "w1", "w2"};
+  const uint64_t world = spec.sizes.world_size();
+  Placement placement;
+  for (uint64_t rank = 0; rank < world; ++rank)
+    placement.place_of_rank.push_back(
+        {fmt::format("w{}", random_() % 2),
+         random_() % 3 == 0 ? NodeMemory::host() : NodeMemory::cuda(random_() % 2)});
+  using Copy = std::tuple<uint32_t, std::string, std::string>;
+  std::vector<Copy> expected, made;
+  const StateFilesRef files = checkpoint_->target_images(spec).value();
+  for (const StateFile& file : *files) {
+    std::set<std::string> nodes, places;
+    for (uint64_t rank = 0; rank < world; ++rank) {
+      const uint32_t state = state_index(spec, state_of(spec, spec.coords(rank)));
+      if (std::find(file.states.begin(), file.states.end(), state) == file.states.end()) continue;
+      nodes.insert(placement.place_of_rank[rank].node);
+      places.insert(placement.place_of_rank[rank].to_string());
+    }
+    for (const std::string& node : alive)  // as many as there are
+      if (!nodes.contains(node)) places.insert(node);
+    for (const std::string& place : places) expected.emplace_back(file.owner, file.path, place);
+  }
+  std::vector<std::string> numbered = stored->nodes;
+  for (const StateFile& file : place_files(*files, spec, placement, 2, alive, *stored, numbered))
+    made.emplace_back(file.owner, file.path,
+                      MemoryPlace{numbered[file.layout.node], file.layout.memory}.to_string());
+  std::sort(expected.begin(), expected.end());
+  std::sort(made.begin(), made.end());
+  EXPECT_EQ(made, expected);
+}
+
+TEST_F(PlacementTest, AChangeOfMemoryOnANodeIsACopyThere) {
+  const LayoutSpec spec = make_random_checkpoint();
+  const NodeMemory host, device = NodeMemory::cuda(1);
+  auto change = [&](const std::vector<NodeMemory>& from, NodeMemory to) {
+    WantedState wanted;
+    wanted.spec = spec;
+    wanted.alive = {"w0"};
+    wanted.placement.place_of_rank.assign(spec.sizes.world_size(), {"w0", to});
+    const auto stored = store_in(spec, from);
+    for (size_t i = 0; i < stored->images.size(); ++i)
+      EXPECT_EQ(stored->layouts()[i].memory, stored->images[i].memory);
+    return *plan_change(*checkpoint_, *stored, wanted).value();
+  };
+  const StateFilesRef files = checkpoint_->target_images(spec).value();
+  const auto count = std::count_if(files->begin(), files->end(), [](const StateFile& file) {
+    return std::any_of(
+        file.layout.arrays.begin(), file.layout.arrays.end(), [](const ArraySlot& slot) {
+          return std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(),
+                             [](const Piece& piece) { return !piece.global.empty(); });
+        });
+  });  // others have nothing that could be anywhere
+  EXPECT_TRUE(change({host}, host).nothing());
+  EXPECT_TRUE(change({device}, device).nothing());
+  const ChangePlan copied = change({host}, device);
+  EXPECT_EQ(std::ssize(copied.targets), count);
+  for (const StateFile& target : copied.targets) EXPECT_EQ(target.layout.memory, device);
+  for (const ImagePlan& image : copied.transfers.images) EXPECT_FALSE(image.kept.has_value());
+  EXPECT_EQ(copied.transfers.totals.moved_bytes, 0u);
+  EXPECT_EQ(std::ssize(change({device}, host).targets), count);
+  // What is in both: one of them is too much.
+  const ChangePlan both = change({host, device}, device);
+  EXPECT_TRUE(both.nothing());
+  EXPECT_EQ(both.superfluous.size(), files->size());
+  const auto stored = store_in(spec, {host, device});
+  for (const uint32_t image : both.superfluous) EXPECT_EQ(stored->images[image].memory, host);
 }
 
 }  // namespace

@@ -44,6 +44,22 @@ TEST(Planner, IdentityIsEmpty) {
   EXPECT_EQ(plan.totals.moved_bytes + plan.totals.local_bytes + plan.totals.minimum_bytes, 0u);
 }
 
+TEST(Planner, WhatIsInAnotherMemoryOfTheNodeIsCopiedAndNotKept) {
+  const std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
+  std::vector<ImageLayout> wanted = held;
+  wanted[0].memory = NodeMemory::cuda(1);
+  const SourceIndex source(held, {16});
+  const TransferPlan plan = plan_transfers(source, wanted).value();
+  EXPECT_FALSE(plan.images[0].kept.has_value());
+  EXPECT_EQ(plan.totals.local_bytes, 64u);
+  EXPECT_EQ(plan.totals.moved_bytes + plan.totals.minimum_bytes, 0u);
+  EXPECT_EQ(source.missing_on_node(0, 0, {rows(0, 8, 4)}), 0u);
+  EXPECT_EQ(source.missing_in_memory(0, 0, NodeMemory::host(), {rows(0, 8, 4)}), 0u);
+  EXPECT_EQ(source.missing_in_memory(0, 0, NodeMemory::cuda(1), {rows(0, 4, 4)}), 32u);
+  const SourceIndex on_device(wanted, {16});
+  EXPECT_TRUE(plan_transfers(on_device, wanted).value().images[0].kept.has_value());
+}
+
 TEST(Planner, SplittingRowsIsOneRunEach) {
   std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
   std::vector<ImageLayout> wanted = {image(0, rows(0, 4, 4), 2), image(0, rows(4, 8, 4), 2)};
