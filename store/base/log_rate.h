@@ -5,9 +5,10 @@
 
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -18,7 +19,7 @@ class LogRate {
 
   /// What to put behind a line, which may be empty; nullopt: this one is not logged.
   std::optional<std::string> pass() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
     if (now >= ends_) {
       ends_ = now + period_;
@@ -36,10 +37,10 @@ class LogRate {
  private:
   const unsigned lines_;
   const std::chrono::seconds period_;
-  std::mutex mutex_;  // guards all below
-  std::chrono::steady_clock::time_point ends_{};
-  unsigned passed_ = 0;
-  uint64_t left_out_ = 0;
+  Mutex mutex_;
+  std::chrono::steady_clock::time_point ends_ PTC_GUARDED_BY(mutex_){};
+  unsigned passed_ PTC_GUARDED_BY(mutex_) = 0;
+  uint64_t left_out_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ptc

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -14,14 +16,14 @@ constexpr auto kKeep = std::chrono::seconds(10);  // a thread without work
 }  // namespace
 
 SpareThreads::~SpareThreads() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   ending_ = true;
   more_.notify_all();
-  less_.wait(lock, [&] { return threads_ == 0; });
+  less_.wait(mutex_, [&]() PTC_REQUIRES(mutex_) { return threads_ == 0; });
 }
 
 void SpareThreads::run(std::function<void()> work) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   waiting_.push_back(std::move(work));
   if (idle_ < waiting_.size() && threads_ < most_) {
     try {
@@ -44,10 +46,11 @@ void SpareThreads::begin_thread() {
 
 void SpareThreads::serve() {
   ::pthread_setname_np(::pthread_self(), name_.c_str());
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
     ++idle_;
-    const bool called = more_.wait_for(lock, kKeep, [&] { return ending_ || !waiting_.empty(); });
+    const bool called = more_.wait_for(
+        mutex_, kKeep, [&]() PTC_REQUIRES(mutex_) { return ending_ || !waiting_.empty(); });
     --idle_;
     if (waiting_.empty() && (ending_ || !called)) break;
     if (waiting_.empty()) continue;

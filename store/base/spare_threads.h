@@ -2,13 +2,13 @@
 // while.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -26,16 +26,16 @@ class SpareThreads {
   void run(std::function<void()> work);
 
  private:
-  void begin_thread();  // mutex_ held
+  void begin_thread() PTC_REQUIRES(mutex_);
   void serve();
 
   const std::string name_;
   const size_t most_;
-  std::mutex mutex_;
-  std::condition_variable more_, less_;
-  std::deque<std::function<void()>> waiting_;  // guarded by mutex_, and below
-  size_t threads_ = 0, idle_ = 0;
-  bool ending_ = false;
+  Mutex mutex_;
+  ConditionVariable more_, less_;
+  std::deque<std::function<void()>> waiting_ PTC_GUARDED_BY(mutex_);
+  size_t threads_ PTC_GUARDED_BY(mutex_) = 0, idle_ PTC_GUARDED_BY(mutex_) = 0;
+  bool ending_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ptc

@@ -3,12 +3,13 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -16,7 +17,7 @@ struct Loop::State {
   std::weak_ptr<StepPool::Shared> pool;
   StepPool::Step step;
   std::stop_source stop;
-  // --- guarded by the pool's mutex ---
+  // --- guarded by the pool's mutex, which the compiler cannot see ---
   bool queued = false, running = false, woken = false, stopped = false;
   std::multimap<StepPool::Time, std::shared_ptr<State>>::iterator place;  // while queued
 };
@@ -27,46 +28,47 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
   Shared(unsigned most, std::string of_each)
       : most_threads(std::max(most, 1u)), name(std::move(of_each)) {}
 
-  void begin_another() noexcept {  // mutex held
+  void begin_another() noexcept PTC_REQUIRES(mutex) {
     try {
       threads.emplace_back([self = shared_from_this()] { self->work(); });
     } catch (const std::exception&) {  // no more threads on this machine: those that are there go
                                        // on, and it is tried again for the next loop that is woken
     }
   }
-  void enqueue(const LoopRef& loop, Time due) {  // mutex held; by who looks at the queue next
+  void enqueue(const LoopRef& loop, Time due)
+      PTC_REQUIRES(mutex) {  // by who looks at the queue next
     if (loop->queued) queue.erase(loop->place);
     loop->place = queue.emplace(due, loop);
     loop->queued = true;
   }
-  void put(const LoopRef& loop, Time due) {  // mutex held
+  void put(const LoopRef& loop, Time due) PTC_REQUIRES(mutex) {
     enqueue(loop, due);
     if (loop->place == queue.begin() || threads.empty()) look_at_queue();
   }
   /// Whoever does looks further, if there is more.
-  void look_at_queue() {  // mutex held
+  void look_at_queue() PTC_REQUIRES(mutex) {
     if (waiting > 0) due_changed.notify_one();
     else if (threads.size() < most_threads) begin_another();
   }
   void work();
   /// Whether this thread, which found nothing to do, shall end.
-  bool is_spare(std::unique_lock<std::mutex>& lock);
+  bool is_spare() PTC_REQUIRES(mutex);
 
   const unsigned most_threads;
   const std::string name;
-  mutable std::mutex mutex;
-  // --- guarded by mutex ---
-  std::multimap<Time, LoopRef> queue;
-  std::condition_variable due_changed, step_ended;
-  std::vector<std::thread> threads, ended;  // the latter end now
-  unsigned waiting = 0;                     // threads that wait for a step to come due
-  bool stopping = false;
+  mutable Mutex mutex;
+  std::multimap<Time, LoopRef> queue PTC_GUARDED_BY(mutex);
+  ConditionVariable due_changed, step_ended;
+  std::vector<std::thread> threads PTC_GUARDED_BY(mutex), ended
+      PTC_GUARDED_BY(mutex);                   // the latter end now
+  unsigned waiting PTC_GUARDED_BY(mutex) = 0;  // threads that wait for a step to come due
+  bool stopping PTC_GUARDED_BY(mutex) = false;
 };
 
 void StepPool::Shared::work() {
   constexpr auto kSpareAfter = std::chrono::seconds(5);
   ::pthread_setname_np(::pthread_self(), name.c_str());
-  std::unique_lock lock(mutex);
+  UniqueLock lock(mutex);
   while (!stopping) {
     const Time now = std::chrono::steady_clock::now();
     if (queue.empty() || queue.begin()->first > now) {
@@ -77,10 +79,10 @@ void StepPool::Shared::work() {
                          : !others_wait ? queue.begin()->first
                                         : std::min(spare_at, queue.begin()->first);
       ++waiting;
-      due_changed.wait_until(lock, until);
+      due_changed.wait_until(mutex, until);
       --waiting;
       const bool idle = std::chrono::steady_clock::now() >= spare_at;
-      if (idle && (waiting > 0 || queue.empty()) && is_spare(lock)) return;
+      if (idle && (waiting > 0 || queue.empty()) && is_spare()) return;
       continue;
     }
     const LoopRef loop = queue.begin()->second;
@@ -103,7 +105,7 @@ void StepPool::Shared::work() {
   }
 }
 
-bool StepPool::Shared::is_spare(std::unique_lock<std::mutex>& lock) {
+bool StepPool::Shared::is_spare() {
   auto self = std::find_if(threads.begin(), threads.end(), [](const std::thread& one) {
     return one.get_id() == std::this_thread::get_id();
   });
@@ -112,7 +114,7 @@ bool StepPool::Shared::is_spare(std::unique_lock<std::mutex>& lock) {
   ended.push_back(std::move(*self));
   threads.erase(self);
   due_changed.notify_one();  // it may have been this one that was told
-  lock.unlock();
+  const MutexUnlock unlock(mutex);
   for (std::thread& thread : before) thread.join();
   return true;
 }
@@ -123,7 +125,7 @@ StepPool::StepPool(unsigned most_threads, std::string name)
 StepPool::~StepPool() {
   std::vector<std::thread> threads;
   {
-    std::lock_guard lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     shared_->stopping = true;
     shared_->queue.clear();
     threads = std::exchange(shared_->threads, {});
@@ -135,7 +137,7 @@ StepPool::~StepPool() {
 }
 
 unsigned StepPool::threads() const {
-  std::lock_guard lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   return static_cast<unsigned>(shared_->threads.size());
 }
 
@@ -143,7 +145,7 @@ void Loop::start(StepPool& pool, StepPool::Step step) {
   auto state = std::make_shared<State>();
   state->pool = pool.shared_;
   state->step = std::move(step);
-  std::lock_guard lock(pool.shared_->mutex);
+  MutexLock lock(pool.shared_->mutex);
   state_ = state;
   pool.shared_->put(state, std::chrono::steady_clock::now());
 }
@@ -153,7 +155,7 @@ void Loop::wake() {
   if (state == nullptr) return;
   const std::shared_ptr<StepPool::Shared> pool = state->pool.lock();
   if (pool == nullptr) return;
-  std::lock_guard lock(pool->mutex);
+  MutexLock lock(pool->mutex);
   if (state->stopped) return;
   const StepPool::Time now = std::chrono::steady_clock::now();
   if (state->running) state->woken = true;
@@ -167,11 +169,11 @@ void Loop::stop() {
   state->stop.request_stop();
   const std::shared_ptr<StepPool::Shared> pool = state->pool.lock();
   if (pool == nullptr) return;
-  std::unique_lock lock(pool->mutex);
+  MutexLock lock(pool->mutex);
   state->stopped = true;
   if (state->queued) pool->queue.erase(std::exchange(state->place, {}));
   state->queued = false;
-  pool->step_ended.wait(lock, [&] { return !state->running; });
+  pool->step_ended.wait(pool->mutex, [&]() PTC_REQUIRES(pool->mutex) { return !state->running; });
 }
 
 }  // namespace ptc
