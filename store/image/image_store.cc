@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <set>
 
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 
 namespace ptc {
@@ -88,7 +89,7 @@ Result<FileInUse> Image::use_file() const {
 }
 
 Result<ConstMemoryPointer> Image::map() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   PTC_TRY(const FileInUse file, use_file());
   struct stat info {};
   if (::fstat(file.fd(), &info) != 0) return errno_error(errno, "fstat of image " + id_.text);
@@ -250,6 +251,7 @@ Result<std::vector<std::string>> ImageStore::file_names() const {
 
 Result<> ImageStore::find_drafts() {
   PTC_TRY(auto names, file_names());
+  MutexLock lock(mutex_);
   for (const std::string& name : names) {
     const std::string_view rest = std::string_view(name).substr(kIdDigits);
     if (rest == kDraftSuffix) drafts_.insert(name.substr(0, kIdDigits));
@@ -264,7 +266,7 @@ Result<> ImageStore::find_drafts() {
 
 Result<> ImageStore::mark_draft(const ImageId& id) {
   PTC_TRY(open_file(directory_fd(), draft_name(id), O_WRONLY | O_CREAT));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   drafts_.insert(id.text);
   return ok();
 }
@@ -279,7 +281,7 @@ Result<> ImageStore::confirm(const ImageId& id) {
   if (!is_draft(id)) return ok();
   PTC_TRY(make_read_only(id));
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     drafts_.erase(id.text);
   }
   ::unlinkat(directory_fd(), draft_name(id).c_str(), 0);  // else it is confirmed at the next start
@@ -287,12 +289,12 @@ Result<> ImageStore::confirm(const ImageId& id) {
 }
 
 bool ImageStore::is_draft(const ImageId& id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return drafts_.contains(id.text);
 }
 
 std::vector<ImageId> ImageStore::drafts() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<ImageId> list;
   for (const std::string& id : drafts_) list.push_back({id});
   return list;
@@ -344,7 +346,7 @@ Result<> ImageStore::allocate(int fd, uint64_t begin, uint64_t end, const ImageI
 Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
   PTC_TRY(auto file, LazyFile::find(files_, part_name(writer.id_)));
   auto image = std::make_shared<const Image>(writer.id_, std::move(file), writer.size_);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   open_[writer.id_.text] = image;
   return image;
 }
@@ -359,7 +361,7 @@ Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   }
   PTC_TRY(mark_draft(writer.id_));
   const ImageRef shown = [&] {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return find_open(writer.id_);
   }();
   if (shown != nullptr) {
@@ -412,7 +414,7 @@ Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {
 
 Result<ImageRef> ImageStore::open(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (withdrawn_.contains(id.text))
     return make_error(Code::kNotFound, "image {} in {} is damaged", id.text, dir_);
   ImageRef image = find_open(id);
@@ -441,7 +443,7 @@ Result<> ImageStore::remove(const ImageId& id) {
 Result<> ImageStore::remove_name(const ImageId& id, const std::string& name) {
   ImageRef held;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     held = find_open(id);
     losing_names_.insert(id.text);  // until it is gone, nobody begins to hold it
   }
@@ -459,7 +461,7 @@ Result<> ImageStore::remove_name(const ImageId& id, const std::string& name) {
       removed = errno_error(errno, fmt::format("removing {} from {}", name, dir_));
     }
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   losing_names_.erase(losing_names_.find(id.text));
   return removed;
 }
@@ -470,7 +472,7 @@ ImageRef ImageStore::find_open(const ImageId& id) const {
 }
 
 void ImageStore::withdraw(const ImageId& id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   withdrawn_.insert(id.text);
 }
 

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -15,6 +14,7 @@
 #include "store/base/error.h"
 #include "store/base/file.h"
 #include "store/base/memory_place.h"
+#include "store/base/mutex.h"
 #include "store/image/lazy_file.h"
 #include "store/image/memory_reserve.h"
 
@@ -64,8 +64,8 @@ class Image {
   const MemoryPlace place_ = {};
   const std::unique_ptr<LazyFile> file_;  // null: no host bytes
   const uint64_t bytes_;
-  mutable std::mutex mutex_;
-  mutable const std::byte* mapping_ = nullptr;  // guarded by mutex_
+  mutable Mutex mutex_;
+  mutable const std::byte* mapping_ PTC_GUARDED_BY(mutex_) = nullptr;
 };
 using ImageRef = std::shared_ptr<const Image>;
 
@@ -216,17 +216,17 @@ class ImageStore {
   Result<> mark_draft(const ImageId& id);
   /// Takes the file's name, whether the image is held or not.
   Result<> remove_name(const ImageId& id, const std::string& name);
-  ImageRef find_open(const ImageId& id) const;  // mutex held; null: nobody holds it
+  ImageRef find_open(const ImageId& id) const PTC_REQUIRES(mutex_);  // null: nobody holds it
 
   const std::string dir_;
   const std::shared_ptr<MemoryReserve> reserve_;  // null: none
   const LazyFilesRef files_;
-  mutable std::mutex mutex_;
-  std::unordered_map<std::string, std::weak_ptr<const Image>> open_;  // guarded by mutex_
-  std::unordered_set<std::string> withdrawn_;                         // guarded by mutex_
-  std::unordered_multiset<std::string>
-      losing_names_;                        // guarded by mutex_: remove_name() is at them
-  std::unordered_set<std::string> drafts_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<const Image>> open_ PTC_GUARDED_BY(mutex_);
+  std::unordered_set<std::string> withdrawn_ PTC_GUARDED_BY(mutex_);
+  std::unordered_multiset<std::string> losing_names_
+      PTC_GUARDED_BY(mutex_);  // remove_name() is at them
+  std::unordered_set<std::string> drafts_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

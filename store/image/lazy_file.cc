@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -28,13 +30,13 @@ bool is_no_descriptor_left(int reason) { return reason == EMFILE || reason == EN
 }  // namespace
 
 size_t LazyFiles::open_files() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return open_.size() + kept_;
 }
 
 void LazyFiles::add(LazyFile& file, UniqueFd fd) {
   UniqueFd closed[2];  // after the mutex is free: a close may take a while
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   file.fd_ = fd.release();
   file.position_ = open_.size();
   open_.push_back(&file);
@@ -46,14 +48,14 @@ void LazyFiles::add(LazyFile& file, UniqueFd fd) {
 
 void LazyFiles::close_unused(LazyFile& file) {
   UniqueFd closed;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (open_.size() > most_open_) closed = try_close(file);
   over_.store(open_.size() > most_open_, std::memory_order_relaxed);
 }
 
 bool LazyFiles::close_any() {
   UniqueFd closed;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   closed = close_next(2 * open_.size());  // the second time none has a second chance
   over_.store(open_.size() > most_open_, std::memory_order_relaxed);
   return closed.valid();
@@ -88,7 +90,7 @@ void LazyFiles::take_out(LazyFile& file) {
 }
 
 bool LazyFiles::keep_open(LazyFile& file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file.kept_) return true;
   if (kept_ >= most_open_ / 2) return false;
   take_out(file);
@@ -100,7 +102,7 @@ bool LazyFiles::keep_open(LazyFile& file) {
 
 void LazyFiles::forget(LazyFile& file) {
   UniqueFd closed;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file.position_ != LazyFile::kNowhere) take_out(file);
   if (file.kept_) --kept_;
   closed = UniqueFd(std::exchange(file.fd_, -1));
@@ -141,7 +143,7 @@ Result<FileInUse> LazyFile::use() {
     return FileInUse(this, fd_);
   }
   users_.fetch_sub(1, std::memory_order_relaxed);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return open_and_use();
 }
 
@@ -155,7 +157,9 @@ Result<FileInUse> LazyFile::open_and_use() {
 }
 
 Result<UniqueFd> LazyFile::open() const {
-  const auto what = [&] { return fmt::format("{} in {}", name_, files_->path()); };
+  const auto what = [&]() PTC_REQUIRES(mutex_) {
+    return fmt::format("{} in {}", name_, files_->path());
+  };
   const int how = access_ == Access::kWrite ? O_RDWR : O_RDONLY;
   for (;;) {
     UniqueFd fd(
@@ -187,13 +191,13 @@ void LazyFile::release() {
 }
 
 void LazyFile::open_as(UniqueFd fd) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   files_->add(*this, std::move(fd));
   release();
 }
 
 Result<> LazyFile::rename(const std::string& to) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // The name that a removed one may have is to go with it.
   if (name_.empty() || removed_)
     return make_error(Code::kNotFound, "what shall be {} in {} was removed", to, files_->path());
@@ -204,7 +208,7 @@ Result<> LazyFile::rename(const std::string& to) {
 }
 
 Result<> LazyFile::remove() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (name_.empty() || removed_) return ok();
   auto use = open_and_use();
   const bool in_reach = use.has_value() || is_no_descriptor_left(use.error().errno_value());

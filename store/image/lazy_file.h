@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -18,6 +17,7 @@
 
 #include "store/base/error.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -55,18 +55,18 @@ class LazyFiles {
   /// Whether it may be open for good; as many as half of `most_open_` may.
   bool keep_open(LazyFile& file);
   void forget(LazyFile& file);
-  UniqueFd try_close(LazyFile& file);     // invalid: it is in use; mutex held
-  UniqueFd close_next(size_t looked_at);  // of so many at most; mutex held
-  void take_out(LazyFile& file);          // mutex held
+  UniqueFd try_close(LazyFile& file) PTC_REQUIRES(mutex_);     // invalid: it is in use
+  UniqueFd close_next(size_t looked_at) PTC_REQUIRES(mutex_);  // of so many at most
+  void take_out(LazyFile& file) PTC_REQUIRES(mutex_);
 
   const UniqueFd directory_;
   const std::string path_;
   const size_t most_open_;
   const Gone gone_;  // may be null
-  mutable std::mutex mutex_;
-  std::vector<LazyFile*> open_;    // guarded: the clock's face, in any order
-  size_t hand_ = 0;                // guarded: position in open_
-  size_t kept_ = 0;                // guarded: those of keep_open()
+  mutable Mutex mutex_;
+  std::vector<LazyFile*> open_ PTC_GUARDED_BY(mutex_);  // the clock's face, in any order
+  size_t hand_ PTC_GUARDED_BY(mutex_) = 0;              // position in open_
+  size_t kept_ PTC_GUARDED_BY(mutex_) = 0;              // those of keep_open()
   std::atomic<bool> over_{false};  // open_ has more than most_open_; written with the mutex held
 };
 using LazyFilesRef = std::shared_ptr<LazyFiles>;
@@ -121,8 +121,8 @@ class LazyFile {
   static constexpr size_t kNowhere = SIZE_MAX;
 
   LazyFile(LazyFilesRef files, std::string name, Access access, const struct statx& found);
-  Result<FileInUse> open_and_use();  // mutex_ held
-  Result<UniqueFd> open() const;     // mutex_ held
+  Result<FileInUse> open_and_use() PTC_REQUIRES(mutex_);
+  Result<UniqueFd> open() const PTC_REQUIRES(mutex_);
   void release();
 
   const LazyFilesRef files_;
@@ -133,13 +133,13 @@ class LazyFile {
   /// Users, and kOpen while fd_ is a descriptor. Only from kOpen and no user it goes to 0, with
   /// files_->mutex_ held.
   std::atomic<uint32_t> users_{0};
-  std::atomic<bool> used_again_{false};  // since the clock's hand came by
-  int fd_ = -1;                          // guarded by files_->mutex_; read by its users, too
-  size_t position_ = kNowhere;           // guarded by files_->mutex_: in its open_
-  bool kept_ = false;                    // guarded by files_->mutex_
-  std::mutex mutex_;                     // one thread opens it
-  std::string name_;                     // guarded by mutex_; empty: none any more
-  bool removed_ = false;                 // guarded by mutex_: the name goes with this
+  std::atomic<bool> used_again_{false};      // since the clock's hand came by
+  int fd_ = -1;                              // guarded by files_->mutex_; read by its users, too
+  size_t position_ = kNowhere;               // guarded by files_->mutex_: in its open_
+  bool kept_ = false;                        // guarded by files_->mutex_
+  Mutex mutex_;                              // one thread opens it
+  std::string name_ PTC_GUARDED_BY(mutex_);  // empty: none any more
+  bool removed_ PTC_GUARDED_BY(mutex_) = false;  // the name goes with this
 };
 
 }  // namespace ptc

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -116,7 +117,7 @@ MemoryReserve::MemoryReserve(MemoryReserveOptions options, std::function<uint64_
       used_(std::move(used)),
       wanted_(options_.for_good),
       last_use_(Clock::now()) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (options_.for_good > 0) begin_to_work();
 }
 
@@ -127,7 +128,7 @@ MemoryReserve::~MemoryReserve() {
 
 void MemoryReserve::gone(uint64_t bytes) {
   if (bytes == 0) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   wanted_ += bytes;
   if (wanted_ >= held() + kBlock) begin_to_work();
 }
@@ -146,11 +147,11 @@ void MemoryReserve::begin_to_work() {
 
 void MemoryReserve::give(uint64_t bytes) {
   if (held() == 0) return;
-  std::unique_lock lock(mutex_);
-  give_with(lock, bytes);
+  MutexLock lock(mutex_);
+  give_with(bytes);
 }
 
-void MemoryReserve::give_with(std::unique_lock<std::mutex>& lock, uint64_t bytes) {
+void MemoryReserve::give_with(uint64_t bytes) {
   last_use_ = Clock::now();
   wanted_ -= std::min(wanted_, bytes);
   const uint64_t given = std::min(given_too_much_, bytes);
@@ -160,28 +161,27 @@ void MemoryReserve::give_with(std::unique_lock<std::mutex>& lock, uint64_t bytes
       std::min<uint64_t>(blocks_.size(), needed / kBlock + (needed % kBlock != 0 ? 1 : 0));
   if (count == 0) return;
   given_too_much_ += count * kBlock - std::min(needed, count * kBlock);
-  give_blocks(lock, count);
+  give_blocks(count);
 }
 
-void MemoryReserve::give_blocks(std::unique_lock<std::mutex>& lock, size_t count) {
+void MemoryReserve::give_blocks(size_t count) {
   const std::vector<void*> blocks(blocks_.end() - static_cast<ptrdiff_t>(count), blocks_.end());
   blocks_.resize(blocks_.size() - count);
   held_ = blocks_.size() * kBlock;
-  lock.unlock();
+  const MutexUnlock unlock(mutex_);
   for (void* block : blocks) ::munmap(block, kBlock);
-  lock.lock();
 }
 
 void MemoryReserve::writing() {
   if (held() == 0) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   writing_ = true;
   begin_to_work();
 }
 
 void MemoryReserve::settle() {
-  std::unique_lock lock(mutex_);
-  settled_.wait(lock, [this] { return !working_; });
+  MutexLock lock(mutex_);
+  settled_.wait(mutex_, [this]() PTC_REQUIRES(mutex_) { return !working_; });
 }
 
 uint64_t MemoryReserve::target() const {
@@ -189,11 +189,13 @@ uint64_t MemoryReserve::target() const {
   return std::min(wanted_, most) / kBlock * kBlock;
 }
 
-void MemoryReserve::take(std::unique_lock<std::mutex>& lock) {
+void MemoryReserve::take() {
   const bool for_good = held() < options_.for_good;
-  lock.unlock();
-  void* block = options_.to_spare() >= kBlock ? take_block(for_good) : nullptr;
-  lock.lock();
+  void* block = nullptr;
+  {
+    const MutexUnlock unlock(mutex_);
+    if (options_.to_spare() >= kBlock) block = take_block(for_good);
+  }
   if (block == nullptr) {
     wanted_ = std::min(wanted_, held());  // until more has gone
     return;
@@ -203,17 +205,16 @@ void MemoryReserve::take(std::unique_lock<std::mutex>& lock) {
   last_use_ = Clock::now();
 }
 
-void MemoryReserve::follow_writers(std::unique_lock<std::mutex>& lock,
-                                   const std::stop_token& stop) {
+void MemoryReserve::follow_writers(const std::stop_token& stop) {
   uint64_t seen = used_(), ahead = 0;
   auto grew = Clock::now();
   while (!stop.stop_requested() && held() > 0 && Clock::now() - grew < kQuiet) {
     if (ahead < kAhead) {
       const uint64_t more = std::min(kAhead - ahead, held());
-      give_with(lock, more);
+      give_with(more);
       ahead += more;
     }
-    changed_.wait_for(lock, stop, kLook, [] { return false; });
+    changed_.wait_for(mutex_, stop, kLook, [] { return false; });
     const uint64_t used = used_();
     if (used > seen) {
       grew = Clock::now();
@@ -227,24 +228,24 @@ void MemoryReserve::follow_writers(std::unique_lock<std::mutex>& lock,
 
 void MemoryReserve::work(const std::stop_token& stop) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-reserve");
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stop.stop_requested()) {
     if (writing_) {
-      follow_writers(lock, stop);
+      follow_writers(stop);
     } else if (held() > std::max(target(), options_.for_good)) {  // the store holds less by now
-      give_blocks(lock, 1);
+      give_blocks(1);
     } else if (held() < target()) {
-      take(lock);
+      take();
     } else {
       wanted_ = std::min(wanted_, held() + kBlock);  // of what was left long ago nothing is left
       working_ = false;
       settled_.notify_all();
-      const auto has_work = [this] { return working_; };
+      const auto has_work = [this]() PTC_REQUIRES(mutex_) { return working_; };
       if (held() <= options_.for_good) {
-        if (changed_.wait_for(lock, stop, kKeep, has_work)) continue;
+        if (changed_.wait_for(mutex_, stop, kKeep, has_work)) continue;
         has_thread_ = false;
         return;
-      } else if (!changed_.wait_until(lock, stop, last_use_ + options_.idle, has_work) &&
+      } else if (!changed_.wait_until(mutex_, stop, last_use_ + options_.idle, has_work) &&
                  Clock::now() >= last_use_ + options_.idle) {
         wanted_ = options_.for_good;
       }

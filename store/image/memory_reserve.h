@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,6 +10,8 @@
 #include <stop_token>
 #include <thread>
 #include <vector>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -68,26 +69,26 @@ class MemoryReserve {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void begin_to_work();  // mutex held
+  void begin_to_work() PTC_REQUIRES(mutex_);
   void work(const std::stop_token& stop);
-  uint64_t target() const;                        // mutex held
-  void take(std::unique_lock<std::mutex>& lock);  // one block
-  void give_with(std::unique_lock<std::mutex>& lock, uint64_t bytes);
-  void give_blocks(std::unique_lock<std::mutex>& lock, size_t count);
-  void follow_writers(std::unique_lock<std::mutex>& lock, const std::stop_token& stop);
+  uint64_t target() const PTC_REQUIRES(mutex_);
+  void take() PTC_REQUIRES(mutex_);  // one block
+  void give_with(uint64_t bytes) PTC_REQUIRES(mutex_);
+  void give_blocks(size_t count) PTC_REQUIRES(mutex_);
+  void follow_writers(const std::stop_token& stop) PTC_REQUIRES(mutex_);
 
   const MemoryReserveOptions options_;
   const std::function<uint64_t()> used_;
   std::atomic<uint64_t> held_{0};  // written with the mutex held
-  mutable std::mutex mutex_;
-  std::condition_variable_any changed_, settled_;
-  std::vector<void*> blocks_;    // guarded
-  uint64_t wanted_ = 0;          // guarded: bytes that were left and not used since
-  uint64_t given_too_much_ = 0;  // guarded: of the block that was given last
-  Clock::time_point last_use_;   // guarded
-  bool working_ = false;         // guarded
-  bool writing_ = false;         // guarded: asked for
-  bool has_thread_ = false;      // guarded
+  mutable Mutex mutex_;
+  StoppableConditionVariable changed_, settled_;
+  std::vector<void*> blocks_ PTC_GUARDED_BY(mutex_);
+  uint64_t wanted_ PTC_GUARDED_BY(mutex_) = 0;          // bytes that were left and not used since
+  uint64_t given_too_much_ PTC_GUARDED_BY(mutex_) = 0;  // of the block that was given last
+  Clock::time_point last_use_ PTC_GUARDED_BY(mutex_);
+  bool working_ PTC_GUARDED_BY(mutex_) = false;
+  bool writing_ PTC_GUARDED_BY(mutex_) = false;  // asked for
+  bool has_thread_ PTC_GUARDED_BY(mutex_) = false;
   std::jthread thread_;
 };
 
