@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <list>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -114,14 +116,14 @@ std::vector<std::string> LeasedKeys::of(int64_t lease) const {
 }
 
 struct WatchHub::State {
-  std::mutex mutex;
-  std::condition_variable changed;               // the queue, `stopping` or `running`
-  std::list<std::shared_ptr<Watcher>> watchers;  // guarded by mutex, as all below
-  std::deque<MetaEvent> queue;
-  uint64_t next_event = 0;  // number of the next event to be published
-  bool has_thread = false;  // since the first watcher came
-  bool stopping = false;
-  Watcher* running = nullptr;  // whose on_event is being called
+  Mutex mutex;
+  ConditionVariable changed;  // the queue, `stopping` or `running`
+  std::list<std::shared_ptr<Watcher>> watchers PTC_GUARDED_BY(mutex);
+  std::deque<MetaEvent> queue PTC_GUARDED_BY(mutex);
+  uint64_t next_event PTC_GUARDED_BY(mutex) = 0;  // number of the next event to be published
+  bool has_thread PTC_GUARDED_BY(mutex) = false;  // since the first watcher came
+  bool stopping PTC_GUARDED_BY(mutex) = false;
+  Watcher* running PTC_GUARDED_BY(mutex) = nullptr;  // whose on_event is being called
 };
 
 /// Takes its watcher away when the last copy of it goes.
@@ -131,9 +133,11 @@ class WatchHub::Handle {
       : state_(std::move(state)), watcher_(std::move(watcher)) {}
   Handle(const Handle&) = delete;
   ~Handle() {
-    std::unique_lock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->watchers.remove(watcher_);
-    state_->changed.wait(lock, [this] { return state_->running != watcher_.get(); });
+    state_->changed.wait(state_->mutex, [this]() PTC_REQUIRES(state_->mutex) {
+      return state_->running != watcher_.get();
+    });
   }
 
  private:
@@ -145,7 +149,7 @@ WatchHub::WatchHub() : state_(std::make_shared<State>()) {}
 
 WatchHub::~WatchHub() {
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->stopping = true;
   }
   state_->changed.notify_all();
@@ -153,7 +157,7 @@ WatchHub::~WatchHub() {
 }
 
 Result<std::shared_ptr<void>> WatchHub::watch(std::string prefix, MetaClient::OnEvent on_event) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   try {
     if (!state_->has_thread) thread_ = std::thread([state = state_] { dispatch(state); });
     state_->has_thread = true;
@@ -168,7 +172,7 @@ Result<std::shared_ptr<void>> WatchHub::watch(std::string prefix, MetaClient::On
 
 void WatchHub::publish(std::vector<MetaEvent> events) {
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     if (state_->has_thread)  // else nobody has ever watched
       for (MetaEvent& event : events) state_->queue.push_back(std::move(event));
     state_->next_event += events.size();
@@ -178,9 +182,11 @@ void WatchHub::publish(std::vector<MetaEvent> events) {
 
 void WatchHub::dispatch(const std::shared_ptr<State>& state) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-watch");
-  std::unique_lock lock(state->mutex);
+  UniqueLock lock(state->mutex);
   for (;;) {
-    state->changed.wait(lock, [&] { return state->stopping || !state->queue.empty(); });
+    state->changed.wait(state->mutex, [&]() PTC_REQUIRES(state->mutex) {
+      return state->stopping || !state->queue.empty();
+    });
     if (state->stopping) return;
     uint64_t number = state->next_event - state->queue.size();
     MetaEvent event = std::move(state->queue.front());

@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "store/base/mutex.h"
 #include "store/meta/backend.h"
 
 namespace ptc {
@@ -72,7 +73,7 @@ Result<int64_t> EtcdCommitter::commit(const MetaTransaction& transaction) {
     if (!sent) return std::move(answer).error();
     auto done = forbid(marker, deadline);
     if (!done) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       doubtful_.push_back(std::move(marker));
       return make_error(Code::kInDoubt, "this change may or may not have been done: {}; then: {}",
                         answer.error().message(), done.error().message());
@@ -90,7 +91,7 @@ Result<> EtcdCommitter::settle() {
 }
 
 Result<EtcdCommitter::Marker> EtcdCommitter::new_marker() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (lease_ == nullptr) {
     lock.unlock();
     PTC_TRY(std::shared_ptr<MetaLease> lease, leases_.grant(kMarkerTtl));
@@ -102,12 +103,12 @@ Result<EtcdCommitter::Marker> EtcdCommitter::new_marker() {
 
 void EtcdCommitter::drop_lease(const std::shared_ptr<MetaLease>& lease) {
   std::shared_ptr<MetaLease> dropped;  // ended after the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (lease_ == lease) dropped = std::move(lease_);
 }
 
 std::vector<std::string> EtcdCommitter::take_known() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   size_t count = std::min(known_.size(), kMarkersAtOnce);
   std::vector<std::string> taken(known_.end() - static_cast<ptrdiff_t>(count), known_.end());
   known_.resize(known_.size() - count);
@@ -115,7 +116,7 @@ std::vector<std::string> EtcdCommitter::take_known() {
 }
 
 void EtcdCommitter::add_known(std::vector<std::string> markers) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (std::string& marker : markers) known_.push_back(std::move(marker));
 }
 
@@ -191,10 +192,10 @@ Result<std::optional<int64_t>> EtcdCommitter::forbid(const Marker& marker, Deadl
 /// A marker that cannot be written any more, as its lease is gone, settles it too: then the
 /// transaction, which puts it under that lease, can not be done any more either.
 Result<> EtcdCommitter::settle_until(Deadline deadline) {
-  std::lock_guard one(settling_);
+  MutexLock one(settling_);
   std::vector<Marker> doubtful;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     doubtful = doubtful_;
   }
   for (const Marker& marker : doubtful) {
@@ -203,7 +204,7 @@ Result<> EtcdCommitter::settle_until(Deadline deadline) {
                      Code::kNotFound)  // it forbids nothing: etcd is full, or lets nobody write
       return make_error(Code::kUnavailable, "whether it was done cannot be settled yet: {}",
                         done.error().message());
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(doubtful_, [&](const Marker& known) { return known.key == marker.key; });
     if (done && done.value()) known_.push_back(marker.key);
   }

@@ -9,9 +9,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "store/base/mutex.h"
 #include "store/meta/etcd_gateway.h"
 #include "store/meta/etcd_lease.h"
 
@@ -51,12 +51,13 @@ class EtcdCommitter {
   EtcdLeases& leases_;
   std::string marker_prefix_;
   std::string key_prefix_;
-  std::mutex settling_;  // before mutex_: who finds doubtful_ empty knows that nobody is at it
-  std::mutex mutex_;     // guards all below
-  std::shared_ptr<MetaLease> lease_;
-  uint64_t last_number_ = 0;
-  std::vector<std::string> known_;  // markers of what is known to be done, to be deleted
-  std::vector<Marker> doubtful_;
+  Mutex settling_;  // before mutex_: who finds doubtful_ empty knows that nobody is at it
+  Mutex mutex_;
+  std::shared_ptr<MetaLease> lease_ PTC_GUARDED_BY(mutex_);
+  uint64_t last_number_ PTC_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> known_
+      PTC_GUARDED_BY(mutex_);  // markers of what is known to be done, to be deleted
+  std::vector<Marker> doubtful_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

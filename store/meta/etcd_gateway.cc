@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 
+#include "store/base/mutex.h"
 #include "store/tls/private_file.h"
 
 namespace ptc {
@@ -39,7 +40,7 @@ bool token_refused(const EtcdFailure& failure) {
 
 Result<> EtcdHistory::saw(int64_t revision, int64_t asked_at, std::string_view endpoint) {
   if (revision < asked_at) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     set_back_ =
         fmt::format("{} went back from revision {} to {}: its data were lost, or are of a backup",
                     endpoint, asked_at, revision);
@@ -52,12 +53,12 @@ Result<> EtcdHistory::saw(int64_t revision, int64_t asked_at, std::string_view e
 }
 
 void EtcdHistory::answered() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   set_back_.reset();
 }
 
 std::optional<std::string> EtcdHistory::set_back() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return set_back_;
 }
 
@@ -219,7 +220,7 @@ Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size
   if (access_->user.empty()) co_return headers;
   std::string token;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     token = token_;
   }
   if (token.empty()) {
@@ -236,7 +237,7 @@ Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size
     }
     const json::value* given = answer.if_contains("token");
     if (given != nullptr && given->is_string()) token = given->get_string();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     token_ = token;
   }
   headers.emplace_back("Authorization", std::move(token));
@@ -244,7 +245,7 @@ Task<EtcdGateway::Headers> EtcdGateway::headers(HttpConnection& connection, size
 }
 
 void EtcdGateway::forget_token() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   token_.clear();
 }
 
@@ -289,7 +290,7 @@ Error EtcdGateway::error_of(size_t endpoint, const EtcdFailure& failure, Reach& 
 Result<> EtcdGateway::check_cluster(size_t endpoint, const json::object& answer) {
   const json::value* id = object_field(answer, "header").if_contains("cluster_id");
   if (id == nullptr || !id->is_string()) return ok();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (cluster_id_.empty()) cluster_id_ = id->get_string();
   if (cluster_id_ == id->get_string()) return ok();
   return make_error(Code::kUnavailable,
@@ -310,7 +311,7 @@ void EtcdGateway::leave(size_t endpoint) {
 }
 
 EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool& is_new) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   is_new = idle_[endpoint].empty();
   if (is_new) return std::make_unique<HttpConnection>(access_->endpoints[endpoint], access_->tls);
   Connection connection = std::move(idle_[endpoint].back());
@@ -321,7 +322,7 @@ EtcdGateway::Connection EtcdGateway::take_connection(size_t endpoint, bool& is_n
 void EtcdGateway::give_back(size_t endpoint, Connection connection, bool good) {
   connection->rest();
   std::vector<Connection> broken;  // closed without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!good) broken.swap(idle_[endpoint]);  // whatever broke it broke them
   else if (idle_[endpoint].size() < kMaxIdle) idle_[endpoint].push_back(std::move(connection));
 }

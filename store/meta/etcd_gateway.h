@@ -2,9 +2,9 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <stop_token>
 
+#include "store/base/mutex.h"
 #include "store/meta/etcd_http.h"
 #include "store/meta/etcd_json.h"
 #include "store/meta/etcd_meta.h"
@@ -23,8 +23,8 @@ class EtcdHistory {
 
  private:
   std::atomic<int64_t> revision_ = 0;
-  mutable std::mutex mutex_;
-  std::optional<std::string> set_back_;  // guarded
+  mutable Mutex mutex_;
+  std::optional<std::string> set_back_ PTC_GUARDED_BY(mutex_);
 };
 
 /// What the log says when etcd is silent for longer than a moment, and when it answers again: once
@@ -138,10 +138,10 @@ class EtcdGateway {
   std::shared_ptr<const EtcdAccess> access_;
   std::atomic<size_t> good_ = 0;  // the endpoint to begin with
   std::stop_source stop_;
-  std::mutex mutex_;                           // guards all below
-  std::vector<std::vector<Connection>> idle_;  // of each endpoint
-  std::string token_;                          // of the user; empty: to be asked for
-  std::string cluster_id_;                     // of the first that answered
+  Mutex mutex_;
+  std::vector<std::vector<Connection>> idle_ PTC_GUARDED_BY(mutex_);  // of each endpoint
+  std::string token_ PTC_GUARDED_BY(mutex_);       // of the user; empty: to be asked for
+  std::string cluster_id_ PTC_GUARDED_BY(mutex_);  // of the first that answered
 };
 
 }  // namespace ptc

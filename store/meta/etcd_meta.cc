@@ -1,7 +1,6 @@
 #include "store/meta/etcd_meta.h"
 
-#include <mutex>
-
+#include "store/base/mutex.h"
 #include "store/meta/backend.h"
 #include "store/meta/etcd_commit.h"
 #include "store/meta/etcd_lease.h"
@@ -61,7 +60,7 @@ class EtcdMeta : public MetaClient {
     // What was committed until now may yet come out of the stream, and is left out.
     PTC_TRY(int64_t before, last_revision());
     {
-      std::lock_guard lock(watch_mutex_);
+      MutexLock lock(watch_mutex_);
       if (!watching_) {
         PTC_TRY(auto io, needed_io());
         PTC_TRY(watch_.start(*io));
@@ -76,7 +75,7 @@ class EtcdMeta : public MetaClient {
 
  private:
   Result<std::shared_ptr<IoThreads>> needed_io() {
-    std::lock_guard lock(io_mutex_);
+    MutexLock lock(io_mutex_);
     if (io_ == nullptr) {
       PTC_TRY(io_, IoThreads::start(1, "ptcfs-etcd"));
     }
@@ -92,12 +91,12 @@ class EtcdMeta : public MetaClient {
   std::shared_ptr<EtcdHistory> history_;
   std::string prefix_;
   EtcdGateway gateway_;
-  std::mutex io_mutex_;  // guards io_
-  std::shared_ptr<IoThreads> io_;
+  Mutex io_mutex_;
+  std::shared_ptr<IoThreads> io_ PTC_GUARDED_BY(io_mutex_);
   EtcdLeases leases_;
   EtcdCommitter committer_;
-  std::mutex watch_mutex_;  // guards watching_
-  bool watching_ = false;
+  Mutex watch_mutex_;
+  bool watching_ PTC_GUARDED_BY(watch_mutex_) = false;
   WatchHub hub_;     // its calls end first …
   EtcdWatch watch_;  // … but for this, which calls it
 };

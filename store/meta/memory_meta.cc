@@ -1,6 +1,6 @@
 #include <map>
-#include <mutex>
 
+#include "store/base/mutex.h"
 #include "store/meta/backend.h"
 
 namespace ptc {
@@ -9,14 +9,14 @@ namespace {
 class MemoryMeta : public MetaClient {
  public:
   Result<std::optional<MetaEntry>> get(std::string_view key) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = entries_.find(key);
     if (found == entries_.end()) return std::optional<MetaEntry>();
     return std::optional<MetaEntry>(found->second);
   }
 
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::vector<MetaEntry> found;
     for (auto it = entries_.lower_bound(prefix);
          it != entries_.end() && it->first.starts_with(prefix); ++it)
@@ -26,7 +26,7 @@ class MemoryMeta : public MetaClient {
 
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& compare : transaction.compares) {
       auto found = entries_.find(compare.key);
       int64_t revision = found == entries_.end() ? 0 : found->second.revision;
@@ -39,20 +39,20 @@ class MemoryMeta : public MetaClient {
 
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     PTC_TRY(check_ttl(ttl));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return std::make_unique<LocalLease>(++leases_, [this](int64_t id) {
-      std::lock_guard end_lock(mutex_);
+      MutexLock end_lock(mutex_);
       write({.deletes = leased_.of(id)});
     });
   }
 
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return watches_.watch(std::move(prefix), std::move(on_event));
   }
 
  private:
-  void write(const MetaTransaction& transaction) {
+  void write(const MetaTransaction& transaction) PTC_REQUIRES(mutex_) {
     int64_t revision = revision_ + 1;
     std::vector<MetaEvent> events;
     for (const auto* puts : {&transaction.puts, &transaction.leased_puts}) {
@@ -68,12 +68,12 @@ class MemoryMeta : public MetaClient {
     watches_.publish(std::move(events));
   }
 
-  std::mutex mutex_;
-  std::map<std::string, MetaEntry, std::less<>> entries_;  // guarded by mutex_
-  int64_t revision_ = 0;                                   // guarded by mutex_
-  int64_t leases_ = 0;                                     // guarded by mutex_: how many there were
-  LeasedKeys leased_;                                      // guarded by mutex_
-  WatchHub watches_;                                       // last: its calls end first
+  Mutex mutex_;
+  std::map<std::string, MetaEntry, std::less<>> entries_ PTC_GUARDED_BY(mutex_);
+  int64_t revision_ PTC_GUARDED_BY(mutex_) = 0;
+  int64_t leases_ PTC_GUARDED_BY(mutex_) = 0;  // how many there were
+  LeasedKeys leased_ PTC_GUARDED_BY(mutex_);
+  WatchHub watches_;  // last: its calls end first
 };
 
 }  // namespace

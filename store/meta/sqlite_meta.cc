@@ -1,7 +1,6 @@
 #include <sqlite3.h>
 
-#include <mutex>
-
+#include "store/base/mutex.h"
 #include "store/meta/backend.h"
 #include "store/meta/spare_room.h"
 
@@ -175,20 +174,24 @@ class SqliteMeta : public MetaClient {
   explicit SqliteMeta(const std::string& path) : database_(path), spare_(path + "-spare") {}
 
   Result<> open() {
+    MutexLock lock(mutex_);
     PTC_TRY(open_and_prepare());
     spare_.take();
     return ok();
   }
   /// After a failure to open(), on another object of this path.
-  bool give_up_spare() { return spare_.give_up(); }
+  bool give_up_spare() {
+    MutexLock lock(mutex_);
+    return spare_.give_up();
+  }
 
   Result<std::optional<MetaEntry>> get(std::string_view key) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return find(key);
   }
 
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::string end = prefix_end(prefix);
     Query query(database_, end.empty() ? list_ : list_until_);
     query.bind(prefix);
@@ -203,31 +206,31 @@ class SqliteMeta : public MetaClient {
 
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return commit_locked(transaction);
   }
 
   Result<> settle() override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return settle_doubt();
   }
 
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     PTC_TRY(check_ttl(ttl));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return std::make_unique<LocalLease>(++leases_, [this](int64_t id) {
-      std::lock_guard end_lock(mutex_);
+      MutexLock end_lock(mutex_);
       (void)commit_locked({.deletes = leased_.of(id)});  // else at the next start
     });
   }
 
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return watches_.watch(std::move(prefix), std::move(on_event));
   }
 
  private:
-  Result<> open_and_prepare() {
+  Result<> open_and_prepare() PTC_REQUIRES(mutex_) {
     PTC_TRY(database_.open());
     PTC_TRY(database_.run("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"));
     PTC_TRY(check_or_create_tables());
@@ -248,7 +251,7 @@ class SqliteMeta : public MetaClient {
     return ok();
   }
 
-  Result<int64_t> commit_locked(const MetaTransaction& transaction) {
+  Result<int64_t> commit_locked(const MetaTransaction& transaction) PTC_REQUIRES(mutex_) {
     auto settled = settle_doubt();
     if (!settled && settled.error().code() == Code::kNoSpace && spare_.give_up())
       settled = settle_doubt();
@@ -268,7 +271,7 @@ class SqliteMeta : public MetaClient {
   }
 
   Result<int64_t> write_or_roll_back(const MetaTransaction& transaction,
-                                     std::vector<MetaEvent>& events) {
+                                     std::vector<MetaEvent>& events) PTC_REQUIRES(mutex_) {
     PTC_TRY(settle_doubt());
     auto revision = write(transaction, events);
     if (!revision) {
@@ -278,7 +281,7 @@ class SqliteMeta : public MetaClient {
     return revision;
   }
 
-  Result<> check_or_create_tables() {
+  Result<> check_or_create_tables() PTC_REQUIRES(mutex_) {
     Statement version_statement, check_statement;
     PTC_TRY(version_statement.prepare(database_, "PRAGMA user_version"));
     PTC_TRY(check_statement.prepare(database_, "PRAGMA quick_check(1)"));
@@ -306,14 +309,15 @@ class SqliteMeta : public MetaClient {
     return ok();
   }
 
-  Result<std::optional<MetaEntry>> find(std::string_view key) {
+  Result<std::optional<MetaEntry>> find(std::string_view key) PTC_REQUIRES(mutex_) {
     Query query(database_, get_);
     PTC_TRY(bool row, query.bind(key).step());
     return row ? std::optional<MetaEntry>(query.entry()) : std::nullopt;
   }
 
   /// The transaction from BEGIN to COMMIT; on an error the caller rolls back.
-  Result<int64_t> write(const MetaTransaction& transaction, std::vector<MetaEvent>& events) {
+  Result<int64_t> write(const MetaTransaction& transaction, std::vector<MetaEvent>& events)
+      PTC_REQUIRES(mutex_) {
     PTC_TRY(database_.run("BEGIN IMMEDIATE"));
     for (const auto& compare : transaction.compares) {
       PTC_TRY(auto found, find(compare.key));
@@ -347,7 +351,7 @@ class SqliteMeta : public MetaClient {
     return events.empty() ? last_revision : revision;
   }
 
-  Result<> roll_back() {
+  Result<> roll_back() PTC_REQUIRES(mutex_) {
     if (sqlite3_get_autocommit(database_.get()) != 0) return ok();
     auto rolled_back = database_.run("ROLLBACK");
     if (!rolled_back)
@@ -357,7 +361,7 @@ class SqliteMeta : public MetaClient {
 
   /// A COMMIT that failed, at its fsync for one, has left its pages in the log, where the next
   /// start would find it done. Whatever is written in their place takes it away.
-  Result<> settle_doubt() {
+  Result<> settle_doubt() PTC_REQUIRES(mutex_) {
     if (!in_doubt_) return ok();
     auto written =
         database_.run("BEGIN IMMEDIATE; UPDATE counter SET revision = revision + 1; COMMIT");
@@ -371,20 +375,25 @@ class SqliteMeta : public MetaClient {
     return ok();
   }
 
-  Result<int64_t> read_counter() {
+  Result<int64_t> read_counter() PTC_REQUIRES(mutex_) {
     Query query(database_, counter_);
     PTC_TRY(bool row, query.step());
     if (!row) return database_.damaged("its revision counter is gone");
     return query.number(0);
   }
 
-  std::mutex mutex_;  // guards all of these
-  Database database_;
-  SpareRoom spare_;
-  Statement get_, list_, list_until_, put_, delete_, lease_, unlease_, counter_, set_counter_;
-  bool in_doubt_ = false;  // a COMMIT failed, and what it wrote may still be there
-  int64_t leases_ = 0;     // how many there were
-  LeasedKeys leased_;
+  Mutex mutex_;
+  Database database_ PTC_GUARDED_BY(mutex_);
+  SpareRoom spare_ PTC_GUARDED_BY(mutex_);
+  Statement get_ PTC_GUARDED_BY(mutex_), list_ PTC_GUARDED_BY(mutex_),
+      list_until_ PTC_GUARDED_BY(mutex_), put_ PTC_GUARDED_BY(mutex_),
+      delete_ PTC_GUARDED_BY(mutex_), lease_ PTC_GUARDED_BY(mutex_),
+      unlease_ PTC_GUARDED_BY(mutex_), counter_ PTC_GUARDED_BY(mutex_),
+      set_counter_ PTC_GUARDED_BY(mutex_);
+  bool in_doubt_ PTC_GUARDED_BY(mutex_) =
+      false;  // a COMMIT failed, and what it wrote may still be there
+  int64_t leases_ PTC_GUARDED_BY(mutex_) = 0;  // how many there were
+  LeasedKeys leased_ PTC_GUARDED_BY(mutex_);
   WatchHub watches_;  // last: its calls end first
 };
 

@@ -13,13 +13,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -47,7 +47,7 @@ class Lookups {
   static void begin(const PeerAddress& address, Known known) {
     static const auto all = std::make_shared<Lookups>();
     const std::string name = address.host + ":" + address.port;
-    std::lock_guard lock(all->mutex_);
+    MutexLock lock(all->mutex_);
     auto& waiting = all->waiting_[name];
     waiting.push_back(std::move(known));
     if (waiting.size() > 1) return;
@@ -66,14 +66,14 @@ class Lookups {
   void finish(const std::string& name, const Result<Addresses>& found) {
     std::vector<Known> waiting;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       waiting = std::move(waiting_.extract(name).mapped());
     }
     for (Known& one : waiting) one(found);
   }
 
-  std::mutex mutex_;
-  std::map<std::string, std::vector<Known>> waiting_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<std::string, std::vector<Known>> waiting_ PTC_GUARDED_BY(mutex_);
 };
 
 /// Between a lookup, which may end long after nobody waits any more, and a coroutine, whose
@@ -86,7 +86,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
 
   /// Threads: any.
   void give(Result<Addresses> found) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!awaited_) return;
     found_ = std::move(found);
     wake();
@@ -99,7 +99,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   }
   /// Nobody waits any more. On the executor, of which nothing is left here then.
   std::optional<Result<Addresses>> leave() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     awaited_ = false;
     known.reset();
     executor_ = {};
@@ -110,9 +110,9 @@ class Answer : public std::enable_shared_from_this<Answer> {
 
  private:
   IoExecutor executor_;
-  std::mutex mutex_;
-  bool awaited_ = true;                     // guarded by mutex_
-  std::optional<Result<Addresses>> found_;  // guarded by mutex_
+  Mutex mutex_;
+  bool awaited_ PTC_GUARDED_BY(mutex_) = true;
+  std::optional<Result<Addresses>> found_ PTC_GUARDED_BY(mutex_);
 };
 
 Task<Addresses> resolve_until(const PeerAddress& address, const Patience& patience) {

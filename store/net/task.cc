@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -21,9 +21,9 @@ asio::awaitable<void> pause(std::chrono::milliseconds time, std::stop_token stop
 struct Background::State {
   std::function<asio::awaitable<void>(std::stop_token)> work;
   std::stop_source stop;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool ended = false;  // guarded
+  Mutex mutex;
+  ConditionVariable changed;
+  bool ended PTC_GUARDED_BY(mutex) = false;
 };
 
 void Background::start(const IoExecutor& executor,
@@ -31,7 +31,7 @@ void Background::start(const IoExecutor& executor,
   state_ = std::make_shared<State>();
   state_->work = std::move(work);
   auto end = [state = state_](std::exception_ptr) {  // no memory: it ends
-    std::lock_guard lock(state->mutex);
+    MutexLock lock(state->mutex);
     state->ended = true;
     state->changed.notify_all();
   };
@@ -46,8 +46,8 @@ void Background::start(const IoExecutor& executor,
 void Background::stop() {
   if (!state_) return;
   state_->stop.request_stop();
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->ended; });
+  UniqueLock lock(state_->mutex);
+  state_->changed.wait(state_->mutex, [&]() PTC_REQUIRES(state_->mutex) { return state_->ended; });
   lock.unlock();
   state_.reset();
 }

@@ -6,11 +6,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -29,6 +29,7 @@ class FollowedFiles {
   static Result<std::shared_ptr<const FollowedFiles>> open(std::vector<std::string> paths,
                                                            std::string what, Make make) {
     auto followed = std::make_shared<FollowedFiles>();
+    MutexLock lock(followed->mutex_);
     followed->stamp_ = stamp_of_files(paths);
     PTC_TRY(followed->value_, make());
     followed->paths_ = std::move(paths);
@@ -41,7 +42,7 @@ class FollowedFiles {
   /// logged once.
   Made value() const {
     const std::string stamp = stamp_of_files(paths_);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (stamp != stamp_) {
       stamp_ = stamp;
       if (auto made = make_()) value_ = std::move(made).value();
@@ -54,9 +55,9 @@ class FollowedFiles {
   std::vector<std::string> paths_;
   std::string what_;
   Make make_;
-  mutable std::mutex mutex_;
-  mutable std::string stamp_;  // guarded by mutex_; of the files that were looked at last
-  mutable Made value_;         // guarded by mutex_
+  mutable Mutex mutex_;
+  mutable std::string stamp_ PTC_GUARDED_BY(mutex_);  // of the files that were looked at last
+  mutable Made value_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc
