@@ -1,16 +1,18 @@
 #include "store/rpc/peer_numbers.h"
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 std::shared_ptr<PeerCounters> PeerCounterTable::of(const std::string& node) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto& counters = nodes_[node];
   if (!counters) counters = std::make_shared<PeerCounters>();
   return counters;
 }
 
 std::vector<PeerNumbers> PeerCounterTable::numbers() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<PeerNumbers> all;
   for (const auto& [node, counted] : nodes_) {
     all.push_back({node, counted->bytes_sent, counted->bytes_received, counted->connections,

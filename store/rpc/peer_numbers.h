@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -44,8 +45,8 @@ class PeerCounterTable {
   std::vector<PeerNumbers> numbers() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<PeerCounters>> nodes_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<PeerCounters>> nodes_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

@@ -8,17 +8,16 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
-#include <condition_variable>
 #include <exception>
 #include <list>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <unordered_map>
 
 #include "store/base/json.h"
 #include "store/base/log_rate.h"
+#include "store/base/mutex.h"
 #include "store/base/spare_threads.h"
 #include "store/net/address.h"
 #include "store/rpc/connection.h"
@@ -47,30 +46,32 @@ struct PeerServer::Impl {
   std::atomic<uint64_t> refused{0};
   PeerCounterTable counters;
   LogRate told{kLinesOfStrangers, kEach};
-  mutable std::mutex mutex;
-  std::condition_variable one_less;
+  mutable Mutex mutex;
+  ConditionVariable one_less;
   struct Stranger {
     Connection* connection;
     std::string host;
   };
-  bool accepting = false;  // guarded by mutex, and below
-  std::set<Connection*> open;
-  std::list<Stranger> strangers;   // of those the ones that are not let in yet, as they came
-  std::set<Connection*> admitted;  // those that are, and were not cut since
-  std::list<Connection*> idle;     // of these the ones between two requests, longest first
-  std::unordered_map<Connection*, std::list<Connection*>::iterator> idle_at;
-  std::map<std::string, std::shared_ptr<const Handler>> handlers;
-  bool handles_all = false;
+  bool accepting PTC_GUARDED_BY(mutex) = false;
+  std::set<Connection*> open PTC_GUARDED_BY(mutex);
+  std::list<Stranger> strangers
+      PTC_GUARDED_BY(mutex);  // of those the ones that are not let in yet, as they came
+  std::set<Connection*> admitted PTC_GUARDED_BY(mutex);  // those that are, and were not cut since
+  std::list<Connection*> idle
+      PTC_GUARDED_BY(mutex);  // of these the ones between two requests, longest first
+  std::unordered_map<Connection*, std::list<Connection*>::iterator> idle_at PTC_GUARDED_BY(mutex);
+  std::map<std::string, std::shared_ptr<const Handler>> handlers PTC_GUARDED_BY(mutex);
+  bool handles_all PTC_GUARDED_BY(mutex) = false;
   SpareThreads calls{"ptcfs-call"};  // answers them
 
   bool stopping() const { return stop.stop_requested(); }
   asio::awaitable<void> accept_all();
   void take_in(UniqueFd socket);
   void has_ended(Connection* connection);
-  void cut_a_stranger();
+  void cut_a_stranger() PTC_REQUIRES(mutex);
   void is_no_stranger(const Connection* connection);
-  std::optional<Connection*> longest_idle();
-  void is_not_idle(Connection* connection);
+  std::optional<Connection*> longest_idle() PTC_REQUIRES(mutex);
+  void is_not_idle(Connection* connection) PTC_REQUIRES(mutex);
   void let_in(Connection& connection);
   void set_idle(Connection& connection, bool is_idle);
   asio::awaitable<void> serve(Connection& connection);
@@ -99,7 +100,7 @@ asio::awaitable<void> PeerServer::Impl::accept_all() {
 void PeerServer::Impl::take_in(UniqueFd socket) {
   auto connection = std::make_shared<Connection>(std::move(socket));
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (admitted.size() >= options.max_connections && !longest_idle()) {
       ++refused;
       if (const auto more = told.pass())
@@ -132,14 +133,14 @@ void PeerServer::Impl::has_ended(Connection* connection) {
   connection->cut();
   connection->detach();
   is_no_stranger(connection);
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   admitted.erase(connection);
   is_not_idle(connection);
   open.erase(connection);
   one_less.notify_all();
 }
 
-/// Under `mutex`. One that has just got a request is none; where the next few are none, too, nobody
+/// One that has just got a request is none; where the next few are none, too, nobody
 /// looks at all the others.
 std::optional<Connection*> PeerServer::Impl::longest_idle() {
   constexpr int kLookedAt = 8;
@@ -150,7 +151,6 @@ std::optional<Connection*> PeerServer::Impl::longest_idle() {
   return std::nullopt;
 }
 
-/// Under `mutex`.
 void PeerServer::Impl::is_not_idle(Connection* connection) {
   const auto known = idle_at.find(connection);
   if (known == idle_at.end()) return;
@@ -161,7 +161,7 @@ void PeerServer::Impl::is_not_idle(Connection* connection) {
 /// Each peer keeps some connections for later (Peers), and makes others when these are closed.
 void PeerServer::Impl::let_in(Connection& connection) {
   is_no_stranger(&connection);
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (admitted.size() >= options.max_connections) {
     if (const auto gives_way =
             longest_idle()) {  // else there are as many more as were strangers at once
@@ -174,13 +174,13 @@ void PeerServer::Impl::let_in(Connection& connection) {
 }
 
 void PeerServer::Impl::set_idle(Connection& connection, bool is_idle) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   is_not_idle(&connection);
   if (is_idle && admitted.contains(&connection))
     idle_at[&connection] = idle.insert(idle.end(), &connection);
 }
 
-/// Whoever holds connections open and says nothing takes the places of its own: under `mutex`.
+/// Whoever holds connections open and says nothing takes the places of its own.
 void PeerServer::Impl::cut_a_stranger() {
   std::map<std::string_view, size_t> of_host;
   for (const Stranger& one : strangers) ++of_host[one.host];
@@ -193,7 +193,7 @@ void PeerServer::Impl::cut_a_stranger() {
 }
 
 void PeerServer::Impl::is_no_stranger(const Connection* connection) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   strangers.remove_if([&](const Stranger& one) { return one.connection == connection; });
 }
 
@@ -301,7 +301,7 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
 
 Result<std::shared_ptr<const PeerServer::Handler>> PeerServer::Impl::handler_of(
     const std::string& method) const {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (const auto found = handlers.find(method); found != handlers.end()) return found->second;
   if (!handles_all)
     return make_error(Code::kUnavailable, "node {} does not answer {} yet", self.node,
@@ -339,10 +339,13 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
   impl->listener->set_patience({std::chrono::hours(1), Deadline::max(), impl->stop.get_token()});
   const IoExecutor executor = impl->options.io->next();
   impl->listener->attach(executor);
-  impl->accepting = true;
+  {
+    MutexLock lock(impl->mutex);
+    impl->accepting = true;
+  }
   auto end = [impl = impl.get()](std::exception_ptr) {
     impl->listener->detach();
-    std::lock_guard lock(impl->mutex);
+    MutexLock lock(impl->mutex);
     impl->accepting = false;
     impl->one_less.notify_all();
   };
@@ -352,22 +355,24 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
 
 PeerServer::~PeerServer() {
   impl_->stop.request_stop();
-  std::unique_lock lock(impl_->mutex);
-  impl_->one_less.wait(lock, [&] { return !impl_->accepting; });
+  MutexLock lock(impl_->mutex);
+  impl_->one_less.wait(impl_->mutex,
+                       [&]() PTC_REQUIRES(impl_->mutex) { return !impl_->accepting; });
   for (Connection* connection : impl_->open) connection->cut();
-  impl_->one_less.wait(lock, [&] { return impl_->open.empty(); });
+  impl_->one_less.wait(impl_->mutex,
+                       [&]() PTC_REQUIRES(impl_->mutex) { return impl_->open.empty(); });
 }
 
 uint16_t PeerServer::port() const { return impl_->port; }
 std::string PeerServer::address() const { return impl_->address; }
 
 void PeerServer::handle(std::string method, Handler handler) {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->handlers[std::move(method)] = std::make_shared<const Handler>(std::move(handler));
 }
 
 void PeerServer::handles_all() {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->handles_all = true;
 }
 

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cerrno>
 #include <map>
-#include <mutex>
 
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/net/address.h"
 #include "store/rpc/connection.h"
 #include "store/rpc/handshake.h"
@@ -43,8 +43,8 @@ struct Peers::Impl {
   Identity self;
   PeerCounterTable counters;
   std::atomic<uint64_t> next_request{1};
-  std::mutex mutex;
-  std::map<std::string, Peer> peers;  // guarded by mutex
+  Mutex mutex;
+  std::map<std::string, Peer> peers PTC_GUARDED_BY(mutex);
 
   Result<std::string> address_of(const std::string& node);
   std::unique_ptr<Connection> take_kept(const std::string& node);
@@ -57,7 +57,7 @@ struct Peers::Impl {
 };
 
 std::unique_ptr<Connection> Peers::Impl::take_kept(const std::string& node) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   auto found = peers.find(node);
   if (found == peers.end()) return nullptr;
   auto& kept = found->second.kept;
@@ -71,7 +71,7 @@ std::unique_ptr<Connection> Peers::Impl::take_kept(const std::string& node) {
 }
 
 Result<std::string> Peers::Impl::address_of(const std::string& node) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   auto found = peers.find(node);
   if (found == peers.end())
     return make_error(Code::kUnavailable, "node {} is not there: nobody said its address", node);
@@ -133,7 +133,7 @@ Result<std::unique_ptr<Peers>> Peers::create(PeersOptions options) {
 
 void Peers::set(const std::string& node, const std::string& address) {
   std::vector<Impl::Kept> old;  // closed without the lock
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   Impl::Peer& peer = impl_->peers[node];
   if (peer.address == address) return;
   peer.address = address;
@@ -141,7 +141,7 @@ void Peers::set(const std::string& node, const std::string& address) {
 }
 
 void Peers::remove(const std::string& node) {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->peers.erase(node);
 }
 
@@ -166,7 +166,7 @@ Result<> Peers::meet(const std::string& node, const std::string& address) {
 void Peers::give_back(const std::string& node, std::unique_ptr<Connection> connection) {
   connection->detach();
   connection->set_patience({});
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   auto found = impl_->peers.find(node);
   if (found == impl_->peers.end() || found->second.address != connection->dialed()) return;
   auto& kept = found->second.kept;

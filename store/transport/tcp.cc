@@ -7,9 +7,9 @@
 #include <iterator>
 #include <latch>
 #include <map>
-#include <mutex>
 #include <optional>
 
+#include "store/base/mutex.h"
 #include "store/rpc/connection.h"
 #include "store/transport/landing.h"
 
@@ -121,7 +121,7 @@ class NodeFetch {
 class FirstError {
  public:
   void note(Result<> result) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!result && !error_) error_ = std::move(result).error();
   }
   void note(const std::string& node, std::exception_ptr thrown) {
@@ -132,14 +132,14 @@ class FirstError {
     }
   }
   Result<> take() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (error_) return *std::move(error_);
     return ok();
   }
 
  private:
-  std::mutex mutex_;
-  std::optional<Error> error_;  // guarded by mutex_
+  Mutex mutex_;
+  std::optional<Error> error_ PTC_GUARDED_BY(mutex_);
 };
 
 class TcpTransport final : public Transport {
