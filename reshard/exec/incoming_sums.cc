@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -31,6 +33,7 @@ void IncomingSums::expect(const ImagePart& part) {
 }
 
 void IncomingSums::start() {
+  MutexLock lock(mutex_);
   for (size_t image = 0; image < images_.size(); ++image)
     for (size_t chunk = 0; chunk < images_[image].expected.size(); ++chunk)
       if (images_[image].expected[chunk] == 0) whole_.push_back({image, chunk});
@@ -42,13 +45,14 @@ void IncomingSums::start() {
 }
 
 void IncomingSums::came(std::span<const ImagePart> parts) {
-  std::lock_guard lock(mutex_);
-  const size_t before = whole_.size();
+  MutexLock lock(mutex_);
+  std::vector<Chunk> whole;
   for (const ImagePart& part : parts)
     for_each_chunk(part.begin, part.end, [&](uint64_t chunk) {
-      if (--images_[part.image].expected[chunk] == 0) whole_.push_back({part.image, chunk});
+      if (--images_[part.image].expected[chunk] == 0) whole.push_back({part.image, chunk});
     });
-  if (whole_.size() > before) more_.notify_one();
+  whole_.insert(whole_.end(), whole.begin(), whole.end());
+  if (!whole.empty()) more_.notify_one();
 }
 
 void IncomingSums::hash(const Chunk& chunk) {
@@ -63,8 +67,9 @@ void IncomingSums::hash(const Chunk& chunk) {
 }
 
 void IncomingSums::hash_all(std::stop_token stop) {
-  std::unique_lock lock(mutex_);
-  while (more_.wait(lock, stop, [&] { return !whole_.empty(); }) && !stop.stop_requested()) {
+  UniqueLock lock(mutex_);
+  while (more_.wait(mutex_, stop, [&]() PTC_REQUIRES(mutex_) { return !whole_.empty(); }) &&
+         !stop.stop_requested()) {
     const Chunk chunk = whole_.front();
     whole_.pop_front();
     lock.unlock();
@@ -75,10 +80,15 @@ void IncomingSums::hash_all(std::stop_token stop) {
 
 Result<> IncomingSums::finish(ThreadTeam& team, ChecksumLedger& ledger, std::stop_token stop) {
   thread_ = {};
+  std::deque<Chunk> left;
+  {
+    MutexLock lock(mutex_);
+    left.swap(whole_);
+  }
   PTC_TRY(team.parallel_for(
-      whole_.size(),
+      left.size(),
       [&](size_t i) -> Result<> {
-        hash(whole_[i]);
+        hash(left[i]);
         return ok();
       },
       stop));

@@ -3,11 +3,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <span>
 #include <stop_token>
 #include <thread>
@@ -15,6 +13,7 @@
 
 #include "reshard/exec/executor.h"
 #include "reshard/exec/image_sums.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -55,10 +54,10 @@ class IncomingSums {
   void hash_all(std::stop_token stop);
 
   std::vector<ImageChunks> images_;  // `expected` is guarded by mutex_ from start() on
-  std::mutex mutex_;
-  std::condition_variable_any more_;
-  std::deque<Chunk> whole_;  // guarded by mutex_
-  std::jthread thread_;      // last
+  Mutex mutex_;
+  StoppableConditionVariable more_;
+  std::deque<Chunk> whole_ PTC_GUARDED_BY(mutex_);
+  std::jthread thread_;  // last
 };
 
 }  // namespace ptc

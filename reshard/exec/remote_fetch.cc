@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -49,7 +51,10 @@ void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer,
   }
   const Window window{target, transfer.begin};
   Batch& batch = lane.windows[window];
-  if (batch.items.empty()) ++coming_.try_emplace(window, Coming{id}).first->second.batches;
+  if (batch.items.empty()) {
+    MutexLock lock(mutex_);
+    ++coming_.try_emplace(window, Coming{id}).first->second.batches;
+  }
   add_to(batch);
 }
 
@@ -66,7 +71,7 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
   std::vector<uint32_t> source_of = batch.sources;
   std::map<uint32_t, ImageRef> instead;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     instead = lane.instead;
   }
   for (size_t i = 0; i < left.size(); ++i) {
@@ -93,7 +98,7 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
     if (others.empty()) return std::move(fetched).error();
     for (auto& [source, image] : others) instead[source] = image;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       for (auto& [source, image] : others) lane.instead[source] = std::move(image);
     }
     left = std::move(again);
@@ -104,7 +109,7 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
 }
 
 std::optional<RemoteFetch::Work> RemoteFetch::next(Lane& lane) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!lane.windows.empty()) {
     auto first = lane.windows.extract(lane.windows.begin());
     return Work{first.key(), std::move(first.mapped())};
@@ -119,7 +124,7 @@ Result<> RemoteFetch::fetch_lane(Lane& lane, const std::stop_token& stop) {
   while (std::optional<Work> work = next(lane)) {
     PTC_TRY(fetch(lane, std::move(work->batch), stop));
     if (!work->window) continue;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Coming& coming = coming_.at(*work->window);
     if (--coming.batches == 0)
       sources_.relays->arrived(work->window->first, work->window->second, coming.image);
@@ -132,7 +137,7 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
     Batch& batch = work->batch;
     bool ask = false;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ask = lane.relays;
     }
     if (ask) {
@@ -158,7 +163,7 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
         continue;
       }
       if (fetched.error().code() == Code::kCancelled) return fetched;
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (std::exchange(lane.relays, false))
         spdlog::warn("what another node should have passed on is taken from its source: {}",
                      fetched.error().message());
@@ -169,15 +174,17 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
 }
 
 Result<> RemoteFetch::run(std::stop_token stop) {
-  std::mutex mutex;
-  std::optional<Error> first_error;  // guarded by mutex; ends the other lanes
+  struct Shared {
+    Mutex mutex;
+    std::optional<Error> first_error PTC_GUARDED_BY(mutex);  // ends the other lanes
+  } shared;
   std::stop_source lanes_stop;
   const std::stop_callback pass_on(stop, [&] { lanes_stop.request_stop(); });
   auto note = [&](Result<> result) {
     if (result.has_value()) return;
     {
-      std::lock_guard lock(mutex);
-      if (!first_error) first_error = std::move(result).error();
+      MutexLock lock(shared.mutex);
+      if (!shared.first_error) shared.first_error = std::move(result).error();
     }
     lanes_stop.request_stop();
   };
@@ -192,7 +199,8 @@ Result<> RemoteFetch::run(std::stop_token stop) {
             [&, lane = &lane] { note(fetch_relayed(*lane, lanes_stop.get_token())); });
     }
   }
-  if (first_error) return *std::move(first_error);
+  MutexLock lock(shared.mutex);
+  if (shared.first_error) return *std::move(shared.first_error);
   return ok();
 }
 

@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -16,6 +15,7 @@
 
 #include "reshard/exec/fetch_images.h"
 #include "reshard/exec/incoming_sums.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -75,8 +75,8 @@ class RemoteFetch {
   const Came came_;
   std::map<std::string, Lane> lanes_;  // by the source images' node
   std::map<uint32_t, Lane> relayed_;   // by the node that relays: windows only
-  std::mutex mutex_;
-  std::map<Window, Coming> coming_;  // guarded by mutex_ once it runs
+  Mutex mutex_;
+  std::map<Window, Coming> coming_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

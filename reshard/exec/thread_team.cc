@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <utility>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -23,13 +23,14 @@ ThreadTeam::ThreadTeam(unsigned threads)
 
 Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(size_t)>& body,
                                   std::stop_token stop) {
+  const unsigned wanted = std::min<size_t>(size_, count);
   struct Shared {
     std::atomic<size_t> next{0};
-    std::mutex mutex;
-    std::condition_variable done;
-    unsigned running = 0;
-    std::optional<Error> error;  // the first one
-  } shared;
+    Mutex mutex;
+    ConditionVariable done;
+    unsigned running PTC_GUARDED_BY(mutex) = 0;
+    std::optional<Error> error PTC_GUARDED_BY(mutex);  // the first one
+  } shared{.running = wanted};
   auto work = [&] {
     for (;;) {
       size_t i = shared.next.fetch_add(1);
@@ -43,25 +44,24 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
       }
       if (result.has_error()) {
         shared.next = count;
-        std::lock_guard lock(shared.mutex);
+        MutexLock lock(shared.mutex);
         if (!shared.error) shared.error = result.error();
       }
     }
-    std::lock_guard lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     if (--shared.running == 0) shared.done.notify_all();
   };
-  const unsigned wanted = shared.running = std::min<size_t>(size_, count);
   unsigned posted = 0;
   try {
     for (; posted < wanted; ++posted) threads_.run(work);
   } catch (const std::exception&) {  // no memory or thread: those that have begun use what is here,
                                      // and do the rest
-    std::lock_guard lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     shared.running -= wanted - std::max(posted, 1u);
   }
   if (posted == 0 && wanted > 0) work();
-  std::unique_lock lock(shared.mutex);
-  shared.done.wait(lock, [&] { return shared.running == 0; });
+  MutexLock lock(shared.mutex);
+  shared.done.wait(shared.mutex, [&]() PTC_REQUIRES(shared.mutex) { return shared.running == 0; });
   if (shared.error) return *std::move(shared.error);
   return ok();
 }
