@@ -13,6 +13,7 @@
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/base/wall_time.h"
 #include "store/codec/tensor_path.h"
 
@@ -194,7 +195,7 @@ Result<std::shared_ptr<const Checkpoint::OfSpec>> Checkpoint::of_spec(
                                              return std::make_shared<const OfSpec>(manifest(),
                                                                                    spec);
                                            }));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return last_of_spec_ = std::move(made);
 }
 
@@ -205,15 +206,15 @@ Result<std::vector<Model::Held>> Checkpoint::hold(const LayoutSpec& spec,
 }
 
 std::shared_ptr<const StoredState> Checkpoint::stored() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return stored_;
 }
 
 void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stored_ = std::move(stored);
   if (remote_files_ == nullptr) return;
-  std::lock_guard remote_lock(remote_files_->mutex);
+  MutexLock remote_lock(remote_files_->mutex);
   remote_files_->stored = stored_;
   remote_files_->rest.reset();
   remote_files_->replaced.notify_all();
@@ -227,13 +228,13 @@ void Checkpoint::let_go() {
   Result<std::shared_ptr<const StoredState>> bare = make_stored(before->spec, std::move(images));
   std::shared_ptr<const RemoteFiles>
       last;  // with the images of its stored state: it goes without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   last = std::move(remote_files_);
   if (bare.has_value()) stored_ = std::move(bare).value();
 }
 
 std::weak_ptr<RemoteFiles> Checkpoint::remote_files() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return remote_files_;
 }
 

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -24,6 +23,7 @@
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/image/image_store.h"
 
 namespace ptc {
@@ -136,11 +136,11 @@ class CheckpointFacts {
 /// also after they were moved, and as they were last when the checkpoint was removed.
 struct RemoteFiles {
   using Clock = std::chrono::steady_clock;
-  std::mutex mutex;
-  std::condition_variable replaced;
-  std::shared_ptr<const StoredState> stored;  // guarded
-  std::map<std::string, Clock::time_point>
-      absent;  // nodes that did not answer a read, and until when that counts; guarded
+  Mutex mutex;
+  ConditionVariable replaced;
+  std::shared_ptr<const StoredState> stored PTC_GUARDED_BY(mutex);
+  std::map<std::string, Clock::time_point> absent
+      PTC_GUARDED_BY(mutex);  // nodes that did not answer a read, and until when that counts
   /// What is left without some nodes. Made once, for many files lie on the same.
   struct Rest {
     std::shared_ptr<const StoredState> of;
@@ -150,8 +150,8 @@ struct RemoteFiles {
          std::shared_ptr<const StoredState> left)
         : of(std::move(of_given)), without(std::move(nodes)), stored(std::move(left)) {}
   };
-  std::shared_ptr<const Rest> rest;  // of `stored`; guarded
-  std::mutex making_rest;            // before `mutex`
+  std::shared_ptr<const Rest> rest PTC_GUARDED_BY(mutex);  // of `stored`
+  Mutex making_rest;                                       // before `mutex`
 };
 
 /// Threads: any. Everything but where the bytes lie is immutable; that is replaced in one step when
@@ -287,15 +287,16 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const std::function<bool()> catch_up_;
   std::atomic<bool> removed_ = false;
   const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
-  mutable std::mutex mutex_;
-  std::shared_ptr<const StoredState> stored_;  // guarded
-  std::shared_ptr<RemoteFiles> remote_files_ =
-      std::make_shared<RemoteFiles>();                  // guarded; null: removed
-  mutable std::shared_ptr<const OfSpec> last_of_spec_;  // guarded
-  mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_;  // guarded
+  mutable Mutex mutex_;
+  std::shared_ptr<const StoredState> stored_ PTC_GUARDED_BY(mutex_);
+  std::shared_ptr<RemoteFiles> remote_files_ PTC_GUARDED_BY(mutex_) =
+      std::make_shared<RemoteFiles>();  // null: removed
+  mutable std::shared_ptr<const OfSpec> last_of_spec_ PTC_GUARDED_BY(mutex_);
+  mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_
+      PTC_GUARDED_BY(mutex_);
   static constexpr size_t kFewSets = 64;
-  mutable size_t clean_sets_at_ =
-      kFewSets;  // names in it; those of sets that are gone are forgotten then; guarded
+  mutable size_t clean_sets_at_ PTC_GUARDED_BY(mutex_) =
+      kFewSets;  // names in it; those of sets that are gone are forgotten then
 };
 using CheckpointRef = std::shared_ptr<Checkpoint>;
 

@@ -16,6 +16,7 @@
 #include "reshard/checkpoint/dcp_tree.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/codec/npy.h"
 #include "store/codec/safetensors.h"
 #include "store/codec/tensor_path.h"
@@ -102,7 +103,7 @@ using FindSource = std::function<Result<Source>(const StoredState&)>;
 
 /// Nodes that did not answer a moment ago.
 std::set<std::string> absent_nodes(RemoteFiles& files) {
-  std::lock_guard lock(files.mutex);
+  MutexLock lock(files.mutex);
   const auto now = RemoteFiles::Clock::now();
   std::erase_if(files.absent, [&](const auto& one) { return one.second < now; });
   std::set<std::string> nodes;
@@ -114,9 +115,9 @@ std::set<std::string> absent_nodes(RemoteFiles& files) {
 Result<std::shared_ptr<const StoredState>> stored_without(
     const Checkpoint& checkpoint, RemoteFiles& files,
     const std::shared_ptr<const StoredState>& stored, const std::set<std::string>& nodes) {
-  std::lock_guard making(files.making_rest);
+  MutexLock making(files.making_rest);
   {
-    std::lock_guard lock(files.mutex);
+    MutexLock lock(files.mutex);
     if (files.rest != nullptr && files.rest->of == stored && files.rest->without == nodes)
       return files.rest->stored;
   }
@@ -124,7 +125,7 @@ Result<std::shared_ptr<const StoredState>> stored_without(
   for (StoredImage& image : images)
     if (nodes.contains(image.node)) image.image = nullptr;
   PTC_TRY(auto rest, checkpoint.make_stored(stored->spec, std::move(images)));
-  std::lock_guard lock(files.mutex);
+  MutexLock lock(files.mutex);
   if (files.stored == stored)
     files.rest = std::make_shared<const RemoteFiles::Rest>(stored, nodes, rest);
   return rest;
@@ -183,7 +184,7 @@ class RemoteContent final : public FileContent {
     bool given_up;
   };
   Now now() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return {stored_, program_, given_up_ == stored_};
   }
   /// Whether there is another program to try than `seen`, without what lies on these nodes and
@@ -191,7 +192,7 @@ class RemoteContent final : public FileContent {
   Result<bool> turn_to_others(const Now& seen, const std::set<std::string>& absent) const {
     if (absent.empty()) return false;
     {
-      std::lock_guard lock(files_->mutex);
+      MutexLock lock(files_->mutex);
       for (const std::string& node : absent)
         files_->absent[node] = RemoteFiles::Clock::now() + kAvoided;
     }
@@ -201,7 +202,7 @@ class RemoteContent final : public FileContent {
     const bool found = source.has_value();
     if (!found) source = find_(*seen.stored);
     if (source.has_error()) return std::move(source).error();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (program_ != seen.program || stored_ != seen.stored)
       return true;  // another reader has turned already
     program_ = std::make_shared<const GatherProgram>(std::move(source.value().program));
@@ -212,20 +213,22 @@ class RemoteContent final : public FileContent {
                           std::chrono::milliseconds pause) const {
     std::shared_ptr<const StoredState> newer;
     {
-      std::unique_lock lock(files_->mutex);
-      files_->replaced.wait_for(lock, pause, [&] { return files_->stored != seen; });
+      MutexLock lock(files_->mutex);
+      files_->replaced.wait_for(files_->mutex, pause, [&]() PTC_REQUIRES(files_->mutex) {
+        return files_->stored != seen;
+      });
       newer = files_->stored;
     }
     if (newer == seen) return false;
     PTC_TRY(auto source, find_(*newer));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stored_ = std::move(newer);
     program_ = std::make_shared<const GatherProgram>(std::move(source.program));
     return true;
   }
   /// Until it lies elsewhere, reads fail at once.
   void give_up(std::shared_ptr<const StoredState> seen) const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     given_up_ = std::move(seen);
   }
 
@@ -234,11 +237,11 @@ class RemoteContent final : public FileContent {
   const InUse in_use_;
   const std::shared_ptr<RemoteFiles> files_;
   const std::string nodes_;  // when it was opened
-  mutable std::mutex mutex_;
-  mutable std::shared_ptr<const StoredState> given_up_;  // guarded by mutex_
-  mutable std::shared_ptr<const StoredState> stored_;    // guarded by mutex_
-  mutable std::shared_ptr<const GatherProgram>
-      program_;  // made for it, or for what of it answers; guarded by mutex_
+  mutable Mutex mutex_;
+  mutable std::shared_ptr<const StoredState> given_up_ PTC_GUARDED_BY(mutex_);
+  mutable std::shared_ptr<const StoredState> stored_ PTC_GUARDED_BY(mutex_);
+  mutable std::shared_ptr<const GatherProgram> program_
+      PTC_GUARDED_BY(mutex_);  // made for it, or for what of it answers
 };
 
 }  // namespace
@@ -255,7 +258,7 @@ class ContentSource {
     std::shared_ptr<const StoredState> stored;
     std::shared_ptr<RemoteFiles> files;
     {
-      std::lock_guard lock(checkpoint_->mutex_);
+      MutexLock lock(checkpoint_->mutex_);
       stored = checkpoint_->stored_;
       files = checkpoint_->remote_files_;
     }
@@ -466,13 +469,13 @@ class DescribedSet : public FileSet {
 Result<FileSetRef> Checkpoint::cached(const std::string& key,
                                       const std::function<Result<FileSetRef>()>& build) const {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto it = file_sets_.find(key);
     if (it != file_sets_.end())
       if (FileSetRef set = it->second.lock()) return set;
   }
   PTC_TRY(auto set, build());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file_sets_.size() >= clean_sets_at_) {
     std::erase_if(file_sets_, [](const auto& known) { return known.second.expired(); });
     clean_sets_at_ = 2 * file_sets_.size() + kFewSets;

@@ -1,8 +1,8 @@
 #include "reshard/checkpoint/shared_results.h"
 
-#include <mutex>
 #include <span>
 
+#include "store/base/mutex.h"
 #include "store/tensor/checksum.h"
 
 namespace ptc {
@@ -31,7 +31,7 @@ ResultKey& ResultKey::add(uint64_t number) {
 std::string ResultKey::digest() const { return fmt::format("{}-{}", hex_of(all_), all_.size()); }
 
 std::shared_ptr<const void> SharedResults::find(const std::string& digest) const {
-  std::shared_lock lock(mutex_);
+  SharedLock lock(mutex_);
   const auto known = results_.find(digest);
   return known != results_.end() ? known->second.lock() : nullptr;
 }
@@ -39,7 +39,7 @@ std::shared_ptr<const void> SharedResults::find(const std::string& digest) const
 std::shared_ptr<const void> SharedResults::add(const std::string& digest,
                                                std::shared_ptr<const void> made) {
   std::shared_ptr<const void> oldest;  // goes without the lock
-  std::lock_guard lock(mutex_);
+  ExclusiveLock lock(mutex_);
   std::weak_ptr<const void>& slot = results_[digest];
   if (std::shared_ptr<const void> other = slot.lock()) return other;
   slot = made;

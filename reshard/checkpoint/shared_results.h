@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -60,10 +60,10 @@ class SharedResults {
   std::shared_ptr<const void> add(const std::string& digest, std::shared_ptr<const void> made);
 
   const size_t kept_;
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<std::string, std::weak_ptr<const void>> results_;  // guarded, as all below
-  std::deque<std::shared_ptr<const void>> last_;
-  size_t clean_at_ = 64;  // results; those that are gone are forgotten then
+  mutable SharedMutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<const void>> results_ PTC_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<const void>> last_ PTC_GUARDED_BY(mutex_);
+  size_t clean_at_ PTC_GUARDED_BY(mutex_) = 64;  // results; those that are gone are forgotten then
 };
 
 }  // namespace ptc

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "store/base/fan_out.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -54,18 +55,18 @@ bool Cluster::may_decide() const {
 }
 
 void Cluster::belongs_to(MetaTransaction::Compare identity) {
-  std::lock_guard lock(identity_mutex_);
+  MutexLock lock(identity_mutex_);
   identity_ = std::move(identity);
 }
 
 std::optional<MetaTransaction::Compare> Cluster::identity() const {
-  std::lock_guard lock(identity_mutex_);
+  MutexLock lock(identity_mutex_);
   return identity_;
 }
 
 void Cluster::distrust(const std::string& why) {
   {
-    std::lock_guard lock(identity_mutex_);
+    MutexLock lock(identity_mutex_);
     if (distrusted_ == why) return;
     distrusted_ = why;
   }
@@ -80,14 +81,14 @@ void Cluster::distrust(const std::string& why) {
 
 void Cluster::trust() {
   {
-    std::lock_guard lock(identity_mutex_);
+    MutexLock lock(identity_mutex_);
     if (!std::exchange(distrusted_, std::nullopt)) return;
   }
   spdlog::info("the agreement store is the one that it was, and is believed again");
 }
 
 std::optional<std::string> Cluster::distrusted() const {
-  std::lock_guard lock(identity_mutex_);
+  MutexLock lock(identity_mutex_);
   return distrusted_;
 }
 

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "reshard/cluster/peer_table.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/meta/meta_client.h"
 #include "store/rpc/peer_numbers.h"
 
@@ -100,9 +100,9 @@ class Cluster {
                                                     std::chrono::milliseconds time,
                                                     std::stop_token stop);
 
-  mutable std::mutex identity_mutex_;
-  std::optional<MetaTransaction::Compare> identity_;  // guarded, and below
-  std::optional<std::string> distrusted_;
+  mutable Mutex identity_mutex_;
+  std::optional<MetaTransaction::Compare> identity_ PTC_GUARDED_BY(identity_mutex_);
+  std::optional<std::string> distrusted_ PTC_GUARDED_BY(identity_mutex_);
 };
 
 /// kUnavailable while what the agreement store says is not believed.

@@ -1,11 +1,11 @@
 // A lock for each key, there while somebody holds it or waits for it.
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -15,7 +15,7 @@ class KeyedLock {
   class Held {
    public:
     ~Held() {
-      std::lock_guard lock(all_.mutex_);
+      MutexLock lock(all_.mutex_);
       all_.held_.erase(key_);
       all_.released_.notify_all();
     }
@@ -25,8 +25,9 @@ class KeyedLock {
    private:
     friend class KeyedLock;
     Held(KeyedLock& all, std::string key) : all_(all), key_(std::move(key)) {
-      std::unique_lock lock(all_.mutex_);
-      all_.released_.wait(lock, [&] { return all_.held_.insert(key_).second; });
+      MutexLock lock(all_.mutex_);
+      all_.released_.wait(
+          all_.mutex_, [&]() PTC_REQUIRES(all_.mutex_) { return all_.held_.insert(key_).second; });
     }
     KeyedLock& all_;
     const std::string key_;
@@ -36,9 +37,9 @@ class KeyedLock {
   [[nodiscard]] Held hold(std::string key) { return Held(*this, std::move(key)); }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable released_;
-  std::set<std::string> held_;  // guarded
+  Mutex mutex_;
+  ConditionVariable released_;
+  std::set<std::string> held_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

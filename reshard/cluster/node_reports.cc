@@ -8,6 +8,7 @@
 
 #include "store/base/fan_out.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -74,7 +75,7 @@ Result<NodeAnswer> NodeAnswer::from_text(std::string_view text) {
 NodeReports::~NodeReports() {
   std::jthread last;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     last = std::move(asker_);
   }
 }
@@ -87,7 +88,7 @@ std::vector<std::string> NodeReports::others() const {
 
 std::map<std::string, NodeReports::Heard> NodeReports::heard() {
   const bool anybody = !others().empty();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (!anybody) {
     heard_.clear();
     return {};
@@ -101,7 +102,7 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
       asker_ = std::jthread([this](const std::stop_token& stop) {
         ::pthread_setname_np(::pthread_self(), "ptcfs-reports");
         ask_all(stop);
-        std::lock_guard ended(mutex_);
+        MutexLock ended(mutex_);
         asking_ = false;
         answered_ = std::chrono::steady_clock::now();
         changed_.notify_all();
@@ -111,7 +112,7 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
     }
   }
   if (!answered_ || now - *answered_ >= kStillTrue)
-    changed_.wait_for(lock, kFirstLook, [&] { return !asking_; });
+    changed_.wait_for(mutex_, kFirstLook, [&]() PTC_REQUIRES(mutex_) { return !asking_; });
   return heard_;
 }
 
@@ -131,7 +132,7 @@ std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job,
 void NodeReports::ask_all(const std::stop_token& stop) {
   const std::vector<std::string> nodes = others();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(heard_, [&](const auto& one) {
       return std::find(nodes.begin(), nodes.end(), one.first) == nodes.end();
     });
@@ -140,7 +141,7 @@ void NodeReports::ask_all(const std::stop_token& stop) {
     if (stop.stop_requested()) return ok();
     PTC_TRY(auto answer, cluster_.ask(nodes[i], PeerMethod::kNumbers, "", stop));
     PTC_TRY(auto said, NodeAnswer::from_text(answer));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};
     return ok();
   };

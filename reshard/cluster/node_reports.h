@@ -6,10 +6,8 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +17,7 @@
 #include "reshard/cluster/cluster.h"
 #include "reshard/cluster/reshard_progress.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -64,11 +63,13 @@ class NodeReports {
   void ask_all(const std::stop_token& stop);
 
   Cluster& cluster_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, Heard> heard_;  // guarded, as all below
-  bool asking_ = false;
-  std::optional<std::chrono::steady_clock::time_point> asked_, answered_;  // the last time
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<std::string, Heard> heard_ PTC_GUARDED_BY(mutex_);
+  bool asking_ PTC_GUARDED_BY(mutex_) = false;
+  std::optional<std::chrono::steady_clock::time_point> asked_
+      PTC_GUARDED_BY(mutex_);  // the last time
+  std::optional<std::chrono::steady_clock::time_point> answered_ PTC_GUARDED_BY(mutex_);
   std::jthread asker_;
 };
 

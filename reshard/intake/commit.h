@@ -12,7 +12,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -24,6 +23,7 @@
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/rule_set.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/codec/safetensors.h"
 
 namespace ptc {
@@ -71,13 +71,13 @@ class HashCache {
     std::unordered_map<std::string, Checksum> sums;
   };
   using Files = std::unordered_map<uint64_t, Entry>;
-  void drop(Files::iterator file);
-  void make_room(Ticket beside);
-  mutable std::mutex mutex_;
-  Files files_;                        // by inode; guarded, as all below
-  std::map<Ticket, uint64_t> by_age_;  // inodes
-  size_t sums_ = 0;
-  Ticket last_ticket_ = 0;
+  void drop(Files::iterator file) PTC_REQUIRES(mutex_);
+  void make_room(Ticket beside) PTC_REQUIRES(mutex_);
+  mutable Mutex mutex_;
+  Files files_ PTC_GUARDED_BY(mutex_);                        // by inode
+  std::map<Ticket, uint64_t> by_age_ PTC_GUARDED_BY(mutex_);  // inodes
+  size_t sums_ PTC_GUARDED_BY(mutex_) = 0;
+  Ticket last_ticket_ PTC_GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> bytes_ = 0;
 };
 

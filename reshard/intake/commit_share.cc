@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "reshard/intake/found_files.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -36,14 +37,14 @@ bool ShownName::is_empty() const {
 }
 
 void ShownName::remove_from(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (is_at(path)) rmdir(path.c_str());
   gone_ = true;
   remove_trace();
 }
 
 void ShownName::traced_by(std::string trace) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   trace_ = std::move(trace);
   if (gone_) remove_trace();
 }
@@ -77,11 +78,11 @@ Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string 
     };
     auto sealed = seal(std::move(give_way));
     if (sealed.has_error()) return std::move(sealed).error();
-    std::lock_guard lock(share->mutex_);
+    MutexLock lock(share->mutex_);
     if (!share->withdrawn_) share->seal_ = std::move(sealed).value();
   }
   PTC_TRY(share->directory_, open_file(AT_FDCWD, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  std::lock_guard lock(share->mutex_);
+  MutexLock lock(share->mutex_);
   if (auto found = find_files(share->directory(), nullptr);
       found.has_value())  // else it is told when it is drafted
     for (const Found& file : found.value()) share->versions_.emplace(file.source(), file.version);
@@ -142,7 +143,7 @@ Result<std::vector<ImageRef>> CommitShare::adopt(const std::vector<std::string>&
   std::vector<ImageRef> images;
   for (const std::string& path : paths) {
     PTC_TRY(auto image, place_.images->adopt(directory(), path));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (Result<> there = check_there(); there.has_error()) {
       (void)place_.images->remove(image->id());
       return std::move(there).error();
@@ -157,7 +158,7 @@ Result<std::vector<ImageRef>> CommitShare::adopt(const std::vector<std::string>&
 }
 
 Result<> CommitShare::hide(Name name) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   PTC_TRY(check_there());
   if (hidden_) return ok();
   PTC_TRY(make_directory(AT_FDCWD, place_.job_dir + "/committing"));
@@ -192,19 +193,19 @@ Result<> CommitShare::hide(Name name) {
 }
 
 std::shared_ptr<ShownName> CommitShare::shown() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return shown_;
 }
 
 void CommitShare::withdraw() {
   std::unique_ptr<Seal> broken;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   broken = withdraw_now();
 }
 
 bool CommitShare::withdraw_unless_hidden() {
   std::unique_ptr<Seal> broken;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (hidden_) return false;
   broken = withdraw_now();
   return true;
@@ -218,7 +219,7 @@ std::unique_ptr<Seal> CommitShare::withdraw_now() {
 
 void CommitShare::committed() {
   std::unique_ptr<Seal> seal;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   settled_ = true;
   // The user's until now. They stay drafts until this node has the checkpoint's own files: if it
   // never gets them, a start finds what no checkpoint here names.
@@ -241,7 +242,7 @@ void CommitShare::committed() {
 }
 
 void CommitShare::leave() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   settled_ = true;
 }
 

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "reshard/intake/seal.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/image/image_store.h"
 
 namespace ptc {
@@ -32,11 +32,11 @@ class ShownName {
 
  private:
   explicit ShownName(UniqueFd directory) : directory_(std::move(directory)) {}
-  void remove_trace();        // mutex held
+  void remove_trace() PTC_REQUIRES(mutex_);
   const UniqueFd directory_;  // no other gets its number
-  std::mutex mutex_;
-  std::string trace_;  // guarded by mutex_, as the next
-  bool gone_ = false;
+  Mutex mutex_;
+  std::string trace_ PTC_GUARDED_BY(mutex_);
+  bool gone_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 /// First the directory is sealed where it is, and can be read as before; its files are linked as
@@ -93,23 +93,26 @@ class CommitShare {
   CommitShare(Place place, std::string id, std::string incoming)
       : place_(std::move(place)), id_(std::move(id)), incoming_(std::move(incoming)) {}
   std::string hidden_dir() const { return place_.job_dir + "/committing/" + id_; }
-  Result<> check_unchanged(const std::string& path) const;
-  Result<> check_there() const;          // mutex held
-  std::unique_ptr<Seal> withdraw_now();  // mutex held; what it returns ends without the mutex
-  void renew(const std::string& path);
-  void remove_images();  // mutex held
-  void put_back();
+  Result<> check_unchanged(const std::string& path) const PTC_REQUIRES(mutex_);
+  Result<> check_there() const PTC_REQUIRES(mutex_);
+  /// What it returns ends without the mutex.
+  std::unique_ptr<Seal> withdraw_now() PTC_REQUIRES(mutex_);
+  void renew(const std::string& path) PTC_REQUIRES(mutex_);
+  void remove_images() PTC_REQUIRES(mutex_);
+  void put_back() PTC_REQUIRES(mutex_);
 
   const Place place_;
   const std::string id_, incoming_;
   UniqueFd directory_;
-  mutable std::mutex mutex_;
-  std::map<std::string, FileVersion>
-      versions_;  // guarded, as all below: of its files, by path, as they were sealed
-  std::unique_ptr<Seal> seal_;
-  std::vector<Adopted> adopted_;
-  std::shared_ptr<ShownName> shown_;
-  bool hidden_ = false, withdrawn_ = false, settled_ = false;
+  mutable Mutex mutex_;
+  std::map<std::string, FileVersion> versions_
+      PTC_GUARDED_BY(mutex_);  // of its files, by path, as they were sealed
+  std::unique_ptr<Seal> seal_ PTC_GUARDED_BY(mutex_);
+  std::vector<Adopted> adopted_ PTC_GUARDED_BY(mutex_);
+  std::shared_ptr<ShownName> shown_ PTC_GUARDED_BY(mutex_);
+  bool hidden_ PTC_GUARDED_BY(mutex_) = false;
+  bool withdrawn_ PTC_GUARDED_BY(mutex_) = false;
+  bool settled_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ptc

@@ -10,10 +10,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/tensor/strided_copy.h"
 
 namespace ptc {
@@ -98,7 +98,7 @@ class FileOfTasks {
   void add_tasks(size_t count) { tasks_left_ += count; }
 
   Result<> open() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (opened_) return ok();
     PTC_TRY(fd_, file_->open());
     if (file_->version().bytes >= kLeastMapped) mapped_.emplace(fd_.get(), file_->version().bytes);
@@ -119,8 +119,8 @@ class FileOfTasks {
  private:
   const FileToHashRef file_;
   std::atomic<size_t> tasks_left_{0};
-  std::mutex mutex_;
-  bool opened_ = false;  // guarded by mutex_, as the next two are until it is set
+  Mutex mutex_;
+  bool opened_ PTC_GUARDED_BY(mutex_) = false;  // as the next two are until it is set
   UniqueFd fd_;
   std::optional<MappedFile> mapped_;  // a small one is not
 };
@@ -204,7 +204,7 @@ Result<UniqueFd> FileToHash::open() const {
 }
 
 HashCache::Ticket HashCache::begin(const FileVersion& file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = files_.find(file.inode);
   if (known != files_.end() && known->second.version == file) return known->second.ticket;
   if (known != files_.end()) drop(known);
@@ -227,12 +227,12 @@ void HashCache::make_room(Ticket beside) {
 }
 
 size_t HashCache::files() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return files_.size();
 }
 
 std::optional<Checksum> HashCache::find(const FileVersion& file, const std::string& key) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto it = files_.find(file.inode);
   if (it == files_.end() || it->second.version != file) return std::nullopt;
   auto sum = it->second.sums.find(key);
@@ -242,7 +242,7 @@ std::optional<Checksum> HashCache::find(const FileVersion& file, const std::stri
 
 void HashCache::put(const FileVersion& file, Ticket ticket, const std::string& key,
                     const Checksum& sum) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto it = files_.find(file.inode);
   if (it == files_.end() || it->second.ticket != ticket) return;
   sums_ += it->second.sums.insert_or_assign(key, sum).second ? 1 : 0;
@@ -250,13 +250,13 @@ void HashCache::put(const FileVersion& file, Ticket ticket, const std::string& k
 }
 
 void HashCache::renew(const FileVersion& before, const FileVersion& now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto it = files_.find(before.inode);
   if (it != files_.end() && it->second.version == before) it->second.version = now;
 }
 
 void HashCache::forget(uint64_t inode) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto known = files_.find(inode); known != files_.end()) drop(known);
 }
 
