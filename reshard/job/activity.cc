@@ -3,23 +3,25 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 Activity::Activity(Activities& all, Subject subject)
     : all_(all), subject_(std::move(subject)), started_(std::chrono::steady_clock::now()) {}
 
 Activity::~Activity() {
-  std::lock_guard lock(all_.mutex_);
+  MutexLock lock(all_.mutex_);
   all_.under_way_.remove(this);
 }
 
 void Activity::begin(std::string_view phase) {
-  std::lock_guard lock(all_.mutex_);
+  MutexLock lock(all_.mutex_);
   phase_ = phase;
 }
 
 void Activity::begin(std::string_view phase, uint64_t bytes_total) {
-  std::lock_guard lock(all_.mutex_);
+  MutexLock lock(all_.mutex_);
   phase_ = phase;
   bytes_total_ = bytes_total;
   bytes_done_ = 0;
@@ -27,7 +29,7 @@ void Activity::begin(std::string_view phase, uint64_t bytes_total) {
 
 std::unique_ptr<Activity> Activities::begin(Activity::Subject subject) {
   std::unique_ptr<Activity> begun(new Activity(*this, std::move(subject)));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_) begun->stop_.request_stop();
   under_way_.push_back(begun.get());
   return begun;
@@ -41,7 +43,7 @@ Activity::Progress Activity::progress() const {
 bool Activities::any_reshard() const { return reshard().has_value(); }
 
 std::optional<Activity::Progress> Activities::reshard() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const Activity::Kind kind :
        {Activity::Kind::kReshard, Activity::Kind::kPart, Activity::Kind::kTrim})
     for (const Activity* one : under_way_)
@@ -50,7 +52,7 @@ std::optional<Activity::Progress> Activities::reshard() const {
 }
 
 std::vector<Activity::Progress> Activities::commits() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<Activity::Progress> list;
   for (const Activity* one : under_way_)
     if (one->subject_.kind == Activity::Kind::kCommit) list.push_back(one->progress());
@@ -58,7 +60,7 @@ std::vector<Activity::Progress> Activities::commits() const {
 }
 
 std::vector<Activity::Progress> Activities::fetches() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<Activity::Progress> list;
   for (const Activity* one : under_way_)
     if (one->subject_.kind == Activity::Kind::kFetch) list.push_back(one->progress());
@@ -66,13 +68,13 @@ std::vector<Activity::Progress> Activities::fetches() const {
 }
 
 void Activities::stop_all() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopped_ = true;
   for (Activity* one : under_way_) one->stop_.request_stop();
 }
 
 void Activities::stop_reshards() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (Activity* one : under_way_)
     if (one->subject_.kind != Activity::Kind::kCommit &&
         one->subject_.kind != Activity::Kind::kFetch)
@@ -80,13 +82,13 @@ void Activities::stop_reshards() {
 }
 
 void Activities::stop_trims() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (Activity* one : under_way_)
     if (one->subject_.kind == Activity::Kind::kTrim) one->stop_.request_stop();
 }
 
 void Activities::stop_with(std::string_view checkpoint) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (Activity* one : under_way_)
     if (one->subject_.checkpoint == checkpoint) one->stop_.request_stop();
 }

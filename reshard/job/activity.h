@@ -7,12 +7,13 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -52,7 +53,7 @@ class Activity {
  private:
   friend class Activities;
   Activity(Activities& all, Subject subject);
-  Progress progress() const;  // all_.mutex_ held
+  Progress progress() const;  // all_.mutex_ is held
 
   Activities& all_;
   const Subject subject_;
@@ -82,9 +83,9 @@ class Activities {
 
  private:
   friend class Activity;
-  mutable std::mutex mutex_;
-  std::list<Activity*> under_way_;  // guarded, in the order in which they were begun
-  bool stopped_ = false;            // guarded
+  mutable Mutex mutex_;
+  std::list<Activity*> under_way_ PTC_GUARDED_BY(mutex_);  // in the order in which they were begun
+  bool stopped_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ptc

@@ -15,6 +15,7 @@
 #include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 
@@ -54,13 +55,13 @@ void CommitAttempt::start() {
 }
 
 std::optional<Result<>> CommitAttempt::wait(Clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   ++waiting_;
   latest_deadline_ = std::max(latest_deadline_, deadline);
   changed_.notify_all();
-  auto answered = [&] { return ended_ || step_ == Step::kInDoubt; };
-  if (deadline == Clock::time_point::max()) changed_.wait(lock, answered);
-  else changed_.wait_until(lock, deadline, answered);
+  auto answered = [&]() PTC_REQUIRES(mutex_) { return ended_ || step_ == Step::kInDoubt; };
+  if (deadline == Clock::time_point::max()) changed_.wait(mutex_, answered);
+  else changed_.wait_until(mutex_, deadline, answered);
   last_asked_ = Clock::now();
   if (--waiting_ == 0) latest_deadline_ = {};
   if (!answered()) return std::nullopt;
@@ -70,7 +71,7 @@ std::optional<Result<>> CommitAttempt::wait(Clock::time_point deadline) {
 }
 
 bool CommitAttempt::withdraw() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_) return true;
   if (waiting_ > 0 || step_ == Step::kDeciding || step_ == Step::kInDoubt ||
       step_ == Step::kCommitted)
@@ -84,29 +85,29 @@ void CommitAttempt::stop() { stop_.request_stop(); }
 bool CommitAttempt::stopped() const { return stop_.stop_requested(); }
 
 bool CommitAttempt::forgotten() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return waiting_ == 0 && Clock::now() - last_asked_ > kKept;
 }
 
 bool CommitAttempt::ended() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return ended_;
 }
 
 std::string_view CommitAttempt::outcome() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (step_ == Step::kCommitted) return ended_ && !is_unheard() ? "committed" : "unheard";
   return step_ == Step::kFailed ? "given up" : "open";
 }
 
 std::optional<CommitAttempt::Failure> CommitAttempt::unheard_failure() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!ended_ || heard_ || !error_ || stop_.stop_requested()) return std::nullopt;
   return Failure{*error_, failed_at_ns_};
 }
 
 bool CommitAttempt::unheard_success() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return is_unheard();
 }
 
@@ -116,7 +117,7 @@ bool CommitAttempt::is_unheard() const {
 }
 
 void CommitAttempt::answered() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (shown_ != nullptr) shown_->remove_from(source_dir_);
   shown_.reset();
 }
@@ -144,7 +145,7 @@ void CommitAttempt::end(Result<> result) {
         label_ + " is neither committed nor put back until the metadata can be asked again");
     all_.note_refused(incoming_, error);
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       step_ = Step::kInDoubt;
       error_ = std::move(error);
       changed_.notify_all();
@@ -159,7 +160,7 @@ void CommitAttempt::end(Result<> result) {
     finish();
   } else {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       step_ = Step::kFailed;
     }
     take_back();
@@ -174,7 +175,7 @@ void CommitAttempt::end(Result<> result) {
   });
   job_.knowledge.tell();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     error_.reset();
     if (result.has_error()) error_ = std::move(result).error();
     failed_at_ns_ = now_ns();
@@ -203,10 +204,11 @@ void CommitAttempt::settle_doubt() {
 
 bool CommitAttempt::wait_until_asked() {
   activity_->begin("ready");
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   step_ = Step::kReady;
-  changed_.wait(lock, stop_.get_token(),
-                [&] { return waiting_ > 0 && latest_deadline_ - Clock::now() >= kDecisionTime; });
+  changed_.wait(mutex_, stop_.get_token(), [&]() PTC_REQUIRES(mutex_) {
+    return waiting_ > 0 && latest_deadline_ - Clock::now() >= kDecisionTime;
+  });
   if (stop_.stop_requested()) return false;
   step_ = Step::kDeciding;
   return true;
@@ -467,7 +469,7 @@ Result<> CommitAttempt::make_copies() {
 Result<> CommitAttempt::hide() {
   if (share_ != nullptr) {
     Result<> hidden = share_->hide(CommitShare::Name::kShown);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     shown_ = share_->shown();
     PTC_TRY(std::move(hidden));
   }
@@ -498,7 +500,7 @@ Result<> CommitAttempt::decide() {
 }
 
 Result<> CommitAttempt::decide_once() {
-  std::lock_guard change(job_.decisions.mutex());
+  MutexLock change(job_.decisions.mutex());
   JobDecision decision(job_.place.name);
   InForce next;
   bool in_place = false;
@@ -544,7 +546,7 @@ Result<> CommitAttempt::decide_once() {
 
 void CommitAttempt::finish() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     step_ = Step::kCommitted;
   }
   if (share_ != nullptr) share_->committed();

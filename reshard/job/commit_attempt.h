@@ -31,9 +31,7 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -43,6 +41,7 @@
 #include "reshard/intake/commit.h"
 #include "reshard/intake/commit_share.h"
 #include "reshard/job/commits_led.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -107,7 +106,7 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   void take_back();
   void let_go();
   void settle_doubt();
-  bool is_unheard() const;  // mutex_ held
+  bool is_unheard() const PTC_REQUIRES(mutex_);
   /// Asks these nodes at the same time, and hands each answer on.
   Result<> ask_all(
       const std::vector<std::string>& nodes, PeerMethod method,
@@ -131,16 +130,17 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   std::shared_ptr<const StoredState> with_copies_;
   std::vector<std::string> asked_;  // nodes that may hold something of it
 
-  mutable std::mutex mutex_;
-  std::condition_variable_any changed_;
-  Step step_ = Step::kPreparing;  // guarded, as all below
-  std::optional<Error> error_;
-  int64_t failed_at_ns_ = 0;
-  bool heard_ = false;  // somebody got the outcome
-  std::shared_ptr<ShownName> shown_;
-  unsigned waiting_ = 0;
-  Clock::time_point latest_deadline_{}, last_asked_ = Clock::now();
-  bool ended_ = false;
+  mutable Mutex mutex_;
+  StoppableConditionVariable changed_;
+  Step step_ PTC_GUARDED_BY(mutex_) = Step::kPreparing;
+  std::optional<Error> error_ PTC_GUARDED_BY(mutex_);
+  int64_t failed_at_ns_ PTC_GUARDED_BY(mutex_) = 0;
+  bool heard_ PTC_GUARDED_BY(mutex_) = false;  // somebody got the outcome
+  std::shared_ptr<ShownName> shown_ PTC_GUARDED_BY(mutex_);
+  unsigned waiting_ PTC_GUARDED_BY(mutex_) = 0;
+  Clock::time_point latest_deadline_ PTC_GUARDED_BY(mutex_){};
+  Clock::time_point last_asked_ PTC_GUARDED_BY(mutex_) = Clock::now();
+  bool ended_ PTC_GUARDED_BY(mutex_) = false;
   std::stop_source stop_;
 
   std::jthread thread_;  // last: it uses all of the above

@@ -13,6 +13,7 @@
 #include "reshard/job/names.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/base/random_id.h"
 #include "store/base/utf8.h"
 #include "store/base/walk_tree.h"
@@ -126,7 +127,7 @@ Result<> CommitsLed::commit(const std::string& incoming, const std::string& name
   if (outcome->has_value()) {
     attempt.value()->answered();
     remove_error_file(incoming);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     space_changed_ = true;
     uses_.wake();
     return ok();
@@ -143,7 +144,7 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
   for (;;) {
     std::shared_ptr<CommitAttempt> other;  // of the same directory
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       // Not before: an attempt that has ended by now was decided before that.
       const JobKnowledge::Snapshot known_now = uses_.knowledge.now();
       if (closed_ || stopping_)
@@ -182,7 +183,7 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
   PTC_TRY(check_member(*uses_.place.services.cluster));
   PTC_TRY(auto id, random_id());
   auto attempt = std::make_shared<CommitAttempt>(*this, std::move(id), incoming, name);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (closed_ || stopping_)
     return make_error(Code::kNotFound, "job {} is being removed", uses_.place.name);
   if (uses_.knowledge.now()->record_of(name) != nullptr)
@@ -205,7 +206,7 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
 bool CommitsLed::close() {
   std::vector<std::shared_ptr<CommitAttempt>> all;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     closed_ = true;
     for (const auto& [incoming, attempt] : attempts_) all.push_back(attempt);
   }
@@ -216,13 +217,13 @@ bool CommitsLed::close() {
 }
 
 void CommitsLed::reopen() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   closed_ = false;
 }
 
 std::vector<std::shared_ptr<CommitAttempt>> CommitsLed::stop() {
   stop_.request_stop();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopping_ = true;
   std::vector<std::shared_ptr<CommitAttempt>> all;
   all.swap(ended_);
@@ -235,7 +236,7 @@ bool CommitsLed::look_after() {
   std::vector<std::shared_ptr<CommitAttempt>> all, ended;
   bool count_anew = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [incoming, attempt] : attempts_) all.push_back(attempt);
     ended.swap(ended_);  // destroyed without the lock
     count_anew = std::exchange(space_changed_, false);
@@ -246,8 +247,8 @@ bool CommitsLed::look_after() {
     if (attempt->forgotten() && !attempt->ended() && attempt->withdraw())
       spdlog::info("job {}: the commit of incoming/{} is given up: nobody asks for it any more",
                    uses_.place.name, attempt->incoming());
-  std::lock_guard lock(mutex_);
-  std::erase_if(attempts_, [&](const auto& one) {
+  MutexLock lock(mutex_);
+  std::erase_if(attempts_, [&](const auto& one) PTC_REQUIRES(mutex_) {
     const bool over = one.second->ended() && one.second->forgotten();
     if (over) ended_.push_back(one.second);
     return over;
@@ -257,13 +258,13 @@ bool CommitsLed::look_after() {
 
 void CommitsLed::note_committed(const std::string& id) {
   constexpr size_t kKnown = 256;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   committed_ids_.push_back(id);
   if (committed_ids_.size() > kKnown) committed_ids_.pop_front();
 }
 
 std::string CommitsLed::outcome_of(const std::string& id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [incoming, attempt] : attempts_)
     if (attempt->id() == id) return std::string(attempt->outcome());
   const bool committed =

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -23,6 +22,7 @@
 #include "reshard/job/part_maker.h"
 #include "reshard/job/taken_dirs.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -78,13 +78,15 @@ class CommitsLed {
 
   const Uses uses_;
   std::stop_source stop_;  // who has given up a commit tells no other once the job ends
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<CommitAttempt>> attempts_;  // guarded, as all below
-  std::vector<std::shared_ptr<CommitAttempt>> ended_;  // of which only the thread is left, at most
-  std::deque<std::string> committed_ids_;              // of late
-  bool stopping_ = false;
-  bool closed_ = false;         // being removed: nothing may be committed any more
-  bool space_changed_ = false;  // in incoming/: what the job takes is to be counted anew
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<CommitAttempt>> attempts_ PTC_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<CommitAttempt>> ended_
+      PTC_GUARDED_BY(mutex_);  // of which only the thread is left, at most
+  std::deque<std::string> committed_ids_ PTC_GUARDED_BY(mutex_);  // of late
+  bool stopping_ PTC_GUARDED_BY(mutex_) = false;
+  bool closed_ PTC_GUARDED_BY(mutex_) = false;  // being removed: nothing may be committed any more
+  bool space_changed_ PTC_GUARDED_BY(mutex_) =
+      false;  // in incoming/: what the job takes is to be counted anew
 };
 
 }  // namespace ptc

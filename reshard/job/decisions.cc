@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/base/random_id.h"
 
 namespace ptc {
@@ -65,7 +66,7 @@ Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
   PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
   Result<NewStored> next = write_stored(record, std::move(left), *plan);
   {
-    std::lock_guard change(mutex_);
+    MutexLock change(mutex_);
     if (!is_as_seen()) return false;
     PTC_TRY(auto written, std::move(next));
     decision.rests_on(checkpoint.name(), record);
@@ -118,7 +119,7 @@ bool Decisions::report_missing_images() {
 }
 
 Result<bool> Decisions::count_mending(const std::string& name, const std::string& id) {
-  std::lock_guard change(mutex_);
+  MutexLock change(mutex_);
   CheckpointRecord record;
   {
     const JobKnowledge::Snapshot now = knowledge_.now();

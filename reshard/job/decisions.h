@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "reshard/job/job_record.h"
 #include "reshard/job/known_job.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -25,7 +25,7 @@ class Decisions {
   Decisions(const JobPlace& place, const CheckpointFiles& files, JobKnowledge& knowledge)
       : place_(place), files_(files), knowledge_(knowledge) {}
 
-  std::mutex& mutex() { return mutex_; }
+  Mutex& mutex() PTC_RETURN_CAPABILITY(mutex_) { return mutex_; }
 
   /// A file that says where the bytes of a checkpoint shall lie.
   struct NewStored {
@@ -42,7 +42,8 @@ class Decisions {
   // Steps of a decision, with the mutex held.
 
   /// The same record still, in the decision, with where its bytes lie from then on.
-  void put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const;
+  void put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const
+      PTC_REQUIRES(mutex_);
   /// The decision has come: `record` is what is known from now on. Returns what was before.
   static std::shared_ptr<const StoredState> take_over(KnownJob& known,
                                                       const CheckpointRecord& record,
@@ -70,7 +71,7 @@ class Decisions {
   const JobPlace& place_;
   const CheckpointFiles& files_;
   JobKnowledge& knowledge_;
-  std::mutex mutex_;
+  Mutex mutex_;
 };
 
 }  // namespace ptc

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -15,11 +15,11 @@ namespace ptc {
 class Doubts {
  public:
   void add(std::function<void()> when_known) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting_.push_back(std::move(when_known));
   }
   bool any() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return !waiting_.empty();
   }
   /// `find_out`: after it nothing that was in doubt before is so any more, and what was decided is
@@ -27,7 +27,7 @@ class Doubts {
   void settle(const std::function<Result<>()>& find_out) {
     std::vector<std::function<void()>> now;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       now.swap(waiting_);
     }
     if (now.empty()) return;
@@ -35,14 +35,14 @@ class Doubts {
       for (const auto& when_known : now) when_known();
       return;
     }
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting_.insert(waiting_.begin(), std::make_move_iterator(now.begin()),
                     std::make_move_iterator(now.end()));
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<std::function<void()>> waiting_;  // guarded
+  mutable Mutex mutex_;
+  std::vector<std::function<void()>> waiting_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

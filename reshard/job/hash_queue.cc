@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -24,14 +25,14 @@ void HashQueue::start(StepPool& pool) {
 void HashQueue::stop() { loop_.stop(); }
 
 void HashQueue::closed(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (waiting_.size() >= kMostWaiting) return;
   waiting_.push_back({path});
   loop_.wake();
 }
 
 void HashQueue::leave(const std::string& incoming) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto is_of_it = [&](const Waiting& one) { return one.path.starts_with(incoming + "/"); };
   std::erase_if(waiting_, is_of_it);
   std::erase_if(again_, [&](const auto& one) { return is_of_it(one.second); });
@@ -54,7 +55,7 @@ std::optional<StepPool::Time> HashQueue::hash_next(const std::stop_token& stop) 
   Waiting one;
   std::stop_source stop_one;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::optional<Waiting> next = take_next();
     if (!next && again_.empty()) return std::nullopt;
     if (!next) return again_.begin()->first;
@@ -69,13 +70,13 @@ std::optional<StepPool::Time> HashQueue::hash_next(const std::stop_token& stop) 
   } catch (const std::exception& error) {  // no memory: the commit will hash it, or say so
     spdlog::warn("job {}: hashing {}: {}", job_, one.path, error.what());
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   hashing_.clear();
   return std::chrono::steady_clock::now();  // after those of other jobs
 }
 
 void HashQueue::ask_again(Waiting one, const std::stop_source& stop) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (one.pause > kLongestPause || again_.size() >= kMostWaiting || stop.stop_requested()) return;
   const auto due = std::chrono::steady_clock::now() + one.pause;
   one.pause *= 2;

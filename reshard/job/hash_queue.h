@@ -5,7 +5,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -13,6 +12,7 @@
 #include "reshard/checkpoint/checkpoint.h"
 #include "reshard/intake/commit.h"
 #include "reshard/ptc/layout.h"
+#include "store/base/mutex.h"
 #include "store/base/step_pool.h"
 
 namespace ptc {
@@ -49,7 +49,7 @@ class HashQueue {
     std::string path;
     std::chrono::milliseconds pause{1};  // before it is asked for again
   };
-  std::optional<Waiting> take_next();  // mutex held; the next that is due
+  std::optional<Waiting> take_next() PTC_REQUIRES(mutex_);  // the next that is due
   void ask_again(Waiting one, const std::stop_source& stop);
   std::optional<StepPool::Time> hash_next(const std::stop_token& stop);  // one
   /// Whether it is seen to; false: somebody may write it still.
@@ -58,12 +58,13 @@ class HashQueue {
   const std::string job_, incoming_dir_;
   const std::function<Expected()> expected_;
   HashCache hashes_;
-  std::mutex mutex_;
-  std::deque<Waiting> waiting_;                   // guarded, as the next three
-  std::multimap<StepPool::Time, Waiting> again_;  // when they are due
-  std::string hashing_;            // the name in incoming/ of which a file is being hashed
-  std::stop_source stop_hashing_;  // ends that
-  Loop loop_;                      // last: its steps use the rest
+  Mutex mutex_;
+  std::deque<Waiting> waiting_ PTC_GUARDED_BY(mutex_);
+  std::multimap<StepPool::Time, Waiting> again_ PTC_GUARDED_BY(mutex_);  // when they are due
+  std::string hashing_
+      PTC_GUARDED_BY(mutex_);  // the name in incoming/ of which a file is being hashed
+  std::stop_source stop_hashing_ PTC_GUARDED_BY(mutex_);  // ends that
+  Loop loop_;                                             // last: its steps use the rest
 };
 
 }  // namespace ptc

@@ -19,6 +19,7 @@
 #include "reshard/move/change.h"
 #include "reshard/move/space.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 #include "store/base/utf8.h"
 #include "store/base/wall_time.h"
@@ -257,7 +258,7 @@ Result<> Job::save_layout(const std::string& text) {
 }
 
 Result<> Job::Impl::save_layout(const std::string& text) {
-  std::lock_guard change(decisions.mutex());
+  MutexLock change(decisions.mutex());
   const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
   if (text == before->saved.text) {
     forget_error("layout.json ");
@@ -351,7 +352,7 @@ Result<> Job::save_rules(const std::string& text) {
 }
 
 Result<> Job::Impl::save_rules(const std::string& text) {
-  std::lock_guard change(decisions.mutex());
+  MutexLock change(decisions.mutex());
   Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
   if (parsed.has_error()) {
     job->note_refused_save("rules.json", parsed.error().message());
@@ -374,7 +375,7 @@ Result<> Job::remove_rules(const std::optional<std::string>& only) {
 }
 
 Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
-  std::lock_guard change(decisions.mutex());
+  MutexLock change(decisions.mutex());
   JobDecision decision(job->name());
   if (only) {
     PTC_TRY(const auto rules, JobRecord::read_rules(*services.meta, job->name()));
@@ -517,7 +518,7 @@ Result<> check_id(std::string_view job, std::string_view name, std::string_view 
 }  // namespace
 
 Result<> Job::Impl::pin(std::string_view name, bool pinned, std::string_view id) {
-  std::lock_guard change(decisions.mutex());
+  MutexLock change(decisions.mutex());
   const JobKnowledge::Snapshot now = knowledge.now();
   if (now->record_of(name) == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
@@ -586,7 +587,7 @@ void Job::forget() {
 }
 
 Result<> Job::Impl::remove(const std::string& name, std::string_view id, bool only_unused) {
-  std::lock_guard change(decisions.mutex());
+  MutexLock change(decisions.mutex());
   CheckpointRecord record;
   InForce next;
   JobDecision decision(job->name());

@@ -18,6 +18,7 @@
 #include "reshard/move/placement.h"
 #include "reshard/move/plan_report.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 
@@ -111,7 +112,7 @@ std::vector<NamedFile> Job::Impl::files_to_read(const JobRecord& state, const Kn
 
 Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   PTC_TRY(check_trusted(*services.cluster));
-  std::lock_guard change(decisions.mutex());
+  MutexLock change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
   // Of this name there may be another job by now, whose checkpoints are none of this one's. No id

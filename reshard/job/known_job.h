@@ -2,12 +2,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -21,6 +19,7 @@
 #include "reshard/job/job_record.h"
 #include "reshard/move/last_reshard.h"
 #include "reshard/move/plan_report.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -133,7 +132,7 @@ class JobKnowledge {
 
   /// Whoever holds one for long keeps the images of checkpoints that were removed meanwhile.
   Snapshot now() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return now_;
   }
   /// Makes a change to what is known at just this moment; nobody sees half of it. `change` gets a
@@ -141,7 +140,7 @@ class JobKnowledge {
   template <class Change>
   auto update(Change&& change) {
     Snapshot before;  // what only that had goes without the lock
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto next = std::make_shared<KnownJob>(*now_);
     if constexpr (std::is_void_v<decltype(change(*next))>) {
       change(*next);
@@ -155,22 +154,22 @@ class JobKnowledge {
   /// Whoever waits looks again, and what is to be done about it in the background is done.
   void tell() {
     {
-      std::lock_guard lock(mutex_);  // nobody looks before it and waits after
+      MutexLock lock(mutex_);  // nobody looks before it and waits after
     }
     changed_.notify_all();
     told_();
   }
   template <class Condition>
   void wait(Condition&& condition) const {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return condition(*now_); });
+    MutexLock lock(mutex_);
+    changed_.wait(mutex_, [&]() PTC_REQUIRES(mutex_) { return condition(*now_); });
   }
 
  private:
   const std::function<void()> told_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  Snapshot now_ = std::make_shared<const KnownJob>();  // guarded
+  mutable Mutex mutex_;
+  mutable ConditionVariable changed_;
+  Snapshot now_ PTC_GUARDED_BY(mutex_) = std::make_shared<const KnownJob>();
 };
 
 /// Bytes of a checkpoint as it is stored, with all copies on all nodes.

@@ -17,6 +17,7 @@
 #include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {
@@ -228,7 +229,7 @@ Result<> Mender::note_mended(const std::string& name, const std::string& id) {
     const Result<bool> decided = decisions_.count_mending(name, id);
     if (decided.has_value() && !decided.value()) return ok();  // it was removed
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (decided.has_value()) {
         to_refresh_.insert(name);
         not_said_.erase(name);
@@ -282,16 +283,16 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
 }
 
 void Mender::note_to_refresh(const std::set<std::string>& names) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   to_refresh_.insert(names.begin(), names.end());
 }
 
 bool Mender::refresh() {
-  std::lock_guard one(refreshing_);
+  MutexLock one(refreshing_);
   std::set<std::string> names;
   std::map<std::string, std::string> unsaid;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     names.swap(to_refresh_);
     unsaid = not_said_;
   }
@@ -305,7 +306,7 @@ bool Mender::refresh() {
                  done.error().message());
     note_to_refresh({name});
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return to_refresh_.empty() && not_said_.empty();
 }
 
@@ -360,7 +361,7 @@ Result<> Mender::look_over(const std::string& name) {
 
 void Mender::note_damage(const std::string& name) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     to_mend_.insert(name);
   }
   place_.services.mending_wanted();
@@ -369,7 +370,7 @@ void Mender::note_damage(const std::string& name) {
 bool Mender::mend_noted() {
   std::set<std::string> names;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     names.swap(to_mend_);
   }
   std::set<std::string> again;
@@ -389,7 +390,7 @@ bool Mender::mend_noted() {
     if (code == Code::kBusy || code == Code::kConflict || code == Code::kUnavailable)
       again.insert(name);  // else somebody verifies it again, or it is looked over
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   to_mend_.merge(again);
   return to_mend_.empty();
 }

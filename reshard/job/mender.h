@@ -14,7 +14,6 @@
 #include <boost/json/object.hpp>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "reshard/job/known_job.h"
 #include "reshard/job/verifier.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -81,11 +81,11 @@ class Mender {
   const Verifier& verifier_;
   Decisions& decisions_;
   const Verifier::SyncAbout sync_about_;
-  std::mutex refreshing_;  // caches, one thread at a time; before the lock of decisions
-  mutable std::mutex mutex_;
-  std::set<std::string> to_mend_, to_refresh_;   // guarded
-  std::map<std::string, std::string> not_said_;  // guarded; that were mended, which is not decided
-                                                 // yet; name → id
+  Mutex refreshing_;  // caches, one thread at a time; before the lock of decisions
+  mutable Mutex mutex_;
+  std::set<std::string> to_mend_ PTC_GUARDED_BY(mutex_), to_refresh_ PTC_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> not_said_
+      PTC_GUARDED_BY(mutex_);  // that were mended, which is not decided yet; name → id
 };
 
 }  // namespace ptc

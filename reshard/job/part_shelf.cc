@@ -1,10 +1,12 @@
 #include "reshard/job/part_shelf.h"
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 Result<std::optional<PlanPart>> PartShelf::find(const std::string& id, const std::string& plan,
                                                 int64_t epoch) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = parts_.find(id);
   if (known == parts_.end()) return std::optional<PlanPart>();
   if (known->second.epoch > epoch) return Error(Code::kCancelled, "another node leads by now");
@@ -14,20 +16,20 @@ Result<std::optional<PlanPart>> PartShelf::find(const std::string& id, const std
 }
 
 bool PartShelf::has_of_other_plan(const std::string& id, const std::string& plan) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = parts_.find(id);
   return known != parts_.end() && known->second.plan != plan;
 }
 
 void PartShelf::keep(const std::string& id, Part part) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   parts_.insert_or_assign(id, std::move(part));
 }
 
 void PartShelf::drop(const std::string& id, int64_t epoch) {
   PlanPart part;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto known = parts_.find(id);
     if (known == parts_.end() || known->second.epoch > epoch) return;
     part = std::move(known->second.part);
@@ -40,19 +42,19 @@ void PartShelf::drop(const std::string& id, int64_t epoch) {
 }
 
 bool PartShelf::empty() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return parts_.empty();
 }
 
 std::map<std::string, int64_t> PartShelf::epochs() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::map<std::string, int64_t> epochs;
   for (const auto& [id, part] : parts_) epochs.emplace(id, part.epoch);
   return epochs;
 }
 
 std::optional<ReshardProgress> PartShelf::done() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, part] : parts_)
     if (part.epoch != 0) return part.done;
   return std::nullopt;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +13,7 @@
 #include "reshard/cluster/reshard_progress.h"
 #include "reshard/job/plan_part.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -56,8 +56,8 @@ class PartShelf {
   const std::function<ImageNames(const std::string& id)> decided_;
   const std::function<void(const std::string& image)> remove_;
   KeyedLock being_made_;
-  mutable std::mutex mutex_;
-  std::map<std::string, Part> parts_;  // guarded; by checkpoint id
+  mutable Mutex mutex_;
+  std::map<std::string, Part> parts_ PTC_GUARDED_BY(mutex_);  // by checkpoint id
 };
 
 }  // namespace ptc

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/tensor/checksum.h"
 
 namespace ptc {
@@ -19,13 +20,13 @@ static_assert(row_of(PeerMethod::kArrived).is_idempotent());  // it is asked unt
 }  // namespace
 
 void Arrivals::begin(const PlanName& plan) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(plans_, [](const auto& other) { return other.second.ended; });
   plans_[plan.id] = {plan.digest, {}, false};
 }
 
 void Arrivals::end(const PlanName& plan) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto ours = plans_.find(plan.id);
   if (ours != plans_.end() && ours->second.digest == plan.digest) ours->second.ended = true;
   changed_.notify_all();
@@ -33,7 +34,7 @@ void Arrivals::end(const PlanName& plan) {
 
 void Arrivals::arrived(const PlanName& plan, uint32_t target, uint64_t window,
                        const ImageId& image) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   OfPlan& ours = plans_[plan.id];
   if (ours.digest != plan.digest) return;  // a later plan for the checkpoint has begun
   ours.windows.emplace(std::pair(target, window), image.text);
@@ -41,7 +42,7 @@ void Arrivals::arrived(const PlanName& plan, uint32_t target, uint64_t window,
 }
 
 void Arrivals::stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
 }
@@ -58,8 +59,8 @@ Result<std::string> Arrivals::answer(const json::object& request, const std::str
   }
   std::string image;
   bool ended = false;
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kAnswerTime, [&] {
+  MutexLock lock(mutex_);
+  changed_.wait_for(mutex_, kAnswerTime, [&]() PTC_REQUIRES(mutex_) {
     const auto known = plans_.find(id);
     if (known != plans_.end() && known->second.digest == digest) {
       const auto there = known->second.windows.find(window);

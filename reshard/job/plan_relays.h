@@ -2,10 +2,8 @@
 #pragma once
 
 #include <boost/json/object.hpp>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -14,6 +12,7 @@
 #include "reshard/job/job_peers.h"
 #include "reshard/job/plan_part.h"
 #include "reshard/move/change.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -36,10 +35,10 @@ class Arrivals {
     std::map<std::pair<uint32_t, uint64_t>, std::string> windows;  // (target, begin) → image
     bool ended = false;
   };
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, OfPlan> plans_;  // guarded; by checkpoint id
-  bool stopped_ = false;                 // guarded
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<std::string, OfPlan> plans_ PTC_GUARDED_BY(mutex_);  // by checkpoint id
+  bool stopped_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 /// The name of a plan among those that pass on what comes of it. Who passes on what follows also

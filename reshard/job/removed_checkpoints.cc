@@ -9,6 +9,7 @@
 #include "reshard/checkpoint/checkpoint.h"
 #include "reshard/move/placement.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -43,26 +44,26 @@ void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
   for (const std::string& node : cluster_.alive())
     if (node != cluster_.self()) kept.asked.emplace(node, Clock::now());
   if (kept.asked.empty()) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   new_.push_back(std::move(kept));
   loop_.wake();
 }
 
 void RemovedCheckpoints::note(const std::string& id,
                               const std::shared_ptr<const Checkpoint>& checkpoint) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(noted_, [](const Noted& one) { return one.files.expired(); });
   noted_.push_back({id, checkpoint, checkpoint->remote_files()});
 }
 
 bool RemovedCheckpoints::is_open_here(std::string_view id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::any_of(noted_.begin(), noted_.end(),
                      [&](const Noted& one) { return one.id == id && !one.files.expired(); });
 }
 
 void RemovedCheckpoints::nodes_changed() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   nodes_changed_ = true;
   loop_.wake();
 }
@@ -70,7 +71,7 @@ void RemovedCheckpoints::nodes_changed() {
 void RemovedCheckpoints::look_for_copies() {
   std::vector<Noted> noted;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     noted = noted_;
   }
   const std::vector<std::string> alive = cluster_.alive();
@@ -80,7 +81,7 @@ void RemovedCheckpoints::look_for_copies() {
     if (files == nullptr || checkpoint == nullptr || !checkpoint->removed()) continue;
     std::shared_ptr<const StoredState> before;
     {
-      std::lock_guard lock(files->mutex);
+      MutexLock lock(files->mutex);
       before = files->stored;
     }
     std::vector<StoredImage> images = before->images;
@@ -94,7 +95,7 @@ void RemovedCheckpoints::look_for_copies() {
     Result<std::shared_ptr<const StoredState>> left =
         checkpoint->make_stored(before->spec, std::move(images));
     if (left.has_error()) continue;
-    std::lock_guard lock(files->mutex);
+    MutexLock lock(files->mutex);
     files->stored = std::move(left).value();
     files->replaced.notify_all();
   }
@@ -116,7 +117,7 @@ void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
 std::optional<StepPool::Time> RemovedCheckpoints::look_after(const std::stop_token& stop) {
   bool changed = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (Kept& one : new_) kept_.push_back(std::move(one));
     new_.clear();
     changed = std::exchange(nodes_changed_, false);

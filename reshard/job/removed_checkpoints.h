@@ -4,7 +4,6 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "reshard/cluster/cluster.h"
+#include "store/base/mutex.h"
 #include "store/base/step_pool.h"
 #include "store/image/image_store.h"
 
@@ -58,12 +58,12 @@ class RemovedCheckpoints {
   void ask(Kept& kept, const std::stop_token& stop);
 
   Cluster& cluster_;
-  std::mutex mutex_;
-  std::vector<Kept> new_;       // guarded by mutex_
-  std::vector<Noted> noted_;    // guarded by mutex_
-  bool nodes_changed_ = false;  // guarded by mutex_
-  std::vector<Kept> kept_;      // of the loop
-  Loop loop_;                   // last: uses all of the above
+  Mutex mutex_;
+  std::vector<Kept> new_ PTC_GUARDED_BY(mutex_);
+  std::vector<Noted> noted_ PTC_GUARDED_BY(mutex_);
+  bool nodes_changed_ PTC_GUARDED_BY(mutex_) = false;
+  std::vector<Kept> kept_;  // of the loop
+  Loop loop_;               // last: uses all of the above
 };
 
 /// Asks another node of a checkpoint "is a file of it open there?": "yes", "no".

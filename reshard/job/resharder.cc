@@ -8,6 +8,7 @@
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
 #include "reshard/move/plan_report.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -262,7 +263,7 @@ Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& pla
     plan = known->running_plan;
     written = uses_.decisions.write_stored(*known->latest(), moved, *plan);
   }
-  std::lock_guard change(uses_.decisions.mutex());
+  MutexLock change(uses_.decisions.mutex());
   CheckpointRecord record;
   InForce next;
   JobDecision decision(uses_.place.name);
@@ -336,7 +337,7 @@ Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
   auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
     const KnownJob::PlanRef plan = uses_.knowledge.now()->running_plan;
     Result<Decisions::NewStored> written = uses_.decisions.write_stored(record, moved, *plan);
-    std::lock_guard change(uses_.decisions.mutex());
+    MutexLock change(uses_.decisions.mutex());
     {
       const JobKnowledge::Snapshot now = uses_.knowledge.now();
       const auto known = now->checkpoints.find(name);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "reshard/job/job_parts.h"
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 #include "store/base/wall_time.h"
 
@@ -61,8 +62,9 @@ Result<ScrubRate> ScrubRate::parse(std::string_view text) {
 }
 
 Result<> Pace::wait_until(Clock::time_point time) {
-  std::unique_lock lock(mutex_);
-  stopped_changed_.wait_until(lock, time, [this] { return stop_.stop_requested(); });
+  MutexLock lock(mutex_);
+  stopped_changed_.wait_until(mutex_, time,
+                              [this]() PTC_REQUIRES(mutex_) { return stop_.stop_requested(); });
   if (stop_.stop_requested()) return Error(Code::kCancelled, "shutting down");
   return ok();
 }
@@ -70,7 +72,7 @@ Result<> Pace::wait_until(Clock::time_point time) {
 Result<> Pace::read(uint64_t bytes, const std::function<void()>& read) {
   Clock::time_point turn;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     turn = std::max(next_, Clock::now());
     const double seconds =
         static_cast<double>(bytes) / static_cast<double>(std::max<uint64_t>(bytes_per_second_, 1));
@@ -89,7 +91,7 @@ Result<> Pace::read(uint64_t bytes, const std::function<void()>& read) {
 }
 
 void Pace::stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stop_.request_stop();
   stopped_changed_.notify_all();
 }
@@ -105,7 +107,7 @@ Scrubber::Scrubber(ScrubRate rate, Pace& pace,
 Scrubber::~Scrubber() { pace_.stop(); }
 
 void Scrubber::wake() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   wake_ = true;
   woken_.notify_all();
 }
@@ -115,10 +117,10 @@ void Scrubber::work(std::stop_token stop) {
   bool again = false;  // not all damage could be seen to
   while (!stop.stop_requested()) {
     {
-      std::unique_lock lock(mutex_);
-      const auto woken = [this] { return std::exchange(wake_, false); };
-      if (rate_.kind == ScrubRate::Kind::kOff && !again) woken_.wait(lock, stop, woken);
-      else woken_.wait_for(lock, stop, kLookEvery, woken);
+      MutexLock lock(mutex_);
+      const auto woken = [this]() PTC_REQUIRES(mutex_) { return std::exchange(wake_, false); };
+      if (rate_.kind == ScrubRate::Kind::kOff && !again) woken_.wait(mutex_, stop, woken);
+      else woken_.wait_for(mutex_, stop, kLookEvery, woken);
     }
     if (stop.stop_requested()) return;
     again = false;

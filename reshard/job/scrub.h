@@ -4,17 +4,16 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <stop_token>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -52,10 +51,10 @@ class Pace {
   using Clock = std::chrono::steady_clock;
   Result<> wait_until(Clock::time_point time);
   std::atomic<uint64_t> bytes_per_second_;
-  std::mutex mutex_;
-  std::condition_variable stopped_changed_;
+  Mutex mutex_;
+  ConditionVariable stopped_changed_;
   std::stop_source stop_;
-  Clock::time_point next_;  // when the next bytes may be read; guarded
+  Clock::time_point next_ PTC_GUARDED_BY(mutex_);  // when the next bytes may be read
 };
 
 /// The thread of a node that looks over its jobs' checkpoints, one at a time, the one longest not
@@ -78,9 +77,9 @@ class Scrubber {
   const int64_t started_ns_;
   Pace& pace_;
   const std::function<std::vector<std::shared_ptr<Job>>()> jobs_;
-  std::mutex mutex_;
-  std::condition_variable_any woken_;
-  bool wake_ = false;    // guarded
+  Mutex mutex_;
+  StoppableConditionVariable woken_;
+  bool wake_ PTC_GUARDED_BY(mutex_) = false;
   std::jthread thread_;  // last
 };
 

@@ -13,6 +13,7 @@
 #include "reshard/job/names.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -33,7 +34,7 @@ Result<> TakenDirs::note(const json::object& request, const std::string& id) {
   const std::string leader(from->as_string());
   const std::string key = place_.services.cluster->fence_of(leader).key;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Taken& known = taken_[id];
     known.from = leader;
     known.fence = {key, fence->as_int64()};
@@ -51,9 +52,11 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
   const KeyedLock::Held one =
       takes_.hold(incoming);  // it may be asked again before it has answered
   {
-    std::unique_lock lock(mutex_);
-    const auto is_back = [&] { return stopped_ || !going_back_.contains(incoming); };
-    if (!changed_.wait_until(lock, Clock::now() + kRenameTime, is_back))
+    MutexLock lock(mutex_);
+    const auto is_back = [&]() PTC_REQUIRES(mutex_) {
+      return stopped_ || !going_back_.contains(incoming);
+    };
+    if (!changed_.wait_until(mutex_, Clock::now() + kRenameTime, is_back))
       return make_error(Code::kUnavailable, "incoming/{} is being put back", incoming);
   }
   PTC_TRY(note(request, id));
@@ -66,7 +69,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
       earlier;  // of the same node, which leads one of a directory at a time: decided or given up
   std::vector<std::pair<std::string, std::shared_ptr<CommitShare>>> others;  // by node
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto own = taken_.find(id);
     if (own == taken_.end()) return given_up();
     share = own->second.share;
@@ -99,7 +102,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
       if (Clock::now() - since < kRenameTime) return false;
       std::shared_ptr<CommitShare> withdrawn;
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         const auto known = taken_.find(id);
         if (known == taken_.end()) return true;
         withdrawn = known->second.share;
@@ -107,7 +110,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
       // It may be hidden at just this moment.
       if (withdrawn == nullptr) return true;
       if (!withdrawn->withdraw_unless_hidden()) return false;
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (const auto known = taken_.find(id);
           known != taken_.end() && known->second.share == withdrawn)
         known->second.share.reset();
@@ -116,7 +119,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
     auto taken = CommitShare::take(place_.commit_place(hashing_.hashes()), id, incoming, seal,
                                    std::move(may_give_way));
     if (taken.has_error() || taken.value() == nullptr) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       taken_.erase(id);
       if (taken.has_error()) return std::move(taken).error();
       return std::string();
@@ -124,7 +127,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
     share = std::move(taken).value();
     bool wanted = false;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const auto known = taken_.find(id);
       wanted = known != taken_.end();
       if (wanted) known->second.share = share;
@@ -148,7 +151,7 @@ Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& req
   }
   std::shared_ptr<CommitShare> share;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto known = taken_.find(id);
     if (known != taken_.end()) {
       known->second.heard = Clock::now();
@@ -192,7 +195,7 @@ Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& req
 void TakenDirs::untake(const std::string& id) {
   Taken own;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto known = taken_.find(id);
     if (known == taken_.end()) return;
     own = std::move(known->second);
@@ -205,7 +208,7 @@ void TakenDirs::untake(const std::string& id) {
                  own.from);
     own.share->withdraw();  // somebody may still be at it
     own.share.reset();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     going_back_.erase(going_back_.find(incoming));
     changed_.notify_all();
   }
@@ -216,7 +219,7 @@ void TakenDirs::untake(const std::string& id) {
 Result<std::set<std::string>> TakenDirs::given_up() const {
   std::map<std::string, MetaTransaction::Compare> fences;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, own] : taken_) fences.emplace(id, own.fence);
   }
   std::set<std::string> given_up;
@@ -232,7 +235,7 @@ void TakenDirs::settle(const std::set<std::string>& given_up,
   std::vector<std::pair<std::string, Taken>> committed_ones;
   std::vector<std::string> back;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& one : taken_) {
       if (decided.contains(one.first)) committed_ones.push_back(one);
       else if (given_up.contains(one.first)) back.push_back(one.first);
@@ -240,7 +243,7 @@ void TakenDirs::settle(const std::set<std::string>& given_up,
   }
   for (const auto& [id, own] : committed_ones) committed(id, own);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, own] : committed_ones) taken_.erase(id);
   }
   for (const std::string& id : back) untake(id);
@@ -254,13 +257,13 @@ void TakenDirs::committed(const std::string& id, const Taken& own) {
   if (name == nullptr) return;
   const std::string& incoming = own.share->incoming();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto known = shown_.find(incoming);
     if (known != shown_.end() && known->second.id == id) return;
   }
   forget_shown(incoming);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const Clock::time_point now = Clock::now();
     shown_.insert_or_assign(incoming, Shown{id, own.from, name, now, now});
     changed_.notify_all();
@@ -271,7 +274,7 @@ void TakenDirs::committed(const std::string& id, const Taken& own) {
 void TakenDirs::forget_shown(const std::string& incoming, const std::string& id) {
   std::shared_ptr<ShownName> name;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto known = shown_.find(incoming);
     if (known == shown_.end() || (!id.empty() && known->second.id != id)) return;
     name = std::move(known->second.name);
@@ -284,7 +287,7 @@ void TakenDirs::look_after_shown(const std::stop_token& stop) {
   std::vector<std::pair<std::string, Shown>> due;
   const Clock::time_point now = Clock::now();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto& [incoming, one] : shown_) {
       if (one.ask_at > now) continue;
       one.ask_at = now + (now - one.since < kAskAgain ? kAskAgain : kAskAfter);
@@ -302,7 +305,7 @@ void TakenDirs::look_after_shown(const std::stop_token& stop) {
 }
 
 TakenDirs::Clock::time_point TakenDirs::next_look() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto next = Clock::time_point::max();
   for (const auto& [incoming, one] : shown_) next = std::min(next, one.ask_at);
   return next;
@@ -323,23 +326,25 @@ std::optional<Result<>> TakenDirs::hear(
                    EAGAIN);
     };
     {
-      std::unique_lock lock(mutex_);
-      const auto is_back = [&] { return stopped_ || !going_back_.contains(incoming); };
-      if (!changed_.wait_until(lock, std::min(deadline, Clock::now() + kShownTime), is_back))
+      MutexLock lock(mutex_);
+      const auto is_back = [&]() PTC_REQUIRES(mutex_) {
+        return stopped_ || !going_back_.contains(incoming);
+      };
+      if (!changed_.wait_until(mutex_, std::min(deadline, Clock::now() + kShownTime), is_back))
         return going_on();
       if (const auto known = shown_.find(incoming); known != shown_.end()) decided = known->second;
       for (const auto& [id, own] : taken_)
         if (own.share != nullptr && own.share->incoming() == incoming) open = own.share;
     }
     if (!decided && open != nullptr && open->shown() != nullptr) {
-      const auto is_over = [&] {
+      const auto is_over = [&]() PTC_REQUIRES(mutex_) {
         return stopped_ || shown_.contains(incoming) ||
                std::none_of(taken_.begin(), taken_.end(),
                             [&](const auto& one) { return one.second.share == open; });
       };
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       const auto until = std::min(deadline, Clock::now() + kShownTime);
-      if (changed_.wait_until(lock, until, is_over) && !stopped_) continue;
+      if (changed_.wait_until(mutex_, until, is_over) && !stopped_) continue;
       return going_on();
     }
     if (!decided) return std::nullopt;
@@ -356,7 +361,7 @@ void TakenDirs::look_after(const std::stop_token& stop) {
   look_after_shown(stop);
   std::map<std::string, std::string> unheard;  // id → who leads it
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, own] : taken_)
       if (Clock::now() - own.heard > kUnheard) unheard.emplace(id, own.from);
   }
@@ -375,7 +380,7 @@ Result<> TakenDirs::find_out(const std::string& id, const std::string& leader,
   PTC_TRY(rest_.follow());  // what it has decided by now is seen in the metadata
   Taken decided;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto own = taken_.find(id);
     if (own == taken_.end()) return ok();
     if (outcome != "given up") decided = own->second;  // and removed since
@@ -386,12 +391,12 @@ Result<> TakenDirs::find_out(const std::string& id, const std::string& leader,
 }
 
 bool TakenDirs::holds(const std::string& id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return taken_.contains(id);
 }
 
 bool TakenDirs::any() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return !taken_.empty() || !shown_.empty();
 }
 
@@ -399,7 +404,7 @@ void TakenDirs::stop() {
   stop_.request_stop();
   std::vector<std::string> shown;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopped_ = true;
     changed_.notify_all();
     for (const auto& [id, own] : taken_)

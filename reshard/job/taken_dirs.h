@@ -21,11 +21,9 @@
 
 #include <boost/json/object.hpp>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <stop_token>
@@ -38,6 +36,7 @@
 #include "reshard/job/job_peers.h"
 #include "reshard/job/job_place.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
@@ -118,12 +117,13 @@ class TakenDirs {
   const Rest rest_;
   KeyedLock takes_;  // by the name in incoming/
   std::stop_source stop_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;     // what hear() waits for
-  std::map<std::string, Taken> taken_;  // guarded, as all below
-  std::map<std::string, Shown> shown_;
-  std::multiset<std::string> going_back_;  // names in incoming/, taken no more and not there yet
-  bool stopped_ = false;
+  mutable Mutex mutex_;
+  ConditionVariable changed_;  // what hear() waits for
+  std::map<std::string, Taken> taken_ PTC_GUARDED_BY(mutex_);
+  std::map<std::string, Shown> shown_ PTC_GUARDED_BY(mutex_);
+  std::multiset<std::string> going_back_
+      PTC_GUARDED_BY(mutex_);  // names in incoming/, taken no more and not there yet
+  bool stopped_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ptc

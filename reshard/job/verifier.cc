@@ -7,7 +7,6 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 
@@ -18,6 +17,7 @@
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
 #include "store/base/fan_out.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -175,12 +175,14 @@ Result<std::vector<ImageContent>> Verifier::read_images(
   // Where one fails nobody wants what the others read.
   std::stop_source given_up;
   const std::stop_callback passes_on(stop, [&] { given_up.request_stop(); });
-  std::mutex mutex;
-  Result<> read = ok();  // guarded: the first error
+  struct Shared {
+    Mutex mutex;
+    Result<> read PTC_GUARDED_BY(mutex) = ok();  // the first error
+  } shared;
   auto unless_failed = [&](Result<std::vector<ImageContent>> some) {
     if (some.has_value()) return some;
-    std::lock_guard lock(mutex);
-    if (read.has_value()) read = some.error();
+    MutexLock lock(shared.mutex);
+    if (shared.read.has_value()) shared.read = some.error();
     given_up.request_stop();
     return some;
   };
@@ -202,7 +204,8 @@ Result<std::vector<ImageContent>> Verifier::read_images(
       std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
     else (void)unless_failed(std::move(theirs));  // which was not even asked
   }
-  PTC_TRY(std::move(read));
+  MutexLock lock(shared.mutex);
+  PTC_TRY(std::move(shared.read));
   return contents;
 }
 
