@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "reshard/job/drain.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -35,7 +36,7 @@ Result<> AgreementFollower::start() {
   PTC_TRY(watch_, meta_.watch("jobs/", look_at_jobs));
   PTC_TRY(drained_watch_, meta_.watch(drained_key(""), look));
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stale_ = true;
   }
   thread_ = std::jthread([this](std::stop_token stop) { follow(std::move(stop)); });
@@ -49,20 +50,20 @@ void AgreementFollower::stop() {
 }
 
 void AgreementFollower::note_put(MetaEntry entry) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   put_meanwhile_.push_back(std::move(entry));
   wanted_.notify_all();
 }
 
 void AgreementFollower::want_sync() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stale_ = true;
   ++syncs_wanted_;
   wanted_.notify_all();
 }
 
 std::vector<std::string> AgreementFollower::drained() const {
-  std::lock_guard lock(drained_mutex_);
+  MutexLock lock(drained_mutex_);
   return drained_;
 }
 
@@ -78,17 +79,18 @@ void AgreementFollower::follow(std::stop_token stop) {
     bool wanted = false;
     uint64_t until = 0;
     {
-      std::unique_lock lock(mutex_);
-      const auto any = [&] { return stale_ || !put_meanwhile_.empty(); };
-      if (retry == kNever) wanted_.wait(lock, stop, any);
-      else if (!wanted_.wait_until(lock, stop, retry, any) || Clock::now() >= retry) stale_ = true;
+      MutexLock lock(mutex_);
+      const auto any = [&]() PTC_REQUIRES(mutex_) { return stale_ || !put_meanwhile_.empty(); };
+      if (retry == kNever) wanted_.wait(mutex_, stop, any);
+      else if (!wanted_.wait_until(mutex_, stop, retry, any) || Clock::now() >= retry)
+        stale_ = true;
       wanted = std::exchange(stale_, false);
       until = syncs_wanted_;
       put.swap(put_meanwhile_);
     }
     if (stop.stop_requested()) return;
     if (!put.empty()) {
-      std::lock_guard change(jobs_.changes);
+      MutexLock change(jobs_.changes);
       membership_->note(std::move(put));
     }
     if (!wanted) continue;
@@ -106,7 +108,7 @@ void AgreementFollower::follow(std::stop_token stop) {
       told = std::move(why);
     }
     retry = kNever;
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (taken_over.has_value()) {
       syncs_done_ = until;
       synced_alive_ = std::move(alive);
@@ -116,14 +118,14 @@ void AgreementFollower::follow(std::stop_token stop) {
             Clock::now() + (!may_come || error->code() == Code::kNotFound ? kRetryLost : kRetry);
       continue;
     }
-    wanted_.wait_for(lock, stop, kRetry, [] { return false; });
+    wanted_.wait_for(mutex_, stop, kRetry, [] { return false; });
     stale_ = true;
   }
 }
 
 bool AgreementFollower::catch_up() {
   const std::vector<std::string> alive = cluster_.alive();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (syncs_done_ >= syncs_wanted_) {
     if (alive == synced_alive_) return false;
     stale_ = true;
@@ -133,7 +135,8 @@ bool AgreementFollower::catch_up() {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_catch_up_) return false;
   const uint64_t until = syncs_wanted_;
-  const bool done = synced_.wait_for(lock, kCatchUp, [&] { return syncs_done_ >= until; });
+  const bool done = synced_.wait_for(mutex_, kCatchUp,
+                                     [&]() PTC_REQUIRES(mutex_) { return syncs_done_ >= until; });
   if (!done) next_catch_up_ = now + kNoCatchUp;
   return done;
 }
@@ -158,13 +161,13 @@ Result<TakenOver> AgreementFollower::take_over() {
 }
 
 Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
-  std::lock_guard change(jobs_.changes);
+  MutexLock change(jobs_.changes);
   PTC_TRY(auto agreed, membership_->look());
   PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
   std::map<std::string, std::string> names = jobs_in(agreed.jobs);
   std::vector<JobRef> known, gone;
   {
-    std::lock_guard lock(drained_mutex_);
+    MutexLock lock(drained_mutex_);
     drained_.clear();
     for (const MetaEntry& entry : drained_entries)
       drained_.push_back(entry.key.substr(drained_key("").size()));

@@ -24,11 +24,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -39,6 +37,7 @@
 #include "reshard/node/store_contents.h"
 #include "reshard/node/store_membership.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
@@ -113,26 +112,29 @@ class AgreementFollower final : public Follower {
   };
   Result<TakenOver> take_over_with(Fetches& fetches);
   Result<> load_new(const std::string& name, const std::string& id,
-                    const Tombstones& removed_meanwhile, Fetches& fetches);
+                    const Tombstones& removed_meanwhile, Fetches& fetches)
+      PTC_REQUIRES(jobs_.changes);
 
   MetaClient& meta_;
   Cluster& cluster_;
-  const std::unique_ptr<StoreMembership> membership_;  // guarded by JobTable::changes
+  const std::unique_ptr<StoreMembership> membership_ PTC_PT_GUARDED_BY(jobs_.changes);
   JobTable& jobs_;
   StoreContents& contents_;
   JobListener* const listener_;
   const MakeJob make_job_;
 
-  mutable std::mutex drained_mutex_;
-  std::vector<std::string> drained_;  // guarded by it
+  mutable Mutex drained_mutex_;
+  std::vector<std::string> drained_ PTC_GUARDED_BY(drained_mutex_);
 
-  std::mutex mutex_;
-  std::condition_variable_any wanted_, synced_;
-  bool stale_ = false;  // guarded by mutex_, as all below but the watches
-  uint64_t syncs_wanted_ = 0, syncs_done_ = 0;
-  std::vector<std::string> synced_alive_;  // nodes, when the last sync began that was done
-  std::chrono::steady_clock::time_point next_catch_up_;
-  std::vector<MetaEntry> put_meanwhile_;  // of data sets, for the copy of what is agreed
+  Mutex mutex_;
+  StoppableConditionVariable wanted_, synced_;
+  bool stale_ PTC_GUARDED_BY(mutex_) = false;
+  uint64_t syncs_wanted_ PTC_GUARDED_BY(mutex_) = 0, syncs_done_ PTC_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> synced_alive_
+      PTC_GUARDED_BY(mutex_);  // nodes, when the last sync began that was done
+  std::chrono::steady_clock::time_point next_catch_up_ PTC_GUARDED_BY(mutex_);
+  std::vector<MetaEntry> put_meanwhile_
+      PTC_GUARDED_BY(mutex_);  // of data sets, for the copy of what is agreed
   std::shared_ptr<void> watch_, drained_watch_;
   std::jthread thread_;
 };

@@ -27,6 +27,7 @@
 #include "reshard/node/store_membership.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/base/random_id.h"
 #include "store/base/wall_time.h"
 
@@ -279,7 +280,7 @@ Result<std::string> JobStore::Impl::answer_about_job(const PeerRow& row,
     if (removed->is_open_here(id)) return std::string("yes");
     const JobRef job = jobs.find(request.job.name);
     if (job == nullptr || job->id() != request.job.id) {
-      const std::lock_guard taken_over(jobs.changes);  // its removal
+      const MutexLock taken_over(jobs.changes);  // its removal
       return std::string(removed->is_open_here(id) ? "yes" : "no");
     }
   }
@@ -424,7 +425,7 @@ Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes
 }
 
 Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
-  std::lock_guard change(jobs.changes);
+  MutexLock change(jobs.changes);
   (void)contents->carry_out_left();
   if (jobs.find(name) != nullptr)
     return make_error(Code::kAlreadyExists, "job {} exists already", name);
@@ -477,13 +478,13 @@ Result<> JobStore::remove_job(std::string_view name, bool force, std::string_vie
 }
 
 void JobStore::tell_jobs_changed() {
-  std::lock_guard change(impl_->jobs.changes);
+  MutexLock change(impl_->jobs.changes);
   if (impl_->listener != nullptr) impl_->listener->jobs_changed();
 }
 
 Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::string_view id,
                                     bool asked) {
-  std::lock_guard change(jobs.changes);
+  MutexLock change(jobs.changes);
   JobRef job = jobs.find(name);
   if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
   if (!id.empty() && job->id() != id)

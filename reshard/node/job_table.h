@@ -2,12 +2,12 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "reshard/job/job.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -15,31 +15,31 @@ namespace ptc {
 /// else does.
 class JobTable {
  public:
-  std::mutex changes;  // before all locks of jobs
+  Mutex changes;  // before all locks of jobs
 
   JobRef find(std::string_view name) const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto it = jobs_.find(name);
     return it == jobs_.end() ? nullptr : it->second;
   }
   std::vector<JobRef> list() const {  // by name
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::vector<JobRef> list;
     for (const auto& [name, job] : jobs_) list.push_back(job);
     return list;
   }
   void insert(const JobRef& job) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     jobs_.emplace(job->name(), job);
   }
   void erase(const std::string& name) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     jobs_.erase(name);
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, JobRef, std::less<>> jobs_;  // guarded
+  mutable Mutex mutex_;
+  std::map<std::string, JobRef, std::less<>> jobs_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -54,7 +55,7 @@ bool Membership::key_is_there() const {
 }
 
 std::vector<std::string> Membership::alive() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (const auto& [name, known] : members_)
     if (name != options_.node || is_member()) names.push_back(name);
@@ -62,21 +63,21 @@ std::vector<std::string> Membership::alive() const {
 }
 
 std::optional<MetaTransaction::Compare> Membership::fence() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // A revision that no key has: nothing is decided by a node that is no member.
   return MetaTransaction::Compare{key(), is_member() ? revision_ : INT64_MAX};
 }
 
 MetaTransaction::Compare Membership::fence_of(const std::string& node) const {
   if (node == options_.node) return *fence();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = members_.find(node);
   return {std::string(kMemberKeys) + node,
           known != members_.end() ? known->second.revision : INT64_MAX};
 }
 
 std::shared_ptr<const MetaLease> Membership::lease() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return lease_;
 }
 
@@ -85,7 +86,7 @@ std::vector<Cluster::Seen> Membership::seen() const {
 }
 
 std::vector<Membership::Member> Membership::members() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<Member> list;
   for (const auto& [name, known] : members_) list.push_back({name, known.address});
   return list;
@@ -95,7 +96,7 @@ Result<> Membership::begin(const std::string& store) {
   store_ = store;
   PTC_TRY(seen_nodes_, SeenNodes::open(meta_));
   PTC_TRY(watch_, meta_.watch(std::string(kMemberKeys), [this](const MetaEvent& event) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     // Many come within a moment: the follower is woken once for all that it has not seen.
     if (events_.empty() && !gap_) wanted_.notify_all();
     if (event.is_gap()) gap_ = true;
@@ -203,7 +204,7 @@ Result<> Membership::meet_the_others() {
   PTC_TRY(auto joining, meta_.list(kJoiningKeys));
   PTC_TRY(read_members());
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [name, known] : members_)
       if (name != options_.node) others.push_back({name, known.address, known.boot});
     for (const MetaEntry& entry : joining) {
@@ -251,7 +252,7 @@ Result<> Membership::join_once() {
     return joined.error();
   }
   std::shared_ptr<MetaLease> before;  // ends without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   before = std::exchange(lease_, std::move(attempt.lease));
   revision_ = joined.value();
   members_[options_.node] = known_of(attempt.value, revision_);
@@ -273,7 +274,7 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
   attempt_.emplace(calls_);
   Result<> joined = while_it_passes([this] { return join_once(); });
   if (joined.has_error()) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     forget_attempt();
   }
   PTC_TRY(std::move(joined));
@@ -286,7 +287,7 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
 void Membership::leave() {
   follower_ = {};
   std::shared_ptr<MetaLease> lease;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   lease.swap(lease_);
 }
 
@@ -304,7 +305,7 @@ Result<> Membership::take_events(std::vector<MetaEvent> events) {
   PTC_TRY(check_identity(meta_, *this));
   std::map<std::string, Known> now;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     now = members_;
   }
   for (const MetaEvent& event : events) {
@@ -322,7 +323,7 @@ Result<> Membership::take_events(std::vector<MetaEvent> events) {
 void Membership::take_over(std::map<std::string, Known> now) {
   bool differs = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [name, known] : now) {
       if (members_.contains(name) && members_[name] == known) continue;
       differs = true;
@@ -349,7 +350,7 @@ Result<> Membership::note_who_is_gone() {
 }
 
 std::chrono::steady_clock::duration Membership::pause() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::min<std::chrono::steady_clock::duration>(members_.size() * kPauseOfOne,
                                                        kLongestPause);
 }
@@ -385,7 +386,7 @@ void Membership::join_again(std::string why) {
 void Membership::believe_again() {
   told_.clear();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     forget_attempt();
   }
   spdlog::info("node {} was one of the cluster all the time", options_.node);
@@ -405,12 +406,12 @@ void Membership::follow(std::stop_token stop) {
   while (!stop.stop_requested()) {
     std::string lost;
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       const Clock::time_point look_at = Clock::now() + kRetry;
-      wanted_.wait_until(lock, stop, std::min(note_at.value_or(look_at), look_at),
-                         [&] { return gap_ || !events_.empty(); });
+      wanted_.wait_until(mutex_, stop, std::min(note_at.value_or(look_at), look_at),
+                         [&]() PTC_REQUIRES(mutex_) { return gap_ || !events_.empty(); });
       if ((gap_ || !events_.empty()) && Clock::now() < next_change)
-        wanted_.wait_until(lock, stop, next_change, [] { return false; });
+        wanted_.wait_until(mutex_, stop, next_change, [] { return false; });
       events = std::exchange(events_, {});
       read = std::exchange(gap_, false) || read;
       if (lease_ != nullptr && !lease_->alive()) lost = "its lease may have ended";

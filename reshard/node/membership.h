@@ -17,11 +17,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -33,6 +31,7 @@
 #include "reshard/node/meeting.h"
 #include "reshard/node/seen_nodes.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
@@ -103,10 +102,9 @@ class Membership : public Cluster {
 
   std::string key() const;
   std::string joining_key() const;
-  // mutex_ is held:
-  bool is_member() const;
-  bool key_is_there() const;
-  void forget_attempt();
+  bool is_member() const PTC_REQUIRES(mutex_);
+  bool key_is_there() const PTC_REQUIRES(mutex_);
+  void forget_attempt() PTC_REQUIRES(mutex_);
   Result<> while_it_passes(const std::function<Result<>()>& step) const;
   Result<> check_not_running(const MetaEntry& entry);
   Result<> check_not_replaced() const;
@@ -138,14 +136,14 @@ class Membership : public Cluster {
   std::unique_ptr<SeenNodes> seen_nodes_;
   std::shared_ptr<void> watch_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable_any wanted_;
-  std::map<std::string, Known> members_;  // guarded
-  std::vector<MetaEvent> events_;         // of nodes/; guarded
-  bool gap_ = false;                      // not all of them were told; guarded
-  std::shared_ptr<MetaLease> lease_;      // guarded
-  int64_t revision_ = 0;                  // of the own key; guarded
-  std::jthread follower_;                 // last
+  mutable Mutex mutex_;
+  StoppableConditionVariable wanted_;
+  std::map<std::string, Known> members_ PTC_GUARDED_BY(mutex_);
+  std::vector<MetaEvent> events_ PTC_GUARDED_BY(mutex_);  // of nodes/
+  bool gap_ PTC_GUARDED_BY(mutex_) = false;               // not all of them were told
+  std::shared_ptr<MetaLease> lease_ PTC_GUARDED_BY(mutex_);
+  int64_t revision_ PTC_GUARDED_BY(mutex_) = 0;  // of the own key
+  std::jthread follower_;                        // last
 };
 
 }  // namespace ptc

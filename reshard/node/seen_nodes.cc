@@ -7,6 +7,7 @@
 #include <set>
 
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -61,7 +62,7 @@ Result<std::unique_ptr<SeenNodes>> SeenNodes::open(MetaClient& meta) {
 Result<> SeenNodes::list() {
   std::vector<std::pair<std::string, int64_t>> before;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [node, known] : known_) before.emplace_back(node, known.revision);
   }
   PTC_TRY(auto entries, meta_.list(kSeenKeys));
@@ -70,7 +71,7 @@ Result<> SeenNodes::list() {
     take(entry.key, &entry.value, entry.revision);
     listed.insert(entry.key.substr(kSeenKeys.size()));
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [node, revision] : before)  // and nothing was heard of since
     if (Known& known = known_[node]; !listed.contains(node) && known.revision == revision)
       known.removed = true;
@@ -85,7 +86,7 @@ std::pair<std::string, std::string> SeenNodes::joined(const std::string& node) {
 
 void SeenNodes::take(const std::string& key, const std::string* value, int64_t revision) {
   std::string node = key.substr(kSeenKeys.size());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Known& known = known_[node];
   if (revision < known.revision) return;  // an event of before the list
   known = {seen_from(std::move(node), value != nullptr ? *value : ""), revision, value == nullptr};
@@ -101,7 +102,7 @@ Result<> SeenNodes::update(const Cluster& cluster, const std::vector<std::string
   const int64_t oldest = wall_clock_ns() - kForgottenAfterNs;
   std::vector<std::string> gone, forgotten;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [node, known] : known_) {
       if (known.removed || std::binary_search(there.begin(), there.end(), node)) continue;
       if (next_of(node, there) != cluster.self()) continue;
@@ -144,7 +145,7 @@ Result<> SeenNodes::note_gone(const Cluster& cluster, const std::string& node) {
 }
 
 std::vector<Cluster::Seen> SeenNodes::all() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<Cluster::Seen> all;
   for (const auto& [node, known] : known_)
     if (!known.removed) all.push_back(known.seen);

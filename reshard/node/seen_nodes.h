@@ -9,12 +9,12 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "reshard/cluster/cluster.h"
+#include "store/base/mutex.h"
 #include "store/meta/meta_client.h"
 
 namespace ptc {
@@ -48,9 +48,9 @@ class SeenNodes {
   };
   MetaClient& meta_;
   std::atomic<bool> gap_ = false;  // what is known is listed anew
-  mutable std::mutex mutex_;
-  std::map<std::string, Known> known_;  // guarded
-  std::shared_ptr<void> watch_;         // last
+  mutable Mutex mutex_;
+  std::map<std::string, Known> known_ PTC_GUARDED_BY(mutex_);
+  std::shared_ptr<void> watch_;  // last
 };
 
 }  // namespace ptc

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 
 namespace ptc {
@@ -72,7 +73,7 @@ std::vector<std::string> StoreContents::kept() const {
   for (std::filesystem::directory_iterator it(directory_ + "/kept", error), end;
        !error && it != end; it.increment(error))
     all.insert("kept/" + it->path().filename().string());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   all.insert(kept_.begin(), kept_.end());
   return {all.begin(), all.end()};
 }
@@ -80,7 +81,7 @@ std::vector<std::string> StoreContents::kept() const {
 void StoreContents::keep(const std::string& what, const std::string& why) {
   spdlog::warn("{}/{} is kept, though {}: look at it, and remove it if it is of no use", directory_,
                what, why);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!what.starts_with("kept/")) kept_.push_back(what);
 }
 

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,6 +14,7 @@
 #include "reshard/cluster/tombstones.h"
 #include "reshard/job/job.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/image/image_store.h"
 
 namespace ptc {
@@ -69,8 +69,8 @@ class StoreContents {
   std::vector<ImageId> found_drafts_;  // in the store when it was opened
   bool images_looked_over_ = false;
   std::vector<Removal> left_;
-  mutable std::mutex mutex_;
-  std::vector<std::string> kept_;  // guarded
+  mutable Mutex mutex_;
+  std::vector<std::string> kept_ PTC_GUARDED_BY(mutex_);
 };
 
 /// An ordinary file of the user's own, or what is in incoming/, that a job's directory holds.

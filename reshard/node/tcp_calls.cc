@@ -3,16 +3,18 @@
 #include <map>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 std::unique_ptr<PeerServer> TcpCalls::serve(std::unique_ptr<PeerServer> server) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   server_.swap(server);
   return server;
 }
 
 std::string TcpCalls::address() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return server_ == nullptr ? "" : server_->address();
 }
 
@@ -43,7 +45,7 @@ std::vector<Result<std::string>> TcpCalls::call_all(const std::vector<Cluster::Q
 std::vector<PeerNumbers> TcpCalls::numbers() const {
   std::vector<PeerNumbers> all = peers_.numbers();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (server_ != nullptr)
       for (PeerNumbers& theirs : server_->numbers()) all.push_back(std::move(theirs));
   }

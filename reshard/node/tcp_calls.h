@@ -2,11 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "reshard/cluster/peer_calls.h"
+#include "store/base/mutex.h"
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
 
@@ -35,8 +35,8 @@ class TcpCalls final : public PeerCalls {
 
  private:
   Peers& peers_;
-  mutable std::mutex mutex_;
-  std::unique_ptr<PeerServer> server_;  // guarded
+  mutable Mutex mutex_;
+  std::unique_ptr<PeerServer> server_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc
